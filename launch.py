@@ -13,7 +13,7 @@ from supervisor.early_scheduler import EarlyScheduler
 
 ROOT = Path(__file__).resolve().parent
 LIBRARIES = ("msgspec", "zmq", "torch")
-"""Some of those that the program needs."""
+"""Some of the libraries that the program needs."""
 
 
 def main() -> int:
@@ -38,7 +38,8 @@ def main() -> int:
 
 
 def use_own_python(missing: list[str]) -> int:
-    """Becomes the Python of `.venv`; returns an exit code, after a message, where there is none or this is it."""
+    """Replaces this process by the Python of `.venv`. If there is none or this is it, prints a message and returns an
+    exit code."""
     venv = ROOT / ".venv"
     python = venv / "bin" / "python"
     if (venv / "pyvenv.cfg").is_file() and python.is_file() and not venv.samefile(sys.prefix):

@@ -27,7 +27,7 @@ NO_TOKENS = TokenRun((), 0, None)
 class Stream:
     """One attempt of one request. Holds at most a partial character and the beginning of a stop string.
 
-    `hidden_stops`: the stop strings that are special tokens which are not shown, by token id.
+    `hidden_stops`: by token id, the stop strings that are special tokens not shown in the text.
     `has_ended`: a stop string was found or decoding failed, so the tokens that still come are no part of the reply.
     `output_logprobs` and `prompt_logprobs` make the replies about logprobs; `None` where none are wanted, or no more.
     """
@@ -170,7 +170,7 @@ class Stream:
         return shown
 
     def _end_at(self, stops: StopFinder, stop: str) -> str:
-        """Ends the text at a stop string that is not shown, unless another one ends in what was held back."""
+        """Ends the text at a hidden stop string, unless another stop string ends in the text that was held back."""
         text = self._flush()
         if not self.has_ended:
             self.has_ended = True

@@ -39,7 +39,7 @@ class Vocabulary:
         return self.make_decoder(self.special_ids if skip_special_tokens else frozenset())
 
     def find_special(self, texts: Iterable[str]) -> dict[int, str]:
-        """Returns those of `texts` that are the text of a special token, by its id."""
+        """Returns the entries of `texts` that are special tokens, by token id."""
         return {self._special_by_text[text]: text for text in texts if text in self._special_by_text}
 
     @cached_property

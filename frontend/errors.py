@@ -17,7 +17,7 @@ ENDING_CODES = frozenset({"draining", "shutting_down"})
 
 
 VERSION = "/v1"
-"""What the paths of OpenAI's and Anthropic's APIs begin with."""
+"""The prefix of the paths in OpenAI's and Anthropic's APIs."""
 
 
 class UnavailableError(RequestError):
@@ -71,7 +71,7 @@ def internal_error(reference: str) -> ErrorInfo:
 
 
 def no_such_path(path: str) -> RequestError:
-    """Returns the 404 for a path near one that exists, with a hint for a client whose base URL is wrong."""
+    """Returns the 404 for a path close to an existing one, with a hint for clients whose base URL is wrong."""
     hint = ""
     if not path.startswith(f"{VERSION}/"):
         hint = f": set a base URL that ends in {VERSION}, so that the client asks for {VERSION}{path}"

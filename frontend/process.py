@@ -197,9 +197,9 @@ class Frontend:
             batches.stop()
 
     def _count_open(self) -> int:
-        """Returns how many requests are open, or streams whose end has not been written.
+        """Returns the number of open requests, including streams that are not yet written to their end.
 
-        While this process leaves, these are connections that may still bring a request.
+        While this process leaves, it counts the connections that may still send a request.
         """
         return max(self._num_unfinished(), self._server.num_connections if self._server.is_leaving else 0)
 

@@ -170,7 +170,7 @@ class Service:
             self.hold.add(generation)
 
     def _send(self, choices: Sequence[Generation]) -> None:
-        """Sends requests that differ in their uids and seeds alone, in one message."""
+        """Sends requests that differ only in their uids and seeds, in one message."""
         for generation in choices:
             generation.place(self.router.place(generation.message))
         now_ns = time.monotonic_ns()  # the tokenizer may have it before this process runs again
@@ -292,7 +292,7 @@ class Service:
         return find_quiet(self.registry.all_sent(), self.timelines.steps, time.monotonic_ns(), stall_s / 2)
 
     def shut_down(self) -> None:
-        """Ends every open request with an error, without waiting for the ring, and lets none enter."""
+        """Ends every open request with an error, without waiting for the ring, and admits no more."""
         self.admission.is_draining = True
         self.registry.fail_all(
             ErrorInfo(503, "the server is shutting down", "service_unavailable", code="shutting_down")

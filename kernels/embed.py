@@ -1,9 +1,9 @@
-"""Rows of the embeddings of tokens and, where there is one, of positions.
+"""Looks up embeddings of tokens and, if the model has them, of positions.
 
 Shape legend: T tokens, E embedding size, V vocabulary, M positions.
 
-The table of tokens may have any format: a model with a tied head has it in memory once, as the head reads it. The C
-kernel reads plain and packed ones.
+The table of tokens may have any format: a model with a tied head stores it once, in the head's format. The C kernel
+reads plain and packed tables.
 """
 
 import torch
@@ -16,7 +16,7 @@ from kernels.formats.plain import PLAIN
 from kernels.formats.weight_format import Weight
 
 LAYOUTS = {PLAIN.name: False, PACKED.name: True}
-"""The formats that the C kernel reads, and whether it takes them for packed."""
+"""The formats that the C kernel reads, and whether each is packed."""
 
 
 def embed(

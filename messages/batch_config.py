@@ -6,10 +6,10 @@ import msgspec
 from msgspec import Meta
 
 BATCH_PRIORITY = 100
-"""Of every line, and the last level that there is: requests of it give way to all others (decision 0058)."""
+"""The priority of every line and the lowest level: its requests give way to all others (decision 0058)."""
 
 PART_WHILE_LIVE = 64
-"""Of the rows, one in so many is for batches while clients have requests open: each makes the steps of these longer."""
+"""While clients have requests open, batches get 1/PART_WHILE_LIVE of the rows, as each makes the steps longer."""
 
 
 class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +31,8 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
             int,
             Meta(ge=1),
             Meta(
-                description="rows that batches may have at once (default: half of --max-num-seqs; one in 64 while "
-                "other requests are open, and those that run are paused then)"
+                description="rows that batches may use at once (default: half of --max-num-seqs; one in 64 while "
+                "other requests are open, when the rest of the running ones are paused)"
             ),
         ]
         | None
@@ -47,5 +47,5 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
 
     def rows_while_live(self, max_num_seqs: int) -> int:
-        """Returns how many rows batches may have while others have requests open."""
+        """Number of rows that batches may use while clients have requests open."""
         return self.max_batch_seqs or max(1, max_num_seqs // PART_WHILE_LIVE)

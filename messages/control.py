@@ -64,7 +64,7 @@ class PhaseReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """process → launcher: it serves from now on; `degraded` says what it has to do without, and why.
 
-    `placement`, of a scheduler: what `auto` has become (device, dtype and kv_cache_dtype).
+    `placement`, of a scheduler: the device, dtype and kv_cache_dtype that `auto` resolved to.
     """
 
     degraded: str = ""
@@ -219,7 +219,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     degraded: str = ""
     """As in its `Ready`."""
     placement: dict[str, str] = {}
-    """As in its latest `Ready`, or in that of who had the place before."""
+    """As in its latest `Ready`, or in that of its predecessor."""
 
     @property
     def is_serving(self) -> bool:

@@ -23,7 +23,7 @@ class BootError(SluiceError):
 class MissingExtraError(BootError):
     """The libraries of an extra of pyproject.toml, which `flag` needs, are not installed.
 
-    An index is not asked for the program by its name: that is somebody else's there.
+    The command installs from the checkout: on PyPI, the program's name belongs to another project.
     """
 
     def __init__(self, flag: str, extra: str, error: ImportError):
@@ -47,7 +47,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
     param: str | None = None
     code: str | None = None
     too_long: tuple[int, int] | None = None
-    """Of a prompt that is too long: how many tokens it has, at least, and how many it may have."""
+    """For a prompt that is too long: its number of tokens (at least), and the maximum."""
 
 
 class RequestError(SluiceError):

@@ -1,6 +1,6 @@
-"""Whether a frame for the detokenizer fits together: what an engine on another machine sends is checked by it.
+"""Checks that a frame for the detokenizer is consistent, before one from an engine on another machine is passed on.
 
-The processes of one machine are not: they are of one installation, and none of them listens to another machine.
+Processes of one machine belong to one installation and accept no connections from others; they are not checked.
 """
 
 import msgspec
@@ -15,7 +15,7 @@ from messages.uids import block_of
 
 
 class MisfitError(Exception):
-    """The frame must not go on. The text says why."""
+    """The frame must not be passed on; the text says why."""
 
 
 def open_frame(frame: bytes) -> ToDetokenizer:
@@ -29,9 +29,9 @@ def open_frame(frame: bytes) -> ToDetokenizer:
 
 
 def check_fit(message: ToDetokenizer, engine: int) -> int:
-    """Returns the largest block of uids that `message` is about, 0 for none.
+    """Returns the largest block of uids that `message` refers to, 0 for none.
 
-    Raises `MisfitError` if it is not from engine `engine`, if its columns disagree, or for what no request has.
+    Raises `MisfitError` if it is not from engine `engine`, if its columns disagree, or for values that no request has.
     """
     if getattr(message, "engine", engine) != engine:
         raise MisfitError(f"{type(message).__name__}: it names engine {message.engine}")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

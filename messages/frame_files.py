@@ -59,14 +59,14 @@ DECODERS = {kind: msgspec.msgpack.Decoder(union) for kind, union in UNIONS.items
 
 
 class FrameFileError(SluiceError):
-    """A file is no file of frames, one of another format, or damaged."""
+    """The file is not a file of frames, has another format, or is damaged."""
 
 
 @contextlib.contextmanager
 def reporting_damage(path: Path) -> Generator[None, None, None]:
-    """Raises `FrameFileError` for the errors of code that reads messages, which decode and yet contradict themselves.
+    """Turns errors of code that reads messages into `FrameFileError`: a message may decode and yet contradict itself.
 
-    A flipped bit may do that: a file has no checksums.
+    A flipped bit can cause this, as a file has no checksums.
     """
     try:
         yield
@@ -150,7 +150,7 @@ class FrameReader:
         return self.schema_version == SCHEMA_VERSION
 
     def read(self) -> list[Record]:
-        """Returns the records that are new since the last call, the oldest first. Raises `FrameFileError`."""
+        """Returns the records added since the last call, oldest first. Raises `FrameFileError`."""
         head = self._read_position(HEAD)
         begin = max(self._position, self._read_position(TAIL))
         ring = self._capacity
@@ -185,7 +185,7 @@ class FrameReader:
             at += padded(RECORD.size + name_size + size)
 
     def _damaged(self, position: int) -> FrameFileError:
-        return FrameFileError(f"{self.path} is damaged: there is no whole frame at byte {DATA + position}")
+        return FrameFileError(f"{self.path} is damaged: there is no complete frame at byte {DATA + position}")
 
 
 def find_readers(path: Path) -> list[FrameReader]:

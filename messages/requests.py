@@ -22,9 +22,9 @@ ThoughtPlace = Literal["before", "inside", "behind"]
 class Thought(msgspec.Struct, frozen=True, array_like=True):
     """How the model writes its reasoning: `begin`, text, `end`, `resume`. Content that is no call begins with `answer`.
 
-    `empty` is how a chat template writes that there is none. With `is_off` the tokenizer closes the thought in the
-    prompt if the template has not. `budget` is the most tokens between the marks, `None` for any number. `place`, where
-    the prompt ends, is known to the tokenizer alone, which has rendered it.
+    `empty`: an empty thought, as the chat template writes it. `is_off`: the tokenizer closes the thought in the prompt
+    if the template has not. `budget`: the maximum number of tokens between the marks, `None` for no limit. `place`:
+    where the prompt ends; only the tokenizer, which renders it, knows.
     """
 
     begin: str
@@ -38,10 +38,10 @@ class Thought(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ThoughtLimit(msgspec.Struct, frozen=True, array_like=True):
-    """A thought may have `num_tokens` tokens, then `end_ids` (int32) come.
+    """Limits a thought to `num_tokens` tokens, after which `end_ids` (int32) are forced.
 
-    The grammar `text` accepts from its end on. The output begins with a mark of `num_begin` tokens, or it has no
-    thought and no limit.
+    The grammar `text` accepts from the end of the thought on. A thought begins with a mark of `num_begin` tokens; an
+    output that begins otherwise has no limit.
     """
 
     text: str
@@ -51,11 +51,11 @@ class ThoughtLimit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallGrammar(msgspec.Struct, frozen=True):
-    """The calls of tools that an answer must be, one of `calls`: each is (begin, JSON schema, end).
+    """The tool calls that an answer must consist of. It begins with one of `calls`: (begin, JSON schema, end).
 
-    `None` in place of a schema stands for any text. Where there is a `separator`, more of them may follow, each after
-    it. `names` are those of the tools: each has one of `calls` with the schema of its parameters, or they share one,
-    which has an object with these for each of them.
+    A schema of `None` stands for any text. If there is a `separator`, further calls may follow, each after one.
+    `names`: the tools. Either each has its own entry in `calls`, with the schema of its parameters, or all share one
+    entry, whose schema has an alternative for each tool.
     """
 
     calls: tuple[tuple[str, dict[str, Any] | None, str], ...]
@@ -64,15 +64,15 @@ class CallGrammar(msgspec.Struct, frozen=True):
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """What the whole output must be, in one of the forms that clients use; `param` is the field that asked for it.
+    """The grammar of the whole output, in one of the forms that clients use; `param` is the field that requested it.
 
     `text` is a JSON schema, a regular expression, a JSON list of strings of which the output is one, a grammar in
-    Lark's or GBNF's syntax, or the JSON object of a structural tag or a `CallGrammar`. The tokenizer makes of all of
-    them what the scheduler gets: "llguidance", that library's own form. `whitespace` is a regular expression for what
-    may stand between the tokens of JSON: empty for nothing, `None` for a blank or a line break with its indentation.
+    Lark's or GBNF's syntax, or the JSON object of a structural tag or a `CallGrammar`. The tokenizer translates all of
+    them to the kind "llguidance", that library's own form, for the scheduler. `whitespace` is a regular expression for
+    the text between tokens of JSON: empty for none, `None` for a blank or a line break with its indentation.
 
-    The output may be the calls of `calls`, the JSON of a `CallGrammar`, instead. `thought`, which the tokenizer adds,
-    comes before all of it; a grammar of the kind "thought" has nothing else, and becomes an empty text with a `limit`.
+    Alternatively the output may be the calls of `calls`, the JSON of a `CallGrammar`. `thought`, added by the
+    tokenizer, comes before either. The kind "thought" has nothing else: its text becomes empty and it has a `limit`.
     """
 
     kind: GrammarKind
@@ -187,7 +187,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):
 
     `messages` is a JSON list of objects with a `role`, checked by the frontend; `template_kwargs` a JSON object of
     further variables of the template. With `continue_final_message` the last message is left open for the model.
-    `thought` is how the model reasons, where that matters for its prompt or its output.
+    `thought` is the format of reasoning, if it affects the prompt or the output.
     """
 
     messages: bytes
@@ -208,7 +208,7 @@ class Truncation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sibling(msgspec.Struct, frozen=True, array_like=True):
-    """Another request for the prompt of a `TokenizeMsg`: of the same attempt, and different in these fields alone."""
+    """Another request for the prompt of a `TokenizeMsg`: it has the same attempt and differs only in these fields."""
 
     uid: int
     seed: int
@@ -239,17 +239,17 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     siblings: tuple[Sibling, ...] = ()
     """Further choices for this prompt, which is sent and tokenized once for all of them."""
     is_long: bool = False
-    """Its HTTP request holds so much text that shorter ones are tokenized first."""
+    """The text of its HTTP request is long, so shorter ones are tokenized first."""
 
     def alone(self, sibling: Sibling) -> "TokenizeMsg":
-        """Returns the message that `sibling` stands for."""
+        """Returns the message of the request `sibling`."""
         params = msgspec.structs.replace(self.sampling_params, seed=sibling.seed)
         return msgspec.structs.replace(
             self, uid=sibling.uid, engine=sibling.engine, sampling_params=params, siblings=()
         )
 
     def each(self) -> "list[TokenizeMsg]":
-        """Returns the message of each request, all without siblings."""
+        """Returns one message per request, each without siblings."""
         first = msgspec.structs.replace(self, siblings=()) if self.siblings else self
         return [first, *map(self.alone, self.siblings)]
 

@@ -24,11 +24,11 @@ HEARTBEAT_MS, SILENCE_MS = 2_000, 15_000
 """ZeroMQ's own threads send a sign of life that often; who gives none for that long has lost its connection."""
 
 PART_BYTES, ENVELOPE_BYTES = 64 * 1024, 1024
-"""A message travels in parts of this size, encrypted in an envelope. ZeroMQ reads a part into memory before it knows
-whose it is, so a larger one ends the connection."""
+"""A message is sent in parts of this size, encrypted in an envelope. ZeroMQ reads a part into memory before it has
+authenticated the sender, so a larger part ends the connection."""
 
 HANDSHAKE_MS = 10_000
-"""Who has not shown its key by then is disconnected."""
+"""A peer that has not presented its key by then is disconnected."""
 
 MAX_CONNECTIONS = 64
 
@@ -102,7 +102,7 @@ class HeadChannel(Generic[T]):
 
 
 class Connections:
-    """The connections to a socket that listens, with and without a key: no more than `MAX_CONNECTIONS` stay open."""
+    """Keeps at most `MAX_CONNECTIONS` connections to a listening socket open, authenticated or not."""
 
     def __init__(self, observed: "zmq.Socket[bytes]"):
         self._observed = observed
@@ -110,7 +110,7 @@ class Connections:
         self._open: set[int] = set()
 
     def limit(self) -> None:
-        """Ends what is too many, the newest. Call it when something has arrived at `self.socket`."""
+        """Ends the newest connections beyond the limit. Call it when a message has arrived at `self.socket`."""
         while has_arrived(self.socket):
             event = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
             if event["event"] == zmq.EVENT_DISCONNECTED:
@@ -121,7 +121,7 @@ class Connections:
                 self._end(event["value"])
 
     def _end(self, descriptor: int) -> None:
-        """ZeroMQ closes the connection when it finds it ended. The descriptor may be another file's by now."""
+        """Shuts the connection down; ZeroMQ then closes it. The descriptor may belong to another file by now."""
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             if connection.getsockname()[1] == _port_of(self._observed):
                 connection.shutdown(socket.SHUT_RDWR)

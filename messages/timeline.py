@@ -5,8 +5,8 @@ from typing import Literal
 import msgspec
 
 WaitsFor = Literal["rows", "tokens", "pages", "drain", "priority"]
-"""Why the first request of the queue has no row: all rows are taken; the step's tokens are spent; too few pages can be
-had; the scheduler finishes what runs and admits nothing more; it has the last priority, and there are others."""
+"""Why the first request of the queue has no row: all rows are in use; the step's tokens are used up; too few pages are
+available; the scheduler is draining; its priority is the lowest and there are requests of higher priority."""
 
 
 class TokenizedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -65,7 +65,7 @@ class PreemptedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PausedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A request of the last priority that others have stopped in its decoding, or let go on; it keeps its pages."""
+    """A request of the lowest priority was paused for others while decoding, or resumed; it keeps its pages."""
 
     uid: int
     attempt: int

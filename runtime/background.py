@@ -36,7 +36,7 @@ def call_at_low_priority(call: Callable[[], R]) -> R:
 
 
 class NeverBegunError(TimeoutError):
-    """A call waited until its deadline for others to end."""
+    """A call reached its deadline while it waited for others to end."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,11 +50,10 @@ class _Job(Generic[K, R]):
 
 
 class BackgroundCalls(Generic[K, R]):
-    """Makes calls in at most `num_threads` threads, which start with the first one, in order; `wake` is called at each
-    end, in its thread.
+    """Makes calls in order, in at most `num_threads` threads; `wake` is called in the thread when a call ends.
 
-    A call that has not begun `timeout_s` after it was asked for is given up, as is one that has not ended that long
-    after it began. Its thread cannot be stopped and goes on to its end, so a call must end at some time.
+    A call fails if it has not begun `timeout_s` after `start`, or has not ended `timeout_s` after it began. Its thread
+    cannot be stopped and runs to its end, so every call must end at some time.
     """
 
     def __init__(self, wake: Callable[[], None], timeout_s: float, num_threads: int = NUM_THREADS):
@@ -84,10 +83,10 @@ class BackgroundCalls(Generic[K, R]):
             self._start_thread()
 
     def pop_done(self) -> list[tuple[K, R | Exception]]:
-        """Returns the calls that have ended, each with its result or what it raised.
+        """Returns the finished calls, each with its result or exception.
 
-        One that was given up raised `TimeoutError`: `NeverBegunError` if it had only waited.
-        It must be called once a second while there are any, so that deadlines hold.
+        A call that missed its deadline has `TimeoutError`, or `NeverBegunError` if it did not begin. Call this once a
+        second while there are calls, so that deadlines hold.
         """
         if not self._open:
             return []

@@ -189,7 +189,7 @@ class Faults:
 
 
 def read_poisons(folder: Path) -> list[Poison]:
-    """Returns what was poison for the processes whose frames are in `folder`. Raises `SluiceError`."""
+    """Returns the poison that the processes with frames in `folder` had. Raises `SluiceError`."""
     file = folder / POISON_FILE
     try:
         return msgspec.json.decode(file.read_bytes(), type=list[Poison])

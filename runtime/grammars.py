@@ -45,7 +45,7 @@ class GrammarError(SluiceError):
 
 
 class _Whole(msgspec.Struct, frozen=True):
-    """A grammar in the form that llguidance makes of schemas and regular expressions; numbers stay as they are."""
+    """A grammar in the form that llguidance produces for schemas and regular expressions; numbers stay as written."""
 
     grammars: list[dict[str, Raw]]
 
@@ -101,7 +101,7 @@ class GrammarCompiler:
             return matcher.deep_copy()
 
     def _check_beginning(self, matcher: "LLMatcher", text: str) -> None:
-        """Raises `GrammarError` unless an output can begin. The bitmask is made so that the next one is quick."""
+        """Raises `GrammarError` if no output can begin. Computing the first bitmask here makes the next one fast."""
         if matcher.is_error():
             raise GrammarError(shortened(matcher.get_error()))
         matcher.compute_bitmask()
@@ -141,8 +141,8 @@ class GrammarCompiler:
 def _without_forcing(text: str) -> str:
     """Returns the grammar inside one that lets llguidance look ahead by a token and no further.
 
-    By default each bitmask begins with all the text that must come next, which a few lines of grammar can make
-    megabytes of: many seconds, and gigabytes of the matcher's memory.
+    By default, each bitmask starts from all the text that must come next. A few lines of grammar can make that
+    megabytes, which takes many seconds and gigabytes of the matcher's memory.
     """
     try:
         first, *others = msgspec.json.decode(text, type=_Whole).grammars if text.startswith("{") else [{}]
@@ -155,7 +155,7 @@ def _without_forcing(text: str) -> str:
 
 
 def grammars_are_busy(timeout_s: float, param: str | None = None) -> ErrorInfo:
-    """Returns the refusal of a grammar that has only waited for those of others to compile."""
+    """Returns the refusal of a grammar that only waited while others compiled."""
     words = f"other grammars have been compiling for {timeout_s:g} s (--grammar-timeout-s), try again later"
     return ErrorInfo(503, f"{param or 'the grammar'} was not looked at: {words}", "service_unavailable", param, "busy")
 

@@ -82,7 +82,7 @@ def clear_run(run_dir: RunDir) -> list[int]:
     deadline = time.monotonic() + LOCK_PATIENCE_S
     with contextlib.suppress(OSError):
         while (lock := try_lock(run_dir)) is None and time.monotonic() < deadline:
-            time.sleep(0.02)  # a dying launcher lets go of its lifeline and its lock not quite together
+            time.sleep(0.02)  # a dying launcher releases its lifeline and its lock at slightly different times
         if lock is not None:
             pids = kill_processes(run_dir)
             run_dir.remove()

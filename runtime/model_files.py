@@ -1,4 +1,4 @@
-"""Files of a model's directory, read with errors that name the file and say what it is instead."""
+"""Reads files of a model's directory; errors name the file and its actual content."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def find_other_content(file: Path) -> str | None:
-    """Returns what is in a file that is no file of a model, and what to do about it; `None` if it is not known."""
+    """Returns what an unreadable model file contains instead, and the remedy; `None` if unknown."""
     try:
         with file.open("rb") as opened:
             beginning = opened.read(len(LFS_POINTER))
@@ -37,7 +37,7 @@ def find_other_content(file: Path) -> str | None:
 
 
 def gguf_hint(directory: Path) -> str:
-    """Returns a sentence about GGUF files in the directory, empty if it has none."""
+    """Returns a hint about GGUF files in the directory, empty if it has none."""
     names = sorted(file.name for file in directory.glob("*.gguf"))
     if not names:
         return ""

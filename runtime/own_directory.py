@@ -1,6 +1,6 @@
 """Directories where other users may write too, such as /tmp: checked, opened and emptied by descriptor.
 
-A path may lead elsewhere from one moment to the next, through another user's link. A descriptor may not.
+Another user's link may redirect a path at any moment; a descriptor always refers to the same directory.
 """
 
 import errno
@@ -14,9 +14,9 @@ from pathlib import Path
 
 @contextmanager
 def own_directory(path: Path) -> Generator[int]:
-    """Opens the directory `path` for the block, as a descriptor. It belongs to this user.
+    """Opens the directory `path` as a descriptor for the block.
 
-    Raises `OSError` if it does not, for a link, and if there is anything in it and other users may write there.
+    Raises `OSError` for a link, a directory of another user, or one that is not empty and writable by others.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -41,7 +41,7 @@ def names_in(descriptor: int) -> list[str]:
 
 
 def is_own_directory(path: Path) -> bool:
-    """True if `path` is a directory of this user, and no link."""
+    """True if `path` is a directory of this user and not a link."""
     try:
         facts = path.lstat()
     except OSError:
@@ -50,7 +50,7 @@ def is_own_directory(path: Path) -> bool:
 
 
 def empty_directory(descriptor: int, kept: str) -> None:
-    """Removes everything in the directory but the entry `kept`; follows no link. Entries may vanish meanwhile."""
+    """Removes everything in the directory except the entry `kept`; follows no link. Entries may vanish meanwhile."""
     for name in names_in(descriptor):
         if name == kept:
             continue

@@ -211,7 +211,7 @@ class ProcessLink:
         return not self.is_stopping
 
     def ready(self, degraded: str = "", placement: dict[str, str] | None = None) -> None:
-        """Tells the launcher that it serves; for operators: what it does without, and where a model runs."""
+        """Reports to the launcher that it serves, with what is degraded and where a model runs, for operators."""
         self._control.send(Ready(degraded, placement or {}))
 
     def report(self, message: PhaseReport | Ready | Beat | Drained | InstructionDone) -> None:

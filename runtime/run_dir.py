@@ -37,7 +37,7 @@ class RunDir:
         return self.path / f"{process}.pid"
 
     def note_pid(self, process: str, pid: int) -> None:
-        """Writes the pid file if the disk lets it: without one, only `clear_run` does not find the process."""
+        """Writes the pid file if the disk allows it. Without one, only `clear_run` cannot find the process."""
         with contextlib.suppress(OSError):
             self.pid_file(process).write_text(f"{pid}", encoding="ascii")
 
@@ -48,7 +48,7 @@ class RunDir:
 
     @property
     def address_file(self) -> Path:
-        """Holds `http://host:port` (or https) of the run; an engine that has joined a server has none."""
+        """Contains `http://host:port` (or https) of the run; an engine that joined a server has none."""
         return self.path / "address"
 
     @property
@@ -90,7 +90,7 @@ class RunDir:
 
     @property
     def lock_file(self) -> Path:
-        """By its name a directory that a killed launcher left is told from any other."""
+        """Its name identifies a directory that a killed launcher left behind."""
         return self.path / "run.lock"
 
     def stacks_file(self, pid: int) -> Path:
@@ -162,9 +162,9 @@ def claim(path: Path) -> tuple[RunDir, int]:
 
 
 def try_lock(run_dir: RunDir) -> int | None:
-    """Takes the lock of an existing run directory; `None` where a launcher holds it.
+    """Locks an existing run directory; `None` if a launcher holds the lock.
 
-    Raises `FileNotFoundError` where there is none, `OSError` where the directory is not this user's own.
+    Raises `FileNotFoundError` if there is no such directory, `OSError` if it is not this user's own.
     """
     name = run_dir.lock_file.name
     with own_directory(run_dir.path) as directory:
@@ -221,7 +221,7 @@ def _lock_directory(run_dir: RunDir) -> int:
 
 
 def _make_directory(run_dir: RunDir) -> None:
-    """The directory is private afterwards, with a lock file in it.
+    """Makes the directory private, with a lock file in it.
 
     Raises `UsageError`, and `FileNotFoundError` if the directory vanishes meanwhile.
     """
@@ -231,13 +231,13 @@ def _make_directory(run_dir: RunDir) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise UsageError(f"--run-dir: {path} cannot be made: {error.strerror}") from None
+        raise UsageError(f"--run-dir: {path} cannot be created: {error.strerror}") from None
     try:
         with own_directory(path) as directory:
             names = names_in(directory)
             if names and lock_name not in names:
                 raise UsageError(
-                    f"--run-dir: {path} holds files that are no server's; choose an empty or new directory"
+                    f"--run-dir: {path} contains files that are not a server's; choose an empty or new directory"
                 )
             os.fchmod(directory, 0o700)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

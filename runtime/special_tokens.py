@@ -1,6 +1,6 @@
-"""The tokens that tokenizer_config.json and special_tokens_map.json name, beside those of tokenizer.json.
+"""Reads the tokens that tokenizer_config.json and special_tokens_map.json name, in addition to tokenizer.json.
 
-As in `transformers`, one that tokenizer.json does not have is added to it: a chat template may write it.
+As in `transformers`, a token that tokenizer.json lacks is added to it, because a chat template may write it.
 """
 
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger("sluice.runtime")
 
 
 class NamedToken(msgspec.Struct, frozen=True):
-    """A token as `tokenizers.AddedToken` has it; `normalized` is by default what is not special."""
+    """A token, as in `tokenizers.AddedToken`; `normalized` defaults to `not special`."""
 
     content: str
     lstrip: bool = False
@@ -46,12 +46,12 @@ class TokenizerFields(NamedTuple):
 
 
 def read_fields(directory: Path) -> TokenizerFields:
-    """Returns the fields of both files. One that cannot be read is as good as none, and is logged."""
+    """Returns the fields of both files. A file that cannot be read is logged and ignored."""
     return TokenizerFields(_read(directory / CONFIG_FILE), _read(directory / TOKENS_FILE))
 
 
 def special_texts(fields: TokenizerFields) -> dict[str, str]:
-    """Returns the texts of tokens by name, as `bos_token`. A token is its text or an object with its `content`."""
+    """Returns the texts of tokens by name, such as `bos_token`. A token is a text, or an object with its `content`."""
     texts: dict[str, str] = {}
     for name, value in (fields.tokens | fields.config).items():
         text = value.get("content") if isinstance(value, dict) else value  # pyright: ignore
@@ -61,7 +61,7 @@ def special_texts(fields: TokenizerFields) -> dict[str, str]:
 
 
 def named_tokens(directory: Path) -> list[NamedToken]:
-    """Returns the tokens that the files name, in the order of their ids. Raises `BootError` for a wrong one."""
+    """Returns the tokens that the files name, in the order of their ids. Raises `BootError` for an invalid one."""
     config, tokens = read_fields(directory)
     by_id = _convert(config.get(DECODER) or {}, dict[TokenId, NamedToken], directory, DECODER)
     found = [msgspec.structs.replace(token, special=bool(token.special)) for _, token in sorted(by_id.items())]
@@ -80,7 +80,7 @@ def named_tokens(directory: Path) -> list[NamedToken]:
 
 
 def find_token_id(directory: Path, content: str) -> int | None:
-    """Returns the id of a token as the files of the tokenizer have it, `None` if none of them does."""
+    """Returns the id of a token according to the tokenizer's files, `None` if it is in none of them."""
     decoder = _convert(read_fields(directory).config.get(DECODER) or {}, dict[TokenId, NamedToken], directory, DECODER)
     for token_id, token in decoder.items():
         if token.content == content:
@@ -92,7 +92,7 @@ def find_token_id(directory: Path, content: str) -> int | None:
                 return added.id
         vocab = msgspec.json.decode(tokenizer.model, type=_Model).vocab
     except (OSError, msgspec.MsgspecError, RecursionError):
-        return None  # the tokenizer's process says what is wrong with the file
+        return None  # the tokenizer process reports the error in the file
     return vocab.get(content) if isinstance(vocab, dict) else None
 
 
@@ -102,7 +102,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class TokenizerJson(msgspec.Struct):
-    """What is read of tokenizer.json: the rest of it is large."""
+    """The parts of tokenizer.json that are read; the rest is large."""
 
     model: msgspec.Raw
     added_tokens: list[_AddedToken] = []
@@ -120,7 +120,7 @@ def _convert(value: Any, kind: Any, directory: Path, name: str) -> Any:
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise BootError(f"{directory / CONFIG_FILE}: {name} is not what names tokens: {error}") from None
+        raise BootError(f"{directory / CONFIG_FILE}: {name} does not name tokens: {error}") from None
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -129,5 +129,5 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         return read_object(file)
     except BootError as error:
-        log.error("%s: it is as good as none", error)
+        log.error("%s: the file is ignored", error)
         return {}

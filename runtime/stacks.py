@@ -16,16 +16,15 @@ SIGNAL = signal.SIGUSR1
 
 
 def write_stacks_on_signal(run_dir: RunDir) -> None:
-    """Has this process append its stacks to its file in the run directory at each signal, and at a fatal one.
+    """Makes this process append its stacks to its file in the run directory at each signal, and at a fatal error.
 
-    The file is there when the signal may be sent: before, it would end the process. If the disk has no room for the
-    file, the process does without.
+    Once the file exists the signal may be sent; before, it would end the process. On a full disk there is no file.
     """
     path = run_dir.stacks_file(os.getpid())
     new = path.with_suffix(".new")
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        file = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)  # stays open for good
+        file = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)  # stays open to the end
         faulthandler.enable(file)
         faulthandler.register(SIGNAL, file)
         new.rename(path)

@@ -26,12 +26,11 @@ OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spie
 
 
 def load_tokenizer(directory: str, from_json: Callable[[Any], T], from_transformers: Callable[[Any], T]) -> T:
-    """Returns what `from_json` makes of the `tokenizers.Tokenizer` of tokenizer.json or, if there is none,
-    `from_transformers` of the tokenizer that `transformers` makes of the directory.
+    """Calls `from_json` with the `tokenizers.Tokenizer` of tokenizer.json. If there is no such file, calls
+    `from_transformers` with the tokenizer that `transformers` loads from the directory. Returns the result.
 
-    Tokens that only the files beside tokenizer.json name are added to it, as in `transformers`.
-
-    Raises `BootError`, which says what was looked for, where, and what went wrong.
+    Tokens that only the files next to tokenizer.json name are added, as in `transformers`. Raises `BootError`, which
+    names the files looked for, the directory and the error.
     """
     file = Path(directory) / TOKENIZER_JSON
     try:
@@ -53,7 +52,7 @@ def load_tokenizer(directory: str, from_json: Callable[[Any], T], from_transform
 
 
 def read_tokenizer_json(directory: str) -> str:
-    """Returns tokenizer.json with the tokens that `load_tokenizer` adds. Raises what goes wrong."""
+    """Returns tokenizer.json with the tokens that `load_tokenizer` adds. Raises whatever error occurs."""
     file = Path(directory) / TOKENIZER_JSON
     text = file.read_text(encoding="utf-8")
     known = {token.content for token in msgspec.json.decode(text, type=TokenizerJson).added_tokens}

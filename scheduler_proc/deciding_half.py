@@ -20,7 +20,7 @@ from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler
 from scheduler_proc.stepper import Runner
 
 TURN_STEPS, PART_OF_TURN = 256, 8
-"""On a CPU: every so many steps with rows of clients, batches have tokens for one in so many of all rows."""
+"""On a CPU, while clients have rows, every TURN_STEPS-th step has tokens of batches, for 1/PART_OF_TURN of all rows."""
 
 log = logging.getLogger("sluice.scheduler")
 
@@ -71,10 +71,10 @@ def make_scheduler(
 
 
 def _yielding(config: Config, runner: Runner) -> tuple[int, int]:
-    """Returns how many tokens requests that give way have in a step with others, and in every how many steps.
+    """Returns `max_num_yielding` and `yields_every` of the `Budget`.
 
-    On a CPU a step takes longer with each token, so less than one step in a hundred has any, unless the operator wants
-    as many rows in each.
+    On a CPU each token makes a step longer, so fewer than one step in a hundred has tokens of requests that give way,
+    unless the operator has set their number of rows.
     """
     max_num_seqs = config.scheduling.max_num_seqs
     if runner.can_overlap or config.batch.max_batch_seqs is not None:

@@ -54,7 +54,7 @@ class GrammarBuilder:
         ]
 
     def _account_of(self, pending: PendingReq) -> TimeAccount:
-        """All choices of all prompts of an HTTP request were received at the same time."""
+        """All choices of all prompts of an HTTP request have the same time of receipt."""
         return self._time.account_of(pending.stamps.received_ns)
 
     def _build(self, pending: PendingReq, account: TimeAccount) -> RequestGrammar:
@@ -84,5 +84,5 @@ class GrammarBuilder:
 
 
 def _texts_of(grammar: Grammar) -> list[str]:
-    """Returns what has to be compiled of a grammar in llguidance's form."""
+    """Returns the texts to compile for a grammar in llguidance's form."""
     return [text for text in (grammar.text, grammar.limit and grammar.limit.text) if text]

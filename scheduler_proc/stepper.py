@@ -50,7 +50,7 @@ class Runner(Protocol):
     `drafter` proposes draft tokens, `None` where nothing does; `draft_runner` runs the draft model, on pages with the
     same numbers. `page_memory` is that of its pages, if it outlives the process, and `page_store` keeps pages that are
     evicted, if there is one. `degraded` tells operators what is missing or slower than it should be; empty where
-    nothing is. `placement` tells them where the model runs and in which formats.
+    nothing is. `placement` reports to operators the device and formats of the model.
     """
 
     num_pages: int

@@ -46,7 +46,7 @@ def parse_flags(arguments: list[str]) -> dict[str, msgspec.Struct]:
 
 
 def flags_of(section: msgspec.Struct) -> list[str]:
-    """Returns the flags from which `parse_flags` makes this section again, whatever its values look like."""
+    """Returns flags from which `parse_flags` restores this section, whatever its values look like."""
     flags: list[str] = []
     for field in msgspec.structs.fields(section):
         value: Any = getattr(section, field.name)
@@ -150,7 +150,7 @@ def _default_text(default: Any) -> str:
 
 
 def describe_unknown(argument: str, parser: argparse.ArgumentParser) -> str:
-    """Returns what is said of a word on the command line that `parser` does not know."""
+    """Returns the error for a word on the command line that `parser` does not know."""
     name = argument.split("=")[0]
     known = [option for action in parser._actions for option in action.option_strings]  # pyright: ignore[reportPrivateUsage]
     if not name.startswith("-"):

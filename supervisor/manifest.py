@@ -96,7 +96,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Manifest)
     except FileNotFoundError:
-        what = f"is no recording: there is no {FILE_NAME} in it" if folder.is_dir() else "does not exist"
+        what = f"is not a recording: there is no {FILE_NAME} in it" if folder.is_dir() else "does not exist"
         raise SluiceError(f"{folder} {what}") from None
     except OSError as error:
         raise SluiceError(f"{file} cannot be read: {error.strerror}") from None
@@ -105,9 +105,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def claim_recording(folder: str) -> Path:
-    """Returns the absolute path of the directory that is to be recorded into, private from now on.
+    """Makes the directory for a recording private and returns its absolute path.
 
-    Raises `UsageError` for a used one, and for one of another user.
+    Raises `UsageError` if it is in use or belongs to another user.
     """
     path = Path(folder).absolute()
     try:

@@ -54,7 +54,7 @@ class MemoryFiles:
                 make_huge(address, num_bytes)
 
     def provide(self, name: str) -> None:
-        """There is a file for the process `name` and its successors, if it is a scheduler. Raises `OSError`."""
+        """Creates the file for the process `name` and its successors, if it is a scheduler. Raises `OSError`."""
         path = self._run_dir.kv_file(place_of(name))
         if kind_of(name) == SCHEDULER and path not in self._descriptors:
             self._make(path)

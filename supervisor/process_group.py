@@ -167,7 +167,7 @@ class ProcessGroup:
         return child.by_hand(self._site.run_dir.path)
 
     def add(self, child: Child, num_restarts: int = 0) -> None:
-        """Makes a process part of the run, before its start. Raises `OSError`; then it is not."""
+        """Adds a process to the run before its start. If it raises `OSError`, the process is not part of the run."""
         self.memory_files.provide(child.name)
         self._children[child.name] = child
         self.board.add(child.name, num_restarts)
@@ -203,7 +203,7 @@ class ProcessGroup:
         self.control.send(name, TakeOver(successor.incarnation))
 
     def _rename(self, child: Child, name: str) -> None:
-        with contextlib.suppress(OSError):  # no disk is in the way of a process that takes another's place
+        with contextlib.suppress(OSError):  # a full disk must not prevent the replacement of a process
             self._site.run_dir.pid_file(child.name).rename(self._site.run_dir.pid_file(name))
         self.control.rename(child.name, name)
         self.board.rename(child.name, name)
@@ -248,7 +248,7 @@ class ProcessGroup:
             self.control.send(child.name, Stop())
 
     def remove_files(self, child: Child) -> None:
-        """Removes what a process that has ended leaves in the run directory, as far as the disk lets it."""
+        """Removes the files of a process that has ended from the run directory, as far as the disk allows."""
         run_dir = self._site.run_dir
         files = [run_dir.pid_file(child.name), run_dir.stacks_file(self.status(child).pid)]
         for file in [*files, run_dir.socket(frontend_socket(child.uid_block))] if child.is_front else files:

@@ -220,7 +220,7 @@ def serve(
 
 
 def _write_files(run_dir: RunDir, config: Config, url: str) -> None:
-    """Writes what the processes read. Raises `BootError`."""
+    """Writes the files that the processes read. Raises `BootError`."""
     try:
         run_dir.address_file.write_text(f"{url}\n", encoding="ascii")
         run_dir.write_config(config)

@@ -130,7 +130,7 @@ class StallDetector:
                     yield Found("edge", receiver.name, edge.since_ns, what)
 
     def _find_unread(self, tokenizer: ProcessStatus) -> Iterator[Found]:
-        """A tokenizer has had a request for long and has finished none since."""
+        """A tokenizer has held a request for a long time and has finished none since."""
         gauges = tokenizer.gauges
         tokenized, waited_ns = self._tokenized[tokenizer.name], round(gauges.get("waiting_s", 0.0) * 1e9)
         still_ns = tokenized.note((tokenizer.pid, gauges.get("num_tokenized"), waited_ns > 0), tokenizer.beat_ns)

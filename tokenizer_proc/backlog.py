@@ -1,4 +1,4 @@
-"""What has arrived at the tokenizer and is not answered: short texts come first, and what nobody wants is dropped."""
+"""The tokenizer's unanswered messages: short texts come first, and those no longer wanted are dropped."""
 
 import time
 from collections import deque
@@ -11,7 +11,7 @@ from messages.requests import AbortMsg, DecodeMsg, DropBefore, EncodeMsg, Tokeni
 from messages.uids import GoneRequests
 
 LONG_TEXT_CHARS = 100_000
-"""A text from which on shorter ones go first: it takes about a tenth of a second."""
+"""Shorter texts go before one of this length, which takes about a tenth of a second."""
 
 Text = TokenizeMsg | EncodeMsg | DecodeMsg
 
@@ -31,7 +31,7 @@ class Entry:
 
 
 class Backlog:
-    """Short texts are popped in the order of arrival, long ones the shortest first. An entry is here until `done`."""
+    """Short texts are popped in the order of arrival, long ones shortest first. An entry stays open until `done`."""
 
     def __init__(self) -> None:
         self._short: deque[Entry] = deque()
@@ -51,7 +51,7 @@ class Backlog:
         return bool(self._long)
 
     def gauges(self) -> dict[str, float]:
-        """Returns how much is here, and for how long the oldest has been."""
+        """Returns the number of open characters and the age of the oldest entry."""
         oldest = next(iter(self._open), None)
         return {
             "chars_in_hand": sum(entry.num_chars for entry in self._open),
@@ -59,7 +59,7 @@ class Backlog:
         }
 
     def add(self, message: Text) -> None:
-        """Adds a message. An earlier attempt of a request is wanted no longer; the frontend drops its replies."""
+        """Adds a message. It supersedes earlier attempts of its requests, whose replies the frontend would drop."""
         entry = Entry(message)
         for uid in entry.wanted:
             earlier = self._by_uid.get(uid)
@@ -73,7 +73,7 @@ class Backlog:
             self._short.append(entry)
 
     def abort(self, message: AbortMsg) -> UserReply | None:
-        """Returns the end of a request that is here, `None` for one that is not."""
+        """Removes a request and returns its final reply, `None` if it is not here."""
         entry = self._by_uid.get(message.uid)
         if entry is None or not isinstance(entry.message, TokenizeMsg) or entry.message.attempt != message.attempt:
             return None
@@ -82,13 +82,13 @@ class Backlog:
         return UserReply(message.uid, message.attempt, message.reason, usage=usage, stamps=entry.message.stamps)
 
     def forget(self, drop: DropBefore) -> None:
-        """Drops the requests of frontends that are gone; nobody waits for their ends."""
+        """Drops the requests of frontends that are gone, without replies."""
         self._gone.note(drop)
         for uid in [uid for uid in self._by_uid if self._gone.has(uid)]:
             del self._by_uid.pop(uid).wanted[uid]
 
     def pop_short(self) -> Entry | None:
-        """Returns the next short text that is wanted, `None` where there is none."""
+        """Returns the next short text that is wanted, `None` if there is none."""
         while self._short:
             entry = self._short.popleft()
             if entry.wanted:
@@ -97,7 +97,7 @@ class Backlog:
         return None
 
     def pop_long(self) -> Entry | None:
-        """Returns the shortest of the long texts that are wanted, `None` where there is none."""
+        """Returns the shortest wanted long text, `None` if there is none."""
         while self._long:
             _, _, entry = heappop(self._long)
             if entry.wanted:
@@ -113,14 +113,14 @@ class Backlog:
 
 
 def uids_of(message: Text) -> tuple[int, ...]:
-    """Returns the uids of the requests, or of the call, that a message is about."""
+    """Returns the uids of a message's requests, or of its call."""
     if isinstance(message, TokenizeMsg):
         return (message.uid, *(sibling.uid for sibling in message.siblings))
     return (message.uid,)
 
 
 def num_chars_of(message: Text) -> int:
-    """Returns about how many characters have to be worked through, 0 for a prompt of ids."""
+    """Returns an estimate of the characters to process, 0 for a prompt of ids."""
     if isinstance(message, DecodeMsg):
         return len(message.token_ids)
     return len(message.prompt_text or "") + (len(message.chat.messages) if message.chat else 0)

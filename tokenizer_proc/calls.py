@@ -8,7 +8,7 @@ from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
 
 
 def encode(message: EncodeMsg, text: str, encoding: Encoding) -> EncodeReply:
-    """Returns the ids of `text`, the message's or its rendered chat. Raises `RequestError` for one that is too long."""
+    """Returns the ids of `text`: the message's, or its rendered chat. Raises `RequestError` if it is too long."""
     if len(text) > MAX_ENCODED_CHARS:
         raise _too_much(f"{len(text)} characters", f"{MAX_ENCODED_CHARS}")
     ids = encoding.encode(text, message.add_special_tokens)

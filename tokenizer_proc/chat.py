@@ -20,7 +20,7 @@ END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 """Stands after the message to continue while it is rendered; the space shows whether the template trims."""
 
 MAX_CHARS = 20_000_000
-"""Of a rendered chat."""
+"""Maximum length of a rendered chat."""
 
 log = logging.getLogger("sluice.tokenizer")
 
@@ -33,10 +33,10 @@ class CompiledTemplate:
         self._special_tokens = special_tokens
         self.forms = MessageForms(lambda messages, tools: self.render(messages, {"tools": tools}))
         self.has_switch = bool(find_undeclared_variables(sandbox.parse(source)) & SWITCHES)
-        """The caller can tell it that the model is not to think."""
+        """The template has a variable that switches reasoning off."""
 
     def render(self, messages: list[Message], variables: dict[str, Any]) -> str:
-        """Returns the text. Raises `TemplateError` and whatever else goes wrong in the template."""
+        """Returns the text. Raises `TemplateError` or any other exception of the template."""
         given = {**self._special_tokens, "tools": None, "documents": None, "add_generation_prompt": False, **variables}
         return self._template.render({**given, "messages": messages})
 

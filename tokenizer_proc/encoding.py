@@ -33,7 +33,7 @@ class Encoding:
 
 def load_encoding(directory: str) -> Encoding:
     """Returns the encoding of the tokenizer in `directory`. Raises `BootError` where there is none."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch here is one text: threads would be of no use
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch here is a single text, so threads would not help
     return load_tokenizer(directory, _from_tokenizer, _from_transformers)
 
 
@@ -42,7 +42,7 @@ def _from_tokenizer(tokenizer: Tokenizer) -> Encoding:
     tokenizer.no_padding()
 
     def to_ids(text: str, add_special_tokens: bool) -> list[int]:
-        # Of a batch, it lets other threads run meanwhile; and no offsets are wanted.
+        # The batch call releases the GIL, and the fast one skips offsets.
         return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def to_text(ids: list[int]) -> str:

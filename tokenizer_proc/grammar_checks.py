@@ -1,10 +1,6 @@
-"""The grammars of requests, checked in child processes while the tokenizer goes on."""
+"""Checks the grammars of requests in child processes, while the tokenizer serves other requests."""
 
-import os
 import signal
-import subprocess
-import sys
-import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 
@@ -16,64 +12,33 @@ from messages.replies import UserReply
 from messages.requests import AbortMsg, Grammar, UserMsg
 from runtime.background import BackgroundCalls, NeverBegunError
 from runtime.grammars import NUM_KEPT, grammars_are_busy
-from tokenizer_proc.grammar_child import MAX_CPU_S, Checked, read_frame, write_frame
-
-
-class ChildEndedError(Exception):
-    """The child has ended instead of replying; its exit code is the only argument."""
+from tokenizer_proc.child_process import ChildEndedError, ChildProcess, ChildTimeoutError
+from tokenizer_proc.grammar_child import MAX_CPU_S, Checked
 
 
 class GrammarChild:
-    """A process that checks grammars, started when it is needed. Only for one thread at a time."""
+    """A process that checks grammars, started when the first one arrives. Only for one thread at a time."""
 
     def __init__(self, facts: ModelFacts):
-        self._facts = facts
-        self._process: subprocess.Popen[bytes] | None = None
+        self._facts = msgspec.json.encode(facts)
+        self._process: ChildProcess | None = None
 
     def check(self, grammar: Grammar, timeout_s: float) -> Checked:
-        """Raises `TimeoutError`, and `ChildEndedError`; the next grammar then gets a new child."""
-        process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        has_reply, has_timed_out = threading.Event(), threading.Event()
-
-        def kill() -> None:
-            if not has_reply.is_set():
-                has_timed_out.set()
-                process.kill()
-
-        timer = threading.Timer(timeout_s, kill)
-        timer.start()
+        """Raises `ChildEndedError`; the next grammar then gets a new child."""
+        if self._process is None:
+            self._process = ChildProcess("tokenizer_proc.grammar_child")
+            self._process.send(self._facts)
         try:
-            write_frame(process.stdin, msgspec.json.encode(grammar))
-            body = read_frame(process.stdout)
-        except BrokenPipeError:
-            body = None
-        has_reply.set()
-        timer.cancel()
-        if body is not None:
-            return msgspec.json.decode(body, type=Checked)
-        code = process.wait()
-        self.close()
-        raise TimeoutError if has_timed_out.is_set() else ChildEndedError(code)
+            reply = self._process.ask(msgspec.json.encode(grammar), timeout_s)
+        except ChildEndedError:
+            self._process = None
+            raise
+        return msgspec.json.decode(reply, type=Checked)
 
     def close(self) -> None:
         """Ends the process, if there is one."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tokenizer_proc.grammar_child", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        assert self._process.stdin is not None
-        write_frame(self._process.stdin, msgspec.json.encode(self._facts))
-        return self._process
+        if self._process is not None:
+            self._process.end()
 
 
 class _Lane:
@@ -98,29 +63,28 @@ class _Lane:
     def _explain(self, param: str, error: Exception) -> ErrorInfo:
         if isinstance(error, NeverBegunError):
             return grammars_are_busy(self._timeout_s, param)
-        if isinstance(error, TimeoutError):
+        if isinstance(error, TimeoutError | ChildTimeoutError):
             words = f"took longer than {self._timeout_s:g} s to compile (--grammar-timeout-s): make it simpler"
-            return ErrorInfo(400, f"{param} {words}", param=param)
-        if isinstance(error, ChildEndedError) and error.args[0] == -signal.SIGXCPU:
-            words = f"takes more than {MAX_CPU_S} s of computing to compile: make it simpler"
-            return ErrorInfo(400, f"{param} {words}", param=param)
-        if isinstance(error, ChildEndedError):
-            words = f"ended the process that compiled it (exit code {error.args[0]}): make it smaller and less deep"
-            return ErrorInfo(400, f"{param} {words}", param=param)
-        return ErrorInfo(500, f"{param} could not be compiled: {type(error).__name__}", "server_error", param)
+        elif not isinstance(error, ChildEndedError):
+            return ErrorInfo(500, f"{param} could not be compiled: {type(error).__name__}", "server_error", param)
+        elif error.exit_code == -signal.SIGXCPU:
+            words = f"takes more than {MAX_CPU_S} s of CPU time to compile: make it simpler"
+        else:
+            words = f"ended the process that compiled it (exit code {error.exit_code}): make it smaller and less deep"
+        return ErrorInfo(400, f"{param} {words}", param=param)
 
 
 class GrammarChecks:
-    """Checks the grammars of requests beside the main loop, whose wait `wake` ends.
+    """Checks the grammars of requests in the background; `wake` is called when results are ready for `pop_done`.
 
-    While a request is here, an abort of it is too (`keep`), so that it does not overtake the request.
+    `hold` holds an abort back while its request is being checked, so that it does not overtake the request.
     """
 
     def __init__(self, config: Config, wake: Callable[[], None]):
         self._wake = wake
         self._schemas = _Lane(config, wake)
         self._languages = _Lane(config, wake)
-        """For Lark and GBNF, which take longest: no schema waits for one of them."""
+        """Lark and GBNF, which take longest, have their own child: no schema waits for them."""
         self._known: OrderedDict[Grammar, Checked] = OrderedDict()
         self._ready: list[tuple[Grammar, Checked]] = []
         self._messages: dict[Grammar, list[UserMsg]] = {}
@@ -129,7 +93,7 @@ class GrammarChecks:
         self._aborts: list[AbortMsg] = []
 
     def start(self, message: UserMsg) -> None:
-        """Has the grammar of a message checked; `pop_done` yields what becomes of it."""
+        """Starts the check of a message's grammar; `pop_done` yields the outcome."""
         grammar = message.sampling_params.grammar
         assert grammar is not None
         self._uids[message.uid] += 1
@@ -145,19 +109,19 @@ class GrammarChecks:
         else:
             (self._languages if grammar.kind == "lark" else self._schemas).start(grammar)
 
-    def keep(self, message: AbortMsg) -> bool:
-        """Keeps the abort back where its request is here; returns whether it is."""
+    def hold(self, message: AbortMsg) -> bool:
+        """Holds an abort back if its request is being checked; returns whether it did."""
         is_here = message.uid in self._uids
         if is_here:
             self._aborts.append(message)
         return is_here
 
     def pop_done(self) -> Iterator[UserMsg | AbortMsg | UserReply]:
-        """Yields what goes to the scheduler, with grammars in llguidance's form, and the refusals for frontends."""
+        """Yields messages for the scheduler, with grammars in llguidance's form, and refusals for frontends."""
         done = [*self._ready, *self._schemas.pop_done(), *self._languages.pop_done()]
         self._ready = []
         for grammar, checked in done:
-            self._note(grammar, checked)
+            self._remember(grammar, checked)
             for message in self._messages.pop(grammar):
                 self._uids[message.uid] -= 1
                 yield _answer(message, checked)
@@ -171,8 +135,8 @@ class GrammarChecks:
         self._schemas.close()
         self._languages.close()
 
-    def _note(self, grammar: Grammar, checked: Checked) -> None:
-        """Keeps the outcome for the next request with the same grammar, unless it may be another one then."""
+    def _remember(self, grammar: Grammar, checked: Checked) -> None:
+        """Keeps the outcome for later requests with the same grammar, unless a retry could give another one."""
         if checked.error is None or checked.error.status == 400:
             self._known[grammar] = checked
             if len(self._known) > NUM_KEPT:

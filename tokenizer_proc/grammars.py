@@ -25,12 +25,12 @@ class GrammarReader:
         self._compiler = GrammarCompiler(facts.tokenizer_dir, facts.vocab_size, facts.eos_token_ids)
 
     def load(self) -> None:
-        """Loads the model's tokenizer; where that is not possible, `check` says why."""
+        """Loads the model's tokenizer; if that fails, `check` reports why."""
         with contextlib.suppress(GrammarError):
             self._compiler.tokenizer()
 
     def check(self, grammar: Grammar) -> Grammar:
-        """Returns the grammar in llguidance's form. Raises `RequestError` (400) where it cannot be used."""
+        """Returns the grammar in llguidance's form. Raises `RequestError` (400) if it cannot be used."""
         try:
             text = self._join(grammar)
             limit = grammar.limit if grammar.thought is None else limit_of(grammar.thought, self._compiler.tokenizer())
@@ -41,7 +41,7 @@ class GrammarReader:
         return Grammar("llguidance", text, grammar.param, limit=limit)
 
     def _join(self, grammar: Grammar) -> str:
-        """Returns the whole grammar, with what may come before it and in its place."""
+        """Returns the whole grammar, including a thought before it and calls in its place."""
         if grammar.thought is None and not grammar.calls:
             return self._translate(grammar)
         if grammar.kind == "thought":
@@ -90,9 +90,9 @@ def schema_grammar(schema: str, whitespace: str | None = None) -> str:
     library: Any = import_module("llguidance")
     try:
         value = read_schema(schema)
-        schema = "{}" if value is True else json.dumps(value)  # the same, and options are only taken with an object
+        schema = "{}" if value is True else json.dumps(value)  # {} equals true; options need an object
     except (ValueError, RecursionError):
-        value = None  # llguidance says what is wrong
+        value = None  # llguidance reports the error
     overrides: dict[str, Any] = {"lenient": False, "coerce_one_of": False}
     if whitespace is not None:
         overrides |= {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}

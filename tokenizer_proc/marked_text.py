@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 MARK = re.compile(r"(<[^<>\s]{1,64}>|\[/?[A-Z_]{1,64}\])")
-"""What may be a special token."""
+"""Texts that may be special tokens."""
 
 
 def marks(text: str, tokenizer: "LLTokenizer") -> str:
-    """Returns a text as terminals: special tokens by their ids, the rest as it is spelt."""
+    """Returns a text as terminals: special tokens by their ids, the rest as literal text."""
     return " ".join(_terminals(text, tokenizer))
 
 
 def text_until(name: str, end: str, tokenizer: "LLTokenizer") -> str:
-    """Returns the rule `name`: any text up to the first `end`, and `end`.
+    """Returns the rule `name`: any text up to and including the first `end`.
 
-    Without an `end` the text goes on to the end of the output.
+    Without an `end`, the text continues to the end of the output.
     """
     text = f"{name}_text"
     first, *others = _terminals(end, tokenizer) or [""]

@@ -1,4 +1,4 @@
-"""In which forms a chat template reads messages: found by rendering small chats with it, each form when it is needed.
+"""Finds the forms of messages that a chat template reads, by rendering small chats when a form is first needed.
 
 A template may read contents as text or as a list of parts (and differently by role), arguments of calls as an object
 or as JSON text, and system messages anywhere, at the beginning, or not at all.
@@ -21,7 +21,7 @@ DUMPED_OBJECT = f"{{'{NEEDLE}'"
 """Python's way of writing an object: the template did not expect one."""
 
 PROBED_ROLES = ("system", "user", "assistant", "tool")
-"""Others are read as the user's."""
+"""Messages of other roles are treated like the user's."""
 
 CALL_ID = "call00001"
 RESULT: Message = {"role": "tool", "content": "a", "tool_call_id": CALL_ID, "name": "look_up"}
@@ -44,7 +44,7 @@ class MessageForms:
         """By role and form of a content: "text" or "parts"."""
 
     def adapt(self, messages: list[Message]) -> list[Message]:
-        """Returns the messages in forms that the template reads, and as they are if it reads none."""
+        """Returns the messages in forms that the template reads, unchanged if it reads none."""
         return [self._adapt(message) for message in self._place_system(messages)]
 
     def _adapt(self, message: Message) -> Message:
@@ -58,9 +58,9 @@ class MessageForms:
         return message
 
     def _place_system(self, messages: list[Message]) -> list[Message]:
-        """Returns the messages with the system messages where the template reads them: at the beginning, or in one.
+        """Returns the messages with the system messages moved to the beginning, or merged, if the template requires it.
 
-        If it reads none, their text begins the first message of the user.
+        If the template reads none, their text is prepended to the first user message.
         """
         systems = [message for message in messages if message["role"] == "system"]
         others = [message for message in messages if message["role"] != "system"]
@@ -126,7 +126,7 @@ class MessageForms:
         return {"role": "user", "content": "a" if is_text else [{"type": "text", "text": "a"}]}
 
     def _shows(self, chat: list[Message], shows: Callable[[str], bool]) -> bool:
-        """True if the template renders the chat, with or without tools, so that `shows` finds what it looks for."""
+        """True if `shows` accepts the rendered chat, with or without tools."""
         return any(self._try(chat, tools, shows) for tools in (None, [TOOL]))
 
     def _try(self, chat: list[Message], tools: list[Any] | None, shows: Callable[[str], bool]) -> bool:
@@ -137,7 +137,7 @@ class MessageForms:
 
 
 class CallForm(NamedTuple):
-    """How a message with calls is read: the type of their arguments, and the content if there is no text."""
+    """The form of a message with calls: the type of their arguments, and the content if there is no text."""
 
     has_json_arguments: bool
     empty_content: str | None
@@ -154,7 +154,7 @@ CALL_FORMS = [CallForm(is_json, content) for is_json in (False, True) for conten
 
 
 def _with_text_of_user(text: str, messages: list[Message]) -> list[Message] | None:
-    """Returns the messages with `text` before the first one of the user, `None` if there is none."""
+    """Prepends `text` to the first user message; `None` if there is none."""
     for i, message in enumerate(messages):
         if message["role"] == "user":
             begun = message | {"content": f"{text}\n\n{text_of(message.get('content'))}"}

@@ -40,15 +40,15 @@ from tokenizer_proc.prompts import PromptReader
 from tokenizer_proc.template_process import ChatRenderer, TemplateProcess
 
 TURN_S = 0.02
-"""Of work on short texts, then what has arrived meanwhile is looked at: it may be that some are not wanted any more."""
+"""How long to work on short texts before new messages are received, which may abort some of them."""
 
 LONG_TEXT_TIMEOUT_S = 600.0
 
 SHORT_CPU_S = 0.4
-"""Of rendering a short chat, while no other request is served."""
+"""CPU time for rendering a short chat, during which no other request is served."""
 
 TELL_INTERVAL_S = 0.9
-"""Frontends are told of prompts that have gone on about once a second: a message for each would cost more than it."""
+"""Interval of the reports to frontends about tokenized prompts; a message for each would cost too much."""
 
 Answer = UserMsg | UserReply | EncodeReply | DecodeReply
 
@@ -56,7 +56,7 @@ log = logging.getLogger("sluice.tokenizer")
 
 
 class ThreadTemplates:
-    """Chat templates with a process for each thread that renders."""
+    """Renders chats with one template process per thread."""
 
     def __init__(self, begin: Callable[[], ChatRenderer]):
         self._begin = begin
@@ -70,7 +70,7 @@ class ThreadTemplates:
 
 
 class TextServer:
-    """What the tokenizer does for one message that holds text or ids."""
+    """Answers single messages that contain text or ids."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class TextServer:
         self._reader = PromptReader(encoding, vocab_size, max_model_len)
 
     def answer(self, message: Text, *, is_long: bool = False) -> list[Answer]:
-        """Returns what the scheduler gets or, for a call or what cannot be served, the frontend. Never raises.
+        """Returns messages for the scheduler or, for calls and refusals, replies for the frontend. Never raises.
 
-        Those that are long may be answered in any thread.
+        Long messages may be answered in any thread.
         """
         begun_ns = time.monotonic_ns()
         try:
@@ -118,7 +118,7 @@ def serve(link: ProcessLink) -> None:
 
 
 class MainLoop:
-    """Receives, answers and passes on. Long texts are tokenized in threads, which leaves this one to all others."""
+    """Receives, answers and passes on messages. Long texts are tokenized in other threads."""
 
     def __init__(self, link: ProcessLink, server: TextServer):
         self._link = link
@@ -137,7 +137,7 @@ class MainLoop:
         link.add_receiver(self._inbox)
 
     def turn(self) -> None:
-        """Waits for something to do and does it, for a bounded time."""
+        """Waits for messages and processes them, for a bounded time."""
         self._link.wait(0.0 if self._backlog.has_short or self._can_start_long else BEAT_INTERVAL_S)
         self._link.receive_control()
         for message in self._grammars.pop_done():
@@ -177,7 +177,7 @@ class MainLoop:
                 final = self._backlog.abort(message)
                 if final is not None:
                     self._to_frontends.send(final)
-                elif not self._grammars.keep(message):
+                elif not self._grammars.hold(message):
                     self._to_schedulers.send(message.engine, message)
             case DropBefore():
                 self._backlog.forget(message)
@@ -190,7 +190,7 @@ class MainLoop:
                 self._to_schedulers.send(message.engine, message)
 
     def _answer_some(self) -> None:
-        """Answers short texts for a while, and starts a long one where no short one is left."""
+        """Answers short texts for up to `TURN_S`; starts a long one if no short one is left."""
         end_s = time.monotonic() + TURN_S
         while time.monotonic() < end_s:
             entry = self._backlog.pop_short()
@@ -203,7 +203,7 @@ class MainLoop:
                 self._in_threads.start(entry, partial(self._server.answer, entry.message, is_long=True))
 
     def _send_answers(self, entry: Entry, answers: list[Answer]) -> None:
-        """Sends those that are still wanted."""
+        """Sends the answers that are still wanted."""
         self._num_tokenized += len(answers)
         for answer in answers:
             if answer.uid not in entry.wanted:
@@ -240,7 +240,7 @@ def load_server(config: Config) -> TextServer:
 
 
 def tokenized_row(prompt: UserMsg) -> TokenizedRow:
-    """Returns what the frontend is told of a prompt that has gone on."""
+    """Returns the frontend's report of a prompt that was passed on."""
     stamps = prompt.stamps
     return TokenizedRow(
         prompt.uid, prompt.attempt, stamps.tokenize_begun_ns, stamps.tokenized_ns, num_int32(prompt.input_ids)
@@ -248,11 +248,11 @@ def tokenized_row(prompt: UserMsg) -> TokenizedRow:
 
 
 def _refuse(message: Text, error: BaseException, begun_ns: int) -> list[Answer]:
-    """Returns the replies that tell the client of `error`; one that is no refusal fails this message alone."""
+    """Returns the replies with `error`; one that is not a refusal is logged and fails only this message."""
     if isinstance(error, RequestError):
         return refuse(message, error.info, begun_ns)
     reference = secrets.token_hex(4)
-    # a panic in the tokenizers library is no Exception
+    # a panic in the tokenizers library is not an Exception
     log.error("request %d failed in the tokenizer, reference %s", message.uid, reference, exc_info=error)
     what = "tokens" if isinstance(message, DecodeMsg) else "prompt"
     verb = "decoded" if isinstance(message, DecodeMsg) else "tokenized"
@@ -262,7 +262,7 @@ def _refuse(message: Text, error: BaseException, begun_ns: int) -> list[Answer]:
 
 
 def refuse(message: Text, error: ErrorInfo, begun_ns: int) -> list[Answer]:
-    """Returns the reply that tells the client of `error`, one for each request."""
+    """Returns replies with `error`, one for each request."""
     match message:
         case TokenizeMsg():
             stamps = msgspec.structs.replace(

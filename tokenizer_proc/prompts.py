@@ -19,10 +19,10 @@ FIRST_PROBE_CHARS_PER_TOKEN = 4
 
 
 class PromptReader:
-    """Makes `UserMsg`s of `TokenizeMsg`s for one model, in any thread.
+    """Converts `TokenizeMsg`s to `UserMsg`s for one model, in any thread.
 
-    Keeps what it made of the latest text and of the latest texts in parameters: continuations of one HTTP request's
-    choices, and its several prompts, share them. `vocab_size` is the model's, `max_model_len` the longest prompt plus
+    Caches the ids of the latest text and of the latest texts in parameters: the prompts of one HTTP request, and
+    continuations of its choices, share them. `vocab_size` is the model's, `max_model_len` the longest prompt plus
     output, in tokens.
     """
 
@@ -36,9 +36,8 @@ class PromptReader:
     def read(self, message: TokenizeMsg, text: str | None, begun_ns: int) -> Iterator[UserMsg]:
         """Yields the message of each request with valid ids and `max_tokens` lowered to what the context leaves.
 
-        `text` is that of the message or its rendered chat, `None` for a prompt of ids. A prompt must leave room for a
-        token where one is wanted (`max_tokens` above 0). Raises `RequestError` for a prompt to refuse, and whatever the
-        tokenizer raises.
+        `text` is the message's text or its rendered chat, `None` for a prompt of ids. If `max_tokens` is above 0, the
+        prompt must leave room for a token. Raises `RequestError`, and whatever the tokenizer raises.
         """
         asked = message.sampling_params
         if message.chat is not None and text is not None:
@@ -80,7 +79,7 @@ class PromptReader:
         return ids
 
     def _params_of(self, params: SamplingParams) -> SamplingParams:
-        """Returns the parameters with the tokens of the texts in them, and `max_tokens` 0."""
+        """Returns the parameters with their texts as token ids, and with `max_tokens` 0."""
         asked = msgspec.structs.replace(params, max_tokens=0, seed=0)
         last = self._last_params
         if last is None or last[0] != asked:

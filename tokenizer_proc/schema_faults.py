@@ -46,9 +46,9 @@ def explain_calls(asked: CallGrammar, explain: Callable[[str], str]) -> str:
 
 
 def _parameters(asked: CallGrammar) -> Iterator[Schema]:
-    """Yields the schema of each tool's parameters, which may have the definitions of others too.
+    """Yields the schema of each tool's parameters, which may include the definitions of others.
 
-    A tool that takes any text has a schema that allows everything.
+    A tool that accepts any text has a schema that allows everything.
     """
     schemas: list[Schema] = [schema or {} for _, schema, _ in asked.calls]
     begins = zip(asked.names, asked.calls, strict=False)

@@ -1,10 +1,10 @@
-"""JSON schemas before llguidance sees them: what forbids nothing is left out, what cannot be kept to exactly refused.
+"""Simplifies JSON schemas for llguidance: removes keywords without effect, refuses numbers that would not be exact.
 
-llguidance refuses keywords that it does not know, whatever they say, and rounds or saturates large integers in silence.
+llguidance refuses unknown keywords, whatever their value, and silently rounds or saturates large integers.
 """
 
 # pyright: basic
-# (values here are whatever JSON holds)
+# (values here are any JSON)
 
 import contextlib
 import json
@@ -17,11 +17,11 @@ from runtime.grammars import GrammarError
 from tokenizer_proc.schema_faults import DEFINITIONS, OF_NAMED_SCHEMAS, OF_SCHEMA_LISTS, OF_SCHEMAS, resolve
 
 BOUNDED_WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
-"""Between the tokens of JSON: a blank, or a line break with its indentation, as llama.cpp has it. Small models would
-otherwise write white space until `max_tokens`."""
+"""Between the tokens of JSON: a blank, or a line break with its indentation, as in llama.cpp. Otherwise, small models
+may write white space until `max_tokens`."""
 
 MAX_EXACT = 1 << 53
-"""Up to here every integer is a float64, which is what llguidance reads numbers as."""
+"""The largest integer up to which all are exact as float64, llguidance's type for numbers."""
 
 MAX_INT64 = (1 << 63) - 1
 
@@ -37,19 +37,19 @@ FORMATS_OF_PATTERNS = {
     *("cuid", "cuid2", "ulid", "nanoid", "xid", "ksuid", "emoji", "e164", "base64", "base64url", "cidrv4", "cidrv6"),
     *("jwt", "lowercase", "uppercase", "guid"),
 }
-"""Zod's names for the patterns that it gives with them."""
+"""Zod's names of formats, which it writes together with an equivalent `pattern`."""
 
 
 def read_schema(text: str) -> Any:
-    """Returns a schema as `simplify` does. Raises `GrammarError`, and `ValueError` for what is not JSON."""
+    """Parses and simplifies a schema. Raises `GrammarError`, and `ValueError` if it is not JSON."""
     return simplify(DECODER.decode(text))
 
 
 def simplify(schema: Any, whole: Any = None) -> Any:
-    """Returns a schema of the same values without keywords that are true of every value.
+    """Returns an equivalent schema without keywords that every value satisfies.
 
-    References are into `whole`, by default the schema itself. Raises `GrammarError` for a number that llguidance would
-    take for another one.
+    References point into `whole`, by default the schema itself. Raises `GrammarError` for a number that llguidance
+    would change.
     """
     if not isinstance(schema, dict):
         return schema
@@ -63,13 +63,13 @@ def simplify(schema: Any, whole: Any = None) -> Any:
 
 
 def simplify_within(lark: str) -> str:
-    """Returns a grammar in Lark's form with its schemas (`%json {…}`) as of `simplify`. Raises `GrammarError`."""
+    """Simplifies the schemas (`%json {…}`) in a grammar in Lark's form. Raises `GrammarError`."""
     parts: list[str] = []
     start = 0
     for mark in EMBEDDED.finditer(lark):
         if mark.end() < start:
             continue
-        with contextlib.suppress(ValueError, RecursionError):  # llguidance says what is wrong
+        with contextlib.suppress(ValueError, RecursionError):  # llguidance reports the error
             schema, end = DECODER.raw_decode(lark, mark.end())
             schema = simplify(schema)
             if isinstance(schema, dict) and "x-guidance" not in schema:
@@ -115,7 +115,7 @@ def _forbids_nothing(key: str, schema: dict[str, Any]) -> bool:
 
 
 def _allows_all(schema: Any, value_type: str = "") -> bool:
-    """True if every value is valid, or every one of this type."""
+    """True if every value of the type is valid; without a type, if every value is."""
     if not isinstance(schema, dict):
         return schema is True
     types = schema.get("type", value_type)
@@ -124,7 +124,7 @@ def _allows_all(schema: Any, value_type: str = "") -> bool:
 
 
 def _enforce_names(schema: dict[str, Any], whole: Any) -> None:
-    """Says by properties what names an object may have, where nothing else says which it has."""
+    """Replaces `propertyNames` by equivalent properties, if the schema has none."""
     names = schema.get("propertyNames")
     if isinstance(names, dict) and names.keys() - ANNOTATIONS == {"$ref"}:
         names = next((found for _, found in resolve(names["$ref"], whole)), names)

@@ -1,11 +1,10 @@
-"""The process that renders chats: it reads the templates, then one chat at a time, and writes what becomes of each.
+"""The process that renders chats: it reads the templates, then replies to each chat with its text or a refusal.
 
-    python -m tokenizer_proc.template_child CPU_S
+    python -m tokenizer_proc.template_child PARENT_PID CPU_S
 
-A rendering that takes more than `CPU_S` seconds of CPU time ends the process: nothing of a template can catch that.
+A rendering that takes more than `CPU_S` seconds of CPU time ends the process; no template can catch that.
 """
 
-import os
 import resource
 import signal
 import sys
@@ -15,32 +14,29 @@ import msgspec
 from messages.errors import RequestError, bad_request
 from messages.requests import ChatPrompt
 from runtime.chat_files import ChatFiles
-from runtime.lifeline import ask_for_death_signal
 from tokenizer_proc.chat import ChatTemplates
-from tokenizer_proc.template_process import read_frame, write_frame
+from tokenizer_proc.child_process import open_pipes, read_frame, write_frame
 
 MAX_BYTES = 256 << 20
-"""Of memory that the templates may take, and a chat's text on its way through them."""
+"""The memory that the templates, and the text of a chat being rendered, may take."""
 
 
 def main() -> int:
-    ask_for_death_signal(os.getppid(), signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the end of the tokenizer is the end of this process
+    requests, replies = open_pipes()
     _limit_memory()
-    cpu_s = float(sys.argv[1])
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
-    files = read_frame(source)
+    cpu_s = float(sys.argv[2])
+    files = read_frame(requests)
     if files is None:
         return 0
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     templates = ChatTemplates(msgspec.msgpack.decode(files, type=ChatFiles))
     signal.setitimer(signal.ITIMER_PROF, 0)
-    write_frame(sink, msgspec.msgpack.encode(templates.mistake))
-    while (chat := read_frame(source)) is not None:
+    write_frame(replies, msgspec.msgpack.encode(templates.mistake))
+    while (chat := read_frame(requests)) is not None:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         answer = _answer(templates, chat)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        write_frame(sink, answer)
+        write_frame(replies, answer)
     return 0
 
 
@@ -56,7 +52,7 @@ def _answer(templates: ChatTemplates, chat: bytes) -> bytes:
 
 
 def _limit_memory() -> None:
-    """Makes allocations fail that would give this process `MAX_BYTES` more than it has; Linux only."""
+    """Lets this process allocate at most `MAX_BYTES` more than it has; Linux only."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
             num_bytes = int(file.read().split()[0]) * resource.getpagesize()

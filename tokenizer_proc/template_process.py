@@ -1,31 +1,23 @@
-"""Chat templates run in a child process: one that takes too much time or memory ends that process and nothing else.
+"""Runs chat templates in a child process: one that takes too much time or memory ends that process and nothing else.
 
-A limit on memory is the process's, and in this one libraries' threads end the process when they cannot allocate.
+A memory limit applies to a whole process. The tokenizer cannot have one: its libraries abort if an allocation fails.
 """
 
-import contextlib
-import os
-import select
 import signal
-import subprocess
-import sys
-import weakref
-from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 import msgspec
 
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.requests import ChatPrompt
 from runtime.chat_files import ChatFiles
-
-ROOT = Path(__file__).resolve().parents[1]
+from tokenizer_proc.child_process import ChildEndedError, ChildProcess
 
 MAX_CPU_S = 2.0
-"""Of one rendering. Real ones take less than a millisecond for each message."""
+"""The limit for one rendering. Real templates take less than a millisecond per message."""
 
 MAX_WAIT_S = 60.0
-"""For a process that gets no CPU time; it is ended then."""
+"""How long to wait for a process that gets no CPU time, before it is killed."""
 
 
 class ChatRenderer(Protocol):
@@ -34,14 +26,8 @@ class ChatRenderer(Protocol):
         ...
 
 
-class _EndedError(Exception):
-    def __init__(self, exit_code: int):
-        super().__init__(exit_code)
-        self.exit_code = exit_code
-
-
 class TemplateProcess:
-    """The chat templates of `files` in a process of their own; it is replaced when it has ended."""
+    """Renders with the templates of `files`, in a child process that is replaced if it ends."""
 
     def __init__(self, files: ChatFiles, cpu_s: float = MAX_CPU_S):
         self._files = msgspec.msgpack.encode(files)
@@ -53,22 +39,22 @@ class TemplateProcess:
         return self._child.pid
 
     def find_mistake(self) -> str | None:
-        """Returns what is wrong with the default template, `None` for a good one, once it is compiled."""
+        """Waits until the default template is compiled; returns its error, `None` if it has none."""
         try:
             return self._wait_for_templates()
-        except _EndedError as error:
+        except ChildEndedError as error:
             return self._explain(error)
 
     def render(self, chat: ChatPrompt) -> str:
         """See `ChatRenderer`."""
         try:
             return self._render(chat)
-        except _EndedError as error:
+        except ChildEndedError as error:
             if error.exit_code == -signal.SIGPROF:
                 raise self._refusal(error) from None
         try:
             return self._render(chat)  # the process may have been killed for another reason
-        except _EndedError as error:
+        except ChildEndedError as error:
             raise self._refusal(error) from None
 
     def _render(self, chat: ChatPrompt) -> str:
@@ -79,14 +65,7 @@ class TemplateProcess:
         return answer
 
     def _begin(self) -> None:
-        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tokenizer_proc.template_child", f"{self._cpu_s}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        )
-        self._end = weakref.finalize(self, _end, self._child)
+        self._child = ChildProcess("tokenizer_proc.template_child", f"{self._cpu_s}")
         self._is_new = True
         self._mistake: str | None = None
 
@@ -97,51 +76,17 @@ class TemplateProcess:
         return self._mistake
 
     def _ask(self, frame: bytes) -> bytes:
-        """Returns the answer of the child. Raises `_EndedError` if it ends instead; another one begins then."""
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
+        """Returns the child's reply. Raises `ChildEndedError` after starting a new child."""
         try:
-            write_frame(self._child.stdin, frame)
-            is_there = bool(select.select([self._child.stdout], [], [], MAX_WAIT_S)[0])
-            answer = read_frame(self._child.stdout) if is_there else None
-        except BrokenPipeError:
-            answer = None
-        if answer is not None:
-            return answer
-        exit_code = self._end() or 0
-        self._begin()
-        raise _EndedError(exit_code)
+            return self._child.ask(frame, MAX_WAIT_S)
+        except ChildEndedError:
+            self._begin()
+            raise
 
-    def _refusal(self, error: _EndedError) -> RequestError:
+    def _refusal(self, error: ChildEndedError) -> RequestError:
         return bad_request(f"The chat template refused the messages: {self._explain(error)}", "messages")
 
-    def _explain(self, error: _EndedError) -> str:
+    def _explain(self, error: ChildEndedError) -> str:
         if error.exit_code == -signal.SIGPROF:
             return f"it has worked for {self._cpu_s:g} s and is not done"
         return f"it has ended the process that renders it (exit code {error.exit_code})"
-
-
-def write_frame(sink: IO[bytes], frame: bytes) -> None:
-    sink.write(len(frame).to_bytes(8, "little"))
-    sink.write(frame)
-    sink.flush()
-
-
-def read_frame(source: IO[bytes]) -> bytes | None:
-    """Returns the next frame, `None` at the end of the stream."""
-    head = source.read(8)
-    frame = source.read(int.from_bytes(head, "little")) if len(head) == 8 else b""
-    return frame if len(head) == 8 and len(frame) == int.from_bytes(head, "little") else None
-
-
-def _end(child: "subprocess.Popen[bytes]") -> int:
-    """Ends the process and returns its exit code."""
-    for stream in (child.stdin, child.stdout):
-        if stream is not None:
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-    try:
-        return child.wait(1.0)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        return child.wait()

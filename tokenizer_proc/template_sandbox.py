@@ -1,7 +1,7 @@
-"""What a chat template sees: it is code that came with a checkpoint.
+"""The environment of chat templates, which are code that came with a checkpoint.
 
-A template may use what `transformers` gives it. Jinja's sandbox keeps it from Python's internals and from changing its
-input; its process bounds its time and memory (`template_process.py`).
+A template may use what `transformers` provides. Jinja's sandbox prevents access to Python's internals and changes
+of the input; the template's process bounds its time and memory (`template_process.py`).
 """
 
 import json

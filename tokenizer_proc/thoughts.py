@@ -1,6 +1,6 @@
-"""The model's reasoning in the prompt and before the answer: whether the prompt has opened or closed it, and its rules.
+"""The model's reasoning (a thought) in the prompt and before the answer, and its grammar.
 
-Where a thought stands at the end of a prompt is decided here, once, for what the scheduler does.
+Whether the prompt has opened or closed the thought is decided here, once; the scheduler relies on it.
 """
 
 import json
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 SWITCHES = frozenset({"enable_thinking", "thinking"})
-"""Variables by which a chat template is told not to let the model think."""
+"""Variables by which a chat template disables reasoning."""
 
 BUDGET_PARAM = "thinking_token_budget"
 BETWEEN = r"between: /[\n ]{0,4}/"
@@ -24,7 +24,7 @@ BETWEEN = r"between: /[\n ]{0,4}/"
 
 
 def place_of(prompt: str, thought: Thought, begun: str = "") -> ThoughtPlace:
-    """Returns where a prompt ends; `begun` is the beginning of the answer that it has, if it has one."""
+    """Returns where the prompt ends. `begun`: the beginning of the answer in the prompt, if any."""
     if begun.strip():
         return "inside" if begun.rfind(thought.begin) > begun.rfind(thought.end) else "behind"
     prompt = prompt.rstrip()
@@ -34,7 +34,7 @@ def place_of(prompt: str, thought: Thought, begun: str = "") -> ThoughtPlace:
 
 
 def close_thought(prompt: str, thought: Thought, *, has_switch: bool) -> str:
-    """Returns the prompt with an empty thought, unless it has one or its template decides that (`has_switch`)."""
+    """Adds an empty thought to the prompt, unless it has a thought or the template has a switch for it."""
     place = place_of(prompt, thought)
     if place == "inside" and thought.empty:
         return prompt.rstrip().removesuffix(thought.begin) + thought.empty
@@ -42,7 +42,7 @@ def close_thought(prompt: str, thought: Thought, *, has_switch: bool) -> str:
 
 
 def with_thought(params: SamplingParams, chat: ChatPrompt, prompt: str) -> SamplingParams:
-    """Returns the parameters with the thought before what the output must be, and its budget, where it has one."""
+    """Adds the thought, and its budget if any, to the grammar of the parameters."""
     grammar, thought = params.grammar, chat.thought
     if thought is None or (grammar is None and thought.budget is None):
         return params
@@ -64,9 +64,9 @@ def _begun(chat: ChatPrompt) -> str:
 
 
 def join_grammars(thought: Thought | None, calls: str | None, answer: str | None, tokenizer: "LLTokenizer") -> str:
-    """Returns the grammar, in llguidance's form, of an output: a thought, then calls or an answer if there are any.
+    """Returns the grammar, in llguidance's form, of an output: a thought, then calls or an answer, if any.
 
-    `calls` and `answer` are grammars in that form, or in Lark's.
+    `calls` and `answer` are grammars in that form or in Lark's.
     """
     parts = {"calls": calls, "answer": answer}
     texts = {name: text for name, text in parts.items() if text is not None}
@@ -83,7 +83,7 @@ def join_grammars(thought: Thought | None, calls: str | None, answer: str | None
 
 
 def limit_of(thought: Thought, tokenizer: "LLTokenizer") -> ThoughtLimit | None:
-    """Returns what holds the thought to its budget, `None` where there is none or no thought will come."""
+    """Returns the limit of the thought, `None` if it has no budget or the prompt has closed it."""
     if thought.budget is None or thought.place == "behind":
         return None
     begin_ids, end_ids = (tokenizer.tokenize_str(mark, parse_special=True) for mark in (thought.begin, thought.end))
@@ -93,7 +93,7 @@ def limit_of(thought: Thought, tokenizer: "LLTokenizer") -> ThoughtLimit | None:
 
 
 def _rules_of(thought: Thought | None, tokenizer: "LLTokenizer") -> list[str]:
-    """Returns the rules of `lead`: the thought, or the rest of it, and what is between it and an answer."""
+    """Returns the rules of `lead`: the thought, or the rest of it, and the text between it and the answer."""
     if thought is None or thought.place == "behind":
         return ['lead: ""']
     between = marks(thought.resume, tokenizer) or "between"

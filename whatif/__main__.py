@@ -122,8 +122,8 @@ def choose_settings(options: argparse.Namespace, calibration: Calibration) -> li
 
 
 def read_source(options: argparse.Namespace) -> tuple[Calibration, CostModel, list[Arrival], list[str], str]:
-    """Returns measured steps, their model, the requests, what is to be said of them, and why none of the settings is to
-    be recommended, if that is so. Raises `UsageError`."""
+    """Returns measured steps, their model, the requests, remarks about them, and the reason for no recommendation (or
+    none). Raises `UsageError`."""
     if not options.source.exists():
         raise UsageError(f"{options.source} does not exist")
     if not options.source.is_dir():

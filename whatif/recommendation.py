@@ -10,7 +10,7 @@ EQUAL = 0.01
 """Settings whose first figure differs by less than this part count as equal, and the smaller cache goes first."""
 
 MAX_ERROR = 0.5
-"""A recording whose own settings are off by more in any figure says nothing about other settings."""
+"""If the simulation of the recording's own settings is off by more in any figure, nothing is recommended."""
 
 LACKS = {
     "rows": "a row (--max-num-seqs)",
@@ -42,14 +42,14 @@ def recommend(outcomes: Sequence[Outcome], capacities: Mapping[Setting, Capacity
 
 
 def doubt_of(errors: Mapping[str, float]) -> str:
-    """Returns why nothing is recommended where the recording's own settings are off by `errors`, or nothing."""
+    """Returns why nothing is recommended if the recording's own settings are off by `errors`; empty if they are not."""
     if not errors or max(map(abs, errors.values())) <= MAX_ERROR:
         return ""
     name = max(errors, key=lambda name: abs(errors[name]))
     return (
-        f"nothing is recommended: for the recording's own settings {name} is {errors[name]:+.0%} off, and more than "
-        f"{MAX_ERROR:.0%} says nothing about others. Leave out requests of a cold start (--skip-requests N), record "
-        "more requests while nothing else runs, or measure the steps by themselves (`launch.py calibrate`, and --steps)"
+        f"nothing is recommended: for the recording's own settings {name} is {errors[name]:+.0%} off. Beyond "
+        f"{MAX_ERROR:.0%} the simulation is unreliable. Leave out requests of a cold start (--skip-requests N), record "
+        "more requests while nothing else runs, or measure the steps separately (`launch.py calibrate`, and --steps)"
     )
 
 

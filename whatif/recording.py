@@ -99,7 +99,7 @@ def _read(folder: Path, num_skipped: int) -> Recording:
     delays_ns = _note_replies(requests, _messages(records, FRONTEND))
     num_pages = config.cache.num_pages or max(_num_pages(report, config.cache.block_size) for report in reports)
     if num_pages > MAX_PAGES:
-        raise UsageError(f"{folder} is damaged: it says that the cache had {num_pages} pages")
+        raise UsageError(f"{folder} is damaged: it claims a cache of {num_pages} pages")
     calibration = Calibration(
         model=", ".join(config.facts.served_names),
         can_overlap=False,

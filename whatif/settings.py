@@ -10,7 +10,7 @@ VOCAB_SIZE = 2**31 - 1
 """Prompts are of made-up tokens: among so many, two are equal only where they are meant to be."""
 
 MAX_PAGES = 10_000_000
-"""More than any machine has memory for; the simulated scheduler keeps a list of them."""
+"""More than any machine has memory for; the simulated scheduler keeps a list of all pages."""
 
 
 class Setting(msgspec.Struct, frozen=True):

@@ -21,10 +21,10 @@ class Block:
         self.call_id = call_id
         self.text = ""
         self.logprobs: list[PositionLogprobs] = []
-        """Of a text: those of its tokens, where they are wanted."""
+        """Those of a text's tokens, if requested."""
         self.has_ended = False
         self.is_cut = False
-        """It has ended because the answer had to, or is a malformed call."""
+        """The answer was cut off in this block, or the block is a malformed call."""
 
 
 class Began(NamedTuple):
@@ -61,7 +61,7 @@ class AnswerBlocks:
 
     @property
     def has_calls(self) -> bool:
-        """True if the answer asks for calls, all of which are whole."""
+        """True if the answer makes calls and all of them are complete."""
         return self._reader is not None and self._reader.has_calls
 
     @property

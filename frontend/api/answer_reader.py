@@ -12,10 +12,10 @@ from messages.replies import UserReply
 
 
 class AnswerRules(NamedTuple):
-    """How the choices of a chat are read. `schemas`: of the tools' parameters, by name. `begun`: what they continue.
+    """How the choices of a chat are read.
 
-    `max_calls`: calls beyond it are left out. `custom`: the names of tools whose arguments are shown as the text in
-    them.
+    `schemas`: the schemas of the tools' parameters, by tool name. `begun`: the message that the answer continues.
+    `max_calls`: further calls are dropped. `custom`: tools whose arguments are shown as plain text.
     """
 
     format: Format
@@ -31,7 +31,7 @@ class AnswerRules(NamedTuple):
 class AnswerReader:
     """Reads one choice. Its parser begins with the first text: by then the end of the prompt is known.
 
-    In a stream a call is shown as it is written, otherwise only if it is whole.
+    A stream shows a call as it is written; otherwise a call is shown only if it is complete.
     """
 
     def __init__(self, rules: AnswerRules, generation: Generation):
@@ -41,13 +41,13 @@ class AnswerReader:
         self._deltas = Deltas(is_streamed=generation.is_streamed, custom=rules.custom)
         self._has_shown_broken = False
         self.is_cut_in_call = False
-        """The answer has ended in a call, other than by the model."""
+        """The answer was cut off within a call."""
         self._input: InputReader | None = None
-        """Of the call that was begun last, if it is one of a custom tool."""
+        """The reader of the latest call's arguments, if the call is to a custom tool."""
 
     @property
     def has_calls(self) -> bool:
-        """True if the answer asks for calls, all of which are whole."""
+        """True if the answer makes calls and all of them are complete."""
         return self._deltas.num_calls > 0 and not self._has_shown_broken
 
     def feed(self, text: str) -> list[Delta]:

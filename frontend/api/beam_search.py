@@ -54,7 +54,7 @@ def _check_beam_search(body: OpenAiFields, params: SamplingParams, width: int, n
     for field, is_asked in asked.items():
         if is_asked:
             reason = "beams are ranked by the model's own logprobs, and known when all have ended"
-            raise bad_request(f"{field} cannot be with use_beam_search: {reason}", field)
+            raise bad_request(f"{field} cannot be combined with use_beam_search: {reason}", field)
     if not params.max_tokens:
         raise bad_request("max_tokens must be at least 1 with use_beam_search, got 0", "max_tokens")
     if body.truncate_prompt_tokens == -1:

@@ -24,11 +24,11 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     tools: ToolUse = NO_TOOLS
     template_kwargs: dict[str, Any] = {}
-    """For the chat template, beside the tools."""
+    """Variables for the chat template, in addition to the tools."""
     is_thinking_off: bool = False
-    """The model is not to reason, whether or not its chat template can be told so."""
+    """Reasoning is disabled, whether or not the chat template has a switch for it."""
     thinking_budget: int | None = None
-    """The most tokens of reasoning."""
+    """Maximum number of reasoning tokens."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     allows_parallel_calls: bool = True
@@ -92,7 +92,7 @@ class Conversations:
         return OpenedChat(choices, rules)
 
     async def count(self, conversation: Conversation) -> InputTokens:
-        """Returns how many tokens the prompt has. Raises `RequestError`."""
+        """Returns the number of tokens in the prompt. Raises `RequestError`."""
         prompt = self.prompt(conversation)
         answer = await self._service.queries.encode(
             lambda uid: EncodeMsg(uid, None, prompt, conversation.add_special_tokens)
@@ -100,7 +100,7 @@ class Conversations:
         return InputTokens(num_int32(answer.token_ids))
 
     def prompt(self, conversation: Conversation) -> ChatPrompt:
-        """Returns the prompt, with how the model reasons where that matters. Raises `RequestError` (400)."""
+        """Returns the prompt, with the format of reasoning if it is needed. Raises `RequestError` (400)."""
         thought = self.model_format.thought
         if thought is not None:
             thought = msgspec.structs.replace(
@@ -124,9 +124,9 @@ class Conversations:
         )
 
     def _adapted(self, conversation: Conversation, rules: AnswerRules | None) -> SamplingParams:
-        """Returns the parameters with what tools and the reading of the answer need. Raises `RequestError` (400).
+        """Returns the parameters, extended for tools and for parsing the answer. Raises `RequestError` (400).
 
-        A call that is forced goes before what else the answer must be like.
+        A forced call takes precedence over other constraints on the answer.
         """
         params, tools = conversation.params, conversation.tools
         grammar = tools.forced

@@ -27,7 +27,7 @@ from messages.errors import ErrorInfo, RequestError, bad_request
 
 UPLOAD_TIMEOUT_S = 600.0
 UPLOAD_IDLE_S = 60.0
-"""After so long without a byte an upload is cut off: it holds a part of the quota."""
+"""An upload that sends nothing for this long is cut off, because it occupies part of the quota."""
 
 MAX_NAME_CHARS = 255
 MAX_FILES_SHOWN = MAX_FILES
@@ -69,14 +69,14 @@ class FilesApi:
         self._given_store = store
         self._max_file_bytes = max_file_bytes
         self._parsing = asyncio.Lock()
-        """One thread parses at a time: each takes time from this process's other work."""
+        """One thread parses at a time, to leave CPU time for this process's other work."""
 
     @property
     def _store(self) -> BatchStore:
         return need_store(self._given_store)
 
     async def upload(self, request: Request) -> JsonReply:
-        """Raises `RequestError`: 400, 408, 413 for a file or a store that would be too large, 415, 507."""
+        """Raises `RequestError`: 400, 408, 413 (the file or the store would be too large), 415, 507."""
         store = self._store
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._max_file_bytes + FORM_BYTES:
@@ -190,7 +190,7 @@ def ends_of(records: list[Any]) -> tuple[str | None, str | None]:
 
 
 async def on_disk(function: Callable[[], T]) -> T:
-    """Returns what `function` returns, run in a thread to its end. Raises `RequestError` (507) if the disk is full."""
+    """Runs `function` in a thread to its end; returns its result. Raises `RequestError` (507) if the disk is full."""
     try:
         return await run_whole(function)
     except OSError as error:
@@ -201,7 +201,7 @@ async def on_disk(function: Callable[[], T]) -> T:
 
 
 def _check_form(form: FormParser) -> tuple[str, int]:
-    """Returns the name of the file, and for how many seconds it is to stay. Raises `RequestError` (400)."""
+    """Returns the file's name and lifetime in seconds. Raises `RequestError` (400)."""
     try:
         parts = msgspec.convert(form.fields, UploadForm, strict=False)
     except msgspec.ValidationError as error:

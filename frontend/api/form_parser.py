@@ -1,4 +1,4 @@
-"""The form of `POST /v1/files`, parsed as it arrives: its file goes to disk, its other fields stay in memory."""
+"""Parses the form of `POST /v1/files` as it arrives: the file goes to disk, the other fields stay in memory."""
 
 import python_multipart
 from python_multipart.exceptions import FormParserError
@@ -9,15 +9,15 @@ from messages.errors import ErrorInfo, RequestError, bad_request
 
 FORM_TYPE = "multipart/form-data"
 FORM_BYTES = 65536
-"""What a form may have beside the file."""
+"""The limits on a form, apart from its file."""
 
 MAX_PARTS = 9
 
 
 class FormParser:
-    """Call `feed` with each piece of the body, which blocks as it writes to `upload`, and then `end`.
+    """Call `feed` with each piece of the body, and then `end`. `feed` blocks while it writes to `upload`.
 
-    All methods raise `RequestError`: 400 for what is no form, 413 for too large a file or form.
+    All methods raise `RequestError`: 400 if the body is not a valid form, 413 if the file or the form is too large.
     """
 
     def __init__(self, content_type: str, upload: Upload, max_file_bytes: int):
@@ -25,13 +25,13 @@ class FormParser:
         if kind.decode("latin-1").lower() != FORM_TYPE:
             raise RequestError(ErrorInfo(415, f"Content-Type {content_type[:60]!r} is not supported, send {FORM_TYPE}"))
         self.fields: dict[str, str] = {}
-        """By name; of the file it is empty."""
+        """Values by field name; empty for the file."""
         self.filename: str | None = None
         self.file_field = ""
         self._upload = upload
         self._max_file_bytes = max_file_bytes
         self._content = bytearray()
-        """Of the file, from the latest piece: what looks like boundaries comes from the parser in many parts."""
+        """The file's bytes in the latest piece: the parser splits them wherever they resemble a boundary."""
         self._num_file_bytes = 0
         self._num_form_bytes = 0
         self._num_parts = 0
@@ -65,11 +65,11 @@ class FormParser:
             self._content.clear()
 
     def end(self) -> None:
-        """Checks that the form is whole."""
+        """Checks that the form is complete."""
         if not self._has_ended:
             raise bad_request("the form cannot be read: it ends before its last boundary")
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def _begin_part(self) -> None:
         self._num_parts += 1

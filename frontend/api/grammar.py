@@ -22,7 +22,7 @@ OUTPUTS_TEXT = "an object with one of json, regex, choice, grammar, json_object 
 
 
 class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`strict` changes nothing: the schema is always kept to. `name` has to be there, as OpenAI has it."""
+    """`strict` has no effect, as the schema is always enforced. `name` is required, as in OpenAI's API."""
 
     schema: Raw
     name: str | None = None
@@ -31,9 +31,9 @@ class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`structures`, `triggers` and `format` are those of a structural tag.
+    """`structures`, `triggers` and `format` belong to a structural tag.
 
-    The last four belong into `json_schema`, and are refused here.
+    The last four fields belong in `json_schema` and are refused here.
     """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
@@ -121,7 +121,7 @@ def _asked_by_format(response_format: ResponseFormat | None) -> list[_Asked]:
     for name in ("schema", "name", "strict", "description"):
         if _is_given(getattr(response_format, name)):
             missing = "json_schema is missing" if response_format.json_schema is None else f"{name} is not taken"
-            text = f'{missing}: {name} belongs into json_schema, as in {{"type": "json_schema", {SCHEMA_FORMAT_TEXT}}}'
+            text = f'{missing}: {name} belongs in json_schema, as in {{"type": "json_schema", {SCHEMA_FORMAT_TEXT}}}'
             raise bad_request(f"response_format.{text}", "response_format.json_schema")
     if response_format.type == "text":
         return []

@@ -14,7 +14,7 @@ from messages.config import CacheConfig, Config, HttpConfig, ModelConfig, ModelF
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of OpenAI's API, ours, and from `type` on those of Anthropic's."""
+    """The fields of OpenAI's API and our own; from `type` on, those of Anthropic's API."""
 
     id: str
     object: Literal["model"] = "model"
@@ -54,7 +54,7 @@ class ShownConfig(msgspec.Struct, frozen=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """`placement`: what `auto` has become, by scheduler: device, dtype and kv_cache_dtype."""
+    """`placement`: per scheduler, the device, dtype and kv_cache_dtype that `auto` resolved to."""
 
     version: str
     config: ShownConfig
@@ -96,8 +96,7 @@ class InfoApi:
         return JsonReply(VersionReply(self._version))
 
     async def server_info(self, request: Request) -> JsonReply:
-        """The configuration as all processes read it (but no keys), what the launcher found out about the model, and
-        where it runs."""
+        """The configuration that all processes read (except keys), the facts about the model, and where it runs."""
         config = self._config
         shown = ShownConfig(config.model, config.cache, config.scheduling, config.http.without_keys(), config.run)
         return JsonReply(ServerInfo(self._version, shown, config.facts, self._processes.placements()))

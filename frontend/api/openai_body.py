@@ -51,7 +51,7 @@ Other servers' names for what the answer must be like are among them: to ignore 
 """
 
 CONSTRAINTS = (*GrammarFields.__struct_fields__, "structural_tag", "grammar", "json_schema", "regex", "ebnf")
-"""What says what the answer must be like, here or (the last five) on other servers."""
+"""Fields that constrain the answer, here or (the last five) on other servers."""
 
 IGNORED = (
     *("parallel_tool_calls", "include_reasoning", "reasoning_effort", "prediction"),

@@ -21,7 +21,7 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_STOP_IDS = 1024
 MAX_TEXT_CHARS = 32_768
-"""Of all strings together in a field that the tokenizer reads, or the detokenizer looks for, for every choice."""
+"""Total length of the strings in one field: the tokenizer or the detokenizer handles them for every choice."""
 MAX_REPETITION_PENALTY = 1e6
 """Together with its reciprocal what float32 logits bear; what lies beyond chooses the same tokens."""
 

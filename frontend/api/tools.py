@@ -16,7 +16,7 @@ from messages.requests import CallGrammar, Grammar
 
 MAX_TOOLS = 1024
 MAX_FIELDS = 32
-"""Of a function: each one that is not known is compared with those that are."""
+"""Fields of a function: each unknown one is compared with all known ones."""
 
 MAX_SHOWN_CHARS = 60
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,128}\Z"
@@ -34,10 +34,9 @@ Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
 
 class ToolFunction(msgspec.Struct, frozen=True):
-    """`strict` is accepted; arguments are held to the schema if a call is forced, and only then.
+    """`strict` is accepted, but only the arguments of forced calls are constrained by the schema.
 
-    Fields of other servers and of `transformers` (`return`, `defer_loading`) go to the chat template, which may read
-    them.
+    Fields of other servers and of `transformers` (`return`, `defer_loading`) are passed on to the chat template.
     """
 
     name: Name
@@ -218,15 +217,15 @@ def _force(schemas: Mapping[str, Any], model_format: ModelFormat, allows_several
 
 
 def with_calls(answer: Grammar, tools: ToolUse, model_format: ModelFormat, *, allows_several: bool) -> Grammar:
-    """Returns the grammar of an answer that is what `answer` says, or calls tools with any arguments.
+    """Returns the grammar of an answer that either matches `answer` or calls tools with any arguments.
 
-    A structural tag says itself where calls may be. Raises `RequestError` (400).
+    A structural tag itself determines where calls are allowed. Raises `RequestError` (400).
     """
     if not tools.listed or answer.kind == "structural_tag":
         return answer
     if model_format.forced is None:
         raise bad_request(
-            f"{answer.param} cannot be with tools, for the calls in the model's own response template are in no known "
+            f"{answer.param} cannot be combined with tools: the model's own response template writes calls in no known "
             'format: send "tool_choice": "none", or name a format with --tool-call-parser when the server starts',
             answer.param,
             "not_supported",

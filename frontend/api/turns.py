@@ -13,7 +13,7 @@ UNREAD = "[This is no text, and the model reads text only.]"
 
 @dataclass
 class _Turn:
-    """The pieces of a message; they are joined once, as there may be many."""
+    """The pieces of a message, which are joined once, because there may be many."""
 
     role: str
     texts: list[str] = field(default_factory=list[str])
@@ -40,7 +40,7 @@ class Turns:
 
     @property
     def messages(self) -> list[ChatMessage]:
-        """Those of all pieces so far."""
+        """The messages of all pieces so far."""
         return [turn.message() for turn in self._turns]
 
     def say(self, role: str, text: str) -> None:
@@ -67,6 +67,6 @@ class Turns:
 
 
 def _joined(texts: Sequence[str]) -> str | None:
-    """Returns the texts as one; nothing comes between empty ones at the beginning. `None` if there are none."""
+    """Joins the texts, without a separator between empty ones at the beginning; `None` if there are none."""
     first = next((index for index, text in enumerate(texts) if text), len(texts))
     return BETWEEN_TEXTS.join(texts[first:]) if texts else None

@@ -10,11 +10,11 @@ from frontend.requests.registry import Registry
 from messages.config import Config
 
 PART_WHILE_IDLE = 2
-"""Of the rows, one in so many is for batches while no client has requests open. The rest is free for whoever comes; the
-scheduler pauses what runs then."""
+"""Batches get 1/PART_WHILE_IDLE of the rows while no client has requests open. The rest stays free for new
+requests; the scheduler then pauses the rows of batches."""
 
 QUIET_S = 2.0
-"""How long no client must have had a request open for that: between two of one client there is less."""
+"""The server counts as idle after this long without requests; a client's pauses between requests are shorter."""
 
 
 class Gate:
@@ -33,7 +33,7 @@ class Gate:
             self._most_idle = given or max(1, num_rows // PART_WHILE_IDLE)
         self._most_live = config.batch.rows_while_live(num_rows)
         self._live_s = -math.inf
-        """When a request of a client was seen last."""
+        """When a client's request was last seen open."""
         self._registry = registry
         self._processes = processes
         self._uid_block = uid_block

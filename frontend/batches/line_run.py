@@ -24,7 +24,7 @@ RETRY_S = 1.0
 """After a 503: the server is full, or a process of it is away."""
 
 LINES_AT_ONCE, BYTES_AT_ONCE = 256, 2**20
-"""Read ahead of the lines that are asked; one line may pass the bound."""
+"""How far to read ahead of the lines being run; one line may exceed the bound."""
 
 log = logging.getLogger("sluice.frontend")
 
@@ -38,7 +38,7 @@ class LineCaller:
     on_response: Callable[[RequestTrace], None]
     max_line_bytes: int
     unwritten: set[InProcessCall] = field(default_factory=set[InProcessCall])
-    """Those whose results wait for room on the disk."""
+    """Calls whose results wait for room on the disk."""
 
     async def begin(self, line: BatchLine, timeout_s: float | None) -> InProcessCall:
         """Returns when the line may be asked. The call must leave the gate when it is over."""
@@ -64,7 +64,7 @@ class LineRun:
     timeout_s: float | None
 
     def _next_lines(self, numbered: Iterator[tuple[int, bytes]]) -> list[BatchLine] | None:
-        """Returns those of the next lines that have no result, `None` at the end of the file. It reads the disk."""
+        """Reads the next lines from the disk and returns those that have no result; `None` at the end of the file."""
         caller, found, num_bytes = self.caller, list[BatchLine](), 0
         for number, raw in numbered:
             if raw:
@@ -99,7 +99,7 @@ class LineRun:
             self.caller.unwritten.discard(call)
 
     def _has_added(self, custom_id: str, reply: Reply, call: InProcessCall) -> bool:
-        """Writes a result; returns False if the disk is full: the call then keeps its row, so no further one begins."""
+        """Writes a result; False if the disk is full. The call then keeps its row, so that no further call begins."""
         try:
             self.results.add(custom_id, reply)
         except OSError as error:
@@ -127,7 +127,7 @@ class LineRun:
             self.results.is_synced = False
 
     def refuse_rest(self, failure: LineFailure) -> None:
-        """Writes `failure` as the result of each line that has none. It reads and writes the disk."""
+        """Writes `failure` as the result of each line that has none. Reads and writes the disk."""
         numbered = numbered_lines(self.path, self.caller.max_line_bytes)
         while (lines := self._next_lines(numbered)) is not None:
             for line in lines:

@@ -77,7 +77,7 @@ def read_line(raw: bytes, urls: Collection[str], max_bytes: int) -> BatchLine:
 
 
 def numbered_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines with their numbers, a blank one as empty; of one over `max_bytes` only so much as shows that."""
+    """Yields the lines with their numbers: a blank one as empty, one over `max_bytes` truncated just beyond that."""
     with path.open("rb") as file:
         number = 0
         while raw := file.readline(max_bytes + 2):
@@ -97,7 +97,7 @@ class Checked(NamedTuple):
 def check_file(path: Path, urls: Collection[str], max_bytes: int, max_lines: int | None = None) -> Checked:
     """Reads the whole file and returns the number of its requests and the first `MAX_ERRORS` errors.
 
-    With `max_lines` requests at most, it may have as many blank lines.
+    The file may have up to `max_lines` requests, and as many blank lines.
     """
     errors: list[LineError] = []
     seen: set[str] = set()

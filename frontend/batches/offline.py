@@ -19,8 +19,8 @@ log = logging.getLogger("sluice.frontend")
 
 
 def check_offline(files: tuple[str, ...], max_line_bytes: int, *, is_first: bool) -> None:
-    """Raises `BootError` where the files cannot be used. Only the first frontend of a run reads them: a later one would
-    keep its clients waiting, and its predecessor may still hold the output."""
+    """Raises `BootError` if the files cannot be used. Only the first frontend of a run reads them: a later one would
+    keep its clients waiting, and its predecessor may still have the output open."""
     if len(files) != 2:
         raise BootError("--batch-run takes two files: one of requests, and one for their results")
     if not is_first:

@@ -46,7 +46,7 @@ BEGINNING = b'{"id":"batch_req_'
 """Of every result: what ends a file and does not begin so was not written by this program."""
 
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""The errors that end when somebody frees space."""
+"""The errors that freeing disk space resolves."""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Seen)

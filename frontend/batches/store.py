@@ -29,10 +29,10 @@ KEEP_S = 30 * 86400
 
 MAX_FILES = 10_000
 MAX_BATCHES = 10_000
-"""Records kept of batches: for a new one beyond them the oldest that has ended is removed."""
+"""Records of batches that are kept; a new one beyond this limit replaces the oldest one that has ended."""
 
 ORPHAN_S = 86400.0
-"""After which a file that no record is about is removed: a crash has left it."""
+"""Age at which a file without a record, left by a crash, is removed."""
 
 FRESH_NS = 2_000_000_000
 """A directory that was changed so lately may change again within the resolution of its time stamp."""
@@ -76,11 +76,11 @@ class BatchStore:
     # Files.
 
     def begin_upload(self) -> Upload:
-        """Returns an empty content that `add_file` makes a file. It must be closed, also after `add_file`."""
+        """Returns an empty upload, which `add_file` turns into a file. Close it in any case, also after `add_file`."""
         return Upload(self._files, self._check_room)
 
     def _check_room(self) -> None:
-        """Raises `RequestError` (413) if there are too many files, or too large ones, uploads included."""
+        """Raises `RequestError` (413) if the files, uploads included, are too many or too large."""
         used = num_files = 0
         for folder in (self._files, self._batches):
             for path, stat in _scan(folder):
@@ -96,7 +96,7 @@ class BatchStore:
             raise RequestError(ErrorInfo(413, f"{MAX_FILES} files are stored: delete some", code="storage_full"))
 
     def add_file(self, upload: Upload, filename: str, keep_s: int) -> FileRecord:
-        """Makes the content of `upload` a file of the purpose "batch"."""
+        """Turns `upload` into a file with the purpose "batch"."""
         file_id = f"file-{_new_hex()}"
         upload.finish()
         upload.path.rename(self.content(file_id))

@@ -1,4 +1,4 @@
-"""A file that is being uploaded: it counts against the quota before its bytes arrive, and nothing of it stays."""
+"""A file being uploaded: it counts against the quota before its bytes arrive, and a failed one leaves nothing."""
 
 import fcntl
 import os
@@ -11,13 +11,13 @@ from messages.errors import RequestError
 SUFFIX = ".upload"
 
 RESERVED_BYTES = 2**20
-"""Reserved ahead of an upload whose length was not announced."""
+"""Reserved in advance if the length of an upload was not announced."""
 
 
 class Upload:
-    """A new file in `folder`. Its size is what it may become, so that every frontend counts it.
+    """A new file in `folder`. It has its reserved size, so that every frontend counts it.
 
-    It is locked while this process lives: one without a lock was left over by a process that died. `check_room` raises
+    It is locked while this process lives: one without a lock was left by a process that died. `check_room` raises
     `RequestError` if all files together are too large. The methods block.
     """
 
@@ -33,7 +33,7 @@ class Upload:
         unlocked.rename(self.path)
 
     def reserve(self, num_bytes: int) -> None:
-        """Makes room for `num_bytes` in all. Raises `RequestError` and `OSError`."""
+        """Reserves `num_bytes` in total. Raises `RequestError` and `OSError`."""
         os.ftruncate(self._descriptor, num_bytes)
         self._check_room()
         self._num_reserved = num_bytes
@@ -52,7 +52,7 @@ class Upload:
             data = data[num_written:]
 
     def finish(self) -> None:
-        """Cuts the file to the bytes written, which are on disk afterwards. Raises `OSError`."""
+        """Truncates the file to the bytes written and flushes it to disk. Raises `OSError`."""
         os.ftruncate(self._descriptor, self._num_bytes)
         os.fsync(self._descriptor)
 
@@ -63,7 +63,7 @@ class Upload:
 
 
 def left_over(folder: Path) -> Iterator[Path]:
-    """Yields the uploads in `folder` whose process has died."""
+    """Yields the uploads in `folder` whose process died."""
     for path in folder.glob(f"*{SUFFIX}"):
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

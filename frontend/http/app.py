@@ -81,12 +81,12 @@ class App:
             trace.write_line(is_quiet=endpoint is not None and endpoint.is_polled)
 
     def _methods(self, endpoint: Endpoint) -> str:
-        """Returns the methods of all endpoints with the path of `endpoint`: the router knows those of one."""
+        """Returns the methods of all endpoints with the path of `endpoint`; the router knows only those of one."""
         routes = [route for route, other in self._routes if other.path == endpoint.path]
         return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
 
     def _find_nearest(self, path: str) -> Endpoint | None:
-        """Returns the endpoint that an unknown path means, if the client's base URL is wrong, or the one above it."""
+        """Returns the endpoint that a client with a wrong base URL meant by an unknown path, or the one above it."""
         meant = path.removeprefix(VERSION) if path.startswith(2 * VERSION) else VERSION + path
         while meant.startswith(f"{VERSION}/"):
             endpoint = self._find_endpoint(meant)

@@ -19,17 +19,17 @@ from messages.errors import ErrorInfo, RequestError, bad_request
 HALF_PAIR = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+(\\u[dD][89a-fA-F][\da-fA-F]{2})"
 )
-"""Finds the first escape of a half that is without the other one: clients that cut texts within a character send it."""
+"""Finds the first unpaired surrogate escape; clients that cut texts within a character send one."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 BODY_TIMEOUT_S = 120.0
 SILENCE_TIMEOUT_S = 20.0
-"""Between two pieces of a body: what has arrived of it takes memory that others are refused meanwhile."""
+"""The longest pause between two pieces of a body, whose memory is not available to others meanwhile."""
 
 JSON_TYPE = "application/json"
 MAX_CONTAINERS = 1 << 17
-"""Lists and objects of a body, which take some microseconds each to check and translate."""
+"""Lists and objects in a body; each takes a few microseconds to check and translate."""
 
 MAX_FIELDS = 128
 """Of a body: each one that is not known is compared with all that are."""
@@ -38,10 +38,9 @@ MAX_FIELDS = 128
 async def read_body(request: Request, limit_bytes: int) -> bytes:
     """Returns the request's body.
 
-    It is held in memory until the response is over. Raises `RequestError`: 503 where the bodies of others leave no room
-    for it, 413 over `limit_bytes` (before reading where the length is announced), 415 for one that is
-    compressed or not JSON by its media type, 408 where it does not arrive in time; `ClientDisconnect` where the client
-    leaves.
+    It is held in memory until the response is over. Raises `RequestError`: 503 if other bodies leave no room for it,
+    413 if it exceeds `limit_bytes` (before reading if its length is announced), 415 if it is compressed or its media
+    type is not JSON, 408 if it does not arrive in time. Raises `ClientDisconnect` if the client leaves.
     """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
@@ -165,7 +164,7 @@ class BodyDecoder(Generic[T]):
 
 
 def _check_containers(body: bytes, fields: Mapping[str, Raw]) -> None:
-    """Raises `RequestError` (400) for more lists and objects than this process can look at while others wait."""
+    """Raises `RequestError` (400) for more lists and objects than this process can check without delaying others."""
     if _count_containers(body) <= MAX_CONTAINERS:
         return
     values = (bytes(raw) for raw in fields.values())

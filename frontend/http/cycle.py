@@ -24,7 +24,7 @@ _UNSAFE_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 class RequestCycle:
     """`on_end` is called after the response.
 
-    A response whose length is not known is chunked, for a client of HTTP/1.0 ended by closing the connection.
+    A response of unknown length is chunked; for an HTTP/1.0 client, closing the connection ends it.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ MAX_COMPARED_CHARS = 64
 """A longer name is no misspelling of any of ours, and comparing it would take time."""
 
 WRAPPERS = ("extra_body", "sampling_params")
-"""Parameters of client libraries and other servers that hold fields of the body."""
+"""Parameters of client libraries and other servers that contain fields of the body."""
 
 MAX_LOGGED_NAMES = 256
 MAX_SHOWN_CHARS = 60
@@ -29,11 +29,11 @@ log = logging.getLogger("sluice.frontend")
 
 
 class NameRules(NamedTuple):
-    """What an endpoint does about fields that its struct does not have.
+    """How an endpoint treats fields that its struct does not have.
 
-    `refused` exist but are not served, each with the values that mean the same as its absence; `ignored` make no
-    difference. `renamed` are other servers' names for a field of the struct, `foreign` those that have no such field.
-    `hoisted` count also inside of `WRAPPERS`: to ignore them there would change what the answer must be like.
+    `refused`: not supported, except with the listed values, which equal its absence. `ignored`: without effect.
+    `renamed`: other servers' names for a field of the struct. `foreign`: other servers' fields without a counterpart.
+    `hoisted`: also read inside `WRAPPERS`, because ignoring them there would change the constraints on the answer.
     """
 
     refused: Mapping[str, tuple[Any, ...]] = {}
@@ -73,7 +73,7 @@ class FieldNames:
         self._unknown = unknown
 
     def hoist(self, fields: Mapping[str, Raw]) -> dict[str, Raw]:
-        """Returns the fields inside of `WRAPPERS` that count as the body's. Raises `RequestError` (400)."""
+        """Returns the fields inside `WRAPPERS` that count as the body's. Raises `RequestError` (400)."""
         hoisted: dict[str, Raw] = {}
         for wrapper in WRAPPERS:
             if wrapper not in fields or wrapper in self._served or self._unknown.is_strict:
@@ -83,7 +83,7 @@ class FieldNames:
                 found = {name: raw for name, raw in inner.items() if name in self._rules.hoisted and not is_null(raw)}
                 for name in found:
                     if name in hoisted or not is_null(fields.get(name, NULL)):
-                        raise bad_request(f"{name} is given both in {wrapper} and outside of it: give it once", name)
+                        raise bad_request(f"{name} is given both inside and outside {wrapper}: give it once", name)
                 hoisted |= found
         return hoisted
 
@@ -128,7 +128,7 @@ class FieldNames:
 
 
 def find_meant(name: str, known: Sequence[str]) -> str | None:
-    """Returns the known name of which `name` looks like a misspelling."""
+    """Returns the known name that `name` seems to misspell."""
     if len(name) > MAX_COMPARED_CHARS:
         return None
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=MISSPELLING_CUTOFF)), None)
@@ -156,6 +156,6 @@ def is_null(raw: Raw) -> bool:
 def _is_same(raw: Raw, neutral: Any) -> bool:
     try:
         value = msgspec.json.decode(raw)
-    except msgspec.DecodeError:  # there is a number in it that is too large for a float
+    except msgspec.DecodeError:  # it contains a number too large for a float
         return False
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

@@ -1,4 +1,4 @@
-"""What is wrong inside of a list of messages, items or blocks: the place, what belongs there, and in which type."""
+"""Explains errors inside a list of messages, items or blocks: the place, the expected value, the object around it."""
 
 import re
 from typing import Any, cast
@@ -16,25 +16,25 @@ KINDS = {
     "array": "a list",
     "object": "an object",
 }
-"""By their names in msgspec's messages."""
+"""The kinds of values, by their names in msgspec's messages."""
 
 MAX_READ_BYTES = 2**20
-"""Of a field in which the value at a place is shown: all of the field is read for it, however little is wrong."""
+"""The largest field in which the value at a place is shown: finding it decodes the whole field."""
 
 MISTAKE = re.compile(r"Expected `([a-z]+(?: \| [a-z]+)*)`, got `[a-z]+`\Z")
 STEP = re.compile(r"\[(\d+)\]|\.(\w+)")
 
 
 def explain_inside(name: str, place: str, words: str, raw: Raw) -> str:
-    """Returns what is wrong at `place` (as `[1].content`) of a list, "" where no object around it has a type or role.
+    """Returns the error at `place` of a list (such as `[1].content`), "" if no object around it has a type or role.
 
-    `name` is the place as clients know it; `words` are msgspec's.
+    `name`: the place as clients know it. `words`: msgspec's message.
     """
     if not place.startswith("[") or memoryview(raw).nbytes > MAX_READ_BYTES:
         return ""
     try:
         value: Any = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError):  # in what nobody reads
+    except (msgspec.DecodeError, RecursionError):  # in a part that is never decoded
         return ""
     owner = ""
     for step in STEP.finditer(place):
@@ -51,7 +51,7 @@ def explain_inside(name: str, place: str, words: str, raw: Raw) -> str:
 
 
 def _owner(value: Any) -> str:
-    """Returns what kind of object a value is, if it says so: by its type, or as a message by its role."""
+    """Returns the kind of an object, given by its type or, for a message, by its role; "" if it has neither."""
     if not isinstance(value, dict):
         return ""
     fields = cast("dict[str, Any]", value)

@@ -217,7 +217,7 @@ class HttpProtocol(asyncio.Protocol):
 
     @property
     def num_unsent_bytes(self) -> int:
-        """Bytes of responses that the system has not taken yet, because the client does not read."""
+        """Bytes of responses still in this process, because the client does not read."""
         return self._transport.get_write_buffer_size()
 
     def shutdown(self) -> None:

@@ -25,11 +25,11 @@ TICK_S = 1.0
 BACKLOG = 2048
 
 LOOK_S, NUM_LOOKS = 0.02, 50
-"""At the end open connections get as many looks as this without progress, not seconds: between two of them every
-response can be written to, however busy the machine is."""
+"""At shutdown, connections are closed after NUM_LOOKS looks without progress. Counting looks, not seconds, lets every
+response be written between two of them, however busy the machine is."""
 
 CLOSE_TIMEOUT_S = 4.0
-"""What they get at most; the launcher waits a little longer."""
+"""The longest that shutdown waits for connections; the launcher waits a little longer."""
 
 MAX_DESCRIPTORS = 65536
 
@@ -99,7 +99,7 @@ class HttpServer(Server):
                     await self._is_stopped.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Takes the place of uvicorn's, which gives all responses one time limit, whether their clients read or not."""
+        """Replaces uvicorn's method, which gives all responses one time limit, whether their clients read or not."""
         for one in (*self.servers, *(sockets or ())):
             one.close()
         self.close_idle()
@@ -117,7 +117,7 @@ class HttpServer(Server):
         return bool(self.server_state.connections or self.server_state.tasks)
 
     def _progress(self) -> tuple[int, int, int]:
-        """Returns what changes while responses are written and read."""
+        """Returns values that change while responses are written and read."""
         connections = cast("set[HttpProtocol]", self.server_state.connections)
         num_unsent_bytes = sum(one.num_unsent_bytes for one in connections)
         return len(connections), self.num_answering, num_unsent_bytes

@@ -25,7 +25,7 @@ more than some 10 KB beside what the connection holds already for a reader that 
 
 
 READ_PATIENCE_S = 10.0
-"""A client that has read nothing for so long is not waited for when the server drains."""
+"""A draining server does not wait for a client that has read nothing for this long."""
 
 
 class EventWriter(Protocol):
@@ -58,7 +58,7 @@ class OpenStreams:
         self._keepalive_s = keepalive_s
         self._streams: set[EventStream] = set()
         self.on_end: Callable[[], object] = bool
-        """Called when a stream has been written to its end, or is given up."""
+        """Called when a stream has been written completely or is abandoned."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -80,7 +80,7 @@ class OpenStreams:
             self.on_end()
 
     def num_unwritten(self) -> int:
-        """Counts those whose end can still be written: their clients read, if slowly."""
+        """Number of streams that can still be written to their end: their clients read, even if slowly."""
         latest_s = time.monotonic() - READ_PATIENCE_S
         return sum(not stream.is_writing or stream.wrote_s > latest_s for stream in self._streams)
 

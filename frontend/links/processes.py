@@ -105,7 +105,7 @@ class ProcessView:
         )
 
     def placements(self) -> dict[str, dict[str, str]]:
-        """Returns where the model of each scheduler runs and in which formats, as far as they have said so."""
+        """Returns the placement and formats that each scheduler has reported."""
         return {status.name: status.placement for status in self._of_kind(SCHEDULER) if status.placement}
 
     def workers(self, kind: str) -> list[str]:

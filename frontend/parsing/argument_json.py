@@ -11,7 +11,7 @@ def write_arguments(values: Any) -> str:
 
 
 def is_object(text: str) -> bool:
-    """True if `text` is a JSON object, as strict readers have it."""
+    """True if `text` is a JSON object by the rules of a strict parser."""
     try:
         return isinstance(json.loads(text, parse_int=str, parse_constant=_refuse), dict)
     except (ValueError, RecursionError):

@@ -27,10 +27,10 @@ class Refused(NamedTuple):
 
 
 class CallScanner:
-    """Reads one region, which `opening` began. Text that does not belong to a call that was begun is kept, to be shown.
+    """Reads one region, which `opening` began. Text outside a call that has begun is kept, to be shown.
 
-    A call is begun when its name and the first of its arguments are known, and is whole when these have ended. From
-    when it is shown, its text is shown nowhere else: in a stream that is its beginning, otherwise its end.
+    A call begins when its name and the start of its arguments are known; it is complete when its arguments end. A
+    stream shows it from its beginning, otherwise it is shown when complete; its text is then not shown as content.
     """
 
     separators = SPACE + ",;"
@@ -44,17 +44,17 @@ class CallScanner:
         self._is_complete = False
         self.has_call = False
         self.is_in_string = False
-        """Marks do not count here."""
+        """Marks have no meaning within a string."""
         self._began_in_string = False
         self._is_open = False
-        """In the arguments of a call."""
+        """The place is within the arguments of a call."""
         self._is_in_call = False
         self._steps = self._read()
 
     def feed(self, text: str) -> Refused | str:
-        """Reads `text` and returns what is to be shown as soon as it cannot be a call; then nothing may follow.
+        """Reads `text`. Returns `Refused` as soon as it cannot be a call; do not call it again then.
 
-        If it begins in a string, the rest behind the string is returned unread.
+        Otherwise returns the unread rest: if `text` begins within a string, the text after that string.
         """
         self._text = self._text[self._shown_from :] + text
         self._place -= self._shown_from
@@ -69,7 +69,7 @@ class CallScanner:
         return unread
 
     def finish(self, *, is_cut: bool) -> str:
-        """Returns what is to be shown of the text, which ends here: all that is no part of a call.
+        """Returns the text to show at the end of the region: all that is not part of a call.
 
         `is_cut`: neither a mark nor the model ended it.
         """
@@ -106,7 +106,7 @@ class CallScanner:
             self._shown_from = self._place
 
     def _end_call(self) -> None:
-        """The arguments have ended. Raises `NotACallError` if they are malformed and have not been shown."""
+        """Ends the arguments. Raises `NotACallError` if they are malformed and have not been shown."""
         self._is_open = False
         if self._deltas.end_call():
             self.has_call = self._is_in_call = True
@@ -115,7 +115,7 @@ class CallScanner:
             raise NotACallError
 
     def _leave_call(self) -> None:
-        """The text of the call has ended, too."""
+        """Ends the text of the call, after its arguments."""
         self._is_in_call = False
         self._shown_from = self._place
 

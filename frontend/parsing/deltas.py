@@ -33,7 +33,7 @@ class CallArguments(NamedTuple):
 
 
 class CallBroken(NamedTuple):
-    """Call number `call_index`, which a stream has begun to show, is no whole call: cut off, or malformed."""
+    """Call `call_index`, which a stream has begun to show, is incomplete or malformed."""
 
     call_index: int
 
@@ -44,8 +44,8 @@ Delta = Content | Reasoning | CallStart | CallArguments | CallBroken
 class Deltas:
     """Collects the deltas of an answer; pieces of the same thing that follow each other are one.
 
-    A call is shown as it is written if `is_streamed`, otherwise once it is whole. The arguments of `custom` tools need
-    not be valid JSON.
+    With `is_streamed`, a call is shown as it is written, otherwise once it is complete. The arguments of `custom`
+    tools need not be valid JSON.
     """
 
     def __init__(self, *, is_streamed: bool = True, custom: Collection[str] = ()) -> None:
@@ -55,9 +55,9 @@ class Deltas:
         self._name = ""
         self._arguments: list[str] = []
         self.num_calls = 0
-        """Calls that have been shown, whole or not."""
+        """Calls that have been shown, complete or not."""
         self.num_broken = 0
-        """Calls that were begun and are not whole, shown or not."""
+        """Calls that began but are incomplete or malformed, shown or not."""
 
     def pop_all(self) -> list[Delta]:
         waiting, self._waiting = self._waiting, []
@@ -87,7 +87,7 @@ class Deltas:
             self._show_arguments(text)
 
     def end_call(self) -> bool:
-        """Ends the call that was begun last; false if its arguments are malformed."""
+        """Ends the latest call; False if its arguments are malformed."""
         arguments = "".join(self._arguments)
         if not self.accepts(self._name, arguments):
             self.break_call()
@@ -98,7 +98,7 @@ class Deltas:
         return True
 
     def break_call(self) -> None:
-        """The call that was begun last will not be whole."""
+        """Marks the latest call as incomplete or malformed."""
         self.num_broken += 1
         if self.is_streamed:
             self._waiting.append(CallBroken(self.num_calls - 1))

@@ -13,7 +13,7 @@ NAME = "{name}"
 
 
 class ForcedCalls(NamedTuple):
-    """`begin`, then JSON that `schema` accepts, or any text where there is none, then `end`."""
+    """`begin`, then JSON that `schema` accepts (any text if it is `None`), then `end`."""
 
     begin: str
     schema: dict[str, Any] | None
@@ -21,7 +21,7 @@ class ForcedCalls(NamedTuple):
 
 
 def find_without_object(tools: Mapping[str, Any]) -> str | None:
-    """Returns the name of a tool whose arguments would be no object, which a call must have."""
+    """Returns the name of a tool whose arguments could not be an object, as a call needs; `None` if there is none."""
     for name, schema in tools.items():
         types = (schema or {}).get("type", "object")
         if types != "object" and not (isinstance(types, list) and "object" in types):
@@ -30,7 +30,7 @@ def find_without_object(tools: Mapping[str, Any]) -> str | None:
 
 
 def _of_object(schema: Any) -> dict[str, Any]:
-    """Returns the schema of the objects that a schema allows, or of any."""
+    """Returns the schema restricted to objects; any object if there is no schema."""
     return schema if schema and "$ref" in schema else {**(schema or {}), "type": "object"}
 
 

@@ -22,8 +22,8 @@ BARE_CALL = {
     "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
     "known_names_only": True,
 }
-"""A call without the marks of its format, as Qwen2.5-Coder and other small models write it: plain, in a Markdown fence,
-or in tags that the model has made up."""
+"""A call without the marks of its format, as written by Qwen2.5-Coder and other small models: plain, in a Markdown
+fence, or in invented tags."""
 
 FUNCTION_TAG = {
     "open_pattern": r"<function=(?P<name>[^>\n]{1,128})>",
@@ -32,8 +32,8 @@ FUNCTION_TAG = {
     "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
     "transform": NAMED_CALL,
 }
-"""Qwen3-Coder often leaves out `<tool_call>` or `</tool_call>`. An optional group at the end of a pattern would not
-wait for the text that it may match, so the pattern names what else may follow."""
+"""Qwen3-Coder often omits `<tool_call>` or `</tool_call>`. An optional group at the end of a pattern would not wait
+for text that it could match, so the pattern lists what else may follow."""
 
 END_MARKS = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "</s>"]
 """Special tokens that end a turn. Where special tokens are shown, these are left out of the content."""
@@ -60,13 +60,13 @@ class Forced(NamedTuple):
     separator: str = ""
     """Between calls; without it, and where they are no list, there is one."""
     is_json: bool = True
-    """Other arguments cannot be held to a schema, so such a call can be allowed and not forced."""
+    """Arguments in another format cannot follow a schema, so such a call can be allowed but not forced."""
 
 
 class MarkedFormat(NamedTuple):
-    """How calls, or reasoning, are written. `fields`: those of a response template. `found_by`: see `find_format`.
+    """How calls, or reasoning, are written. `fields`: the fields of a response template. `found_by`: see `find_format`.
 
-    `forced` and `thought` say how a grammar writes calls and reasoning.
+    `forced`, `thought`: how a grammar writes calls and reasoning.
     """
 
     fields: tuple[dict[str, Any], ...]

@@ -14,16 +14,16 @@ STRING_PART = re.compile(r'["\\]')
 END_OF_SCALAR = re.compile(r"[,}\]\s]")
 NO_ARGUMENTS = "{}"
 ESCAPES = {code: json.dumps(chr(code))[1:-1] for code in range(32)}
-"""Of control characters, which models write into strings as they are and JSON does not allow there."""
+"""Escapes of control characters: models write them unescaped into strings, which JSON does not allow."""
 
 PassOn = Callable[[str], object]
 
 
 class JsonCalls(CallScanner):
-    """`keys`: where an object has the name and, under any of several keys, the arguments.
+    """`name_key` holds the name, any of `arguments_keys` the arguments.
 
-    With `known_names` an object with another name, or without arguments, is no call: there is no mark that tells a call
-    from other JSON.
+    With `known_names`, an object with another name or without arguments is not a call: no mark distinguishes a call
+    from other JSON there.
     """
 
     separators = SPACE + ",;[]"

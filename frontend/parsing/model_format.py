@@ -25,9 +25,9 @@ log = logging.getLogger("sluice.frontend")
 
 
 class ModelFormat(NamedTuple):
-    """What the answers of the model look like; `None` in place of a format stands for plain text.
+    """The format of the model's answers; `None` in place of a format stands for plain text.
 
-    `forced` and `thought`: how a grammar writes a call, and reasoning before it; `None` if it cannot.
+    `forced`, `thought`: how a grammar writes a call, and reasoning before it; `None` if it cannot.
     """
 
     with_tools: Format | None
@@ -114,7 +114,7 @@ def _needs_special_tokens(choice: _Choice) -> bool:
 
 
 def _own_thought(own: Any) -> Thought | None:
-    """Returns how the model's response template marks reasoning, `None` if its marks are no plain texts."""
+    """Returns the marks of reasoning in the model's response template, `None` if they are not plain texts."""
     for name, field in own["fields"].items():
         if KINDS.get(name) == "reasoning":
             begin, end = field.get("open"), field.get("close")

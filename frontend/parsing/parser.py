@@ -32,12 +32,12 @@ class Crossing(NamedTuple):
 
 
 class ResponseParser:
-    """Reads one answer. `tools`: the parameters' schema of each tool by its name. `prompt_end`: the last of the prompt.
+    """Reads one answer. `tools`: the schema of each tool's parameters, by tool name.
 
-    `begun`: the message that the answer continues, where it does so.
+    `prompt_end`: the end of the prompt. `begun`: the message that the answer continues, if any.
 
-    A call that cannot be read, or is cut off, comes out as content, marks and all. In a stream, one whose beginning has
-    been shown keeps the text of its arguments as the model wrote it, and a `CallBroken` follows.
+    A malformed or incomplete call comes out as content, including its marks. If a stream has already shown its
+    beginning, its arguments stay as the model wrote them, and a `CallBroken` follows.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ResponseParser:
         return self._deltas.pop_all()
 
     def finish(self, *, is_cut: bool = False) -> list[Delta]:
-        """Returns what was held back; no text follows. `is_cut`: it was not the model that ended the answer."""
+        """Returns the text that was held back; call it once, at the end. `is_cut`: the model did not end the answer."""
         self._read(is_complete=True)
         if self._scanner is not None:
             self._show(self._scanner.finish(is_cut=is_cut))
@@ -160,7 +160,7 @@ class ResponseParser:
         return watched if self._region is None else [*watched, (self._region, False)]
 
     def _take(self, end: int) -> bool:
-        """Gives the text up to `end` to the region. False if marks have to be looked for again from the place on."""
+        """Passes the text up to `end` to the region. False if marks must be searched again from the current place."""
         text = self._text[self._place : end]
         self._place = end
         if self._scanner is None:

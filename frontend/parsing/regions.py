@@ -2,7 +2,7 @@
 
 A response template (`transformers.utils.chat_parsing`, 5.23) names for each field of a message the marks around it and
 how its text is read. We add `starts_content` (the region can only be the first thing in the answer), `known_names_only`
-(only a given tool's name makes it a call; so it is with `starts_content`) and the content "pythonic".
+(only the name of a given tool makes it a call; `starts_content` implies it) and the content "pythonic".
 """
 
 # pyright: basic

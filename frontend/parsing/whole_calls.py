@@ -32,9 +32,9 @@ class WholeRule(msgspec.Struct, frozen=True):
 
 
 class WholeCalls(CallScanner):
-    """`captures`: the named groups of the opening mark. `tools`: the parameters' schema of each tool by its name.
+    """`captures`: the named groups of the opening mark. `tools`: the schema of each tool's parameters, by tool name.
 
-    With `known_names` a call of another name is none.
+    With `known_names`, a call with another name is not a call.
     """
 
     def __init__(

@@ -1,15 +1,15 @@
-"""The memory that request bodies may take together, while they arrive and as long as their requests last."""
+"""Limits the memory of all request bodies together, from their arrival to the end of their requests."""
 
 from collections.abc import Callable
 
 from frontend.errors import UnavailableError
 
 FREE_BYTES = 1 << 16
-"""Of each body that are not counted, so that small requests come in whatever the large ones do."""
+"""Not counted for each body, so that large requests never shut small ones out."""
 
 
 class BodyBudget:
-    """At most `limit_bytes` are held. `on_refusal` is called with the 503 of what goes beyond that."""
+    """Holds at most `limit_bytes`. `on_refusal` is called with the 503 for a body beyond that."""
 
     def __init__(self, limit_bytes: int, on_refusal: Callable[[UnavailableError], None]):
         self._limit_bytes = limit_bytes
@@ -17,7 +17,7 @@ class BodyBudget:
         self.num_bytes = 0
 
     def reserve(self, num_bytes: int) -> None:
-        """Raises `UnavailableError` where there is no room."""
+        """Raises `UnavailableError` if there is no room."""
         if self.num_bytes + num_bytes > self._limit_bytes:
             error = UnavailableError(
                 f"the bodies of other requests fill the memory that is left for them, {self._limit_bytes} bytes "
@@ -30,7 +30,7 @@ class BodyBudget:
 
 
 class HeldBody:
-    """What one request holds of a budget, where there is one."""
+    """One request's share of a budget, if there is one."""
 
     def __init__(self, budget: BodyBudget | None = None):
         self._budget = budget
@@ -38,7 +38,7 @@ class HeldBody:
         self._num_reserved = 0
 
     def grow(self, num_bytes: int) -> None:
-        """Adds bytes that have arrived. Raises `UnavailableError` where there is no room for them."""
+        """Adds bytes that have arrived. Raises `UnavailableError` if there is no room for them."""
         self._num_bytes += num_bytes
         num_missing = self._num_bytes - FREE_BYTES - self._num_reserved
         if self._budget is not None and num_missing > 0:
@@ -46,7 +46,7 @@ class HeldBody:
             self._num_reserved += num_missing
 
     def release(self) -> None:
-        """The request is over. May be called again."""
+        """Returns the request's share to the budget; idempotent."""
         if self._budget is not None:
             self._budget.num_bytes -= self._num_reserved
         self._budget, self._num_reserved = None, 0

@@ -1,4 +1,4 @@
-"""What one HTTP request may cost, counted over all its prompts and choices."""
+"""Limits on the cost of one HTTP request, counted over all its prompts and choices."""
 
 from collections.abc import Sequence
 
@@ -8,28 +8,28 @@ from messages.errors import bad_request
 from messages.requests import ChatPrompt, SamplingParams
 
 LONG_CHARS = 100_000
-"""From so much text on the tokenizer serves shorter requests first: it takes about a tenth of a second."""
+"""The tokenizer serves shorter requests before one with this much text, which takes about a tenth of a second."""
 
 MAX_CUT_IDS = 1 << 20
-"""Token ids of a prompt that is cut to what the context holds."""
+"""Token ids in a prompt that is to be truncated to the context."""
 
 MAX_PROMPT_LOGPROBS = 1 << 20
-"""Of one reply; each takes some 200 bytes of memory and 70 of the reply."""
+"""Per reply; each takes about 200 bytes of memory and 70 bytes of the reply."""
 
 
 def is_long(requests: Sequence[PromptRequest]) -> bool:
-    """Tells whether the prompts, and the texts in the parameters of each, are long together."""
+    """True if the prompts and the texts in their parameters have `LONG_CHARS` characters or more in total."""
     num_chars = sum(_num_prompt_chars(request) + _num_param_chars(request.params) for request in requests)
     return num_chars >= LONG_CHARS
 
 
 def estimate_prompts(requests: Sequence[PromptRequest]) -> int:
-    """Returns about how many tokens the prompts of all choices have together."""
+    """Returns an estimate of the tokens in the prompts of all choices."""
     return sum(_num_tokens(request) * request.num_choices for request in requests)
 
 
 def check_num_ids(requests: Sequence[PromptRequest], max_model_len: int) -> None:
-    """Raises `RequestError` (400) for more token ids than the context holds, or than may be cut to it."""
+    """Raises `RequestError` (400) for more token ids than fit the context, or than may be truncated to it."""
     for request in requests:
         limit = max_model_len if request.truncation is None else max(max_model_len, MAX_CUT_IDS)
         if isinstance(request.prompt, list) and len(request.prompt) > limit:
@@ -42,7 +42,7 @@ def check_num_ids(requests: Sequence[PromptRequest], max_model_len: int) -> None
 
 
 def check_prompt_logprobs(requests: Sequence[PromptRequest], max_model_len: int) -> None:
-    """Raises `RequestError` (400) for more logprobs of prompt tokens than a reply may have."""
+    """Raises `RequestError` (400) if the reply would have too many logprobs of prompt tokens."""
     num_logprobs = sum(
         (1 + request.params.num_prompt_logprobs) * min(_num_tokens(request), max_model_len) * request.num_choices
         for request in requests

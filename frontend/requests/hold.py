@@ -13,8 +13,8 @@ from frontend.requests.generation import Generation
 class RestartHold:
     """Holds requests that the ring knows nothing of until they may enter, at most `hold_s` from their arrival.
 
-    Then `send` is called with the choices for each prompt. `refuse` is called with one that has waited for too long,
-    that cannot be sent, or whose process will not come back; the error says why.
+    `send` is then called with the choices for each prompt. `refuse` is called, with the reason, for a request that
+    waited too long, cannot be sent, or whose process will not come back.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class RestartHold:
         self._refuse(generation, self._processes.not_ready())
 
     def _pop_all(self) -> list[list[Generation]]:
-        """Returns, and holds no longer, all requests: by priority, those of one priority in the order of arrival.
+        """Removes and returns all requests, by priority and then in the order of arrival.
 
-        Those that are choices for one prompt come together.
+        The choices for one prompt are grouped.
         """
         held = [generation for generation, _ in self._held.values()]
         for generation in held:
@@ -76,7 +76,7 @@ class RestartHold:
 
 
 def _prompt_of(generation: Generation) -> tuple[int, int]:
-    """Returns what the choices for one prompt share, and no other request has; each part is on its own."""
+    """Returns a key that the choices for one prompt share, and no other request has. A part has its own."""
     message = generation.message
     if generation.is_part:
         return generation.uid, 0

@@ -35,7 +35,7 @@ log = logging.getLogger("sluice.frontend")
 class RequestTrace:
     """Lives in the request's ASGI scope. `status` is 0 until a response has begun.
 
-    Its body is held in `bodies`, where that is given, until the response is over.
+    `bodies`, if given, counts the request's body until the response is over.
     """
 
     def __init__(self, scope: Mapping[str, Any], bodies: BodyBudget | None = None):
@@ -62,7 +62,7 @@ class RequestTrace:
 
     @property
     def has_client_left(self) -> bool:
-        """Tells of a response that is over whether its client left before it was whole."""
+        """True if the client of a finished response left before it was complete."""
         finals = [generation.final for generation in self.generations]
         has_failed = any(final is not None and final.error is not None for final in finals)
         return not self.status or (self.status == 200 and None in finals and not has_failed)

@@ -59,7 +59,7 @@ def can_keep() -> bool:
 
 
 def is_trusted(path: Path) -> bool:
-    """Whether `path` exists and is this user's or root's: XDG_CACHE_HOME may name a place where others write, too."""
+    """True if `path` exists and belongs to this user or root: others may write where XDG_CACHE_HOME points."""
     try:
         return path.stat().st_uid in (os.getuid(), 0)
     except OSError:

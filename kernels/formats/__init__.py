@@ -1,1 +1,1 @@
-"""How a weight lies in memory: one file per format, all behind the protocols of `weight_format.py`."""
+"""The memory formats of weights: one file per format, all behind the protocols of `weight_format.py`."""

@@ -1,4 +1,4 @@
-"""A weight as a plain tensor: the format of norms and biases, and of matrices for which there is no better one.
+"""A weight as a plain tensor: the format of norms, biases, and matrices without a better format.
 
 Shape legend: T tokens, I inputs, O outputs.
 """
@@ -15,7 +15,7 @@ from kernels.formats.weight_format import AllReduce, Linear, WeightFormat, sum_o
 from kernels.gelu import GeluKind, gelu
 
 GELU_ALGORITHMS = {"tanh": "tanh", "exact": "none"}
-"""The names of oneDNN's operator for the kinds of `gelu`."""
+"""oneDNN's names of the kinds of `gelu`."""
 
 
 @dataclass(frozen=True)

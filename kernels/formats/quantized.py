@@ -31,7 +31,7 @@ class QuantizedWeight:
         return self.codes.num_outputs, self.codes.num_inputs
 
     def set_rows(self, first_row: int, rows: Tensor) -> None:
-        raise AssertionError("codes are made of whole weights")
+        raise AssertionError("only complete weights are quantized")
 
     def finish(self, largest_O: Tensor | None = None) -> "QuantizedWeight":
         return self
@@ -64,7 +64,7 @@ class QuantizedWeight:
 
 @dataclass(frozen=True)
 class WholeWeight(PlainWeight):
-    """The values of a weight that becomes codes when all of its rows are set."""
+    """The values of a weight that is quantized once all of its rows are set."""
 
     bits: Bits
 
@@ -83,7 +83,7 @@ class QuantizedFormat:
         return WholeWeight(PLAIN.allocate(shape, dtype, device).stored, self._bits)
 
     def quantize(self, values_OI: Tensor) -> QuantizedWeight:
-        """Returns the weight of these values."""
+        """Quantizes the values and returns the weight."""
         return QuantizedWeight(quantize(values_OI, self._bits))
 
     def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> QuantizedWeight:

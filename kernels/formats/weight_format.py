@@ -1,4 +1,4 @@
-"""What every format of a weight provides. Nothing else asks what a weight is.
+"""The protocols of weight formats. No other code distinguishes formats.
 
 Shape legend: T tokens, I inputs, O outputs.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.gelu import GeluKind
 
 AllReduce = Callable[[Tensor], Tensor]
-"""Returns the sum of all ranks' tensors, in the memory of this one's."""
+"""Sums the tensors of all ranks, in place."""
 
 
 class Linear(Protocol):
@@ -31,12 +31,12 @@ class Weight(Protocol):
 
     @property
     def stored(self) -> Tensor:
-        """The one tensor that it consists of: what is kept in shared memory or on disk."""
+        """The one tensor that holds it, as kept in shared memory or on disk."""
         ...
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """What `WeightFormat.restore` needs besides the stored tensor."""
+        """The arguments of `WeightFormat.restore` in addition to the stored tensor."""
         ...
 
     def set_rows(self, first_row: int, rows: Tensor) -> None:
@@ -44,9 +44,9 @@ class Weight(Protocol):
         ...
 
     def finish(self, largest_O: Tensor | None = None) -> "Weight":
-        """Returns the weight that computes, once all rows are set. The others' `set_rows` must not be called again.
+        """Returns the weight ready for use; call it once all rows are set, and `set_rows` no more.
 
-        `largest_O`: the largest magnitude of each output over the inputs of all ranks, if this is a part of them.
+        `largest_O`: the largest magnitude per output over the inputs of all ranks, if this rank has a part of them.
         """
         ...
 
@@ -55,7 +55,7 @@ class Weight(Protocol):
         ...
 
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
-        """Returns the same for a rank that has a part of the inputs: the sum over all ranks. One rank has the bias."""
+        """Like `linear`, for a rank with a part of the inputs; it sums over all ranks. One rank has the bias."""
         ...
 
     def look_up(self, row_T: Tensor) -> Tensor:
@@ -64,25 +64,25 @@ class Weight(Protocol):
 
 
 class WeightFormat(Protocol):
-    """A format. `name` is unique, and is what files of kept weights call it."""
+    """A format. `name` is unique and identifies it in files of cached weights."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def most_rows_added(self) -> int:
-        """How many rows more than asked for `allocate` takes at most."""
+        """The maximum number of rows by which `allocate` exceeds the requested shape."""
         ...
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weight:
-        """Returns a weight whose rows hold anything until they are set. Large ones on a CPU lie in huge pages."""
+        """Returns a weight with uninitialised rows. On a CPU, large ones are in huge pages."""
         ...
 
     def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> Weight:
-        """Returns the weight of these `stored` and `numbers`."""
+        """Returns the weight with these `stored` and `numbers`."""
         ...
 
 
 def sum_of_ranks(layer: Linear, all_reduce: AllReduce) -> Linear:
-    """Returns a layer whose result is the sum of all ranks' results of `layer`."""
+    """Returns a layer that sums the results of `layer` over all ranks."""
     return lambda x_TI, out_TO=None: all_reduce(layer(x_TI, out_TO))

@@ -8,7 +8,7 @@ from messages.errors import BootError
 from runtime.model_files import read_object
 
 MAX_COUNT = 1 << 24
-"""Of anything that config.json counts: loops and allocations go by these numbers."""
+"""The maximum of any count in config.json, since counts determine loops and allocations."""
 
 MAX_NUMBER = 1e30
 MAX_LAYERS = 1_000
@@ -16,7 +16,7 @@ MAX_SHOWN_CHARS = 60
 
 
 class HfConfig:
-    """The fields of a config.json. Each getter raises `BootError` where a field is missing or of the wrong kind."""
+    """The fields of a config.json. Each getter raises `BootError` if a field is missing or of the wrong kind."""
 
     def __init__(self, fields: dict[str, Any], where: str = "config.json"):
         self._fields = fields
@@ -60,7 +60,7 @@ class HfConfig:
         return value
 
     def section(self, name: str) -> "HfConfig | None":
-        """Returns a field that is an object itself, `None` where it is missing."""
+        """Returns a field that is itself an object, `None` if it is missing."""
         value = self._fields.get(name)
         if value is None:
             return None
@@ -69,7 +69,7 @@ class HfConfig:
         return HfConfig(value, f"{self._where}: {name}")
 
     def refuse(self, name: str, value: object, reason: str) -> BootError:
-        """Returns the error for a value that is well formed but that this server does not run."""
+        """Returns the error for a well-formed value that this server does not support."""
         return BootError(f"{self._where}: {name} is {_shown(value)}: {reason}")
 
     def error(self, name: str, value: object, wanted: str) -> BootError:
@@ -85,7 +85,7 @@ class HfConfig:
 
 
 def read_hf_config(model_dir: Path) -> HfConfig:
-    """Raises `BootError` if there is no config.json or it is no JSON object."""
+    """Raises `BootError` if there is no config.json or it is not a JSON object."""
     return HfConfig(read_object(model_dir / "config.json"))
 
 

@@ -50,7 +50,7 @@ STEP_TOKENS_CUDA, STEP_TOKENS_CPU = 8192, 512
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A model with its weights, of which runners can be made. `identity`, on a CPU: of what may be left in memory."""
+    """A model with its weights, from which runners are made. `identity`, on a CPU: that of weights kept in memory."""
 
     config: Config
     engine: int
@@ -60,7 +60,7 @@ class LoadedModel:
     identity: bytes
     draft: "LoadedModel | None" = None
     is_warm: bool = False
-    """A step has been run with it."""
+    """At least one step has been run with it."""
 
     def make_runner(self, report: Report, kv_file: Path | None = None) -> Runner:
         """Returns a runner that is ready for its first step.
@@ -123,7 +123,7 @@ class LoadedModel:
         runner.degraded = "; ".join(filter(None, (runner.degraded, missing)))
 
     def make_backend(self, device: CudaDevice | None, report: Report) -> CpuBackend | GpuBackend:
-        """Returns what makes runners for `device`, or for the CPU where there is none."""
+        """Returns the factory of runners for `device`, or for the CPU if it is `None`."""
         if device is None:
             return CpuBackend(self.config, self.decoder, self.limits)
         return GpuBackend(self.config, self.decoder, device, self.limits, report, self.placement.kv_codes)
@@ -174,9 +174,9 @@ def load_model(
 
 
 def find_shared_model(config: Config, report: Report, engine: int, weights_file: Path | None) -> LoadedModel | None:
-    """Returns the model, warmed up, where its weights are in `weights_file` already: it takes little memory then.
+    """Returns the model, warmed up, if its weights are already in `weights_file`: it then takes little memory.
 
-    It needs no device, so that a successor can do it beside its predecessor. A draft model has no weights there.
+    It needs no device, so a successor can do it while its predecessor runs. A draft model has no weights there.
     """
     if (
         weights_file is None
@@ -313,7 +313,7 @@ def _warn_if_large(model: Decoder, draft: Decoder) -> None:
 
 
 def _describe(config: Config, family: Family, hf_config: HfConfig) -> ModelDescription:
-    """Returns what config.json says, except that a head of the checkpoint's own is used even if it says "tied"."""
+    """Returns the model that config.json describes, but with the checkpoint's own head, if it has one."""
     model = family.describe(hf_config, config.facts.max_model_len)
     if config.model.load_format == "dummy" or not model.has_tied_head:
         return model

@@ -43,7 +43,7 @@ class Placement:
 
     @property
     def texts(self) -> dict[str, str]:
-        """What the flags of these names have become."""
+        """The resolved values of the flags with these names."""
         kv_cache_dtype = str(self.kv_dtype).removeprefix("torch.")
         return {"device": str(self.device), "dtype": self.dtype_name, "kv_cache_dtype": kv_cache_dtype}
 

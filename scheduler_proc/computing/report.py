@@ -3,4 +3,4 @@
 from collections.abc import Callable
 
 Report = Callable[[str, float | None], None]
-"""Takes the phase that has begun, and the fraction of it that is done, `None` if that is not known."""
+"""Called with the current phase of loading and its completed fraction, `None` if unknown."""

@@ -60,7 +60,7 @@ class DecodeRows:
         self.sampling.append(req.pending)
         self._last_context_lens.append(req.pending.max_len - 1)
         self._end_tokens.append(req.pending.end_tokens)
-        pages = req.pages[: -(-context_len // self.page_size)]  # it may have more, from before a pause
+        pages = req.pages[: -(-context_len // self.page_size)]  # a row that was paused may have more
         self._widen(len(pages))
         self.tables.extend(_padded(pages, self.table_width))
 

@@ -1,4 +1,4 @@
-"""How long the bitmasks of grammars take, by HTTP request: all rows of a step wait for them."""
+"""Measures the time of grammars' bitmasks per HTTP request, since all rows of a step wait for them."""
 
 import math
 import time
@@ -7,19 +7,19 @@ from weakref import WeakValueDictionary
 from messages.errors import ErrorInfo
 
 FREE_MASK_S = 0.0002
-"""What a bitmask may take. Only the rest is counted, as the thread's own time: a busy machine is not a fault."""
+"""The time allowed per bitmask. Only the excess counts, in CPU time of the thread, so a busy machine has no effect."""
 
 MAX_EXCESS_S = 0.5
 FORGET_S = 5.0
-"""Counted time decays with this time constant, so a grammar with a slow bitmask now and then is never given up."""
+"""Counted time decays with this time constant, so an occasional slow bitmask never fails a grammar."""
 
 SLOW_EXCESS_S = 0.05
 
 
 class TimeAccount:
-    """The time that the grammars of one HTTP request have taken, whatever the number of its prompts and choices.
+    """The time that the grammars of one HTTP request have taken, over all its prompts and choices.
 
-    `error` is set once they are given up.
+    `error` is set once the grammars have failed.
     """
 
     __slots__ = ("__weakref__", "_excess_s", "_noted_s", "_time", "error")
@@ -35,7 +35,7 @@ class TimeAccount:
         return self._excess_s > SLOW_EXCESS_S
 
     def charge(self, spent_s: float) -> None:
-        """Counts a bitmask. Gives up the slowest of all requests while together they are over the limit."""
+        """Counts the time of a bitmask. Fails the slowest requests while the total of all is over the limit."""
         if spent_s > FREE_MASK_S:
             now_s = time.monotonic()
             self._excess_s = self.excess_s(now_s) + spent_s - FREE_MASK_S
@@ -52,20 +52,20 @@ class TimeAccount:
 
 
 class GrammarTime:
-    """Has the accounts of all HTTP requests with a grammar. Only for one thread."""
+    """The accounts of all HTTP requests with a grammar. Only for one thread."""
 
     def __init__(self) -> None:
         self._accounts: WeakValueDictionary[int, TimeAccount] = WeakValueDictionary()
 
     def account_of(self, received_ns: int) -> TimeAccount:
-        """Returns the account of the HTTP request that was received then."""
+        """Returns the account of the HTTP request received at this time."""
         account = self._accounts.get(received_ns)
         if account is None:
             account = self._accounts[received_ns] = TimeAccount(self)
         return account
 
     def check(self, now_s: float) -> None:
-        """Gives up the requests that have taken most while all together have taken more than `MAX_EXCESS_S`."""
+        """Fails the slowest requests until the total is at most `MAX_EXCESS_S`."""
         excesses = sorted((account.excess_s(now_s), id(account), account) for account in self._accounts.values())
         total_s = sum(excess_s for excess_s, _, _ in excesses)
         while total_s > MAX_EXCESS_S:

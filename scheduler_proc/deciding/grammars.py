@@ -15,10 +15,10 @@ COMPLETE = Ending("stop")
 """Nothing more may come, not even white space."""
 
 MAX_FORCED = 32
-"""Tokens that are looked for ahead in one step: each takes a bitmask."""
+"""The maximum number of forced tokens found in one step; each takes a bitmask."""
 
 MAX_SPELLINGS = 16
-"""Tokens that may begin a text that must come, at most as many as its first one is long."""
+"""The maximum number of allowed tokens that may all be beginnings of one forced text."""
 
 
 class Matcher(Protocol):
@@ -55,8 +55,8 @@ class MatcherTokenizer(Protocol):
 class RequestGrammar:
     """The grammar of one request after the tokens that it has. `end_tokens` end it, `eos_tokens` the matcher.
 
-    An end token may come where the output may end. Bitmasks are charged to `account`. `thought` is the reasoning that
-    goes before, if it has a limit; without a `matcher` there is only that limit.
+    End tokens are allowed wherever the output may end. Bitmasks are charged to `account`. `thought` is the reasoning
+    before the output, if it is limited; without a `matcher` there is only that limit.
     """
 
     __slots__ = (
@@ -93,7 +93,7 @@ class RequestGrammar:
 
     @property
     def error(self) -> ErrorInfo | None:
-        """Why no bitmask could be made, and no token will come."""
+        """Why bitmasks, and therefore tokens, can no longer be computed."""
         return self._error or self._account.error
 
     @property
@@ -103,12 +103,12 @@ class RequestGrammar:
 
     @property
     def needs_last_token(self) -> bool:
-        """True if what may come next but one depends on which token comes next."""
+        """True if the tokens allowed after the next one depend on the next one."""
         return self._matcher is not None or (self._thought is not None and self._thought.is_near_end)
 
     @property
     def is_slow(self) -> bool:
-        """True if bitmasks have taken so long that no more than necessary should be made."""
+        """True if bitmasks have been slow, so that only necessary ones should be computed."""
         return self._account.is_slow
 
     def accept(self, token_id: int) -> Ending | None:
@@ -124,9 +124,9 @@ class RequestGrammar:
         return COMPLETE if matcher.is_stopped() else None
 
     def bitmask(self, draft_ids: Sequence[int] = ()) -> bytes:
-        """Returns the int32 words of the tokens that may come after these draft tokens: none where there is an error.
+        """Returns the bitmask, as int32 words, of the tokens allowed after these draft tokens: all 0 after an error.
 
-        After a draft token that may not come itself, whatever may come will not be used. It is empty if any may come.
+        It is empty if all tokens are allowed, and arbitrary after a draft token that is itself not allowed.
         """
         matcher = self._matcher
         if self.error is not None:
@@ -139,7 +139,7 @@ class RequestGrammar:
         return self._ahead.get(drafts) or self._look_ahead(matcher, drafts)
 
     def forced_ids(self, max_num_tokens: int) -> "array[int]":
-        """Returns int32 ids of the text that must come next, at most so many: the longest token each time.
+        """Returns up to `max_num_tokens` int32 ids of the text that must come next, each the longest possible token.
 
         Other tokens may write the same text, so the model may still choose differently.
         """
@@ -153,7 +153,7 @@ class RequestGrammar:
         return forced
 
     def _find_forced(self, bitmask: bytes) -> int | None:
-        """Returns the longest of the allowed tokens if all others are beginnings of it and none is an end token."""
+        """Returns the longest allowed token if all others are prefixes of it and none is an end token."""
         bits = int.from_bytes(bitmask, "little")
         count = bits.bit_count()
         if not 1 <= count <= MAX_SPELLINGS:

@@ -21,7 +21,7 @@ class PlanNotes:
         self.delayed: list[DelayedRow] = []
         self.preempted: list[PreemptedRow] = []
         self.paused: list[PausedRow] = []
-        """Those of which that has changed."""
+        """Rows that were paused or resumed."""
         self.waits_for: WaitsFor | None = None
         self.num_needed_pages = 0
         self.num_promised_pages = 0

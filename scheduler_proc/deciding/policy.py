@@ -43,7 +43,7 @@ class _Plan:
     def __init__(self, num_tokens_left: int, num_yielding_left: int, before: StepInFlight | None):
         self.num_tokens_left = num_tokens_left
         self.num_yielding_left = num_yielding_left
-        """The part of them for requests that give way."""
+        """The part of `num_tokens_left` for requests that give way."""
         self.chunks: list[Chunk] = []
         self.pages_in_work: dict[PageKey, int] = {}
         """By whom each is computed."""
@@ -89,13 +89,13 @@ class Policy:
         its order. Pages are taken as tokens need them; where there are none the running request of lowest priority
         gives way, so the first always goes on. With a step in flight nobody does: that raises `MustCommitError`.
 
-        While other requests have rows, those of the last priority are paused but for a few tokens now and then.
+        While other requests have rows, rows of the lowest priority are paused, except for a few tokens now and then.
         """
         self.notes = PlanNotes()
         had_live_rows = self._stages.num_live_rows > 0
         chosen, chunks = self._choose(rows, before)
         if had_live_rows and not (self._stages.num_live_rows or chosen.reqs or chunks):
-            chosen, chunks = self._choose(rows, before)  # the last of the others has given its row up meanwhile
+            chosen, chunks = self._choose(rows, before)  # the last other request lost its row meanwhile
         return chosen, chunks
 
     def _choose(self, rows: DecodeRows, before: StepInFlight | None) -> tuple[DecodeRows, list[Chunk]]:
@@ -134,9 +134,9 @@ class Policy:
         return rows.kept([req.uid not in uids for req in rows.reqs])
 
     def _share(self, before: StepInFlight | None) -> int:
-        """Pauses rows that give way, or lets them go on; returns how many more tokens such requests may have.
+        """Pauses or resumes rows that give way; returns the number of further tokens that such requests may have.
 
-        Without others that is all of the step.
+        Without other requests, these are all tokens of the step.
         """
         stages, budget, most = self._stages, self.budget, self._max_num_yielding
         num_paused = stages.num_yielding - most
@@ -149,19 +149,19 @@ class Policy:
             return -num_paused
         self.notes.paused += [_changed_row(stages.pause(), is_paused=True) for _ in range(num_paused)]
         resumed = [stages.resume() for _ in range(num_resumed)]
-        if not self._is_sharing:  # else they are soon paused again
+        if not self._is_sharing:  # otherwise they would soon be paused again
             self.notes.paused += [_changed_row(req, is_paused=False) for req in resumed]
         return most - stages.num_yielding
 
     @property
     def _is_sharing(self) -> bool:
-        """Tells whether there are requests to which others give way; once nothing leaves the queue, any with a row."""
+        """True if there are requests to which others give way; once the queue is closed, only those with rows count."""
         stages = self._stages
         return stages.num_live_rows > 0 or (stages.num_live > 0 and not self.is_closed)
 
     @property
     def _max_num_yielding(self) -> int:
-        """Tokens of the next step for requests that give way."""
+        """The maximum number of tokens in the next step for requests that give way."""
         budget = self.budget
         if not self._is_sharing:
             return budget.max_num_batched_tokens
@@ -169,7 +169,7 @@ class Policy:
         return budget.max_num_yielding if has_turn else 0
 
     def _next_waiting(self, num_yielding_left: int) -> PendingReq | None:
-        """Returns the first of the queue that may have a row, if it has room."""
+        """Returns the first request of the queue that may get a row, if there is room for it."""
         waiting = self._stages.waiting
         if not waiting or num_yielding_left > 0 or not waiting.first.gives_way:
             return waiting.first if waiting else None
@@ -177,13 +177,13 @@ class Policy:
 
     @property
     def has_prompts(self) -> bool:
-        """Tells whether the next step could have chunks of prompts, from what is known now."""
+        """True if the next step could have prefill chunks, as far as is known now."""
         stages, num_yielding_left = self._stages, self._max_num_yielding - self._stages.num_yielding
         in_prefill = any(num_yielding_left > 0 or not req.pending.gives_way for req in stages.prefilling)
         return in_prefill or self._next_waiting(num_yielding_left) is not None
 
     def has_room(self) -> bool:
-        """Tells whether the next of the queue could have a row now, even if nothing of its prompt is cached."""
+        """True if the next request of the queue could get a row now, even if none of its prompt is cached."""
         stages, budget = self._stages, self.budget
         pending = self._next_waiting(self._max_num_yielding - stages.num_yielding)
         if self.is_closed or pending is None or stages.prefilling:
@@ -209,9 +209,9 @@ class Policy:
         self.num_preemptions += 1
 
     def _find_yielding(self, plan: _Plan, num_pages: int) -> list[Req]:
-        """Returns the rows that can give up their pages for a request that goes before them, the last one last.
+        """Returns the rows to preempt for a request of higher priority, in order of priority.
 
-        They are none if their pages are too few.
+        Empty if all their pages together are too few.
         """
         in_plan = {chunk.req.uid for chunk in plan.chunks}
         rows = [req for req in self._stages.running.values() if req.pending.gives_way and req.uid not in in_plan]
@@ -260,9 +260,9 @@ class Policy:
     def _admit(self, plan: _Plan, may_preempt: bool) -> None:
         """Lets requests out of the queue as long as their whole prompt fits beside what the running rows need.
 
-        One page a running row is left to grow into: a row let in too early only has to give way again. One that gave
-        way in this plan cannot come back in it: whoever needed its pages has taken some of them. A request that gives
-        way to none gets the pages of those that do.
+        One page per running row is reserved for growth, since a row admitted too early would be preempted again. A row
+        preempted in this plan cannot return in it, as another request uses some of its pages. A request that gives way
+        to none gets the pages of those that do.
         """
         stages, cache, notes, max_num_seqs = self._stages, self._cache, self.notes, self.budget.max_num_seqs
         num_promised = self._num_promised()
@@ -296,7 +296,7 @@ class Policy:
             notes.waits_for = "rows" if is_full else "tokens" if not plan.num_tokens_left else "priority"
 
     def _num_promised(self) -> int:
-        """Returns how many pages the prompts in work are still to get."""
+        """Returns the number of pages that the running prefills still need."""
         return sum(self._cache.num_missing(req, _num_next_tokens(req)) for req in self._stages.prefilling)
 
     def _note_delay(self, req: Req, by_uid: int) -> None:

@@ -47,10 +47,10 @@ class PendingReq:
 
     `token_ids` is the prompt followed by the output. `cached_tokens` is `None` until its first chunk is scheduled.
     `max_len` is the length, prompt included, at which it ends; `end_tokens` end it when they are sampled.
-    `num_logprobs` is -1 without logprobs. `grammar` is `None` where there is none, and until it is compiled; before
-    that it gets no row. `logits_processors` is `None` where its logits stay as they are, and
-    `prompt_task` where its prompt is for its output alone. `priority_key` orders all requests (`waiting_queue.py`). One
-    that `gives_way` has few rows and tokens of a step while others are there (`policy.py`).
+    `num_logprobs` is -1 without logprobs. `grammar` is `None` if there is none, and until it is compiled; before that
+    the request gets no row. `logits_processors` is `None` if its logits are unchanged, `prompt_task` if nothing else is
+    computed from its prompt. `priority_key` orders all requests (`waiting_queue.py`). A request that `gives_way` gets
+    few rows and tokens of a step while there are others (`policy.py`).
     `draft_rate` is about the draft tokens of a draft model, `forced_rate` about those of its grammar. `match` is where
     its last tokens stood before and `continuation` what others had behind them, once they were asked for; with fewer
     tokens than `no_draft_until` they are not. `packed_sampling` is its entry in the columns of `SamplingColumns`, once

@@ -27,9 +27,9 @@ class Stages:
         self.num_told = 0
         """Requests whose tokens must be told as they come."""
         self.num_live = 0
-        """Requests that give way to no others."""
+        """Requests that give way to none."""
         self.num_live_rows = 0
-        """Those of them in PREFILL or DECODE."""
+        """Requests that give way to none, in PREFILL or DECODE."""
         self.paused: list[Req] = []
         self.num_yielding = 0
         """Rows in `decode` whose requests give way."""
@@ -39,7 +39,7 @@ class Stages:
         self._numbers = count()
 
     def last_in_priority(self) -> Req:
-        """Returns the running request that all others go before; one that is paused does nothing with its pages."""
+        """Returns the running request of lowest priority, a paused one first, as it makes no use of its pages."""
         return self.paused[-1] if self.paused else max(self.running.values(), key=_priority_key)
 
     def enqueue(self, pending: PendingReq, *, lacks_grammar: bool = False) -> None:
@@ -65,7 +65,7 @@ class Stages:
         return len(self.running) - len(self.paused)
 
     def open_next(self, pending: PendingReq) -> Req:
-        """Returns one of the queue with the pages that are cached for it; to be admitted or closed at once."""
+        """Opens a waiting request with the pages that are cached for it; admit or close it at once."""
         req = self._cache.open(pending)
         req.pending.state = State.PREFILL
         self._cache.find_prefix(req)
@@ -91,9 +91,9 @@ class Stages:
         self.num_yielding += req.pending.gives_way
 
     def pause(self) -> Req:
-        """Takes the row in DECODE out of the steps that is the last in priority of those that give way; returns it.
+        """Pauses and returns the row in DECODE with the lowest priority among those that give way.
 
-        No step may be in flight, here and in `resume`.
+        No step may be in flight. The same holds for `resume`.
         """
         req = max((req for req in self.decode.reqs if req.pending.gives_way), key=_priority_key)
         self.decode.remove(req)
@@ -102,7 +102,7 @@ class Stages:
         return req
 
     def resume(self) -> Req:
-        """Lets the paused row go on that is the first in priority; returns it."""
+        """Resumes and returns the paused row with the highest priority."""
         req = self.paused.pop(0)
         self.decode.append(req)
         self.num_yielding += 1

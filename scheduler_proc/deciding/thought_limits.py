@@ -1,4 +1,4 @@
-"""How many tokens the reasoning at the beginning of a request's output may have, and the tokens that close it."""
+"""Limits the tokens of reasoning (a thought) at the beginning of an output, and forces the tokens that close it."""
 
 from array import array
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ class ThoughtMatcher(Protocol):
 class FollowedThought:
     """A thought with a limit, after the tokens that its request has.
 
-    Only the number of tokens and the text up to the end mark count, so a continuation has the same limit. A token that
-    is no text, as a special one, counts as part of the thought. `is_over`: it has ended, or the output has none.
+    The state depends only on the tokens of the output, so a continuation has the same limit. A token without text, such
+    as a special token, counts as part of the thought. `is_over`: it has ended, or the output has none.
     """
 
     __slots__ = ("_end_ids", "_limit", "_matcher", "_num_inside", "is_over")
@@ -29,14 +29,14 @@ class FollowedThought:
         self._limit, self._matcher = limit, matcher
         self._end_ids = unpack_int32(limit.end_ids)
         self._num_inside = -limit.num_begin
-        """Tokens of the thought; below 0, tokens that its opening mark still lacks."""
+        """The number of tokens in the thought; if negative, the number that its opening mark still lacks."""
         self.is_over = False
         for token_id in output_ids:
             self.accept(token_id)
 
     @property
     def is_near_end(self) -> bool:
-        """True if one more token may decide what must come after it."""
+        """True if the next token may determine the token that must follow it."""
         return not self.is_over and self._num_inside + 1 >= self._limit.num_tokens
 
     def accept(self, token_id: int) -> None:
@@ -47,7 +47,7 @@ class FollowedThought:
         self._num_inside += 1
 
     def forced_ids(self, draft_ids: Sequence[int] = ()) -> "array[int]":
-        """Returns the int32 ids that must come after these draft tokens, none where the thought need not end yet."""
+        """Returns the int32 ids that must follow these draft tokens, empty if the thought need not end yet."""
         num_over = self._num_inside + len(draft_ids) - self._limit.num_tokens
         if self.is_over or num_over < 0 or self._ends_within(draft_ids):
             return array(INT32)

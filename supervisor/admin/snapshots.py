@@ -88,7 +88,7 @@ class Snapshots:
             self._delete_old()
         except FileExistsError:
             raise CommandFailedError("impossible", f"{path} exists already; a snapshot is a new directory") from None
-        except (OSError, BootError) as error:  # of the disk, or of a run directory without its configuration
+        except (OSError, BootError) as error:  # the disk, or a run directory without its configuration
             raise CommandFailedError("failed", f"the snapshot {path} is not whole: {error}") from None
         finally:
             go_on()

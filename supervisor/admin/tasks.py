@@ -46,7 +46,7 @@ class OpenCommand:
             self.answer(end.value)
         except CommandFailedError as error:
             self.answer(error.failed)
-        except OSError as error:  # a full disk or too many open files fail a command, and not the server
+        except OSError as error:  # a full disk or too many open files fail the command, not the server
             self.answer(Failed("failed", str(error)))
         else:
             self.due_s = step
@@ -57,7 +57,7 @@ class OpenCommand:
         self._reply(Answer(self._ask_id, result))
 
     def close(self) -> None:
-        """Ends the task where it is; what it can no longer write is lost."""
+        """Ends the task immediately; its unwritten output is lost."""
         with suppress(OSError, CommandFailedError):
             self._task.close()
 

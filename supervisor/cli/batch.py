@@ -23,7 +23,7 @@ DONE, LEFT, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 POLL_S = 0.5
 LOG_BYTES = 65536
 REPORT_S = 10.0
-"""Between two lines that tell how far it is, where there is no terminal."""
+"""Interval of progress lines, if there is no terminal."""
 
 EPILOG = """
 IN has a request in each line, as OpenAI's batch files: {"custom_id": …, "method": "POST", "url":
@@ -65,12 +65,12 @@ class ResultCount:
 
 
 class Progress:
-    """How far it is: a bar on a terminal, elsewhere a line every `REPORT_S` if there is news."""
+    """Shows progress: a bar on a terminal, otherwise a line at most every `REPORT_S`."""
 
     def __init__(self, num_lines: int, num_done: int):
         is_terminal = sys.stderr.isatty()
         has_size = is_terminal and os.get_terminal_size(sys.stderr.fileno()).columns > 0
-        # Some terminals (of containers and scripts) say that they have no columns, and tqdm would show nothing.
+        # Some terminals (in containers and scripts) report 0 columns, and tqdm would show nothing.
         columns, rows = (None, None) if has_size else (80, 24)
         self.bar = tqdm(
             total=num_lines,
@@ -96,7 +96,7 @@ class Progress:
             self._tell()
 
     def show_end(self) -> None:
-        """Shows what has not been shown yet."""
+        """Shows the final progress."""
         if not self._has_bar and self._num_done != self._num_told:
             self._tell()
 
@@ -132,9 +132,9 @@ def run_batch(options: argparse.Namespace) -> int:
 
 
 def _serve(path: Path, output: Path, flags: Sequence[str], num_lines: int, results: ResultCount) -> int:
-    """Shows what the server says and how far it is, until it has ended; returns its exit code.
+    """Shows the server's messages and progress until it ends; returns its exit code.
 
-    A server without a standby: a restart costs a file little.
+    The server has no standby, as a restart delays a batch only a little.
     """
     own_pid = os.getpid()
     server = subprocess.Popen(

@@ -59,7 +59,7 @@ def _step_lines(state: Json, width: int) -> list[str]:
     steps = sorted(step for step in state["steps"].values() if step[1] is not None)[-max(1, width) :]
     if not steps:
         num_before = _gauges(state).get("steps", 0)
-        return [f"no step since this was started, {num_before:g} before" if num_before else "no step yet"]
+        return [f"no step since top started, {num_before:g} before" if num_before else "no step yet"]
     tokens = [prefill + decode for _, _, prefill, decode, *_ in steps]
     spans_ms = [(end - begin) / 1e6 for begin, end, *_ in steps]
     return [

@@ -133,7 +133,7 @@ def _sort(records: Iterable[Record]) -> list[Record]:
 
 
 def _read_edges(path: Path) -> dict[str, list[Record]]:
-    """Returns what was sent on each edge, but for what is sent when it is time. Raises `FrameFileError`."""
+    """Returns the records sent on each edge, except those sent at certain times. Raises `FrameFileError`."""
     edges: dict[str, list[Record]] = defaultdict(list)
     with reporting_damage(path):
         for record in _sort(_read(path)):

@@ -94,19 +94,19 @@ def operate(arguments: Sequence[str]) -> int:
 
 
 def describe_no_command(word: str, known: Sequence[str]) -> str:
-    """Returns what is said of a first word that is none of the `known` commands."""
+    """Returns the error for a first word that is not one of the `known` commands."""
     if "/" in word or Path(word).is_dir():
-        return f"{word} is no command; the server of a model is started with --model: launch.py --model {word}"
+        return f"{word} is not a command; to serve a model, use --model: launch.py --model {word}"
     nearest = difflib.get_close_matches(word, known, n=1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     return (
         f"there is no command {word!r}{hint}\ncommands are {', '.join(known)}; each has --help\n"
-        "a server is started without a command: launch.py --model DIR"
+        "to start a server, give no command: launch.py --model DIR"
     )
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """Returns the parser of all commands, and that of each."""
+    """Returns the parser of all commands, and the parser of each."""
     parser = argparse.ArgumentParser(prog="launch.py", description="Commands for a running server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add(commands, "ps", "list the processes", list_processes)

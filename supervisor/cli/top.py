@@ -105,7 +105,7 @@ def _read_stream(server: RunningServer) -> Iterator[Json]:
 
 
 def lost(state: Json) -> Json:
-    """Returns what is still known when the stream has ended: of no process whether it serves."""
+    """Returns the status after the end of the stream: no process is known to serve."""
     unknown = {"state": "unknown", "phase": "", "busy_since_ns": 0, "cpu_percent": None}
     processes = {name: {**process, **unknown} for name, process in state["processes"].items()}
     return {**state, "edges": {}, "processes": processes}

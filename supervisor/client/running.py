@@ -68,7 +68,7 @@ def _open(run_dir: RunDir) -> RunningServer:
     if not has_launcher(run_dir):
         raise NoServerError(f"no server runs in {run_dir.path}")
     if not run_dir.address_file.exists():
-        raise NoServerError(f"{run_dir.path} is that of an engine which has joined a server: name the server's")
+        raise NoServerError(f"{run_dir.path} belongs to an engine that joined a server: name the server's")
     try:
         return RunningServer(run_dir, run_dir.read_config())
     except BootError as error:

@@ -15,7 +15,7 @@ SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MAX_SHOWN_CHARS = 60
 
 MAX_COUNT = 1 << 24
-"""Of tokens in a vocabulary or a context: memory is allocated by these numbers."""
+"""The maximum size of a vocabulary or context in tokens, since memory is allocated accordingly."""
 
 
 def read_model_facts(model: ModelConfig, model_dir: Path, tokenizer_dir: Path, name: str) -> ModelFacts:
@@ -26,7 +26,7 @@ def read_model_facts(model: ModelConfig, model_dir: Path, tokenizer_dir: Path, n
     """
     config_file = model_dir / "config.json"
     if not config_file.is_file():
-        raise BootError(f"{model_dir} holds no model: there is no config.json in it{gguf_hint(model_dir)}")
+        raise BootError(f"{model_dir} contains no model: there is no config.json in it{gguf_hint(model_dir)}")
     config = read_object(config_file)
     generation_file = model_dir / "generation_config.json"
     generation = read_object(generation_file) if generation_file.is_file() else {}
@@ -108,7 +108,7 @@ def _positive_int(config: dict[str, Any], key: str, file: Path) -> int | None:
 
 
 def _explain_nested(config: dict[str, Any]) -> str:
-    """Returns why a configuration of a language model lacks what each has, as far as that can be told."""
+    """Returns the likely reason why a config.json lacks required fields, empty if unknown."""
     if not isinstance(config.get("text_config"), dict):
         return ""
     named = config.get("architectures")

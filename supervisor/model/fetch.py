@@ -113,7 +113,7 @@ def _has_weights(directory: Path, kind: str) -> bool:
 def _has_all_shards(directory: Path, pattern: str) -> bool:
     present = {file.name for file in directory.glob(pattern)}
     if pattern.replace("*", "") in present:
-        return True  # the whole model, whatever an index says
+        return True  # the complete model, whatever an index lists
     needed: set[str] = set()
     for index in directory.glob(f"{pattern}.index.json"):
         with contextlib.suppress(msgspec.DecodeError, RecursionError):

@@ -72,14 +72,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def claim_new() -> tuple[RunDir, int]:
-    """Claims a run directory of a new name, after removing those of joiners that were killed with their engines."""
+    """Claims a run directory with a new name, after removing those of joiners that were killed with their engines."""
     prefix = default_path(f"join-{os.getpid()}-")
     for left_over in prefix.parent.glob(default_path("join-*").name):
         clear_run(RunDir(left_over))
     try:
         path = tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent)
     except OSError as error:
-        raise BootError(f"no run directory can be made in {prefix.parent}: {error.strerror}") from None
+        raise BootError(f"no run directory can be created in {prefix.parent}: {error.strerror}") from None
     return claim(Path(path))
 
 

@@ -72,7 +72,7 @@ class Proxy:
         """The latest one."""
         self._due_s = 0.0
         self._newest_block = 0
-        """Of the frontends that there have been (`messages/uids.py`)."""
+        """The largest uid block of any frontend so far (`messages/uids.py`)."""
         self._profile_id = 0
         """The instruction that ended the latest profile."""
         self._fetch: ProfileFetch | None = None
@@ -147,17 +147,17 @@ class Proxy:
                     pass
 
     def _hand_on_frame(self, outbox: Sender[ToDetokenizer], frame: bytes) -> None:
-        """Frames that do not fit would end the detokenizer; they are the end of the engine instead."""
+        """Passes on a frame. An inconsistent one would crash the detokenizer, so it disconnects the engine instead."""
         try:
             block = check_fit(open_frame(frame), worker_number(self._link.name))
             if block > self._newest_block:
                 self._newest_block = max(frontend_blocks(self._link.run_dir.sockets()), default=0)
             if block > self._newest_block:
-                raise MisfitError(f"a request of frontend {block}, which there has never been")
+                raise MisfitError(f"a request of frontend {block}, which never existed")
         except MisfitError as error:
             self._lose(f"it is refused: {error}")
             return
-        with contextlib.suppress(ChannelFullError):  # which the detokenizer learns from the next one
+        with contextlib.suppress(ChannelFullError):  # the next frame's number shows the loss to the detokenizer
             outbox.hand_on(frame)
 
     def _answer_join(self, peer: bytes, join: Join) -> None:
@@ -199,8 +199,8 @@ class Proxy:
     def _receive_profile(self, fetch: ProfileFetch, part: FilePart) -> None:
         try:
             trouble = fetch.receive(part)
-        except (OSError, msgspec.DecodeError) as error:  # a profile is no reason to lose the engine
-            self._fetch, trouble = None, f"the engine's profile is not kept: {error}"
+        except (OSError, msgspec.DecodeError) as error:  # a failed profile must not disconnect the engine
+            self._fetch, trouble = None, f"the engine's profile was not saved: {error}"
         if trouble:
             log.warning("%s", trouble)
 

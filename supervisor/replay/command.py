@@ -160,7 +160,7 @@ def find_notes(manifest: Manifest, flags: Sequence[str]) -> list[str]:
 
 
 def _value_of(flag: str, flags: Sequence[str]) -> str:
-    """Returns what follows `flag`, as another word or behind `=`; empty where it is not given."""
+    """Returns the value of `flag`, given as the next word or after `=`; empty if it is not given."""
     for index, word in enumerate(flags):
         name, has_value, value = word.partition("=")
         if name == flag:

@@ -193,16 +193,16 @@ class Recording:
 
 
 class _Trouble(msgspec.Struct):
-    """Of the manifest of a snapshot."""
+    """The fields of a snapshot's manifest that are read."""
 
     process: str | None = None
     text: str | None = None
 
 
 def _read_trouble(manifest: Path) -> str:
-    """Returns what the manifest of a snapshot says of a process; empty where there is none, or nothing was wrong.
+    """Returns the entry for a process in a snapshot's manifest, empty if there is no manifest or nothing was wrong.
 
-    Raises `SluiceError` for one that cannot be read.
+    Raises `SluiceError` if the manifest cannot be read.
     """
     try:
         told = msgspec.json.decode(manifest.read_bytes(), type=_Trouble)

@@ -173,9 +173,9 @@ def _is_done(result: ProcessResult) -> bool:
 def server_flags(config: Config, folder: str) -> list[str]:
     """Returns the flags of a server that computes what a server with `config` does.
 
-    Of its processes each has one, none is replaced or keeps frames, and no snapshot is taken; nothing of its HTTP side
-    matters. It fetches no model, and has what it keeps on disk in `folder`. Raises `SluiceError` for texts that no flag
-    can hold.
+    It has one process of each kind, replaces none, records no frames and takes no snapshots; its HTTP settings do not
+    matter. It fetches no model and keeps its files in `folder`. Raises `SluiceError` for a text that a flag cannot
+    contain.
     """
     facts = config.facts
     model = msgspec.structs.replace(

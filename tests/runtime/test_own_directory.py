@@ -56,7 +56,7 @@ def test_a_directory_of_another_kind_of_lock_is_no_run_directory(tmp_path: Path)
     for name in ("lock", "letter"):
         (tmp_path / name).touch()
     clear_run(RunDir(tmp_path))
-    with pytest.raises(UsageError, match="holds files that are no server's"):
+    with pytest.raises(UsageError, match="contains files that are not a server's"):
         claim(tmp_path)
     assert (tmp_path / "letter").exists()
 

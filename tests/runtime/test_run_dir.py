@@ -111,12 +111,12 @@ def test_a_directory_that_goes_while_it_is_looked_at_is_made_anew(
 
 def test_a_directory_with_other_files_is_refused_and_left_alone(tmp_path: Path):
     (tmp_path / "letter").touch()
-    with pytest.raises(UsageError, match="holds files that are no server's"):
+    with pytest.raises(UsageError, match="contains files that are not a server's"):
         claim(tmp_path)
     assert (tmp_path / "letter").exists()
     with pytest.raises(UsageError, match="is not a directory"):
         claim(tmp_path / "letter")
-    with pytest.raises(UsageError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be created"):
         claim(tmp_path / "letter" / "run")
     (tmp_path / "target").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "target")

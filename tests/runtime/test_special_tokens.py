@@ -108,7 +108,7 @@ def test_a_token_of_the_vocabulary_becomes_one_that_is_not_split(tmp_path: Path)
 )
 def test_wrong_ones_are_named_with_their_file(tmp_path: Path, config: Any) -> None:
     (name,) = config
-    with pytest.raises(BootError, match=rf"tokenizer_config\.json: {name} is not "):
+    with pytest.raises(BootError, match=rf"tokenizer_config\.json: {name} does not name "):
         load_encoding(str(write(tmp_path, config)))
 
 

@@ -39,7 +39,7 @@ def test_other_weights_are_others(tmp_path: Path, place: int):
 
 
 def test_a_directory_without_a_manifest_is_no_recording(tmp_path: Path):
-    with pytest.raises(SluiceError, match="is no recording"):
+    with pytest.raises(SluiceError, match="is not a recording"):
         read_manifest(tmp_path)
     (tmp_path / "manifest.json").write_bytes(msgspec.json.encode({"version": 1}))
     with pytest.raises(SluiceError, match="another version"):

@@ -11,6 +11,7 @@ from messages.config import Config, ModelFacts, SchedulingConfig
 from messages.errors import ErrorInfo
 from messages.replies import UserReply
 from messages.requests import AbortMsg, Grammar, SamplingParams, Stamps, UserMsg
+from tokenizer_proc.child_process import ChildTimeoutError
 from tokenizer_proc.grammar_checks import GrammarChecks, GrammarChild
 from tokenizer_proc.grammar_child import MAX_CPU_S, Checked
 
@@ -74,8 +75,8 @@ def checks() -> Iterator[Checks]:
 def test_messages_come_back_checked_or_refused_and_no_abort_overtakes(checks: Checks) -> None:
     checks.start(1, schema({"type": "object"}))
     checks.start(2, schema({"not": {"type": "null"}}), attempt=3)
-    assert checks.checks.keep(AbortMsg(1, 0))
-    assert not checks.checks.keep(AbortMsg(5, 0))
+    assert checks.checks.hold(AbortMsg(1, 0))
+    assert not checks.checks.hold(AbortMsg(5, 0))
     taken = checks.take(3)
     of_first = [each for each in taken if each.uid == 1]
     assert isinstance(of_first[0], UserMsg)
@@ -87,12 +88,12 @@ def test_messages_come_back_checked_or_refused_and_no_abort_overtakes(checks: Ch
     assert (refusal.attempt, refusal.finish_reason) == (3, "error")
     assert refusal.error is not None
     assert refusal.error.status == 400
-    assert not checks.checks.keep(AbortMsg(1, 0))
+    assert not checks.checks.hold(AbortMsg(1, 0))
 
 
 def test_a_grammar_that_takes_too_much_computing_ends_its_process_alone(checks: Checks) -> None:
     error = checks.error(1, schema(SLOW_SCHEMA))
-    words = f"response_format takes more than {MAX_CPU_S} s of computing to compile: make it simpler"
+    words = f"response_format takes more than {MAX_CPU_S} s of CPU time to compile: make it simpler"
     assert error == ErrorInfo(400, words, param="response_format")
     assert checks.error(2, schema({"type": "integer"})) is None
 
@@ -153,7 +154,7 @@ def test_a_grammar_that_takes_too_long_is_refused_and_one_that_waited_may_come_a
 
 def test_a_child_that_does_not_reply_is_ended() -> None:
     child = GrammarChild(FACTS)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(ChildTimeoutError):
         child.check(schema(SLOW_SCHEMA), 0.01)
     assert child.check(schema({}), TIMEOUT_S).error is None
     child.close()

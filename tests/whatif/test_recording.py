@@ -285,7 +285,7 @@ def test_steps_that_overlap_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_directories_that_are_no_recordings(tmp_path: Path):
-    with pytest.raises(UsageError, match="is no recording"):
+    with pytest.raises(UsageError, match="is not a recording"):
         read_recording(tmp_path)
     write_manifest(tmp_path, make_manifest(make_config(SETTING, calibration())))
     with pytest.raises(UsageError, match="no files of frames"):

@@ -37,7 +37,7 @@ BILLING = "x-anthropic-billing-header:"
 to the next, so that nothing behind it would be found in the prefix cache: it is left out."""
 
 MIN_BUDGET_TOKENS = 1024
-"""Of reasoning, as in Anthropic's API."""
+"""The minimum of Anthropic's API."""
 
 MESSAGES_TEXT = (
     f"a list of messages, not empty and at most {MAX_MESSAGES}, each with a role (user or assistant) and a content (a "

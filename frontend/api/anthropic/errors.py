@@ -45,7 +45,7 @@ class AnthropicError(msgspec.Struct, frozen=True):
 def anthropic_error(info: ErrorInfo) -> AnthropicError:
     kind = TYPES.get(info.status, "invalid_request_error" if info.status < 500 else "api_error")
     message = info.message
-    if info.too_long is not None:  # agents read these words, and then shorten the conversation
+    if info.too_long is not None:  # agents recognise this wording and then shorten the conversation
         num_tokens, limit = info.too_long
         message = f"prompt is too long: {num_tokens} tokens > {limit} maximum"
     return AnthropicError(AnthropicErrorFields(kind, message, NO_THREADS if info.param == THREAD else UNSET))

@@ -51,7 +51,7 @@ class InputItems(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskedResponse(NamedTuple):
-    """What a body asks for. `items` are all that the response answers."""
+    """A parsed body. `items`: all items that the response answers."""
 
     body: ResponseBody
     items: list[Item]

@@ -88,7 +88,7 @@ def read_items(given: str | list[Item]) -> list[Item]:
 def _checked(item: Item, where: str) -> Item:
     kind = item.kind
     if kind in TEXT_TYPES or kind in UNREAD_TYPES:
-        raise bad_request(f"{where}: {kind} is a part of a message, so it belongs into the content of one", "input")
+        raise bad_request(f"{where}: {kind} is a part of a message, so it belongs in the content of one", "input")
     if kind not in ITEM_PREFIXES:
         raise bad_request(
             f"{where}: an item of type {kind[:60]!r} is not supported: {', '.join(ITEM_PREFIXES)} are",
@@ -100,7 +100,7 @@ def _checked(item: Item, where: str) -> Item:
         case "message":
             needed = {"role": item.role, "content": item.content}
             if item.role is not None and item.role not in ROLES:
-                hint = "; what a tool returns is an item of type function_call_output" if item.role == "tool" else ""
+                hint = "; send a tool's result as an item of type function_call_output" if item.role == "tool" else ""
                 text = f"{where}.role must be one of {', '.join(ROLES)}, got {item.role[:60]!r}{hint}"
                 raise bad_request(text, "input")
         case "function_call":
@@ -128,7 +128,7 @@ def _checked(item: Item, where: str) -> Item:
 
 
 def _annotated(part: Part) -> Part:
-    """Clients expect a list of annotations in each text of an output, be it empty."""
+    """Clients expect a list of annotations in each output text, even if it is empty."""
     if part.type != "output_text" or part.annotations is not None:
         return part
     return msgspec.structs.replace(part, annotations=[])

@@ -78,7 +78,7 @@ def _check(tool: ResponseTool, where: str, types: tuple[str, ...]) -> None:
         text = f"{where}: a tool of type {tool.type[:60]!r} is not supported, only {', '.join(types)}"
         raise bad_request(f"{text}: tools that the client runs", "tools", "not_supported")
     if tool.name is None:
-        hint = "; here it stands beside the type, not in an object function" if tool.type == "function" else ""
+        hint = "; in this API it is next to the type, not in a function object" if tool.type == "function" else ""
         raise bad_request(f"{where}.name is required{hint}", "tools")
     if tool.type == "namespace":
         for index, member in enumerate(tool.tools or ()):

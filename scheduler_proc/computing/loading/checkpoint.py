@@ -16,10 +16,10 @@ from scheduler_proc.computing.loading.sources.tensor_file import TensorFile
 
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 WRAPPERS = re.compile(r"(^|\.)((_orig_mod|module)\.)+")
-"""What torch.compile and DataParallel put into names."""
+"""Prefixes that torch.compile and DataParallel add to names."""
 
 LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
-"""What names of a model of images or sound begin with, if they are of its language model."""
+"""Prefixes of the language model's names in a multimodal model."""
 
 MAX_SHOWN = 6
 SINGLE_FILES: dict[str, tuple[str, type[TensorFile]]] = {
@@ -32,11 +32,11 @@ log = logging.getLogger("sluice.weights")
 
 
 class Checkpoint:
-    """The tensors of a checkpoint by their usual name; `files` says in which file each one is."""
+    """The tensors of a checkpoint by their usual names; `files` maps each to its file."""
 
     def __init__(self, files: dict[str, Path], open_file: type[TensorFile]):
         self._name_in_file = {usual_name(name): name for name in files}
-        if len(self._name_in_file) < len(files):  # two would have one name
+        if len(self._name_in_file) < len(files):  # two tensors would have the same name
             self._name_in_file = dict(zip(files, files, strict=True))
         self.files = {name: files[in_file] for name, in_file in self._name_in_file.items()}
         self._open_file = open_file
@@ -60,14 +60,14 @@ class Checkpoint:
 
 
 def usual_name(name: str) -> str:
-    """Returns the name that a tensor has in a checkpoint of the language model by itself, not wrapped by torch."""
+    """Returns a tensor's name in a checkpoint of only the language model, without torch's wrappers."""
     return LANGUAGE_MODEL.sub(r"\1", WRAPPERS.sub(r"\1", name))
 
 
 def open_checkpoint(model_dir: Path, load_format: Literal["auto", "safetensors", "pt"]) -> Checkpoint:
-    """Finds the weight files; `auto` prefers safetensors. Raises `BootError` that says what was looked for.
+    """Finds the weight files; `auto` prefers safetensors. Raises `BootError`, which names the files looked for.
 
-    As in `transformers`, one whole file goes before the index of several.
+    As in `transformers`, a single complete file takes precedence over the index of several.
     """
     formats = list(SINGLE_FILES) if load_format == "auto" else [load_format]
     looked_for: list[str] = []
@@ -84,7 +84,7 @@ def open_checkpoint(model_dir: Path, load_format: Literal["auto", "safetensors",
             return Checkpoint(_names_in(_read_index(index), open_file), open_file)
         shards = _find_shards(single)
         if shards:
-            log.warning("%s is missing: all %d shards beside it are loaded", index, len(shards))
+            log.warning("%s is missing: all %d shards next to it are loaded", index, len(shards))
             return Checkpoint(_names_in(shards, open_file), open_file)
     raise BootError(
         f"no weights in {model_dir}: looked for {', '.join(looked_for)} (--load-format {load_format}); "
@@ -93,7 +93,7 @@ def open_checkpoint(model_dir: Path, load_format: Literal["auto", "safetensors",
 
 
 def _find_shards(single: Path) -> list[Path]:
-    """Returns the shards that no index names. Raises `BootError` if some of them are missing."""
+    """Returns the shards of a checkpoint without an index. Raises `BootError` if some are missing."""
     found = {path: SHARD.search(path.stem) for path in sorted(single.parent.glob(f"{single.stem}-*{single.suffix}"))}
     numbers = {int(match[1]): path for path, match in found.items() if match}
     num_shards = max((int(match[2]) for match in found.values() if match), default=0)

@@ -26,7 +26,7 @@ from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 
 LAYOUT = 3
-"""Counts changes of what a file holds, of `Codes.packed` above all."""
+"""The version of the files' content, in particular of `Codes.packed`."""
 
 LEAST_BYTES = 64 << 20
 """A smaller checkpoint is loaded and quantized in the time that a second file would take."""
@@ -79,7 +79,7 @@ class WeightCache:
                 formats = json.loads(metadata["formats"])
                 weights: Weights = {}
                 for num_done, (name, (format_name, numbers)) in enumerate(formats.items(), start=1):
-                    # A copy: it is read faster from huge pages, and the file may then be removed.
+                    # Copied: reading from huge pages is faster, and the file may then be removed.
                     tensor = file.get_tensor(name)
                     stored = empty_huge(tuple(tensor.shape), tensor.dtype).copy_(tensor)
                     weights[name] = FORMATS[format_name].restore(stored, tuple(numbers))

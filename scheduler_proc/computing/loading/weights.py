@@ -39,7 +39,7 @@ log = logging.getLogger("sluice.weights")
 
 
 class ShardWeights:
-    """The parameters of which `shard` has a part, uninitialised at first, each in the format that is chosen for it.
+    """The parameters of which `shard` has a part, each in its chosen format, uninitialised at first.
 
     Raises `BootError` if there is not enough memory.
     """
@@ -69,7 +69,7 @@ class ShardWeights:
         return weight
 
     def set_rows(self, name: str, first_row: int, rows: Tensor) -> None:
-        """Sets the shard's part of `rows`, which are those of the whole parameter from `first_row` on."""
+        """Sets the shard's part of `rows`, the rows of the whole parameter from `first_row` on."""
         part, num_before = self.parts[name], 0
         for wanted in part.rows:
             begin, end = max(wanted.start, first_row), min(wanted.stop, first_row + len(rows))
@@ -80,11 +80,11 @@ class ShardWeights:
             num_before += len(wanted)
 
     def finish(self, name: str, rows: Tensor) -> None:
-        """Ends a parameter, of which all rows are set; `rows` are those of the whole one that were set last."""
+        """Finishes a parameter once all its rows are set; `rows`: the latest rows of the whole parameter."""
         bits, parameter = self._placement.weight_bits, self.parameters[name]
         largest_O = None
         if bits == 8 and self._num_ranks > 1 and isinstance(parameter.split, ByColumns):
-            # The codes of all ranks have one scale, that of one rank.
+            # The codes of all ranks use the same scale as a single rank would.
             largest_O = torch.linalg.vector_norm(rows, ord=torch.inf, dim=1).to(self._placement.dtype)
         self.weights[name] = self.weights[name].finish(largest_O)
         if bits is not None and parameter.role == "tied":
@@ -94,7 +94,7 @@ class ShardWeights:
 def choose_format(parameter: Parameter, part: Part, placement: Placement) -> WeightFormat:
     """Returns the format of a rank's part of the parameter.
 
-    A tied head that is quantized is a parameter of its own: the embedding is looked up as it is.
+    A quantized tied head is a separate parameter; the embedding stays unquantized.
     """
     if parameter.role not in ("linear", "tied"):
         return PLAIN
@@ -156,7 +156,7 @@ def make_dummy_weights(shard: Shard, placement: Placement, report: Report) -> We
 
 
 def most_bytes(shard: Shard, placement: Placement) -> int:
-    """Returns the bytes that the weights take at most, if they are not quantized."""
+    """Returns the maximum size of the weights in bytes, without quantization."""
     num_bytes = 0
     for parameter in model_parameters(shard.whole):
         part = parameter.part(shard.rank, shard.num_ranks)

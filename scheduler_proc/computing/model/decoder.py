@@ -1,6 +1,6 @@
 """The forward pass of a decoder-only transformer over the paged KV cache.
 
-Shape legend: T tokens of the step, E embedding size, H query heads, D head dimension, N tokens that go to the head,
+Shape legend: T tokens of the step, E embedding size, H query heads, D head dimension, N tokens with logits,
 V vocabulary.
 """
 
@@ -23,11 +23,11 @@ from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.step.inputs import StepInputs
 
 ComputeLayers = Callable[[Callable[[int], None], Sequence[int]], None]
-"""Computes the layers of these indices, in their order, with the function that computes one."""
+"""Computes the layers with these indices, in order, with the given function for one layer."""
 
 
 def model_parameters(model: ModelDescription) -> list[Parameter]:
-    """Returns all parameters of the whole model: what its blocks declare."""
+    """Returns all parameters of the whole model, as declared by its blocks."""
     layers = (layer_parameters(f"layers.{index}", layer, model.hidden_size) for index, layer in enumerate(model.layers))
     return [
         *embedding_parameters(model),
@@ -38,7 +38,7 @@ def model_parameters(model: ModelDescription) -> list[Parameter]:
 
 
 class Decoder:
-    """A model with its weights, which it takes out of `weights`; `max_model_len` positions are served.
+    """A model with its weights, which it pops from `weights`; `max_model_len` positions are supported.
 
     With several ranks, `model` and `weights` are this rank's (`sharding.py`).
     """
@@ -69,10 +69,10 @@ class Decoder:
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
     ) -> Tensor:
-        """Returns what the head reads of `step.head_tokens` [N, E]; the caches then hold all tokens' K and V.
+        """Returns the final hidden states of `step.head_tokens`, [N, E], and stores all tokens' K and V in the caches.
 
-        What operations return, the result included, may be put into `room`. The layers between the second and the last
-        may be computed by `compute_middle`.
+        Results of operations, including the returned one, may be placed in `room`. `compute_middle`, if given, computes
+        the layers between the second and the last.
         """
         residual_TE = self.embedding(step, room.residual)
         attended_THD = room.attended

@@ -1,4 +1,4 @@
-"""What a model is, whatever family it comes from: its layers one by one. Plain values, no torch."""
+"""Describes a model of any family, layer by layer. Plain values, no torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ from messages.errors import BootError
 
 @dataclass(frozen=True, kw_only=True)
 class RopeDescription:
-    """Rotary positions. `factor` and what follows it describe the scalings `linear` and `llama3`."""
+    """Rotary positions. `factor` and the fields after it describe the scalings `linear` and `llama3`."""
 
     theta: float
     scaling: Literal["default", "linear", "llama3"] = "default"
@@ -43,7 +43,7 @@ class AttentionDescription:
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads != 0:
             raise BootError(
-                f"config.json: {self.num_heads} attention heads are no multiple of {self.num_kv_heads} key/value heads"
+                f"config.json: {self.num_heads} attention heads: not a multiple of {self.num_kv_heads} key/value heads"
             )
         if self.rope is not None and self.head_dim % 2 != 0:
             raise BootError(f"config.json: rotary positions need an even head size, not {self.head_dim}")
@@ -63,7 +63,7 @@ class AttentionDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class MlpDescription:
-    """A dense MLP of `size` inner values."""
+    """A dense MLP with `size` inner values."""
 
     size: int
     activation: Literal["gelu_tanh", "gelu", "silu_gated"]
@@ -75,7 +75,7 @@ class MlpDescription:
 
     @property
     def in_size(self) -> int:
-        """Outputs of the first linear: a gated MLP has those of the gate, then those that it gates."""
+        """Outputs of the first linear: a gated MLP has the gate's, then those that it gates."""
         return 2 * self.size if self.is_gated else self.size
 
 
@@ -106,7 +106,7 @@ class ModelDescription:
 
     @property
     def vocab_part(self) -> int:
-        """Entries of the vocabulary for which a rank has embeddings; the last rank may have fewer, and filling."""
+        """Entries of the vocabulary per rank; the last rank may have fewer, and padding."""
         return -(-self.vocab_size // self.num_ranks)
 
     @property

@@ -1,4 +1,4 @@
-"""The parameters that blocks declare: name, shape, what each is, and which part a rank has. Plain values, no torch.
+"""The parameters that blocks declare: name, shape, kind, and each rank's part. Plain values, no torch.
 
 Linears that read the residual stream are divided by their outputs, those that write it by their inputs (Megatron-LM,
 arXiv:1909.08053, section 3); embedding and head by the entries of the vocabulary.
@@ -11,13 +11,13 @@ from typing import Literal
 Shape = tuple[int, ...]
 
 Role = Literal["linear", "embedding", "tied", "norm", "bias"]
-"""`linear`: the weight of a linear layer, [out, in]. `embedding`: a table that is looked up by rows. `tied`: both, the
-embedding of tokens that is the head too."""
+"""`linear`: the weight of a linear layer, [out, in]. `embedding`: a table looked up by rows. `tied`: an embedding of
+tokens that is also the head."""
 
 
 @dataclass(frozen=True)
 class ByRows:
-    """A rank has its share of each section; a section is a number of units, and the rows of a unit."""
+    """A rank has its share of each section; a section is (number of units, rows per unit)."""
 
     sections: tuple[tuple[int, int], ...]
 
@@ -28,14 +28,14 @@ class ByColumns:
 
 
 Split = ByRows | ByColumns | None
-"""How ranks share a parameter; None: each has all of it."""
+"""How a parameter is divided among ranks; None: each rank has all of it."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's part of a parameter: ranges of its rows, which the rank stores one after another, and columns of these.
+    """A rank's part of a parameter: ranges of its rows, stored one after another, and columns of these rows.
 
-    `shape` is that of the part: its rows may be more than those of the ranges, which are then followed by filling.
+    `shape` is the part's; it may have more rows than the ranges, which are then followed by padding.
     """
 
     shape: Shape
@@ -53,7 +53,7 @@ class Parameter:
     split: Split = None
 
     def part(self, rank: int, num_ranks: int) -> Part:
-        """Returns what the rank has of it."""
+        """Returns the rank's part of the parameter."""
         all_rows = (range(self.shape[0]),)
         match self.split if num_ranks > 1 else None:
             case None:
@@ -72,7 +72,7 @@ class Parameter:
 def _share(num_units: int, unit: int, first_row: int, rank: int, num_ranks: int) -> range:
     """Returns the rank's rows of a section that begins at `first_row`; the last ranks' shares may be smaller.
 
-    If there are fewer units than ranks, several ranks have the same one.
+    If there are fewer units than ranks, several ranks share the same unit.
     """
     each = -(-num_units // num_ranks)
     first = rank * num_units // num_ranks if num_units < num_ranks else rank * each

@@ -1,4 +1,4 @@
-"""What each rank of several has of a model (`--tensor-parallel`). Plain values, no torch."""
+"""The part of a model that each rank has (`--tensor-parallel`). Plain values, no torch."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,7 +9,7 @@ from scheduler_proc.computing.model.description import LayerDescription, ModelDe
 
 @dataclass(frozen=True)
 class Shard:
-    """What rank `rank` of `num_ranks` has of the model `whole`. Raises `BootError` if that cannot be divided."""
+    """The part of the model `whole` that rank `rank` of `num_ranks` has. Raises `BootError` if it is not divisible."""
 
     whole: ModelDescription
     rank: int = 0

@@ -93,7 +93,7 @@ def test_white_space() -> None:
         (
             '{"response_format": {"type": "json_schema", "name": "x", "strict": true, "schema": {"type": "object"}}}',
             "response_format.json_schema",
-            "response_format.json_schema is missing: schema belongs into json_schema",
+            "response_format.json_schema is missing: schema belongs in json_schema",
         ),
         (
             '{"response_format": {"type": "json_object", "schema": {"type": "object"}}}',
@@ -103,7 +103,7 @@ def test_white_space() -> None:
         (
             '{"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}, "strict": true}}',
             "response_format.json_schema",
-            "response_format.strict is not taken: strict belongs into json_schema",
+            "response_format.strict is not taken: strict belongs in json_schema",
         ),
         ('{"structured_outputs": {}}', "structured_outputs", "none of them is given"),
         ('{"structured_outputs": {"json": null, "json_object": false}}', "structured_outputs", "none of them is given"),

@@ -342,7 +342,7 @@ def test_with_tools_the_answer_may_be_calls_instead_of_what_it_must_be(reader: F
 
 def test_tools_in_an_unknown_format_cannot_be_with_what_the_answer_must_be():
     model_format = HERMES._replace(forced=None)
-    with pytest.raises(RequestError, match="response_format cannot be with tools"):
+    with pytest.raises(RequestError, match="response_format cannot be combined with tools"):
         with_calls(Grammar("regex", "a", "response_format"), check_tools(TOOLS), model_format, allows_several=True)
 
 

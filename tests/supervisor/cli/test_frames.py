@@ -84,4 +84,4 @@ def test_a_side_that_ends_earlier_differs(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_directory_that_is_no_recording_is_not_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert operate(["replay", str(tmp_path), "--", "--dtype", "float32"]) == 2
-    assert "is no recording" in capsys.readouterr().err
+    assert "is not a recording" in capsys.readouterr().err

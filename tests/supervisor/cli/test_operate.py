@@ -149,10 +149,10 @@ def test_wrong_use_is_told_and_has_its_exit_codes():
     [
         (["pss"], "launch.py: there is no command 'pss'; did you mean ps?\ncommands are ps, top, "),
         (["joins"], "launch.py: there is no command 'joins'; did you mean join?\n"),
-        (["serve"], "calibrate, whatif; each has --help\na server is started without a command: launch.py --model DIR"),
+        (["serve"], "calibrate, whatif; each has --help\nto start a server, give no command: launch.py --model DIR"),
         (
             ["/tmp"],
-            "launch.py: /tmp is no command; the server of a model is started with --model: launch.py --model /tmp",
+            "launch.py: /tmp is not a command; to serve a model, use --model: launch.py --model /tmp",
         ),
         (["a/b"], "launch.py: a/b is no command; "),
         (["ps", "--prot", "1"], "launch.py ps: --prot: unknown flag; did you mean --port?\n"),

@@ -75,7 +75,7 @@ def test_steps_from_before_are_counted():
     state = started()
     state["steps"] = {}
     state["processes"]["scheduler"]["gauges"]["steps"] = 321.0
-    assert "no step since this was started, 321 before" in draw_frame(state, "model", 140, None)
+    assert "no step since top started, 321 before" in draw_frame(state, "model", 140, None)
 
 
 def test_a_frame_fits_the_terminal():

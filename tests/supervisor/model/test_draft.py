@@ -77,7 +77,7 @@ def test_others_are_refused_at_the_start(tmp_path, draft_size, draft_tokens, add
 def test_a_directory_without_a_model_is_refused(tmp_path):
     model = write_model(tmp_path / "model", 3)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BootError, match="holds no model"):
+    with pytest.raises(BootError, match="contains no model"):
         facts_with(model, str(tmp_path / "empty"))
     with pytest.raises(UsageError, match="--draft-model: there is no directory"):
         facts_with(model, str(tmp_path / "nowhere"))

@@ -157,5 +157,5 @@ def test_a_directory_of_gguf_is_told(tmp_path: Path):
 
 
 def test_a_directory_without_a_model_is_told(tmp_path: Path):
-    with pytest.raises(BootError, match="holds no model"):
+    with pytest.raises(BootError, match="contains no model"):
         facts_of(tmp_path)

@@ -72,7 +72,7 @@ def test_frames_that_fit_go_on_and_others_are_the_end_of_the_engine(proxy: Proxy
             proxy._hand_on_frame(outbox, bad)
     assert outbox.hand_on.call_count == 3
     assert "is refused: DetokenizeMsg: 1 uids and 0 attempts" in caplog.text
-    assert "a request of frontend 4, which there has never been" in caplog.text
+    assert "a request of frontend 4, which never existed" in caplog.text
 
 
 def test_a_profile_that_cannot_be_kept_is_no_reason_to_lose_the_engine(
@@ -83,7 +83,7 @@ def test_a_profile_that_cannot_be_kept_is_no_reason_to_lose_the_engine(
     assert proxy._fetch is not None
     proxy._receive_profile(proxy._fetch, FilePart("scheduler-2-1-1.profile", b"\xc1", 1, 0))
     assert proxy._fetch is None
-    assert "the engine's profile is not kept" in caplog.text
+    assert "the engine's profile was not saved" in caplog.text
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

@@ -35,7 +35,7 @@ def attention_parameters(layer: str, attention: AttentionDescription, hidden_siz
 
 
 class Attention:
-    """`rope_tables` are those of the description's `rope`."""
+    """`rope_tables`: the tables of the description's `rope`."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Attention:
     ) -> Tensor:
         """Stores the tokens' K and V in the layer's `cache`; returns the update of the residual stream, [T, E].
 
-        With `narrow`, the room for it, the update is that of `step.head_tokens`. `attended_THD` is written.
+        With `narrow`, the buffer for the result, the update covers only `step.head_tokens`. Overwrites `attended_THD`.
         """
         heads_TA = self._qkv(normed_TE, room.heads)
         heads_TAD = heads_TA.view(len(heads_TA), -1, self._head_dim)
@@ -106,6 +106,6 @@ class Attention:
 
 
 def _select(attended_THD: Tensor, tokens: Tensor | None) -> Tensor:
-    """Returns the output of these tokens, of all if None is given, [T, H * D]."""
+    """Returns the output of these tokens, or of all if it is None, [T, H * D]."""
     found_THD = attended_THD if tokens is None else attended_THD[tokens]
     return found_THD.view(len(found_THD), found_THD.shape[1] * found_THD.shape[2])

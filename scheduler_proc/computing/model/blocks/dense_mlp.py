@@ -14,7 +14,7 @@ from scheduler_proc.computing.model.workspace import Activations
 from scheduler_proc.computing.parallel import ParallelGroup
 
 GELUS: dict[str, GeluKind] = {"gelu_tanh": "tanh", "gelu": "exact"}
-"""The activations that are part of the first linear."""
+"""The activations that are fused into the first linear."""
 
 
 def mlp_parameters(layer: str, mlp: MlpDescription, hidden_size: int) -> list[Parameter]:

@@ -1,6 +1,6 @@
 """The embeddings of tokens and, in models that learn them, of positions.
 
-Shape legend: T tokens, E embedding size, V entries of the vocabulary that a rank has, M positions.
+Shape legend: T tokens, E embedding size, V this rank's entries of the vocabulary, M positions.
 """
 
 from torch import Tensor
@@ -32,7 +32,7 @@ class Embedding:
         self._parallel = parallel
 
     def __call__(self, step: StepInputs, out_TE: Tensor | None) -> Tensor:
-        """Returns the embeddings of the step's tokens, maybe in `out_TE`. Each of several ranks looks up its part."""
+        """Returns the embeddings of the step's tokens, possibly in `out_TE`. Each rank looks up its part."""
         if self._parallel.size == 1:
             return embed(step.token_ids, step.positions, self.tokens_VE, self._positions_ME, out_TE)
         row_T = step.token_ids - self._parallel.rank * self._vocab_part

@@ -15,14 +15,14 @@ HEAD = "head"
 
 
 def head_parameters(model: ModelDescription) -> list[Parameter]:
-    """A tied head is no parameter: the embedding is."""
+    """A tied head has no parameter of its own; it uses the embedding."""
     if model.has_tied_head:
         return []
     return [Parameter(HEAD, (model.vocab_size, model.hidden_size), "linear", ByRows(((model.vocab_size, 1),)))]
 
 
 class Head:
-    """The weight is `embedding` if there is none of its own: a tied head that is quantized has one, too."""
+    """Uses `embedding` if there is no weight for the head. A quantized tied head has its own weight."""
 
     def __init__(self, model: ModelDescription, weights: Weights, embedding: Weight, parallel: ParallelGroup):
         self._linear = weights.pop(HEAD, embedding).linear(None, None)
@@ -30,7 +30,7 @@ class Head:
         self._parallel = parallel
 
     def __call__(self, hidden_NE: Tensor, out_NV: Tensor | None = None) -> Tensor:
-        """Returns the logits [N, V], maybe in `out_NV`. With several ranks each gets all of them."""
+        """Returns the logits [N, V], possibly in `out_NV`. With several ranks, each gets all of them."""
         if self._parallel.size == 1:
             return self._linear(hidden_NE, out_NV)
         return self._parallel.gather_columns(self._linear(hidden_NE), self._vocab_size)

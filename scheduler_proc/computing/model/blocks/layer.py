@@ -27,9 +27,9 @@ class Stream:
     residual: Tensor
     """[T, E]"""
     update: Tensor | None
-    """[T, E]: what the next norm adds to it."""
+    """[T, E]: the update that the next norm adds to it."""
     attended: Tensor
-    """[T, H, D]: room for the outputs of one layer's attention, which are read before the next layer's are written."""
+    """[T, H, D]: buffer for one layer's attention output, which is read before the next layer overwrites it."""
     room: Activations
 
 
@@ -57,10 +57,9 @@ class Layer:
         self._mlp = DenseMlp(name, layer.mlp, weights, parallel)
 
     def apply(self, stream: Stream, step: StepInputs, cache: PagedKV, *, is_narrow: bool) -> None:
-        """Moves the stream on by this layer, whose K and V of all tokens are in `cache` then.
+        """Applies this layer to the stream and stores the K and V of all tokens in `cache`.
 
-        With `is_narrow` only `step.head_tokens` go on from the attention: no token attends to what follows the last
-        layer's K and V.
+        With `is_narrow`, only `step.head_tokens` are computed after the K and V: the last layer needs no others.
         """
         room = stream.room
         narrow = room.take(len(step.head_tokens)) if is_narrow else None

@@ -24,7 +24,7 @@ class Norm:
         self._eps = norm.eps
 
     def __call__(self, residual_TE: Tensor, update_TE: Tensor | None, out_TE: Tensor | None) -> Tensor:
-        """Adds the update to the residual stream in place; returns the norm of the sum, in `out_TE` if it is given."""
+        """Adds the update to the residual stream in place; returns the norm of the sum, in `out_TE` if given."""
         if self._bias_E is None:
             return rms_norm(residual_TE, self.weight_E, self._eps, update_TE, out_TE)
         return layer_norm(residual_TE, self.weight_E, self._bias_E, self._eps, update_TE, out_TE)

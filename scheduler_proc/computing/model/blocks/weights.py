@@ -1,4 +1,4 @@
-"""How blocks take their parameters out of a model's weights."""
+"""The access of blocks to a model's weights."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ from kernels.gelu import GeluKind
 from scheduler_proc.computing.parallel import ParallelGroup
 
 Weights = dict[str, Weight]
-"""The parameters that a rank has, by name. A block pops what it uses, so that each is in memory once."""
+"""A rank's parameters, by name. A block pops the ones it uses, so that each is in memory only once."""
 
 
 def pop_tensor(weights: Weights, name: str) -> Tensor:
@@ -15,12 +15,12 @@ def pop_tensor(weights: Weights, name: str) -> Tensor:
 
 
 def pop_linear(weights: Weights, name: str, activation: GeluKind | None = None) -> Linear:
-    """Returns the linear layer `name`, with its bias if it has one, and with a GELU behind it if one is named."""
+    """Returns the linear layer `name`, with its bias if it has one, followed by the GELU that `activation` names."""
     return weights.pop(f"{name}.weight").linear(_pop_bias(weights, name), activation)
 
 
 def pop_row_parallel(weights: Weights, name: str, parallel: ParallelGroup) -> Linear:
-    """Returns the linear layer `name`, of which each rank has a part of the inputs: all ranks get the whole sum."""
+    """Returns the linear layer `name`, whose inputs are divided among the ranks; all ranks get the sum."""
     weight, bias_O = weights.pop(f"{name}.weight"), _pop_bias(weights, name)
     if parallel.size == 1:
         return weight.linear(bias_O, None)

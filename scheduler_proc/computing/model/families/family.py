@@ -35,10 +35,9 @@ class Source:
 class Family:
     """A model family.
 
-    `model_types` decide if config.json gives no architecture. `describe` (config.json and the longest context that is
-    served, in tokens) raises `BootError` for a model that cannot be run as it must. `prefix` begins names in a
-    checkpoint of the whole model and is absent in one of the bare decoder. `ignored` matches names that may be present
-    and are not needed.
+    `model_types` decide if config.json gives no architecture. `describe` raises `BootError` for an unsupported model;
+    its arguments are config.json and the longest context to serve, in tokens. `prefix` begins names in a checkpoint
+    of the whole model, but not of the bare decoder. `ignored` matches names that may be present but are not needed.
     """
 
     architectures: tuple[str, ...]

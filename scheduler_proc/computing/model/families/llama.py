@@ -46,9 +46,9 @@ def describe_attention(
     has_out_bias: bool,
     has_qk_norm: bool = False,
 ) -> AttentionDescription:
-    """Returns attention over the whole context, as Llama and its descendants write it in config.json.
+    """Returns attention over the whole context, from config.json as Llama and its descendants write it.
 
-    Without `default_head_dim` the heads share the hidden size if config.json has no head_dim.
+    Without head_dim in config.json and `default_head_dim`, the heads share the hidden size.
     """
     hidden_size, num_heads = hf_config.count("hidden_size"), hf_config.count("num_attention_heads")
     head_dim = hf_config.optional_count("head_dim") or default_head_dim or hidden_size // num_heads
@@ -73,7 +73,7 @@ def _describe_norm(hf_config: HfConfig, size: int) -> NormDescription:
 def describe_model(
     hf_config: HfConfig, attention: AttentionDescription, *, has_mlp_bias: bool = False
 ) -> ModelDescription:
-    """Returns a model of layers with this attention, the rest as Llama and its descendants write it."""
+    """Returns a model whose layers have this attention; the rest is read as for Llama and its descendants."""
     activation = hf_config.text("hidden_act", "silu")
     if activation != "silu":
         raise hf_config.refuse("hidden_act", activation, "supported is silu")

@@ -23,7 +23,7 @@ def test_sources_fill_every_element_of_every_parameter_once(fields: dict[str, An
     ("fields", "complaint"),
     [
         (LLAMA | {"hidden_act": "gelu"}, 'hidden_act is "gelu": supported is silu'),
-        (LLAMA | {"num_key_value_heads": 4}, "6 attention heads are no multiple of 4 key/value heads"),
+        (LLAMA | {"num_key_value_heads": 4}, "6 attention heads: not a multiple of 4 key/value heads"),
         (LLAMA | {"head_dim": 5}, "an even head size, not 5"),
         (LLAMA | {"head_dim": None, "hidden_size": 3}, "hidden_size is 3: it must be a multiple of 6 heads"),
         (LLAMA | {"sliding_window": 63}, "sliding_window is 63.*--max-model-len 63"),

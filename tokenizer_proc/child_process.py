@@ -1,0 +1,96 @@
+"""Child processes that reply to one frame at a time over pipes: work on foreign input may end them and nothing else.
+
+A frame is its length (8 bytes, little-endian) and its body.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import IO
+
+from runtime.lifeline import ask_for_death_signal
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class ChildEndedError(Exception):
+    """The child ended instead of replying."""
+
+    def __init__(self, exit_code: int):
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+class ChildTimeoutError(ChildEndedError):
+    """The child was killed because it did not reply in time."""
+
+
+class ChildProcess:
+    """Runs `python -m module PARENT_PID *arguments`. Only one thread may call `ask` at a time."""
+
+    def __init__(self, module: str, *arguments: str):
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(os.getpid()), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
+        self.pid = self._process.pid
+        self.end = weakref.finalize(self, _end, self._process)
+        """Kills the process if it still runs."""
+
+    def send(self, frame: bytes) -> None:
+        """Sends a frame without waiting for the reply."""
+        assert self._process.stdin is not None
+        write_frame(self._process.stdin, frame)
+
+    def ask(self, frame: bytes, timeout_s: float) -> bytes:
+        """Returns the child's reply to a frame. Raises `ChildEndedError`; then no child is left."""
+        assert self._process.stdout is not None
+        has_timed_out = False
+        with contextlib.suppress(BrokenPipeError):
+            self.send(frame)
+            has_timed_out = not select.select([self._process.stdout], [], [], timeout_s)[0]
+            reply = None if has_timed_out else read_frame(self._process.stdout)
+            if reply is not None:
+                return reply
+        self.end()
+        raise (ChildTimeoutError if has_timed_out else ChildEndedError)(self._process.wait())
+
+
+def open_pipes() -> tuple[IO[bytes], IO[bytes]]:
+    """Returns the child's streams of requests and replies. Call it first: the child then dies with its parent."""
+    ask_for_death_signal(int(sys.argv[1]), signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, and thereby this process
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a library's prints are not replies
+    return sys.stdin.buffer, replies
+
+
+def write_frame(stream: IO[bytes], body: bytes) -> None:
+    stream.write(len(body).to_bytes(8, "little"))
+    stream.write(body)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> bytes | None:
+    """Returns the next frame, `None` at the end of the stream."""
+    head = stream.read(8)
+    size = int.from_bytes(head, "little")
+    body = stream.read(size) if len(head) == 8 else b""
+    return body if len(head) == 8 and len(body) == size else None
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None
+        with contextlib.suppress(BrokenPipeError):
+            stream.close()
