@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from messages.errors import BootError
-from runtime.model_files import gguf_hint, read_object
+from runtime.model_files import WEIGHT_FILES, gguf_hint, read_object
 from scheduler_proc.computing.loading.sources.pickle_file import PickleFile
 from scheduler_proc.computing.loading.sources.safetensors_file import SafetensorsFile
 from scheduler_proc.computing.loading.sources.tensor_file import TensorFile
@@ -22,11 +22,8 @@ LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
 """Prefixes of the language model's names in a multimodal model."""
 
 MAX_SHOWN = 6
-SINGLE_FILES: dict[str, tuple[str, type[TensorFile]]] = {
-    "safetensors": ("model.safetensors", SafetensorsFile),
-    "pt": ("pytorch_model.bin", PickleFile),
-}
-"""By load format: what a whole model is called, and what reads it."""
+READERS: dict[str, type[TensorFile]] = {"safetensors": SafetensorsFile, "pt": PickleFile}
+"""By load format."""
 
 log = logging.getLogger("sluice.weights")
 
@@ -69,11 +66,10 @@ def open_checkpoint(model_dir: Path, load_format: Literal["auto", "safetensors",
 
     As in `transformers`, a single complete file takes precedence over the index of several.
     """
-    formats = list(SINGLE_FILES) if load_format == "auto" else [load_format]
+    formats = list(READERS) if load_format == "auto" else [load_format]
     looked_for: list[str] = []
     for file_format in formats:
-        name, open_file = SINGLE_FILES[file_format]
-        single = model_dir / name
+        single, open_file = model_dir / WEIGHT_FILES[file_format].whole, READERS[file_format]
         index = single.with_name(f"{single.name}.index.json")
         looked_for += [single.name, index.name]
         if single.is_file():
