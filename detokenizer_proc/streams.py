@@ -28,8 +28,8 @@ class Stream:
     """One attempt of one request. Holds at most a partial character and the beginning of a stop string.
 
     `hidden_stops`: by token id, the stop strings that are special tokens not shown in the text.
-    `has_ended`: a stop string was found or decoding failed, so the tokens that still come are no part of the reply.
-    `output_logprobs` and `prompt_logprobs` make the replies about logprobs; `None` where none are wanted, or no more.
+    `has_ended`: a stop string was found or decoding failed, so later tokens are not part of the reply.
+    `output_logprobs` and `prompt_logprobs` make the replies about logprobs; `None` if none are requested, or no longer.
     """
 
     def __init__(

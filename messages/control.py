@@ -62,7 +62,7 @@ class PhaseReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """process → launcher: it serves from now on; `degraded` says what it has to do without, and why.
+    """process → launcher: it serves from now on; `degraded`: what is missing or slower, and why.
 
     `placement`, of a scheduler: the device, dtype and kv_cache_dtype that `auto` resolved to.
     """

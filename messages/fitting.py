@@ -53,7 +53,8 @@ def check_fit(message: ToDetokenizer, engine: int) -> int:
 
 
 def _check_step(step: DetokenizeMsg) -> None:
-    is_whole = not (len(step.uids) % 8 or any(len(column) % 4 for column in _int32s_of(step)))
+    int32s = (step.attempts, step.token_ids, step.num_tokens, step.logprob_entries)
+    is_whole = not (len(step.uids) % 8 or any(len(column) % 4 for column in int32s))
     _check(step, is_whole, "a column is torn")
     num_rows, num_tokens = len(step.uids) // 8, num_int32(step.token_ids)
     _check(step, num_int32(step.attempts) == num_rows, f"{num_rows} uids and {num_int32(step.attempts)} attempts")
@@ -66,10 +67,6 @@ def _check_step(step: DetokenizeMsg) -> None:
         _check_logprobs(step, step.logprobs)
         num_entries = num_int32(step.logprob_entries)
         _check(step, num_entries == num_int32(step.logprobs.token_ids), f"{num_entries} places of other logprobs")
-
-
-def _int32s_of(step: DetokenizeMsg) -> tuple[bytes, ...]:
-    return step.attempts, step.token_ids, step.num_tokens, step.logprob_entries
 
 
 def _check_logprobs(message: ToDetokenizer, logprobs: LogprobColumns) -> None:

@@ -13,18 +13,21 @@ from messages.columns import Float32s, Int32s
 
 AbortReason = Literal["abort", "timeout"]
 TruncationSide = Literal["left", "right"]
-
-
 GrammarKind = Literal["json_schema", "regex", "choice", "lark", "structural_tag", "calls", "llguidance", "thought"]
 ThoughtPlace = Literal["before", "inside", "behind"]
 
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which chat templates switch reasoning on or off: a template knows one of them, or none."""
+
+THINKING_BUDGET = "thinking_token_budget"
+
 
 class Thought(msgspec.Struct, frozen=True, array_like=True):
-    """How the model writes its reasoning: `begin`, text, `end`, `resume`. Content that is no call begins with `answer`.
+    """How the model writes its reasoning: `begin`, text, `end`, `resume`.
 
-    `empty`: an empty thought, as the chat template writes it. `is_off`: the tokenizer closes the thought in the prompt
-    if the template has not. `budget`: the maximum number of tokens between the marks, `None` for no limit. `place`:
-    where the prompt ends; only the tokenizer, which renders it, knows.
+    `answer`: begins content that is not a call. `empty`: an empty thought, as the chat template writes it.
+    `is_off`: the tokenizer closes the thought in the prompt if the template has not. `budget`: the maximum number of
+    tokens between the marks, `None` for no limit. `place`: where the prompt ends, set by the tokenizer.
     """
 
     begin: str

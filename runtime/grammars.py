@@ -111,8 +111,8 @@ class GrammarCompiler:
             of_bytes = library.LLMatcher(library.LLTokenizer("byte"), _without_forcing(text), log_level=0)
             of_bytes.compute_bitmask()
             if of_bytes.get_error().startswith("NoExtension"):
-                raise GrammarError("nothing satisfies the grammar: it goes on without end")
-            raise GrammarError("the model's vocabulary cannot write what the grammar wants first")
+                raise GrammarError("nothing satisfies the grammar: it continues without end")
+            raise GrammarError("the model's vocabulary cannot write the beginning that the grammar requires")
         if words:
             raise GrammarError(shortened(words))
         if matcher.is_stopped():
@@ -147,7 +147,7 @@ def _without_forcing(text: str) -> str:
     try:
         first, *others = msgspec.json.decode(text, type=_Whole).grammars if text.startswith("{") else [{}]
     except (msgspec.DecodeError, ValueError, RecursionError):
-        return text  # llguidance says what is wrong
+        return text  # llguidance reports the error
     lark = {} if first else {"lark_grammar": text}
     inner = {**first, **lark, "name": "whole"}
     outer = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: @whole'}

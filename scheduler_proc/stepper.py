@@ -45,12 +45,12 @@ class Runner(Protocol):
     """The computing half as the loop sees it.
 
     `max_num_batched_tokens`: the flag, or its default on the device. `can_overlap`: a second step may be launched
-    before the result of the first is asked for, and it may name tokens of the first (`Batch.future_token_indices`).
-    `can_plan_ahead`: it may be planned before then and launched right after, naming tokens in the same way.
-    `drafter` proposes draft tokens, `None` where nothing does; `draft_runner` runs the draft model, on pages with the
-    same numbers. `page_memory` is that of its pages, if it outlives the process, and `page_store` keeps pages that are
-    evicted, if there is one. `degraded` tells operators what is missing or slower than it should be; empty where
-    nothing is. `placement` reports to operators the device and formats of the model.
+    before the result of the first is requested, and it may refer to tokens of the first
+    (`Batch.future_token_indices`). `can_plan_ahead`: it may be planned before then and launched right after, with the
+    same kind of references. `drafter` proposes draft tokens, `None` if there is none; `draft_runner` runs the draft
+    model, on pages with the same numbers. `page_memory` is the memory of its pages, if it outlives the process, and
+    `page_store` keeps pages that are evicted, if there is one. `degraded` reports to operators what is missing or
+    slower than it should be; empty if nothing is. `placement` reports the device and formats of the model.
     """
 
     num_pages: int

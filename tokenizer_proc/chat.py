@@ -9,11 +9,11 @@ from jinja2.environment import Template
 from jinja2.meta import find_undeclared_variables
 
 from messages.errors import RequestError, bad_request
-from messages.requests import ChatPrompt
+from messages.requests import THINKING_SWITCHES, ChatPrompt
 from runtime.chat_files import DEFAULT, ChatFiles
 from tokenizer_proc.message_forms import Message, MessageForms, with_empty_fields
 from tokenizer_proc.template_sandbox import TemplateSandbox
-from tokenizer_proc.thoughts import SWITCHES, close_thought
+from tokenizer_proc.thoughts import close_thought
 
 TOOL_USE = "tool_use"
 END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -32,7 +32,7 @@ class CompiledTemplate:
         self._template: Template = sandbox.from_string(source)
         self._special_tokens = special_tokens
         self.forms = MessageForms(lambda messages, tools: self.render(messages, {"tools": tools}))
-        self.has_switch = bool(find_undeclared_variables(sandbox.parse(source)) & SWITCHES)
+        self.has_switch = bool(find_undeclared_variables(sandbox.parse(source)).intersection(THINKING_SWITCHES))
         """The template has a variable that switches reasoning off."""
 
     def render(self, messages: list[Message], variables: dict[str, Any]) -> str:

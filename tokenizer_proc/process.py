@@ -47,7 +47,7 @@ LONG_TEXT_TIMEOUT_S = 600.0
 SHORT_CPU_S = 0.4
 """CPU time for rendering a short chat, during which no other request is served."""
 
-TELL_INTERVAL_S = 0.9
+REPORT_INTERVAL_S = 0.9
 """Interval of the reports to frontends about tokenized prompts; a message for each would cost too much."""
 
 Answer = UserMsg | UserReply | EncodeReply | DecodeReply
@@ -133,7 +133,7 @@ class MainLoop:
         self._in_threads: BackgroundCalls[Entry, list[Answer]] = BackgroundCalls(link.wake, LONG_TEXT_TIMEOUT_S)
         self._num_tokenized = 0
         self._passed_on: list[TokenizedRow] = []
-        self._told_s = 0.0
+        self._reported_s = 0.0
         link.add_receiver(self._inbox)
 
     def turn(self) -> None:
@@ -150,9 +150,9 @@ class MainLoop:
         for message in self._inbox.receive():
             self._receive(message)
         self._answer_some()
-        if self._passed_on and time.monotonic() - self._told_s >= TELL_INTERVAL_S:
+        if self._passed_on and time.monotonic() - self._reported_s >= REPORT_INTERVAL_S:
             self._to_frontends.send(Tokenized(tuple(self._passed_on)))
-            self._passed_on, self._told_s = [], time.monotonic()
+            self._passed_on, self._reported_s = [], time.monotonic()
         self._link.beat(self._gauges)
         self._to_schedulers.tidy()
 

@@ -34,7 +34,7 @@ class PromptReader:
         self._last_params: tuple[SamplingParams, SamplingParams] | None = None
 
     def read(self, message: TokenizeMsg, text: str | None, begun_ns: int) -> Iterator[UserMsg]:
-        """Yields the message of each request with valid ids and `max_tokens` lowered to what the context leaves.
+        """Yields the message of each request, with valid ids and with `max_tokens` limited by the context.
 
         `text` is the message's text or its rendered chat, `None` for a prompt of ids. If `max_tokens` is above 0, the
         prompt must leave room for a token. Raises `RequestError`, and whatever the tokenizer raises.

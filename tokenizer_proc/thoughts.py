@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from messages.columns import pack_int32
-from messages.requests import ChatPrompt, Grammar, SamplingParams, Thought, ThoughtLimit, ThoughtPlace
+from messages.requests import (
+    THINKING_BUDGET,
+    ChatPrompt,
+    Grammar,
+    SamplingParams,
+    Thought,
+    ThoughtLimit,
+    ThoughtPlace,
+)
 from tokenizer_proc.marked_text import marks, text_until
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-SWITCHES = frozenset({"enable_thinking", "thinking"})
-"""Variables by which a chat template disables reasoning."""
-
-BUDGET_PARAM = "thinking_token_budget"
 BETWEEN = r"between: /[\n ]{0,4}/"
 """What models write between a thought and the answer."""
 
@@ -50,7 +54,7 @@ def with_thought(params: SamplingParams, chat: ChatPrompt, prompt: str) -> Sampl
     if grammar is None:
         if place == "behind":
             return params
-        grammar = Grammar("thought", "", BUDGET_PARAM)
+        grammar = Grammar("thought", "", THINKING_BUDGET)
     placed = msgspec.structs.replace(thought, place=place)
     return msgspec.structs.replace(params, grammar=msgspec.structs.replace(grammar, thought=placed))
 

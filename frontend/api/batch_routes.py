@@ -3,9 +3,10 @@
 from functools import partial
 
 from frontend.api.batches import MAX_LIMIT, BatchApi, BatchBody, BatchList
-from frontend.api.files import MAX_FILES_SHOWN, FileDeleted, FileList, FilesApi, UploadForm
+from frontend.api.files import FileDeleted, FileList, FilesApi, UploadForm
 from frontend.api.form_parser import FORM_TYPE
 from frontend.batches.records import BatchRecord, FileRecord
+from frontend.batches.store import MAX_FILES
 from frontend.http.endpoint import Endpoint, Name, Parameter, limit_of
 
 _BATCHES = partial(Endpoint, tag="batches", errors=(404,))
@@ -14,7 +15,7 @@ _ONE = partial(_BATCHES, parameters=(Parameter("path", "id", Name, "The id."),))
 AFTER = Parameter("query", "after", str, "Only what follows the one with this id.")
 FILE_QUERY = (
     AFTER,
-    limit_of(MAX_FILES_SHOWN, "The most to show."),
+    limit_of(MAX_FILES, "The most to show."),
     Parameter("query", "purpose", str, "Only files of this purpose."),
     Parameter("query", "order", str, "desc, the newest first (if it is not given), or asc."),
 )

@@ -23,7 +23,7 @@ from frontend.api.openai_body import (
     usage_options,
 )
 from frontend.api.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
-from frontend.api.thinking import BUDGET, ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
+from frontend.api.thinking import ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
 from frontend.api.tools import CHOICE_TEXT, TOOLS_TEXT, check_tools, choose_tools, read_choice
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
@@ -31,6 +31,7 @@ from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
 from messages.errors import bad_request
+from messages.requests import THINKING_BUDGET
 
 ASSISTANT = "assistant"
 
@@ -125,7 +126,7 @@ class ChatApi:
         )
         budget = checked_budget(body.thinking_token_budget, self._conversations.model_format)
         if budget is not None and body.use_beam_search:
-            raise bad_request(f"{BUDGET} cannot be combined with use_beam_search", BUDGET)
+            raise bad_request(f"{THINKING_BUDGET} cannot be combined with use_beam_search", THINKING_BUDGET)
         constrained = msgspec.structs.replace(params, grammar=tools.forced or params.grammar)
         check_choices(body, constrained, num_choices, "n", self._service.config.facts)
         return Conversation(

@@ -30,7 +30,6 @@ UPLOAD_IDLE_S = 60.0
 """An upload that sends nothing for this long is cut off, because it occupies part of the quota."""
 
 MAX_NAME_CHARS = 255
-MAX_FILES_SHOWN = MAX_FILES
 
 T = TypeVar("T")
 
@@ -119,7 +118,7 @@ class FilesApi:
         elif query.get("order", "desc") != "desc":
             raise bad_request(f"order must be asc or desc, got {query['order'][:60]!r}", "order")
         found = [record for record in records if purpose in (None, record.purpose)]
-        shown, has_more = page_of(found, query, MAX_FILES_SHOWN, MAX_FILES_SHOWN)
+        shown, has_more = page_of(found, query, MAX_FILES, MAX_FILES)
         return JsonReply(FileList(shown, has_more, *ends_of(shown)))
 
     async def show(self, request: Request) -> JsonReply:

@@ -7,12 +7,9 @@ from msgspec import Meta
 from frontend.api.sampling import MAX_INT32
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
+from messages.requests import THINKING_BUDGET, THINKING_SWITCHES
 
 NO_EFFORT = "none"
-SWITCHES = ("enable_thinking", "thinking")
-"""Variables by which chat templates switch reasoning on or off: a template knows one of them, or none."""
-
-BUDGET = "thinking_token_budget"
 BUDGET_TEXT = "the maximum number of reasoning tokens, a whole number from 0; -1 for no limit"
 ThinkingBudget = Annotated[Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None, Meta(description=BUDGET_TEXT)]
 
@@ -20,13 +17,13 @@ ThinkingBudget = Annotated[Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None, Met
 def template_kwargs(reasoning_effort: str | None, others: dict[str, Any] | None) -> dict[str, Any]:
     """Returns the variables for the chat template; `others` take precedence."""
     effort = {} if reasoning_effort is None else {"reasoning_effort": reasoning_effort}
-    off = dict.fromkeys(SWITCHES, False) if reasoning_effort == NO_EFFORT else {}
+    off = dict.fromkeys(THINKING_SWITCHES, False) if reasoning_effort == NO_EFFORT else {}
     return {**effort, **off, **(others or {})}
 
 
 def turns_thinking_off(reasoning_effort: str | None, others: dict[str, Any] | None) -> bool:
     """True if the effort disables reasoning and no template variable of the body enables it."""
-    return reasoning_effort == NO_EFFORT and not any((others or {}).get(name) for name in SWITCHES)
+    return reasoning_effort == NO_EFFORT and not any((others or {}).get(name) for name in THINKING_SWITCHES)
 
 
 def checked_budget(budget: int | None, model_format: ModelFormat) -> int | None:
@@ -35,9 +32,9 @@ def checked_budget(budget: int | None, model_format: ModelFormat) -> int | None:
         return None
     if model_format.thought is None:
         raise bad_request(
-            f"{BUDGET} needs a known reasoning format, and the model's chat template shows none; name one with "
-            "--reasoning-parser when the server starts",
-            BUDGET,
+            f"{THINKING_BUDGET} needs a known reasoning format, and the model's chat template shows none; "
+            "name one with --reasoning-parser when the server starts",
+            THINKING_BUDGET,
             "not_supported",
         )
     return budget

@@ -115,7 +115,7 @@ class ProcessCollector(Collector):
         }
         placements = list(self._processes.placements().values())
         labels |= placements[0] if placements else {}
-        text = "Always 1; the labels are flags of this server, and what auto has become."
+        text = "Always 1; the labels are flags of this server, with auto resolved."
         family = GaugeMetricFamily("sluice_info", text, labels=list(labels))
         family.add_metric(list(labels.values()), 1)
         return family

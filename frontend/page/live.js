@@ -29,7 +29,7 @@ export class Live {
     document.addEventListener("visibilitychange", () => this.restart());
     setInterval(() => {
       if (this.isOn && !document.hidden && performance.now() - this.heardMs > SILENT_MS) {
-        this.lose("lost", "the server has said nothing for some seconds");
+        this.lose("lost", "no message from the server for some seconds");
         this.restart();
       }
     }, RETRY_MS);

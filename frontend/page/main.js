@@ -49,7 +49,7 @@ const live = new Live(show, (state, message) => {
     return;
   }
   setStatus(...STATES[state]);
-  const seen = lastMs ? `; shown is what was known at ${new Date(lastMs).toLocaleTimeString()}` : "";
+  const seen = lastMs ? `; showing the state of ${new Date(lastMs).toLocaleTimeString()}` : "";
   write(find("totals"), isLocked ? "" : message + seen);
   if (isLocked) {
     write(find("gate-note"), getKey() ? "The server does not know this key." : "");
@@ -57,7 +57,7 @@ const live = new Live(show, (state, message) => {
   }
 });
 
-/** On which devices and in which formats the engines compute: what `auto` has become. */
+/** Shows the devices and formats of the engines: what `auto` resolved to. */
 function showPlacement(engines) {
   const of = name => [...new Set(engines.map(placement => placement[name]))].join(", ");
   const cache = of("kv_cache_dtype") === of("dtype") ? "" : `, KV cache in ${of("kv_cache_dtype")}`;

@@ -46,14 +46,14 @@ export class Processes {
       write(memory, process.rss_bytes === null ? "–" : bytes(process.rss_bytes));
       write(beat, process.beat_ns ? seconds(live.age(process.beat_ns)) : "–");
       write(restarts, String(process.num_restarts));
-      act.firstChild.hidden = !this.isOperator || name.includes("."); // such a one is there only for the moment
+      act.firstChild.hidden = !this.isOperator || name.includes("."); // a standby or a successor exists only briefly
     }
   }
 
   makeRow(name) {
     const restart = make("button", {type: "button", class: "link", "aria-label": `Restart ${name}`}, "restart");
     restart.addEventListener("click", () => {
-      const question = `Restart the ${name}? Its successor starts before it stops, and running requests go on.`;
+      const question = `Restart the ${name}? Its successor starts before it stops, and running requests continue.`;
       if (confirm(question)) this.act(`Restarting the ${name}`, `admin/restart/${name}`);
     });
     const cells = ["num", "num", "num", "num"].map(kind => make("td", {class: kind}));

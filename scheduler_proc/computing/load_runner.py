@@ -65,7 +65,7 @@ class LoadedModel:
     def make_runner(self, report: Report, kv_file: Path | None = None) -> Runner:
         """Returns a runner that is ready for its first step.
 
-        On a CPU its KV cache is in `kv_file`, if there is one, and holds what a predecessor has computed. Raises
+        On a CPU its KV cache is in `kv_file`, if there is one, and contains a predecessor's pages. Raises
         `BootError` for memory that does not suffice.
         """
         config, decoder, placement, draft = self.config, self.decoder, self.placement, self.draft
@@ -145,7 +145,7 @@ class LoadedModel:
 def load_runner(
     config: Config, report: Report, engine: int = 1, kv_file: Path | None = None, weights_file: Path | None = None
 ) -> Runner:
-    """Returns a runner that is ready for its first step, and tells `report` what it is doing meanwhile.
+    """Returns a runner that is ready for its first step; calls `report` with each phase of loading.
 
     Of several schedulers, number `engine` takes its share of the machine (`--data-parallel`). The files are in memory
     and outlive this process; they are used on a CPU. Raises `BootError` for a model that is not supported, weights that
@@ -192,7 +192,7 @@ def find_shared_model(config: Config, report: Report, engine: int, weights_file:
 
 
 class _Place(NamedTuple):
-    """Which of all processes that compute this one is, and where it finds the other ranks of its engine."""
+    """This process's place among all computing processes, and where it finds the other ranks of its engine."""
 
     engine: int
     rank: int = 0
@@ -246,7 +246,7 @@ def _load(
 
 
 def _use_device(config: Config, hf_config: HfConfig, place: _Place) -> Placement:
-    """Returns where this rank computes, on the GPU that is its own or with its share of the cores from now on."""
+    """Binds this rank to its GPU, or to its share of the cores, and returns its placement."""
     num_ranks = config.run.tensor_parallel
     number = (place.engine - 1) * num_ranks + place.rank + 1
     placement = find_placement(config.model, config.cache, hf_config, number)

@@ -14,7 +14,7 @@ from scheduler_proc.computing.hf_config import HfConfig
 
 WEIGHT_BITS: dict[str, Bits | None] = {"none": None, "int8": 8, "int4": 4}
 KV_CODES = {"cuda": ("fp8", torch.float8_e4m3fn), "cpu": ("int8", torch.int8)}
-"""By device: the value of --kv-cache-dtype beside auto, and what it means."""
+"""Per device: the value of --kv-cache-dtype other than auto, and its dtype."""
 FP8_CAPABILITY = (8, 9)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -95,9 +95,9 @@ def auto_cpu_dtype() -> torch.dtype:
 
 
 def _find_gpu(devices: Sequence[str], place: int) -> torch.device:
-    """Returns the GPU of the rank of this number: of `devices`, or of all where none are named.
+    """Returns the GPU of the rank with this number: from `devices`, or from all if none are named.
 
-    Raises `BootError` where there is none for it.
+    Raises `BootError` if there is none for it.
     """
     if place == 1 and not devices:
         return torch.device("cuda:0")
@@ -130,7 +130,7 @@ def set_cpu_threads(cpu_threads: int, num_engines: int = 1, engine: int = 1, num
     """Torch computes with that many threads from now on; 0: one for each core, shared equally by all ranks of all
     engines. Where there are several NUMA nodes, the process runs on its own from now on.
 
-    Raises `BootError` where schedulers up to number `engine` would have more threads than there are cores.
+    Raises `BootError` if schedulers up to number `engine` would have more threads than there are cores.
     """
     share = find_share(num_engines, engine, num_ranks, rank)
     num_cores = len(share.cpus)

@@ -1,4 +1,4 @@
-"""How loading tells what it does."""
+"""Progress reports of loading."""
 
 from collections.abc import Callable
 

@@ -85,9 +85,9 @@ class Policy:
 
         The others are prefill chunks and rows in DECODE with draft tokens. All have pages.
 
-        What the decode rows leave of the step's tokens goes to prompts in order of priority, and then to the queue in
-        its order. Pages are taken as tokens need them; where there are none the running request of lowest priority
-        gives way, so the first always goes on. With a step in flight nobody does: that raises `MustCommitError`.
+        The tokens that decode rows leave in the step go to prompts in order of priority, and then to the queue in its
+        order. Pages are allocated as tokens need them. If there are none, the running request of lowest priority is
+        preempted, so the first one always continues. If a step is in flight, `MustCommitError` is raised instead.
 
         While other requests have rows, rows of the lowest priority are paused, except for a few tokens now and then.
         """
@@ -258,7 +258,7 @@ class Policy:
         return (id(req.node), req.pending.salt, page) if page else (id(req), b"", b"")
 
     def _admit(self, plan: _Plan, may_preempt: bool) -> None:
-        """Lets requests out of the queue as long as their whole prompt fits beside what the running rows need.
+        """Admits requests from the queue while their whole prompt fits in the pages that the running rows do not need.
 
         One page per running row is reserved for growth, since a row admitted too early would be preempted again. A row
         preempted in this plan cannot return in it, as another request uses some of its pages. A request that gives way

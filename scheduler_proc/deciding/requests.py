@@ -51,10 +51,10 @@ class PendingReq:
     the request gets no row. `logits_processors` is `None` if its logits are unchanged, `prompt_task` if nothing else is
     computed from its prompt. `priority_key` orders all requests (`waiting_queue.py`). A request that `gives_way` gets
     few rows and tokens of a step while there are others (`policy.py`).
-    `draft_rate` is about the draft tokens of a draft model, `forced_rate` about those of its grammar. `match` is where
-    its last tokens stood before and `continuation` what others had behind them, once they were asked for; with fewer
-    tokens than `no_draft_until` they are not. `packed_sampling` is its entry in the columns of `SamplingColumns`, once
-    that was asked for.
+    `draft_rate` is about the tokens of a draft model, `forced_rate` about those that its grammar forces. `match` is an
+    earlier place of its last tokens, `continuation` the tokens that followed them in other requests. Both are set on
+    first use, and not used while it has fewer than `no_draft_until` tokens. `packed_sampling` is its entry in the
+    columns of `SamplingColumns`, set on first use.
     """
 
     def __init__(self, message: UserMsg, limits: Limits, now_ns: int):

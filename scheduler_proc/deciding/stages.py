@@ -141,11 +141,11 @@ class Stages:
         assert all(req.state is State.DECODE for req in in_decode), "a row in DECODE has another state"
         assert all(req.pending.gives_way for req in self.paused), "a row is paused that gives way to none"
         yielding = [req for req in self.decode.reqs if req.pending.gives_way]
-        assert self.num_yielding == len(yielding), "not as many rows give way as is counted"
+        assert self.num_yielding == len(yielding), "the count of rows that give way is wrong"
         live = [pending for pending in self.requests.values() if not pending.gives_way]
-        assert self.num_live == len(live), "not as many requests are live as is counted"
+        assert self.num_live == len(live), "the count of live requests is wrong"
         live_rows = [pending for pending in live if pending.uid in self.running]
-        assert self.num_live_rows == len(live_rows), "not as many rows are live as is counted"
+        assert self.num_live_rows == len(live_rows), "the count of live rows is wrong"
         placed = [pending.uid for pending in self.waiting] + list(self.compiling) + list(self.running)
         assert sorted(placed) == sorted(self.requests), "a request is in no place or in two"
         rows = [req.uid for req in (*self.prefilling, *in_decode)]

@@ -42,8 +42,8 @@ class FollowedThought:
     def accept(self, token_id: int) -> None:
         if self.is_over:
             return
-        is_taken = self._matcher.try_consume_tokens([token_id]) == 1
-        self.is_over = self._matcher.is_accepting() or (not is_taken and self._num_inside < 0)
+        is_accepted = self._matcher.try_consume_tokens([token_id]) == 1
+        self.is_over = self._matcher.is_accepting() or (not is_accepted and self._num_inside < 0)
         self._num_inside += 1
 
     def forced_ids(self, draft_ids: Sequence[int] = ()) -> "array[int]":
@@ -57,9 +57,9 @@ class FollowedThought:
         """True if the thought is over after these draft tokens."""
         matcher, num_consumed, is_over = self._matcher, 0, False
         for index, token_id in enumerate(draft_ids, self._num_inside):
-            is_taken = matcher.try_consume_tokens([token_id]) == 1
-            num_consumed += is_taken
-            is_over = matcher.is_accepting() or (not is_taken and index < 0)
+            is_accepted = matcher.try_consume_tokens([token_id]) == 1
+            num_consumed += is_accepted
+            is_over = matcher.is_accepting() or (not is_accepted and index < 0)
             if is_over:
                 break
         if num_consumed:

@@ -83,8 +83,8 @@ class Progress:
         )
         self._has_bar = is_terminal
         self._num_lines, self._num_first, self._begin_s = num_lines, num_done, time.monotonic()
-        self._num_done = self._num_told = num_done
-        self._told_s = self._begin_s
+        self._num_done = self._num_reported = num_done
+        self._reported_s = self._begin_s
 
     def show(self, num_done: int) -> None:
         """Shows the number of lines with a result; call it often."""
@@ -92,20 +92,20 @@ class Progress:
         if self._has_bar:
             self.bar.update(num_done - self.bar.n)
             self.bar.refresh()
-        elif num_done != self._num_told and time.monotonic() - self._told_s >= REPORT_S:
-            self._tell()
+        elif num_done != self._num_reported and time.monotonic() - self._reported_s >= REPORT_S:
+            self._report()
 
     def show_end(self) -> None:
         """Shows the final progress."""
-        if not self._has_bar and self._num_done != self._num_told:
-            self._tell()
+        if not self._has_bar and self._num_done != self._num_reported:
+            self._report()
 
-    def _tell(self) -> None:
-        self._num_told, self._told_s = self._num_done, time.monotonic()
+    def _report(self) -> None:
+        self._num_reported, self._reported_s = self._num_done, time.monotonic()
         num_new, num_left = self._num_done - self._num_first, self._num_lines - self._num_done
         text = f"{self._num_done} of {self._num_lines} lines have a result"
         if num_new > 0 and num_left > 0:
-            left_s = (self._told_s - self._begin_s) / num_new * num_left
+            left_s = (self._reported_s - self._begin_s) / num_new * num_left
             text += f", about {datetime.timedelta(seconds=round(left_s))} left"
         print(text, file=sys.stderr, flush=True)
 

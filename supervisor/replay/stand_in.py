@@ -171,7 +171,7 @@ def _is_done(result: ProcessResult) -> bool:
 
 
 def server_flags(config: Config, folder: str) -> list[str]:
-    """Returns the flags of a server that computes what a server with `config` does.
+    """Returns the flags of a server that computes the same as a server with `config`.
 
     It has one process of each kind, replaces none, records no frames and takes no snapshots; its HTTP settings do not
     matter. It fetches no model and keeps its files in `folder`. Raises `SluiceError` for a text that a flag cannot

@@ -51,14 +51,14 @@ def test_requests_that_all_come_at_once_have_no_rate():
 
 
 def test_the_lowest_latency_is_recommended_with_what_requests_waited_for():
-    text = recommend([outcome(64, 2000, 900.0), outcome(128, 2000, 500.0, {"pages": 40, "rows": 2}, 7)], {}, None)
+    text = recommend([outcome(64, 2000, 900.0), outcome(128, 2000, 500.0, {"pages": 40, "rows": 2}, 7)], {}, 0.0)
     assert text.startswith("--max-num-seqs 128 --num-pages 2000 ")
     assert "500 ms; the next best has 900 ms" in text
     assert "40% for pages (--num-pages), 2% for a row (--max-num-seqs); 7 preemptions" in text
 
 
 def test_of_equal_settings_the_smaller_cache_is_recommended():
-    text = recommend([outcome(64, 4000, 500.0), outcome(64, 1000, 502.0), outcome(64, 500, 900.0)], {}, None)
+    text = recommend([outcome(64, 4000, 500.0), outcome(64, 1000, 502.0), outcome(64, 500, 900.0)], {}, 0.0)
     assert text.startswith("--max-num-seqs 64 --num-pages 1000 ")
     assert "no smaller cache: 1 more" in text
     assert "no request had to wait" in text

@@ -11,11 +11,12 @@ from frontend.api.conversation import Conversation
 from frontend.api.grammar import ResponseFormat, SchemaFormat
 from frontend.api.openai_body import ModelFields, check_shown, truncation_of
 from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, Sampling, StopStrings
-from frontend.api.thinking import SWITCHES, template_kwargs
+from frontend.api.thinking import template_kwargs
 from frontend.api.tools import Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
 from frontend.api.turns import BETWEEN_TEXTS, UNREAD, Turns
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import RequestError, bad_request
+from messages.requests import THINKING_SWITCHES
 
 T = TypeVar("T")
 
@@ -158,7 +159,7 @@ def make_conversation(
         tools=_tools(body, choice, model_format),
         template_kwargs=template_kwargs(
             body.output_config.effort if body.output_config else None,
-            dict.fromkeys(SWITCHES, not is_off),
+            dict.fromkeys(THINKING_SWITCHES, not is_off),
         ),
         is_thinking_off=is_off and body.thinking is not None,
         thinking_budget=_budget(thinking, body.max_tokens),

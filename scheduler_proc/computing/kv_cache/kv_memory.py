@@ -23,16 +23,16 @@ NOTES = 4096
 """Where they begin."""
 
 NOTE_BYTES = 80
-"""A page, beside 4 for each of its tokens."""
+"""Per page, in addition to 4 for each of its tokens."""
 
 MASK = 2**64 - 1
 
 
 class KVMemory:
-    """The file at `path`, for a cache that only a scheduler of the same `identity` can go on with.
+    """The file at `path`, for a cache that only a scheduler with the same `identity` can continue to use.
 
-    `num_pages` is that of the cache in it, 0 where there is none, or another's, whose memory is given back. Raises
-    `BootError` while another scheduler has the file or any of its memory.
+    `num_pages`: the pages of the cache in it, 0 if there is none or it has another identity; its memory is then freed.
+    Raises `BootError` while another scheduler has the file or any of its memory.
     """
 
     def __init__(self, path: Path, identity: bytes):
@@ -50,7 +50,7 @@ class KVMemory:
             os.ftruncate(self._descriptor, 0)
 
     def map(self, num_pages: int, page_size: int, num_bytes: int) -> None:
-        """From now on there is memory for a cache of so many pages and bytes. Raises `OSError`."""
+        """Maps memory for a cache of `num_pages` pages and `num_bytes` bytes. Raises `OSError`."""
         num_note_bytes = num_pages * (NOTE_BYTES + 4 * page_size)
         num_bytes += NOTES + num_note_bytes + HUGE_PAGE
         os.ftruncate(self._descriptor, num_bytes)
@@ -72,7 +72,7 @@ class KVMemory:
         return tensor
 
     def checksum(self, page: int) -> int:
-        """Returns a sum of all that a page holds, as whole numbers of 64 bits where its size allows."""
+        """Returns a checksum of a page, over 64-bit words if its size is a multiple of them, otherwise over bytes."""
         total = 0
         for words in self._words:
             total = (total * 31 + int(np.add.reduce(words[:, page], axis=None, dtype=np.uint64))) & MASK

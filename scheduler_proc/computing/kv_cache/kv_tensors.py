@@ -44,7 +44,7 @@ def allocate_cache(
 ) -> KVTensors:
     """Returns an uninitialised cache; a CPU gives the memory only when it is written. Raises `BootError`.
 
-    In `memory`, it may hold what a predecessor has computed.
+    If it is in `memory`, it may contain a predecessor's pages.
     """
     attention = model.attention
     shape = (len(model.layers), num_pages * page_size, attention.num_kv_heads, attention.head_dim)
@@ -83,7 +83,7 @@ def pages_per_context(config: Config) -> int:
 def choose_num_pages(config: Config, bytes_per_page: int, free_bytes: int) -> int:
     """Returns the pages of the cache: as the flags say, else what fits into `free_bytes` and can be used.
 
-    Raises `BootError` where one request of full length does not fit.
+    Raises `BootError` if one request of full length does not fit.
     """
     cache = config.cache
     if cache.num_pages is not None:

@@ -34,7 +34,7 @@ def _check_divisible(layer: LayerDescription, num_ranks: int) -> None:
     if num_kv_heads % num_ranks and num_ranks % num_kv_heads:
         raise BootError(
             f"--tensor-parallel {num_ranks}: the model's {num_kv_heads} key/value heads can neither be divided "
-            "among so many ranks, nor each be given to the same number of them"
+            "among these ranks, nor each be given to the same number of ranks"
         )
 
 

@@ -26,9 +26,9 @@ class Forwarded(NamedTuple):
     hidden: Tensor
     """[Q, E]: what the head reads of `Batch.hidden_tokens`."""
     columns: Mapping[str, Tensor]
-    """Those of the `SamplingPlan`."""
+    """The columns of the `SamplingPlan`."""
     plain: np.ndarray | None = None
-    """int64 [S]: the tokens of rows as if all were plain, where the forward pass has left them in the host's memory."""
+    """int64 [S]: the tokens of rows as if all were plain, if the forward pass has left them in the host's memory."""
 
 
 Result = Sequence[Tensor] | np.ndarray
@@ -39,7 +39,7 @@ An array instead: nothing is wanted but next tokens, and the host has them.
 
 
 def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan) -> Result:
-    """Returns what the plan wants of a step."""
+    """Computes the results of a step that the plan requests."""
     if plan.has_plain_rows_alone and forwarded.plain is not None:
         return forwarded.plain
     logits_SV, hidden_QE, columns, plain_S = forwarded

@@ -263,7 +263,11 @@ CHOSEN = {"type": "function", "function": {"name": "now"}}
         ({"tools": [tool("é")]}, "tools", "(at tools[0].function.name)"),
         ({"tools": [tool(), tool()]}, "tools", "tools[1]: there are two tools 'get_weather'"),
         ({"tools": [tool(paramters={})]}, "tools", "tools[0].function: unknown field 'paramters': did you mean"),
-        ({"tools": [tool(**{f"x{i}": 1 for i in range(40)})]}, "tools", "tools[0].function may have at most 32 fields"),
+        (
+            {"tools": [tool("f", **{f"x{i}": 1 for i in range(40)})]},
+            "tools",
+            "tools[0].function may have at most 32 fields",
+        ),
         ({"tools": [tool(parameters="{}")]}, "tools", "(at tools[0].function.parameters)"),
         ({"tools": [tool(description=5)]}, "tools", "(at tools[0].function.description)"),
         ({"tools": [tool(strict="yes")]}, "tools", "(at tools[0].function.strict)"),
@@ -282,7 +286,7 @@ CHOSEN = {"type": "function", "function": {"name": "now"}}
         ({"tools": TOOLS, "tool_choice": allowed("none", "now")}, "tool_choice", "allowed_tools.mode"),
         ({"tools": TOOLS, "tool_choice": allowed("auto", "now", "f")}, "tool_choice", "got 'f'"),
         ({"tool_choice": allowed("auto", "now")}, "tool_choice", "there are no tools"),
-        ({"thinking_token_budget": -2}, "thinking_token_budget", "-1 for any number"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget", "-1 for no limit"),
         ({"thinking_token_budget": 5, "use_beam_search": True}, "thinking_token_budget", "use_beam_search"),
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
         ({"include_reasoning": "no"}, "include_reasoning", "true or false"),
@@ -441,4 +445,5 @@ def test_the_arguments_of_a_forced_call_are_an_object_also_without_a_type():
         use = choose_tools(check_tools([tool(parameters=schema)]), "required", kind, allows_several=True)
         assert use.forced is not None
         ((_, call, _),) = msgspec.json.decode(use.forced.text, type=CallGrammar).calls
+        assert call is not None
         assert call["properties"]["arguments"] == {**schema, "type": "object"}

@@ -305,7 +305,6 @@ def test_the_event_loop_reads_no_file(tmp_path: Path, monkeypatch: pytest.Monkey
         batch_id = server.add(*(f"{number}" for number in range(9)))
         monkeypatch.setattr(line_run, "LINES_AT_ONCE", 2)
         batches = server.runner()
-        await wait_for(lambda: batches.gauges()["batches"] == 1, batches)
         await wait_status(server, batch_id, "completed", batches)
         assert server.results(batch_id) == {f"id-{number}": 200 for number in range(9)}
         expired_id = server.add("late", window_s=0)

@@ -154,7 +154,7 @@ def test_wrong_use_is_told_and_has_its_exit_codes():
             ["/tmp"],
             "launch.py: /tmp is not a command; to serve a model, use --model: launch.py --model /tmp",
         ),
-        (["a/b"], "launch.py: a/b is no command; "),
+        (["a/b"], "launch.py: a/b is not a command; "),
         (["ps", "--prot", "1"], "launch.py ps: --prot: unknown flag; did you mean --port?\n"),
         (["ps", "all"], "launch.py ps: all: unknown argument; see --help for all\n"),
     ],
