@@ -301,7 +301,7 @@ def test_the_choice_of_a_tool(server: FrontendRun, reader: FrontendRun):
 @pytest.mark.parametrize("is_older", [False, True])
 def test_the_format_of_the_output_is_a_grammar(reader: FrontendRun, is_older: bool):
     output: Any = {"type": "json_schema", "schema": {"type": "string"}}
-    asked = {"output_format": output} if is_older else {"output_config": {"format": output}}
+    asked: Any = {"output_format": output} if is_older else {"output_config": {"format": output}}
     call, message = send(reader, **asked, stop_sequences=["END"], top_k=5)
     with call:
         params = message.sampling_params
