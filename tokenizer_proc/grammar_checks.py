@@ -31,7 +31,18 @@ class GrammarChild:
         self._process: subprocess.Popen[bytes] | None = None
 
     def check(self, grammar: Grammar, timeout_s: float) -> Checked:
-        """Raises `TimeoutError`, and `ChildEndedError`; the next grammar then gets a new child."""
+        """Raises `TimeoutError`, and `ChildEndedError`; the next grammar then gets a new child.
+
+        A child that may have been killed for another reason, or while it had nothing to do, is replaced once.
+        """
+        try:
+            return self._ask(grammar, timeout_s)
+        except ChildEndedError as error:
+            if error.args[0] == -signal.SIGXCPU:
+                raise
+        return self._ask(grammar, timeout_s)
+
+    def _ask(self, grammar: Grammar, timeout_s: float) -> Checked:
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -56,6 +67,10 @@ class GrammarChild:
         code = process.wait()
         self.close()
         raise TimeoutError if has_timed_out.is_set() else ChildEndedError(code)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process and self._process.pid
 
     def close(self) -> None:
         """Ends the process, if there is one."""
