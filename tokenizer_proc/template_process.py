@@ -87,6 +87,7 @@ class TemplateProcess:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
         self._end = weakref.finalize(self, _end, self._child)
+        self._end.atexit = False  # a thread may be reading; the child ends with this process
         self._is_new = True
         self._mistake: str | None = None
 
