@@ -73,16 +73,21 @@ class GrammarCompiler:
         self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
 
     def find(self, text: str) -> "LLMatcher | None":
-        """Returns a matcher of the grammar, if it is known already; in microseconds."""
+        """Returns a matcher of the grammar, if it is known already; in microseconds.
+
+        A panic in llguidance spoils all copies of a matcher: such a grammar is forgotten.
+        """
         with self._lock:
             known = self._compiled.get(text)
             if known is None:
                 return None
             self._compiled.move_to_end(text)
             known.num_uses += 1
-            if known.num_uses == MAX_USES:
+            matcher = known.matcher.deep_copy()
+            matcher.validate_tokens([0])  # only to see an error
+            if known.num_uses == MAX_USES or matcher.get_error():
                 del self._compiled[text]
-            return known.matcher.deep_copy()
+            return None if matcher.get_error() else matcher
 
     def compile(self, text: str) -> "LLMatcher":
         """Returns a matcher that stands at the beginning. Raises `GrammarError` for one that no output can satisfy."""

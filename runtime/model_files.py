@@ -1,12 +1,35 @@
 """Reads files of a model's directory; errors name the file and its actual content."""
 
 import json
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from messages.errors import BootError
 
+
+class WeightFiles(NamedTuple):
+    """How the weight files of a format are called: a whole model, and a pattern of it and of its shards."""
+
+    whole: str
+    pattern: str
+
+
+WEIGHT_FILES = {
+    "safetensors": WeightFiles("model.safetensors", "model*.safetensors"),
+    "pt": WeightFiles("pytorch_model.bin", "pytorch_model*.bin"),
+}
+"""By load format, the preferred one first."""
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin")
+OTHER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
+"""Patterns of configuration, tokenizer and chat template."""
+
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def is_weight_file(name: str) -> bool:
+    return any(fnmatch(name, files.pattern) for files in WEIGHT_FILES.values())
 
 
 def read_object(file: Path) -> dict[str, Any]:

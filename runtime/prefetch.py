@@ -7,8 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from messages.config import ModelConfig
-
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+from runtime.model_files import WEIGHT_FILES
 
 PIECE_BYTES = 512 << 10
 """Linux reads no more than a disk's largest request for one call."""
@@ -24,8 +23,8 @@ def prefetch(model: ModelConfig, model_dir: Path) -> None:
     """
     if model.load_format == "dummy" or model.quantization != "none":
         return
-    patterns = WEIGHT_FILES[:1] if any(model_dir.glob(WEIGHT_FILES[0])) else WEIGHT_FILES[1:]
-    files = sorted(file for pattern in patterns for file in model_dir.glob(pattern))
+    found = [sorted(model_dir.glob(files.pattern)) for files in WEIGHT_FILES.values()]
+    files = next((files for files in found if files), found[-1])
     # In a thread: a call waits where the disk has enough to do.
     threading.Thread(target=_ask_for, args=(files,), name="read-ahead", daemon=True).start()
 

@@ -13,10 +13,11 @@ from messages import VERSION
 from messages.config import Config
 from messages.errors import SluiceError, UsageError
 from messages.schema import SCHEMA_VERSION
+from runtime.model_files import OTHER_FILES, WEIGHT_SUFFIXES
 from runtime.own_directory import names_in, own_directory
 
 FILE_NAME = "manifest.json"
-MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
+MODEL_FILES = (*(f"*{suffix}" for suffix in WEIGHT_SUFFIXES), *OTHER_FILES)
 END_BYTES = 1 << 16
 """What is read at either end of a model's file: reading all of it would take as long as loading the model."""
 

@@ -17,8 +17,11 @@ OPTIONS = {"lenient": False, "whitespace_pattern": "[ ]?"}
 """At most a blank between the tokens of JSON, as models write calls: white space could go on for ever."""
 
 
-def call_grammar(text: str, tokenizer: "LLTokenizer") -> str:
-    """Returns the grammar of a `CallGrammar` in llguidance's form. Raises `GrammarError` where it can have none."""
+def call_grammar(text: str, tokenizer: "LLTokenizer", options: dict[str, Any] | None = None) -> str:
+    """Returns the grammar of a `CallGrammar` in llguidance's form. Raises `GrammarError` where it can have none.
+
+    `options` replace `OPTIONS` in calls without marks.
+    """
     asked = msgspec.json.decode(text, type=CallGrammar)
     numbers = range(len(asked.calls))
     more = f" ({json.dumps(asked.separator)} call)*" if asked.separator else ""
@@ -29,6 +32,7 @@ def call_grammar(text: str, tokenizer: "LLTokenizer") -> str:
             rules.append(text_until(f"arguments_{number}", end, tokenizer))
             continue
         rules.append(f"call_{number}: {marks(begin, tokenizer)} arguments_{number} {marks(end, tokenizer)}")
-        rules.append(f"arguments_{number}: %json {json.dumps(simplify(schema) | {'x-guidance': OPTIONS})}")
+        guidance = OPTIONS if begin or options is None else options
+        rules.append(f"arguments_{number}: %json {json.dumps(simplify(schema) | {'x-guidance': guidance})}")
     library: Any = import_module("llguidance")
     return library.LLMatcher.grammar_from_lark("\n".join(rules))

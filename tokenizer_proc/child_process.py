@@ -44,6 +44,7 @@ class ChildProcess:
         self.pid = self._process.pid
         self.end = weakref.finalize(self, _end, self._process)
         """Kills the process if it still runs."""
+        self.end.atexit = False  # a thread may be reading; the child dies with this process
 
     def send(self, frame: bytes) -> None:
         """Sends a frame without waiting for the reply."""

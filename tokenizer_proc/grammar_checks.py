@@ -24,7 +24,20 @@ class GrammarChild:
         self._process: ChildProcess | None = None
 
     def check(self, grammar: Grammar, timeout_s: float) -> Checked:
-        """Raises `ChildEndedError`; the next grammar then gets a new child."""
+        """Raises `ChildEndedError`; the next grammar then gets a new child.
+
+        A child that may have been killed for another reason, or while it had nothing to do, is replaced once.
+        """
+        try:
+            return self._ask(grammar, timeout_s)
+        except ChildTimeoutError:
+            raise
+        except ChildEndedError as error:
+            if error.exit_code == -signal.SIGXCPU:
+                raise
+        return self._ask(grammar, timeout_s)
+
+    def _ask(self, grammar: Grammar, timeout_s: float) -> Checked:
         if self._process is None:
             self._process = ChildProcess("tokenizer_proc.grammar_child")
             self._process.send(self._facts)
@@ -34,6 +47,10 @@ class GrammarChild:
             self._process = None
             raise
         return msgspec.json.decode(reply, type=Checked)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process and self._process.pid
 
     def close(self) -> None:
         """Ends the process, if there is one."""

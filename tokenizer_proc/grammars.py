@@ -11,7 +11,7 @@ from messages.config import ModelFacts
 from messages.errors import bad_request
 from messages.requests import CallGrammar, Grammar
 from runtime.grammars import GrammarCompiler, GrammarError, shortened
-from tokenizer_proc.call_grammars import call_grammar
+from tokenizer_proc.call_grammars import OPTIONS, call_grammar
 from tokenizer_proc.schema_faults import explain_calls, find_fault
 from tokenizer_proc.schema_rules import BOUNDED_WHITESPACE, read_schema, simplify_within
 from tokenizer_proc.structural_tags import structural_tag_grammar
@@ -48,8 +48,9 @@ class GrammarReader:
             return ""
         tokenizer = self._compiler.tokenizer()
         calls_text = grammar.text if grammar.kind == "calls" else grammar.calls
-        calls = call_grammar(calls_text, tokenizer) if calls_text else None
         answer = None if grammar.kind == "calls" else self._translate(grammar)
+        options = None if answer is None else _options_of(answer)
+        calls = call_grammar(calls_text, tokenizer, options) if calls_text else None
         return join_grammars(grammar.thought, calls, answer, tokenizer)
 
     def _translate(self, grammar: Grammar) -> str:
@@ -70,6 +71,17 @@ class GrammarReader:
                 return structural_tag_grammar(grammar.text, self._compiler.tokenizer())
             case "llguidance" | "thought":
                 return grammar.text
+
+
+def _options_of(answer: str) -> dict[str, Any]:
+    """Returns options for JSON that may come in place of `answer`, a grammar in llguidance's form or in Lark's.
+
+    llguidance fails ("panic: grammar stack empty") in an output that may still be one of two grammars, unless both
+    have the same white space, or only one has any.
+    """
+    schema = json.loads(answer)["grammars"][0].get("json_schema") if answer.startswith("{") else None
+    asked = schema["x-guidance"] if schema else {"whitespace_pattern": BOUNDED_WHITESPACE}
+    return {**OPTIONS, **{key: value for key, value in asked.items() if key == "whitespace_pattern"}}
 
 
 def _words(grammar: Grammar, error: GrammarError) -> str:

@@ -18,6 +18,7 @@ from huggingface_hub import constants, errors
 
 from messages.errors import BootError
 from runtime.lifeline import ask_for_death_signal
+from runtime.model_files import WEIGHT_FILES
 
 ANSWER_TIMEOUT_S = 5.0
 """What the hub gets to answer one connection."""
@@ -28,11 +29,9 @@ LOOK_UP_TIMEOUT_S = 8.0
 ROOT_FILES_ONLY = ["*/*"]
 TOKENIZER_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
 
-SAFETENSORS, PICKLES = "model*.safetensors", "pytorch_model*.bin"
 WEIGHT_PATTERNS = {
-    "auto": [SAFETENSORS, PICKLES],
-    "safetensors": [SAFETENSORS],
-    "pt": [PICKLES],
+    "auto": [files.pattern for files in WEIGHT_FILES.values()],
+    **{load_format: [files.pattern] for load_format, files in WEIGHT_FILES.items()},
     "none": [],
     "tokenizer": [],
 }

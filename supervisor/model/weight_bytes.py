@@ -8,11 +8,11 @@ from typing import Any
 
 from messages.config import Config
 from runtime.machine import CGROUP, CPU_INFO, MEMORY_INFO, available_memory_bytes, computes_bfloat16
+from runtime.model_files import WEIGHT_FILES
 
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Where there is one of them, torch may find a GPU."""
 
-FILES = "model*.safetensors"
 MOST_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
@@ -33,7 +33,7 @@ def find_weight_bytes(config: Config) -> int:
         return 0
     try:
         sizes: dict[str, int] = {}
-        for file in Path(config.facts.model_dir).glob(FILES):
+        for file in Path(config.facts.model_dir).glob(WEIGHT_FILES["safetensors"].pattern):
             sizes |= _read_sizes(file)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, struct.error):
         return 0  # the scheduler says what is wrong with the file

@@ -12,11 +12,10 @@ from messages.config import Config
 from messages.control import worker_number
 from messages.errors import BootError, UsageError
 from messages.remote import Admitted
+from runtime.model_files import is_weight_file
 from supervisor.console import Console
 from supervisor.manifest import digests_of
 from supervisor.model.lookup import find_model, find_tokenizer
-
-WEIGHTS = ".safetensors"
 
 
 def make_config(admitted: Admitted, options: argparse.Namespace, console: Console) -> Config:
@@ -64,7 +63,7 @@ def check_is_same(expected: Mapping[str, str], model_dir: Path) -> None:
     """Raises `BootError` where a file is another than the head's, or the weights are in other files."""
     found = digests_of(model_dir)
     different = {name for name in expected.keys() & found.keys() if expected[name] != found[name]}
-    different |= {name for name in expected.keys() ^ found.keys() if name.endswith(WEIGHTS)}
+    different |= {name for name in expected.keys() ^ found.keys() if is_weight_file(name)}
     if different:
         raise BootError(
             f"the model in {model_dir} is not the head's: {', '.join(sorted(different))} "

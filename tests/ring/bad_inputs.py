@@ -249,7 +249,7 @@ def of_chat() -> list[Bad]:
         ),
         *field(CHAT, "tools", [tool("f"), tool("f")], fragment="tools[1]: there are two tools"),
         *field(CHAT, "tools", [tool("f", parameters=[])], fragment="tools[0].function.parameters"),
-        *field(CHAT, "tools", [tool("f", arguments={})], fragment="unknown field `arguments`"),
+        *field(CHAT, "tools", [tool("f", paramters={})], fragment="paramters"),
         *field(CHAT, "tools", [tool(f"f{i}") for i in range(10_000)], fragment="at most 1024, got 10000"),
         *field(CHAT, "tools", [tool("f")], fragment="--tool-call-parser"),
         *field(CHAT, "tool_choice", "required", tool("f"), "f", 5, fragment="tool_choice"),

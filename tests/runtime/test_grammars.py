@@ -20,6 +20,11 @@ def schema(**fields: object) -> str:
     return LLMatcher.grammar_from_json_schema(json.dumps(fields))
 
 
+def schema_of(key: str) -> dict[str, object]:
+    properties = {key: {"type": "boolean"}}
+    return {"type": "object", "properties": properties, "required": [key], "additionalProperties": False}
+
+
 def allowed(matcher: LLMatcher) -> set[int]:
     bits = int.from_bytes(matcher.compute_bitmask(), "little")
     return {token_id for token_id in range(VOCAB_SIZE) if bits >> token_id & 1}
@@ -46,6 +51,24 @@ def test_each_matcher_begins_at_the_beginning(compiler: GrammarCompiler) -> None
 def test_the_end_may_come_where_the_grammar_accepts(compiler: GrammarCompiler) -> None:
     matcher = compiler.compile(LLMatcher.grammar_from_regex("a*"))
     assert EOS in allowed(matcher)
+
+
+def test_a_grammar_that_has_failed_inside_of_llguidance_is_compiled_anew(compiler: GrammarCompiler) -> None:
+    """It cannot go on in an output that may be of one of two grammars with different white space."""
+    others = [
+        {"name": key, "json_schema": {**schema_of(key), "x-guidance": {"whitespace_pattern": white}}}
+        for key, white in (("name", "[ ]?"), ("ok", "[ \n]*"))
+    ]
+    text = json.dumps({"grammars": [{"lark_grammar": "start: @name | @ok"}, *others]})
+    first = compiler.compile(text)
+    beginning = allowed(first)
+    for token_id in compiler.tokenizer().tokenize_str(' {"ok'):
+        first.consume_token(token_id)
+    first.compute_bitmask()
+    assert "panic" in first.get_error()
+    again = compiler.compile(text)
+    assert allowed(again) == beginning
+    assert not again.get_error()
 
 
 def test_only_so_many_are_kept(compiler: GrammarCompiler) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher
-from scheduler_proc.computing.loading.placement import Placement
 
 from messages.columns import unpack_int32
 from messages.requests import Grammar, SamplingParams, Thought
 from runtime.grammars import GrammarCompiler
+from scheduler_proc.computing import load_runner
 from scheduler_proc.computing.gpu import loading
-from scheduler_proc.computing.loading import load_runner
+from scheduler_proc.computing.placement import Placement
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.offline import OfflineEngine, Output
 from tests.checkpoints import make_config

@@ -1,4 +1,6 @@
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -150,6 +152,16 @@ def test_a_grammar_that_takes_too_long_is_refused_and_one_that_waited_may_come_a
     assert (errors[2].status, errors[2].code) == (503, "busy")
     assert "response_format was not looked at: other grammars" in errors[2].message
     release.set()
+
+
+def test_a_child_that_was_killed_is_replaced_and_its_grammar_is_not_to_blame() -> None:
+    child = GrammarChild(FACTS)
+    for _ in range(2):
+        assert child.check(schema({}), TIMEOUT_S).error is None
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+    assert child.check(schema({}), TIMEOUT_S).error is None
+    child.close()
 
 
 def test_a_child_that_does_not_reply_is_ended() -> None:

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import subprocess
@@ -135,6 +136,34 @@ def test_the_process_ends_with_its_parent_even_while_it_renders() -> None:
         child = psutil.Process(int(pid))
         parent.kill()
     child.wait(60)
+
+
+ENDING = """
+import sys, threading, time
+from runtime.chat_files import ChatFiles
+from tests.tokenizer_proc.test_template_sandbox import CHAT, ENDLESS
+from tokenizer_proc.template_process import TemplateProcess
+def render():
+    try:
+        templates.render(CHAT)
+    except BaseException as error:
+        print(repr(error), flush=True)
+templates = TemplateProcess(ChatFiles({"default": ENDLESS["loops"]}, {}), cpu_s=1000)
+assert templates.find_mistake() is None
+threading.Thread(target=render, daemon=True).start()
+time.sleep(0.3)
+print(templates.pid, flush=True)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals of a parent's death")
+def test_a_process_that_stops_while_a_thread_waits_for_the_child_says_nothing() -> None:
+    root = Path(__file__).parents[2]
+    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, cwd=root, check=True)
+    (pid,) = ended.stdout.split()
+    assert ended.stderr == ""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(pid)).wait(60)
 
 
 def test_a_long_chat_fits() -> None:

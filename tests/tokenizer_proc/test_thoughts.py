@@ -159,6 +159,16 @@ def test_calls_in_every_format_may_stand_for_the_answer(checks: GrammarReader, p
     assert not any(isinstance(delta, CallBroken) for delta in deltas)
 
 
+@pytest.mark.parametrize("whitespace", [None, "", "[ \\n]*"])
+def test_calls_without_marks_have_the_white_space_of_the_answer(checks: GrammarReader, whitespace: str | None) -> None:
+    """With two kinds of white space llguidance fails where the output may still be either."""
+    answer = msgspec.structs.replace(OK, whitespace=whitespace)
+    grammar = with_calls(answer, TOOLS, choose_format("llama3_json", "none", ""), allows_several=True)
+    blanks = "" if whitespace == "" else "\n"
+    for text in ('{%s"name":"get","parameters":{"x":1}}', '{%s"ok":true}'):
+        assert takes(checks, grammar, blanks + text % blanks)
+
+
 def test_a_call_is_forced_after_the_thought(checks: GrammarReader) -> None:
     forced = choose_tools(TOOLS, "required", FORMAT, allows_several=False).forced
     assert forced is not None

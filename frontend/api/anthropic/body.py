@@ -110,6 +110,9 @@ class PromptFields(ModelFields, frozen=True, kw_only=True):
     tool_choice: Annotated[MessageChoice | None, Meta(description=CHOICE_TEXT)] = None
     thinking: Annotated[Thinking | None, Meta(description='an object with a type: "enabled" or "disabled"')] = None
     output_config: Annotated[OutputConfig | None, Meta(description="an object with effort and format")] = None
+    output_format: Annotated[JsonFormat | None, Meta(description="output_config.format, as older clients send it")] = (
+        None
+    )
 
 
 class CountBody(PromptFields, frozen=True, kw_only=True):
@@ -131,7 +134,7 @@ def make_conversation(
     """Raises `RequestError` (400), which names the place."""
     check_shown(body)
     stop = body.stop_sequences if isinstance(body, MessagesBody) else None
-    output_format = body.output_config.format if body.output_config else None
+    output_format = (body.output_config and body.output_config.format) or body.output_format
     if output_format is not None:
         body = msgspec.structs.replace(
             body, response_format=ResponseFormat("json_schema", SchemaFormat(output_format.schema, "output"))

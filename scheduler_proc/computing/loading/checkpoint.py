@@ -1,21 +1,19 @@
 """The weight files of a model directory, read one tensor at a time."""
 
 import logging
-import pickle
 import re
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from messages.errors import BootError
-from runtime.model_files import find_other_content, gguf_hint, read_object
+from runtime.model_files import WEIGHT_FILES, gguf_hint, read_object
+from scheduler_proc.computing.loading.sources.pickle_file import PickleFile
+from scheduler_proc.computing.loading.sources.safetensors_file import SafetensorsFile
+from scheduler_proc.computing.loading.sources.tensor_file import TensorFile
 
-FileFormat = Literal["safetensors", "pt"]
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 WRAPPERS = re.compile(r"(^|\.)((_orig_mod|module)\.)+")
 """Prefixes that torch.compile and DataParallel add to names."""
@@ -24,9 +22,8 @@ LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
 """Prefixes of the language model's names in a multimodal model."""
 
 MAX_SHOWN = 6
-STATE_KEYS = ("state_dict", "model_state_dict", "model")
-SINGLE_FILES: dict[FileFormat, str] = {"safetensors": "model.safetensors", "pt": "pytorch_model.bin"}
-
+READERS: dict[str, type[TensorFile]] = {"safetensors": SafetensorsFile, "pt": PickleFile}
+"""By load format."""
 
 log = logging.getLogger("sluice.weights")
 
@@ -34,12 +31,12 @@ log = logging.getLogger("sluice.weights")
 class Checkpoint:
     """The tensors of a checkpoint by their usual names; `files` maps each to its file."""
 
-    def __init__(self, files: dict[str, Path], file_format: FileFormat):
+    def __init__(self, files: dict[str, Path], open_file: type[TensorFile]):
         self._name_in_file = {usual_name(name): name for name in files}
         if len(self._name_in_file) < len(files):  # two tensors would have the same name
             self._name_in_file = dict(zip(files, files, strict=True))
         self.files = {name: files[in_file] for name, in_file in self._name_in_file.items()}
-        self._format: FileFormat = file_format
+        self._open_file = open_file
         for name, in_file in self._name_in_file.items():
             if name != in_file:
                 log.info("names in the checkpoint are read as usual ones: %s is %s", in_file, name)
@@ -55,7 +52,7 @@ class Checkpoint:
             names_of.setdefault(self.files[name], []).append(name)
         for path, names in names_of.items():
             in_file = [self._name_in_file[name] for name in names]
-            tensors = _read_file(path, in_file, self._format)
+            tensors = self._open_file(path).read(in_file)
             yield from ((name, tensor) for name, (_, tensor) in zip(names, tensors, strict=True))
 
 
@@ -69,22 +66,22 @@ def open_checkpoint(model_dir: Path, load_format: Literal["auto", "safetensors",
 
     As in `transformers`, a single complete file takes precedence over the index of several.
     """
-    formats: tuple[FileFormat, ...] = ("safetensors", "pt") if load_format == "auto" else (load_format,)
+    formats = list(READERS) if load_format == "auto" else [load_format]
     looked_for: list[str] = []
     for file_format in formats:
-        single = model_dir / SINGLE_FILES[file_format]
+        single, open_file = model_dir / WEIGHT_FILES[file_format].whole, READERS[file_format]
         index = single.with_name(f"{single.name}.index.json")
         looked_for += [single.name, index.name]
         if single.is_file():
             if index.is_file():
                 log.warning("%s holds the whole model and is loaded; %s is not used", single, index.name)
-            return Checkpoint(dict.fromkeys(_list_names(single, file_format), single), file_format)
+            return Checkpoint(_names_in([single], open_file), open_file)
         if index.is_file():
-            return Checkpoint(_read_index(index, file_format), file_format)
+            return Checkpoint(_names_in(_read_index(index), open_file), open_file)
         shards = _find_shards(single)
         if shards:
             log.warning("%s is missing: all %d shards next to it are loaded", index, len(shards))
-            return Checkpoint(_names_in(shards, file_format), file_format)
+            return Checkpoint(_names_in(shards, open_file), open_file)
     raise BootError(
         f"no weights in {model_dir}: looked for {', '.join(looked_for)} (--load-format {load_format}); "
         f"--load-format dummy runs with random weights{gguf_hint(model_dir)}"
@@ -106,8 +103,8 @@ def _find_shards(single: Path) -> list[Path]:
     return list(numbers.values())
 
 
-def _read_index(index: Path, file_format: FileFormat) -> dict[str, Path]:
-    """Returns where each tensor really is; the index only names the files."""
+def _read_index(index: Path) -> list[Path]:
+    """Returns the files that the index names; which tensors are in them, they say themselves."""
     fields = read_object(index)
     try:
         shards = sorted(set(fields["weight_map"].values()))
@@ -117,58 +114,9 @@ def _read_index(index: Path, file_format: FileFormat) -> dict[str, Path]:
     for shard, path in zip(shards, paths, strict=True):
         if path.parent != index.parent or not path.is_file():
             raise BootError(f"{index}: names {shard}, which is not a file in {index.parent}; is the download complete?")
-    return _names_in(paths, file_format)
+    return paths
 
 
-def _names_in(paths: list[Path], file_format: FileFormat) -> dict[str, Path]:
-    files: dict[str, Path] = {}
-    for path in paths:
-        files |= dict.fromkeys(_list_names(path, file_format), path)
-    return files
-
-
-def _list_names(path: Path, file_format: FileFormat) -> list[str]:
-    if file_format == "pt":
-        return list(_load_pt(path))
-    try:
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
-    except (SafetensorError, OSError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _read_file(path: Path, names: list[str], file_format: FileFormat) -> Iterator[tuple[str, Tensor]]:
-    if file_format == "pt":
-        tensors = _load_pt(path)
-        for name in names:
-            yield name, tensors[name]
-        return
-    try:
-        with safe_open(path, framework="pt") as file:
-            for name in names:
-                yield name, file.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _load_pt(path: Path) -> dict[str, Tensor]:
-    try:
-        # Files of before torch 1.6 are no zip archives and cannot be mapped.
-        state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise _unreadable(path, error) from None
-    if not isinstance(state, dict):
-        raise BootError(f"{path}: does not hold named tensors")
-    for key in STATE_KEYS:
-        if isinstance(state.get(key), dict):
-            log.info("%s: the tensors are those of its %r", path, key)
-            state = state[key]
-    return {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
-
-
-def _unreadable(path: Path, error: Exception) -> BootError:
-    other = find_other_content(path)
-    if other is not None:
-        return BootError(f"{path}: {other}")
-    reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
-    return BootError(f"{path}: cannot be read, it may be cut off or damaged: {reason}")
+def _names_in(paths: list[Path], open_file: type[TensorFile]) -> dict[str, Path]:
+    """Returns in which file each tensor is."""
+    return {name: path for path in paths for name in open_file(path).names()}

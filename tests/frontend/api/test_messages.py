@@ -298,9 +298,11 @@ def test_the_choice_of_a_tool(server: FrontendRun, reader: FrontendRun):
     assert "--tool-call-parser" in refused.json()["error"]["message"]
 
 
-def test_the_format_of_the_output_is_a_grammar(reader: FrontendRun):
-    output = {"format": {"type": "json_schema", "schema": {"type": "string"}}}
-    call, message = send(reader, output_config=output, stop_sequences=["END"], top_k=5)
+@pytest.mark.parametrize("is_older", [False, True])
+def test_the_format_of_the_output_is_a_grammar(reader: FrontendRun, is_older: bool):
+    output: Any = {"type": "json_schema", "schema": {"type": "string"}}
+    asked: Any = {"output_format": output} if is_older else {"output_config": {"format": output}}
+    call, message = send(reader, **asked, stop_sequences=["END"], top_k=5)
     with call:
         params = message.sampling_params
         assert params.grammar is not None

@@ -1,0 +1,1 @@
+"""The formats of weight files: one file per format, all behind `TensorFile`."""
