@@ -35,8 +35,9 @@ FUNCTION_TAG = {
 """Qwen3-Coder often omits `<tool_call>` or `</tool_call>`. An optional group at the end of a pattern would not wait
 for text that it could match, so the pattern lists what else may follow."""
 
-END_MARKS = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "</s>"]
-"""Special tokens that end a turn. Where special tokens are shown, these are left out of the content."""
+END_MARKS = r"<\|(?:im_end|endoftext|eot_id|eom_id)\|>\s{0,8}\Z"
+"""Special tokens that end a turn. Where special tokens are shown, one at the end of an answer is left out of the
+content; elsewhere it is text. `</s>` is always text: HTML has it."""
 
 HARMONY_REST = (
     r"<\|start\|>assistant(?=<\|channel\|>)|<\|channel\|>(?:final|commentary)[^<]{0,64}<\|message\|>"
@@ -98,14 +99,14 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         ),
         found_by=(("<tool_call>", "<function="),),
         needs_special_tokens=True,
-        content_close={"close": END_MARKS},
+        content_close={"close_pattern": END_MARKS},
         forced=Forced("<tool_call>\n<function={name}>\n", "</tool_call>", separator="\n", is_json=False),
     ),
     "hermes": MarkedFormat(
         ({"open": "<tool_call>", "close": "</tool_call>", "content": "json", "transform": CALL}, BARE_CALL),
         found_by=(("<tool_call>",),),
         needs_special_tokens=True,
-        content_close={"close": END_MARKS},
+        content_close={"close_pattern": END_MARKS},
         forced=Forced("<tool_call>\n", "\n</tool_call>", separator="\n"),
     ),
     "mistral": MarkedFormat(
@@ -126,7 +127,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         ),
         found_by=(("[TOOL_CALLS]",),),
         needs_special_tokens=True,
-        content_close={"close": END_MARKS},
+        content_close={"close_pattern": END_MARKS},
         has_short_ids=True,
         forced=Forced("[TOOL_CALLS]", is_list=True),
     ),

@@ -229,3 +229,14 @@ def test_marks_of_no_length_end():
     assert read(template_of(open_pattern="(?=x)", close="X"), "ax y", TOOLS).reasoning == "x y"
     empty = template_of(open_pattern="(?=x)", close_pattern="(?=x)")
     assert read(empty, "ax y", TOOLS).content.replace("\n", "") == "ax y"
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "mistral"])
+@pytest.mark.parametrize(
+    "text", ["A <s>price</s> and <s>another</s>", '{"ends": "<|im_end|>"}', "Write <|im_end|> last."]
+)
+def test_a_mark_that_ends_turns_is_text_within_an_answer(parser: str, text: str):
+    format = format_of(parser, "qwen3")
+    for end in ("", "<|im_end|>", "<|endoftext|>\n"):
+        for cuts in ([], list(range(80))):
+            assert read(format, text + end, TOOLS, cuts=cuts).content == text
