@@ -157,7 +157,9 @@ def test_unfinished_uploads_count_against_the_quota_and_go_with_their_clients(ba
         open_uploads = [stack.enter_context(socket.create_connection(batches.address)) for _ in range(5)]
         for upload_socket in open_uploads:
             upload_socket.sendall(begun.encode())
-        wait_until(lambda: "--batch-dir-gb" in upload(batches, b"x" * 8_000).text)
+        uploads = Path(batches.config.batch.batch_dir) / "files"
+        wait_until(lambda: [path.stat().st_size for path in uploads.glob("*.upload")] == [10_000] * 5)
+        assert "--batch-dir-gb" in upload(batches, b"x" * 8_000).text
         refused = stack.enter_context(socket.create_connection(batches.address))
         refused.settimeout(TIMEOUT_S)
         refused.sendall(begun.encode())
