@@ -159,7 +159,8 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
 }
 """By their names in vLLM. The first one that a chat template fits is the model's."""
 
-THINK = ({"open": "<think>", "close": "</think>"},)
+THINK = ({"open_pattern": r"\s{0,8}<think>", "close": "</think>", "starts_content": True},)
+"""Within content the mark is text, as in an answer about it."""
 THINK_THOUGHT = Thought("<think>", "</think>", empty="<think>\n\n</think>\n\n")
 HARMONY_THOUGHT = Thought(
     "<|channel|>analysis<|message|>",
@@ -179,7 +180,7 @@ REASONING_FORMATS: dict[str, MarkedFormat] = {
     "qwen3": MarkedFormat(THINK, found_by=(("<think>", "enable_thinking"),), thought=THINK_THOUGHT),
     "deepseek_r1": MarkedFormat(THINK, found_by=(("<think>",), ("</think>",)), thought=THINK_THOUGHT),
     "mistral": MarkedFormat(
-        ({"open": "[THINK]", "close": "[/THINK]"},),
+        ({"open_pattern": r"\s{0,8}\[THINK\]", "close": "[/THINK]", "starts_content": True},),
         found_by=(("[THINK]",),),
         needs_special_tokens=True,
         thought=Thought("[THINK]", "[/THINK]", empty="[THINK][/THINK]"),

@@ -97,7 +97,7 @@ def describe_no_command(word: str, known: Sequence[str]) -> str:
     """Returns the error for a first word that is not one of the `known` commands."""
     if "/" in word or Path(word).is_dir():
         return f"{word} is not a command; to serve a model, use --model: launch.py --model {word}"
-    nearest = difflib.get_close_matches(word, known, n=1)
+    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     return (
         f"there is no command {word!r}{hint}\ncommands are {', '.join(known)}; each has --help\n"

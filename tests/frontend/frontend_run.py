@@ -210,7 +210,8 @@ class FrontendRun:
         headers: dict[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
     ):
-        self.launcher = FakeLauncher(config or make_config())
+        self.config = config or make_config()
+        self.launcher = FakeLauncher(self.config)
         self._headers = headers
         self._tls = tls
         self.launcher.incarnation = incarnation

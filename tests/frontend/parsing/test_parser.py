@@ -240,3 +240,16 @@ def test_a_mark_that_ends_turns_is_text_within_an_answer(parser: str, text: str)
     for end in ("", "<|im_end|>", "<|endoftext|>\n"):
         for cuts in ([], list(range(80))):
             assert read(format, text + end, TOOLS, cuts=cuts).content == text
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "mark"), [("qwen3", "<think>"), ("deepseek_r1", "<think>"), ("mistral", "[THINK]")]
+)
+def test_a_mark_of_reasoning_is_text_within_an_answer(reasoning: str, mark: str):
+    close = mark.replace("<", "</").replace("[", "[/")
+    format = format_of("hermes", reasoning)
+    for text in (f'{{"mark": "{mark}"}}', f"Models write {mark} and {close} around it."):
+        for lead, thought in (("", ""), (f"\n{mark}Hm.{close}\n\n", "Hm.")):
+            for cuts in ([], list(range(80))):
+                got = read(format, lead + text, TOOLS, cuts=cuts)
+                assert (got.reasoning, got.content) == (thought, text)

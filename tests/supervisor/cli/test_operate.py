@@ -149,6 +149,7 @@ def test_wrong_use_is_told_and_has_its_exit_codes():
     [
         (["pss"], "launch.py: there is no command 'pss'; did you mean ps?\ncommands are ps, top, "),
         (["joins"], "launch.py: there is no command 'joins'; did you mean join?\n"),
+        (["status"], "launch.py: there is no command 'status'\ncommands are ps, "),
         (["serve"], "calibrate, whatif; each has --help\nto start a server, give no command: launch.py --model DIR"),
         (
             ["/tmp"],
