@@ -130,8 +130,9 @@ class ProcessLink:
                     case Welcome(incarnation, uid_block):
                         self.incarnation = self.profiler.incarnation = incarnation
                         self.uid_block = uid_block
-                        os.truncate(self._pid_file, 0)
-                        os.pwrite(self._pid_file, f"{os.getpid()}".encode("ascii"), 0)
+                        with contextlib.suppress(OSError):  # a full disk: the launcher knows the process anyway
+                            os.truncate(self._pid_file, 0)
+                            os.pwrite(self._pid_file, f"{os.getpid()}".encode("ascii"), 0)
                         return
                     case Refused(reason):
                         raise BootError(f"the launcher refused this {self.name}: {reason}")

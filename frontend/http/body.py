@@ -51,10 +51,12 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
         raise _too_large(limit_bytes)
     try:
         async with asyncio.timeout(SILENCE_TIMEOUT_S) as silence:
-            return await _read(request, limit_bytes, silence)
+            body = await _read(request, limit_bytes, silence)
     except TimeoutError:
         limits = f"within {BODY_TIMEOUT_S:.0f} s, or nothing of it for {SILENCE_TIMEOUT_S:.0f} s"
         raise RequestError(ErrorInfo(408, f"the body did not arrive {limits}")) from None
+    await trace_of(request.scope).body.take_turn()
+    return body
 
 
 def _check_media_type(headers: Headers) -> None:

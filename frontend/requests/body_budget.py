@@ -1,11 +1,15 @@
 """Limits the memory of all request bodies together, from their arrival to the end of their requests."""
 
+import asyncio
 from collections.abc import Callable
 
 from frontend.errors import UnavailableError
 
 FREE_BYTES = 1 << 16
 """Not counted for each body, so that large requests never shut small ones out."""
+
+BRIEF_S = 0.01
+"""Work on a body that needs no pause after it."""
 
 
 class BodyBudget:
@@ -15,6 +19,28 @@ class BodyBudget:
         self._limit_bytes = limit_bytes
         self._on_refusal = on_refusal
         self.num_bytes = 0
+        self._turn = asyncio.Lock()
+        self._next_s = 0.0
+
+    async def take_turn(self) -> None:
+        """Returns when a large body may be worked on: one at a time, and after each as long a pause as it took.
+
+        Each stops the event loop for a moment, and small requests, which need several of its turns, come in between.
+        """
+        loop = asyncio.get_running_loop()
+        await self._turn.acquire()
+        try:
+            await asyncio.sleep(self._next_s - loop.time())
+        except BaseException:
+            self._turn.release()
+            raise
+        loop.call_soon(self._end_turn, loop, loop.time())  # runs when the caller has done what it does at once
+
+    def _end_turn(self, loop: asyncio.AbstractEventLoop, begun_s: float) -> None:
+        end_s = loop.time()
+        if end_s - begun_s > BRIEF_S:
+            self._next_s = end_s + (end_s - begun_s)
+        self._turn.release()
 
     def reserve(self, num_bytes: int) -> None:
         """Raises `UnavailableError` if there is no room."""
@@ -44,6 +70,11 @@ class HeldBody:
         if self._budget is not None and num_missing > 0:
             self._budget.reserve(num_missing)
             self._num_reserved += num_missing
+
+    async def take_turn(self) -> None:
+        """Returns when there may be work on the body, which is whole now."""
+        if self._budget is not None and self._num_reserved > 0:
+            await self._budget.take_turn()
 
     def release(self) -> None:
         """Returns the request's share to the budget; idempotent."""

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import tempfile
@@ -110,6 +111,16 @@ def test_a_welcome_process_knows_its_incarnation_and_has_left_its_pid(launcher: 
     assert launcher.run_dir.pids() == {"scheduler": os.getpid()}
     link.close()
     assert launcher.run_dir.pids() == {}
+
+
+def test_a_full_disk_is_no_reason_not_to_run(launcher: Launcher, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    link = launcher.connect()
+    assert link.incarnation == 7
+    link.close()
 
 
 def test_a_refused_process_says_why(launcher: Launcher):

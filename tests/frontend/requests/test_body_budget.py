@@ -1,7 +1,10 @@
+import asyncio
+import time
+
 import pytest
 
 from frontend.errors import UnavailableError
-from frontend.requests.body_budget import FREE_BYTES, BodyBudget, HeldBody
+from frontend.requests.body_budget import BRIEF_S, FREE_BYTES, BodyBudget, HeldBody
 
 
 def test_bodies_share_a_budget_until_they_are_released():
@@ -26,3 +29,29 @@ def test_without_a_budget_nothing_is_counted():
     body = HeldBody()
     body.grow(1 << 40)
     body.release()
+
+
+def test_large_bodies_are_worked_on_one_at_a_time_with_pauses_for_all_else():
+    budget = BodyBudget(1 << 30, lambda _: None)
+    done: list[str] = []
+
+    async def large() -> None:
+        held = HeldBody(budget)
+        held.grow(FREE_BYTES + 1)
+        await held.take_turn()
+        time.sleep(4 * BRIEF_S)
+        done.append("large")
+
+    async def small() -> None:
+        held = HeldBody(budget)
+        held.grow(FREE_BYTES)
+        await held.take_turn()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        done.append("small")
+
+    async def run() -> None:
+        await asyncio.gather(*[large() for _ in range(3)], small())
+
+    asyncio.run(run())
+    assert done == ["large", "small", "large", "large"]
