@@ -29,17 +29,17 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 12_705,
-    "live page": 1_025,
-    "tokenizer and detokenizer": 1_730,
-    "scheduler": 7_255,
-    "CPU backend": 4_825,
-    "GPU backend": 3_080,
-    "operations and references": 1_325,
-    "messages": 2_320,
-    "process runtime": 1_635,
-    "launcher": 5_865,
-    "what-if": 1_160,
+    "frontend": 13_660,
+    "live page": 1_085,
+    "tokenizer and detokenizer": 2_465,
+    "scheduler": 7_810,
+    "CPU backend": 4_755,
+    "GPU backend": 2_945,
+    "operations and references": 1_465,
+    "messages": 2_485,
+    "process runtime": 1_865,
+    "launcher": 6_100,
+    "what-if": 1_185,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 
