@@ -29,6 +29,7 @@ class Chunk:
         memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._begin = -self._bytes.data_ptr() % HUGE_PAGE
+        self._end = self._begin + num_bytes
         self.num_taken_bytes = 0
         if descriptor is not None:
             map_file(self._bytes.data_ptr() + self._begin, num_bytes, descriptor, is_read_only=is_read_only)
@@ -45,7 +46,7 @@ class Chunk:
     def at(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
         """Returns the tensor that begins there, in bytes; None where it would end outside."""
         begin, num_bytes = self._begin + offset, math.prod(shape) * dtype.itemsize
-        if begin + num_bytes > len(self._bytes):
+        if begin + num_bytes > self._end:
             return None
         return self._bytes[begin : begin + num_bytes].view(dtype).view(*shape)
 

@@ -77,7 +77,8 @@ def test_it_asks_for_a_key_tells_what_was_before_and_is_grey_when_the_server_is_
     assert grey != green
     assert {*grey} == {page.run("getComputedStyle(document.querySelector('#processes .state')).color")}
     assert page.run("[...document.querySelectorAll('.node')].map(node => node.dataset.state)") == ["unknown"] * 4
-    page.wait_for("/^the server cannot be reached; showing the state of /.test(document.getElementById('totals').textContent)")
+    lost = "/^the server cannot be reached; showing the state of /"
+    page.wait_for(f"{lost}.test(document.getElementById('totals').textContent)")
 
 
 def check_that_restart_asks(page: BrowserPage) -> None:

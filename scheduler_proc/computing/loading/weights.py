@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernels.cpu.huge_pages import ALIGNMENT
 from kernels.formats.packed import PACKED
 from kernels.formats.plain import PLAIN
 from kernels.formats.quantized import QUANTIZED
@@ -161,7 +162,7 @@ def most_bytes(shard: Shard, placement: Placement) -> int:
     for parameter in model_parameters(shard.whole):
         part = parameter.part(shard.rank, shard.num_ranks)
         most_rows = part.shape[0] + choose_format(parameter, part, placement).most_rows_added
-        num_bytes += most_rows * prod(part.shape[1:]) * placement.dtype.itemsize
+        num_bytes += most_rows * prod(part.shape[1:]) * placement.dtype.itemsize + ALIGNMENT
     return num_bytes
 
 

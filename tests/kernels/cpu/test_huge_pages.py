@@ -20,6 +20,15 @@ def test_a_large_tensor_begins_a_huge_page() -> None:
     assert empty_huge((CHUNK_BYTES,), torch.uint8).data_ptr() % HUGE_PAGE == 0
 
 
+def test_a_chunk_has_no_more_than_its_bytes() -> None:
+    """What lies behind them is not in the file of a chunk that has one."""
+    chunk = Chunk(HUGE_PAGE)
+    assert chunk.take((1,), torch.uint8) is not None
+    assert chunk.take((HUGE_PAGE,), torch.uint8) is None
+    assert chunk.take((HUGE_PAGE - 64,), torch.uint8) is not None
+    assert chunk.take((1,), torch.uint8) is None
+
+
 def test_nothing_is_a_tensor_too() -> None:
     assert empty_huge((0, 4), torch.float32).shape == (0, 4)
 
