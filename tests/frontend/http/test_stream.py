@@ -135,6 +135,7 @@ def test_a_client_that_leaves_aborts_and_its_request_lives_until_the_final(serve
     server.send(step([(message, 1, "a")]))
     if is_streamed:
         call.next_event()
+    server.round_trip()
     call.leave()
     abort = server.take_abort()
     assert (abort.uid, abort.attempt) == (message.uid, 0)
