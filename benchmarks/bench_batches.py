@@ -3,8 +3,8 @@
     python -m benchmarks.bench_batches [--streams 1] [--rounds 8] [--root DIR] [--json FILE] [FLAGS]
 
 FLAGS are the server's own, with --model. The batch has all its rows when the first stream comes: its lines were begun
-while nobody else was there. In `alone` the same streams run without it. `batch_tokens_per_s` is how far the batch gets
-beside the streams. --root is the checkout whose server is measured.
+while no other request was open. In `alone` the same streams run without it. `batch_tokens_per_s` is the rate of the
+batch during the streams. --root is the checkout whose server is measured.
 """
 
 import argparse

@@ -21,7 +21,7 @@ class Block:
         self.call_id = call_id
         self.text = ""
         self.logprobs: list[PositionLogprobs] = []
-        """Those of a text's tokens, if requested."""
+        """The log-probabilities of a text's tokens, if requested."""
         self.has_ended = False
         self.is_cut = False
         """The answer was cut off in this block, or the block is a malformed call."""
