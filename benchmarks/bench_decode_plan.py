@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.kernels.measure import Row, finish, median_ms, start
-from kernels.decode_work import DecodeLayout, plan_decode_work
+from kernels.plans.decode_work import DecodeLayout, plan_decode_work
 
 PAGE_SIZE, NUM_PROGRAMS = 16, 528
 MAX_PAGES = 256

@@ -25,10 +25,10 @@ from benchmarks.load.server_facts import ServerFacts, ServerUnavailableError, as
 from benchmarks.load.workloads import PlannedRequest, SamplingFields
 from benchmarks.result_file import write_result
 from benchmarks.server_process import started_server
-from messages.control import kind_of
+from extras.whatif.traces import fit_scale, random_ids, read_trace, replay
+from messages.control.processes import kind_of
 from messages.engines import SCHEDULER
 from messages.errors import SluiceError
-from whatif.traces import fit_scale, random_ids, read_trace, replay
 
 START_TIMEOUT_S = 120.0
 MAX_SECONDS = 300.0

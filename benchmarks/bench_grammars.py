@@ -26,12 +26,12 @@ from benchmarks.model_shapes import SHAPES
 from benchmarks.result_file import write_result
 from benchmarks.shape_runner import configured_shape
 from messages.columns import pack_int32
-from messages.config import Config
+from messages.config.server import Config
 from messages.errors import SluiceError, UsageError
-from messages.requests import Grammar, SamplingParams, Stamps, UserMsg
+from messages.ring.requests import Grammar, SamplingParams, Stamps, UserMsg
 from runtime.grammars import GrammarCompiler
 from scheduler_proc.computing.load_runner import load_runner
-from scheduler_proc.deciding.grammars import make_grammar
+from scheduler_proc.deciding.rows.grammars import make_grammar
 from scheduler_proc.deciding_half import make_scheduler
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.stepper import Runner

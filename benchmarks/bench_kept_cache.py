@@ -32,9 +32,9 @@ from benchmarks.result_file import ROOT, write_result
 from benchmarks.server_process import started_server
 from benchmarks.shape_runner import configured_shape, make_config
 from messages.columns import pack_int32
-from messages.config import Config
+from messages.config.server import Config
 from messages.errors import SluiceError
-from messages.requests import SamplingParams, Stamps, UserMsg
+from messages.ring.requests import SamplingParams, Stamps, UserMsg
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding_half import make_scheduler
 from scheduler_proc.step_times import StepTimes

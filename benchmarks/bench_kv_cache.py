@@ -23,8 +23,8 @@ from benchmarks.result_file import write_result
 from benchmarks.shape_runner import load_shape, make_shape
 from kernels.cpu.capture import timed_kernels
 from messages.errors import SluiceError
-from messages.steps import Batch
-from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
+from messages.ring.steps import Batch
+from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.runner import Runner
 
 WARM_UP_STEPS = 2

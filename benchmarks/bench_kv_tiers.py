@@ -48,16 +48,16 @@ from msgspec.structs import replace as replace_struct
 from benchmarks.model_shapes import SHAPES
 from benchmarks.result_file import ROOT, write_result
 from benchmarks.shape_runner import LAYER_COUNTS, configured_shape, make_config, make_shape
-from messages.config import Config
+from extras.whatif.drive import SkippingClock
+from extras.whatif.drive import serve as drive
+from extras.whatif.traces import Arrival, TraceRequest, fit_scale, read_trace, replay
+from messages.config.server import Config
 from messages.errors import SluiceError, UsageError
-from messages.requests import SamplingParams
+from messages.ring.requests import SamplingParams
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.tiers.tiered_pages import TieredPages
 from scheduler_proc.offline import OfflineEngine, no_report
 from scheduler_proc.step_times import StepTimes
-from whatif.drive import SkippingClock
-from whatif.drive import serve as drive
-from whatif.traces import Arrival, TraceRequest, fit_scale, read_trace, replay
 
 BUNDLED = ROOT / "assets" / "shakespeare-gpt2"
 CONTEXT, VOCAB_SIZE, PAGE_SIZE = 1536, 3000, 16

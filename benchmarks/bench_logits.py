@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.result_file import write_result
-from kernels.sample import greedy
-from messages.axes import fill_columns
+from kernels.operations.sample import greedy
 from messages.columns import pack_float32, pack_int32, pack_int64
-from messages.steps import SAMPLED, Batch, LogitsProcessing, LogprobColumns
-from scheduler_proc.computing.cpu.forward_passes import copy_columns
+from messages.ring.axes import fill_columns
+from messages.ring.steps import SAMPLED, Batch, LogitsProcessing, LogprobColumns
+from scheduler_proc.computing.backends.cpu.forward_passes import copy_columns
 from scheduler_proc.computing.sampling.logprobs import sampled_logprobs
 from scheduler_proc.computing.sampling.plan import plan_sampling
 from scheduler_proc.computing.sampling.sampler import choose_tokens

@@ -29,8 +29,8 @@ from benchmarks.load.server_facts import ServerFacts, ServerUnavailableError, as
 from benchmarks.load.workloads import LengthRange, Lengths, PlannedRequest, SamplingFields, random_prompts
 from benchmarks.result_file import write_result
 from benchmarks.server_process import started_server
+from extras.whatif.traces import random_ids
 from messages.errors import SluiceError
-from whatif.traces import random_ids
 
 LONG_PROMPT_TOKENS = 1000
 STREAM_PROMPT_TOKENS = 16

@@ -25,7 +25,7 @@ from benchmarks.offline_workload import LONGEST, TEMPERATURE, offline_workload
 from benchmarks.result_file import write_result
 from benchmarks.shape_runner import configured_shape, max_positions
 from messages.errors import SluiceError, UsageError
-from messages.requests import SamplingParams
+from messages.ring.requests import SamplingParams
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.kv_cache.kv_tensors import page_bytes
 from scheduler_proc.computing.placement import find_placement, set_cpu_threads

@@ -34,8 +34,8 @@ from benchmarks.load.server_facts import ServerUnavailableError, ask_server
 from benchmarks.load.workloads import PlannedRequest, SamplingFields
 from benchmarks.result_file import write_result
 from benchmarks.server_process import ServerProcess, started_server
-from messages.admin import Done, RestartProcess
-from messages.control import SUCCESSOR
+from messages.control.admin import Done, RestartProcess
+from messages.control.processes import SUCCESSOR
 from messages.engines import SCHEDULER
 from messages.errors import SluiceError
 from runtime.run_dir import RunDir

@@ -32,7 +32,7 @@ BACK = "of it outside of the scheduler"
 """Of a first token; of the hops between engine and ring, the way back alone is in it."""
 
 SCHEDULERS = ("benchmarks.paced_scheduler", "scheduler_proc")
-ENDS = ("supervisor.remote.proxy", "benchmarks.paced_joiner")
+ENDS = ("extras.remote.proxy", "benchmarks.paced_joiner")
 OTHER_CLOCK = ["unshare", "--time", "--monotonic", "3600"]
 
 

@@ -22,10 +22,10 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.result_file import write_result
+from extras.whatif.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_trace
 from frontend.routing.prefixes import PrefixIndex
 from frontend.routing.router import MAX_OUTPUT_TOKENS, Offer, choose_engine
 from messages.errors import UsageError
-from whatif.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_trace
 
 NUM_KNOWN_BLOCKS = 65_536
 """That the router remembers of an engine."""

@@ -14,11 +14,11 @@ from typing import Any
 
 from benchmarks.result_file import write_result
 from messages.columns import pack_float32, pack_int32, unpack_int32
-from messages.requests import SamplingParams, Stamps, UserMsg
-from messages.steps import Batch, ForwardOutput, LogprobColumns
-from scheduler_proc.deciding.block_allocator import BlockAllocator
+from messages.ring.requests import SamplingParams, Stamps, UserMsg
+from messages.ring.steps import Batch, ForwardOutput, LogprobColumns
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.radix import RadixTree
 from scheduler_proc.deciding.policy import Budget
-from scheduler_proc.deciding.radix import RadixTree
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
 

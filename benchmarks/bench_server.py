@@ -36,8 +36,8 @@ from benchmarks.load.workloads import (
     with_poisson_arrivals,
 )
 from benchmarks.result_file import write_result
+from extras.whatif import traces
 from messages.errors import SluiceError, UsageError
-from whatif import traces
 
 DEFAULT_TOKENS = 128
 WARMUP_SEED_OFFSET = 1_000_003

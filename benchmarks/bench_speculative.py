@@ -35,9 +35,9 @@ from tokenizers import Tokenizer
 
 from benchmarks.http_workloads import WORKLOADS, Workload
 from benchmarks.result_file import write_result
-from messages.config import Config
+from messages.config.server import Config
 from messages.errors import SluiceError
-from messages.requests import Grammar, SamplingParams
+from messages.ring.requests import Grammar, SamplingParams
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.offline import OfflineEngine
 from supervisor.flags import parse_flags

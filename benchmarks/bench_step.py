@@ -24,7 +24,7 @@ from benchmarks.result_file import write_result
 from benchmarks.shape_runner import load_shape, make_shape, max_positions
 from benchmarks.step_clock import back_to_back_ms, launch_ms, profile_kernels, waited_ms
 from messages.errors import SluiceError
-from messages.steps import Batch
+from messages.ring.steps import Batch
 from scheduler_proc.computing.runner import Runner
 
 WARM_UP_STEPS = 3

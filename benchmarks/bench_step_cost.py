@@ -20,11 +20,11 @@ from benchmarks.shape_runner import load_shape
 from kernels.cpu.capture import CapturedCalls
 from messages.channels import Receiver, Sender
 from messages.columns import pack_int32
-from messages.replies import ToDetokenizer
-from messages.requests import SamplingParams, Stamps, UserMsg
+from messages.ring.replies import ToDetokenizer
+from messages.ring.requests import SamplingParams, Stamps, UserMsg
 from scheduler_proc.computing import runner
-from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
-from scheduler_proc.deciding.block_allocator import BlockAllocator
+from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler

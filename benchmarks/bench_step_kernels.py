@@ -27,7 +27,7 @@ from benchmarks.shape_runner import load_shape
 from kernels.cpu.capture import timed_kernels
 from messages.columns import pack_float32, pack_int32, pack_int64
 from messages.errors import SluiceError
-from messages.steps import Batch
+from messages.ring.steps import Batch
 from scheduler_proc.computing.model.description import ModelDescription
 
 LIMIT_ROUNDS = 5

@@ -19,10 +19,10 @@ from frontend.http.server_timing import server_timing
 from frontend.requests.generation import Generation
 from frontend.requests.timelines import Timelines
 from messages.columns import pack_int32
-from messages.replies import ToDetokenizer, ToFrontend, Usage, UserReply
-from messages.requests import SamplingParams, Stamps, TokenizeMsg, UserMsg
-from messages.timeline import ScheduleReport, Tokenized, TokenizedRow
-from scheduler_proc.deciding.block_allocator import BlockAllocator
+from messages.ring.replies import ToDetokenizer, ToFrontend, Usage, UserReply
+from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg, UserMsg
+from messages.ring.timeline import ScheduleReport, Tokenized, TokenizedRow
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.plan_notes import PlanNotes
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits

@@ -16,10 +16,10 @@ from typing import Any
 from benchmarks.model_shapes import SHAPES
 from benchmarks.result_file import write_result
 from benchmarks.shape_runner import load_shape, make_shape
-from messages.axes import fill_columns
 from messages.columns import pack_int32, pack_int64
-from messages.config import Config
-from messages.steps import ROW, SAMPLED, TOKEN, Batch
+from messages.config.server import Config
+from messages.ring.axes import fill_columns
+from messages.ring.steps import ROW, SAMPLED, TOKEN, Batch
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
 from supervisor.flags import parse_flags

@@ -22,21 +22,21 @@ import msgspec
 
 from benchmarks.load.workloads import LengthRange, Lengths, random_prompts, with_poisson_arrivals
 from benchmarks.result_file import write_result
-from messages.config import Config
+from extras.whatif.calibrate import calibrate
+from extras.whatif.calibration import Calibration
+from extras.whatif.cost_model import fit
+from extras.whatif.drive import SkippingClock, serve
+from extras.whatif.outcome import Outcome, simulate, summarize
+from extras.whatif.settings import VOCAB_SIZE, Setting
+from extras.whatif.traces import Arrival, fit_scale, read_trace, replay
+from messages.config.server import Config
 from messages.errors import SluiceError
-from messages.steps import Batch
+from messages.ring.steps import Batch
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Launched, Runner
 from supervisor.flags import parse_flags
 from supervisor.run import build_config
-from whatif.calibrate import calibrate
-from whatif.calibration import Calibration
-from whatif.cost_model import fit
-from whatif.drive import SkippingClock, serve
-from whatif.outcome import Outcome, simulate, summarize
-from whatif.settings import VOCAB_SIZE, Setting
-from whatif.traces import Arrival, fit_scale, read_trace, replay
 
 LARGEST = ["--max-num-seqs", "32", "--max-num-batched-tokens", "512", "--num-pages", "2048"]
 SETTINGS = [Setting(8, 2000, 384), Setting(16, 2000, 256), Setting(24, 2000, 128), Setting(32, 80, 256)]

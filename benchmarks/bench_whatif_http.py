@@ -39,16 +39,16 @@ from benchmarks.load.server_facts import ServerUnavailableError
 from benchmarks.load.workloads import LengthRange, Lengths, PlannedRequest, SamplingFields, random_prompts
 from benchmarks.result_file import write_result
 from benchmarks.server_process import started_server
-from messages.config import Config
+from extras.whatif.cost_model import fit
+from extras.whatif.outcome import Outcome, quantiles, simulate
+from extras.whatif.recording import Recording, read_recording
+from extras.whatif.self_check import find_errors
+from extras.whatif.settings import Setting
+from extras.whatif.traces import Arrival
+from messages.config.server import Config
 from messages.errors import SluiceError
 from supervisor.flags import parse_flags
 from supervisor.run import build_config
-from whatif.cost_model import fit
-from whatif.outcome import Outcome, quantiles, simulate
-from whatif.recording import Recording, read_recording
-from whatif.self_check import find_errors
-from whatif.settings import Setting
-from whatif.traces import Arrival
 
 START_TIMEOUT_S = 120.0
 MAX_SECONDS = 120.0

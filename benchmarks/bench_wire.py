@@ -23,13 +23,13 @@ from tokenizers import Tokenizer, decoders, models
 from benchmarks.result_file import write_result
 from detokenizer_proc.detokenizer import Detokenizer
 from detokenizer_proc.vocabulary import Vocabulary, load_vocabulary, vocabulary_of
-from frontend.api.generate_events import tokens_frame
+from frontend.api.generate.generate_events import tokens_frame
 from frontend.requests.generation import Generation
 from frontend.requests.registry import Registry
 from messages.channels import Receiver, Sender, Waiter
 from messages.columns import pack_int32, pack_int64
-from messages.replies import DetokenizeMsg, OpenStream, ToDetokenizer, ToFrontend
-from messages.requests import SamplingParams, Stamps, TokenizeMsg, ToScheduler, ToTokenizer, UserMsg
+from messages.ring.replies import DetokenizeMsg, OpenStream, ToDetokenizer, ToFrontend
+from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg, ToScheduler, ToTokenizer, UserMsg
 
 NUM_WARMUP = 20
 PROMPT_TOKENS = 4096

@@ -19,7 +19,7 @@ import torch
 from benchmarks.kernels.measure import gpu_facts
 from benchmarks.result_file import ROOT, write_result
 from benchmarks.shape_runner import make_config
-from messages.requests import SamplingParams
+from messages.ring.requests import SamplingParams
 from scheduler_proc.offline import OfflineEngine
 
 PLACES = (ROOT / "assets", ROOT.parent / "shared" / "models", ROOT / "shared" / "models")

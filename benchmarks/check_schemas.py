@@ -24,11 +24,11 @@ import numpy as np
 from jsonschema.validators import validator_for
 
 from benchmarks.result_file import write_result
-from messages.config import ModelFacts
+from messages.config.server import ModelFacts
 from messages.errors import RequestError
-from messages.requests import Grammar
+from messages.ring.requests import Grammar
 from runtime.grammars import GrammarCompiler
-from scheduler_proc.deciding.grammars import make_grammar
+from scheduler_proc.deciding.rows.grammars import make_grammar
 from tokenizer_proc.grammars import GrammarReader
 
 MAX_TOKENS = 600

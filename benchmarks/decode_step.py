@@ -2,9 +2,9 @@
 
 from benchmarks.model_bytes import WEIGHT_BITS, kv_bytes, read_shape, weight_bytes
 from benchmarks.offline_workload import TEMPERATURE
-from messages.axes import fill_columns
 from messages.columns import pack_float32, pack_int32, pack_int64
-from messages.steps import ROW, SAMPLED, TOKEN, Batch
+from messages.ring.axes import fill_columns
+from messages.ring.steps import ROW, SAMPLED, TOKEN, Batch
 
 PAGE_SIZE = 16
 ITEMSIZE = 2

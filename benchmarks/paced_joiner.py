@@ -5,8 +5,8 @@ python -m benchmarks.paced_joiner STEP_MS tcp://HOST:PORT --key-file FILE
 
 import sys
 
+from extras.remote import engine, join
 from supervisor.python_process import python_command
-from supervisor.remote import engine, join
 
 
 def main() -> int:

@@ -9,8 +9,8 @@ import sys
 import time
 
 from messages.columns import pack_int32
-from messages.config import Config
-from messages.steps import Batch, ForwardOutput
+from messages.config.server import Config
+from messages.ring.steps import Batch, ForwardOutput
 from runtime.process import run_process
 from scheduler_proc.process import Report, serve
 

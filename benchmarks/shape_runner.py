@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.model_shapes import SHAPES
-from messages.config import Config
+from messages.config.server import Config
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
 from supervisor.flags import parse_flags

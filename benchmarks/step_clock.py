@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from messages.steps import Batch
+from messages.ring.steps import Batch
 from scheduler_proc.computing.runner import Runner
 
 PROFILED_STEPS = 3

@@ -11,7 +11,7 @@ from codecs import utf_8_decode
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from messages.replies import NUM_CONTEXT_TOKENS
+from messages.ring.replies import NUM_CONTEXT_TOKENS
 
 
 class Decoder(Protocol):

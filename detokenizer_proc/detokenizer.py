@@ -10,10 +10,10 @@ from detokenizer_proc.decoders import CountingDecoder
 from detokenizer_proc.logprobs import OutputLogprobs, PromptLogprobReader, StepLogprobs
 from detokenizer_proc.streams import NO_TOKENS, Stream, TokenRun
 from detokenizer_proc.vocabulary import Vocabulary
-from messages.cache import CacheExplained, CacheListed
 from messages.columns import pack_counts, pack_int32, pack_int64, runs_of, unpack_int32, unpack_int64
 from messages.errors import ErrorInfo
-from messages.replies import (
+from messages.ring.cache import CacheExplained, CacheListed
+from messages.ring.replies import (
     CacheFlushed,
     DetokenizeMsg,
     FinishedRow,
@@ -26,9 +26,9 @@ from messages.replies import (
     ToFrontend,
     UserReply,
 )
-from messages.requests import DropBefore, FramesLost, StopSeen
-from messages.timeline import ScheduleReport
-from messages.uids import GoneRequests
+from messages.ring.requests import DropBefore, FramesLost, StopSeen
+from messages.ring.timeline import ScheduleReport
+from messages.ring.uids import GoneRequests
 
 Answer = tuple[list[ToFrontend], list[StopSeen]]
 """What a message makes the frontend hear, and the scheduler."""

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from detokenizer_proc.decoders import CountingDecoder, Decoder
 from detokenizer_proc.vocabulary import Spelling, Vocabulary
 from messages.columns import unpack_float32, unpack_int32
-from messages.replies import OpenStream, PositionLogprobs, PromptLogprobs, PromptReply, TokenLogprob
-from messages.steps import LogprobColumns
+from messages.ring.replies import OpenStream, PositionLogprobs, PromptLogprobs, PromptReply, TokenLogprob
+from messages.ring.steps import LogprobColumns
 
 
 class LogprobTable:

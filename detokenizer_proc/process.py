@@ -7,9 +7,9 @@ from detokenizer_proc.vocabulary import load_vocabulary
 from messages.channels import Receiver
 from messages.engines import SchedulerSenders
 from messages.frontends import FrontendSenders
-from messages.replies import OpenStream, ToDetokenizer
-from messages.requests import DropBefore
-from messages.uids import frontend_blocks
+from messages.ring.replies import OpenStream, ToDetokenizer
+from messages.ring.requests import DropBefore
+from messages.ring.uids import frontend_blocks
 from runtime.process import ProcessLink, run_process
 
 

@@ -10,7 +10,7 @@ from detokenizer_proc.logprobs import OutputLogprobs, PromptLogprobReader, StepL
 from detokenizer_proc.stop_strings import StopFinder
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import ErrorInfo
-from messages.replies import FinishedRow, FinishReason, OpenStream, PositionLogprobs, UserReply
+from messages.ring.replies import FinishedRow, FinishReason, OpenStream, PositionLogprobs, UserReply
 
 
 class TokenRun(NamedTuple):

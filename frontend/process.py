@@ -8,13 +8,14 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from frontend.api.admin import AdminApi
-from frontend.api.admin_routes import administering
+from extras.batches.assembly import make_runners, open_store
+from extras.live.feed import LiveFeed
+from extras.tracing.finished import FinishedRequests
 from frontend.api.assembly import make_app, make_endpoints, make_metrics, make_watching
-from frontend.api.live.feed import LiveFeed
-from frontend.api.profile import ProfileApi
-from frontend.api.state_files import StateFiles
-from frontend.batches.assembly import make_runners, open_store
+from frontend.api.operate.admin import AdminApi
+from frontend.api.operate.admin_routes import administering
+from frontend.api.operate.profile import ProfileApi
+from frontend.api.operate.state_files import StateFiles
 from frontend.drain import DrainWatch
 from frontend.http.access import AccessRules
 from frontend.http.keys import load_keys
@@ -30,17 +31,16 @@ from frontend.http.stream import OpenStreams
 from frontend.links.launcher import Launcher
 from frontend.recovery.continuation import Continuations
 from frontend.service import Service
-from frontend.tracing.finished import FinishedRequests
-from messages.admin import AdminCommand, Answer, DrainServer, WriteState
-from messages.config import Config
-from messages.control import Drain, Leave, ProcessTable
+from messages.config.server import Config
+from messages.control.admin import AdminCommand, Answer, DrainServer, WriteState
+from messages.control.processes import Drain, Leave, ProcessTable
 from messages.errors import MissingExtraError
-from messages.requests import FramesLost
+from messages.ring.requests import FramesLost
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Part
 
 if TYPE_CHECKING:
-    from frontend.tracing.export import SpanExport
+    from extras.tracing.export import SpanExport
 
 TABLE_TIMEOUT_S = 1.0
 """The launcher sends the table right behind the welcome."""
@@ -251,7 +251,7 @@ def open_span_export(config: Config) -> "SpanExport | None":
         return None
     try:
         # Imported here and not above: it is an extra, and takes memory that a server without it saves.
-        from frontend.tracing.export import SpanExport
+        from extras.tracing.export import SpanExport
     except ImportError as error:
         raise MissingExtraError("--otlp-endpoint", "otlp", error) from None
     return SpanExport(config.run.otlp_endpoint, config.facts.served_names[0])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from extras.tracing.finished import FinishedRequests
 from frontend.errors import UnavailableError
 from frontend.links.peers import Peers
 from frontend.links.processes import ProcessView
@@ -29,16 +30,15 @@ from frontend.requests.timeline import Timeline
 from frontend.requests.timelines import Timelines
 from frontend.requests.trace import RequestTrace
 from frontend.routing.router import Router
-from frontend.tracing.finished import FinishedRequests
-from messages.cache import CacheExplained, CacheListed
 from messages.channels import Sender
 from messages.columns import num_int32, unpack_int32
-from messages.control import QuietRequest
+from messages.control.processes import QuietRequest
 from messages.errors import ChannelFullError, ErrorInfo
-from messages.peers import PeerAnswer, PeerAsk
-from messages.replies import CacheFlushed, DecodeReply, EncodeReply, StepReplies, ToFrontend, Usage, UserReply
-from messages.requests import AbortMsg, AbortReason, FramesLost, Stamps, TokenizeMsg
-from messages.timeline import ScheduleReport, Tokenized
+from messages.ring.cache import CacheExplained, CacheListed
+from messages.ring.peers import PeerAnswer, PeerAsk
+from messages.ring.replies import CacheFlushed, DecodeReply, EncodeReply, StepReplies, ToFrontend, Usage, UserReply
+from messages.ring.requests import AbortMsg, AbortReason, FramesLost, Stamps, TokenizeMsg
+from messages.ring.timeline import ScheduleReport, Tokenized
 from runtime.process import ProcessLink
 
 NUM_SEED_BITS = 53

@@ -18,7 +18,7 @@ import zmq
 
 from messages.errors import ChannelFullError
 from messages.frames import HEADER, Arrivals, new_sender_id
-from messages.requests import FramesLost
+from messages.ring.requests import FramesLost
 
 T = TypeVar("T")
 

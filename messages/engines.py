@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from messages.channels import Sender
-from messages.control import kind_of, place_of, worker_name
-from messages.requests import ToScheduler
+from messages.control.processes import kind_of, place_of, worker_name
+from messages.ring.requests import ToScheduler
 
 SCHEDULER, RANK = "scheduler", "rank"
 TIDY_INTERVAL_S = 1.0

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from messages.control import kind_of
+from messages.control.processes import kind_of
 from messages.errors import SluiceError
 from messages.frames import HEADER
-from messages.replies import ToDetokenizer, ToFrontend
-from messages.requests import ToScheduler, ToTokenizer
+from messages.ring.replies import ToDetokenizer, ToFrontend
+from messages.ring.requests import ToScheduler, ToTokenizer
+from messages.ring.steps import ToRank
 from messages.schema import SCHEMA_VERSION
-from messages.steps import ToRank
 
 SUFFIX = ".frames"
 MAGIC = b"SLUICEFR"

@@ -7,7 +7,7 @@ incarnation of a process, so a new one begins at 1 again; a receiver that is rep
 import secrets
 import struct
 
-from messages.requests import FramesLost
+from messages.ring.requests import FramesLost
 
 HEADER = struct.Struct("<QQ")
 """Sender and number."""

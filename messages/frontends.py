@@ -6,10 +6,10 @@ from typing import Any
 
 from messages.channels import Sender
 from messages.columns import pack_counts, pack_int32, pack_int64, runs_of, unpack_int32, unpack_int64
-from messages.replies import StepReplies, ToFrontend
-from messages.requests import DropBefore, FramesLost
-from messages.timeline import ScheduleReport, Tokenized
-from messages.uids import GoneRequests, block_of, first_uid_of, frontend_socket
+from messages.ring.replies import StepReplies, ToFrontend
+from messages.ring.requests import DropBefore, FramesLost
+from messages.ring.timeline import ScheduleReport, Tokenized
+from messages.ring.uids import GoneRequests, block_of, first_uid_of, frontend_socket
 
 
 class FrontendSenders:

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from messages.control import ToLauncher, ToProcess
-from messages.remote import ToJoiner, ToProxy
-from messages.replies import ToDetokenizer, ToFrontend
-from messages.requests import ToScheduler, ToTokenizer
-from messages.steps import ToRank
+from extras.remote.messages import ToJoiner, ToProxy
+from messages.control.processes import ToLauncher, ToProcess
+from messages.ring.replies import ToDetokenizer, ToFrontend
+from messages.ring.requests import ToScheduler, ToTokenizer
+from messages.ring.steps import ToRank
 
 
 def make_version(*types: Any) -> int:

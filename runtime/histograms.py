@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 
-from messages.histograms import BOUNDS, HistogramCounts
+from messages.control.histograms import BOUNDS, HistogramCounts
 
 
 class Histogram:

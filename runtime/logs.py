@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from messages.admin import Acknowledged, ProcessResult, SetLogLevel
-from messages.config import RunConfig
+from messages.config.server import RunConfig
+from messages.control.admin import Acknowledged, ProcessResult, SetLogLevel
 
 TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from messages.config import ModelConfig
+from messages.config.server import ModelConfig
 from runtime.model_files import WEIGHT_FILES
 
 PIECE_BYTES = 512 << 10

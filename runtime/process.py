@@ -16,7 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from messages.admin import (
+from extras.faults.faults import FAULTS, Faults, refuse_fault
+from messages.channels import ControlClient, Readable, Receiver, Sender, Waiter
+from messages.control.admin import (
     AdminCommand,
     Answer,
     Ask,
@@ -29,8 +31,8 @@ from messages.admin import (
     StartProfile,
     StopProfile,
 )
-from messages.channels import ControlClient, Readable, Receiver, Sender, Waiter
-from messages.control import (
+from messages.control.histograms import HistogramCounts
+from messages.control.processes import (
     SUCCESSOR,
     Beat,
     BootFailed,
@@ -51,10 +53,8 @@ from messages.control import (
     kind_of,
 )
 from messages.errors import BootError, SluiceError
-from messages.histograms import HistogramCounts
 from messages.schema import SCHEMA_VERSION
 from runtime.black_box.frame_recorder import FrameRecorder
-from runtime.faults import FAULTS, Faults, refuse_fault
 from runtime.lifeline import GRACE_S, ask_for_death_signal, has_launcher, leave_abandoned_run, watch_lifeline
 from runtime.logs import set_log_level, set_up_logging
 from runtime.profiling import ProcessProfiler

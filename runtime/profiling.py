@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from messages.admin import Acknowledged, ProcessResult, StartProfile, StopProfile
 from messages.channels import Receiver, Sender
+from messages.control.admin import Acknowledged, ProcessResult, StartProfile, StopProfile
 from messages.errors import SluiceError
 from runtime.run_dir import RunDir
 

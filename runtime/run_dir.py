@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from messages.config import Config
+from messages.config.server import Config
 from messages.errors import BootError, UsageError
 from runtime.own_directory import empty_directory, names_in, own_directory
 

@@ -5,15 +5,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from messages.config import Config
-from messages.steps import Batch, ForwardOutput
+from messages.config.server import Config
+from messages.ring.steps import Batch, ForwardOutput
 from scheduler_proc.deciding.batch_columns import BatchBuilder
-from scheduler_proc.deciding.block_allocator import BlockAllocator
-from scheduler_proc.deciding.draft_lengths import DraftLengths
-from scheduler_proc.deciding.draft_model import DraftLimits, DraftModel
-from scheduler_proc.deciding.drafts import NgramDrafter
-from scheduler_proc.deciding.page_journal import PageJournal
-from scheduler_proc.deciding.page_tiers import SAVE_S, PageTiers
+from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
+from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
+from scheduler_proc.deciding.drafting.drafts import NgramDrafter
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.page_journal import PageJournal
+from scheduler_proc.deciding.pages.page_tiers import SAVE_S, PageTiers
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler

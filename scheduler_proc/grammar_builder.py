@@ -3,17 +3,17 @@
 import time
 from collections.abc import Callable
 
-from messages.config import Config
+from messages.config.server import Config
 from messages.errors import ErrorInfo, RequestError
-from messages.requests import Grammar
+from messages.ring.requests import Grammar
 from runtime.background import BackgroundCalls, NeverBegunError
 from runtime.grammars import GrammarCompiler, GrammarError, grammars_are_busy
 from runtime.histograms import Histogram
-from scheduler_proc.deciding.endings import end_tokens_of
-from scheduler_proc.deciding.grammar_time import GrammarTime, TimeAccount
-from scheduler_proc.deciding.grammars import RequestGrammar, make_grammar
 from scheduler_proc.deciding.requests import PendingReq
-from scheduler_proc.deciding.thought_limits import FollowedThought
+from scheduler_proc.deciding.rows.endings import end_tokens_of
+from scheduler_proc.deciding.rows.grammar_time import GrammarTime, TimeAccount
+from scheduler_proc.deciding.rows.grammars import RequestGrammar, make_grammar
+from scheduler_proc.deciding.rows.thought_limits import FollowedThought
 
 
 class GrammarBuilder:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from messages.columns import INT32, pack_int32, runs_of, unpack_int64
-from messages.config import Config
+from messages.config.server import Config
 from messages.errors import ErrorInfo, UsageError
-from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, ToDetokenizer, Usage
-from messages.requests import SamplingParams, Stamps, UserMsg
+from messages.ring.replies import DetokenizeMsg, FinishedRow, FinishReason, ToDetokenizer, Usage
+from messages.ring.requests import SamplingParams, Stamps, UserMsg
 from scheduler_proc.computing.load_runner import load_runner
-from scheduler_proc.deciding.page_tiers import LOAD_TIMEOUT_S
+from scheduler_proc.deciding.pages.page_tiers import LOAD_TIMEOUT_S
 from scheduler_proc.deciding.scheduler import GrammarSource
 from scheduler_proc.deciding_half import close_store, make_scheduler
 from scheduler_proc.step_times import StepTimes

@@ -8,14 +8,14 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from extras.faults.faults import Faults
 from messages.channels import Receiver
-from messages.config import Config
-from messages.control import Drain, place_of, worker_number
-from messages.histograms import HistogramCounts
-from messages.requests import ToScheduler
-from messages.steps import Batch
+from messages.config.server import Config
+from messages.control.histograms import HistogramCounts
+from messages.control.processes import Drain, place_of, worker_number
+from messages.ring.requests import ToScheduler
+from messages.ring.steps import Batch
 from runtime.background import call_at_low_priority
-from runtime.faults import Faults
 from runtime.prefetch import prefetch
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Observer, Part

@@ -7,9 +7,9 @@ import gc
 from typing import TYPE_CHECKING
 
 from messages.channels import Receiver
-from messages.control import worker_number
+from messages.control.processes import worker_number
 from messages.engines import RANK, engine_name, rank_of
-from messages.steps import Batch, JoinRanks, ToRank
+from messages.ring.steps import Batch, JoinRanks, ToRank
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Part
 from scheduler_proc.computing.torch_import import import_torch

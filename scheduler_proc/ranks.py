@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from messages.channels import Sender
-from messages.config import Config
+from messages.config.server import Config
 from messages.engines import rank_name
-from messages.steps import JoinRanks, ToRank
+from messages.ring.steps import JoinRanks, ToRank
 from runtime.process import ProcessLink
 
 if TYPE_CHECKING:

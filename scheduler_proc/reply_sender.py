@@ -6,8 +6,8 @@ from collections.abc import Callable
 import msgspec
 
 from messages.channels import Sender
-from messages.replies import DetokenizeMsg, OpenStream, ToDetokenizer
-from messages.timeline import ScheduleReport
+from messages.ring.replies import DetokenizeMsg, OpenStream, ToDetokenizer
+from messages.ring.timeline import ScheduleReport
 from scheduler_proc.deciding.scheduler import Scheduler
 
 HOLD_NS = 100_000_000

@@ -1,7 +1,7 @@
 """How long steps take and how large they are, as the frontend shows it."""
 
-from messages.histograms import HistogramCounts
-from messages.steps import Batch
+from messages.control.histograms import HistogramCounts
+from messages.ring.steps import Batch
 from runtime.histograms import Histogram
 
 LONG_STEP_TOKENS = 256

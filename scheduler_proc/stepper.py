@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from messages.steps import Batch, ForwardOutput
-from scheduler_proc.deciding.drafts import Drafter
+from messages.ring.steps import Batch, ForwardOutput
+from scheduler_proc.deciding.drafting.drafts import Drafter
 from scheduler_proc.deciding.isolation import run_step
-from scheduler_proc.deciding.page_journal import PageMemory
-from scheduler_proc.deciding.page_tiers import PageStore
+from scheduler_proc.deciding.pages.page_journal import PageMemory
+from scheduler_proc.deciding.pages.page_tiers import PageStore
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from messages.control import Hello
+from messages.control.processes import Hello
 from messages.schema import SCHEMA_VERSION
 from supervisor.child import Child
 

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from messages.control import FRONTEND, PREDECESSOR, SUCCESSOR, kind_of, worker_name
+from messages.control.processes import FRONTEND, PREDECESSOR, SUCCESSOR, kind_of, worker_name
 from supervisor.early_scheduler import EarlyScheduler
 from supervisor.log_ring import LogRing
 from supervisor.python_process import ROOT, python_environment

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from messages.admin import Ask, Instruction, InstructionDone, ProcessCommand, ProcessResult
 from messages.channels import ControlServer, Waiter
-from messages.control import Drain, Drained, Leave, Refused, ToLauncher, Welcome
+from messages.control.admin import Ask, Instruction, InstructionDone, ProcessCommand, ProcessResult
+from messages.control.processes import Drain, Drained, Leave, Refused, ToLauncher, Welcome
 
 
 class ControlPlane(ControlServer[ToLauncher]):

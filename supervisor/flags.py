@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from messages import VERSION
-from messages.config import BatchConfig, CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
+from messages.config.server import BatchConfig, CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
 from messages.errors import UsageError
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {

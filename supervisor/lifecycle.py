@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from messages.admin import Ask, InstructionDone
-from messages.config import RunConfig
-from messages.control import (
+from messages.config.server import RunConfig
+from messages.control.admin import Ask, InstructionDone
+from messages.control.processes import (
     SUCCESSOR,
     Beat,
     BootFailed,

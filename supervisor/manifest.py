@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from messages import VERSION
-from messages.config import Config
+from messages.config.server import Config
 from messages.errors import SluiceError, UsageError
 from messages.schema import SCHEMA_VERSION
 from runtime.model_files import OTHER_FILES, WEIGHT_SUFFIXES

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kernels.cpu.huge_memory import HUGE_PAGE, make_huge, map_file
-from messages.control import kind_of, place_of
+from messages.control.processes import kind_of, place_of
 from messages.engines import SCHEDULER
 from runtime.numa import allowed_cpus, file_of_group, read_nodes
 from runtime.run_dir import RunDir

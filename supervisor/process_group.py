@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from messages.channels import Waiter
-from messages.control import (
+from messages.control.processes import (
     PREDECESSOR,
     SUCCESSOR,
     Drain,
@@ -19,7 +19,7 @@ from messages.control import (
     worker_number,
 )
 from messages.engines import RANK, SCHEDULER, engine_name
-from messages.uids import frontend_socket
+from messages.ring.uids import frontend_socket
 from runtime.run_dir import RunDir
 from supervisor.child import Child, Command
 from supervisor.control_plane import ControlPlane

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from messages.config import RunConfig
-from messages.control import kind_of
+from messages.config.server import RunConfig
+from messages.control.processes import kind_of
 from messages.errors import SluiceError, UsageError
 
 FIRST_PAUSE_S = 0.5

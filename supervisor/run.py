@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from messages.config import Config, ModelConfig, RunConfig
-from messages.control import FRONTEND, RING
+from extras.remote.join_keys import check_address, make_keys
+from messages.config.server import Config, ModelConfig, RunConfig
+from messages.control.processes import FRONTEND, RING
 from messages.engines import SCHEDULER, rank_name
 from messages.errors import BootError, UsageError
-from messages.join_keys import check_address, make_keys
 from runtime.lifeline import make_lifeline
 from runtime.prefetch import prefetch
 from runtime.run_dir import RunDir, claim, default_path
@@ -39,7 +39,7 @@ from supervisor.supervisor import Supervisor
 PACKAGES = {FRONTEND: "frontend"} | {kind: f"{kind}_proc" for kind in RING}
 """By process."""
 
-PROXY = "supervisor.remote.proxy"
+PROXY = "extras.remote.proxy"
 """The module of a process that stands for an engine on another machine."""
 
 ANY_PORT = "tcp://0.0.0.0:*"

@@ -8,9 +8,18 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from messages.control import FRONTEND, ProcessStatus, QuietRequest, Stall, StallKind, kind_of, place_of, worker_number
+from messages.control.processes import (
+    FRONTEND,
+    ProcessStatus,
+    QuietRequest,
+    Stall,
+    StallKind,
+    kind_of,
+    place_of,
+    worker_number,
+)
 from messages.engines import SCHEDULER
-from messages.uids import socket_of
+from messages.ring.uids import socket_of
 from supervisor.process_files import RunState
 
 DETOKENIZER = "detokenizer"

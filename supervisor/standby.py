@@ -2,8 +2,8 @@
 
 import time
 
-from messages.config import RunConfig
-from messages.control import SUCCESSOR, kind_of
+from messages.config.server import RunConfig
+from messages.control.processes import SUCCESSOR, kind_of
 from messages.engines import SCHEDULER
 from supervisor.child import Child
 from supervisor.lifecycle import Lifecycle

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from messages.admin import Scaling
-from messages.control import Beat, ProcessState, ProcessStatus, ProcessTable, Ready, Stall, kind_of, place_of
+from messages.control.admin import Scaling
+from messages.control.processes import Beat, ProcessState, ProcessStatus, ProcessTable, Ready, Stall, kind_of, place_of
 
 READY = Ready()
 CHANGE_INTERVAL_S = 0.1

@@ -6,11 +6,11 @@
 import time
 from collections.abc import Callable, Iterable
 
+from extras.remote.autoscaler import Autoscaler
 from messages.channels import Waiter
-from messages.config import RunConfig
+from messages.config.server import RunConfig
 from supervisor.admin.server import AdminServer
 from supervisor.admin.snapshots import Snapshots
-from supervisor.autoscaler import Autoscaler
 from supervisor.child import Command
 from supervisor.console import Console
 from supervisor.lifecycle import Lifecycle, RunFailedError

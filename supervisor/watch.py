@@ -5,8 +5,8 @@ Of a stall the operator is told once, a snapshot is taken, and with `--on-stall 
 
 import time
 
-from messages.config import RunConfig
-from messages.control import ProcessStatus
+from messages.config.server import RunConfig
+from messages.control.processes import ProcessStatus
 from supervisor.child import Child
 from supervisor.console import Console
 from supervisor.endings import quote

@@ -8,7 +8,7 @@ import msgspec
 import torch
 import transformers  # its models, which take seconds, are imported when first named: in tests, and not above
 
-from messages.config import (
+from messages.config.server import (
     CacheConfig,
     Config,
     DraftFacts,

@@ -15,16 +15,16 @@ ROOT = Path(__file__).resolve().parents[1]
 
 PLACES: dict[str, tuple[str, ...]] = {
     "frontend": ("frontend",),
-    "live page": ("frontend/page",),
+    "live page": ("extras/live/page",),
     "tokenizer and detokenizer": ("tokenizer_proc", "detokenizer_proc"),
     "scheduler": ("scheduler_proc",),
-    "CPU backend": ("kernels/cpu", "scheduler_proc/computing/cpu"),
-    "GPU backend": ("kernels/gpu", "scheduler_proc/computing/gpu"),
+    "CPU backend": ("kernels/cpu", "scheduler_proc/computing/backends/cpu"),
+    "GPU backend": ("kernels/gpu", "scheduler_proc/computing/backends/cuda"),
     "operations and references": ("kernels",),
     "messages": ("messages",),
     "process runtime": ("runtime",),
     "launcher": ("launch.py", "supervisor"),
-    "what-if": ("whatif",),
+    "extras": ("extras",),
 }
 """Where each begins; the longest prefix of a file's path decides."""
 

@@ -24,8 +24,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from messages.channels import ControlServer, Receiver, Sender, Waiter
-from messages.config import Config
-from messages.control import Hello, Ready, Stop, ToLauncher, Welcome
+from messages.config.server import Config
+from messages.control.processes import Hello, Ready, Stop, ToLauncher, Welcome
 from runtime.lifeline import make_lifeline
 from runtime.run_dir import claim
 from tests.forked import ForkedProcess

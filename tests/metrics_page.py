@@ -7,8 +7,8 @@ import msgspec
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from messages.config import RunConfig
-from messages.control import ProcessTable
+from messages.config.server import RunConfig
+from messages.control.processes import ProcessTable
 from tests.frontend.frontend_run import FrontendRun, make_config, table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "METRICS.md"

@@ -42,7 +42,7 @@ def test_comments_docstrings_and_blank_lines_are_no_code(tmp_path: Path, name: s
 def test_every_file_of_the_product_belongs_somewhere():
     assert PLACES.keys() == BUDGETS.keys()
     assert find_group("kernels/cpu/source/crew.c") == "CPU backend"
-    assert find_group("kernels/rope.py") == "operations and references"
+    assert find_group("kernels/operations/rope.py") == "operations and references"
     assert find_group("scheduler_proc/process.py") == "scheduler"
     assert find_group("tests/code_lines.py") is None
 

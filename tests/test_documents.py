@@ -25,7 +25,7 @@ def test_every_file_that_is_named_exists(page: str):
 
 def test_names_are_found():
     named = set(NAMED.findall((ROOT / "docs/ARCHITECTURE.md").read_text(encoding="utf-8")))
-    assert {"frontend/", "kernels/decode_work.py"} <= named
+    assert {"frontend/", "kernels/plans/decode_work.py"} <= named
 
 
 BY_NAME = re.compile(r"sluice\[|install (?:-\S+ )*'?sluice\b")

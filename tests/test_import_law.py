@@ -28,15 +28,11 @@ RULES = {
     "launch.py": rule("supervisor", ""),
     "supervisor": rule("supervisor runtime messages", "msgspec psutil"),
     "supervisor/memory_files.py": rule("supervisor runtime messages kernels.cpu.huge_memory", ""),
-    "supervisor/cli/batch.py": rule("supervisor runtime messages", "tqdm"),
-    "supervisor/remote/ray_placement.py": rule("supervisor messages", "ray"),
     "supervisor/model/fetch.py": rule("supervisor runtime messages", "msgspec huggingface_hub"),
     "frontend": rule(
         "frontend runtime messages", "msgspec starlette uvicorn httptools uvloop prometheus_client psutil"
     ),
-    "frontend/api/form_parser.py": rule("frontend messages", "python_multipart"),
     "frontend/parsing": rule("frontend.parsing runtime messages", "msgspec regex"),
-    "frontend/tracing": rule("frontend messages", "opentelemetry"),
     "tokenizer_proc": rule("tokenizer_proc runtime messages", "msgspec tokenizers jinja2"),
     "detokenizer_proc": rule("detokenizer_proc runtime messages", "msgspec tokenizers"),
     "scheduler_proc": rule("scheduler_proc runtime messages", "msgspec"),
@@ -45,13 +41,11 @@ RULES = {
         "scheduler_proc.computing runtime messages kernels", "msgspec torch numpy safetensors huggingface_hub"
     ),
     "scheduler_proc/computing/tiers/slot_file.py": rule("", "xxhash"),
-    "scheduler_proc/computing/gpu/flashinfer_attention.py": rule(
+    "scheduler_proc/computing/backends/cuda/flashinfer_attention.py": rule(
         "scheduler_proc.computing messages kernels", "torch numpy flashinfer"
     ),
     "messages": rule("messages", "msgspec"),
     "messages/channels.py": rule("messages", "msgspec zmq"),
-    "messages/join_keys.py": rule("messages", "msgspec zmq"),
-    "messages/secure_channels.py": rule("messages", "msgspec zmq"),
     "runtime": rule("runtime messages", "msgspec"),
     "runtime/profiling.py": rule("runtime messages", "msgspec pyinstrument"),
     "runtime/tokenizer_files.py": rule("runtime messages", "msgspec tokenizers transformers"),
@@ -62,7 +56,17 @@ RULES = {
     "tokenizer_proc/thoughts.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/structural_tags.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "kernels": rule("kernels", "torch triton numpy"),
-    "whatif": rule("whatif scheduler_proc supervisor messages", "msgspec numpy"),
+    "extras/batches": rule(
+        "extras.batches frontend supervisor runtime messages", "msgspec starlette python_multipart tqdm"
+    ),
+    "extras/faults": rule("extras.faults supervisor runtime messages", "msgspec"),
+    "extras/live": rule("extras.live frontend runtime messages", "msgspec starlette psutil"),
+    "extras/remote": rule("extras.remote supervisor runtime messages", "msgspec zmq psutil"),
+    "extras/remote/ray_placement.py": rule("extras.remote supervisor messages", "ray"),
+    "extras/replay": rule("extras.replay supervisor runtime messages", "msgspec"),
+    "extras/top": rule("extras.top supervisor runtime messages", "msgspec"),
+    "extras/tracing": rule("extras.tracing frontend runtime messages", "msgspec opentelemetry"),
+    "extras/whatif": rule("extras.whatif scheduler_proc supervisor messages", "msgspec numpy"),
 }
 """The longest prefix of a file's path decides. A missing place is no error: the file that appears there has a rule."""
 
@@ -71,10 +75,9 @@ LAYERS = {
         "frontend/__main__.py",
         "frontend/process.py",
         "frontend/api",
-        "frontend/batches",
         "frontend/http",
         "frontend/service.py",
-        "frontend/recovery frontend/metrics frontend/tracing",
+        "frontend/recovery frontend/metrics",
         "frontend/routing",
         "frontend/requests",
         "frontend/links",
@@ -83,18 +86,17 @@ LAYERS = {
     ),
     "supervisor": (
         "supervisor/cli",
-        "supervisor/profiles supervisor/replay",
+        "supervisor/profiles",
         "supervisor/client",
-        "supervisor/remote",
         "supervisor/run.py",
         "supervisor/supervisor.py",
         "supervisor/admin",
-        "supervisor/autoscaler.py supervisor/shutdown.py supervisor/standby.py supervisor/watch.py",
+        "supervisor/shutdown.py supervisor/standby.py supervisor/watch.py",
         "supervisor/lifecycle.py",
         "supervisor/process_group.py",
         "supervisor/control_plane.py supervisor/status_board.py supervisor/restarts.py supervisor/admission.py "
         "supervisor/endings.py supervisor/model supervisor/listener.py supervisor/flags.py supervisor/manifest.py "
-        "supervisor/scaling_rule.py supervisor/stalls.py",
+        "supervisor/stalls.py",
         "supervisor/child.py supervisor/console.py supervisor/memory_files.py supervisor/signals.py",
         "supervisor/log_ring.py supervisor/process_files.py supervisor/early_scheduler.py",
         "supervisor/python_process.py",
@@ -102,7 +104,7 @@ LAYERS = {
     "scheduler_proc/computing": (
         "scheduler_proc/computing/load_runner.py scheduler_proc/computing/torch_observer.py",
         "scheduler_proc/computing/loading",
-        "scheduler_proc/computing/cpu scheduler_proc/computing/gpu",
+        "scheduler_proc/computing/backends",
         "scheduler_proc/computing/runner.py",
         "scheduler_proc/computing/tiers",
         "scheduler_proc/computing/device.py",
@@ -124,9 +126,9 @@ FUNCTION_LEVEL_IMPORTS = {
     ("launch.py", "supervisor.cli.operate"): "takes a third of the launcher's imports, for commands only",
     ("launch.py", "supervisor.run"): "the scheduler's process is begun before",
     ("frontend/http/server.py", "uvloop"): "does not exist on every platform",
-    ("supervisor/remote/proxy.py", "supervisor.remote.ray_placement"): "is for those who use Ray",
-    ("supervisor/remote/ray_placement.py", "ray"): "needs an extra",
-    ("frontend/process.py", "frontend.tracing.export"): "needs an extra, and memory",
+    ("extras/remote/proxy.py", "extras.remote.ray_placement"): "is for those who use Ray",
+    ("extras/remote/ray_placement.py", "ray"): "needs an extra",
+    ("frontend/process.py", "extras.tracing.export"): "needs an extra, and memory",
     ("scheduler_proc/process.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/early.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",
@@ -135,7 +137,10 @@ FUNCTION_LEVEL_IMPORTS = {
     ("scheduler_proc/computing/torch_import.py", "numpy"): "likewise, and under a setting",
     (LOAD_RUNNER, "scheduler_proc.computing.loading.checkpoint"): "random weights need no safetensors",
     (LOAD_RUNNER, "scheduler_proc.computing.loading.weight_cache"): "likewise",
-    ("scheduler_proc/computing/gpu/flashinfer_attention.py", "flashinfer"): "is there for those who ask for it",
+    (
+        "scheduler_proc/computing/backends/cuda/flashinfer_attention.py",
+        "flashinfer",
+    ): "is there for those who ask for it",
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
     ("runtime/grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/grammars.py", "llguidance"): "is needed from the first grammar on",
@@ -271,13 +276,13 @@ def test_layers_import_downward():
 @pytest.mark.parametrize(
     ("name", "module"),
     [
-        ("frontend/requests/prompt_request.py", "frontend.api.sampling"),
-        ("frontend/metrics/process_collector.py", "frontend.api.load"),
+        ("frontend/requests/prompt_request.py", "frontend.api.parameters.sampling"),
+        ("frontend/metrics/process_collector.py", "frontend.api.operate.load"),
         ("frontend/http/stream.py", "frontend.api"),
         ("frontend/recovery/quarantine.py", "frontend.metrics.workers"),
         ("supervisor/lifecycle.py", "supervisor.admin.tasks"),
         ("scheduler_proc/computing/model/decoder.py", "scheduler_proc.computing.kv_cache.kv_tensors"),
-        ("scheduler_proc/computing/cpu/weight_memory.py", "scheduler_proc.computing.loading.weights"),
+        ("scheduler_proc/computing/backends/cpu/weight_memory.py", "scheduler_proc.computing.loading.weights"),
     ],
 )
 def test_the_layers_forbid(name: str, module: str):
@@ -303,20 +308,20 @@ def test_an_import_by_name_is_seen():
         ("frontend/http/app.py", "torch"),
         ("tokenizer_proc/process.py", "torch"),
         ("detokenizer_proc/process.py", "transformers"),
-        ("scheduler_proc/deciding/pages.py", "numpy"),
-        ("scheduler_proc/deciding/pages.py", "scheduler_proc.computing.load_runner"),
-        ("messages/config.py", "zmq"),
-        ("messages/config.py", "runtime.process"),
+        ("scheduler_proc/deciding/pages/pages.py", "numpy"),
+        ("scheduler_proc/deciding/pages/pages.py", "scheduler_proc.computing.load_runner"),
+        ("messages/config/server.py", "zmq"),
+        ("messages/config/server.py", "runtime.process"),
         ("messages/channels.py", "frontend"),
         ("runtime/process.py", "zmq"),
         ("runtime/process.py", "frontend"),
-        ("scheduler_proc/deciding/pages.py", "runtime.process"),
+        ("scheduler_proc/deciding/pages/pages.py", "runtime.process"),
         ("launch.py", "msgspec"),
         ("supervisor/run.py", "huggingface_hub"),
         ("supervisor/run.py", "frontend"),
         ("kernels/norm.py", "messages"),
-        ("whatif/outcome.py", "torch"),
-        ("scheduler_proc/stepper.py", "whatif.cost_model"),
+        ("extras/whatif/outcome.py", "torch"),
+        ("scheduler_proc/stepper.py", "extras.whatif.cost_model"),
     ],
 )
 def test_the_law_forbids(name: str, module: str):

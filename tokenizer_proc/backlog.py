@@ -6,9 +6,9 @@ from heapq import heappop, heappush
 from itertools import count
 
 from messages.columns import num_int32
-from messages.replies import Usage, UserReply
-from messages.requests import AbortMsg, DecodeMsg, DropBefore, EncodeMsg, TokenizeMsg
-from messages.uids import GoneRequests
+from messages.ring.replies import Usage, UserReply
+from messages.ring.requests import AbortMsg, DecodeMsg, DropBefore, EncodeMsg, TokenizeMsg
+from messages.ring.uids import GoneRequests
 
 LONG_TEXT_CHARS = 100_000
 """Shorter texts go before one of this length, which takes about a tenth of a second."""

@@ -4,7 +4,7 @@ import msgspec
 
 from messages.columns import pack_float32, pack_int32, unpack_float32, unpack_int32
 from messages.errors import bad_request
-from messages.requests import SamplingParams
+from messages.ring.requests import SamplingParams
 from tokenizer_proc.encoding import Encoding
 
 

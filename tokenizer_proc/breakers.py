@@ -3,7 +3,7 @@
 import msgspec
 
 from messages.columns import pack_int32
-from messages.requests import Dry
+from messages.ring.requests import Dry
 from tokenizer_proc.encoding import Encoding
 
 

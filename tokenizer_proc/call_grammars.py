@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from messages.requests import CallGrammar
+from messages.ring.requests import CallGrammar
 from tokenizer_proc.marked_text import marks, text_until
 from tokenizer_proc.schema_rules import simplify
 

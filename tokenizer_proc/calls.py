@@ -2,8 +2,8 @@
 
 from messages.columns import num_int32, pack_int32, unpack_int32
 from messages.errors import RequestError, bad_request
-from messages.replies import DecodeReply, EncodeReply
-from messages.requests import DecodeMsg, EncodeMsg
+from messages.ring.replies import DecodeReply, EncodeReply
+from messages.ring.requests import DecodeMsg, EncodeMsg
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
 
 

@@ -9,7 +9,7 @@ from jinja2.environment import Template
 from jinja2.meta import find_undeclared_variables
 
 from messages.errors import RequestError, bad_request
-from messages.requests import THINKING_SWITCHES, ChatPrompt
+from messages.ring.requests import THINKING_SWITCHES, ChatPrompt
 from runtime.chat_files import DEFAULT, ChatFiles
 from tokenizer_proc.message_forms import Message, MessageForms, with_empty_fields
 from tokenizer_proc.template_sandbox import TemplateSandbox

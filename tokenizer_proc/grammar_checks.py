@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from messages.config import Config, ModelFacts
+from messages.config.server import Config, ModelFacts
 from messages.errors import ErrorInfo
-from messages.replies import UserReply
-from messages.requests import AbortMsg, Grammar, UserMsg
+from messages.ring.replies import UserReply
+from messages.ring.requests import AbortMsg, Grammar, UserMsg
 from runtime.background import BackgroundCalls, NeverBegunError
 from runtime.grammars import NUM_KEPT, grammars_are_busy
 from tokenizer_proc.child_process import ChildEndedError, ChildProcess, ChildTimeoutError

@@ -11,9 +11,9 @@ from typing import IO
 
 import msgspec
 
-from messages.config import ModelFacts
+from messages.config.server import ModelFacts
 from messages.errors import ErrorInfo, RequestError
-from messages.requests import Grammar
+from messages.ring.requests import Grammar
 from runtime.background import STACK_BYTES
 from tokenizer_proc.child_process import open_pipes, read_frame, write_frame
 from tokenizer_proc.grammars import GrammarReader

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from messages.config import ModelFacts
+from messages.config.server import ModelFacts
 from messages.errors import bad_request
-from messages.requests import CallGrammar, Grammar
+from messages.ring.requests import CallGrammar, Grammar
 from runtime.grammars import GrammarCompiler, GrammarError, shortened
 from tokenizer_proc.call_grammars import OPTIONS, call_grammar
 from tokenizer_proc.schema_faults import explain_calls, find_fault

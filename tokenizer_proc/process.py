@@ -11,12 +11,12 @@ import msgspec
 
 from messages.channels import Receiver
 from messages.columns import num_int32
-from messages.config import Config
+from messages.config.server import Config
 from messages.engines import SchedulerSenders
 from messages.errors import BootError, ErrorInfo, RequestError
 from messages.frontends import FrontendSenders
-from messages.replies import DecodeReply, EncodeReply, UserReply
-from messages.requests import (
+from messages.ring.replies import DecodeReply, EncodeReply, UserReply
+from messages.ring.requests import (
     AbortMsg,
     ChatPrompt,
     DecodeMsg,
@@ -27,8 +27,8 @@ from messages.requests import (
     ToTokenizer,
     UserMsg,
 )
-from messages.timeline import Tokenized, TokenizedRow
-from messages.uids import frontend_blocks
+from messages.ring.timeline import Tokenized, TokenizedRow
+from messages.ring.uids import frontend_blocks
 from runtime.background import NUM_THREADS, BackgroundCalls
 from runtime.chat_files import read_chat_files
 from runtime.process import BEAT_INTERVAL_S, ProcessLink, run_process

@@ -8,7 +8,7 @@ import msgspec
 
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import ErrorInfo, RequestError, bad_request
-from messages.requests import SamplingParams, TokenizeMsg, UserMsg
+from messages.ring.requests import SamplingParams, TokenizeMsg, UserMsg
 from tokenizer_proc.bad_words import bad_word_ids
 from tokenizer_proc.biases import with_text_biases
 from tokenizer_proc.breakers import with_breaker_ids

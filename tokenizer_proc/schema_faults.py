@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from messages.requests import CallGrammar
+from messages.ring.requests import CallGrammar
 
 MAX_SEARCH_S = 1.0
 MAX_POINTER_CHARS = 80

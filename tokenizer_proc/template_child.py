@@ -12,7 +12,7 @@ import sys
 import msgspec
 
 from messages.errors import RequestError, bad_request
-from messages.requests import ChatPrompt
+from messages.ring.requests import ChatPrompt
 from runtime.chat_files import ChatFiles
 from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.child_process import open_pipes, read_frame, write_frame

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from messages.errors import ErrorInfo, RequestError, bad_request
-from messages.requests import ChatPrompt
+from messages.ring.requests import ChatPrompt
 from runtime.chat_files import ChatFiles
 from tokenizer_proc.child_process import ChildEndedError, ChildProcess
 

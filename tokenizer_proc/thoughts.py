@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from messages.columns import pack_int32
-from messages.requests import (
+from messages.ring.requests import (
     THINKING_BUDGET,
     ChatPrompt,
     Grammar,

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
+from extras.remote.messages import ToJoiner, ToProxy
 from messages import frame_files
 from messages.columns import FLOAT32, INT32, INT64
-from messages.control import ToLauncher, ToProcess
-from messages.plain import fields_of, typecode_of
-from messages.remote import ToJoiner, ToProxy
+from messages.control.processes import ToLauncher, ToProcess
+from messages.ring.plain import fields_of, typecode_of
 from messages.schema import SCHEMA_VERSION
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "WIRE.md"

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.kernels.measure import Work, forms_of, run
 from benchmarks.kernels.vocab_cases import CASES, VocabCase
-from kernels.apply_bitmask import apply_bitmask, apply_bitmask_reference
+from kernels.operations.apply_bitmask import apply_bitmask, apply_bitmask_reference
 
 
 def make(case: VocabCase, device: torch.device) -> Work:

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.kernels.measure import Work, forms_of, run
 from benchmarks.kernels.vocab_cases import CASES, VocabCase
-from kernels.sample import draw, draw_reference
+from kernels.operations.sample import draw, draw_reference
 
 TEMPERATURE = 0.6
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmarks.kernels.measure import Work, forms_of, run
 from benchmarks.kernels.vocab_cases import CASES, VocabCase
-from kernels.filter_scores import filter_top, filter_top_reference
+from kernels.operations.filter_scores import filter_top, filter_top_reference
 
 TOP_K, TOP_P = 50, 0.9
 

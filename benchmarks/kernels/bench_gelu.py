@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.kernels.measure import Work, forms_of, run
 from benchmarks.kernels.model_cases import ModelCase, model_cases
-from kernels.gelu import gelu, gelu_reference
+from kernels.operations.gelu import gelu, gelu_reference
 
 CASES = model_cases(("GPT-2 124M",))
 

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.kernels.measure import Work, forms_of, run
 from benchmarks.kernels.vocab_cases import CASES, VocabCase
-from kernels.sample import greedy, greedy_reference
+from kernels.operations.sample import greedy, greedy_reference
 
 
 def make(case: VocabCase, device: torch.device) -> Work:

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.kernels.measure import Work, forms_of, run
 from benchmarks.kernels.model_cases import ModelCase, model_cases
-from kernels.layer_norm import layer_norm, layer_norm_reference
+from kernels.operations.layer_norm import layer_norm, layer_norm_reference
 
 EPS = 1e-5
 CASES = model_cases(("GPT-2 124M",))

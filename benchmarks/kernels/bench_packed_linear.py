@@ -17,7 +17,7 @@ from benchmarks.kernels.measure import Row, finish, median_ms, product_rate, rea
 from kernels.formats.packed import PackedWeight
 from kernels.formats.plain import on_onednn, onednn_has_bfloat16
 from kernels.formats.weight_format import Linear
-from kernels.packed_linear import has_packed_kernel, pack
+from kernels.operations.packed_linear import has_packed_kernel, pack
 
 
 def main() -> int:

@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from benchmarks.kernels.cases import Case, MadeCase, make_case
 from benchmarks.kernels.measure import Form, Work, forms_of, run
-from kernels.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
 from kernels.gpu.launch_table import find_launch
 from kernels.gpu.triton_kernels import find_triton_kernel
-from kernels.paged_decode import count_programs, paged_decode, paged_decode_reference
+from kernels.operations.paged_decode import count_programs, paged_decode, paged_decode_reference
+from kernels.plans.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
 
 CASES = {
     "GPT-2 124M, 1 x 160": Case(12, 12, 64, 1, 1, 159),

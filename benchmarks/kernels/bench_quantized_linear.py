@@ -16,8 +16,8 @@ from kernels.formats.packed import PackedWeight
 from kernels.formats.plain import PlainWeight
 from kernels.formats.quantized import QUANTIZED
 from kernels.formats.weight_format import Linear, Weight
-from kernels.packed_linear import has_packed_kernel, pack
-from kernels.quantized_linear import Bits
+from kernels.operations.packed_linear import has_packed_kernel, pack
+from kernels.operations.quantized_linear import Bits
 
 SHAPES = {"768 to 2304": (768, 2304), "3072 to 768": (3072, 768), "768 to 50257": (768, 50257)}
 BITS: list[Bits] = [8, 4]

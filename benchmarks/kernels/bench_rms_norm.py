@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from benchmarks.kernels.measure import Work, forms_of, run
 from benchmarks.kernels.model_cases import ModelCase, model_cases
-from kernels.rms_norm import rms_norm, rms_norm_reference
+from kernels.operations.rms_norm import rms_norm, rms_norm_reference
 
 EPS = 1e-6
 CASES = model_cases(("Qwen3-0.6B", "Llama-3-8B", "Qwen3-14B"))

@@ -7,9 +7,9 @@ import torch
 
 from benchmarks.kernels.measure import Work, forms_of, run
 from benchmarks.kernels.model_cases import ModelCase, model_cases
-from kernels.paged_kv import PagedKV
-from kernels.qk_norm import HeadNorms
-from kernels.rotate_store import rotate_store, rotate_store_reference
+from kernels.operations.paged_kv import PagedKV
+from kernels.operations.qk_norm import HeadNorms
+from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 
 PAGE_SIZE, NUM_POSITIONS = 16, 8192
 CASES = model_cases(("Qwen3-0.6B", "Llama-3-8B", "Qwen3-14B"))

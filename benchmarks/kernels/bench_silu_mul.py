@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.kernels.measure import Work, forms_of, run
 from benchmarks.kernels.model_cases import ModelCase, model_cases
-from kernels.silu_mul import silu_mul, silu_mul_reference
+from kernels.operations.silu_mul import silu_mul, silu_mul_reference
 
 CASES = model_cases(("Qwen3-0.6B", "Llama-3-8B", "Qwen3-14B"))
 

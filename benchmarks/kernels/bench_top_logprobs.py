@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.kernels.measure import Work, forms_of, run
 from benchmarks.kernels.vocab_cases import CASES, VocabCase
-from kernels.top_logprobs import top_logprobs, top_logprobs_reference
+from kernels.operations.top_logprobs import top_logprobs, top_logprobs_reference
 
 NUM_TOP = 20
 

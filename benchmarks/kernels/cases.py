@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.paged_kv import PagedKV
+from kernels.operations.paged_kv import PagedKV
 
 PAGE_SIZE = 16
 

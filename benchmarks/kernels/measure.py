@@ -18,7 +18,7 @@ from kernels.cpu.huge_pages import empty_huge
 from kernels.cpu.library import find_kernel, load_kernels
 from kernels.formats.plain import onednn_has_bfloat16
 from kernels.gpu.triton_kernels import find_triton_kernel, load_triton_kernels
-from kernels.packed_linear import has_packed_kernel, pack, packed_linear
+from kernels.operations.packed_linear import has_packed_kernel, pack, packed_linear
 
 CPU = torch.device("cpu")
 LEAST_SAMPLE_S = 0.005

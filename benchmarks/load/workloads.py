@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from extras.whatif.traces import random_ids
 from messages.errors import UsageError
-from whatif.traces import random_ids
 
 Prompt = str | list[int]
 

@@ -5,30 +5,30 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp
 
+from extras.batches.batches_api import BatchApi
+from extras.batches.files_api import FilesApi
+from extras.batches.routes import batching
+from extras.batches.store import BatchStore
+from extras.live.feed import LiveFeed
+from extras.live.page_files import PageApi
+from extras.live.stream import LiveApi
 from frontend.api import routes
-from frontend.api.aborts import AbortApi
+from frontend.api.answers.conversation import Conversations
 from frontend.api.anthropic.endpoints import MessagesApi, messaging
-from frontend.api.batch_routes import batching
-from frontend.api.batches import BatchApi
-from frontend.api.cache import CacheApi
-from frontend.api.cache_view import CacheViewApi
-from frontend.api.chat import ChatApi
-from frontend.api.completions import CompletionApi
-from frontend.api.conversation import Conversations
-from frontend.api.files import FilesApi
-from frontend.api.generate import GenerateApi
-from frontend.api.health import HealthApi
-from frontend.api.info import InfoApi, find_version
-from frontend.api.live.feed import LiveFeed
-from frontend.api.live.stream import LiveApi
-from frontend.api.load import LoadApi
-from frontend.api.metrics import MetricsApi
-from frontend.api.page import PageApi
-from frontend.api.requests import RequestsApi
+from frontend.api.generate.generate import GenerateApi
+from frontend.api.openai.chat import ChatApi
+from frontend.api.openai.completions import CompletionApi
+from frontend.api.operate.aborts import AbortApi
+from frontend.api.operate.cache import CacheApi
+from frontend.api.operate.cache_view import CacheViewApi
+from frontend.api.operate.health import HealthApi
+from frontend.api.operate.info import InfoApi, find_version
+from frontend.api.operate.load import LoadApi
+from frontend.api.operate.metrics import MetricsApi
+from frontend.api.operate.requests import RequestsApi
+from frontend.api.operate.tokens import TokensApi
 from frontend.api.responses.endpoints import ResponsesApi
 from frontend.api.responses.routes import responding
-from frontend.api.tokens import TokensApi
-from frontend.batches.store import BatchStore
 from frontend.http.access import AccessRules
 from frontend.http.app import App
 from frontend.http.endpoint import Endpoint

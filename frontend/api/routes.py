@@ -5,26 +5,33 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from frontend.api.aborts import AbortApi, AbortBody, AbortReply
-from frontend.api.cache import CacheApi, FlushBody, FlushReply
-from frontend.api.cache_view import MAX_ENGINES, MAX_NODES, CacheTreeReply, CacheViewApi, ExplainBody, ExplainReply
-from frontend.api.chat import ChatApi, ChatBody
-from frontend.api.chat_reply import ChatChunk, ChatCompletion
-from frontend.api.completion_reply import Completion
-from frontend.api.completions import CompletionApi, CompletionBody
-from frontend.api.conversation import InputTokens
-from frontend.api.generate import GenerateApi, GenerateBody
-from frontend.api.generate_events import EndEvent, TokensEvent
-from frontend.api.health import MAX_PROBE_TIMEOUT_S, Health, HealthApi, ProbeReply
-from frontend.api.info import InfoApi, ModelCard, ModelList, ServerInfo, VersionReply
-from frontend.api.live.stream import LiveApi
-from frontend.api.live.view import LiveEvent
-from frontend.api.load import LoadApi, LoadReply
-from frontend.api.metrics import MetricsApi
-from frontend.api.page import PageApi
-from frontend.api.request_view import RequestState
-from frontend.api.requests import MAX_LIMIT, RequestReply, RequestsApi, RequestsReply
-from frontend.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply, TokensApi
+from extras.live.page_files import PageApi
+from extras.live.stream import LiveApi
+from extras.live.view import LiveEvent
+from frontend.api.answers.conversation import InputTokens
+from frontend.api.generate.generate import GenerateApi, GenerateBody
+from frontend.api.generate.generate_events import EndEvent, TokensEvent
+from frontend.api.openai.chat import ChatApi, ChatBody
+from frontend.api.openai.chat_reply import ChatChunk, ChatCompletion
+from frontend.api.openai.completion_reply import Completion
+from frontend.api.openai.completions import CompletionApi, CompletionBody
+from frontend.api.operate.aborts import AbortApi, AbortBody, AbortReply
+from frontend.api.operate.cache import CacheApi, FlushBody, FlushReply
+from frontend.api.operate.cache_view import (
+    MAX_ENGINES,
+    MAX_NODES,
+    CacheTreeReply,
+    CacheViewApi,
+    ExplainBody,
+    ExplainReply,
+)
+from frontend.api.operate.health import MAX_PROBE_TIMEOUT_S, Health, HealthApi, ProbeReply
+from frontend.api.operate.info import InfoApi, ModelCard, ModelList, ServerInfo, VersionReply
+from frontend.api.operate.load import LoadApi, LoadReply
+from frontend.api.operate.metrics import MetricsApi
+from frontend.api.operate.request_view import RequestState
+from frontend.api.operate.requests import MAX_LIMIT, RequestReply, RequestsApi, RequestsReply
+from frontend.api.operate.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply, TokensApi
 from frontend.http.endpoint import Endpoint, Name, Parameter, limit_of
 from frontend.requests.timeline import Stage
 

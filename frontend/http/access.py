@@ -9,7 +9,7 @@ from frontend.http.endpoint import Access
 from frontend.http.hosts import AllowedHosts, is_loopback
 from frontend.http.keys import Keys
 from frontend.http.origins import AllowedOrigins, find_foreign
-from messages.config import HttpConfig
+from messages.config.server import HttpConfig
 
 FORWARDED = frozenset({b"forwarded", b"via", b"x-real-ip"})
 FORWARDED_PREFIX = b"x-forwarded-"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from frontend.errors import forbidden
 from frontend.http.endpoint import Access
-from messages.config import HttpConfig
+from messages.config.server import HttpConfig
 from messages.errors import BootError, ErrorInfo, RequestError
 
 

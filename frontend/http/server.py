@@ -15,7 +15,7 @@ from uvicorn.config import Config as UvicornConfig
 from uvicorn.server import Server
 
 from frontend.http.protocol import HttpProtocol
-from messages.config import HttpConfig
+from messages.config.server import HttpConfig
 from messages.errors import BootError
 
 LISTEN_FD = "SLUICE_LISTEN_FD"

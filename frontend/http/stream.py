@@ -17,7 +17,7 @@ from frontend.requests.generation import Generation
 from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
 from messages.errors import ErrorInfo, RequestError
-from messages.replies import UserReply
+from messages.ring.replies import UserReply
 
 MAX_STEPS_A_WRITE = 64
 """Steps of all choices that one write holds: enough that a response that has run late catches up in few writes, and no

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from messages.admin import AdminCommand, Answer, Failed, Progress, Result
+from messages.control.admin import AdminCommand, Answer, Failed, Progress, Result
 
 
 class Launcher:

@@ -9,8 +9,8 @@ from frontend.errors import UnavailableError
 from frontend.links.processes import ProcessView
 from messages.channels import Sender
 from messages.frontends import FrontendSenders
-from messages.peers import PeerAnswer, PeerAsk, PeerQuestion, PeerReply
-from messages.uids import block_of
+from messages.ring.peers import PeerAnswer, PeerAsk, PeerQuestion, PeerReply
+from messages.ring.uids import block_of
 
 ASK_TIMEOUT_S = 1.0
 """One that is alive answers within milliseconds."""

@@ -7,8 +7,9 @@ from typing import Literal
 import msgspec
 
 from frontend.errors import UnavailableError
-from messages.admin import Scaling
-from messages.control import (
+from messages.control.admin import Scaling
+from messages.control.histograms import Counted
+from messages.control.processes import (
     FRONTEND,
     RING,
     ProcessState,
@@ -22,9 +23,8 @@ from messages.control import (
     worker_number,
 )
 from messages.engines import SCHEDULER, engine_name
-from messages.histograms import Counted
-from messages.requests import DropBefore
-from messages.uids import find_gone
+from messages.ring.requests import DropBefore
+from messages.ring.uids import find_gone
 
 ServerState = Literal["ready", "starting", "draining", "unhealthy"]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from frontend.errors import UnavailableError
 from frontend.links.processes import ProcessView
 from frontend.links.ring import Ring
-from messages.cache import CacheAnswer, CacheExplained, CacheListed, CacheQuestion, ExplainCache, ListCache
 from messages.errors import ChannelFullError, RequestError
-from messages.replies import CacheFlushed, DecodeReply, EncodeReply
-from messages.requests import DecodeMsg, EncodeMsg, FlushCache
+from messages.ring.cache import CacheAnswer, CacheExplained, CacheListed, CacheQuestion, ExplainCache, ListCache
+from messages.ring.replies import CacheFlushed, DecodeReply, EncodeReply
+from messages.ring.requests import DecodeMsg, EncodeMsg, FlushCache
 
 QUERY_TIMEOUT_S = 30.0
 MAX_PENDING = 256

@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable, Collection, Sequence
 
-from messages.cache import CacheQuestion, ExplainCache, ListCache
 from messages.channels import MAX_QUEUED_FRAMES, Receiver, Sender
-from messages.replies import ToFrontend
-from messages.requests import (
+from messages.ring.cache import CacheQuestion, ExplainCache, ListCache
+from messages.ring.replies import ToFrontend
+from messages.ring.requests import (
     AbortMsg,
     DecodeMsg,
     DropBefore,
@@ -16,7 +16,7 @@ from messages.requests import (
     TokenizeMsg,
     ToTokenizer,
 )
-from messages.uids import frontend_socket
+from messages.ring.uids import frontend_socket
 from runtime.process import ProcessLink
 
 FIRST_WORKER = "tokenizer"

@@ -13,10 +13,10 @@ from prometheus_client.registry import Collector
 from frontend.links.processes import ProcessView, kv_cache_usage
 from frontend.metrics.distribution import make_buckets
 from messages import VERSION
-from messages.admin import ScalingCause
-from messages.config import Config
-from messages.control import ProcessState, ProcessStatus, StallKind
-from messages.histograms import BOUNDS, KV_TIERS, Counted
+from messages.config.server import Config
+from messages.control.admin import ScalingCause
+from messages.control.histograms import BOUNDS, KV_TIERS, Counted
+from messages.control.processes import ProcessState, ProcessStatus, StallKind
 from runtime.histograms import Histogram
 
 MODEL_LABEL, PROCESS_LABEL = "model_name", "process"

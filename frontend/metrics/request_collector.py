@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.requests.admission import Admission
-from messages.replies import FinishReason
+from messages.ring.replies import FinishReason
 
 LABEL = "model_name"
 

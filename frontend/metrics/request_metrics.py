@@ -9,7 +9,7 @@ from frontend.requests.generation import Generation
 from frontend.requests.timeline import Stage, Timeline
 from frontend.requests.timelines import sum_stages
 from messages.columns import num_int32
-from messages.replies import UserReply
+from messages.ring.replies import UserReply
 
 FIRST_TOKEN_BOUNDS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),

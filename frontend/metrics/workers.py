@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from messages.peers import MetricFamily, MetricSample, MetricsReport
+from messages.ring.peers import MetricFamily, MetricSample, MetricsReport
 
 WORKER_LABEL = "worker"
 

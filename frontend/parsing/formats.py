@@ -7,7 +7,7 @@ at again with each token until it is complete.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from messages.requests import Thought
+from messages.ring.requests import Thought
 
 CALL = {"type": "function", "function": "{content}"}
 NAMED_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS, Forced, MarkedFormat, find_format
 from frontend.parsing.regions import KINDS, Format, FormatError, Kind, Region, read_region, read_template
-from messages.config import Config
-from messages.requests import Thought
+from messages.config.server import Config
+from messages.ring.requests import Thought
 from runtime.chat_files import read_chat_files
 
 NUM_ID_CHARACTERS = 24

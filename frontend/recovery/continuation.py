@@ -16,10 +16,10 @@ from frontend.recovery.sequence_tracker import SequenceTracker
 from frontend.requests.generation import Generation
 from frontend.requests.registry import Registry
 from frontend.routing.router import Router
-from messages.control import FrontendReport, QuietRequest, kind_of, worker_number
+from messages.control.processes import FrontendReport, QuietRequest, kind_of, worker_number
 from messages.engines import SCHEDULER, engine_name
 from messages.errors import ChannelFullError
-from messages.requests import AbortMsg, DropBefore, FramesLost, TokenizeMsg
+from messages.ring.requests import AbortMsg, DropBefore, FramesLost, TokenizeMsg
 
 log = logging.getLogger("sluice.frontend")
 

@@ -7,9 +7,9 @@ frame of a sender, and of those before the first that it has ever had from it.
 from collections.abc import Collection
 from typing import NamedTuple
 
-from messages.control import ProcessStatus
-from messages.requests import FramesLost
-from messages.uids import socket_of
+from messages.control.processes import ProcessStatus
+from messages.ring.requests import FramesLost
+from messages.ring.uids import socket_of
 
 PATIENCE_NS = 1_500_000_000
 """How long a receiver's main loop turns without a frame that has left its sender, until that frame is lost."""

@@ -7,8 +7,8 @@ from collections import Counter, deque
 from frontend.errors import UnavailableError
 from frontend.links.processes import ProcessView
 from messages.columns import num_int32
-from messages.config import SchedulingConfig
-from messages.requests import ChatPrompt
+from messages.config.server import SchedulingConfig
+from messages.ring.requests import ChatPrompt
 
 NUM_MEASURED = 32
 """Latest endings from which the completion rate is taken."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from frontend.requests.admission import estimate_tokens
 from frontend.requests.prompt_request import PromptRequest
 from messages.errors import bad_request
-from messages.requests import ChatPrompt, SamplingParams
+from messages.ring.requests import ChatPrompt, SamplingParams
 
 LONG_CHARS = 100_000
 """The tokenizer serves shorter requests before one with this much text, which takes about a tenth of a second."""

@@ -11,8 +11,8 @@ import msgspec
 
 from frontend.requests.timeline import Timeline
 from messages.columns import unpack_int32
-from messages.replies import PositionLogprobs, PromptReply, Usage, UserReply
-from messages.requests import AbortReason, TokenizeMsg
+from messages.ring.replies import PositionLogprobs, PromptReply, Usage, UserReply
+from messages.ring.requests import AbortReason, TokenizeMsg
 from runtime.logs import FIELDS
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from messages.columns import pack_int32
-from messages.requests import ChatPrompt, SamplingParams, Sibling, Stamps, TokenizeMsg, Truncation
+from messages.ring.requests import ChatPrompt, SamplingParams, Sibling, Stamps, TokenizeMsg, Truncation
 
 Prompt = str | list[int] | ChatPrompt
 """Text, token ids or a conversation."""

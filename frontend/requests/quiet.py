@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from frontend.requests.generation import Generation
 from frontend.requests.step_log import StepLog
-from messages.control import QuietRequest
+from messages.control.processes import QuietRequest
 
 MAX_QUIET = 8
 """Enough to name what stalls; the launcher counts processes, not requests."""

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import msgspec
 
 from messages.columns import num_int32
-from messages.peers import StepEnd, StepPlan
-from messages.replies import StepReplies
-from messages.timeline import ScheduleReport
+from messages.ring.peers import StepEnd, StepPlan
+from messages.ring.replies import StepReplies
+from messages.ring.timeline import ScheduleReport
 
 MAX_STEPS = 1024
 WINDOW_NS = 2_000_000_000

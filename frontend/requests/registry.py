@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from frontend.requests.generation import Generation
 from messages.columns import runs_of, unpack_int32, unpack_int64
 from messages.errors import ErrorInfo
-from messages.replies import PromptReply, StepReplies, UserReply
-from messages.uids import first_uid_of
+from messages.ring.replies import PromptReply, StepReplies, UserReply
+from messages.ring.uids import first_uid_of
 
 OfRequests = UserReply | StepReplies | PromptReply
 OnEnd = Callable[[Generation], None]

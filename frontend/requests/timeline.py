@@ -4,9 +4,9 @@ from bisect import insort
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
-from messages.replies import FinishReason, Usage, UserReply
-from messages.requests import Stamps
-from messages.timeline import DelayedRow, PausedRow, QueueFacts, WaitingRow
+from messages.ring.replies import FinishReason, Usage, UserReply
+from messages.ring.requests import Stamps
+from messages.ring.timeline import DelayedRow, PausedRow, QueueFacts, WaitingRow
 
 Stage = Literal[
     "accept",

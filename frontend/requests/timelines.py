@@ -10,8 +10,8 @@ from typing import TypeVar
 from frontend.requests.generation import Generation
 from frontend.requests.step_log import MAX_POINTS, StepLog
 from frontend.requests.timeline import ChunkSpan, Outcome, Span, Stage, Timeline, Told
-from messages.replies import StepReplies
-from messages.timeline import (
+from messages.ring.replies import StepReplies
+from messages.ring.timeline import (
     ChunkRow,
     DelayedRow,
     PausedRow,

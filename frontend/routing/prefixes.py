@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from messages.requests import TokenizeMsg
+from messages.ring.requests import TokenizeMsg
 
 BLOCK_BYTES = 256
 """Of the prompt as it is sent: text in UTF-8, a chat in JSON, or 64 token ids. Short, as the beginning of a chat is."""

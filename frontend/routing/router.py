@@ -7,9 +7,9 @@ from frontend.links.processes import ProcessView
 from frontend.requests.admission import estimate_tokens
 from frontend.routing.prefixes import BLOCK_BYTES, PrefixIndex, block_keys
 from messages.columns import num_int32
-from messages.control import worker_number
+from messages.control.processes import worker_number
 from messages.engines import SCHEDULER
-from messages.requests import TokenizeMsg
+from messages.ring.requests import TokenizeMsg
 
 MAX_OUTPUT_TOKENS = 256
 """What a request weighs for its output at most; how long that becomes nobody knows."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.formats.weight_format import AllReduce, Linear, WeightFormat, sum_of_ranks
-from kernels.gelu import GeluKind, gelu
-from kernels.packed_linear import BLOCK, allocate_packed, pack_rows, packed_linear, unpack_rows
+from kernels.operations.gelu import GeluKind, gelu
+from kernels.operations.packed_linear import BLOCK, allocate_packed, pack_rows, packed_linear, unpack_rows
 
 
 @dataclass(frozen=True)

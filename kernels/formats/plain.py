@@ -12,7 +12,7 @@ from torch.nn import functional
 from kernels.cpu.huge_memory import HUGE_PAGE
 from kernels.cpu.huge_pages import empty_huge
 from kernels.formats.weight_format import AllReduce, Linear, WeightFormat, sum_of_ranks
-from kernels.gelu import GeluKind, gelu
+from kernels.operations.gelu import GeluKind, gelu
 
 GELU_ALGORITHMS = {"tanh": "tanh", "exact": "none"}
 """oneDNN's names of the kinds of `gelu`."""

@@ -10,8 +10,16 @@ from torch import Tensor
 
 from kernels.formats.plain import PLAIN, PlainWeight
 from kernels.formats.weight_format import AllReduce, Linear, Weight, WeightFormat, sum_of_ranks
-from kernels.gelu import GeluKind, gelu
-from kernels.quantized_linear import BLOCK, Bits, Codes, dequantize, quantize, quantized_linear, sum_magnitudes
+from kernels.operations.gelu import GeluKind, gelu
+from kernels.operations.quantized_linear import (
+    BLOCK,
+    Bits,
+    Codes,
+    dequantize,
+    quantize,
+    quantized_linear,
+    sum_magnitudes,
+)
 
 
 @dataclass(frozen=True)

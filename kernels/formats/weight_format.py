@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.gelu import GeluKind
+from kernels.operations.gelu import GeluKind
 
 AllReduce = Callable[[Tensor], Tensor]
 """Sums the tensors of all ranks, in place."""

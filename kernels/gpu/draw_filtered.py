@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.draw_filtered import RowDraws
 from kernels.gpu.best_token import LARGEST, VOCAB_SIZES
 from kernels.gpu.compile_case import CompileCase, in_float32
 from kernels.gpu.filter_top import between, find_lane, find_row_threshold
 from kernels.gpu.key_blocks import LOG2_E
 from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 from kernels.gpu.noise import exponential_noise, logarithm, row_key
+from kernels.operations.draw_filtered import RowDraws
 
 INF = tl.constexpr(float("inf"))
 BEYOND = tl.constexpr(0x7FFFFFFF)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kernels.decode_work import BLOCK_KEYS
+from kernels.plans.decode_work import BLOCK_KEYS
 
 Launch = Mapping[str, int]
 """Constexpr parameters of a kernel by name, `num_warps` and `num_stages`."""

@@ -1,4 +1,4 @@
-"""The noise of `kernels.noise` inside of Triton kernels: the same integers, and the logarithm of the C kernel.
+"""The noise of `kernels.operations.noise` in Triton kernels: the same integers, and the logarithm of the C kernel.
 
 `tl.log` is another function in each library that Triton takes it from; this one differs from the C kernel by no more
 than the rounding of products that are added in the same step.

@@ -14,7 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decode_work import (
+from kernels.gpu.compile_case import CompileCase, in_float32, with_codes
+from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score
+from kernels.gpu.launch_table import HOPPER, Launch, find_launch, launch_on
+from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
+from kernels.gpu.occupancy import count_side_by_side, processor_of
+from kernels.operations.paged_decode import count_programs
+from kernels.operations.paged_kv import PagedKV
+from kernels.operations.quantized_kv import SCALE_DTYPE
+from kernels.plans.decode_work import (
     ENTRIES_PLACE,
     ENTRY_WORDS,
     HEADER_WORDS,
@@ -26,14 +34,6 @@ from kernels.decode_work import (
     make_decode_scratch,
     plan_decode_work,
 )
-from kernels.gpu.compile_case import CompileCase, in_float32, with_codes
-from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score
-from kernels.gpu.launch_table import HOPPER, Launch, find_launch, launch_on
-from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
-from kernels.gpu.occupancy import count_side_by_side, processor_of
-from kernels.paged_decode import count_programs
-from kernels.paged_kv import PagedKV
-from kernels.quantized_kv import SCALE_DTYPE
 
 _HEADER, _ITEM, _ENTRY = tl.constexpr(HEADER_WORDS), tl.constexpr(ITEM_WORDS), tl.constexpr(ENTRY_WORDS)
 _ENTRIES_PLACE, _PARTS_PLACE = tl.constexpr(ENTRIES_PLACE), tl.constexpr(PARTS_PLACE)

@@ -13,9 +13,9 @@ from kernels.gpu.compile_case import CompileCase, in_float32, with_codes
 from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score
 from kernels.gpu.launch_table import HOPPER, Launch, find_launch, launch_on
 from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
-from kernels.paged_kv import PagedKV
-from kernels.paged_prefill import PrefillRows
-from kernels.prefill_tiles import TILE_WORDS, count_tile_tokens, max_prefill_tiles, plan_prefill_tiles
+from kernels.operations.paged_kv import PagedKV
+from kernels.operations.paged_prefill import PrefillRows
+from kernels.plans.prefill_tiles import TILE_WORDS, count_tile_tokens, max_prefill_tiles, plan_prefill_tiles
 
 _TILE = tl.constexpr(TILE_WORDS)
 

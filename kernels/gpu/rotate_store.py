@@ -14,10 +14,10 @@ from kernels.gpu.compile_case import CompileCase, in_float32, with_codes
 from kernels.gpu.key_blocks import scales_of
 from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 from kernels.gpu.model_shapes import MODEL_SHAPES
-from kernels.paged_kv import PagedKV
-from kernels.qk_norm import HeadNorms
-from kernels.quantized_kv import MAX_CODES
-from kernels.rotate_store import RopeTables
+from kernels.operations.paged_kv import PagedKV
+from kernels.operations.qk_norm import HeadNorms
+from kernels.operations.quantized_kv import MAX_CODES
+from kernels.operations.rotate_store import RopeTables
 
 
 def rotate_store(
@@ -139,7 +139,7 @@ def rotate_store_kernel(
 
 @triton.jit
 def _quantize(half_1, half_2, MAX_CODE: tl.constexpr):
-    """Returns what is to become codes, and the heads' scales: `kernels/quantized_kv.py`."""
+    """Returns what is to become codes, and the heads' scales: `kernels/operations/quantized_kv.py`."""
     wide_1, wide_2 = half_1.to(tl.float32), half_2.to(tl.float32)
     # As bits NaN is more than any number, where a maximum of floats may lose it.
     largest_1 = tl.max(tl.abs(wide_1).to(tl.int32, bitcast=True), 1)

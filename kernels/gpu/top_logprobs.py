@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.gpu.best_token import VOCAB_SIZES
 from kernels.gpu.compile_case import CompileCase, in_float32
 from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
-from kernels.top_logprobs import top_logprobs_reference
+from kernels.operations.top_logprobs import top_logprobs_reference
 
 MAX_TOP = 64
 """More maxima would take longer than a sort."""

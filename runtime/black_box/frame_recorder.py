@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from messages.config import Config
+from messages.config.server import Config
 from messages.frame_files import IS_SENT, SUFFIX, FrameFileError, FrameReader
 from runtime.black_box.frame_writer import FrameWriter
 from runtime.run_dir import RunDir

@@ -15,7 +15,7 @@ import msgspec
 from messages.columns import INT32
 from messages.frame_files import FrameReader, Record, write_frames
 from messages.frames import HEADER
-from messages.plain import fields_of, typecode_of
+from messages.ring.plain import fields_of, typecode_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from messages.steps import Batch
+from messages.ring.steps import Batch
 from scheduler_proc.computing.sampling.results import Forwarded, Result
 
 Forward = Callable[[], Forwarded]

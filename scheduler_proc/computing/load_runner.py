@@ -10,13 +10,13 @@ import torch
 from msgspec.structs import replace
 
 from kernels.cpu.library import load_kernels
-from messages.config import Config, DraftFacts
+from messages.config.server import Config, DraftFacts
 from messages.errors import BootError
 from runtime.numa import file_of_group
-from scheduler_proc.computing.cpu.loading import CpuBackend
-from scheduler_proc.computing.cpu.weight_memory import WeightMemory
-from scheduler_proc.computing.gpu.device import CudaDevice
-from scheduler_proc.computing.gpu.loading import GpuBackend
+from scheduler_proc.computing.backends.cpu.loading import CpuBackend
+from scheduler_proc.computing.backends.cpu.weight_memory import WeightMemory
+from scheduler_proc.computing.backends.cuda.device import CudaDevice
+from scheduler_proc.computing.backends.cuda.loading import GpuBackend
 from scheduler_proc.computing.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
 from scheduler_proc.computing.kv_cache.kv_tensors import (

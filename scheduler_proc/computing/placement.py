@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.quantized_linear import Bits
-from messages.config import CacheConfig, ModelConfig
+from kernels.operations.quantized_linear import Bits
+from messages.config.server import CacheConfig, ModelConfig
 from messages.errors import BootError
 from runtime.machine import CPU_INFO, computes_bfloat16
 from runtime.numa import Share, allowed_cpus, divide, pin, read_nodes
@@ -22,7 +22,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 @dataclass(frozen=True)
 class Placement:
     """The device, the dtype of weights, the bits of linear layers' weights if they are quantized, and the KV cache's
-    codes (`kernels/quantized_kv.py`) if it is."""
+    codes (`kernels/operations/quantized_kv.py`) if it is."""
 
     device: torch.device
     dtype: torch.dtype

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from messages.steps import Batch, ForwardOutput
+from messages.ring.steps import Batch, ForwardOutput
 from scheduler_proc.computing.device import Device, Fetched, Forward, ForwardPasses
 from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
 from scheduler_proc.computing.model.decoder import Decoder

@@ -4,13 +4,13 @@ from array import array
 from typing import NamedTuple
 
 from messages.columns import INT32, INT64, pack_int32
-from messages.steps import Batch, LogitsProcessing
-from scheduler_proc.deciding.decode_rows import NO_SLOT, DecodeRows
-from scheduler_proc.deciding.draft_lengths import AcceptanceRate
-from scheduler_proc.deciding.logits_processing import LogitsProcessingColumns
-from scheduler_proc.deciding.prompt_logprobs import PromptLogprobTargetColumns
+from messages.ring.steps import Batch, LogitsProcessing
+from scheduler_proc.deciding.drafting.draft_lengths import AcceptanceRate
 from scheduler_proc.deciding.requests import PendingReq, Req
-from scheduler_proc.deciding.wanted import Wanted
+from scheduler_proc.deciding.rows.decode_rows import NO_SLOT, DecodeRows
+from scheduler_proc.deciding.rows.logits_processing import LogitsProcessingColumns
+from scheduler_proc.deciding.rows.wanted import Wanted
+from scheduler_proc.deciding.tasks.prompt_logprobs import PromptLogprobTargetColumns
 
 NO_PAGE_BYTES = pack_int32([-1])
 

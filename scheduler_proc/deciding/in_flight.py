@@ -11,8 +11,8 @@ that page writes it in a later step yet, and the radix tree never gets a page wi
 """
 
 from scheduler_proc.deciding.batch_columns import Chunk
-from scheduler_proc.deciding.decode_rows import NO_SOURCE, DecodeRows
 from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.rows.decode_rows import NO_SOURCE, DecodeRows
 from scheduler_proc.deciding.stages import Stages
 
 

@@ -4,11 +4,11 @@ import logging
 import secrets
 from collections.abc import Callable
 
-from messages.axes import slice_columns
 from messages.columns import num_int32, pack_int32
 from messages.errors import ErrorInfo
-from messages.steps import ROW, Batch, ForwardOutput, LogprobColumns
-from scheduler_proc.deciding.logprob_columns import join
+from messages.ring.axes import slice_columns
+from messages.ring.steps import ROW, Batch, ForwardOutput, LogprobColumns
+from scheduler_proc.deciding.rows.logprob_columns import join
 
 MAX_RERUNS = 64
 """Runs spent on one failed step: to find one bad row among 256 takes 16; beyond this the fault is not in the rows."""

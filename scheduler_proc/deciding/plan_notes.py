@@ -3,7 +3,7 @@
 import time
 from collections import deque
 
-from messages.timeline import DelayedRow, PausedRow, PreemptedRow, WaitsFor
+from messages.ring.timeline import DelayedRow, PausedRow, PreemptedRow, WaitsFor
 
 NUM_MEASURED = 32
 """Latest admissions from which their rate is taken."""

@@ -4,14 +4,14 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from messages.timeline import DelayedRow, PausedRow, PreemptedRow
+from messages.ring.timeline import DelayedRow, PausedRow, PreemptedRow
 from scheduler_proc.deciding.batch_columns import Chunk
-from scheduler_proc.deciding.block_allocator import BlockAllocator
-from scheduler_proc.deciding.decode_rows import DecodeRows
-from scheduler_proc.deciding.draft_planner import DraftPlanner
+from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.plan_notes import AdmissionRate, PlanNotes
 from scheduler_proc.deciding.requests import PendingReq, Req, State
+from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.stages import Stages
 
 QUEUE = 0

@@ -5,10 +5,10 @@ from array import array
 
 from messages.columns import FLOAT32, num_int32, pack_int32, pack_int64, unpack_int32
 from messages.errors import ErrorInfo, RequestError, bad_request
-from messages.requests import SamplingParams, UserMsg
-from scheduler_proc.deciding.endings import NONE_LEFT
-from scheduler_proc.deciding.logits_processing import find_logits_processors
+from messages.ring.requests import SamplingParams, UserMsg
 from scheduler_proc.deciding.requests import Limits
+from scheduler_proc.deciding.rows.endings import NONE_LEFT
+from scheduler_proc.deciding.rows.logits_processing import find_logits_processors
 
 UINT32 = "I"
 

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 
 import msgspec
 
-from messages.batch_config import BATCH_PRIORITY
+from extras.batches.config import BATCH_PRIORITY
 from messages.columns import INT32, unpack_int32
-from messages.replies import ToDetokenizer
-from messages.requests import Stamps, UserMsg
-from scheduler_proc.deciding.continuations import Continuation
-from scheduler_proc.deciding.draft_lengths import FORCED, AcceptanceRate
-from scheduler_proc.deciding.endings import LENGTH, Ending, end_tokens_of, find_ending
-from scheduler_proc.deciding.grammars import RequestGrammar
-from scheduler_proc.deciding.logits_processing import LogitsProcessors, find_logits_processors
-from scheduler_proc.deciding.ngrams import NgramMatch
-from scheduler_proc.deciding.prompt_logprobs import PromptLogprobsTask
-from scheduler_proc.deciding.radix import Node, salt_of
-from scheduler_proc.deciding.wanted import Wanted
+from messages.ring.replies import ToDetokenizer
+from messages.ring.requests import Stamps, UserMsg
+from scheduler_proc.deciding.drafting.continuations import Continuation
+from scheduler_proc.deciding.drafting.draft_lengths import FORCED, AcceptanceRate
+from scheduler_proc.deciding.drafting.ngrams import NgramMatch
+from scheduler_proc.deciding.pages.radix import Node, salt_of
+from scheduler_proc.deciding.rows.endings import LENGTH, Ending, end_tokens_of, find_ending
+from scheduler_proc.deciding.rows.grammars import RequestGrammar
+from scheduler_proc.deciding.rows.logits_processing import LogitsProcessors, find_logits_processors
+from scheduler_proc.deciding.rows.wanted import Wanted
+from scheduler_proc.deciding.tasks.prompt_logprobs import PromptLogprobsTask
 
 PriorityKey = tuple[int, int]
 

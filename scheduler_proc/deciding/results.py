@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from messages.errors import ErrorInfo
-from messages.replies import FinishedRow, FinishReason, ToDetokenizer
-from messages.steps import NO_TOKEN, ForwardOutput
-from scheduler_proc.deciding.block_allocator import BlockAllocator
-from scheduler_proc.deciding.decode_rows import DecodeRows
-from scheduler_proc.deciding.delivery import Delivery
-from scheduler_proc.deciding.draft_lengths import AcceptanceRate
-from scheduler_proc.deciding.endings import NOT_FINITE, Ending, find_ending
-from scheduler_proc.deciding.finished_rows import finished_row, no_token
-from scheduler_proc.deciding.grammars import RequestGrammar
+from messages.ring.replies import FinishedRow, FinishReason, ToDetokenizer
+from messages.ring.steps import NO_TOKEN, ForwardOutput
+from scheduler_proc.deciding.drafting.draft_lengths import AcceptanceRate
 from scheduler_proc.deciding.in_flight import StepInFlight
-from scheduler_proc.deciding.logprob_columns import cut
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.requests import PendingReq, Req, State
-from scheduler_proc.deciding.row_results import DecodeResults, RowResult, split_result
+from scheduler_proc.deciding.rows.decode_rows import DecodeRows
+from scheduler_proc.deciding.rows.delivery import Delivery
+from scheduler_proc.deciding.rows.endings import NOT_FINITE, Ending, find_ending
+from scheduler_proc.deciding.rows.finished_rows import finished_row, no_token
+from scheduler_proc.deciding.rows.grammars import RequestGrammar
+from scheduler_proc.deciding.rows.logprob_columns import cut
+from scheduler_proc.deciding.rows.row_results import DecodeResults, RowResult, split_result
 from scheduler_proc.deciding.stages import Stages
 
 FAULT = Ending("error")

@@ -5,28 +5,28 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from messages.cache import ExplainCache, ListCache
 from messages.errors import ErrorInfo, RequestError, bad_request
-from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, ToDetokenizer
-from messages.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen, ToScheduler, UserMsg
-from messages.steps import Batch, ForwardOutput
-from messages.uids import GoneRequests
+from messages.ring.cache import ExplainCache, ListCache
+from messages.ring.replies import CacheFlushed, DetokenizeMsg, FinishedRow, ToDetokenizer
+from messages.ring.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen, ToScheduler, UserMsg
+from messages.ring.steps import Batch, ForwardOutput
+from messages.ring.uids import GoneRequests
 from scheduler_proc.deciding.batch_columns import BatchBuilder
-from scheduler_proc.deciding.block_allocator import BlockAllocator
-from scheduler_proc.deciding.draft_lengths import DraftLengths
-from scheduler_proc.deciding.draft_model import DraftModel
-from scheduler_proc.deciding.draft_planner import DraftPlanner
-from scheduler_proc.deciding.drafts import Drafter
-from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending
-from scheduler_proc.deciding.finished_rows import refused_row
-from scheduler_proc.deciding.grammars import COMPLETE, RequestGrammar
+from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
+from scheduler_proc.deciding.drafting.draft_model import DraftModel
+from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
+from scheduler_proc.deciding.drafting.drafts import Drafter
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
-from scheduler_proc.deciding.openings import open_stream
-from scheduler_proc.deciding.page_journal import PageJournal
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.page_journal import PageJournal
 from scheduler_proc.deciding.policy import Budget, Policy
 from scheduler_proc.deciding.refusals import check_possible
 from scheduler_proc.deciding.requests import Limits, PendingReq
 from scheduler_proc.deciding.results import Results
+from scheduler_proc.deciding.rows.endings import ABORTED, STOP_STRING, Ending
+from scheduler_proc.deciding.rows.finished_rows import refused_row
+from scheduler_proc.deciding.rows.grammars import COMPLETE, RequestGrammar
+from scheduler_proc.deciding.rows.openings import open_stream
 from scheduler_proc.deciding.schedule_reports import ScheduleReports
 from scheduler_proc.deciding.stages import Stages
 

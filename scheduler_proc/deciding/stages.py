@@ -3,9 +3,9 @@
 from bisect import insort
 from itertools import count
 
-from scheduler_proc.deciding.block_allocator import BlockAllocator
-from scheduler_proc.deciding.decode_rows import DecodeRows
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.requests import PendingReq, PriorityKey, Req, State
+from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.waiting_queue import WaitingQueue, priority_key_of
 
 

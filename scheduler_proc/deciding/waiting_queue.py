@@ -10,7 +10,7 @@ comes more than 2 * `MAX_LEAD_S` later can be before it, so nobody starves.
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from messages.requests import Stamps
+from messages.ring.requests import Stamps
 from scheduler_proc.deciding.requests import PendingReq, PriorityKey
 
 AGING_S = 10

@@ -2,7 +2,7 @@
 
 import time
 
-from messages.admin import Done
+from messages.control.admin import Done
 from supervisor.admin.tasks import CommandFailedError, Task, until
 from supervisor.process_group import ProcessGroup
 from supervisor.shutdown import DRAIN_MARGIN_S, Shutdown

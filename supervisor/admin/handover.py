@@ -8,10 +8,10 @@ finishes those that it has.
 import time
 from collections.abc import Callable, Generator
 
-from messages.admin import Done, Progress, RestartProcess
-from messages.control import SUCCESSOR, Drain, Leave, kind_of, place_of
+from extras.remote.messages import WAITING
+from messages.control.admin import Done, Progress, RestartProcess
+from messages.control.processes import SUCCESSOR, Drain, Leave, kind_of, place_of
 from messages.engines import RANK, SCHEDULER
-from messages.remote import WAITING
 from supervisor.admin.inquiries import find_process
 from supervisor.admin.tasks import CommandFailedError, Steps, Task, until
 from supervisor.child import Child

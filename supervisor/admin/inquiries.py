@@ -4,7 +4,7 @@ import fnmatch
 import os
 import time
 
-from messages.admin import (
+from messages.control.admin import (
     Collected,
     Failed,
     InstructProcesses,
@@ -14,7 +14,7 @@ from messages.admin import (
     ProcessResult,
     ReadLog,
 )
-from messages.control import ProcessStatus, age_s
+from messages.control.processes import ProcessStatus, age_s
 from supervisor.admin.tasks import CommandFailedError, Task, until
 from supervisor.admin.usage import MIN_SPAN_S, UsageMeter
 from supervisor.child import Child

@@ -2,10 +2,10 @@
 
 import time
 
-from messages.admin import Done, Progress, ScaleProcess
-from messages.control import kind_of, worker_name, worker_number
+from extras.remote.messages import WAITING
+from messages.control.admin import Done, Progress, ScaleProcess
+from messages.control.processes import kind_of, worker_name, worker_number
 from messages.engines import SCHEDULER
-from messages.remote import WAITING
 from supervisor.admin.handover import JOIN_TIMEOUT_S, check_no_handover, drain_rows, stop_process
 from supervisor.admin.inquiries import find_process
 from supervisor.admin.tasks import CommandFailedError, Steps, Task, until

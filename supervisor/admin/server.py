@@ -2,7 +2,8 @@
 
 import time
 
-from messages.admin import (
+from messages.channels import AskServer
+from messages.control.admin import (
     AdminCommand,
     Answer,
     Ask,
@@ -15,7 +16,6 @@ from messages.admin import (
     ScaleProcess,
     TakeSnapshot,
 )
-from messages.channels import AskServer
 from runtime.run_dir import RunDir
 from supervisor.admin.drain import drain_server
 from supervisor.admin.handover import restart_processes

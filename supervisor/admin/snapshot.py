@@ -14,7 +14,7 @@ import msgspec
 import psutil
 
 from messages import VERSION
-from messages.admin import (
+from messages.control.admin import (
     Acknowledged,
     Collected,
     InstructProcesses,
@@ -23,7 +23,7 @@ from messages.admin import (
     ReadStacks,
     WriteState,
 )
-from messages.control import ProcessStatus
+from messages.control.processes import ProcessStatus
 from runtime.run_dir import RunDir
 from runtime.stacks import ask_for_stacks
 from supervisor.admin.inquiries import instruct

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from messages.admin import Answer, Done, Failed, TakeSnapshot
+from messages.control.admin import Answer, Done, Failed, TakeSnapshot
 from messages.errors import BootError
 from runtime.own_directory import is_own_directory
 from runtime.run_dir import RunDir

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import TypeAlias
 
-from messages.admin import Answer, Failed, Progress, Reason, Result
+from messages.control.admin import Answer, Failed, Progress, Reason, Result
 from messages.errors import SluiceError
 
 Task: TypeAlias = Generator[float | Progress, None, Result]

@@ -12,7 +12,12 @@ from typing import Any
 
 import msgspec
 
-from messages.admin import (
+from extras.batches import command as batch
+from extras.faults import inject
+from extras.replay import command as replay
+from extras.replay import frames
+from extras.top.top import show_top
+from messages.control.admin import (
     Acknowledged,
     AdminCommand,
     Collected,
@@ -32,15 +37,12 @@ from messages.admin import (
 )
 from messages.frame_files import FrameFileError
 from supervisor.admin.tasks import CommandFailedError
-from supervisor.cli import batch, frames, inject
 from supervisor.cli.programs import PROGRAMS
 from supervisor.cli.show import process_table, scaling_text
-from supervisor.cli.top import show_top
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import NoServerError, RunningServer, WhichServerError, choose_server
 from supervisor.flags import describe_unknown
 from supervisor.profiles import record
-from supervisor.replay import command as replay
 
 DONE, FAILED, USAGE, NO_SERVER = 0, 1, 2, 3
 EXIT_CODES = {"unknown": USAGE, "impossible": USAGE}

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from supervisor.python_process import python_command, python_path
 
-PROGRAMS = {"join": "supervisor.remote.join", "calibrate": "whatif.calibrate", "whatif": "whatif"}
+PROGRAMS = {"join": "extras.remote.join", "calibrate": "extras.whatif.calibrate", "whatif": "extras.whatif"}
 """The module of each command."""
 
 

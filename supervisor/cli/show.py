@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from messages.admin import ProcessInfo, Scaling
+from messages.control.admin import ProcessInfo, Scaling
 
 SHOWN_GAUGES = (
     "requests",

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from messages.admin import AdminCommand, Answer, Ask, Failed, Progress, Result
 from messages.channels import AskClient, Waiter
+from messages.control.admin import AdminCommand, Answer, Ask, Failed, Progress, Result
 from runtime.lifeline import has_launcher
 from runtime.run_dir import RunDir
 from supervisor.client.running import NoServerError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from messages.config import Config
+from messages.config.server import Config
 from messages.errors import BootError, SluiceError
 from runtime.lifeline import has_launcher
 from runtime.run_dir import RunDir

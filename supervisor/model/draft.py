@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from messages.config import DraftFacts, ModelConfig, ModelFacts, SchedulingConfig
+from messages.config.server import DraftFacts, ModelConfig, ModelFacts, SchedulingConfig
 from messages.errors import BootError, UsageError
 from supervisor.console import Console
 from supervisor.model.facts import read_model_facts

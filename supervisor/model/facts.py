@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any, cast
 
-from messages.config import ModelConfig, ModelFacts
+from messages.config.server import ModelConfig, ModelFacts
 from messages.errors import BootError, UsageError
 from runtime.model_files import gguf_hint, read_object
 from runtime.special_tokens import find_token_id, read_fields, special_texts

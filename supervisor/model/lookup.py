@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from messages.config import ModelConfig
+from messages.config.server import ModelConfig
 from messages.errors import BootError, UsageError
 from supervisor.child import how_it_ended
 from supervisor.console import Console

@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from messages.config import Config
+from messages.config.server import Config
 from runtime.machine import CGROUP, CPU_INFO, MEMORY_INFO, available_memory_bytes, computes_bfloat16
 from runtime.model_files import WEIGHT_FILES
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from messages.control import FRONTEND, RING
+from messages.control.processes import FRONTEND, RING
 from runtime.profiling import ProcessProfile, Sample
 
 MAIN_LOOP, STACKS = 1, 2

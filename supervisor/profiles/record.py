@@ -5,7 +5,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from messages.admin import Acknowledged, Collected, Failed, InstructProcesses, ProcessCommand, StartProfile, StopProfile
+from messages.control.admin import (
+    Acknowledged,
+    Collected,
+    Failed,
+    InstructProcesses,
+    ProcessCommand,
+    StartProfile,
+    StopProfile,
+)
 from supervisor.admin.tasks import CommandFailedError
 from supervisor.client.admin_client import AdminClient
 from supervisor.profiles.merge import write_trace

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.bench_grammars import GRAMMARS, time_streams, walk_all
-from messages.config import Config
+from messages.config.server import Config
 from scheduler_proc.computing.load_runner import load_runner
 from tests.checkpoints import make_config
 

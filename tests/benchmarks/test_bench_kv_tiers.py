@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.bench_kv_tiers import at_rate, make_part, sample_conversations, share_asked_for_again, time_beside
+from extras.whatif.traces import Arrival, TraceRequest
 from messages.errors import UsageError
-from whatif.traces import Arrival, TraceRequest
 
 
 def test_a_sample_has_whole_conversations_and_their_share_of_what_is_asked_for_again() -> None:

@@ -5,7 +5,7 @@ from benchmarks.load.report import Quantiles
 
 def turn(back_ms: float, **cpu_us: float) -> RingCost:
     back = Quantiles(count=1, mean_ms=0, p50_ms=back_ms, p90_ms=0, p99_ms=0, max_ms=0)
-    names = {"proxy": "supervisor.remote.proxy", "joiner": "benchmarks.paced_joiner"}
+    names = {"proxy": "extras.remote.proxy", "joiner": "benchmarks.paced_joiner"}
     per_token = {names.get(name, name): value for name, value in cpu_us.items()}
     return RingCost(1, 5.0, 1, 100.0, {BACK: back}, per_token, 1)
 

@@ -3,7 +3,7 @@
 import random
 
 from benchmarks.bench_router import Engine, Machine, make_policies, simulate
-from whatif.traces import TraceRequest
+from extras.whatif.traces import TraceRequest
 
 MACHINE = Machine(prefill_rate=1000.0, token_s=0.01, num_blocks=64)
 

@@ -4,7 +4,7 @@ from benchmarks.bench_whatif import within_goal
 from benchmarks.bench_whatif_http import COMPARED, summarize
 from benchmarks.load.answer import OK, StreamResult
 from benchmarks.load.drive import Measurement
-from whatif.settings import Setting
+from extras.whatif.settings import Setting
 
 MS = 1_000_000
 

@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from deploy.ray_serve import DRAIN_S, Arguments
-from messages.config import ModelConfig
-from messages.run_config import RunConfig
+from messages.config.processes import RunConfig
+from messages.config.server import ModelConfig
 from supervisor.flags import parse_flags
 
 ROOT = Path(__file__).resolve().parents[2]

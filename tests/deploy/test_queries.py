@@ -121,7 +121,7 @@ def test_every_alert_says_what_happened_and_what_to_do():
 
 def test_flags_that_runbooks_name_exist():
     runbooks = " ".join(rule["annotations"]["runbook"] for rule in alerts())
-    config = "".join(file.read_text() for file in (ROOT / "messages").glob("*config.py"))
+    config = "".join(file.read_text() for file in (ROOT / "messages" / "config").glob("*.py"))
     flags = set(re.findall(r"--([a-z][a-z-]+)", runbooks))
     assert {"max-num-seqs", "kv-cache-memory-gb"} <= flags
     assert [flag for flag in flags if f"    {flag.replace('-', '_')}: " not in config] == []

@@ -5,8 +5,8 @@ from typing import Any
 
 from detokenizer_proc.detokenizer import Detokenizer
 from messages.columns import pack_float32, pack_int32, unpack_int32, unpack_int64
-from messages.replies import DetokenizeMsg, OpenStream, PositionLogprobs, PromptLogprobs, PromptReply, StepReplies
-from messages.steps import LogprobColumns
+from messages.ring.replies import DetokenizeMsg, OpenStream, PositionLogprobs, PromptLogprobs, PromptReply, StepReplies
+from messages.ring.steps import LogprobColumns
 from tests.detokenizer_proc.steps import Client, end, step
 
 Row = tuple[int, float, Sequence[tuple[int, float]]]

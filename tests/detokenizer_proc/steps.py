@@ -5,8 +5,8 @@ from typing import Any
 
 from detokenizer_proc.detokenizer import Detokenizer
 from messages.columns import pack_int32, pack_int64, runs_of, unpack_int32, unpack_int64
-from messages.replies import DetokenizeMsg, FinishedRow, StepReplies, Usage, UserReply
-from messages.requests import Stamps, StopSeen
+from messages.ring.replies import DetokenizeMsg, FinishedRow, StepReplies, Usage, UserReply
+from messages.ring.requests import Stamps, StopSeen
 
 
 def step(rows: list[tuple[int, int, int]], *finished: FinishedRow, step_id: int = 0) -> DetokenizeMsg:

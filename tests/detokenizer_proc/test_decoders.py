@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders
 from detokenizer_proc.decoders import ByteLevelDecoder, CountingDecoder, Decoder, PieceDecoder, WindowDecoder
 from detokenizer_proc.logprobs import read_prompt
 from detokenizer_proc.vocabulary import Vocabulary, byte_level_alphabet, vocabulary_of
-from messages.replies import NUM_CONTEXT_TOKENS
+from messages.ring.replies import NUM_CONTEXT_TOKENS
 from tests.conftest import SHARED
 from tests.detokenizer_proc.tiny_tokenizers import BYTE_TOKENS, characters, llama, make_tokenizer
 from tests.token_vectors import NAMES, read_vectors

@@ -10,9 +10,9 @@ from detokenizer_proc.detokenizer import Detokenizer
 from detokenizer_proc.vocabulary import Spelling, Vocabulary, vocabulary_of
 from messages.columns import pack_int32
 from messages.errors import ErrorInfo
-from messages.replies import OpenStream, PrefilledRow, PromptReply, Usage
-from messages.requests import DropBefore, StopSeen
-from messages.uids import first_uid_of
+from messages.ring.replies import OpenStream, PrefilledRow, PromptReply, Usage
+from messages.ring.requests import DropBefore, StopSeen
+from messages.ring.uids import first_uid_of
 from tests.detokenizer_proc.steps import Client, end, run, step
 from tests.detokenizer_proc.test_decoders import real_vocabulary
 from tests.detokenizer_proc.tiny_tokenizers import characters, llama, make_tokenizer

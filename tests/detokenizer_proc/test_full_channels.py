@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from messages.columns import unpack_int64
-from messages.control import Ready
-from messages.replies import OpenStream, StepReplies, ToFrontend
-from messages.uids import UIDS_PER_BLOCK, frontend_socket
+from messages.control.processes import Ready
+from messages.ring.replies import OpenStream, StepReplies, ToFrontend
+from messages.ring.uids import UIDS_PER_BLOCK, frontend_socket
 from tests.detokenizer_proc.steps import step
 from tests.detokenizer_proc.test_process import config_of
 from tests.detokenizer_proc.tiny_tokenizers import characters
@@ -32,8 +32,8 @@ STOPPED_FRONTEND = """
 import os, pathlib, signal, sys
 import messages.channels
 from messages.channels import Receiver, Waiter
-from messages.replies import ToFrontend
-from messages.requests import FramesLost
+from messages.ring.replies import ToFrontend
+from messages.ring.requests import FramesLost
 messages.channels.MAX_QUEUED_FRAMES = 500
 receiver = Receiver(pathlib.Path(sys.argv[1]), ToFrontend)
 print("bound", flush=True)

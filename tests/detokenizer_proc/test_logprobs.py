@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from detokenizer_proc.detokenizer import Detokenizer
 from detokenizer_proc.vocabulary import vocabulary_of
 from messages.columns import pack_int32, unpack_int32
-from messages.replies import CacheFlushed, DetokenizeMsg, OpenStream, PromptReply, StepReplies, TokenLogprob
-from messages.requests import StopSeen
+from messages.ring.replies import CacheFlushed, DetokenizeMsg, OpenStream, PromptReply, StepReplies, TokenLogprob
+from messages.ring.requests import StopSeen
 from tests.detokenizer_proc.logprob_runs import (
     columns,
     prompt_logprobs_of,

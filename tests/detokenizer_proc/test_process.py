@@ -5,10 +5,10 @@ import psutil
 import pytest
 
 from messages.columns import pack_int32
-from messages.config import Config, ModelFacts, RunConfig
-from messages.control import Beat, BootFailed
-from messages.replies import CacheFlushed, OpenStream, PromptReply, StepReplies, ToFrontend
-from messages.requests import FramesLost, StopSeen, ToScheduler
+from messages.config.server import Config, ModelFacts, RunConfig
+from messages.control.processes import Beat, BootFailed
+from messages.ring.replies import CacheFlushed, OpenStream, PromptReply, StepReplies, ToFrontend
+from messages.ring.requests import FramesLost, StopSeen, ToScheduler
 from tests.detokenizer_proc.logprob_runs import prompt_logprobs_of, step_with_logprob
 from tests.detokenizer_proc.steps import Client, end, step
 from tests.detokenizer_proc.tiny_tokenizers import characters

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from detokenizer_proc.detokenizer import Detokenizer
 from detokenizer_proc.vocabulary import vocabulary_of
 from messages.columns import pack_counts, pack_int32, pack_int64, runs_of, unpack_int32, unpack_int64
-from messages.replies import DetokenizeMsg, FinishedRow, OpenStream, PositionLogprobs, UserReply
-from messages.requests import StopSeen
+from messages.ring.replies import DetokenizeMsg, FinishedRow, OpenStream, PositionLogprobs, UserReply
+from messages.ring.requests import StopSeen
 from tests.detokenizer_proc.logprob_runs import columns
 from tests.detokenizer_proc.steps import end
 from tests.detokenizer_proc.tiny_tokenizers import characters, llama

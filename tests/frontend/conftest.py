@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from messages.config import Config, HttpConfig, ModelConfig
+from messages.config.server import Config, HttpConfig, ModelConfig
 from tests.frontend.frontend_run import FrontendRun, make_config, wait_until
 
 MAX_BODY_MB = 0.125

@@ -14,11 +14,19 @@ import msgspec
 import psutil
 
 from messages.columns import pack_counts, pack_int32, pack_int64
-from messages.config import Config, HttpConfig, ModelFacts, RunConfig, SchedulingConfig
-from messages.control import FRONTEND, ProcessState, ProcessStatus, ProcessTable, kind_of
-from messages.replies import PositionLogprobs, PrefilledRow, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
-from messages.requests import AbortMsg, DropBefore, Stamps, TokenizeMsg, ToTokenizer
-from messages.uids import frontend_socket
+from messages.config.server import Config, HttpConfig, ModelFacts, RunConfig, SchedulingConfig
+from messages.control.processes import FRONTEND, ProcessState, ProcessStatus, ProcessTable, kind_of
+from messages.ring.replies import (
+    PositionLogprobs,
+    PrefilledRow,
+    StepReplies,
+    ToFrontend,
+    TokenLogprob,
+    Usage,
+    UserReply,
+)
+from messages.ring.requests import AbortMsg, DropBefore, Stamps, TokenizeMsg, ToTokenizer
+from messages.ring.uids import frontend_socket
 from tests.fake_launcher import FakeLauncher
 
 M = TypeVar("M")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from messages.requests import AbortMsg, TokenizeMsg
+from messages.ring.requests import AbortMsg, TokenizeMsg
 from tests.frontend.frontend_run import Call, FrontendRun, final, make_config, step, wait_until
 
 NUM_TURNS = 250

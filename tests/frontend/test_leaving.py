@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from messages.control import Drained, Leave, ProcessStatus, ProcessTable
-from messages.requests import DropBefore
-from messages.uids import UIDS_PER_BLOCK
+from messages.control.processes import Drained, Leave, ProcessStatus, ProcessTable
+from messages.ring.requests import DropBefore
+from messages.ring.uids import UIDS_PER_BLOCK
 from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, step, table, table_after, wait_until
 
 

@@ -12,9 +12,19 @@ import httpx
 import pytest
 
 from frontend.http.server import LISTEN_FD
-from messages.config import HttpConfig, RunConfig, SchedulingConfig
-from messages.control import Beat, BootFailed, Drain, Drained, FrontendReport, ProcessStatus, ProcessTable, Ready, Stop
-from messages.requests import ToTokenizer
+from messages.config.server import HttpConfig, RunConfig, SchedulingConfig
+from messages.control.processes import (
+    Beat,
+    BootFailed,
+    Drain,
+    Drained,
+    FrontendReport,
+    ProcessStatus,
+    ProcessTable,
+    Ready,
+    Stop,
+)
+from messages.ring.requests import ToTokenizer
 from tests.fake_launcher import ROOT, FakeLauncher
 from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config, step, table, wait_until
 

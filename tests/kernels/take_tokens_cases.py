@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.take_tokens import take_tokens
+from kernels.operations.take_tokens import take_tokens
 
 # (tokens, sources, sampled, tokens afterwards)
 CASES = [

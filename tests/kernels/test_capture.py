@@ -11,18 +11,18 @@ from torch import Tensor
 
 from kernels.cpu.capture import capture_calls, timed_kernels
 from kernels.cpu.library import find_kernel
-from kernels.embed import embed
 from kernels.formats.plain import PlainWeight
-from kernels.gelu import gelu
-from kernels.layer_norm import layer_norm
-from kernels.packed_linear import has_packed_kernel, pack, packed_linear
-from kernels.paged_decode import paged_decode
-from kernels.qk_norm import HeadNorms
-from kernels.quantized_linear import quantize, quantized_linear
-from kernels.rms_norm import rms_norm
-from kernels.rotate_store import rotate_store
-from kernels.sample import draw, sample
-from kernels.silu_mul import silu_mul
+from kernels.operations.embed import embed
+from kernels.operations.gelu import gelu
+from kernels.operations.layer_norm import layer_norm
+from kernels.operations.packed_linear import has_packed_kernel, pack, packed_linear
+from kernels.operations.paged_decode import paged_decode
+from kernels.operations.qk_norm import HeadNorms
+from kernels.operations.quantized_linear import quantize, quantized_linear
+from kernels.operations.rms_norm import rms_norm
+from kernels.operations.rotate_store import rotate_store
+from kernels.operations.sample import draw, sample
+from kernels.operations.silu_mul import silu_mul
 from tests.kernels.cases import Shape, make_paged_case
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -6,9 +6,9 @@ from kernels.formats import plain
 from kernels.formats.packed import PackedWeight
 from kernels.formats.plain import PlainWeight
 from kernels.formats.quantized import QUANTIZED
-from kernels.gelu import GeluKind
-from kernels.packed_linear import has_packed_kernel, pack
-from kernels.quantized_linear import Bits, dequantize
+from kernels.operations.gelu import GeluKind
+from kernels.operations.packed_linear import has_packed_kernel, pack
+from kernels.operations.quantized_linear import Bits, dequantize
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

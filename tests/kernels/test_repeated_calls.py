@@ -9,8 +9,8 @@ from torch import Tensor
 from kernels.cpu.capture import timed_kernels
 from kernels.cpu.library import find_kernel
 from kernels.cpu.repeated_calls import Repeats
-from kernels.layer_norm import layer_norm
-from kernels.rms_norm import rms_norm
+from kernels.operations.layer_norm import layer_norm
+from kernels.operations.rms_norm import rms_norm
 
 NUM_PARTS, SIZE, MOST_TOKENS = 4, 48, 9
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from messages.frame_files import UNIONS
-from messages.plain import fields_of, typecode_of
+from messages.ring.plain import fields_of, typecode_of
 
 SECRET = "sesame"
 """In every text but those in `WORDS`."""

@@ -14,10 +14,10 @@ import zmq
 
 import messages.channels
 from messages.channels import ControlClient, ControlServer, Receiver, Sender, Waiter
-from messages.control import Beat, Hello, Ready, Refused, Stop, ToLauncher, ToProcess, Welcome
+from messages.control.processes import Beat, Hello, Ready, Refused, Stop, ToLauncher, ToProcess, Welcome
 from messages.errors import ChannelFullError
-from messages.replies import OpenStream, ToDetokenizer
-from messages.requests import AbortMsg, DropBefore, FramesLost, StopSeen, ToScheduler
+from messages.ring.replies import OpenStream, ToDetokenizer
+from messages.ring.requests import AbortMsg, DropBefore, FramesLost, StopSeen, ToScheduler
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 30.0
@@ -276,7 +276,7 @@ LAST_WORDS = """
 import sys
 from pathlib import Path
 from messages.channels import Sender
-from messages.requests import StopSeen
+from messages.ring.requests import StopSeen
 sender = Sender(Path(sys.argv[1]))
 sender.send(StopSeen(1, 0))
 sender.close()

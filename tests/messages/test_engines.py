@@ -6,9 +6,9 @@ import pytest
 
 from messages import engines
 from messages.channels import Receiver, Sender
-from messages.control import kind_of, worker_number
+from messages.control.processes import kind_of, worker_number
 from messages.engines import SchedulerSenders, engine_name, rank_name, rank_of
-from messages.requests import AbortMsg, ToScheduler
+from messages.ring.requests import AbortMsg, ToScheduler
 
 
 def test_each_gets_its_own_and_one_that_has_left_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ import msgspec
 
 from messages.frame_files import DATA, FORMAT, IS_SENT, FrameReader, find_readers
 from messages.frames import HEADER
-from messages.plain import to_plain
+from messages.ring.plain import to_plain
 from messages.schema import SCHEMA_VERSION
 from runtime.black_box.frame_writer import FrameWriter
 from tests.messages.samples import samples

@@ -1,5 +1,5 @@
 from messages.frames import MAX_SENDERS, Arrivals
-from messages.requests import FramesLost
+from messages.ring.requests import FramesLost
 
 SENDER = 7
 

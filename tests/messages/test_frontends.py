@@ -11,9 +11,17 @@ import messages.channels
 from messages.channels import Receiver, Sender, Waiter
 from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from messages.frontends import FrontendSenders
-from messages.replies import PositionLogprobs, PrefilledRow, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
-from messages.requests import DropBefore, FramesLost
-from messages.uids import UIDS_PER_BLOCK, frontend_blocks, frontend_socket
+from messages.ring.replies import (
+    PositionLogprobs,
+    PrefilledRow,
+    StepReplies,
+    ToFrontend,
+    TokenLogprob,
+    Usage,
+    UserReply,
+)
+from messages.ring.requests import DropBefore, FramesLost
+from messages.ring.uids import UIDS_PER_BLOCK, frontend_blocks, frontend_socket
 from runtime.run_dir import RunDir
 
 N = UIDS_PER_BLOCK

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from messages.control import ToLauncher, ToProcess
-from messages.remote import ToJoiner, ToProxy
-from messages.replies import ToDetokenizer, ToFrontend
-from messages.requests import ToScheduler, ToTokenizer
+from extras.remote.messages import ToJoiner, ToProxy
+from messages.control.processes import ToLauncher, ToProcess
+from messages.ring.replies import ToDetokenizer, ToFrontend
+from messages.ring.requests import ToScheduler, ToTokenizer
+from messages.ring.steps import ToRank
 from messages.schema import SCHEMA_VERSION, make_version
-from messages.steps import ToRank
 
 ROOT = Path(__file__).resolve().parents[2]
 

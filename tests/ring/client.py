@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from messages.admin import Collected, InstructProcesses, ProcessCommand, ProcessResult
+from messages.control.admin import Collected, InstructProcesses, ProcessCommand, ProcessResult
 from runtime.run_dir import RunDir
 from supervisor.client.admin_client import AdminClient
 

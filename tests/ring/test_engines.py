@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from messages.admin import Done, ScaleProcess
-from messages.control import worker_number
+from messages.control.admin import Done, ScaleProcess
+from messages.control.processes import worker_number
 from supervisor.client.admin_client import AdminClient
 from tests.frontend.frontend_run import wait_until
 from tests.ring.client import ADMIN_KEY, OPERATOR, Generated, RingClient

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from messages.admin import ClearFaults, Starve
-from messages.uids import block_of
+from messages.control.admin import ClearFaults, Starve
+from messages.ring.uids import block_of
 from tests.ring.client import Generated, RingClient, body, events_of
 from tests.ring.test_restart import check_same
 from tests.ring.test_rolling_restart import Load, make_requests, processes, replace

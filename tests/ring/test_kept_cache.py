@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from messages.admin import Acknowledged, DamagePages
+from messages.control.admin import Acknowledged, DamagePages
 from tests.ring.client import Generated, RingClient, body
 
 pytestmark = pytest.mark.ring

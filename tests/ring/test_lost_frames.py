@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from messages.admin import Acknowledged, ClearFaults, EdgeFault, Failed
+from messages.control.admin import Acknowledged, ClearFaults, EdgeFault, Failed
 from tests.ring.client import Generated, RingClient, body, events_of, generated
 
 pytestmark = pytest.mark.ring

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from benchmarks.server_process import LAUNCH
-from messages.admin import ClearFaults, Done, Poison, TakeSnapshot
 from messages.columns import pack_int32
+from messages.control.admin import ClearFaults, Done, Poison, TakeSnapshot
 from messages.frame_files import find_readers
-from messages.requests import TokenizeMsg
+from messages.ring.requests import TokenizeMsg
 from supervisor.client.admin_client import AdminClient
 from tests.ring.client import TIMEOUT_S, Generated, RingClient, body, collect
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from benchmarks.server_process import ServerProcess, started_server
-from messages.control import worker_number
+from messages.control.processes import worker_number
 from tests.frontend.frontend_run import wait_until
 from tests.ring.client import ADMIN_KEY, RingClient
 from tests.ring.conftest import CHEAP, READY_TIMEOUT_S, RESTART_FLAGS
@@ -59,7 +59,7 @@ class Nodes:
     def kill(self, node: Any) -> None:
         """All that runs on the node is killed at once."""
         processes = self.processes(node)
-        assert {"supervisor.remote.join", "scheduler_proc"} <= {part for one in processes for part in _command(one)}
+        assert {"extras.remote.join", "scheduler_proc"} <= {part for one in processes for part in _command(one)}
         for process in processes:
             process.kill()
         self._cluster.remove_node(node, False)

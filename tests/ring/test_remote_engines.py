@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks.bench_remote_cost import OTHER_CLOCK, can_have_other_clock
 from benchmarks.server_process import started_server
-from messages.admin import Done, TakeSnapshot
+from messages.control.admin import Done, TakeSnapshot
 from runtime.run_dir import RunDir, default_path
 from supervisor.client.admin_client import AdminClient
 from supervisor.profiles.record import take_profile
@@ -125,7 +125,7 @@ def check_profile_and_stacks(ring: RingClient, folder: Path) -> None:
     assert isinstance(snapshot, Done), snapshot
     engine_stacks = folder / "snapshot" / "processes" / REMOTE / "engine-stacks"
     assert "scheduler_proc/process.py" in engine_stacks.read_text()
-    assert "supervisor/remote/proxy.py" in (engine_stacks.parent / "stacks").read_text()
+    assert "extras/remote/proxy.py" in (engine_stacks.parent / "stacks").read_text()
 
 
 def test_no_stream_notices_the_death_of_an_engine_or_of_its_joiner(tiny_checkpoint: Path, tmp_path: Path):

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from messages.frame_files import FrameReader, find_readers
-from messages.replies import DetokenizeMsg, StepReplies
-from messages.requests import TokenizeMsg
+from messages.ring.replies import DetokenizeMsg, StepReplies
+from messages.ring.requests import TokenizeMsg
 from tests.ring.client import TIMEOUT_S, RingClient, body
 
 pytestmark = pytest.mark.ring

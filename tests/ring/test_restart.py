@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from messages.batch_config import BATCH_PRIORITY
+from extras.batches.config import BATCH_PRIORITY
 from tests.ring.client import Generated, RingClient, body, events_of, generated
 from tests.ring.starts import wait_until
 

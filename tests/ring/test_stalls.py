@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from benchmarks.server_process import LAUNCH
-from messages.admin import Acknowledged, Starve, StopReading
+from messages.control.admin import Acknowledged, Starve, StopReading
 from messages.frame_files import find_readers
-from messages.requests import TokenizeMsg
+from messages.ring.requests import TokenizeMsg
 from tests.ring.client import ADMIN_KEY, OPERATOR, Generated, RingClient, body
 from tests.supervisor.fake_run import wait_until
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from benchmarks.server_process import ServerProcess
+from tests.extras.tracing.collector import Collector, values
 from tests.frontend.frontend_run import InThread, wait_until
-from tests.frontend.tracing.collector import Collector, values
 from tests.ring.client import TIMEOUT_S, RingClient, body
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra otlp")

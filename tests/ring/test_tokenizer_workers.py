@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from messages.admin import AdminCommand, Done, Result, ScaleProcess
+from messages.control.admin import AdminCommand, Done, Result, ScaleProcess
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import choose_server
 from tests.ring.client import Generated, RingClient

@@ -60,7 +60,7 @@ def test_what_a_library_prints_is_not_taken_for_a_line():
 
 SCRIPT = """
 import sys, threading, warnings
-from messages.config import RunConfig
+from messages.config.server import RunConfig
 from runtime.logs import set_up_logging
 set_up_logging("scheduler", RunConfig(log_format=sys.argv[1]))
 warnings.warn("old")

@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from messages.config import ModelConfig
+from messages.config.server import ModelConfig
 from runtime import prefetch as module
 from runtime.prefetch import PIECE_BYTES, prefetch
 

@@ -12,8 +12,9 @@ import pytest
 
 import runtime.process
 from messages.channels import ControlServer, Receiver, Sender, Waiter
-from messages.config import Config, ModelFacts
-from messages.control import (
+from messages.config.server import Config, ModelFacts
+from messages.control.histograms import HistogramCounts
+from messages.control.processes import (
     Beat,
     BootFailed,
     Drain,
@@ -28,8 +29,7 @@ from messages.control import (
     Welcome,
 )
 from messages.errors import BootError
-from messages.histograms import HistogramCounts
-from messages.requests import StopSeen, ToScheduler
+from messages.ring.requests import StopSeen, ToScheduler
 from messages.schema import SCHEMA_VERSION
 from runtime.lifeline import GRACE_S, make_lifeline
 from runtime.process import ProcessLink, run_process

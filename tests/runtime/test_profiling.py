@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from messages.admin import StartProfile, StopProfile
 from messages.channels import Receiver, Sender, Waiter
+from messages.control.admin import StartProfile, StopProfile
 from messages.errors import SluiceError
-from messages.requests import StopSeen, ToScheduler
+from messages.ring.requests import StopSeen, ToScheduler
 from runtime.profiling import Part, ProcessProfile, ProcessProfiler
 from runtime.run_dir import RunDir
 

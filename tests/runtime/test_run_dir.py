@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from messages.config import Config, HttpConfig, ModelFacts
+from messages.config.server import Config, HttpConfig, ModelFacts
 from messages.errors import BootError, UsageError
 from runtime.run_dir import RunDir, claim, default_path, kill_processes, other_processes, try_lock
 from tests.supervisor.fake_run import wait_until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from messages.control import Hello, ProcessTable, StandingBy, Stop, TakeOver, Welcome
+from messages.control.processes import Hello, ProcessTable, StandingBy, Stop, TakeOver, Welcome
 from messages.schema import SCHEMA_VERSION
 from runtime.process import ProcessLink
 from tests.runtime.test_process import Launcher

@@ -3,13 +3,21 @@
 from collections.abc import Sequence
 
 from messages.columns import pack_int32, runs_of, unpack_int32, unpack_int64
-from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, OpenStream, PromptLogprobs, ToDetokenizer, Usage
-from messages.requests import DropBefore, SamplingParams, Stamps, ToScheduler, UserMsg
-from messages.steps import LogprobColumns
-from scheduler_proc.deciding.block_allocator import BlockAllocator
-from scheduler_proc.deciding.drafts import Drafter
-from scheduler_proc.deciding.page_journal import PageJournal
-from scheduler_proc.deciding.page_tiers import PageTiers
+from messages.ring.replies import (
+    CacheFlushed,
+    DetokenizeMsg,
+    FinishedRow,
+    OpenStream,
+    PromptLogprobs,
+    ToDetokenizer,
+    Usage,
+)
+from messages.ring.requests import DropBefore, SamplingParams, Stamps, ToScheduler, UserMsg
+from messages.ring.steps import LogprobColumns
+from scheduler_proc.deciding.drafting.drafts import Drafter
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.page_journal import PageJournal
+from scheduler_proc.deciding.pages.page_tiers import PageTiers
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler

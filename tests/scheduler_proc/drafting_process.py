@@ -2,7 +2,7 @@
 
 import random
 
-from messages.config import Config
+from messages.config.server import Config
 from runtime.process import run_process
 from scheduler_proc.process import Report, serve
 from tests.scheduler_proc.simulated_drafter import SimulatedDrafter

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from messages.columns import pack_int32, unpack_int32, unpack_int64
-from messages.requests import ToScheduler, UserMsg
-from messages.steps import Batch, ForwardOutput, LogitsProcessing
+from messages.ring.requests import ToScheduler, UserMsg
+from messages.ring.steps import Batch, ForwardOutput, LogitsProcessing
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Stepper
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench

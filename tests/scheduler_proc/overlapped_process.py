@@ -1,6 +1,6 @@
 """The same as `simulated_process`, with a runner that has each step planned while the one before it is in flight."""
 
-from messages.config import Config
+from messages.config.server import Config
 from runtime.process import run_process
 from scheduler_proc.process import Report, serve
 from tests.scheduler_proc.overlapped import OverlappedRunner

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from messages.axes import fill_columns
 from messages.columns import pack_int32
-from messages.steps import ROW, SAMPLED, TOKEN, Batch
+from messages.ring.axes import fill_columns
+from messages.ring.steps import ROW, SAMPLED, TOKEN, Batch
 
 
 def plain_step(num_rows: int, **changes: Any) -> Batch:

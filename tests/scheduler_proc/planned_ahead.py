@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from messages.steps import Batch, ForwardOutput
+from messages.ring.steps import Batch, ForwardOutput
 from scheduler_proc.computing.step.inputs import only_samples, with_known_tokens
 from scheduler_proc.stepper import Stepper
 from tests.scheduler_proc.overlapped import LaunchedStep, OverlappedBench, OverlappedRunner

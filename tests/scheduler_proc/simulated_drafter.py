@@ -3,7 +3,7 @@
 import random
 from array import array
 
-from scheduler_proc.deciding.drafts import Draft
+from scheduler_proc.deciding.drafting.drafts import Draft
 from scheduler_proc.deciding.requests import PendingReq, Req
 from tests.scheduler_proc.simulated_runner import expected_output
 

@@ -3,7 +3,7 @@
 The last id of the vocabulary is never sampled; a step that holds it raises.
 """
 
-from messages.config import Config
+from messages.config.server import Config
 from messages.errors import BootError
 from runtime.process import run_process
 from scheduler_proc.process import Report, serve

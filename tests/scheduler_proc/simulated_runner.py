@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from messages.axes import columns_of
 from messages.columns import pack_float32, pack_int32, unpack_int32, unpack_int64
-from messages.requests import SamplingParams
-from messages.steps import SAMPLED, Batch, ForwardOutput, LogprobColumns
-from scheduler_proc.deciding.drafts import Drafter
+from messages.ring.axes import columns_of
+from messages.ring.requests import SamplingParams
+from messages.ring.steps import SAMPLED, Batch, ForwardOutput, LogprobColumns
+from scheduler_proc.deciding.drafting.drafts import Drafter
 from tests.scheduler_proc.simulated_edits import NOTHING, Edits, expected_edits, read_edits
 from tests.scheduler_proc.simulated_grammar import allowed_next
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from messages.columns import pack_float32, pack_int32
-from messages.requests import AbortMsg, Dry, FlushCache, SamplingParams, StopSeen, UserMsg
+from messages.ring.requests import AbortMsg, Dry, FlushCache, SamplingParams, StopSeen, UserMsg
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_grammar import allowed_next, grammar_of
 from tests.scheduler_proc.simulated_runner import expected_logprobs, expected_output

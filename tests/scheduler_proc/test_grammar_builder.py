@@ -3,10 +3,10 @@ from pathlib import Path
 
 import msgspec
 
-from messages.config import Config, ModelFacts
-from messages.requests import Grammar, Stamps
-from scheduler_proc.deciding.grammars import RequestGrammar
+from messages.config.server import Config, ModelFacts
+from messages.ring.requests import Grammar, Stamps
 from scheduler_proc.deciding.requests import Limits, PendingReq
+from scheduler_proc.deciding.rows.grammars import RequestGrammar
 from scheduler_proc.grammar_builder import GrammarBuilder
 from tests.scheduler_proc.clients import user_msg
 

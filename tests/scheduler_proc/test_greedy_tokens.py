@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
+from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.load_runner import load_runner
-from scheduler_proc.deciding.block_allocator import BlockAllocator
-from scheduler_proc.deciding.drafts import Draft, Drafter
+from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits, Req
 from scheduler_proc.deciding.scheduler import Scheduler

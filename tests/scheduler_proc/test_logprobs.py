@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from messages.columns import pack_float32, pack_int32
-from messages.requests import UserMsg
+from messages.ring.requests import UserMsg
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
-from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.isolation import run_step
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler

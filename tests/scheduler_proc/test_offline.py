@@ -15,15 +15,15 @@ from tokenizers import Tokenizer
 
 from kernels.cpu.library import find_kernel
 from messages.errors import UsageError
-from messages.requests import Grammar, SamplingParams
+from messages.ring.requests import Grammar, SamplingParams
 from scheduler_proc.computing import load_runner
-from scheduler_proc.computing.gpu import loading
+from scheduler_proc.computing.backends.cuda import loading
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.offline import OfflineEngine, Output
 from scheduler_proc.stepper import Stepper
 from tests.checkpoints import CONTEXT, build_checkpoint, make_config
-from tests.scheduler_proc.computing.gpu.late_device import LateDevice
+from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [[5, 6, 7], list(range(40)), [9], [5, 6, 7, 8], list(range(60, 80)), list(range(45)), [1] * 30]
@@ -189,8 +189,8 @@ def test_what_needs_text_is_refused(model_dir: Path) -> None:
 SCRIPT = """
 import sys
 sys.modules.update(dict.fromkeys(%(hidden)r))
-from messages.config import Config, ModelConfig, ModelFacts
-from messages.requests import SamplingParams
+from messages.config.server import Config, ModelConfig, ModelFacts
+from messages.ring.requests import SamplingParams
 from scheduler_proc.offline import OfflineEngine
 facts = ModelFacts(
     model_dir=%(model_dir)r, tokenizer_dir="", served_names=(), vocab_size=320, max_model_len=32

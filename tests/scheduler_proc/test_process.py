@@ -8,12 +8,12 @@ import psutil
 import pytest
 
 from messages.channels import Receiver, Sender
-from messages.config import CacheConfig, Config, ModelFacts
-from messages.control import Beat, BootFailed, PhaseReport, Ready, Stop
+from messages.config.server import CacheConfig, Config, ModelFacts
+from messages.control.histograms import BOUNDS
+from messages.control.processes import Beat, BootFailed, PhaseReport, Ready, Stop
 from messages.errors import ChannelFullError
-from messages.histograms import BOUNDS
-from messages.replies import OpenStream, ToDetokenizer
-from messages.requests import AbortMsg, StopSeen, ToScheduler
+from messages.ring.replies import OpenStream, ToDetokenizer
+from messages.ring.requests import AbortMsg, StopSeen, ToScheduler
 from scheduler_proc.process import check
 from scheduler_proc.reply_sender import ReplySender
 from tests.fake_launcher import FakeLauncher

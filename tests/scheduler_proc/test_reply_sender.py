@@ -5,8 +5,8 @@ import time
 import pytest
 
 from messages.channels import Sender
-from messages.replies import DetokenizeMsg, OpenStream, ToDetokenizer
-from messages.requests import AbortMsg
+from messages.ring.replies import DetokenizeMsg, OpenStream, ToDetokenizer
+from messages.ring.requests import AbortMsg
 from scheduler_proc.reply_sender import HOLD_NS, ReplySender
 from tests.scheduler_proc.clients import Bench, user_msg
 

@@ -1,6 +1,6 @@
 """The distributions of steps."""
 
-from messages.histograms import BOUNDS
+from messages.control.histograms import BOUNDS
 from scheduler_proc.step_times import StepTimes
 from tests.scheduler_proc.clients import Bench, user_msg
 

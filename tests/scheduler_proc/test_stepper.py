@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from messages.steps import Batch, ForwardOutput
-from scheduler_proc.deciding.step_cost import StepCost
+from messages.ring.steps import Batch, ForwardOutput
+from scheduler_proc.deciding.drafting.step_cost import StepCost
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Stepper
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg

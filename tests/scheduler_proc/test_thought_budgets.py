@@ -8,15 +8,15 @@ import pytest
 from llguidance import LLMatcher
 
 from messages.columns import unpack_int32
-from messages.requests import Grammar, SamplingParams, Thought
+from messages.ring.requests import Grammar, SamplingParams, Thought
 from runtime.grammars import GrammarCompiler
 from scheduler_proc.computing import load_runner
-from scheduler_proc.computing.gpu import loading
+from scheduler_proc.computing.backends.cuda import loading
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.offline import OfflineEngine, Output
 from tests.checkpoints import make_config
-from tests.scheduler_proc.computing.gpu.late_device import LateDevice
+from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice
 from tokenizer_proc.thoughts import join_grammars, limit_of
 
 MODEL_DIR = Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2"

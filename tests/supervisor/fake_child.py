@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from messages.admin import Acknowledged, SetLogLevel
-from messages.control import Drain, Leave, ProcessStatus, ProcessTable
+from messages.control.admin import Acknowledged, SetLogLevel
+from messages.control.processes import Drain, Leave, ProcessStatus, ProcessTable
 from messages.errors import BootError
 from runtime.process import ProcessLink, run_process
 

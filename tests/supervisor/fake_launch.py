@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from messages.config import Config, HttpConfig, ModelFacts, RunConfig
+from messages.config.server import Config, HttpConfig, ModelFacts, RunConfig
 from messages.errors import BootError, UsageError
 from supervisor import child
 from supervisor.child import Command

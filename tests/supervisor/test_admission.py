@@ -1,4 +1,4 @@
-from messages.control import Hello
+from messages.control.processes import Hello
 from messages.schema import SCHEMA_VERSION
 from supervisor.admission import find_reason_to_refuse
 from supervisor.child import Child, Command

@@ -4,9 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from messages.admin import Acknowledged, Answer, Ask, ClearFaults, Done, Instruction, InstructionDone, ListProcesses
 from messages.channels import ControlClient, Waiter
-from messages.control import Drain, Drained, Ready, Refused, ToProcess, Welcome
+from messages.control.admin import (
+    Acknowledged,
+    Answer,
+    Ask,
+    ClearFaults,
+    Done,
+    Instruction,
+    InstructionDone,
+    ListProcesses,
+)
+from messages.control.processes import Drain, Drained, Ready, Refused, ToProcess, Welcome
 from supervisor.control_plane import ControlPlane
 
 TIMEOUT_S = 20.0

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from messages import VERSION
-from messages.config import BatchConfig, CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
+from messages.config.server import BatchConfig, CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
 from messages.errors import UsageError
 from supervisor.flags import SECTIONS, flag_name, flags_of, make_parser, parse_flags
 

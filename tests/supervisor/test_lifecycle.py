@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from messages.config import RunConfig
+from messages.config.server import RunConfig
 from supervisor.child import END_LOOK_S, Child, Command
 from supervisor.console import Console
 from supervisor.lifecycle import Lifecycle

@@ -4,7 +4,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from messages.config import Config, HttpConfig, ModelFacts, RunConfig
+from messages.config.server import Config, HttpConfig, ModelFacts, RunConfig
 from messages.errors import SluiceError, UsageError
 from supervisor.manifest import claim_recording, identify_model, make_manifest, read_manifest, write_manifest
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from messages.control import PREDECESSOR, SUCCESSOR
+from messages.control.processes import PREDECESSOR, SUCCESSOR
 from runtime.numa import file_of_group
 from runtime.run_dir import RunDir, claim
 from supervisor import memory_files

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from messages.channels import ControlClient, Waiter
-from messages.control import (
+from messages.control.processes import (
     Drain,
     Drained,
     Hello,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from messages.config import RunConfig
+from messages.config.server import RunConfig
 from messages.errors import UsageError
 from supervisor.restarts import HEALTHY_S, NoRestartError, Restarts, check_rules
 

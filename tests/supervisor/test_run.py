@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from messages.config import Config, HttpConfig, ModelConfig, ModelFacts
+from messages.config.server import Config, HttpConfig, ModelConfig, ModelFacts
 from messages.errors import UsageError
 from supervisor.flags import parse_flags
 from supervisor.run import build_config, ready_text, server_commands
@@ -54,8 +54,8 @@ def test_engines_of_other_machines_come_behind_those_of_this_one():
     ]  # fmt: skip
     remote = [command for command in commands if command.is_remote]
     assert [command.arguments[-3:] for command in remote] == [
-        ("supervisor.remote.proxy", "--name", "scheduler-3"),
-        ("supervisor.remote.proxy", "--name", "scheduler-4"),
+        ("extras.remote.proxy", "--name", "scheduler-3"),
+        ("extras.remote.proxy", "--name", "scheduler-4"),
     ]
     assert [command.name for command in server_commands([], {"scheduler": 0}, num_remote=1)][2] == "scheduler"
 

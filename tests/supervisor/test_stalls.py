@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from messages.control import Beat, FrontendReport, ProcessStatus, QuietRequest, Stall
+from messages.control.processes import Beat, FrontendReport, ProcessStatus, QuietRequest, Stall
 from supervisor.process_files import RunState
 from supervisor.stalls import StallDetector
 

@@ -1,5 +1,5 @@
-from messages.control import Beat, Ready
-from messages.histograms import BOUNDS, Counted, HistogramCounts
+from messages.control.histograms import BOUNDS, Counted, HistogramCounts
+from messages.control.processes import Beat, Ready
 from supervisor.status_board import BEAT_INTERVAL_S, CHANGE_INTERVAL_S, StatusBoard
 
 S = 1_000_000_000

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from messages.channels import ControlClient, Waiter
-from messages.control import Hello, Refused, ToProcess
+from messages.control.processes import Hello, Refused, ToProcess
 from messages.schema import SCHEMA_VERSION
 from supervisor.supervisor import SAME_WISH_S
 from tests.supervisor.fake_run import (

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from messages.requests import ChatPrompt
+from messages.ring.requests import ChatPrompt
 from runtime.chat_files import DEFAULT, PLAIN_TEMPLATE, ChatFiles
 from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.encoding import Encoding

@@ -1,8 +1,8 @@
 from typing import Any
 
 from messages.columns import pack_int32
-from messages.replies import Usage, UserReply
-from messages.requests import AbortMsg, DropBefore, EncodeMsg, SamplingParams, Sibling, Stamps, TokenizeMsg
+from messages.ring.replies import Usage, UserReply
+from messages.ring.requests import AbortMsg, DropBefore, EncodeMsg, SamplingParams, Sibling, Stamps, TokenizeMsg
 from tokenizer_proc.backlog import LONG_TEXT_CHARS, Backlog
 
 STAMPS = Stamps(received_ns=1)

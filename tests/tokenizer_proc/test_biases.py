@@ -4,7 +4,7 @@ import pytest
 
 from messages.columns import pack_float32, pack_int32, unpack_int32
 from messages.errors import RequestError
-from messages.requests import SamplingParams
+from messages.ring.requests import SamplingParams
 from tests.tokenizer_proc.parts import encoding_of
 from tokenizer_proc.biases import with_text_biases
 

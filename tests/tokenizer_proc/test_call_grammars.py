@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from llguidance import LLMatcher
 
-from messages.requests import CallGrammar
+from messages.ring.requests import CallGrammar
 from runtime.grammars import GrammarCompiler
 from tokenizer_proc.call_grammars import call_grammar
 

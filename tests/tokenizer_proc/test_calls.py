@@ -2,8 +2,8 @@ import pytest
 
 from messages.columns import pack_int32
 from messages.errors import RequestError
-from messages.replies import DecodeReply, EncodeReply
-from messages.requests import DecodeMsg, EncodeMsg
+from messages.ring.replies import DecodeReply, EncodeReply
+from messages.ring.requests import DecodeMsg, EncodeMsg
 from tests.tokenizer_proc.parts import chat, encoding_of, user
 from tokenizer_proc import calls
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding

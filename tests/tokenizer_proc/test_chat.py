@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from messages.errors import RequestError
-from messages.requests import ChatPrompt
+from messages.ring.requests import ChatPrompt
 from runtime.chat_files import PLAIN_TEMPLATE, ChatFiles, read_chat_files
 from tests.tokenizer_proc.parts import chat, templates_of, user
 from tests.tokenizer_proc.real_templates import ALL, LLAMA_2, ONLY_PARTS, PARTS, QWEN_3, ZEPHYR

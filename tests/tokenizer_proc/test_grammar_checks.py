@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from messages.columns import pack_int32
-from messages.config import Config, ModelFacts, SchedulingConfig
+from messages.config.server import Config, ModelFacts, SchedulingConfig
 from messages.errors import ErrorInfo
-from messages.replies import UserReply
-from messages.requests import AbortMsg, Grammar, SamplingParams, Stamps, UserMsg
+from messages.ring.replies import UserReply
+from messages.ring.requests import AbortMsg, Grammar, SamplingParams, Stamps, UserMsg
 from tokenizer_proc.child_process import ChildTimeoutError
 from tokenizer_proc.grammar_checks import GrammarChecks, GrammarChild
 from tokenizer_proc.grammar_child import MAX_CPU_S, Checked

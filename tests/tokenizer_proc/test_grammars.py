@@ -4,11 +4,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from frontend.api.tools import ToolFunction, choose_tools, list_tools
+from frontend.api.answers.tools import ToolFunction, choose_tools, list_tools
 from frontend.parsing.model_format import choose_format
-from messages.config import ModelFacts
+from messages.config.server import ModelFacts
 from messages.errors import RequestError
-from messages.requests import Grammar
+from messages.ring.requests import Grammar
 from tokenizer_proc.grammars import GrammarReader, compile_schema
 from tokenizer_proc.schema_faults import find_fault
 

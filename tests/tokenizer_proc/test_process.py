@@ -9,11 +9,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from messages.columns import pack_int32, unpack_int32
-from messages.config import Config, ModelConfig, ModelFacts
-from messages.control import BootFailed
+from messages.config.server import Config, ModelConfig, ModelFacts
+from messages.control.processes import BootFailed
 from messages.errors import BootError
-from messages.replies import DecodeReply, EncodeReply, ToFrontend, UserReply
-from messages.requests import (
+from messages.ring.replies import DecodeReply, EncodeReply, ToFrontend, UserReply
+from messages.ring.requests import (
     AbortMsg,
     DecodeMsg,
     DropBefore,

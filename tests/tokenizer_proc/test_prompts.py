@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import RequestError
-from messages.requests import ChatPrompt, SamplingParams, Sibling, Stamps, TokenizeMsg, Truncation, UserMsg
+from messages.ring.requests import ChatPrompt, SamplingParams, Sibling, Stamps, TokenizeMsg, Truncation, UserMsg
 from runtime.chat_files import PLAIN_TEMPLATE
 from tests.tokenizer_proc.parts import chat, encoding_of, templates_of, user
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from pydantic import BaseModel, Field
 
-from messages.requests import CallGrammar
+from messages.ring.requests import CallGrammar
 from runtime.grammars import GrammarCompiler, GrammarError
 from tokenizer_proc.call_grammars import call_grammar
 from tokenizer_proc.grammars import lark_grammar, schema_grammar

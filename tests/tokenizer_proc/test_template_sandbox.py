@@ -11,7 +11,7 @@ import pytest
 from jinja2 import TemplateError
 
 from messages.errors import RequestError
-from messages.requests import ChatPrompt
+from messages.ring.requests import ChatPrompt
 from runtime.chat_files import DEFAULT, PLAIN_TEMPLATE, ChatFiles
 from tokenizer_proc.template_child import MAX_BYTES
 from tokenizer_proc.template_process import TemplateProcess

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from frontend.api.tools import ToolFunction, choose_tools, list_tools, with_calls
+from frontend.api.answers.tools import ToolFunction, choose_tools, list_tools, with_calls
 from frontend.parsing.deltas import CallBroken, CallStart, Content
 from frontend.parsing.model_format import choose_format
 from frontend.parsing.parser import ResponseParser
 from messages.columns import unpack_int32
-from messages.config import ModelFacts
-from messages.requests import Grammar, SamplingParams, Stamps, Thought, TokenizeMsg
+from messages.config.server import ModelFacts
+from messages.ring.requests import Grammar, SamplingParams, Stamps, Thought, TokenizeMsg
 from tests.tokenizer_proc.parts import chat, encoding_of, templates_of, user
 from tokenizer_proc.grammars import GrammarReader
 from tokenizer_proc.prompts import PromptReader

@@ -1,4 +1,4 @@
-from messages.replies import DetokenizeMsg, ToDetokenizer
+from messages.ring.replies import DetokenizeMsg, ToDetokenizer
 from tools.write_wire_page import PAGE, describe, make_page, structs_in
 
 

@@ -5,18 +5,18 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Raw
 
+from frontend.api.answers.chat_messages import MAX_MESSAGES
+from frontend.api.answers.conversation import Conversation
+from frontend.api.answers.thinking import template_kwargs
+from frontend.api.answers.tools import Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
+from frontend.api.answers.turns import BETWEEN_TEXTS, UNREAD, Turns
 from frontend.api.anthropic.errors import THREAD
-from frontend.api.chat_messages import MAX_MESSAGES
-from frontend.api.conversation import Conversation
-from frontend.api.grammar import ResponseFormat, SchemaFormat
-from frontend.api.openai_body import ModelFields, check_shown, truncation_of
-from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, Sampling, StopStrings
-from frontend.api.thinking import template_kwargs
-from frontend.api.tools import Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
-from frontend.api.turns import BETWEEN_TEXTS, UNREAD, Turns
+from frontend.api.openai.openai_body import ModelFields, check_shown, truncation_of
+from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
+from frontend.api.parameters.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, Sampling, StopStrings
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import RequestError, bad_request
-from messages.requests import THINKING_SWITCHES
+from messages.ring.requests import THINKING_SWITCHES
 
 T = TypeVar("T")
 

@@ -8,13 +8,13 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from frontend.api.answer_blocks import AnswerBlocks
+from frontend.api.answers.answer_blocks import AnswerBlocks
+from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.anthropic.body import IGNORED, REFUSED, CountBody, MessagesBody, PromptFields, make_conversation
 from frontend.api.anthropic.errors import ANTHROPIC_ERRORS
 from frontend.api.anthropic.reply import EVENTS, MessageAnswer, MessageEvents, MessageReply
-from frontend.api.conversation import Conversation, Conversations
-from frontend.api.openai_body import ModelReader, name_rules
-from frontend.api.sampling import Sampling
+from frontend.api.openai.openai_body import ModelReader, name_rules
+from frontend.api.parameters.sampling import Sampling
 from frontend.http.endpoint import Endpoint, Parameter
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply

@@ -6,13 +6,13 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from frontend.api.answer_blocks import AnswerBlocks, Began, Block, BlockEvent, Ended, Grew
+from frontend.api.answers.answer_blocks import AnswerBlocks, Began, Block, BlockEvent, Ended, Grew
 from frontend.api.anthropic.errors import anthropic_error
 from frontend.http import sse
 from frontend.http.stream import EventWriter
 from frontend.requests.generation import Generation
 from messages.errors import ErrorInfo
-from messages.replies import Usage, UserReply
+from messages.ring.replies import Usage, UserReply
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 

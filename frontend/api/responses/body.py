@@ -6,15 +6,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from frontend.api.chat_messages import ChatMessage
-from frontend.api.conversation import Conversation
-from frontend.api.grammar import ResponseFormat, SchemaFormat
-from frontend.api.openai_body import ModelFields, check_shown, truncation_of
+from frontend.api.answers.chat_messages import ChatMessage
+from frontend.api.answers.conversation import Conversation
+from frontend.api.answers.thinking import ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
+from frontend.api.answers.tools import choose_tools
+from frontend.api.openai.openai_body import ModelFields, check_shown, truncation_of
+from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
+from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
 from frontend.api.responses.items import Input
 from frontend.api.responses.tools import CHOICE_TEXT, TOOLS_TEXT, ResponseChoice, ResponseTool, read_choice, tool_use
-from frontend.api.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
-from frontend.api.thinking import ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
-from frontend.api.tools import choose_tools
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
 

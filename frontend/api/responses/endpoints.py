@@ -7,10 +7,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from frontend.api.answer_blocks import AnswerBlocks
-from frontend.api.conversation import Conversation, Conversations
-from frontend.api.openai_body import ModelReader, name_rules
-from frontend.api.requests import read_count
+from frontend.api.answers.answer_blocks import AnswerBlocks
+from frontend.api.answers.conversation import Conversation, Conversations
+from frontend.api.openai.openai_body import ModelReader, name_rules
+from frontend.api.operate.requests import read_count
+from frontend.api.parameters.sampling import MAX_INT32, Sampling
 from frontend.api.responses.background import BackgroundResponses, FollowingStream
 from frontend.api.responses.body import IGNORED, REFUSED, ResponseBody, make_conversation
 from frontend.api.responses.events import ResponseEvents
@@ -18,7 +19,6 @@ from frontend.api.responses.items import REFERENCE, Item, make_turns, read_items
 from frontend.api.responses.reply import Response, ResponseAnswer
 from frontend.api.responses.store import ResponseStore, StoredResponse
 from frontend.api.responses.tools import served_tools
-from frontend.api.sampling import MAX_INT32, Sampling
 from frontend.errors import ErrorBody, ErrorForm, error_body, not_found
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
@@ -26,7 +26,7 @@ from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
 from messages.errors import ErrorInfo, RequestError, bad_request
-from messages.peers import UsedResponse, UseResponse
+from messages.ring.peers import UsedResponse, UseResponse
 
 MAX_LISTED = 100
 DEFAULT_LISTED = 20

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from frontend.api.answer_blocks import Began, Block, BlockEvent, Ended, Grew
-from frontend.api.logprob_fields import ChatLogprob
+from frontend.api.answers.answer_blocks import Began, Block, BlockEvent, Ended, Grew
+from frontend.api.openai.logprob_fields import ChatLogprob
 from frontend.api.responses.reply import OutputItem, OutputPart, Response, ResponseAnswer, failed
 from frontend.http import sse
 from frontend.http.stream import EventWriter
 from frontend.requests.generation import Generation
 from messages.errors import ErrorInfo
-from messages.replies import UserReply
+from messages.ring.replies import UserReply
 
 
 class OfStream(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from frontend.api.chat_messages import MAX_MESSAGES
+from frontend.api.answers.chat_messages import MAX_MESSAGES
+from frontend.api.answers.turns import BETWEEN_TEXTS, UNREAD, Turns
 from frontend.api.responses.tools import ToolName
-from frontend.api.turns import BETWEEN_TEXTS, UNREAD, Turns
 from messages.errors import RequestError, bad_request
 
 ITEM_PREFIXES = {

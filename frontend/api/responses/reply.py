@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from frontend.api.answer_blocks import AnswerBlocks, Block
-from frontend.api.logprob_fields import ChatLogprob, TokenNames
+from frontend.api.answers.answer_blocks import AnswerBlocks, Block
+from frontend.api.openai.logprob_fields import ChatLogprob, TokenNames
 from frontend.api.responses.body import (
     LOGPROBS,
     REASONING,
@@ -19,7 +19,7 @@ from frontend.api.responses.body import (
 from frontend.api.responses.items import new_id, output_id, pack_reasoning
 from frontend.api.responses.tools import ResponseChoice, ResponseTool, ToolName, named_tools
 from messages.errors import ErrorInfo
-from messages.replies import PositionLogprobs, Usage, UserReply
+from messages.ring.replies import PositionLogprobs, Usage, UserReply
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from frontend.api.conversation import InputTokens
+from frontend.api.answers.conversation import InputTokens
+from frontend.api.parameters.sampling import MAX_INT32
 from frontend.api.responses.body import ResponseBody
 from frontend.api.responses.endpoints import (
     MAX_LISTED,
@@ -17,7 +18,6 @@ from frontend.api.responses.endpoints import (
 )
 from frontend.api.responses.events import EVENTS
 from frontend.api.responses.reply import Response
-from frontend.api.sampling import MAX_INT32
 from frontend.http.endpoint import Endpoint, Name, Parameter, limit_of
 
 INPUT = "How far is the moon?"

@@ -8,7 +8,7 @@ import msgspec
 
 from frontend.api.responses.items import Item
 from frontend.api.responses.reply import Response
-from messages.peers import UsedResponse
+from messages.ring.peers import UsedResponse
 
 _encoder = msgspec.json.Encoder()
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.api.custom_tools import CustomFormat, as_function
-from frontend.api.tools import Allowed, Choice, Name, Named, ToolFunction, ToolUse, list_tools
+from frontend.api.answers.custom_tools import CustomFormat, as_function
+from frontend.api.answers.tools import Allowed, Choice, Name, Named, ToolFunction, ToolUse, list_tools
 from frontend.http.field_names import UnknownFields
 from messages.errors import bad_request
 

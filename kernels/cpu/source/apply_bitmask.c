@@ -1,4 +1,4 @@
-/* Tokens that a grammar does not allow: kernels/apply_bitmask.py says what it does. */
+/* Tokens that a grammar does not allow: kernels/operations/apply_bitmask.py says what it does. */
 
 #if !IS_BFLOAT16
 typedef struct {

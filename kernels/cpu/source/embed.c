@@ -1,4 +1,4 @@
-/* Rows of the embeddings: kernels/embed.py says what it does. */
+/* Rows of the embeddings: kernels/operations/embed.py says what it does. */
 
 typedef struct {
   const int32_t *token_ids, *positions;

@@ -1,4 +1,4 @@
-/* The tanh approximation of GELU: kernels/gelu.py says what it does. */
+/* The tanh approximation of GELU: kernels/operations/gelu.py says what it does. */
 
 typedef struct {
   const element *x;

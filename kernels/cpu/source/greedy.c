@@ -1,4 +1,4 @@
-/* The most likely token: kernels/sample.py says what it does. */
+/* The most likely token: kernels/operations/sample.py says what it does. */
 
 #ifndef SLUICE_GREEDY
 #define SLUICE_GREEDY

@@ -1,4 +1,4 @@
-/* Layer normalization with the residual addition before it: kernels/layer_norm.py says what it does. */
+/* Layer normalization with the residual addition before it: kernels/operations/layer_norm.py says what it does. */
 
 typedef struct {
   element *x;

@@ -1,4 +1,4 @@
-/* Lays a linear layer's weight out as packed_linear reads it: kernels/packed_linear.py says how. */
+/* Lays a linear layer's weight out as packed_linear reads it: kernels/operations/packed_linear.py says how. */
 #if defined(__AVX2__)
 
 #ifndef SLUICE_PACK

@@ -1,4 +1,4 @@
-/* A linear layer whose weight is packed: kernels/packed_linear.py says what it does and how the weight lies.
+/* A linear layer whose weight is packed: kernels/operations/packed_linear.py says what it does and how the weight lies.
 
    A row's value is summed in the same order whatever the number of rows: one alone and one of a batch are equal. */
 #if defined(__AVX2__)

@@ -1,4 +1,4 @@
-/* Attention of rows with one new token each: kernels/paged_decode.py says what it does.
+/* Attention of rows with one new token each: kernels/operations/paged_decode.py says what it does.
 
    A row's keys are cut into splits of BLOCK keys, from its first key on. An item is (some splits, some key/value heads),
    and a split is done for all rows that have its keys in the same pages, one row after the other, while they are near.

@@ -1,4 +1,4 @@
-/* Causal attention of rows with many new tokens each: kernels/paged_prefill.py says what it does.
+/* Causal attention of rows with many new tokens each: kernels/operations/paged_prefill.py says what it does.
 
    An item is (row, tile of up to MAX_QUERIES queries that share a key/value head, that head). Keys are taken in blocks
    from the row's first on, so what a token gets depends on its row alone. FlashAttention: Dao et al., 2022. */

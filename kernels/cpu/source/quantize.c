@@ -1,4 +1,4 @@
-/* Makes a quantized weight: kernels/quantized_linear.py says what it is and how it lies. */
+/* Makes a quantized weight: kernels/operations/quantized_linear.py says what it is and how it lies. */
 
 #ifndef SLUICE_QUANTIZE
 #define SLUICE_QUANTIZE

@@ -7,7 +7,7 @@
 enum { QUANT_BLOCK = 32, QUANT_MOST_INPUTS = 64 /* of a group */ };
 
 /* Inputs whose codes lie together: those that have one scale, of 4 bits, and a part of a row, of 8.
-   kernels/quantized_linear.py has the numbers too. */
+   kernels/operations/quantized_linear.py has the numbers too. */
 INLINE int quant_group(const int bits) { return bits == 4 ? 32 : 64; }
 INLINE int64_t quant_scale_bytes(int bits, int of) { return bits == of ? 2 * QUANT_BLOCK : 0; }
 INLINE int64_t quant_group_bytes(int bits) { return quant_scale_bytes(bits, 4) + quant_group(bits) * QUANT_BLOCK * bits / 8; }

@@ -1,4 +1,4 @@
-/* A linear layer of int8 or int4 weights: kernels/quantized_linear.py says what it does and how the weight lies.
+/* A linear layer of int8 or int4 weights: kernels/operations/quantized_linear.py says what it does and how the weight lies.
 
    Activations become codes; products are exact sums of whole numbers, and groups of 4-bit weights are added up in their
    order. So a row's value is the same bits alone and in any batch. */

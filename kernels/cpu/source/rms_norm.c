@@ -1,4 +1,4 @@
-/* Root-mean-square normalization with the residual addition before it: kernels/rms_norm.py says what it does.
+/* Root-mean-square normalization with the residual addition before it: kernels/operations/rms_norm.py says what it does.
 
    What is normed is rounded before the weight is applied, as the checkpoints' own code does. */
 

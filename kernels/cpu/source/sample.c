@@ -1,4 +1,4 @@
-/* A draw with probability softmax(scores): kernels/sample.py says what it does, kernels/noise.py whence its noise. */
+/* A draw with probability softmax(scores): kernels/operations/sample.py says what it does, kernels/operations/noise.py whence its noise. */
 
 #ifndef SLUICE_SAMPLE
 #define SLUICE_SAMPLE

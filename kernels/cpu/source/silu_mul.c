@@ -1,4 +1,4 @@
-/* The gated activation: kernels/silu_mul.py says what it does. */
+/* The gated activation: kernels/operations/silu_mul.py says what it does. */
 
 #ifndef SLUICE_SILU_MUL
 #define SLUICE_SILU_MUL

@@ -1,4 +1,4 @@
-/* Norms of heads, rotary positions and the writing of K and V in one pass: kernels/rotate_store.py says what it does. */
+/* Norms of heads, rotary positions and the writing of K and V in one pass: kernels/operations/rotate_store.py says what it does. */
 
 typedef struct {
   element *heads;

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.huge_pages import empty_huge
-from kernels.paged_kv import PagedKV
-from kernels.quantized_kv import SCALE_DTYPE
-from messages.config import Config
+from kernels.operations.paged_kv import PagedKV
+from kernels.operations.quantized_kv import SCALE_DTYPE
+from messages.config.server import Config
 from messages.errors import BootError
 from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
 from scheduler_proc.computing.kv_cache.kv_memory import KVMemory

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from kernels.cpu.library import ISA_VARIABLE
-from messages.config import Config
+from messages.config.server import Config
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.placement import Placement
 

@@ -15,7 +15,7 @@ from kernels.formats.packed import PACKED
 from kernels.formats.plain import PLAIN
 from kernels.formats.quantized import QUANTIZED
 from kernels.formats.weight_format import Weight, WeightFormat
-from kernels.packed_linear import has_packed_kernel
+from kernels.operations.packed_linear import has_packed_kernel
 from messages.errors import BootError
 from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.blocks.weights import Weights

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from kernels.filter_scores import filter_min_p, filter_top
-from kernels.filter_unusual import filter_top_n_sigma, filter_typical_p, filter_xtc
-from messages.axes import columns_of
-from messages.steps import Batch
+from kernels.operations.filter_scores import filter_min_p, filter_top
+from kernels.operations.filter_unusual import filter_top_n_sigma, filter_typical_p, filter_xtc
+from messages.ring.axes import columns_of
+from messages.ring.steps import Batch
 
 ALL_TOKENS = (1 << 31) - 1
 """A top-k that takes nothing out."""

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from kernels.add_biases import add_biases
-from kernels.allow_tokens import allow_tokens
-from kernels.apply_bitmask import apply_bitmask
-from kernels.penalize_occurrence import penalize_occurrence
-from kernels.penalize_repetition import penalize_repetition
-from kernels.take_tokens import take_tokens
-from messages.steps import LogitsProcessing
+from kernels.operations.add_biases import add_biases
+from kernels.operations.allow_tokens import allow_tokens
+from kernels.operations.apply_bitmask import apply_bitmask
+from kernels.operations.penalize_occurrence import penalize_occurrence
+from kernels.operations.penalize_repetition import penalize_repetition
+from kernels.operations.take_tokens import take_tokens
+from messages.ring.steps import LogitsProcessing
 
 
 def find_processed(processing: LogitsProcessing | None, num_rows: int) -> np.ndarray:

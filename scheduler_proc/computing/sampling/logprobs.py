@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.top_logprobs import top_logprobs
-from messages.steps import LogprobColumns
+from kernels.operations.top_logprobs import top_logprobs
+from messages.ring.steps import LogprobColumns
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.sampling.plan import SamplingPlan
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from messages.steps import Batch
+from messages.ring.steps import Batch
 from scheduler_proc.computing.sampling.filters import (
     FILTERS,
     ONE_READ,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from messages.columns import pack_int32
-from messages.steps import ForwardOutput
+from messages.ring.steps import ForwardOutput
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.sampling.logprobs import TokenLogprobs, prompt_logprobs, sampled_logprobs
 from scheduler_proc.computing.sampling.plan import SamplingPlan

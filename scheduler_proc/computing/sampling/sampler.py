@@ -9,9 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kernels.draw_filtered import RowDraws, draw_filtered
 from kernels.gpu.triton_kernels import find_triton_kernel
-from kernels.sample import NO_TOKEN, draw, greedy, sample
+from kernels.operations.draw_filtered import RowDraws, draw_filtered
+from kernels.operations.sample import NO_TOKEN, draw, greedy, sample
 from scheduler_proc.computing.sampling.filters import filter_scores
 from scheduler_proc.computing.sampling.logits_processing import process_logits
 from scheduler_proc.computing.sampling.plan import SamplingPlan

@@ -4,10 +4,10 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
-from messages.axes import columns_of, fill_columns
 from messages.columns import pack_int32, pack_int64
-from messages.config import Config
-from messages.steps import (
+from messages.config.server import Config
+from messages.ring.axes import columns_of, fill_columns
+from messages.ring.steps import (
     BIAS,
     HISTORY_ID,
     MASK_WORD,

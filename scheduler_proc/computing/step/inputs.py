@@ -17,13 +17,13 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from kernels.decode_work import DecodeLayout, DecodeWork
-from kernels.paged_kv import PagedKV
-from kernels.paged_prefill import PrefillRows
-from kernels.prefill_tiles import TILE_WORDS
-from messages.axes import fill_columns
+from kernels.operations.paged_kv import PagedKV
+from kernels.operations.paged_prefill import PrefillRows
+from kernels.plans.decode_work import DecodeLayout, DecodeWork
+from kernels.plans.prefill_tiles import TILE_WORDS
 from messages.columns import num_int32, pack_int32, unpack_int32
-from messages.steps import Batch
+from messages.ring.axes import fill_columns
+from messages.ring.steps import Batch
 from scheduler_proc.computing.step.packed_columns import PackedColumns
 
 Arrays = dict[str, np.ndarray]

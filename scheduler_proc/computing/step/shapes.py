@@ -7,7 +7,7 @@ prefills D = 0, and mixed steps the largest D there is, because places that stay
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from messages.steps import Batch
+from messages.ring.steps import Batch
 from scheduler_proc.computing.step.inputs import StepShape
 
 MAX_PREFILL_TOKENS = 4096

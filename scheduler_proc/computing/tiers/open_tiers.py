@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from messages.config import CacheConfig
+from messages.config.server import CacheConfig
 from messages.errors import BootError
 from scheduler_proc.computing.kv_cache.kv_tensors import GIB
 from scheduler_proc.computing.tiers.disk_tier import DiskTier

@@ -15,8 +15,8 @@ from benchmarks.load.workloads import (
     random_prompts,
     with_poisson_arrivals,
 )
+from extras.whatif.traces import SPECIAL_IDS
 from messages.errors import UsageError
-from whatif.traces import SPECIAL_IDS
 
 LENGTHS = Lengths(LengthRange(20, 60), LengthRange(3, 9))
 

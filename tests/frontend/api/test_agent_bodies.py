@@ -12,13 +12,13 @@ from typing import Any, Literal
 import pytest
 from pydantic import TypeAdapter
 
-from frontend.api.custom_tools import CustomFormat
+from frontend.api.answers.custom_tools import CustomFormat
+from frontend.api.answers.tools import ToolUse, choose_tools
 from frontend.api.responses.tools import ResponseChoice, ResponseTool, read_choice, tool_use
-from frontend.api.tools import ToolUse, choose_tools
 from frontend.parsing.model_format import choose_format
 from messages.errors import RequestError
-from messages.replies import PrefilledRow, PromptReply, Usage
-from messages.requests import TokenizeMsg
+from messages.ring.replies import PrefilledRow, PromptReply, Usage
+from messages.ring.requests import TokenizeMsg
 from tests.frontend.api.sse_events import named_events
 from tests.frontend.frontend_run import FrontendRun, final, step
 

@@ -8,8 +8,8 @@ import pytest
 from frontend.api.anthropic.reply import MessageEvents
 from messages.columns import pack_int32
 from messages.errors import ErrorInfo
-from messages.replies import EncodeReply, PrefilledRow, PromptReply, Usage
-from messages.requests import EncodeMsg, TokenizeMsg
+from messages.ring.replies import EncodeReply, PrefilledRow, PromptReply, Usage
+from messages.ring.requests import EncodeMsg, TokenizeMsg
 from tests.frontend.api.sse_events import named_events, next_event
 from tests.frontend.frontend_run import Call, FrontendRun, final, step
 

@@ -9,11 +9,11 @@ import pytest
 
 from frontend.api.responses.items import pack_reasoning
 from frontend.api.responses.store import ResponseStore
-from messages.config import HttpConfig, RunConfig
+from messages.config.server import HttpConfig, RunConfig
 from messages.errors import ErrorInfo
-from messages.peers import UsedResponse, UseResponse
-from messages.replies import PromptReply, Usage
-from messages.requests import TokenizeMsg, Truncation
+from messages.ring.peers import UsedResponse, UseResponse
+from messages.ring.replies import PromptReply, Usage
+from messages.ring.requests import TokenizeMsg, Truncation
 from tests.frontend.api.sse_events import named_events, next_event
 from tests.frontend.frontend_run import (
     Call,

@@ -4,7 +4,7 @@ import pytest
 
 from frontend.http.access import AccessRules, check_is_local
 from frontend.http.keys import Keys
-from messages.config import HttpConfig
+from messages.config.server import HttpConfig
 from messages.errors import RequestError
 from tests.frontend.frontend_run import FrontendRun, make_config
 

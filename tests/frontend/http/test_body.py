@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from frontend.api.completions import CompletionBody
+from frontend.api.openai.completions import CompletionBody
 from frontend.http import body as body_module
 from frontend.http.body import MAX_CONTAINERS, BodyDecoder, read_body
 from frontend.requests.trace import RequestTrace
-from messages.config import HttpConfig
+from messages.config.server import HttpConfig
 from messages.errors import RequestError
 from tests.frontend.conftest import MAX_BODY_MB
 from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config, wait_until

@@ -4,8 +4,8 @@ import httpx
 import pytest
 
 from frontend.http.keys import Keys, UnauthorizedError, read_keys
-from messages.config import HttpConfig, RunConfig
-from messages.control import BootFailed
+from messages.config.server import HttpConfig, RunConfig
+from messages.control.processes import BootFailed
 from messages.errors import BootError, RequestError
 from tests.fake_launcher import FakeLauncher
 from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config

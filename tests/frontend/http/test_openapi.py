@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 from starlette.requests import Request
 
-from frontend.api.completions import CompletionBody
-from frontend.api.generate import GenerateBody
+from frontend.api.generate.generate import GenerateBody
+from frontend.api.openai.completions import CompletionBody
 from frontend.http import openapi
 from frontend.http.body import BodyDecoder
 from frontend.http.keys import Keys

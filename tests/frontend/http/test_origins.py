@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from frontend.http.origins import AllowedOrigins
-from messages.config import HttpConfig
+from messages.config.server import HttpConfig
 from messages.errors import BootError, RequestError
 from tests.frontend.frontend_run import FrontendRun, final, make_config
 

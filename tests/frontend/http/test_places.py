@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from frontend.api.answers.chat_messages import make_chat_prompt
 from frontend.api.anthropic.body import MessagesBody
-from frontend.api.chat import ChatBody
-from frontend.api.chat_messages import make_chat_prompt
+from frontend.api.openai.chat import ChatBody
 from frontend.api.responses.body import ResponseBody
 from frontend.api.responses.items import read_items
 from frontend.http.body import BodyDecoder

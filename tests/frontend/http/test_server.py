@@ -7,7 +7,7 @@ import pytest
 
 from frontend.http import server as server_module
 from frontend.http.server import NUM_LOOKS, HttpServer
-from messages.config import HttpConfig
+from messages.config.server import HttpConfig
 
 
 class Connection:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from frontend.api.generate_events import TokensEvent, tokens_frame
+from frontend.api.generate.generate_events import TokensEvent, tokens_frame
 from frontend.http import sse
 from messages.errors import ErrorInfo
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from messages.config import HttpConfig
+from messages.config.server import HttpConfig
 from messages.errors import ErrorInfo
-from messages.replies import Usage
+from messages.ring.replies import Usage
 from tests.frontend.frontend_run import (
     TIMEOUT_S,
     Call,

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from messages.config import HttpConfig
-from messages.control import BootFailed
+from messages.config.server import HttpConfig
+from messages.control.processes import BootFailed
 from tests.fake_launcher import FakeLauncher
 from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config
 

@@ -9,9 +9,9 @@ from frontend.errors import UnavailableError
 from frontend.links import peers
 from frontend.links.peers import Peers, Replies
 from frontend.links.processes import ProcessView
-from messages.control import ProcessStatus, ProcessTable
-from messages.peers import AbortedOpen, CountOpen, OpenCount, PeerAnswer, PeerAsk
-from messages.uids import UIDS_PER_BLOCK, block_of
+from messages.control.processes import ProcessStatus, ProcessTable
+from messages.ring.peers import AbortedOpen, CountOpen, OpenCount, PeerAnswer, PeerAsk
+from messages.ring.uids import UIDS_PER_BLOCK, block_of
 from tests.frontend.other_frontend import front
 
 TIMEOUT_S = 30.0

@@ -5,7 +5,7 @@ import pytest
 
 from frontend.errors import UnavailableError
 from frontend.links.processes import ProcessView
-from messages.control import ProcessState, ProcessStatus, ProcessTable
+from messages.control.processes import ProcessState, ProcessStatus, ProcessTable
 from tests.frontend.frontend_run import table
 
 

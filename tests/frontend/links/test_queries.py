@@ -7,10 +7,10 @@ from frontend.errors import UnavailableError
 from frontend.links import queries
 from frontend.links.processes import ProcessView
 from frontend.links.queries import Queries
-from messages.cache import CacheExplained, ExplainCache
 from messages.columns import pack_int32
-from messages.replies import CacheFlushed, DecodeReply
-from messages.requests import DecodeMsg, FlushCache
+from messages.ring.cache import CacheExplained, ExplainCache
+from messages.ring.replies import CacheFlushed, DecodeReply
+from messages.ring.requests import DecodeMsg, FlushCache
 from tests.frontend.frontend_run import table, table_after, with_engine
 
 

@@ -4,8 +4,8 @@ from frontend.metrics.request_metrics import RequestMetrics
 from frontend.requests.generation import Generation
 from messages.columns import pack_int32
 from messages.errors import ErrorInfo
-from messages.replies import Usage, UserReply
-from messages.requests import SamplingParams, TokenizeMsg
+from messages.ring.replies import Usage, UserReply
+from messages.ring.requests import SamplingParams, TokenizeMsg
 from tests.frontend.frontend_run import STAMPS
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS, find_format
 from frontend.parsing.model_format import AUTO, NONE, choose_format, load_model_format
-from messages.config import ModelConfig
+from messages.config.server import ModelConfig
 from tests.frontend.frontend_run import make_config
 
 HERMES = "{{ '<tool_call>\\n{\"name\": ' }}"

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from messages.columns import pack_int32, unpack_int32
-from messages.config import HttpConfig
-from messages.control import ProcessTable
-from messages.requests import FramesLost, TokenizeMsg
-from messages.uids import UIDS_PER_BLOCK
+from messages.config.server import HttpConfig
+from messages.control.processes import ProcessTable
+from messages.ring.requests import FramesLost, TokenizeMsg
+from messages.ring.uids import UIDS_PER_BLOCK
 from tests.frontend.frontend_run import FrontendRun, final, make_config, step, table, table_after, wait_until
 
 

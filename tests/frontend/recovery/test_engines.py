@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from messages.columns import unpack_int32
-from messages.requests import AbortMsg, TokenizeMsg
+from messages.ring.requests import AbortMsg, TokenizeMsg
 from tests.frontend.frontend_run import FrontendRun, final, step, table, table_after, wait_until, with_engine
 
 

@@ -1,6 +1,6 @@
 from frontend.recovery.quarantine import Quarantine
 from frontend.requests.generation import Generation
-from messages.requests import SamplingParams, Stamps, TokenizeMsg
+from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg
 from tests.frontend.frontend_run import final
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from frontend.links.processes import ProcessView
 from frontend.recovery.release import may_release_suspect
-from messages.control import FrontendReport, ProcessState, ProcessStatus, ProcessTable
+from messages.control.processes import FrontendReport, ProcessState, ProcessStatus, ProcessTable
 from tests.frontend.frontend_run import FrontendRun, final, table_after, wait_until
 
 SCHEDULER = 3

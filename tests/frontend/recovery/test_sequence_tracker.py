@@ -3,8 +3,8 @@
 from typing import Any
 
 from frontend.recovery.sequence_tracker import SequenceTracker
-from messages.control import ProcessState, ProcessStatus
-from messages.requests import FramesLost
+from messages.control.processes import ProcessState, ProcessStatus
+from messages.ring.requests import FramesLost
 
 SECOND = 1_000_000_000
 SENDER = 7

@@ -8,8 +8,8 @@ from frontend.requests import admission
 from frontend.requests.admission import MAX_RETRY_S, Admission, estimate_tokens
 from frontend.service import Service
 from messages.columns import pack_int32
-from messages.config import SchedulingConfig
-from messages.requests import ChatPrompt
+from messages.config.server import SchedulingConfig
+from messages.ring.requests import ChatPrompt
 from tests.frontend.frontend_run import FrontendRun, final, make_config, step, table
 
 

@@ -11,7 +11,7 @@ from frontend.requests.costs import (
 )
 from frontend.requests.prompt_request import PromptRequest
 from messages.errors import RequestError
-from messages.requests import ChatPrompt, Dry, SamplingParams, Truncation
+from messages.ring.requests import ChatPrompt, Dry, SamplingParams, Truncation
 
 PLAIN = SamplingParams(1)
 DRY = Dry(1.0, 1.75, 2, -1, ("x" * 1000,))

@@ -6,8 +6,8 @@ import time
 from frontend.requests import deadlines
 from frontend.requests.deadlines import Deadlines
 from frontend.requests.generation import Generation
-from messages.config import HttpConfig
-from messages.requests import SamplingParams, Stamps, TokenizeMsg
+from messages.config.server import HttpConfig
+from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg
 from tests.frontend.frontend_run import FrontendRun, final, make_config, step, table, wait_until
 
 

@@ -6,8 +6,8 @@ import msgspec
 from frontend.requests.generation import Generation, Increment
 from messages.columns import pack_int32
 from messages.errors import ErrorInfo
-from messages.replies import PromptReply
-from messages.requests import SamplingParams, Stamps, TokenizeMsg
+from messages.ring.replies import PromptReply
+from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg
 from tests.frontend.frontend_run import final, position_logprobs
 
 MESSAGE = TokenizeMsg(7, 0, "hi", b"", SamplingParams(8), Stamps())

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from messages.columns import pack_int32
-from messages.config import Config, HttpConfig, RunConfig, SchedulingConfig
-from messages.control import Drain, Drained, FrontendReport, ProcessTable, Stop
-from messages.replies import EncodeReply
-from messages.requests import EncodeMsg, FramesLost, TokenizeMsg
+from messages.config.server import Config, HttpConfig, RunConfig, SchedulingConfig
+from messages.control.processes import Drain, Drained, FrontendReport, ProcessTable, Stop
+from messages.ring.replies import EncodeReply
+from messages.ring.requests import EncodeMsg, FramesLost, TokenizeMsg
 from tests.frontend.frontend_run import Call, FrontendRun, final, make_config, step, table, table_after, wait_until
 
 SHORT_S = 0.3

@@ -1,6 +1,6 @@
 from frontend.requests.prompt_request import PromptRequest, nth_seed
 from messages.columns import unpack_int32
-from messages.requests import ChatPrompt, SamplingParams
+from messages.ring.requests import ChatPrompt, SamplingParams
 
 
 def test_choices_differ_in_their_seeds_alone():

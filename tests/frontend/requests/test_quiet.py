@@ -6,8 +6,8 @@ from frontend.requests.generation import Generation
 from frontend.requests.quiet import MAX_QUIET, find_quiet
 from frontend.requests.step_log import StepLog
 from frontend.requests.timeline import MAX_MARKS
-from messages.control import QuietRequest
-from messages.requests import SamplingParams, Stamps, TokenizeMsg
+from messages.control.processes import QuietRequest
+from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg
 
 SECOND = 1_000_000_000
 NOW_NS = 100 * SECOND

@@ -8,9 +8,9 @@ import pytest
 from frontend.requests import recent_steps
 from frontend.requests.recent_steps import RecentSteps, StepSpan, join_steps
 from messages.columns import pack_int32
-from messages.peers import StepEnd, StepPlan
-from messages.replies import StepReplies, UserReply
-from messages.timeline import ChunkRow, QueueFacts, ScheduleReport
+from messages.ring.peers import StepEnd, StepPlan
+from messages.ring.replies import StepReplies, UserReply
+from messages.ring.timeline import ChunkRow, QueueFacts, ScheduleReport
 
 FACTS = QueueFacts(None, 0, 1, 256, 19, 512, 3, 40, 0, 0, 0.0)
 

@@ -8,8 +8,8 @@ from frontend.requests.generation import Generation
 from frontend.requests.registry import Registry
 from messages.columns import pack_int32, pack_int64
 from messages.errors import ErrorInfo
-from messages.replies import PromptReply, StepReplies
-from messages.requests import SamplingParams, Stamps, TokenizeMsg
+from messages.ring.replies import PromptReply, StepReplies
+from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg
 from tests.frontend.frontend_run import final, position_logprobs, step
 
 

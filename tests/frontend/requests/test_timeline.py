@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from frontend.requests.timeline import MAX_CHUNKS, MAX_MARKS, ChunkSpan, Timeline
-from messages.replies import Usage, UserReply
-from messages.requests import Stamps
+from messages.ring.replies import Usage, UserReply
+from messages.ring.requests import Stamps
 
 STAMPS = Stamps(
     received_ns=100,

@@ -8,7 +8,7 @@ import pytest
 from frontend.requests.generation import Generation
 from frontend.requests.trace import RequestTrace
 from messages.errors import ErrorInfo
-from messages.replies import UserReply
+from messages.ring.replies import UserReply
 
 WHOLE, FAILED = UserReply(1, 0, "stop"), UserReply(2, 0, "error", error=ErrorInfo(500, "it broke"))
 

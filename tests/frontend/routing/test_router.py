@@ -9,8 +9,8 @@ from frontend.links.processes import ProcessView
 from frontend.routing.prefixes import BLOCK_BYTES, PrefixIndex, block_keys
 from frontend.routing.router import LITTLE_TOKENS, MAX_LEAD_TOKENS, Offer, Router, choose_engine
 from messages.columns import pack_int32
-from messages.control import ProcessStatus, ProcessTable
-from messages.requests import ChatPrompt, SamplingParams, Stamps, TokenizeMsg
+from messages.control.processes import ProcessStatus, ProcessTable
+from messages.ring.requests import ChatPrompt, SamplingParams, Stamps, TokenizeMsg
 
 OWN_BLOCK = 1
 LONG = "a" * (8 * BLOCK_BYTES)

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import torch
 
-from kernels.apply_bitmask import apply_bitmask
 from kernels.cpu.build import built_isas
 from kernels.cpu.capture import capture_calls
 from kernels.cpu.library import use_library
-from kernels.embed import embed
 from kernels.formats.plain import PlainWeight
-from kernels.gelu import gelu
-from kernels.layer_norm import layer_norm
-from kernels.packed_linear import pack, packed_linear
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import PrefillRows, paged_prefill
-from kernels.qk_norm import HeadNorms
-from kernels.quantized_linear import quantize, quantized_linear
-from kernels.rms_norm import rms_norm
-from kernels.rotate_store import rotate_store
-from kernels.sample import draw, greedy, sample
-from kernels.silu_mul import silu_mul
+from kernels.operations.apply_bitmask import apply_bitmask
+from kernels.operations.embed import embed
+from kernels.operations.gelu import gelu
+from kernels.operations.layer_norm import layer_norm
+from kernels.operations.packed_linear import pack, packed_linear
+from kernels.operations.paged_decode import paged_decode
+from kernels.operations.paged_prefill import PrefillRows, paged_prefill
+from kernels.operations.qk_norm import HeadNorms
+from kernels.operations.quantized_linear import quantize, quantized_linear
+from kernels.operations.rms_norm import rms_norm
+from kernels.operations.rotate_store import rotate_store
+from kernels.operations.sample import draw, greedy, sample
+from kernels.operations.silu_mul import silu_mul
 from tests.kernels.cases import Shape, assert_close, make_paged_case, with_codes
 
 SHAPES = [Shape(6, 2, 64, 16), Shape(7, 1, 80, 1), Shape(4, 4, 96, 64), Shape(5, 1, 128, 16), Shape(3, 3, 10, 4)]

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 import torch
 
-from kernels.apply_bitmask import apply_bitmask, apply_bitmask_reference
+from kernels.operations.apply_bitmask import apply_bitmask, apply_bitmask_reference
 from tests.kernels.bitmask_cases import make_bitmask
 
 

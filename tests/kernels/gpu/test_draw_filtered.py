@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.draw_filtered import RowDraws, draw_filtered, draw_filtered_reference
 from kernels.gpu import triton_kernels
 from kernels.gpu.launch_table import find_launch
-from kernels.sample import NO_TOKEN
+from kernels.operations.draw_filtered import RowDraws, draw_filtered, draw_filtered_reference
+from kernels.operations.sample import NO_TOKEN
 
 ALL, CANDIDATES = 1 << 30, 128
 Filters = tuple[int, float, float]

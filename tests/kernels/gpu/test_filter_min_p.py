@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 import torch
 
-from kernels.filter_scores import filter_min_p, filter_min_p_reference
+from kernels.operations.filter_scores import filter_min_p, filter_min_p_reference
 
 
 @pytest.mark.parametrize("vocab_size", [1, 129, 20_001])

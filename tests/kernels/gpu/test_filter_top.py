@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.filter_scores import filter_top, filter_top_reference
+from kernels.operations.filter_scores import filter_top, filter_top_reference
 
 INF, NAN = float("inf"), float("nan")
 ROUNDING = 2e-6

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 import torch
 
-from kernels.gelu import GeluKind, gelu, gelu_reference
+from kernels.operations.gelu import GeluKind, gelu, gelu_reference
 from tests.kernels.cases import assert_close
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

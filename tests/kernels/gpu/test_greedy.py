@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 import torch
 
-from kernels.sample import greedy, greedy_reference
+from kernels.operations.sample import greedy, greedy_reference
 
 INF, NAN = float("inf"), float("nan")
 

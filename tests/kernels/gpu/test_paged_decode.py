@@ -9,9 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.decode_work import LANES, DecodeLayout, DecodeScratch, DecodeWork, make_decode_scratch, plan_decode_work
-from kernels.paged_decode import paged_decode
-from kernels.paged_kv import PagedKV
+from kernels.operations.paged_decode import paged_decode
+from kernels.operations.paged_kv import PagedKV
+from kernels.plans.decode_work import (
+    LANES,
+    DecodeLayout,
+    DecodeScratch,
+    DecodeWork,
+    make_decode_scratch,
+    plan_decode_work,
+)
 from tests.kernels.cases import PagedCase, Shape, assert_close, dense_attention, make_paged_case
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

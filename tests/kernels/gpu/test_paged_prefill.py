@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kernels.gpu.launch_table import HOPPER, find_capability
-from kernels.paged_prefill import PrefillRows, paged_prefill
-from kernels.prefill_tiles import TILE_WORDS, count_tile_tokens, max_prefill_tiles, plan_prefill_tiles
+from kernels.operations.paged_prefill import PrefillRows, paged_prefill
+from kernels.plans.prefill_tiles import TILE_WORDS, count_tile_tokens, max_prefill_tiles, plan_prefill_tiles
 from tests.kernels.cases import PagedCase, Shape, assert_close, dense_attention, make_paged_case
 from tests.kernels.gpu.test_paged_decode import DTYPES, GRID, make_huge_cache
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.add_biases import add_biases, add_biases_reference
-from kernels.allow_tokens import allow_tokens, allow_tokens_reference
-from kernels.penalize_occurrence import penalize_occurrence, penalize_occurrence_reference
-from kernels.penalize_repetition import penalize_repetition, penalize_repetition_reference
+from kernels.operations.add_biases import add_biases, add_biases_reference
+from kernels.operations.allow_tokens import allow_tokens, allow_tokens_reference
+from kernels.operations.penalize_occurrence import penalize_occurrence, penalize_occurrence_reference
+from kernels.operations.penalize_repetition import penalize_repetition, penalize_repetition_reference
 
 Columns = tuple[Tensor, ...]
 NUM_ROWS = 4

@@ -5,12 +5,12 @@ from collections import Counter
 import pytest
 import torch
 
-from kernels.paged_decode import paged_decode
-from kernels.paged_kv import PagedKV
-from kernels.paged_prefill import PrefillRows, paged_prefill
-from kernels.qk_norm import HeadNorms
-from kernels.quantized_kv import SCALE_DTYPE
-from kernels.rotate_store import rotate_store, rotate_store_reference
+from kernels.operations.paged_decode import paged_decode
+from kernels.operations.paged_kv import PagedKV
+from kernels.operations.paged_prefill import PrefillRows, paged_prefill
+from kernels.operations.qk_norm import HeadNorms
+from kernels.operations.quantized_kv import SCALE_DTYPE
+from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import Shape, assert_close, make_paged_case, with_codes
 
 FP8 = torch.float8_e4m3fn

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 import torch
 
-from kernels.rms_norm import rms_norm, rms_norm_reference
+from kernels.operations.rms_norm import rms_norm, rms_norm_reference
 from tests.kernels.cases import assert_close
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -3,9 +3,9 @@ from collections import Counter
 import pytest
 import torch
 
-from kernels.paged_kv import PagedKV
-from kernels.qk_norm import HeadNorms
-from kernels.rotate_store import rotate_store, rotate_store_reference
+from kernels.operations.paged_kv import PagedKV
+from kernels.operations.qk_norm import HeadNorms
+from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import assert_close
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

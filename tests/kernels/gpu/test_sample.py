@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kernels.cpu.library import find_kernel, unload_kernels, use_library
 from kernels.gpu import triton_kernels
-from kernels.noise import exponential_noise
-from kernels.sample import draw, greedy_reference, sample, sample_reference
+from kernels.operations.noise import exponential_noise
+from kernels.operations.sample import draw, greedy_reference, sample, sample_reference
 from tests.kernels.c_library import built_library
 
 scipy = pytest.importorskip("scipy")  # whose parts, which take long, are imported when first named

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kernels.gpu import triton_kernels
 from messages.columns import pack_int32
-from messages.requests import SamplingParams
-from messages.steps import Batch
+from messages.ring.requests import SamplingParams
+from messages.ring.steps import Batch
 from scheduler_proc.computing.sampling.logprobs import TokenLogprobs, sampled_logprobs
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
 from scheduler_proc.computing.sampling.sampler import choose_tokens

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 import torch
 
-from kernels.silu_mul import silu_mul, silu_mul_reference
+from kernels.operations.silu_mul import silu_mul, silu_mul_reference
 from tests.kernels.cases import assert_close
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 import torch
 
-from kernels.top_logprobs import top_logprobs, top_logprobs_reference
+from kernels.operations.top_logprobs import top_logprobs, top_logprobs_reference
 
 # Triton's interpreter turns the end of a loop from an array into an integer.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")

@@ -5,9 +5,9 @@ import msgspec
 import pytest
 
 from messages.channels import Receiver, Sender
-from messages.config import Config, ModelFacts, RunConfig
+from messages.config.server import Config, ModelFacts, RunConfig
 from messages.frame_files import FrameReader, find_readers
-from messages.requests import StopSeen, ToScheduler
+from messages.ring.requests import StopSeen, ToScheduler
 from runtime.black_box.frame_recorder import FrameRecorder, Recording, make_black_box
 from runtime.run_dir import RunDir
 

@@ -8,7 +8,7 @@ import pytest
 
 from messages.frame_files import DATA, FrameFileError, FrameReader
 from messages.frames import HEADER
-from messages.requests import StopSeen
+from messages.ring.requests import StopSeen
 from runtime.black_box.frame_writer import FrameWriter
 
 CAPACITY = 4096

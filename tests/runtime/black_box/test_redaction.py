@@ -7,8 +7,8 @@ import pytest
 from messages.columns import pack_int32
 from messages.frame_files import DECODERS, FrameReader
 from messages.frames import HEADER
-from messages.replies import PromptReply, StepReplies
-from messages.requests import ChatPrompt
+from messages.ring.replies import PromptReply, StepReplies
+from messages.ring.requests import ChatPrompt
 from runtime.black_box.frame_writer import FrameWriter
 from runtime.black_box.redaction import redact, redact_file
 from tests.messages.samples import SECRET, TOKEN_ID, samples

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from messages.columns import pack_float32, pack_int32, pack_int64, unpack_float32, unpack_int32
-from messages.requests import SamplingParams
-from messages.steps import Batch, ForwardOutput, PromptLogprobTargets
+from messages.ring.requests import SamplingParams
+from messages.ring.steps import Batch, ForwardOutput, PromptLogprobTargets
 from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import VOCAB_SIZE
 from tests.scheduler_proc.computing.sampling.row_processing import RowProcessing, plan_logits_processing

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from messages.steps import Batch
+from messages.ring.steps import Batch
 from scheduler_proc.computing.load_runner import load_model
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.rank_process import RankLoop

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from messages.columns import pack_float32, pack_int32
-from messages.requests import SamplingParams
+from messages.ring.requests import SamplingParams
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import CONTEXT, VARIANTS, VOCAB_SIZE, build_checkpoint, make_config

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from kernels.formats.plain import PlainWeight
 from messages.columns import unpack_float32, unpack_int32
 from messages.errors import BootError
-from messages.requests import SamplingParams
+from messages.ring.requests import SamplingParams
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import build_checkpoint, make_config

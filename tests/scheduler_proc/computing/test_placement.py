@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 import torch
 
-from messages.config import CacheConfig, ModelConfig
+from messages.config.server import CacheConfig, ModelConfig
 from messages.errors import BootError
 from runtime.numa import Share
 from scheduler_proc.computing import placement

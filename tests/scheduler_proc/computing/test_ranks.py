@@ -10,13 +10,13 @@ import torch
 
 from messages.columns import pack_float32, pack_int32, unpack_float32, unpack_int32
 from messages.errors import BootError
-from messages.requests import SamplingParams
-from messages.steps import Batch
+from messages.ring.requests import SamplingParams
+from messages.ring.steps import Batch
 from scheduler_proc.computing import load_runner as load_runner_module
 from scheduler_proc.computing import placement
-from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
+from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
+from scheduler_proc.computing.backends.cuda import loading
 from scheduler_proc.computing.device import Fetched
-from scheduler_proc.computing.gpu import loading
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.parallel import ParallelGroup
@@ -24,8 +24,8 @@ from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.sampling.results import Result
 from tests.checkpoints import CONTEXT, build_checkpoint, make_config
+from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice
 from tests.scheduler_proc.computing.drive import GREEDY, Row, Schedule, generate, plan_batch, run_step
-from tests.scheduler_proc.computing.gpu.late_device import LateDevice
 from tests.scheduler_proc.computing.ranks import ranks_of
 from tests.scheduler_proc.computing.test_generation import make_prompts
 
@@ -159,7 +159,7 @@ def test_a_cache_has_as_many_pages_as_the_smallest_rank_has_room_for(
 ) -> None:
     rooms = iter([64, 40])
     monkeypatch.setattr(
-        "scheduler_proc.computing.cpu.loading.CpuBackend.measure_cache_bytes",
+        "scheduler_proc.computing.backends.cpu.loading.CpuBackend.measure_cache_bytes",
         lambda self, make_runner, bytes_per_page: next(rooms) * bytes_per_page,
     )
     build_checkpoint(tmp_path, "llama-gqa-tied")

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from messages.columns import pack_int32, unpack_int32
-from messages.requests import SamplingParams
-from messages.steps import Batch
+from messages.ring.requests import SamplingParams
+from messages.ring.steps import Batch
 from scheduler_proc.computing import runner as runner_module
-from scheduler_proc.computing.cpu.forward_passes import copy_columns
+from scheduler_proc.computing.backends.cpu.forward_passes import copy_columns
 from scheduler_proc.computing.device import Forward
 from scheduler_proc.computing.parallel import ALONE
 from scheduler_proc.computing.runner import Runner

@@ -5,8 +5,8 @@ from array import array
 import pytest
 
 from messages.columns import num_int32, pack_float32, pack_int32, unpack_int32, unpack_int64
-from messages.requests import AbortMsg, DropBefore, FlushCache, StopSeen
-from messages.steps import Batch, ForwardOutput
+from messages.ring.requests import AbortMsg, DropBefore, FlushCache, StopSeen
+from messages.ring.steps import Batch, ForwardOutput
 from scheduler_proc.deciding.isolation import run_step
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_runner import expected_logprobs, unpack_logprobs

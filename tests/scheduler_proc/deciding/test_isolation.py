@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from messages.columns import num_int32, pack_float32, pack_int32, pack_int64, unpack_int32, unpack_int64
-from messages.steps import ForwardOutput
+from messages.ring.steps import ForwardOutput
 from scheduler_proc.deciding.isolation import MAX_RERUNS, join_outputs, run_step, slice_rows
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_runner import check_shapes, expected_logprobs, expected_output, unpack_logprobs

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from messages.batch_config import BATCH_PRIORITY
+from extras.batches.config import BATCH_PRIORITY
 from messages.columns import unpack_int32, unpack_int64
-from messages.requests import AbortMsg, Stamps, UserMsg
+from messages.ring.requests import AbortMsg, Stamps, UserMsg
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.overlapped import OverlappedBench
 from tests.scheduler_proc.simulated_runner import expected_output

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from messages.columns import pack_float32, pack_int32
-from messages.requests import SamplingParams, Stamps, UserMsg
+from messages.ring.requests import SamplingParams, Stamps, UserMsg
 from scheduler_proc.deciding.refusals import check_possible
 from scheduler_proc.deciding.requests import Limits
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from messages.requests import AbortMsg
-from messages.timeline import ScheduleReport, WaitingRow
+from messages.ring.requests import AbortMsg
+from messages.ring.timeline import ScheduleReport, WaitingRow
 from scheduler_proc.deciding import schedule_reports
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 

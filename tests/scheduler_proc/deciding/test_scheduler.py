@@ -3,9 +3,9 @@
 import pytest
 
 from messages.columns import pack_int32
-from messages.replies import CacheFlushed, DetokenizeMsg, OpenStream
-from messages.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen
-from messages.uids import first_uid_of
+from messages.ring.replies import CacheFlushed, DetokenizeMsg, OpenStream
+from messages.ring.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen
+from messages.ring.uids import first_uid_of
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_runner import expected_output
 

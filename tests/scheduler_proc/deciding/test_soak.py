@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_proc.deciding.draft_lengths import DraftLengths
-from scheduler_proc.deciding.drafts import NgramDrafter
+from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
+from scheduler_proc.deciding.drafting.drafts import NgramDrafter
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench

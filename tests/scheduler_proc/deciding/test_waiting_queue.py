@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messages.requests import AbortMsg, Stamps, UserMsg
+from messages.ring.requests import AbortMsg, Stamps, UserMsg
 from scheduler_proc.deciding.requests import Limits, PendingReq
 from scheduler_proc.deciding.waiting_queue import AGING_S, MAX_LEAD_S, WaitingQueue, priority_key_of
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from messages.admin import Progress, ScaleProcess
-from messages.control import ProcessStatus
+from messages.control.admin import Progress, ScaleProcess
+from messages.control.processes import ProcessStatus
 from messages.engines import SCHEDULER
 from supervisor.admin.handover import JOIN_TIMEOUT_S
 from supervisor.admin.scaling import scale_process

@@ -7,8 +7,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from messages.admin import Done, TakeSnapshot
-from messages.config import Config, RunConfig
+from messages.config.server import Config, RunConfig
+from messages.control.admin import Done, TakeSnapshot
 from runtime.run_dir import RunDir
 from supervisor.admin import snapshots as snapshots_module
 from supervisor.admin.snapshot import Snapshot

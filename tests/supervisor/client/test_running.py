@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from messages.config import Config, ModelFacts
+from messages.config.server import Config, ModelFacts
 from runtime.lifeline import make_lifeline
 from runtime.run_dir import claim
 from supervisor.client.running import NoServerError, choose_server, find_servers

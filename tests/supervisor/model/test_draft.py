@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from messages.config import ModelConfig, SchedulingConfig
+from messages.config.server import ModelConfig, SchedulingConfig
 from messages.errors import BootError, UsageError
 from supervisor.model.draft import add_draft_facts
 from supervisor.model.facts import read_model_facts

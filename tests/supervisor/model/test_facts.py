@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from messages.config import ModelConfig
+from messages.config.server import ModelConfig
 from messages.errors import BootError, UsageError
 from supervisor.model.facts import read_model_facts
 

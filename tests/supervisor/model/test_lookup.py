@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import supervisor.model.lookup
-from messages.config import ModelConfig
+from messages.config.server import ModelConfig
 from messages.errors import BootError, UsageError
 from supervisor.console import Console
 from supervisor.model.lookup import BUNDLED_MODEL, find_model, find_tokenizer, model_name

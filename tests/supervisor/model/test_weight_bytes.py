@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from messages.config import Config, ModelConfig, ModelFacts, RunConfig
+from messages.config.server import Config, ModelConfig, ModelFacts, RunConfig
 from supervisor.model import weight_bytes
 from supervisor.model.weight_bytes import find_weight_bytes
 

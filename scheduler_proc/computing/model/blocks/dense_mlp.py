@@ -5,8 +5,8 @@ Shape legend: T tokens, E embedding size.
 
 from torch import Tensor
 
-from kernels.gelu import GeluKind
-from kernels.silu_mul import silu_mul
+from kernels.operations.gelu import GeluKind
+from kernels.operations.silu_mul import silu_mul
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel
 from scheduler_proc.computing.model.description import MlpDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters

@@ -5,8 +5,8 @@ Shape legend: T tokens, E embedding size.
 
 from torch import Tensor
 
-from kernels.layer_norm import layer_norm
-from kernels.rms_norm import rms_norm
+from kernels.operations.layer_norm import layer_norm
+from kernels.operations.rms_norm import rms_norm
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import NormDescription
 from scheduler_proc.computing.model.parameters import Parameter

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from kernels.formats.weight_format import Linear, Weight
-from kernels.gelu import GeluKind
+from kernels.operations.gelu import GeluKind
 from scheduler_proc.computing.parallel import ParallelGroup
 
 Weights = dict[str, Weight]

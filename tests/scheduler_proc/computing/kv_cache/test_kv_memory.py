@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from messages.columns import unpack_int32
-from messages.config import Config
+from messages.config.server import Config
 from messages.errors import BootError
-from messages.replies import DetokenizeMsg
-from scheduler_proc.computing.cpu.populate import PagePopulation
+from messages.ring.replies import DetokenizeMsg
+from scheduler_proc.computing.backends.cpu.populate import PagePopulation
 from scheduler_proc.computing.kv_cache import kv_tensors
 from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
 from scheduler_proc.computing.load_runner import load_runner

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from kernels.cpu.library import unload_kernels, use_library
 from kernels.formats import packed
-from kernels.packed_linear import has_packed_kernel, pack
-from kernels.quantized_linear import quantize
+from kernels.operations.packed_linear import has_packed_kernel, pack
+from kernels.operations.quantized_linear import quantize
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.loading import weights

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from messages.columns import pack_int32
-from messages.config import Config
+from messages.config.server import Config
 from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, allocate_cache
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from messages.columns import pack_float32, pack_int32
-from messages.steps import LogitsProcessing
+from messages.ring.steps import LogitsProcessing
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from messages.columns import pack_float32, pack_int32, pack_int64
-from messages.requests import SamplingParams
-from messages.steps import Batch
-from scheduler_proc.computing.cpu.forward_passes import copy_columns
+from messages.ring.requests import SamplingParams
+from messages.ring.steps import Batch
+from scheduler_proc.computing.backends.cpu.forward_passes import copy_columns
 from scheduler_proc.computing.sampling.plan import plan_sampling
 from scheduler_proc.computing.sampling.sampler import choose_tokens
 from tests.scheduler_proc.plain_steps import plain_step

@@ -11,9 +11,9 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messages.requests import SamplingParams
-from messages.steps import LogitsProcessing
-from scheduler_proc.computing.cpu.forward_passes import copy_columns
+from messages.ring.requests import SamplingParams
+from messages.ring.steps import LogitsProcessing
+from scheduler_proc.computing.backends.cpu.forward_passes import copy_columns
 from scheduler_proc.computing.sampling.logits_processing import expand_logits_processing, fill_histories, process_logits
 from tests.scheduler_proc.computing.sampling.row_processing import (
     RowProcessing,

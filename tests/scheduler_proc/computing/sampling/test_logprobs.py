@@ -14,8 +14,8 @@ from torch import Tensor
 
 from kernels.formats.plain import PlainWeight
 from messages.columns import pack_int32, unpack_int32
-from messages.requests import SamplingParams
-from messages.steps import LogprobColumns
+from messages.ring.requests import SamplingParams
+from messages.ring.steps import LogprobColumns
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.sampling import logprobs

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from messages.columns import pack_int32
-from messages.requests import SamplingParams
-from messages.steps import PromptLogprobTargets
+from messages.ring.requests import SamplingParams
+from messages.ring.steps import PromptLogprobTargets
 from scheduler_proc.computing.sampling.filters import ALL_TOKENS
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
 from tests.scheduler_proc.computing.sampling.row_processing import RowProcessing, plan_logits_processing

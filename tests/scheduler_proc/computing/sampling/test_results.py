@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from messages.columns import pack_int32, unpack_float32, unpack_int32
-from messages.requests import SamplingParams
-from messages.steps import Batch, LogprobColumns, PromptLogprobTargets
-from scheduler_proc.computing.cpu.forward_passes import copy_columns
+from messages.ring.requests import SamplingParams
+from messages.ring.steps import Batch, LogprobColumns, PromptLogprobTargets
+from scheduler_proc.computing.backends.cpu.forward_passes import copy_columns
 from scheduler_proc.computing.sampling.plan import GREEDY, SamplingPlan, plan_sampling
 from scheduler_proc.computing.sampling.results import Forwarded, Result, compute_result, read_result
 from tests.scheduler_proc.computing.sampling.sampling_batch import make_batch

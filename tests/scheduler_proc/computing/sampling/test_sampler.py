@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from messages.requests import SamplingParams
+from messages.ring.requests import SamplingParams
 from tests.scheduler_proc.computing.sampling.sampling_batch import choose, make_batch
 
 VOCAB_SIZE = 300

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from messages.columns import pack_int32, unpack_int32
-from messages.steps import PromptLogprobTargets
+from messages.ring.steps import PromptLogprobTargets
 from scheduler_proc.computing.step.inputs import (
     StepShape,
     as_decode_rows,

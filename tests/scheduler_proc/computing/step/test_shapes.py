@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from messages.columns import pack_int32
-from messages.steps import Batch, PromptLogprobTargets
+from messages.ring.steps import Batch, PromptLogprobTargets
 from scheduler_proc.computing.step.shapes import StepLimits, StepShapes, decode_row_counts, prefill_token_counts
 from tests.scheduler_proc.computing.drive import Row, plan_batch
 

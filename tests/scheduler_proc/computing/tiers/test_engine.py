@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from messages.errors import BootError
-from messages.requests import SamplingParams
+from messages.ring.requests import SamplingParams
 from scheduler_proc.computing import load_runner as loader
-from scheduler_proc.computing.gpu import loading
+from scheduler_proc.computing.backends.cuda import loading
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.tiers.tiered_pages import TieredPages
-from scheduler_proc.deciding.page_tiers import PageTiers
+from scheduler_proc.deciding.pages.page_tiers import PageTiers
 from scheduler_proc.offline import OfflineEngine, Output
 from tests.checkpoints import build_checkpoint, make_config
-from tests.scheduler_proc.computing.gpu.late_device import LateDevice
+from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice
 
 RNG = random.Random(5)
 PROMPTS = [[RNG.randrange(3, 300) for _ in range(49)] for _ in range(5)]

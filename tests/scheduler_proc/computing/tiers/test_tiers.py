@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.quantized_kv import SCALE_DTYPE
+from kernels.operations.quantized_kv import SCALE_DTYPE
 from messages.errors import BootError
-from scheduler_proc.computing.cpu.device import CpuDevice
+from scheduler_proc.computing.backends.cpu.device import CpuDevice
 from scheduler_proc.computing.device import Device
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.tiers import tiered_pages
@@ -25,7 +25,7 @@ from scheduler_proc.computing.tiers.page_copies import PageCopies
 from scheduler_proc.computing.tiers.slot_file import SECTOR_BYTES, SlotFile
 from scheduler_proc.computing.tiers.tier import Tier
 from scheduler_proc.computing.tiers.tiered_pages import TieredPages
-from tests.scheduler_proc.computing.gpu.late_device import LateDevice
+from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice
 
 PATIENCE_S = 60.0
 NUM_PAGES, PAGE_SIZE = 12, 4

@@ -1,0 +1,1 @@
+"""Optional features. They import the core; the core imports none of them."""

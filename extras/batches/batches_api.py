@@ -1,0 +1,120 @@
+"""`/v1/batches`: many requests in a file, answered when there is time, as OpenAI's API has them."""
+
+import time
+from functools import partial
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from extras.batches.files_api import ends_of, need_store, on_disk, page_of, read_query
+from extras.batches.lines import ENDPOINTS
+from extras.batches.records import BatchRecord, ExpiresAfter
+from extras.batches.store import BatchStore
+from frontend.http.body import BodyDecoder, read_body
+from frontend.http.field_names import UnknownFields
+from frontend.http.responses import JsonReply
+from messages.errors import ErrorInfo, RequestError, bad_request
+
+MAX_BODY_BYTES = 65536
+MAX_OPEN = 100
+"""Batches that may be open."""
+
+DEFAULT_LIMIT, MAX_LIMIT = 20, 100
+UNIT_S = {"h": 3600, "d": 86400}
+WINDOW_PATTERN = r"^[1-9][0-9]{0,3}[hd]\Z"
+
+Key = Annotated[str, Meta(max_length=64)]
+Value = Annotated[str, Meta(max_length=512)]
+
+
+class BatchBody(msgspec.Struct, frozen=True, kw_only=True):
+    input_file_id: Annotated[str, Meta(description="the id of a file")]
+    endpoint: Annotated[str, Meta(description=f"one of {', '.join(ENDPOINTS)}", extra_json_schema={"enum": ENDPOINTS})]
+    completion_window: Annotated[
+        str,
+        Meta(
+            pattern=WINDOW_PATTERN, description="hours or days after which what is not answered expires, as 24h or 7d"
+        ),
+    ]
+    metadata: Annotated[
+        Annotated[dict[Key, Value], Meta(max_length=16)] | None,
+        Meta(description="an object of at most 16 strings of at most 512 characters"),
+    ] = None
+    output_expires_after: Annotated[
+        ExpiresAfter | None, Meta(description='an object with the anchor "created_at" and seconds, an hour to 30 days')
+    ] = None
+
+
+class BatchList(msgspec.Struct, frozen=True):
+    data: list[BatchRecord]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    object: Literal["list"] = "list"
+
+
+class BatchApi:
+    """`store` is `None` where the server keeps no batches: then everything is refused.
+
+    The batches themselves are run by the frontend that holds the store's lock.
+    """
+
+    def __init__(self, store: BatchStore | None, unknown: UnknownFields):
+        self._given_store = store
+        self._decoder = BodyDecoder(BatchBody, unknown=unknown)
+
+    @property
+    def _store(self) -> BatchStore:
+        return need_store(self._given_store)
+
+    async def create(self, request: Request) -> JsonReply:
+        """Raises `RequestError`: 400, 404 for an unknown file, 429 where too many batches are open."""
+        store = self._store
+        body = self._decoder.decode(await read_body(request, MAX_BODY_BYTES))
+        if body.endpoint not in ENDPOINTS:
+            raise bad_request(f"endpoint must be one of {', '.join(ENDPOINTS)}, got {body.endpoint[:60]!r}", "endpoint")
+        return JsonReply(await on_disk(lambda: _create(store, body)))
+
+    async def list_batches(self, request: Request) -> JsonReply:
+        """Raises `RequestError` (400)."""
+        query = read_query(request, "after", "limit")
+        shown, has_more = await on_disk(lambda: page_of(self._store.list_batches(), query, DEFAULT_LIMIT, MAX_LIMIT))
+        return JsonReply(BatchList(shown, has_more, *ends_of(shown)))
+
+    async def show(self, request: Request) -> JsonReply:
+        """Raises `RequestError` (404)."""
+        return JsonReply(await on_disk(partial(self._store.find_batch, request.path_params["id"])))
+
+    async def cancel(self, request: Request) -> JsonReply:
+        """Raises `RequestError`: 404, 409 for one that has ended."""
+        return JsonReply(await on_disk(partial(_cancel, self._store, request.path_params["id"])))
+
+
+def _create(store: BatchStore, body: BatchBody) -> BatchRecord:
+    store.find_file(body.input_file_id)
+    if sum(record.is_open for record in store.list_batches()) >= MAX_OPEN:
+        raise RequestError(ErrorInfo(429, f"{MAX_OPEN} batches are open: wait for one", code="too_many_batches"))
+    now_s = int(time.time())
+    amount, unit = int(body.completion_window[:-1]), body.completion_window[-1]
+    record = BatchRecord(
+        id="",
+        endpoint=body.endpoint,
+        input_file_id=body.input_file_id,
+        completion_window=body.completion_window,
+        created_at=now_s,
+        expires_at=now_s + amount * UNIT_S[unit],
+        metadata=body.metadata,
+        output_expires_after=body.output_expires_after,
+    )
+    return store.add_batch(record)
+
+
+def _cancel(store: BatchStore, batch_id: str) -> BatchRecord:
+    record = store.find_batch(batch_id)
+    if not record.is_open:
+        message = f"the batch is {record.status} and cannot be cancelled"
+        raise RequestError(ErrorInfo(409, message, code="batch_has_ended"))
+    store.cancel(record)
+    return store.find_batch(batch_id)

@@ -1,0 +1,1 @@
+"""Fault injection: `launch.py inject`, and what processes do about it."""

@@ -1,0 +1,306 @@
+"""Faults on purpose (`--enable-fault-injection`): a process dies or stops, an edge of the ring misbehaves.
+
+Without the flag none of this is made: senders are plain ones and steps are run as they are.
+"""
+
+import logging
+import os
+import queue
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from messages.channels import Receiver, Sender
+from messages.columns import num_int32, unpack_int64
+from messages.control.admin import (
+    Acknowledged,
+    ClearFaults,
+    DamagePages,
+    EdgeFault,
+    Failed,
+    Fault,
+    Poison,
+    ProcessResult,
+    SignalSelf,
+    Starve,
+    StopReading,
+)
+from messages.control.processes import FRONTEND, kind_of
+from messages.errors import SluiceError
+from messages.frames import HEADER
+from messages.ring.steps import Batch
+from runtime.run_dir import RunDir
+
+T = TypeVar("T")
+
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+ANSWER_S = 0.05
+"""What the answer to a `SignalSelf` gets to leave."""
+
+NEVER_USED = b"\xc1"
+"""The one byte that begins no msgpack value."""
+
+INT32_BYTES = 4
+UNREAD_TURN_S = 0.05
+"""What a main loop waits in each turn in place of receiving: while messages are there its own wait returns at once."""
+
+POISON_FILE = "poison.json"
+
+log = logging.getLogger("sluice.faults")
+
+
+FAULTS: tuple[type[Fault], ...] = get_args(Fault)
+
+
+def refuse_fault(command: Fault) -> ProcessResult:
+    return Failed("impossible", "not for this process, or the server was started without --enable-fault-injection")
+
+
+class PoisonedStepError(Exception):
+    """A step that was told to fail."""
+
+
+class Faults:
+    """What one process is told to do wrong. Poison is kept beside the frames: a successor and a replay need it too."""
+
+    def __init__(self, run_dir: RunDir):
+        self._folder = run_dir.black_box
+        self._has_steps = False
+        self._senders: dict[str, FaultySender] = {}
+        self.receivers: list[Receiver[Any]] = []
+        self.starved: set[int] = set()
+        """By the scheduler: the requests that it leaves out of its steps; 0 stands for the queue."""
+        self.damage_pages: Callable[[int], None] | None = None
+        """Of the scheduler: overwrites so many pages."""
+        self._poisons = read_poisons(self._folder)
+
+    def executors(self, process_kind: str) -> dict[type[Any], Callable[[Any], ProcessResult]]:
+        """Returns what carries out each fault that can be asked of this kind of process."""
+        executors: dict[type[Any], Callable[[Any], ProcessResult]] = {
+            SignalSelf: self.signal_self,
+            EdgeFault: self.fault_edge,
+            Poison: self.poison,
+            Starve: self.starve,
+            DamagePages: self.die_of_damage,
+            StopReading: self.stop_reading,
+            ClearFaults: self.clear,
+        }
+        if process_kind == FRONTEND:  # whose event loop would never hear of what it has left unread
+            del executors[StopReading]
+        return executors
+
+    def open_sender(self, run_dir: RunDir, receiver: str) -> "FaultySender":
+        sender = FaultySender(run_dir.socket(receiver))
+        self._senders[receiver] = sender
+        return sender
+
+    def forget_sender(self, sender: Sender[Any]) -> None:
+        self._senders = {name: one for name, one in self._senders.items() if one is not sender}
+
+    def signal_self(self, command: SignalSelf) -> ProcessResult:
+        """Dies or stops, a moment after the answer."""
+        _do_soon(lambda: os.kill(os.getpid(), SIGNALS[command.kind]))
+        return Acknowledged(f"pid {os.getpid()} gets {SIGNALS[command.kind].name}")
+
+    def die_of_damage(self, command: DamagePages) -> ProcessResult:
+        """Overwrites pages and dies, a moment after the answer: no token of what it has then computed gets out."""
+        damage_pages = self.damage_pages
+        if damage_pages is None:
+            raise SluiceError("its pages end with it, or it has none: damage is for a scheduler with --keep-kv-cache")
+
+        def damage_and_die() -> None:
+            damage_pages(command.num_pages)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        _do_soon(damage_and_die)
+        return Acknowledged(f"pid {os.getpid()} overwrites {command.num_pages} pages and dies")
+
+    def fault_edge(self, command: EdgeFault) -> ProcessResult:
+        """Raises `SluiceError` where this process sends nothing to that one."""
+        senders = [one for name, one in self._senders.items() if command.receiver in (name, kind_of(name))]
+        if not senders:
+            raise SluiceError(f"it sends nothing to {command.receiver}, only to {', '.join(self._senders)}")
+        for sender in senders:
+            sender.rules.append(Rule(command))
+        which = (
+            f"each frame with probability {command.probability:g}" if command.probability else f"{command.num_frames}"
+        )
+        log.warning("injected: %s %s to the %s", command.kind, which, command.receiver)
+        return Acknowledged(f"{command.kind} to {command.receiver}: {which}")
+
+    def poison(self, command: Poison) -> ProcessResult:
+        """From now on the step that computes a token of the request, or all of the token ids in one row, fails."""
+        if not self._has_steps:
+            raise SluiceError("it runs no steps; poison is for the scheduler")
+        self._keep_poisons([*self._poisons, command])
+        return Acknowledged(f"{len(self._poisons)} poisons")
+
+    def starve(self, command: Starve) -> ProcessResult:
+        """From now on a request, or the queue, gets nothing of any step."""
+        if not self._has_steps:
+            raise SluiceError("it runs no steps; starve is for the scheduler")
+        self.starved.add(command.uid)
+        return Acknowledged(f"no step has request {command.uid}" if command.uid else "nothing leaves the queue")
+
+    def stop_reading(self, command: StopReading) -> ProcessResult:
+        """From now on the main loop finds nothing that other processes have sent."""
+        for receiver in self.receivers:
+            receiver.receive = _receive_nothing
+        return Acknowledged("it receives nothing")
+
+    def clear(self, command: ClearFaults) -> ProcessResult:
+        """Takes back every fault that has not happened yet."""
+        for sender in self._senders.values():
+            sender.rules.clear()
+        for receiver in self.receivers:
+            vars(receiver).pop("receive", None)  # and the method of its class is back
+        self.starved.clear()
+        if self._has_steps:  # the file is that process's alone
+            self._keep_poisons([])
+        return Acknowledged("no faults are left")
+
+    def poisoned(self, launch: Callable[[Batch], T]) -> Callable[[Batch], T]:
+        """Returns `launch`, but for steps with poison in them.
+
+        A token that the step before samples on the device (`Batch.future_token_indices`) is not seen.
+        """
+        self._has_steps = True
+
+        def launch_or_fail(batch: Batch) -> T:
+            for poison in self._poisons:
+                if _has_poison(batch, poison.uid, poison.token_ids):
+                    if poison.kind == "kill":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    raise PoisonedStepError(f"step {batch.step_id} has poison in it")
+            return launch(batch)
+
+        return launch_or_fail
+
+    def _keep_poisons(self, poisons: list[Poison]) -> None:
+        self._poisons = poisons
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        write_poisons(self._folder, poisons)
+
+
+def read_poisons(folder: Path) -> list[Poison]:
+    """Returns the poison that the processes with frames in `folder` had. Raises `SluiceError`."""
+    file = folder / POISON_FILE
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=list[Poison])
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SluiceError(f"{file} is damaged: {error}") from None
+
+
+def write_poisons(folder: Path, poisons: Sequence[Poison]) -> None:
+    new = folder / f"{POISON_FILE}.new"
+    new.write_bytes(msgspec.json.encode(poisons))
+    new.rename(folder / POISON_FILE)
+
+
+class Rule:
+    """A fault of an edge, and how many frames it still meets."""
+
+    def __init__(self, command: EdgeFault):
+        self.kind = command.kind
+        self.delay_s = command.delay_s
+        self._probability = command.probability
+        self._num_left = command.num_frames
+
+    @property
+    def is_over(self) -> bool:
+        return not self._probability and self._num_left == 0
+
+    def meets_next(self) -> bool:
+        """Tells whether the next frame is met."""
+        if self._probability:
+            return random.random() < self._probability
+        self._num_left -= 1
+        return True
+
+
+class FaultySender(Sender[Any]):
+    """A sender whose frames may be dropped, doubled, corrupted (so that they do not decode) or delayed (in order)."""
+
+    rules: list[Rule]
+
+    def __init__(self, path: Any):
+        super().__init__(path)
+        self.rules = []
+        self._slow_way: _SlowWay | None = None
+
+    def _put(self, frame: bytes) -> None:
+        if not self.rules and self._slow_way is None:
+            super()._put(frame)
+            return
+        met = [rule for rule in self.rules if rule.meets_next()]
+        self.rules = [rule for rule in self.rules if not rule.is_over]
+        kinds = {rule.kind for rule in met}
+        if "corrupt" in kinds:
+            frame = frame[: HEADER.size] + NEVER_USED + frame[HEADER.size :]
+        delay_s = sum(rule.delay_s for rule in met)
+        if delay_s and self._slow_way is None:
+            self._slow_way = _SlowWay(super()._put)
+        put = super()._put if self._slow_way is None else self._slow_way.make_put(delay_s)
+        for _ in range(0 if "drop" in kinds else 2 if "duplicate" in kinds else 1):
+            put(frame)
+
+    def close(self) -> None:
+        if self._slow_way is not None:
+            self._slow_way.close()
+        super().close()
+
+
+class _SlowWay:
+    """A thread that has taken over a sender's socket, and gives it each frame when it is due."""
+
+    def __init__(self, put: Callable[[bytes], None]):
+        self._put = put
+        self._frames: queue.SimpleQueue[tuple[float, bytes] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="slow edge", daemon=True)
+        self._thread.start()
+
+    def make_put(self, delay_s: float) -> Callable[[bytes], None]:
+        due_s = time.monotonic() + delay_s
+        return lambda frame: self._frames.put((due_s, frame))
+
+    def close(self) -> None:
+        """Lets go of the socket; what is not due within a second is lost."""
+        self._frames.put(None)
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while (item := self._frames.get()) is not None:
+            due_s, frame = item
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            try:
+                self._put(frame)
+            except Exception:
+                log.exception("a delayed frame was not sent")
+
+
+def _do_soon(action: Callable[[], None]) -> None:
+    timer = threading.Timer(ANSWER_S, action)
+    timer.daemon = True
+    timer.start()
+
+
+def _receive_nothing(limit: int = 0) -> Iterator[Any]:
+    time.sleep(UNREAD_TURN_S)
+    return iter(())
+
+
+def _has_poison(batch: Batch, uid: int, token_ids: bytes) -> bool:
+    if uid:
+        return uid in unpack_int64(batch.uids)
+    start = batch.token_ids.find(token_ids)
+    while start % INT32_BYTES and start >= 0:
+        start = batch.token_ids.find(token_ids, start + 1)
+    return start >= 0 and num_int32(token_ids) > 0

@@ -1,0 +1,100 @@
+"""`launch.py inject`: faults on purpose, in a server that was started with `--enable-fault-injection`."""
+
+import argparse
+import os
+import signal
+import time
+
+from messages.columns import pack_int32
+from messages.control.admin import (
+    ClearFaults,
+    DamagePages,
+    EdgeFault,
+    Fault,
+    InstructProcesses,
+    ListProcesses,
+    Poison,
+    ProcessList,
+    SignalSelf,
+    Starve,
+    StopReading,
+)
+from supervisor.client.admin_client import AdminClient
+
+SIGNAL_FAULTS = ("kill", "stop")
+EDGE_FAULTS = ("drop", "duplicate", "corrupt", "delay")
+FAULTS = (*SIGNAL_FAULTS, "stop-reading", *EDGE_FAULTS, "poison", "starve", "damage-pages", "clear")
+ANSWER_TIMEOUT_S = 15.0
+ALL_SCHEDULERS = ("scheduler*",)
+
+EPILOG = """
+kill, stop TARGET       SIGKILL or SIGSTOP for a process; with --seconds a stopped one goes on after that time
+stop-reading TARGET     a process receives nothing of what others send it, and goes on otherwise
+drop, duplicate, corrupt, delay TARGET
+                        of an edge, as 'scheduler>detokenizer' or scheduler:detokenizer: the next --frames frames, or
+                        each one with --probability; delay needs --seconds
+poison                  the step that computes --uid, or --token-ids side by side, kills the scheduler (--fail: raises)
+starve                  the scheduler lets nothing out of its queue, or leaves --uid out of its steps
+damage-pages            the scheduler overwrites K and V of --pages full pages and dies of it; its successor must notice
+clear                   forgets all that
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("fault", choices=FAULTS)
+    parser.add_argument("target", nargs="?", default="", help="a process, or an edge FROM:TO")
+    parser.add_argument("--frames", type=int, default=1, metavar="N", help="frames that are affected (default: 1)")
+    parser.add_argument("--probability", type=float, default=0.0, metavar="P", help="of each frame to be affected")
+    parser.add_argument("--seconds", type=float, default=0.0, metavar="X", help="how long a stop or a delay lasts")
+    parser.add_argument("--uid", type=int, default=0, metavar="N", help="the request that is poisoned or starved")
+    parser.add_argument("--token-ids", default="", metavar="N,N,…", help="the poison in a prompt")
+    parser.add_argument("--pages", type=int, default=1, metavar="N", help="that are damaged (default: 1)")
+    parser.add_argument("--fail", action="store_true", help="the poisoned step raises in place of dying")
+
+
+def read_command(options: argparse.Namespace) -> InstructProcesses:
+    """Returns what the processes are told. Raises `ValueError`, which says what is wrong with the command line."""
+    fault: str = options.fault
+    if fault == "clear":
+        return InstructProcesses((), ClearFaults())
+    if fault == "poison":
+        return InstructProcesses(ALL_SCHEDULERS, _poison(options))
+    if fault == "starve":
+        return InstructProcesses(ALL_SCHEDULERS, Starve(options.uid))
+    if fault == "damage-pages":
+        return InstructProcesses(ALL_SCHEDULERS, DamagePages(options.pages))
+    if fault in SIGNAL_FAULTS or fault == "stop-reading":
+        if not options.target:
+            raise ValueError(f"{fault} needs the name of a process")
+        command = StopReading() if fault == "stop-reading" else SignalSelf(options.fault)
+        return InstructProcesses((options.target,), command)
+    sender, arrow, receiver = options.target.replace(">", ":").partition(":")
+    if not (sender and arrow and receiver):
+        raise ValueError(f"{fault} needs an edge as FROM:TO, for example scheduler:detokenizer")
+    if not 0 <= options.probability <= 1 or options.frames < 1:
+        raise ValueError("--probability must be in [0, 1] and --frames at least 1")
+    if (fault == "delay") != (options.seconds > 0):
+        raise ValueError("delay, and of these faults only delay, needs --seconds")
+    command = EdgeFault(receiver, options.fault, options.frames, options.probability, options.seconds)
+    return InstructProcesses((sender,), command)
+
+
+def resume_later(options: argparse.Namespace, line: AdminClient) -> None:
+    """Lets a stopped process go on after `--seconds`; without them it stays as it is, and is taken for hung."""
+    if options.fault != "stop" or not options.seconds:
+        return
+    result = line.give(ListProcesses(), ANSWER_TIMEOUT_S)
+    if isinstance(result, ProcessList):
+        time.sleep(options.seconds)
+        for process in result.processes:
+            if process.name == options.target and process.pid:
+                os.kill(process.pid, signal.SIGCONT)
+
+
+def _poison(options: argparse.Namespace) -> Fault:
+    token_ids: list[int] = [int(text) for text in options.token_ids.split(",") if text]
+    if bool(options.uid) == bool(token_ids):
+        raise ValueError("poison needs --uid or --token-ids")
+    return Poison("fail" if options.fail else "kill", options.uid, pack_int32(token_ids))

@@ -1,0 +1,106 @@
+"""What the live stream tells: the server as it is at one moment, and what has changed since another."""
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from extras.live.traffic import Cost
+from frontend.api.operate.request_view import RequestFacts
+from frontend.requests.recent_steps import StepSpan
+from messages.control.processes import ProcessState, ProcessStatus
+
+V = TypeVar("V")
+
+
+class LiveProcess(msgspec.Struct, frozen=True):
+    """One process; `gauges` are those of its last beat, at `beat_ns`. `busy_since_ns` is 0 while no step runs."""
+
+    state: ProcessState
+    pid: int
+    incarnation: int
+    num_restarts: int
+    beat_ns: int
+    busy_since_ns: int
+    phase: str
+    fraction: float | None
+    degraded: str
+    gauges: dict[str, float]
+    cpu_percent: float | None
+    rss_bytes: int | None
+    placement: dict[str, str]
+
+
+class LiveRequest(RequestFacts, frozen=True, kw_only=True):
+    """A request that is open or has ended of late (`end_ns` is not 0)."""
+
+    begin_ns: int
+    stage_begin_ns: int
+    end_ns: int
+
+
+class LiveState(NamedTuple):
+    """The server at one moment. Edges have their messages a second; steps go by keys that mean nothing."""
+
+    processes: Mapping[str, LiveProcess] = {}
+    edges: Mapping[str, float] = {}
+    requests: Mapping[str, LiveRequest] = {}
+    steps: Mapping[str, StepSpan] = {}
+    num_open: int = 0
+    frontends_missing: int = 0
+
+
+class LiveEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What has changed since the event before; the first one has everything. Null: it is gone.
+
+    All times are nanoseconds of one clock (CLOCK_MONOTONIC of the server's machine), which shows `now_ns`. `requests`
+    are by uid: the oldest of `num_open` and the latest that have ended, of each frontend. Old steps are not told to be
+    gone. Of `frontends_missing` frontends nothing is known, for they have not answered.
+    """
+
+    now_ns: int
+    num_open: int
+    frontends_missing: int = 0
+    processes: dict[str, LiveProcess | None] = {}
+    edges: dict[str, float | None] = {}
+    requests: dict[str, LiveRequest | None] = {}
+    steps: dict[str, StepSpan] = {}
+
+
+def make_process(status: ProcessStatus, cost: Cost | None) -> LiveProcess:
+    return LiveProcess(
+        state=status.state,
+        pid=status.pid,
+        incarnation=status.incarnation,
+        num_restarts=status.num_restarts,
+        beat_ns=status.beat_ns,
+        busy_since_ns=status.busy_since_ns,
+        phase=status.phase if status.state == "starting" else "",
+        fraction=status.fraction if status.state == "starting" else None,
+        degraded=status.degraded,
+        gauges=status.gauges,
+        cpu_percent=None if cost is None else cost.cpu_percent,
+        rss_bytes=None if cost is None else cost.rss_bytes,
+        placement=status.placement,
+    )
+
+
+def make_event(before: LiveState, state: LiveState, now_ns: int) -> LiveEvent:
+    """Returns what tells somebody who knows `before` how the server is in `state`."""
+    return LiveEvent(
+        now_ns=now_ns,
+        num_open=state.num_open,
+        frontends_missing=state.frontends_missing,
+        processes=_changes(before.processes, state.processes),
+        edges=_changes(before.edges, state.edges),
+        requests=_changes(before.requests, state.requests),
+        steps=_new(before.steps, state.steps),
+    )
+
+
+def _new(before: Mapping[str, V], now: Mapping[str, V]) -> dict[str, V]:
+    return {key: value for key, value in now.items() if before.get(key) != value}
+
+
+def _changes(before: Mapping[str, V], now: Mapping[str, V]) -> dict[str, V | None]:
+    return {**_new(before, now), **{key: None for key in before if key not in now}}

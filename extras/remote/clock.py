@@ -1,0 +1,35 @@
+"""How far the head's monotonic clock is ahead of this machine's: each counts from its own start.
+
+As in Cristian's algorithm (1989), the answer with the shortest way there and back counts; the truth is at most half of
+that away.
+"""
+
+from extras.remote.messages import ClockAnswer
+
+NUM_QUESTIONS = 8
+
+
+class ClockComparison:
+    """Asks one question after another. Times are `time.monotonic_ns()`."""
+
+    def __init__(self) -> None:
+        self._num_answers = 0
+        self._best_trip_ns = -1
+        self._ahead_ns = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._num_answers == NUM_QUESTIONS
+
+    @property
+    def ahead_ns(self) -> int:
+        """By how much the head's clock is ahead; 0 where it may be the same clock, for all that can be told."""
+        return self._ahead_ns if abs(self._ahead_ns) > self._best_trip_ns / 2 else 0
+
+    def note(self, answer: ClockAnswer, now_ns: int) -> None:
+        """Notes the answer that has come `now_ns`."""
+        trip_ns = now_ns - answer.asked_ns
+        if self._best_trip_ns < 0 or trip_ns < self._best_trip_ns:
+            self._best_trip_ns = trip_ns
+            self._ahead_ns = answer.head_ns - answer.asked_ns - trip_ns // 2
+        self._num_answers += 1

@@ -1,0 +1,99 @@
+"""The profile of an engine on its way to the head, which asks for one part after another: frames are not held up."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from extras.remote.messages import FilePart, FileQuestion
+from runtime.profiling import ProcessProfile
+
+PART_BYTES = 256 * 1024
+MAX_TRACE_BYTES = 256 * 1024**2
+"""Of torch's trace: the proxy holds it in memory until it is whole."""
+
+
+def read_part(directory: Path, question: FileQuestion, clock_ahead_ns: int) -> FilePart:
+    """Returns what is asked for of a file in `directory`; one that has been read to its end is removed."""
+    path = directory / Path(question.name).name
+    try:
+        with path.open("rb") as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            file.seek(question.begin)
+            data = file.read(PART_BYTES)
+    except OSError:
+        return FilePart(question.name, b"", -1, clock_ahead_ns)
+    if question.begin + len(data) >= num_bytes:
+        path.unlink(missing_ok=True)
+    return FilePart(question.name, data, num_bytes, clock_ahead_ns)
+
+
+class ProfileFetch:
+    """Gets the engine's profile `name`, and torch's trace with it, into `directory`, which is made.
+
+    The file is there when it is whole; its times are on the head's clock, and its pid is that of this process.
+    """
+
+    def __init__(self, name: str, directory: Path, ask: Callable[[FileQuestion], None]):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self.path = directory / name
+        self._ask = ask
+        self._profile: ProcessProfile | None = None
+        self._data = bytearray()
+        self._missing = name
+
+    def look(self) -> None:
+        """Asks for what was not there yet; call it once a second."""
+        if self._missing:
+            self._missing, name = "", self._missing
+            self._ask(FileQuestion(name, 0))
+
+    def receive(self, part: FilePart) -> str:
+        """Returns what the operator should know, or ""."""
+        if part.num_bytes < 0:
+            self._missing = part.name
+            return ""
+        if part.num_bytes > MAX_TRACE_BYTES and self._profile is not None:
+            self._write(self._profile)
+            return f"torch's trace is left out: it has {part.num_bytes:,} bytes; profile for fewer seconds"
+        self._data += part.data
+        if len(self._data) < part.num_bytes:
+            self._ask(FileQuestion(part.name, len(self._data)))
+        elif self._profile is None:
+            profile = msgspec.msgpack.decode(self._data, type=ProcessProfile)
+            self._profile = _moved(profile, part.clock_ahead_ns)
+            self._data.clear()
+            if profile.torch_trace:
+                self._ask(FileQuestion(Path(profile.torch_trace).name, 0))
+            else:
+                self._write(self._profile)
+        else:
+            trace = self.path.with_suffix(".torch.json")
+            trace.write_bytes(self._data)
+            self._write(msgspec.structs.replace(self._profile, torch_trace=str(trace)))
+        return ""
+
+    def _write(self, profile: ProcessProfile) -> None:
+        new = self.path.with_suffix(".new")
+        new.write_bytes(msgspec.msgpack.encode(profile))
+        new.rename(self.path)
+
+
+def _moved(profile: ProcessProfile, by_ns: int) -> ProcessProfile:
+    """Returns the profile on a clock that is ahead by `by_ns`, as one of this process and without torch's trace."""
+    return msgspec.structs.replace(
+        profile,
+        pid=os.getpid(),
+        began_ns=profile.began_ns + by_ns,
+        ended_ns=profile.ended_ns + by_ns,
+        epoch_offset_ns=profile.epoch_offset_ns - by_ns,
+        slices=[(name, begin + by_ns, end + by_ns) for name, begin, end in profile.slices],
+        sent={
+            receiver: [(name, begin + by_ns, end + by_ns, *which) for name, begin, end, *which in notes]
+            for receiver, notes in profile.sent.items()
+        },
+        received=[(name, begin + by_ns, end + by_ns, *which) for name, begin, end, *which in profile.received],
+        samples_began_ns=profile.samples_began_ns and profile.samples_began_ns + by_ns,
+        torch_trace="",
+    )

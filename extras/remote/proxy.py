@@ -1,0 +1,258 @@
+"""The process that stands for an engine on another machine, as the scheduler of its name (decision 0067).
+
+It has the scheduler's place, socket and pid here: a lost connection is its end, and what follows is what follows the
+death of any scheduler.
+"""
+
+import contextlib
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from extras.remote.fitting import MisfitError, check_fit, open_frame
+from extras.remote.join_keys import HeadKeys, read_keys
+from extras.remote.messages import (
+    WAITING,
+    Admitted,
+    ClockAnswer,
+    ClockQuestion,
+    EngineEnded,
+    EngineFrame,
+    EngineOutput,
+    EngineReport,
+    EngineSays,
+    FilePart,
+    Join,
+    Order,
+    Probe,
+    ToProxy,
+    TurnedAway,
+)
+from extras.remote.profiles import ProfileFetch
+from extras.remote.secure_channels import HeadChannel
+from messages import VERSION
+from messages.channels import Receiver, Sender
+from messages.control.admin import Acknowledged, Failed, Instruction, InstructionDone, StopProfile
+from messages.control.processes import BootFailed, Drain, Ready, Stop, worker_number
+from messages.errors import ChannelFullError
+from messages.ring.replies import ToDetokenizer
+from messages.ring.requests import ToScheduler
+from messages.ring.uids import frontend_blocks
+from messages.schema import SCHEMA_VERSION
+from runtime.process import ProcessLink, run_process
+from supervisor.manifest import digests_of, without_keys
+
+PROBE_INTERVAL_S = 1.0
+
+log = logging.getLogger("sluice.proxy")
+
+
+class Proxy:
+    """Hands on what launcher and ring have for the engine, and what the engine has for them."""
+
+    def __init__(self, link: ProcessLink, address: str):
+        self._link = link
+        self._address = address
+        keys = read_keys(link.run_dir.head_keys, HeadKeys)
+        self._channel: HeadChannel[ToProxy] = HeadChannel(address, keys, ToProxy)
+        link.add_channel(self._channel)
+        link.add_channel(self._channel.connections)
+        link.on_instruction = self._hand_on_instruction
+        self._joiner: bytes | None = None
+        self._placement = self._make_placement() if link.config.run.ray else None
+        self._host = ""
+        self._inbox: Receiver[ToScheduler] | None = None
+        """While the engine serves."""
+        self._outbox: Sender[ToDetokenizer] | None = None
+        self._refusal: TurnedAway | None = None
+        """The latest one."""
+        self._due_s = 0.0
+        self._newest_block = 0
+        """The largest uid block of any frontend so far (`messages/ring/uids.py`)."""
+        self._profile_id = 0
+        """The instruction that ended the latest profile."""
+        self._fetch: ProfileFetch | None = None
+
+    def run(self) -> None:
+        """Serves until the launcher says stop; the end of an engine that has served ends the process with code 1."""
+        link = self._link
+        key = link.run_dir.join_keys
+        if self._placement is None:
+            log.info(
+                "with a copy of %s, run on another machine: python launch.py join %s --key-file %s",
+                key,
+                self._address.replace("0.0.0.0", "THIS-HOST"),
+                key.name,
+            )
+        while not link.is_stopping:
+            for message in link.receive_control():
+                if isinstance(message, Drain):
+                    self._send(Order(message))
+            for peer, message in self._channel.receive():
+                self._receive(peer, message)
+            if self._inbox is not None:
+                for frame in self._inbox.receive_frames():
+                    self._send(EngineFrame(frame))
+            if time.monotonic() >= self._due_s:
+                self._due_s = time.monotonic() + PROBE_INTERVAL_S
+                self._look()
+            link.wait()
+        self._send(Order(Stop()))
+        self._close()
+        if self._placement is not None:
+            self._placement.close(self._joiner is not None)
+
+    def _make_placement(self) -> Any:
+        # Imported here and not above: it is for those who use Ray.
+        from extras.remote.ray_placement import RayPlacement
+
+        placement = RayPlacement(self._link.config, self._channel.port, self._link.run_dir.join_keys)
+        self._link.stop_on_signal()  # Ray has its own way with a SIGTERM
+        return placement
+
+    def _look(self) -> None:
+        """Finds out whether the joiner is there; while none is, the start makes progress all the same."""
+        if self._joiner is not None:
+            self._send(Probe())
+            if self._fetch is not None:
+                self._fetch.look()
+        else:
+            self._link.phase(f"{WAITING} {'for Ray' if self._placement else f'at {self._address}'}")
+        end = "" if self._placement is None else self._placement.look(self._joiner is not None)
+        if end:
+            log.error("%s", end)
+
+    def _receive(self, peer: bytes, message: ToProxy) -> None:
+        if isinstance(message, Join):
+            self._answer_join(peer, message)
+        elif peer == self._joiner:
+            match message:
+                case ClockQuestion(asked_ns):
+                    self._send(ClockAnswer(asked_ns, time.monotonic_ns()))
+                case EngineSays(report):
+                    self._hand_on_report(report)
+                case EngineFrame(frame) if self._outbox is not None:
+                    self._hand_on_frame(self._outbox, frame)
+                case EngineOutput(lines):
+                    sys.stderr.write("".join(f"{line}\n" for line in lines))
+                case EngineEnded(why):
+                    self._lose(why)
+                case FilePart() if self._fetch is not None:
+                    self._receive_profile(self._fetch, message)
+                case _:
+                    pass
+
+    def _hand_on_frame(self, outbox: Sender[ToDetokenizer], frame: bytes) -> None:
+        """Passes on a frame. An inconsistent one would crash the detokenizer, so it disconnects the engine instead."""
+        try:
+            block = check_fit(open_frame(frame), worker_number(self._link.name))
+            if block > self._newest_block:
+                self._newest_block = max(frontend_blocks(self._link.run_dir.sockets()), default=0)
+            if block > self._newest_block:
+                raise MisfitError(f"a request of frontend {block}, which never existed")
+        except MisfitError as error:
+            self._lose(f"it is refused: {error}")
+            return
+        with contextlib.suppress(ChannelFullError):  # the next frame's number shows the loss to the detokenizer
+            outbox.hand_on(frame)
+
+    def _answer_join(self, peer: bytes, join: Join) -> None:
+        self._send(Probe())  # the one that has joined may just have lost its connection
+        refusal = find_refusal(join, self._host)
+        if refusal is not None:
+            if refusal != self._refusal:  # it may try again and again
+                log.warning("turned away an engine on %s: %s", join.host, refusal.reason)
+            self._refusal = refusal
+            self._channel.send(peer, refusal)
+            return
+        self._joiner, self._host = peer, join.host
+        config = self._link.config
+        files = digests_of(Path(config.facts.model_dir))
+        self._send(Admitted(self._link.name, self._link.incarnation, msgspec.json.encode(without_keys(config)), files))
+        self._link.phase(f"{join.host} has joined")
+
+    def _hand_on_report(self, report: EngineReport) -> None:
+        if isinstance(report, BootFailed):
+            return  # the first start of a server would be over; the joiner says why when it leaves
+        if isinstance(report, Ready):
+            self._inbox = Receiver(self._link.run_dir.socket(self._link.name), ToScheduler)
+            self._link.add_receiver(self._inbox)
+            self._outbox = self._link.open_sender("detokenizer")
+        if isinstance(report, InstructionDone) and report.instruction_id == self._profile_id:
+            report = self._begin_fetch(report)
+        self._link.report(report)
+
+    def _begin_fetch(self, done: InstructionDone) -> InstructionDone:
+        """The engine's profile will be in a file here, which is named to the launcher instead of the one there."""
+        if not isinstance(done.result, Acknowledged):
+            return done
+        try:
+            self._fetch = ProfileFetch(Path(done.result.text).name, self._link.run_dir.profiles, self._send)
+        except OSError as error:
+            return InstructionDone(done.instruction_id, Failed("failed", str(error)))
+        return InstructionDone(done.instruction_id, Acknowledged(str(self._fetch.path)))
+
+    def _receive_profile(self, fetch: ProfileFetch, part: FilePart) -> None:
+        try:
+            trouble = fetch.receive(part)
+        except (OSError, msgspec.DecodeError) as error:  # a failed profile must not disconnect the engine
+            self._fetch, trouble = None, f"the engine's profile was not saved: {error}"
+        if trouble:
+            log.warning("%s", trouble)
+
+    def _hand_on_instruction(self, instruction: Instruction) -> None:
+        if self._inbox is None:
+            result = Failed("impossible", "no engine serves here")
+            self._link.report(InstructionDone(instruction.instruction_id, result))
+            return
+        if isinstance(instruction.command, StopProfile):
+            self._profile_id = instruction.instruction_id
+        self._send(Order(instruction))
+
+    def _send(self, message: Any) -> None:
+        if self._joiner is not None and not self._channel.send(self._joiner, message):
+            self._lose("the connection is lost")
+
+    def _lose(self, why: str) -> None:
+        """There is no engine any more. One that had served has died; for one that had not, another may come."""
+        log.error("the engine on %s is gone: %s", self._host, why)
+        self._joiner, self._host = None, ""
+        if self._inbox is not None:
+            self._close()
+            sys.exit(1)
+
+    def _close(self) -> None:
+        for channel in (self._inbox, self._outbox, self._channel):
+            if channel is not None:
+                channel.close()
+
+
+def find_refusal(join: Join, present_host: str) -> TurnedAway | None:
+    """Returns why an engine may not join, `None` where it may. `present_host`: where the one runs that has joined."""
+    if (join.schema_version, join.release) != (SCHEMA_VERSION, VERSION):
+        return TurnedAway(
+            f"it has release {join.release} with version {join.schema_version:x} of the messages, and the head has "
+            f"release {VERSION} with version {SCHEMA_VERSION:x}; install the same on both machines"
+        )
+    if present_host:
+        reason = f"an engine on {present_host} has joined here; each address of --remote-engines takes one"
+        return TurnedAway(reason, may_try_again=True)
+    return None
+
+
+def serve(link: ProcessLink) -> None:
+    """Stands for the engine until the launcher says stop. Raises `BootError` where its address cannot be had."""
+    if link.stand_by():
+        run = link.config.run
+        index = (
+            0 if run.ray else worker_number(link.name) - run.data_parallel - 1
+        )  # Ray's are all the same, and may be more
+        Proxy(link, run.remote_engines[index]).run()
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_process("scheduler", serve))

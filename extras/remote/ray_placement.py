@@ -1,0 +1,148 @@
+"""Ray places the engine of a proxy: an actor on some node runs `launch.py join` there, and nothing else.
+
+No token goes through Ray. The actor belongs to the proxy, which is Ray's driver: Ray ends it when the proxy ends.
+"""
+
+import importlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from messages.config.server import Config
+from messages.errors import BootError, MissingExtraError
+from supervisor.python_process import ROOT
+
+RETRY_S = 5.0
+"""After a joiner that has ended."""
+
+JOIN_RETRY_S = 10.0
+"""The head is there when a joiner is started, and another one is started where it goes."""
+
+ANSWER_TIMEOUT_S = 5.0
+"""Of a cluster; Ray itself tries for minutes, whatever the address is."""
+
+PLACE_S = 15.0
+"""Ray waits without end for a node that has room: after this time the operator is told what it waits for."""
+
+LEAVE_S = 5.0
+"""For a joiner to end its engine and remove its files; then Ray kills it."""
+
+NUM_LAST_LINES = 10
+
+
+class JoinerActor:
+    """Runs on the engine's node. Ray gets it as code, so the node needs this module only for `launch.py join`."""
+
+    def run(self, arguments: list[str], key: bytes, root: str) -> str:
+        """Returns when the joiner has ended: its exit code and what it has said last."""
+        path = os.pathsep.join(filter(None, (root if Path(root).is_dir() else "", os.environ.get("PYTHONPATH", ""))))
+        command = [sys.executable, "-P", "-m", "extras.remote.join", *arguments]
+        # The key goes through a pipe, because a file would stay there when the node's processes are killed.
+        done = subprocess.run(
+            [*command, "--key-file", "/dev/stdin", "--parent-pid", str(os.getpid())],
+            input=key,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": path},
+            check=False,
+        )
+        lines = done.stdout.decode(errors="replace").splitlines()[-NUM_LAST_LINES:]
+        return "\n".join([f"the joiner exited with code {done.returncode}", *lines])
+
+
+class RayPlacement:
+    """Has Ray start a joiner for the head's `port`, again and again.
+
+    Raises `BootError` where there is no Ray, or no cluster that answers.
+    """
+
+    def __init__(self, config: Config, port: int, key_file: Path):
+        try:
+            self._ray: Any = importlib.import_module("ray")
+        except ImportError as error:
+            raise MissingExtraError("--ray", "ray", error) from None
+        address = config.run.ray_address
+        try:
+            _find_out_whether_it_answers(address)
+            self._ray.init(address=address, namespace="sluice", log_to_driver=False, configure_logging=False)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise BootError(
+                f"--ray: there is no cluster at --ray-address {address}: `ray start --head` makes one ({error})"
+            ) from None
+        self._ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        host = self._ray.util.get_node_ip_address()
+        threads = config.model.cpu_threads
+        self._arguments = [
+            f"tcp://{host}:{port}",
+            "--cpu-threads",
+            str(threads),
+            "--retry-s",
+            f"{JOIN_RETRY_S:g}",
+            "--once",
+        ]
+        self._key = key_file.read_bytes()
+        has_gpus = self._ray.cluster_resources().get("GPU", 0) > 0
+        wants_gpu = config.model.device == "cuda" or (config.model.device == "auto" and has_gpus)
+        self._options: dict[str, Any] = {
+            "num_cpus": threads or 1,
+            "num_gpus": int(wants_gpu),
+            "max_restarts": 0,
+            "scheduling_strategy": "SPREAD",
+        }
+        self._is_told = False
+        """That this actor waits for room."""
+        self._actor: Any = None
+        self._result: Any = None
+        self._due_s = 0.0
+
+    def look(self, has_joined: bool) -> str:
+        """Starts an actor where there is none; returns how the one before it ended, or what it waits for, or "".
+
+        `has_joined`: an engine is there, and so is the actor.
+        """
+        if self._result is None:
+            if time.monotonic() >= self._due_s:
+                self._actor = self._ray.remote(**self._options)(JoinerActor).remote()
+                self._result = self._actor.run.remote(self._arguments, self._key, str(ROOT))
+                self._due_s, self._is_told = time.monotonic() + PLACE_S, False
+            return ""
+        ended, _ = self._ray.wait([self._result], timeout=0)
+        if not ended:
+            if has_joined or self._is_told or time.monotonic() < self._due_s:
+                return ""
+            self._is_told = True
+            return self._describe_lack()
+        try:
+            end = self._ray.get(self._result)
+        except self._ray.exceptions.RayError as error:
+            end = f"Ray has lost its actor: {error}".splitlines()[0]
+        self._actor = self._result = None
+        self._due_s = time.monotonic() + RETRY_S
+        return end
+
+    def _describe_lack(self) -> str:
+        asked = {"CPU": self._options["num_cpus"], "GPU": self._options["num_gpus"]}
+        free = self._ray.available_resources()
+        wanted, found = (" and ".join(f"{found.get(kind, 0):g} {kind}s" for kind in asked) for found in (asked, free))
+        return (
+            f"the engine waits for Ray: it asks for {wanted} on one node, and free in all the cluster are {found}; "
+            "add a node, lower --data-parallel or --cpu-threads, or see what its actor waits for with `ray status`"
+        )
+
+    def close(self, has_joined: bool) -> None:
+        """Ends the actor, and with it the joiner; one that has joined gets some time to leave by itself."""
+        if has_joined and self._result is not None:
+            self._ray.wait([self._result], timeout=LEAVE_S)
+        self._ray.shutdown()
+
+
+def _find_out_whether_it_answers(address: str) -> None:
+    """Raises `OSError` where nobody listens at HOST:PORT; what else `address` may be is for Ray to know."""
+    found = re.fullmatch(r"(?:ray://)?(.+):(\d{1,5})", address)
+    if found is not None:
+        socket.create_connection((found[1].strip("[]"), int(found[2])), ANSWER_TIMEOUT_S).close()

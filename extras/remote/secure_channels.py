@@ -1,0 +1,227 @@
+"""The channel between machines: ZeroMQ over tcp, encrypted and authenticated with CURVE keys that a run makes.
+
+The head's end is told apart by its key, and it lets in only who has the run's client key (`zmq_curve(7)`, RFC 27).
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+import zmq.auth.thread
+from zmq.utils.monitor import parse_monitor_message
+
+from extras.remote.join_keys import HeadKeys, JoinKeys
+from messages.channels import MAX_QUEUED_FRAMES, has_arrived
+from messages.errors import BootError
+
+T = TypeVar("T")
+
+HEARTBEAT_MS, SILENCE_MS = 2_000, 15_000
+"""ZeroMQ's own threads send a sign of life that often; who gives none for that long has lost its connection."""
+
+PART_BYTES, ENVELOPE_BYTES = 64 * 1024, 1024
+"""A message is sent in parts of this size, encrypted in an envelope. ZeroMQ reads a part into memory before it has
+authenticated the sender, so a larger part ends the connection."""
+
+HANDSHAKE_MS = 10_000
+"""A peer that has not presented its key by then is disconnected."""
+
+MAX_CONNECTIONS = 64
+
+LAST_WORDS_MS = 500
+"""What a closed end gives its last messages to leave."""
+
+
+class _Credentials:
+    def __init__(self, public: str):
+        self._public = public.encode()
+
+    def callback(self, domain: str, key: bytes) -> bool:  # the name and parameters are pyzmq's
+        return key == self._public
+
+
+class HeadChannel(Generic[T]):
+    """The head's end, at which any number of joiners may connect; `union` is what they may send.
+
+    Raises `BootError` where `address` cannot be bound.
+    """
+
+    def __init__(self, address: str, keys: HeadKeys, union: Any):
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._authenticator = zmq.auth.thread.ThreadAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback("*", _Credentials(keys.join_public))
+        self.socket = _make_socket(self._context, zmq.ROUTER, keys.public, keys.secret)
+        self.socket.curve_server = True
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.connections = Connections(self.socket)
+        try:
+            self.socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            reason = "the port is in use" if error.errno == zmq.EADDRINUSE else zmq.strerror(error.errno or 0)
+            raise BootError(f"{address} cannot be listened at: {reason}; choose another --remote-engines") from None
+
+    @property
+    def port(self) -> int:
+        """The port where it listens, which the system has chosen where the address says `*`."""
+        return _port_of(self.socket)
+
+    def receive(self) -> Iterator[tuple[bytes, T]]:
+        """Yields (connection, message) of what has arrived and never waits; what does not decode is dropped."""
+        self.connections.limit()
+        while has_arrived(self.socket):
+            peer, *parts = self.socket.recv_multipart(zmq.NOBLOCK)
+            with contextlib.suppress(msgspec.DecodeError):
+                yield peer, self._decoder.decode(b"".join(parts))
+
+    def send(self, peer: bytes, message: Any) -> bool:
+        """Queues `message`, or drops it where that reads too slowly; returns whether the connection is still there."""
+        try:
+            self.socket.send_multipart([peer, *_parts_of(self._encoder.encode(message))], zmq.NOBLOCK)
+        except zmq.Again:
+            return True  # the number of the next frame tells its receiver that some are missing
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def close(self) -> None:
+        """Closes after at most 0.5 s in which the last messages may still leave."""
+        self.connections.close()
+        self.socket.close(linger=LAST_WORDS_MS)
+        self._authenticator.stop()
+        self._context.term()
+
+
+class Connections:
+    """Keeps at most `MAX_CONNECTIONS` connections to a listening socket open, authenticated or not."""
+
+    def __init__(self, observed: "zmq.Socket[bytes]"):
+        self._observed = observed
+        self.socket = observed.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._open: set[int] = set()
+
+    def limit(self) -> None:
+        """Ends the newest connections beyond the limit. Call it when a message has arrived at `self.socket`."""
+        while has_arrived(self.socket):
+            event = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                self._open.discard(event["value"])
+                continue
+            self._open.add(event["value"])
+            if len(self._open) > MAX_CONNECTIONS:
+                self._end(event["value"])
+
+    def _end(self, descriptor: int) -> None:
+        """Shuts the connection down; ZeroMQ then closes it. The descriptor may belong to another file by now."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.getsockname()[1] == _port_of(self._observed):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._observed.disable_monitor()
+        self.socket.close(linger=0)
+
+
+class JoinerChannel(Generic[T]):
+    """A joiner's end: one connection, which does not come back when it is lost. `union` is what the head may send."""
+
+    def __init__(self, address: str, keys: JoinKeys, union: Any):
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = _make_socket(self._context, zmq.DEALER, keys.public, keys.secret)
+        self.socket.curve_serverkey = keys.head_public.encode()
+        self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self.monitor = Monitor(self.socket)
+        self.socket.connect(address)
+
+    def send(self, message: Any) -> None:
+        """Queues `message`; it is dropped where the connection is lost, which `monitor` tells."""
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart(_parts_of(self._encoder.encode(message)), zmq.NOBLOCK)
+
+    def receive(self) -> Iterator[T]:
+        """Iterates over what has arrived and never waits. Raises `msgspec.DecodeError`."""
+        while has_arrived(self.socket):
+            yield self._decoder.decode(b"".join(self.socket.recv_multipart(zmq.NOBLOCK)))
+
+    def close(self) -> None:
+        """Closes after at most 0.5 s in which the last messages may still leave."""
+        self.monitor.close()
+        self.socket.close(linger=LAST_WORDS_MS)
+        self._context.term()
+
+
+class Monitor:
+    """What becomes of a joiner's connection, in words for the operator: `trouble` is empty while there is none."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]"):
+        self._observed = socket
+        self.socket = socket.get_monitor_socket()
+        self.trouble = ""
+        self.is_refused = False
+        """The other end has other keys: trying again is of no use."""
+        self._has_connected = self._is_open = False
+
+    def look(self) -> str:
+        """Returns `trouble` as it is now."""
+        while not self.trouble and has_arrived(self.socket):
+            event = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))["event"]
+            if event == zmq.EVENT_CONNECTED:
+                self._has_connected = True
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._is_open = True
+            elif event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED, *HANDSHAKE_FAILURES):
+                self._note_end()
+        return self.trouble
+
+    def _note_end(self) -> None:
+        self.is_refused = self._has_connected and not self._is_open
+        if self._is_open:
+            self.trouble = "the connection is lost"
+        elif self.is_refused:
+            self.trouble = "the head does not know this key: copy join.key again, each run of the head makes a new one"
+        else:
+            self.trouble = "nothing answers there"
+
+    def close(self) -> None:
+        self._observed.disable_monitor()
+        self.socket.close(linger=0)
+
+
+HANDSHAKE_FAILURES = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+)
+
+
+def _make_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, public: str, secret: str) -> "zmq.Socket[bytes]":
+    socket = context.socket(kind)
+    socket.curve_publickey, socket.curve_secretkey = public.encode(), secret.encode()
+    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.SNDHWM, MAX_QUEUED_FRAMES)
+    socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, PART_BYTES + ENVELOPE_BYTES)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    socket.setsockopt(zmq.LINGER, 0)
+    return socket
+
+
+def _port_of(bound: "zmq.Socket[bytes]") -> int:
+    return int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+
+def _parts_of(message: bytes) -> list[bytes]:
+    return [message[begin : begin + PART_BYTES] for begin in range(0, len(message), PART_BYTES)]

@@ -1,0 +1,166 @@
+"""One connection of a joiner to the head of a server, and the engine that it is for."""
+
+import socket
+import time
+from typing import Any, Self, TypeVar
+
+from extras.remote.clock import ClockComparison
+from extras.remote.engine import Engine
+from extras.remote.join_keys import JoinKeys
+from extras.remote.messages import (
+    Admitted,
+    ClockAnswer,
+    ClockQuestion,
+    EngineEnded,
+    EngineFrame,
+    EngineOutput,
+    EngineSays,
+    FileQuestion,
+    Join,
+    Order,
+    ToJoiner,
+    TurnedAway,
+)
+from extras.remote.secure_channels import JoinerChannel
+from messages import VERSION
+from messages.channels import Waiter
+from messages.control.admin import Instruction, InstructionDone, ReadStacks
+from messages.control.processes import Stop
+from messages.errors import BootError, SluiceError
+from messages.schema import SCHEMA_VERSION
+from supervisor.child import END_LOOK_S
+from supervisor.endings import quote
+from supervisor.signals import STOP_SIGNALS, SignalPipe
+
+A = TypeVar("A")
+
+ANSWER_TIMEOUT_S = 30.0
+LAST_WORDS_S = 2.0
+TURN_S = 1.0
+
+
+class NoHeadError(SluiceError):
+    """Nobody takes an engine there now. Another try may find one."""
+
+
+class EngineEndedError(SluiceError):
+    """An engine that had served is gone, or the head has stopped it. The head may want another one."""
+
+
+class StopSignalError(Exception):
+    """The operator wants the joiner to end."""
+
+
+class Session:
+    """Begins to connect at once. Every method may raise `NoHeadError`, `BootError` or `StopSignalError`."""
+
+    def __init__(self, address: str, keys: JoinKeys, signals: SignalPipe):
+        self._signals = signals
+        self._channel: JoinerChannel[ToJoiner] = JoinerChannel(address, keys, ToJoiner)
+        self._waiter = Waiter()
+        self._waiter.add_descriptor(signals.fileno())
+        self._waiter.add_channel(self._channel)
+        self._waiter.add_channel(self._channel.monitor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Leaves the head, and tells it why."""
+        why = "its joiner was stopped" if isinstance(error, StopSignalError) else str(error or "its joiner has left")
+        self._channel.send(EngineEnded(why))
+        self._channel.close()
+
+    def join(self) -> Admitted:
+        """Offers this machine, and returns what the head wants of it."""
+        self._channel.send(Join(SCHEMA_VERSION, VERSION, socket.gethostname()))
+        return self._receive(Admitted)
+
+    def compare_clocks(self) -> int:
+        """Returns by how many ns the head's monotonic clock is ahead of ours."""
+        comparison = ClockComparison()
+        while not comparison.is_over:
+            self._channel.send(ClockQuestion(time.monotonic_ns()))
+            comparison.note(self._receive(ClockAnswer), time.monotonic_ns())
+        return comparison.ahead_ns
+
+    def serve(self, engine: Engine) -> None:
+        """Hands on what engine and head have for each other. Raises `EngineEndedError` when the engine has ended."""
+        try:
+            engine.listen(self._waiter)
+            while True:
+                self._follow(engine, self._turn(END_LOOK_S if engine.child.is_silent else TURN_S))
+                for message in self._channel.receive():
+                    self._carry_out(engine, message)
+                if engine.child.notice_end():
+                    self._tell_end(engine)
+                self._check_connection()
+        finally:
+            engine.stop()
+            engine.close()
+
+    def _turn(self, timeout_s: float) -> set[int]:
+        """Waits for whatever comes first, and returns the readable descriptors."""
+        readable = self._waiter.wait(timeout_s)
+        if any(number in STOP_SIGNALS for number in self._signals.read()):
+            raise StopSignalError
+        return readable
+
+    def _check_connection(self) -> None:
+        """Call it when what has come is dealt with: the head's last word comes before its end."""
+        trouble = self._channel.monitor.look()
+        if trouble:
+            raise BootError(trouble) if self._channel.monitor.is_refused else NoHeadError(trouble)
+
+    def _receive(self, kind: type[A]) -> A:
+        """Returns the head's next message of this kind."""
+        deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            self._turn(max(0.0, deadline_s - time.monotonic()))
+            for message in self._channel.receive():
+                if isinstance(message, kind):
+                    return message
+                if isinstance(message, TurnedAway):
+                    raise NoHeadError(message.reason) if message.may_try_again else BootError(message.reason)
+            self._check_connection()
+        raise NoHeadError(f"no answer within {ANSWER_TIMEOUT_S:.0f} s")
+
+    def _follow(self, engine: Engine, readable: set[int]) -> None:
+        child = engine.child
+        if child.descriptor in readable:
+            self._channel.send(EngineOutput(tuple(child.read_output())))
+            if child.is_silent:
+                self._waiter.remove_descriptor(child.descriptor)
+        for report in engine.reports():
+            self._channel.send(EngineSays(report))
+        for frame in engine.frames():
+            self._channel.send(EngineFrame(frame))
+
+    def _carry_out(self, engine: Engine, message: Any) -> None:
+        match message:
+            case EngineFrame(frame):
+                engine.send_frame(frame)
+            case Order(Stop()):
+                engine.stop(in_order=True)
+                raise EngineEndedError("the head has stopped the engine")
+            case FileQuestion():
+                self._channel.send(engine.read_profile(message))
+            case Order(Instruction(instruction_id, ReadStacks())):
+                self._channel.send(EngineSays(InstructionDone(instruction_id, engine.read_stacks())))
+            case Order(command):
+                engine.control.send(engine.name, command)
+            case _:
+                pass
+
+    def _tell_end(self, engine: Engine) -> None:
+        """Hands on what the engine has said last, which may come after its end, and raises what follows from it."""
+        deadline_s = time.monotonic() + LAST_WORDS_S
+        child = engine.child
+        while time.monotonic() < deadline_s and not (child.is_silent and (engine.has_served or engine.boot_error)):
+            self._follow(engine, set() if child.is_silent else {child.descriptor})
+            time.sleep(0.01)
+        if engine.has_served:
+            raise EngineEndedError(f"{engine.name} {child.ending}")
+        raise BootError(
+            f"{engine.name} cannot start: {engine.boot_error or f'it {child.ending}{quote(child.last_lines)}'}"
+        )

@@ -1,0 +1,173 @@
+"""`launch.py replay DIR`: the recorded requests once more, and whether the same comes of them.
+
+Exit codes: 0 the same, 1 a difference or the end of the server, 2 nothing to replay.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from extras.replay.culprit import describe_culprits, find_culprits
+from extras.replay.differences import describe, find_first
+from extras.replay.drive import Drive, output_channels
+from extras.replay.recording import Attempt, Recording
+from extras.replay.stand_in import ServerEndedError, StandIn
+from messages.control.processes import RING
+from messages.engines import SCHEDULER, engine_name
+from messages.errors import SluiceError
+from messages.frame_files import reporting_damage
+from messages.schema import SCHEMA_VERSION
+from supervisor.manifest import Manifest, identify_model
+
+SAME, DIFFERENT, UNUSABLE = 0, 1, 2
+
+REDACTED = (
+    "the recording is redacted: with placeholders for texts and tokens outputs cannot be compared, and a crash that "
+    "depends on them does not come again"
+)
+
+EPILOG = """
+DIR is what --record was given, or a snapshot or a run directory (or a copy) with the directory black-box in it, of
+which the requests are replayed whose beginning it holds. Flags after -- are the server's, in place of those recorded:
+
+    launch.py replay DIR --only scheduler -- --speculative ngram
+
+A request that was aborted, or had not ended, is compared up to there. Where the server dies, halves of what it had are
+replayed until the request is found that kills it. In float32 the tokens of a request do not depend
+on what else is in its batch; in 16 bits they may.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("--only", choices=RING, default="", help="replay this process alone, from what it received")
+    parser.add_argument(
+        "--speed", type=float, default=0.0, metavar="X", help="times the recorded speed (default: as fast as it goes)"
+    )
+    parser.add_argument("--uid", type=int, nargs="+", default=(), metavar="N", help="replay these requests alone")
+    parser.set_defaults(execute=replay)
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Replays, says what came of it, and returns the exit code."""
+    try:
+        with reporting_damage(options.directory):
+            recording = Recording(options.directory, options.only, options.uid)
+    except SluiceError as error:
+        return _complain(str(error), UNUSABLE)
+    manifest = recording.manifest
+    for note in find_notes(manifest, options.server_flags):
+        print(f"note: {note}", file=sys.stderr)
+    if recording.num_unreadable:
+        print(f"note: {recording.num_unreadable} frames cannot be decoded and are left out", file=sys.stderr)
+    flags = options.server_flags
+    num_recorded = recording.config.run.data_parallel
+    wanted = _value_of("--data-parallel", flags)
+    num_engines = (wanted.isdecimal() and int(wanted)) or num_recorded
+    if num_engines < num_recorded:
+        print(f"note: what {num_recorded} engines served goes to {num_engines}", file=sys.stderr)
+    recording.place(num_engines)
+    scope = _scope_of(recording)
+    print(f"replaying {scope}, recorded {manifest.begun} by sluice {manifest.version}", file=sys.stderr, flush=True)
+    try:
+        ended = _play(options, recording)
+        # What has ended by itself counts also where the server then died: a wrong token may be why.
+        whole = [one for one in recording.attempts.values() if not ended or one.replayed.reason]
+        is_same = manifest.is_redacted or _tell_difference(whole, manifest, flags)
+        if ended:
+            _tell_death(options, recording, ended)
+    except SluiceError as error:
+        return _complain(str(error), DIFFERENT)
+    if ended or not is_same:
+        return DIFFERENT
+    if recording.trouble:
+        print(f"note: this does not come again: {recording.trouble}", file=sys.stderr)
+    if manifest.is_redacted:
+        return _complain(REDACTED, UNUSABLE)
+    print(f"the same: {scope}, {sum(len(one.outcome.tokens) for one in whole)} tokens")
+    return SAME
+
+
+def _play(options: argparse.Namespace, recording: Recording) -> str:
+    """Replays on a new server; returns how that ended before its time, empty where it did not.
+
+    Raises `SluiceError` where nothing comes of it any more.
+    """
+    real = (options.only,) if options.only else RING
+    poisons = recording.poisons if SCHEDULER in real else []
+    flags = [*("--enable-fault-injection",) * bool(poisons), *options.server_flags]
+    try:
+        with StandIn(recording.config, flags, real, output_channels(recording, options.only)) as server:
+            if poisons:
+                server.poison(poisons)
+            Drive(recording, options.only, options.speed).run(server)
+    except ServerEndedError as error:
+        return str(error)
+    return ""
+
+
+def _tell_death(options: argparse.Namespace, recording: Recording, ended: str) -> None:
+    """Says how the server ended, which request ended it, and what had been recorded of that."""
+    running = recording.open_now()
+    print(f"{ended}\nrequests that ran: {', '.join(f'{one.key[0]}' for one in running) or 'none'}", flush=True)
+    if recording.trouble:
+        print(f"in the recorded run: {recording.trouble}")
+    if running:
+        print(f"looking for the one of {len(running)} that kills it", file=sys.stderr, flush=True)
+        print(describe_culprits(find_culprits(recording, lambda some: _play(options, some))))
+
+
+def _scope_of(recording: Recording) -> str:
+    by_engine = Counter(attempt.engine for attempt in recording.attempts.values())
+    parts = [f"{engine_name(engine)} {num}" for engine, num in sorted(by_engine.items())]
+    where = f" ({', '.join(parts)})" if len(parts) > 1 else ""
+    return f"{len({uid for uid, _ in recording.attempts})} requests, {len(recording.attempts)} attempts{where}"
+
+
+def _tell_difference(attempts: Iterable[Attempt], manifest: Manifest, flags: Sequence[str]) -> bool:
+    """Says where the first of them differs; returns whether none does."""
+    found = find_first(attempts)
+    if found is None:
+        return True
+    print(describe(found))
+    dtype = _value_of("--dtype", flags) or manifest.config.model.dtype
+    if dtype != "float32":
+        print(
+            f"(--dtype {dtype}: in 16 bits the sums of a row may round otherwise in another batch, and a later token "
+            "may then differ without a fault)"
+        )
+    return False
+
+
+def find_notes(manifest: Manifest, flags: Sequence[str]) -> list[str]:
+    """Returns what is not as it was in the recorded run."""
+    notes: list[str] = []
+    if manifest.schema_version != SCHEMA_VERSION:
+        notes.append(
+            f"the recording has version {manifest.schema_version:x} of the messages, this program {SCHEMA_VERSION:x}: "
+            "fields that were added since have their defaults"
+        )
+    if not _value_of("--model", flags):
+        now = identify_model(Path(manifest.config.facts.model_dir))
+        changed = [file.name for file in manifest.model_files if file not in now]
+        if changed:
+            notes.append(f"the model has changed since: {', '.join(changed)}")
+    return notes
+
+
+def _value_of(flag: str, flags: Sequence[str]) -> str:
+    """Returns the value of `flag`, given as the next word or after `=`; empty if it is not given."""
+    for index, word in enumerate(flags):
+        name, has_value, value = word.partition("=")
+        if name == flag:
+            return value if has_value else "".join(flags[index + 1 : index + 2])
+    return ""
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"launch.py replay: {message}", file=sys.stderr)
+    return code

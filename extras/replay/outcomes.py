@@ -1,0 +1,164 @@
+"""What became of each attempt of a request, collected from the messages that a process sends about it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from messages.columns import runs_of, unpack_float32, unpack_int32, unpack_int64
+from messages.errors import ErrorInfo
+from messages.ring.plain import to_plain
+from messages.ring.replies import (
+    DetokenizeMsg,
+    FinishedRow,
+    PositionLogprobs,
+    PromptLogprobs,
+    PromptReply,
+    StepReplies,
+    Usage,
+    UserReply,
+)
+from messages.ring.requests import UserMsg
+
+Key = tuple[int, int]
+"""uid and attempt."""
+
+BY_REQUEST = ("abort", "timeout")
+"""Reasons of an end that comes when somebody asks for it."""
+
+
+@dataclass
+class Outcome:
+    """`tokens` are those of the output, or of the prompt where a tokenizer is replayed."""
+
+    tokens: list[int] = field(default_factory=list[int])
+    text: str = ""
+    logprobs: list[float] = field(default_factory=list[float])
+    prompt: tuple[Any, ...] = ()
+    """What is told of the prompt: its text, ids and parameters."""
+    prompt_logprobs: list[float] = field(default_factory=list[float])
+    reason: str = ""
+    """Empty while it has not ended."""
+    stop_reason: str | int | None = None
+    error: tuple[Any, ...] | None = None
+    """What a client can rely on of it: the message of an error of ours names the line of a log."""
+    num_prompt_tokens: int = 0
+    rows: list["Row"] = field(default_factory=list["Row"])
+
+    def end(self, reason: str, usage: Usage, error: ErrorInfo | None, stop_reason: str | int | None) -> None:
+        self.reason, self.stop_reason = reason, stop_reason
+        if error is not None:
+            message = error.message if error.status < 500 else ""
+            self.error = (error.status, error.type, error.param, error.code, message)
+        self.num_prompt_tokens = usage.prompt_tokens
+
+    def row_with(self, index: int) -> "Row | None":
+        """Returns what brought token `index`, or else what came last; `None` where nothing did."""
+        return next((row for row in self.rows if row.num_tokens > index), self.rows[-1] if self.rows else None)
+
+
+class Row(NamedTuple):
+    """What a message says of one request: all of it or, of a step, one row. So many tokens have come with it."""
+
+    num_tokens: int
+    message: Any
+    row: int | None = None
+
+    def to_plain(self) -> dict[str, Any]:
+        """Returns it decoded."""
+        if self.row is None:
+            return to_plain(self.message)
+        step = self.message
+        token_ids = list(runs_of(step.token_ids, step.num_tokens))[self.row]
+        text = {"text": step.texts[self.row]} if isinstance(step, StepReplies) else {}
+        return {"type": type(step).__name__, "step_id": step.step_id, "token_ids": [*token_ids], **text}
+
+
+class Outcomes:
+    """`find` returns the outcome of an attempt, `None` for one that is of no interest."""
+
+    def __init__(self, find: Callable[[Key], Outcome | None]):
+        self._find = find
+
+    def collect(self, message: Any) -> None:
+        """Adds what `message`, of any process, says of requests."""
+        match message:
+            case StepReplies():
+                self._collect_step(message)
+            case DetokenizeMsg():
+                self._collect_tokens(message)
+            case UserReply():
+                self._collect_final(message)
+            case PromptReply() | PromptLogprobs() | UserMsg():
+                self._collect_prompt(message)
+            case _:
+                pass
+
+    def _collect_step(self, step: StepReplies) -> None:
+        keys = self._add_rows(step, step.texts)
+        for entry, logprob in zip(unpack_int32(step.logprob_entries), step.logprobs, strict=True):
+            outcome = self._find(keys[entry])
+            if outcome is not None:
+                outcome.logprobs += logprobs_of((logprob,))
+        for final in step.finals:
+            self._collect_final(final)
+
+    def _collect_tokens(self, step: DetokenizeMsg) -> None:
+        keys = self._add_rows(step, [""] * len(unpack_int64(step.uids)))
+        if step.logprobs is not None:
+            values = unpack_float32(step.logprobs.logprobs)
+            for entry, value in zip(unpack_int32(step.logprob_entries), values, strict=True):
+                outcome = self._find(keys[entry])
+                if outcome is not None:
+                    outcome.logprobs.append(value)
+        for row in step.finished:
+            self._collect_finished(row)
+
+    def _add_rows(self, step: StepReplies | DetokenizeMsg, texts: tuple[str, ...] | list[str]) -> list[Key]:
+        """Adds the tokens of each row; returns whose each token is."""
+        keys: list[Key] = []
+        runs = runs_of(step.token_ids, step.num_tokens)
+        rows = zip(unpack_int64(step.uids), unpack_int32(step.attempts), runs, texts, strict=True)
+        for index, (uid, attempt, run, text) in enumerate(rows):
+            keys += [(uid, attempt)] * len(run)
+            outcome = self._find((uid, attempt))
+            if outcome is not None:
+                outcome.tokens += run
+                outcome.text += text
+                outcome.rows.append(Row(len(outcome.tokens), step, index))
+        return keys
+
+    def _collect_final(self, final: UserReply) -> None:
+        outcome = self._find((final.uid, final.attempt))
+        if outcome is not None:
+            outcome.tokens += unpack_int32(final.token_ids)
+            outcome.text += final.incremental_output
+            outcome.logprobs += logprobs_of(final.logprobs)
+            outcome.end(final.finish_reason, final.usage, final.error, final.stop_reason)
+            outcome.rows.append(Row(len(outcome.tokens), final))
+
+    def _collect_finished(self, row: FinishedRow) -> None:
+        outcome = self._find((row.uid, row.attempt))
+        if outcome is not None:
+            outcome.end(row.finish_reason, row.usage, row.error, row.stop_reason)
+            outcome.rows.append(Row(len(outcome.tokens), row))
+
+    def _collect_prompt(self, message: PromptReply | PromptLogprobs | UserMsg) -> None:
+        outcome = self._find((message.uid, message.attempt))
+        if outcome is None:
+            return
+        match message:
+            case PromptReply():
+                outcome.prompt = (message.text, message.token_ids)
+                outcome.prompt_logprobs = logprobs_of(message.tokens)
+            case PromptLogprobs():
+                outcome.prompt_logprobs = unpack_float32(message.logprobs.logprobs).tolist()
+            case UserMsg():
+                outcome.tokens = unpack_int32(message.input_ids).tolist()
+                outcome.prompt = (message.sampling_params, message.output_ids, message.num_chars_sent)
+                outcome.reason = "tokenized"
+        outcome.rows.append(Row(len(outcome.tokens), message))
+
+
+def logprobs_of(tokens: tuple[PositionLogprobs, ...]) -> list[float]:
+    """Returns the logprob of each token; 0 for the first one of a prompt, which has none."""
+    return [entry.token.logprob or 0.0 for entry in tokens]

@@ -1,0 +1,213 @@
+"""A directory of recorded frames as requests: what went into the replayed processes, and what came out of them."""
+
+import copy
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from extras.faults.faults import read_poisons
+from extras.replay.outcomes import BY_REQUEST, Key, Outcome, Outcomes
+from messages.config.server import Config
+from messages.control.processes import FRONTEND, kind_of
+from messages.engines import engine_name
+from messages.errors import SluiceError
+from messages.frame_files import Record, find_readers
+from messages.frames import Arrivals
+from messages.ring.replies import OpenStream
+from messages.ring.requests import AbortMsg, FramesLost, StopSeen, TokenizeMsg, UserMsg
+from runtime.run_dir import RunDir
+from supervisor.manifest import Manifest, read_manifest
+
+OPENINGS: dict[str, type[Any]] = {
+    "": TokenizeMsg,
+    "tokenizer": TokenizeMsg,
+    "scheduler": UserMsg,
+    "detokenizer": OpenStream,
+}
+"""By what is replayed (the whole ring: empty): the first message of an attempt that goes into it."""
+
+MAX_ENGINES = 64
+MORE_TOKENS = 32
+"""That what had not ended gets beyond those that were seen of it: as many may have been on their way at a death."""
+
+
+@dataclass
+class Attempt:
+    """One attempt of a request. `outcome` is what was recorded of it, `replayed` what comes now.
+
+    `end` ends it: it is sent after as many tokens as in the recording where it was ended by request. What had not ended
+    there need not go on to its end, but far enough to meet again what may have killed its process.
+    """
+
+    key: Key
+    opening: Any
+    sent_ns: int
+    frame: str = ""
+    """The frame that has brought it, as `launch.py decode` shows it."""
+    outcome: Outcome = field(default_factory=Outcome)
+    replayed: Outcome = field(default_factory=Outcome)
+    end: AbortMsg | StopSeen | None = None
+    is_broken: bool = False
+    """Some of its frames were lost in the recording, where another attempt went on."""
+    is_sent: bool = False
+    is_end_sent: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Tells whether it ended by itself in the recording, so that all of it must come again."""
+        return self.end is None
+
+    @property
+    def num_tokens_before_end(self) -> int:
+        """Returns how many tokens it is to get before it is ended by request."""
+        return len(self.outcome.tokens) + MORE_TOKENS * (not self.outcome.reason)
+
+    @property
+    def is_open(self) -> bool:
+        """Tells whether the replayed processes have it now."""
+        return self.is_sent and not self.replayed.reason
+
+    @property
+    def engine(self) -> int:
+        """The number of its scheduler; what a detokenizer is told of a request does not say it."""
+        return getattr(self.opening, "engine", 1)
+
+    @property
+    def name(self) -> str:
+        """As people read it, with its scheduler where that is not the first."""
+        uid, number = self.key
+        where = f" ({engine_name(self.engine)})" if self.engine > 1 else ""
+        return f"request {uid}, attempt {number}{where}"
+
+    def renew(self) -> "Attempt":
+        """Returns it as it is before it is replayed."""
+        return replace(self, replayed=Outcome(), is_sent=False, is_end_sent=False)
+
+
+class Recording:
+    """What `directory`, or the black box in it, holds of the replayed processes: one kind, or (empty) all together.
+
+    `inputs` are all messages that went in, in their order. `trouble` is what a snapshot was taken of, `poisons` the
+    faults that had been injected into steps. Raises `SluiceError` where the directory holds nothing that can be
+    replayed. Frames that do not decode are counted, not replayed. With `uids` only these requests count.
+    """
+
+    def __init__(self, directory: Path, only: str = "", uids: Collection[int] = ()):
+        black_box = RunDir(directory).black_box
+        self.trouble = _read_trouble(directory / "manifest.json") if black_box.is_dir() else ""
+        directory = black_box if black_box.is_dir() else directory
+        self.manifest: Manifest = read_manifest(directory)
+        self.config: Config = self.manifest.config
+        self.poisons = read_poisons(directory)
+        self.inputs: list[tuple[int, Any]] = []
+        """Each with its monotonic stamp."""
+        self.attempts: dict[Key, Attempt] = {}
+        self.num_unreadable = 0
+        self._ends: dict[Key, AbortMsg | StopSeen] = {}
+        self._opening = OPENINGS[only]
+        self._arrivals = Arrivals(only)
+        self._outcomes = Outcomes(self._find_outcome)
+        kind = only or FRONTEND
+        readers = [reader for reader in find_readers(directory) if kind_of(reader.process) == kind]
+        records = sorted((one for reader in readers for one in reader.read()), key=lambda one: one.monotonic_ns)
+        for record in records:
+            self._read(record, is_input=record.is_sent == (kind == FRONTEND))
+        self.attempts = {key: one for key, one in self.attempts.items() if not uids or key[0] in uids}
+        for attempt in self.attempts.values():
+            attempt.end = self._find_end(attempt)
+        if not self.attempts:
+            raise SluiceError(f"{directory} holds no {'such ' * bool(uids)}request from its beginning on")
+        engines = {getattr(message, "engine", 1) for _, message in self.inputs}
+        if not 0 < min(engines) <= max(engines) <= MAX_ENGINES:
+            raise SluiceError(f"{directory} is damaged: a message in it is for engine {max(engines)}")
+        self._set_num_engines(max(self.config.run.data_parallel, *engines))  # a command may have added some
+
+    def place(self, num_engines: int) -> None:
+        """Has what was served by engines beyond `num_engines` served by those that there are, in turn."""
+        self._set_num_engines(num_engines)
+        for attempt in self.attempts.values():
+            if attempt.engine > num_engines:
+                engine = (attempt.engine - 1) % num_engines + 1
+                attempt.opening = msgspec.structs.replace(attempt.opening, engine=engine)
+                attempt.end = attempt.end and msgspec.structs.replace(attempt.end, engine=engine)
+
+    def _set_num_engines(self, num_engines: int) -> None:
+        run = msgspec.structs.replace(self.config.run, data_parallel=num_engines)
+        self.config = msgspec.structs.replace(self.config, run=run)
+
+    def choose(self, attempts: Iterable[Attempt]) -> Self:
+        """Returns these attempts alone, as they are before they are replayed."""
+        chosen = copy.copy(self)
+        chosen.attempts = {one.key: one.renew() for one in attempts}
+        return chosen
+
+    def open_now(self) -> list[Attempt]:
+        """Returns what the replayed processes have now, the oldest first."""
+        return [attempt for attempt in self.attempts.values() if attempt.is_open]
+
+    def _find_outcome(self, key: Key) -> Outcome | None:
+        attempt = self.attempts.get(key)
+        return attempt.outcome if attempt and not attempt.is_broken else None
+
+    def _read(self, record: Record, *, is_input: bool) -> None:
+        if not record.is_sent:
+            news = self._arrivals.note(record.sender_id, record.number)
+            if news is False:
+                return
+            if news is not True:
+                self._break_open()
+        try:
+            message = record.decode()
+        except msgspec.DecodeError:  # cut, or corrupted on purpose
+            self.num_unreadable += 1
+            return
+        if not is_input:
+            if isinstance(message, FramesLost):
+                self._break_open()
+            self._outcomes.collect(message)
+            return
+        self.inputs.append((record.monotonic_ns, message))
+        if isinstance(message, self._opening):
+            frame = f"frame {record.number} of sender {record.sender_id:x} on {record.edge}"
+            for opening in message.each() if isinstance(message, TokenizeMsg) else [message]:
+                key = (opening.uid, opening.attempt)
+                self.attempts.setdefault(key, Attempt(key, opening, record.monotonic_ns, frame))
+        elif isinstance(message, AbortMsg | StopSeen):
+            self._ends[message.uid, message.attempt] = message
+
+    def _break_open(self) -> None:
+        """Frames are lost: what comes of the present attempts from now on lacks something, and counted for nobody."""
+        for attempt in self.attempts.values():
+            attempt.is_broken = attempt.is_broken or not attempt.outcome.reason
+
+    def _find_end(self, attempt: Attempt) -> AbortMsg | StopSeen | None:
+        end = self._ends.get(attempt.key)
+        reason = attempt.outcome.reason
+        is_by_request = reason in BY_REQUEST or isinstance(end, StopSeen)
+        if reason and (not is_by_request or self._opening is OpenStream):  # a detokenizer is told of every end
+            return None
+        return end or AbortMsg(*attempt.key, engine=attempt.engine)
+
+
+class _Trouble(msgspec.Struct):
+    """The fields of a snapshot's manifest that are read."""
+
+    process: str | None = None
+    text: str | None = None
+
+
+def _read_trouble(manifest: Path) -> str:
+    """Returns the entry for a process in a snapshot's manifest, empty if there is no manifest or nothing was wrong.
+
+    Raises `SluiceError` if the manifest cannot be read.
+    """
+    try:
+        told = msgspec.json.decode(manifest.read_bytes(), type=_Trouble)
+    except FileNotFoundError:
+        return ""
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SluiceError(f"{manifest} is damaged: {error}") from None
+    return f"{told.process}: {told.text}" if told.process else ""

@@ -1,0 +1,197 @@
+"""A server of which some processes are played here: the launcher runs beside this process and starts the others."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from messages.channels import ControlClient, Receiver, Sender, Waiter
+from messages.config.server import Config
+from messages.control.admin import Acknowledged, Collected, InstructProcesses, Poison, ProcessResult
+from messages.control.processes import FRONTEND, RING, Hello, ProcessTable, Ready, Stop, ToProcess, kind_of
+from messages.engines import SCHEDULER
+from messages.errors import SluiceError
+from messages.frame_files import UNIONS
+from messages.schema import SCHEMA_VERSION
+from runtime.lifeline import ask_for_death_signal
+from runtime.run_dir import RunDir
+from supervisor.client.admin_client import AdminClient
+from supervisor.flags import flags_of
+from supervisor.python_process import ROOT
+
+KINDS = (FRONTEND, *RING)
+NEVER_S = "1e9"
+"""A played process sends no beats; what hangs is noticed by who waits for its output."""
+
+SAME_SIGNAL_S = 0.5
+STOP_TIMEOUT_S = 20.0
+POISON_TIMEOUT_S = 30.0
+NUM_LOG_LINES = 25
+
+
+class ServerEndedError(SluiceError):
+    """The server, or a process of it, has ended before it was told to."""
+
+
+class StandIn:
+    """Plays all processes of a new server but those of the kinds in `real`.
+
+    `flags` are the server's, after those of the recorded configuration. `channels` are the names of the channels that
+    are received from here. Raises `ServerEndedError` where the server does not come to serve.
+    """
+
+    def __init__(self, config: Config, flags: Sequence[str], real: Sequence[str], channels: Sequence[str]):
+        self._folder = tempfile.TemporaryDirectory(prefix="sluice-replay-")
+        self._log = Path(self._folder.name) / "log"
+        self._run_dir = RunDir(Path(self._folder.name) / "run")
+        self._played = [kind for kind in KINDS if kind not in real]
+        command = [sys.executable, str(ROOT / "launch.py"), *server_flags(config, self._folder.name), *flags]
+        if SCHEDULER in real:
+            command += ["--data-parallel", str(config.run.data_parallel)]
+        else:  # nor has it ranks
+            command += ["--tensor-parallel", "1"]
+        command += ["--port", "0", "--run-dir", str(self._run_dir.path), "--external", *self._played]
+        own_pid = os.getpid()
+        with self._log.open("wb") as log:
+            self._launcher = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+                preexec_fn=lambda: ask_for_death_signal(own_pid),  # noqa: PLW1509 (one prctl call)
+            )
+        self._waiter = Waiter()
+        self._controls: list[ControlClient[ToProcess]] = []
+        self._receivers: list[Receiver[Any]] = []
+        self._senders: dict[str, Sender[Any]] = {}
+        self._channels = channels
+        self._is_stopping = False
+        """The server ends, which nobody here has to wait for."""
+
+    def __enter__(self) -> Self:
+        try:
+            self._wait_until_serving()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _wait_until_serving(self) -> None:
+        while not self._run_dir.socket("launcher").exists():
+            self._check()
+            time.sleep(0.02)
+        for name in self._channels:
+            receiver: Receiver[Any] = Receiver(self._run_dir.socket(name), UNIONS[kind_of(name)])
+            self._receivers.append(receiver)
+            self._waiter.add_channel(receiver)
+        for name in self._played:
+            control: ControlClient[ToProcess] = ControlClient(self._run_dir.socket("launcher"), name, ToProcess)
+            control.send(Hello(name, os.getpid(), SCHEMA_VERSION))
+            control.send(Ready())
+            self._controls.append(control)
+            self._waiter.add_channel(control)
+        while not self._is_serving():
+            self._check()
+            self._waiter.wait(1.0)
+
+    def _is_serving(self) -> bool:
+        tables = [message for message in self._receive_control() if isinstance(message, ProcessTable)]
+        return bool(tables) and all(process.is_serving for process in tables[-1].processes)
+
+    def _receive_control(self) -> list[ToProcess]:
+        messages = [message for control in self._controls for message in control.receive()]
+        self._is_stopping = self._is_stopping or any(isinstance(message, Stop) for message in messages)
+        return messages
+
+    def _check(self) -> None:
+        if self._is_stopping or self._launcher.poll() is not None:
+            lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-NUM_LOG_LINES:]
+            raise ServerEndedError("the server has ended:\n" + "\n".join(lines))
+
+    def send(self, receiver: str, message: Any) -> None:
+        """Sends to a process that is not played."""
+        if receiver not in self._senders:
+            self._senders[receiver] = Sender(self._run_dir.socket(receiver))
+        self._senders[receiver].send(message)
+
+    def poison(self, poisons: Iterable[Poison]) -> None:
+        """Injects into the steps what was injected there; the server must have been started for that."""
+        with AdminClient(self._run_dir) as line:
+            for poison in poisons:
+                result = line.give(InstructProcesses((f"{SCHEDULER}*",), poison), POISON_TIMEOUT_S)
+                if not isinstance(result, Collected) or not all(map(_is_done, result.results.values())):
+                    raise SluiceError(f"the recorded faults cannot be injected: {result}")
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        """Returns what has arrived for the played processes, after at most `timeout_s`.
+
+        Raises `ServerEndedError` when the server has ended and nothing more comes.
+        """
+        self._waiter.wait(timeout_s)
+        self._receive_control()
+        messages = [message for receiver in self._receivers for message in receiver.receive()]
+        if not messages:
+            self._check()
+        return messages
+
+    def _stop(self) -> None:
+        """Stops the server at once: nobody waits for its processes, so the launcher is told twice."""
+        for _ in range(2):
+            if self._launcher.poll() is None:
+                self._launcher.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._launcher.wait(SAME_SIGNAL_S)
+        try:
+            self._launcher.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._launcher.kill()
+            self._launcher.wait()
+        for channel in (*self._receivers, *self._senders.values(), *self._controls):
+            channel.close()
+        self._folder.cleanup()
+
+
+def _is_done(result: ProcessResult) -> bool:
+    return isinstance(result, Acknowledged)
+
+
+def server_flags(config: Config, folder: str) -> list[str]:
+    """Returns the flags of a server that computes the same as a server with `config`.
+
+    It has one process of each kind, replaces none, records no frames and takes no snapshots; its HTTP settings do not
+    matter. It fetches no model and keeps its files in `folder`. Raises `SluiceError` for a text that a flag cannot
+    contain.
+    """
+    facts = config.facts
+    model = msgspec.structs.replace(
+        config.model,
+        model=str(Path(facts.model_dir).absolute()),
+        tokenizer=str(Path(facts.tokenizer_dir).absolute()),
+        served_model_name=facts.served_names[:1],
+    )
+    draft_model = str(Path(facts.draft.model_dir).absolute()) if facts.draft else ""
+    scheduling = msgspec.structs.replace(config.scheduling, draft_model=draft_model)
+    cache = msgspec.structs.replace(config.cache, kv_disk=f"{folder}/kv-disk" if config.cache.kv_disk else "")
+    flags = [
+        *(flag for section in (model, cache, scheduling) for flag in flags_of(section)),
+        *("--restart", *(f"{kind}=never" for kind in RING)),
+        *("--hang-timeout-s", NEVER_S, "--drain-timeout-s", "0", "--black-box-mb", "0", "--max-snapshots", "0"),
+    ]
+    if any("\0" in flag for flag in flags):
+        raise SluiceError("the manifest of the recording is damaged: there is a zero byte in a flag")
+    return flags

@@ -1,0 +1,1 @@
+"""`launch.py top`: the live view in a terminal."""

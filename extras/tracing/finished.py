@@ -1,0 +1,117 @@
+"""Which HTTP requests have ended, whole, with what a trace tells of them."""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from frontend.requests.generation import Generation
+from frontend.requests.timeline import Timeline
+from frontend.requests.trace import RequestTrace
+from messages.ring.requests import SamplingParams
+
+OPERATIONS = {
+    **dict.fromkeys(("/generate", "/v1/completions"), "text_completion"),
+    **dict.fromkeys(("/v1/chat/completions", "/v1/responses", "/v1/messages"), "chat"),
+}
+"""The endpoints whose requests are traced, with their `gen_ai.operation.name`."""
+
+TRACE_HEADERS = (b"traceparent", b"tracestate")
+
+Value = str | int | float | list[str]
+
+
+class Choice(NamedTuple):
+    """One choice, which has ended. It keeps neither prompt nor output."""
+
+    timeline: Timeline
+    first_token_ns: int
+    """0 where there was none."""
+    parameters: dict[str, Value]
+    """Attributes."""
+
+
+class FinishedRequest(NamedTuple):
+    """Times are of `time.monotonic_ns()`, which `unix_offset_ns` makes times since 1970."""
+
+    method: str
+    path: str
+    request_id: str
+    status: int
+    received_ns: int
+    ended_ns: int
+    unix_offset_ns: int
+    parent: dict[str, str]
+    """W3C headers by name, as the client sent them."""
+    choices: tuple[Choice, ...]
+
+    @property
+    def num_spans(self) -> int:
+        stages = sum(len(choice.timeline.spans(self.ended_ns)) for choice in self.choices)
+        return 1 + stages + (len(self.choices) if len(self.choices) > 1 else 0)
+
+
+class FinishedRequests:
+    """Gives each request for an answer to `hand_on`, once: when its response is over and all its choices have ended.
+
+    After a client has left, the ends of its choices come later than that of the response.
+    """
+
+    def __init__(self, hand_on: Callable[[FinishedRequest], None]):
+        self._hand_on = hand_on
+        self._unfinished: dict[int, tuple[RequestTrace, int]] = {}
+        """By uid of a choice that has not ended: whose it is, and when the response was over."""
+
+    def __len__(self) -> int:
+        return len(self._unfinished)
+
+    def note_response(self, trace: RequestTrace) -> None:
+        """The response of an HTTP request is over, well or not."""
+        if trace.path in OPERATIONS and trace.method == "POST":
+            self._look(trace, time.monotonic_ns())
+
+    def note_end(self, timeline: Timeline) -> None:
+        """A choice has ended, and its client will hear no more of it."""
+        if timeline.uid in self._unfinished:
+            self._look(*self._unfinished.pop(timeline.uid))
+
+    def _look(self, trace: RequestTrace, response_ended_ns: int) -> None:
+        for generation in trace.generations:
+            if generation.timeline.outcome is None:
+                self._unfinished[generation.uid] = trace, response_ended_ns
+                return
+        self._hand_on(_finish(trace, response_ended_ns))
+
+
+def _finish(trace: RequestTrace, response_ended_ns: int) -> FinishedRequest:
+    return FinishedRequest(
+        trace.method,
+        trace.path,
+        trace.request_id,
+        trace.shown_status,
+        trace.received_ns,
+        max([response_ended_ns, *(generation.timeline.end_ns for generation in trace.generations)]),
+        time.time_ns() - time.monotonic_ns(),
+        {name.decode(): value.decode("latin-1") for name, value in trace.headers if name in TRACE_HEADERS},
+        tuple(_choice(generation) for generation in trace.generations),
+    )
+
+
+def _choice(generation: Generation) -> Choice:
+    params = generation.message.sampling_params
+    return Choice(generation.timeline, generation.first_token_ns, _parameters(params))
+
+
+def _parameters(params: SamplingParams) -> dict[str, Value]:
+    parameters: dict[str, Value] = {
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.seed": params.seed,
+    }
+    if params.top_k:
+        parameters["gen_ai.request.top_k"] = params.top_k
+    if params.frequency_penalty:
+        parameters["gen_ai.request.frequency_penalty"] = params.frequency_penalty
+    if params.presence_penalty:
+        parameters["gen_ai.request.presence_penalty"] = params.presence_penalty
+    return parameters

@@ -1,0 +1,187 @@
+"""What a step takes: a model of its size, fitted to measured steps by non-negative least squares.
+
+A step of decode rows alone takes what its number of rows takes (linear between the numbers in `CostModel.knots`) and so
+much for each key that a row attends to. A step with prefill chunks takes so much by itself, for each decode row, key,
+chunk and token, and for each key that a token of a chunk attends to.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from messages.columns import INT32
+from messages.errors import UsageError
+from messages.ring.steps import Batch
+
+Array = NDArray[np.float64]
+
+NUM_REFITS = 4
+OUTLIER_DEVIATIONS, LEAST_OUTLIER = 4.0, 0.3
+"""Steps whose relative error is further from the median one do not count in a refit: in median absolute deviations,
+and at least. Decode steps are so many and so alike that without the second all others would be outliers."""
+NUM_SWEEPS = 3000
+MOST_SMALL_ROWS = 8
+"""Each number of decode rows up to this is a knot: tiles of a kernel make steps between them."""
+NUM_STEPS_PER_KNOT = 8
+NUM_STEPS_PER_TERM = 2
+
+
+class StepSize(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the time of a step depends on. Keys are those that all rows, or tokens, together attend to."""
+
+    decode_rows: int
+    decode_keys: int
+    prefill_chunks: int = 0
+    prefill_tokens: int = 0
+    prefill_keys: int = 0
+
+
+TERMS = ("prefill_step", "decode_row_beside_prefill", "decode_key", "prefill_chunk", "prefill_token", "prefill_key")
+DECODE_KEY = TERMS.index("decode_key")
+
+
+class MeasuredStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A step that took `seconds`, from its plan, or from the end of the step before it, to its own end."""
+
+    size: StepSize
+    seconds: float
+
+
+def size_of_step(batch: Batch) -> StepSize:
+    """Returns the size of a planned step; a row with draft tokens counts as a prefill chunk."""
+    num_decode = batch.num_decode_rows
+    contexts = np.frombuffer(batch.context_lens, INT32)
+    decode_keys = int(contexts[:num_decode].sum()) + num_decode
+    if num_decode == len(contexts):
+        return StepSize(num_decode, decode_keys)
+    lengths = np.frombuffer(batch.query_lens, INT32)[num_decode:].tolist()
+    return with_chunks(num_decode, decode_keys, list(zip(contexts[num_decode:].tolist(), lengths, strict=True)))
+
+
+def with_chunks(decode_rows: int, decode_keys: int, chunks: Sequence[tuple[int, int]]) -> StepSize:
+    """Returns the size of a step with chunks, each (tokens before it, its own tokens)."""
+    keys = sum(length * context + length * (length + 1) // 2 for context, length in chunks)
+    return StepSize(decode_rows, decode_keys, len(chunks), sum(length for _, length in chunks), keys)
+
+
+class CostModel(msgspec.Struct, frozen=True):
+    """Seconds of a step of `knots[i]` decode rows, and of each of `TERMS`; how well they explain the measured steps.
+
+    `median_error` and `p90_error` are relative, |predicted - measured| / predicted, over all measured steps.
+    """
+
+    knots: tuple[int, ...]
+    knot_seconds: tuple[float, ...]
+    term_seconds: tuple[float, ...]
+    median_error: float = 0.0
+    p90_error: float = 0.0
+
+    def predict(self, size: StepSize) -> float:
+        """Returns the seconds that a step of this size takes."""
+        if size.prefill_chunks:
+            return sum(map(float.__mul__, self.term_seconds, _terms_of(size)))
+        index, part = _place(self.knots, size.decode_rows)
+        low, high = self.knot_seconds[index], self.knot_seconds[min(index + 1, len(self.knots) - 1)]
+        return max(low + part * (high - low), 0.0) + self.term_seconds[DECODE_KEY] * size.decode_keys
+
+    def kind_of(self, size: StepSize) -> int:
+        """Returns 0 for a step with chunks, else the number of the knot at or below its decode rows, from 1 on."""
+        return 0 if size.prefill_chunks else max(bisect_right(self.knots, size.decode_rows), 1)
+
+
+def fit(steps: Sequence[MeasuredStep]) -> CostModel:
+    """Returns the model with the least squared relative error and no term below 0.
+
+    Outliers (a step during which something else had the processor) are left out, and the rest is fitted again.
+    Raises `UsageError` where there are too few steps.
+    """
+    knots = _choose_knots(Counter(step.size.decode_rows for step in steps if not step.size.prefill_chunks))
+    num_terms = len(knots) + len(TERMS)
+    if not knots or len(steps) < NUM_STEPS_PER_TERM * num_terms:
+        raise UsageError(
+            f"{len(steps)} measured steps are too few for a cost model: it needs at least "
+            f"{NUM_STEPS_PER_TERM * num_terms}, with steps of decode rows alone among them"
+        )
+    rows = np.array([_row(knots, step.size) for step in steps])
+    measured = np.array([step.seconds for step in steps])
+    is_kept, scale, found = np.ones(len(steps), bool), measured, np.zeros(num_terms)
+    errors = np.zeros(len(steps))
+    for _ in range(1 + NUM_REFITS):
+        found = _least_squares(rows[is_kept] / scale[is_kept, None], measured[is_kept] / scale[is_kept])
+        scale = np.maximum(rows @ found, 1e-9)
+        errors = measured / scale - 1
+        deviation = np.median(np.abs(errors - np.median(errors)))
+        is_kept = np.abs(errors - np.median(errors)) <= max(OUTLIER_DEVIATIONS * deviation, LEAST_OUTLIER)
+    seconds = found.tolist()
+    return CostModel(
+        knots,
+        tuple(seconds[: len(knots)]),
+        tuple(seconds[len(knots) :]),
+        float(np.median(np.abs(errors))),
+        float(np.quantile(np.abs(errors), 0.9)),
+    )
+
+
+def _choose_knots(num_steps: Counter[int]) -> tuple[int, ...]:
+    """Returns the least of the measured numbers of rows, and of those up to each power of two the largest.
+
+    `num_steps` is how often each was measured; of the small ones all that were measured often are chosen.
+    """
+    counts = sorted(num_steps)
+    small = [count for count in counts if count <= MOST_SMALL_ROWS and num_steps[count] >= NUM_STEPS_PER_KNOT]
+    return tuple(sorted({*counts[:1], *small, *({(count - 1).bit_length(): count for count in counts}).values()}))
+
+
+def _place(knots: Sequence[int], count: int) -> tuple[int, float]:
+    """Returns the knot at or below `count` and which part of the way to the next it is; beyond the last, above 1."""
+    if len(knots) == 1:
+        return 0, 0.0
+    index = min(max(bisect_right(knots, count) - 1, 0), len(knots) - 2)
+    return index, (count - knots[index]) / (knots[index + 1] - knots[index])
+
+
+def _terms_of(size: StepSize) -> tuple[float, ...]:
+    """Returns how often a step with prefill chunks has each of `TERMS`."""
+    return (
+        1.0,
+        float(size.decode_rows),
+        float(size.decode_keys),
+        float(size.prefill_chunks),
+        float(size.prefill_tokens),
+        float(size.prefill_keys),
+    )
+
+
+def _row(knots: Sequence[int], size: StepSize) -> list[float]:
+    if size.prefill_chunks:
+        return [*(0.0 for _ in knots), *_terms_of(size)]
+    row = [0.0] * (len(knots) + len(TERMS))
+    index, part = _place(knots, size.decode_rows)
+    row[index] = 1 - part
+    if part:
+        row[index + 1] = part
+    row[len(knots) + DECODE_KEY] = float(size.decode_keys)
+    return row
+
+
+def _least_squares(rows: Array, right: Array) -> Array:
+    """Returns x >= 0 with the least |rows @ x - right|², by coordinate descent (Franc et al., 2005)."""
+    norms = np.linalg.norm(rows, axis=0)
+    norms[norms == 0] = 1.0
+    rows = rows / norms
+    products, gradient = rows.T @ rows, -(rows.T @ right)
+    found = np.zeros(len(norms))
+    for _ in range(NUM_SWEEPS):
+        before = found.copy()
+        for index in range(len(found)):
+            if products[index, index]:
+                value = max(0.0, found[index] - gradient[index] / products[index, index])
+                gradient += (value - found[index]) * products[index]
+                found[index] = value
+        if np.abs(found - before).max() <= 1e-9 * np.abs(found).max():
+            break
+    return found / norms

@@ -1,0 +1,183 @@
+"""A recording (`--record DIR`) as arrivals, measured steps, and what each request got when."""
+
+import math
+import statistics
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from extras.whatif.calibration import Calibration
+from extras.whatif.recorded_steps import StepReader
+from extras.whatif.settings import MAX_PAGES
+from extras.whatif.traces import Arrival
+from messages.columns import INT32, runs_of, unpack_int32, unpack_int64
+from messages.control.processes import FRONTEND, kind_of
+from messages.engines import SCHEDULER
+from messages.errors import SluiceError, UsageError
+from messages.frame_files import Record, find_readers, reporting_damage
+from messages.ring.replies import DetokenizeMsg, StepReplies
+from messages.ring.requests import UserMsg
+from messages.ring.timeline import ScheduleReport
+from supervisor.manifest import read_manifest
+
+
+class Recording(NamedTuple):
+    """What was served, and how. `num_left_out` requests have no token, or began before the first frame.
+
+    `token_times_s` are those of each arrival: when the frontend had its tokens, in seconds since it had the request.
+    """
+
+    calibration: Calibration
+    arrivals: list[Arrival]
+    token_times_s: list[NDArray[np.float64]]
+    num_left_out: int
+
+
+class _Request:
+    """A request as the scheduler saw it. It arrives when it is tokenized: the scheduler looks between two steps."""
+
+    def __init__(self, message: UserMsg):
+        self.message = message
+        self.at_ns = message.stamps.tokenized_ns
+        self.received_ns = message.stamps.received_ns
+        self.first_token_ns = 0
+        self.seen_ns: list[int] = []
+        self.output_ids: array[int] = array(INT32)
+
+    def arrival(self, begin_ns: int) -> Arrival:
+        params = self.message.sampling_params
+        return Arrival(
+            unpack_int32(self.message.input_ids).tolist(),
+            len(self.output_ids),
+            (self.at_ns - begin_ns) / 1e9,
+            self.output_ids.tobytes(),
+            params.cache_salt,
+            params.priority,
+            self.message.engine,
+        )
+
+
+def read_recording(folder: Path, num_skipped: int = 0) -> Recording:
+    """Leaves out so many requests, and all that came before the next one.
+
+    Raises `UsageError` where the directory holds no recording of a scheduler.
+    """
+    try:
+        with reporting_damage(folder):
+            return _read(folder, num_skipped)
+    except SluiceError as error:
+        raise UsageError(str(error)) from None
+
+
+def _read(folder: Path, num_skipped: int) -> Recording:
+    """Raises `SluiceError`."""
+    config = read_manifest(folder).config
+    records = sorted(
+        (record for reader in find_readers(folder) for record in reader.read()), key=lambda one: one.monotonic_ns
+    )
+    if num_skipped:
+        came_ns = [record.monotonic_ns for record, one in _messages(records, SCHEDULER) if isinstance(one, UserMsg)]
+        begin_ns = ([*came_ns[num_skipped:], math.inf])[0]
+        records = [record for record in records if record.monotonic_ns >= begin_ns]
+    readers: dict[int, StepReader] = {}
+    requests: dict[int, _Request] = {}
+    reports: list[ScheduleReport] = []
+    for record, message in _messages(records, SCHEDULER):
+        readers.setdefault(record.pid, StepReader()).take(message)
+        _note_request(requests, message)
+        if isinstance(message, ScheduleReport):
+            reports.append(message)
+    served = sorted((one for one in requests.values() if one.output_ids), key=lambda one: one.at_ns)
+    if not served:
+        raise UsageError(f"{folder} holds no request that got a token from its beginning on")
+    arrivals = [request.arrival(served[0].at_ns) for request in served]
+    delays_ns = _note_replies(requests, _messages(records, FRONTEND))
+    num_pages = config.cache.num_pages or max(_num_pages(report, config.cache.block_size) for report in reports)
+    if num_pages > MAX_PAGES:
+        raise UsageError(f"{folder} is damaged: it claims a cache of {num_pages} pages")
+    calibration = Calibration(
+        model=", ".join(config.facts.served_names),
+        can_overlap=False,
+        max_model_len=config.facts.max_model_len,
+        block_size=config.cache.block_size,
+        num_pages=num_pages,
+        max_num_seqs=config.scheduling.max_num_seqs,
+        max_num_batched_tokens=reports[0].facts.max_num_batched_tokens,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        pipeline_s=_pipeline_s(served),
+        jitter_s=_jitter_s(delays_ns),
+        steps=[step for reader in readers.values() for step in reader.steps],
+    )
+    token_times_s = [(np.array(one.seen_ns) - one.received_ns) / 1e9 for one in served]
+    return Recording(calibration, arrivals, token_times_s, len(requests) - len(served))
+
+
+def _messages(records: Iterable[Record], kind: str) -> Iterator[tuple[Record, Any]]:
+    """Yields what processes of a kind sent or received, but for what is cut or was damaged on purpose."""
+    for record in records:
+        if kind_of(record.process) == kind:
+            try:
+                yield record, record.decode()
+            except msgspec.DecodeError:
+                continue
+
+
+def _note_request(requests: dict[int, _Request], message: object) -> None:
+    match message:
+        case UserMsg() if message.uid not in requests and not message.output_ids:
+            requests[message.uid] = _Request(message)
+        case DetokenizeMsg():
+            for uid, token_ids in zip(
+                unpack_int64(message.uids), runs_of(message.token_ids, message.num_tokens), strict=True
+            ):
+                if uid in requests:
+                    requests[uid].output_ids.extend(token_ids)
+                    requests[uid].first_token_ns = requests[uid].first_token_ns or message.committed_ns
+        case _:
+            pass
+
+
+def _num_pages(report: ScheduleReport, page_size: int) -> int:
+    """Returns how many pages there are at least: all of them where nothing but one prompt runs."""
+    of_prompt = -(-report.chunks[0].end // page_size) if len(report.chunks) == 1 else 0
+    return report.facts.num_free_pages + report.facts.num_evictable_pages + of_prompt
+
+
+def _note_replies(requests: dict[int, _Request], replies: Iterable[tuple[Record, Any]]) -> list[int]:
+    """Notes when the frontend had the tokens of each request. Returns the ns from the commit of each step.
+
+    A step that nobody waits for may have been told later: it counts from its commit.
+    """
+    delays_ns: list[int] = []
+    for record, message in replies:
+        if isinstance(message, StepReplies):
+            uids = (*unpack_int64(message.uids), *(final.uid for final in message.finals if final.token_ids))
+            known = [requests[uid] for uid in uids if uid in requests]
+            is_waited_for = (
+                message.prefilled
+                or message.finals
+                or any(one.message.sampling_params.must_tell_tokens for one in known)
+            )
+            is_at_once = is_waited_for or not message.committed_ns
+            if message.committed_ns and is_at_once:
+                delays_ns.append(record.monotonic_ns - message.committed_ns)
+            for one in known:
+                one.seen_ns.append(record.monotonic_ns if is_at_once else message.committed_ns)
+    return delays_ns
+
+
+def _pipeline_s(served: Sequence[_Request]) -> float:
+    """Returns the median of what a request took from the frontend to the scheduler, and its first token back."""
+    times_ns = [one.at_ns - one.received_ns + one.seen_ns[0] - one.first_token_ns for one in served if one.seen_ns]
+    return statistics.median(times_ns or [0]) / 1e9
+
+
+def _jitter_s(delays_ns: Sequence[int]) -> tuple[float, ...]:
+    """Returns how far each delay is from their median."""
+    delays_s = np.array(delays_ns or [0]) / 1e9
+    return tuple((delays_s - np.median(delays_s)).tolist())

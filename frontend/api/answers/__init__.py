@@ -1,0 +1,1 @@
+"""Chats, whatever the API: the conversation, and the answer as it is parsed."""

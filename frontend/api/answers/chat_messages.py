@@ -1,0 +1,146 @@
+"""The messages of a chat: their roles and contents, checked, and made into what the tokenizer renders."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from messages.errors import bad_request
+from messages.ring.requests import ChatPrompt
+
+MAX_ROLE_CHARS = 64
+MAX_MESSAGES = 1 << 15
+
+Role = Annotated[str, Meta(min_length=1, max_length=MAX_ROLE_CHARS)]
+"""Any name: the template decides which there are."""
+
+ROLES_WITH_CONTENT = frozenset({"system", "developer", "user", "tool"})
+"""Roles whose messages OpenAI's API requires a content of."""
+
+MESSAGES_TEXT = (
+    f"a list of messages, not empty and at most {MAX_MESSAGES}, each with a role (a name of 1 to {MAX_ROLE_CHARS} "
+    "characters) and a content (a string or a list of text parts)"
+)
+
+
+class ContentPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of a message; only text is served."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message as clients send it; what chat templates do not read is dropped."""
+
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content in one piece."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text or "" for part in self.content)
+        return self.content or ""
+
+
+Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES, description=MESSAGES_TEXT)]
+
+
+def make_chat_prompt(
+    messages: Sequence[ChatMessage],
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    template_kwargs: dict[str, Any] | None,
+) -> ChatPrompt:
+    """Returns the chat for the tokenizer; an answer is prompted for unless the last message is continued.
+
+    Raises `RequestError` (400).
+    """
+    if continue_final_message and add_generation_prompt:
+        raise bad_request(
+            "continue_final_message and add_generation_prompt cannot both be true", "continue_final_message"
+        )
+    checked = [_checked(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return ChatPrompt(
+        messages=msgspec.json.encode(checked),
+        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
+        continue_final_message=bool(continue_final_message),
+        template_kwargs=msgspec.json.encode(template_kwargs or {}),
+    )
+
+
+def _checked(message: ChatMessage, where: str) -> ChatMessage:
+    """Returns the message as templates know it: a developer is the system, a refusal is text, arguments are objects.
+
+    Reasoning is `reasoning_content` and, as gpt-oss has it, `thinking`; that may not stand beside a content there.
+    """
+    content = message.content
+    if content is None and message.role in ROLES_WITH_CONTENT:
+        raise bad_request(f"{where}.content is required where the role is {message.role}", "messages")
+    if isinstance(content, list):
+        content = [_checked_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
+    if message.role == "tool" and not message.tool_call_id:
+        raise bad_request(f"{where}.tool_call_id is required where the role is tool: the id of the call", "messages")
+    reasoning = message.reasoning_content or message.reasoning or message.thinking
+    return msgspec.structs.replace(
+        message,
+        role="system" if message.role == "developer" else message.role,
+        content="" if content is None else content,
+        reasoning=None,
+        reasoning_content=reasoning,
+        thinking=None if content else reasoning,
+        tool_calls=None
+        if message.tool_calls is None
+        else [_checked_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)],
+    )
+
+
+def _checked_part(part: ContentPart, where: str) -> ContentPart:
+    match part:
+        case ContentPart(type="text" | "input_text" | "output_text", text=str()):
+            return ContentPart("text", part.text)
+        case ContentPart(type="refusal", refusal=str()):
+            return ContentPart("text", part.refusal)
+        case ContentPart(type="text" | "input_text" | "output_text" | "refusal"):
+            name = "refusal" if part.type == "refusal" else "text"
+            raise bad_request(f"{where}.{name} must be a string, in a part of type {part.type!r}", "messages")
+        case _:
+            raise bad_request(
+                f"{where}: a part of type {part.type[:60]!r} is not supported, the model reads text only",
+                "messages",
+                "not_supported",
+            )
+
+
+def _checked_call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """Returns an earlier call of a tool with its arguments as an object: clients send them as JSON in a string.
+
+    Arguments that are no JSON stay what they are: a model may have written them.
+    """
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise bad_request(f"{where}.function must be an object with name and arguments", "messages")
+    name: Any = function.get("name")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    arguments: Any = function.get("arguments")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    if not isinstance(name, str) or not name:
+        raise bad_request(f"{where}.function.name must be a string, not empty", "messages")
+    if not isinstance(arguments, str | dict | None):
+        raise bad_request(f"{where}.function.arguments must be JSON in a string, or an object", "messages")
+    if not isinstance(call.get("id"), str | None):
+        raise bad_request(f"{where}.id must be a string", "messages")
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments) if arguments.strip() else {}
+        except (msgspec.DecodeError, RecursionError):
+            return call
+    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}

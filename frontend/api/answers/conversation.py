@@ -1,0 +1,142 @@
+"""A conversation as every API for chats asks for it, and the choices that are opened for it."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from frontend.api.answers.answer_reader import AnswerRules
+from frontend.api.answers.chat_messages import ChatMessage, make_chat_prompt
+from frontend.api.answers.tools import NO_TOOLS, ToolUse, with_calls
+from frontend.parsing.model_format import ModelFormat
+from frontend.requests.generation import Generation
+from frontend.requests.prompt_request import PromptRequest
+from frontend.requests.trace import RequestTrace
+from frontend.service import Service
+from messages.columns import num_int32
+from messages.ring.requests import ChatPrompt, EncodeMsg, SamplingParams, Truncation
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a body asks for, whatever its API names it. `params`: those of the first choice."""
+
+    messages: Sequence[ChatMessage]
+    params: SamplingParams
+    tools: ToolUse = NO_TOOLS
+    template_kwargs: dict[str, Any] = {}
+    """Variables for the chat template, in addition to the tools."""
+    is_thinking_off: bool = False
+    """Reasoning is disabled, whether or not the chat template has a switch for it."""
+    thinking_budget: int | None = None
+    """Maximum number of reasoning tokens."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    allows_parallel_calls: bool = True
+    max_calls: int | None = None
+    shows_reasoning: bool = True
+    num_choices: int = 1
+    add_special_tokens: bool = False
+    truncation: Truncation | None = None
+
+    @property
+    def prompt(self) -> ChatPrompt:
+        """Raises `RequestError` (400)."""
+        return make_chat_prompt(
+            self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            template_kwargs={**self.template_kwargs, **self.tools.template_kwargs},
+        )
+
+
+class InputTokens(msgspec.Struct, frozen=True):
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+class OpenedChat(NamedTuple):
+    """The choices, and how they are read: without `rules` all their text is content."""
+
+    choices: list[Generation]
+    rules: AnswerRules | None
+
+
+class Conversations:
+    """Opens conversations with a model whose answers look like `model_format`."""
+
+    def __init__(self, service: Service, model_format: ModelFormat):
+        self._service = service
+        self.model_format = model_format
+
+    def open(
+        self,
+        conversation: Conversation,
+        trace: RequestTrace,
+        *,
+        is_streamed: bool,
+        timeout_s: float | None,
+        has_parts: bool = False,
+    ) -> OpenedChat:
+        """Raises `RequestError`; refusals by other processes come with the choices."""
+        rules = self._rules(conversation)
+        request = PromptRequest(
+            self.prompt(conversation),
+            self._adapted(conversation, rules),
+            conversation.num_choices,
+            add_special_tokens=conversation.add_special_tokens,
+            truncation=conversation.truncation,
+        )
+        choices = self._service.open_all(
+            [request], trace, is_streamed=is_streamed, timeout_s=timeout_s, has_parts=has_parts
+        )
+        return OpenedChat(choices, rules)
+
+    async def count(self, conversation: Conversation) -> InputTokens:
+        """Returns the number of tokens in the prompt. Raises `RequestError`."""
+        prompt = self.prompt(conversation)
+        answer = await self._service.queries.encode(
+            lambda uid: EncodeMsg(uid, None, prompt, conversation.add_special_tokens)
+        )
+        return InputTokens(num_int32(answer.token_ids))
+
+    def prompt(self, conversation: Conversation) -> ChatPrompt:
+        """Returns the prompt, with the format of reasoning if it is needed. Raises `RequestError` (400)."""
+        thought = self.model_format.thought
+        if thought is not None:
+            thought = msgspec.structs.replace(
+                thought, is_off=conversation.is_thinking_off, budget=conversation.thinking_budget
+            )
+        return msgspec.structs.replace(conversation.prompt, thought=thought)
+
+    def _rules(self, conversation: Conversation) -> AnswerRules | None:
+        chosen = self.model_format.with_tools if conversation.tools.listed else self.model_format.without_tools
+        if chosen is None:
+            return None
+        return AnswerRules(
+            chosen,
+            conversation.tools.schemas,
+            self.model_format.new_call_id,
+            allows_parallel_calls=conversation.allows_parallel_calls,
+            shows_reasoning=conversation.shows_reasoning,
+            begun=conversation.messages[-1].text if conversation.continue_final_message else "",
+            custom=conversation.tools.custom,
+            max_calls=conversation.max_calls,
+        )
+
+    def _adapted(self, conversation: Conversation, rules: AnswerRules | None) -> SamplingParams:
+        """Returns the parameters, extended for tools and for parsing the answer. Raises `RequestError` (400).
+
+        A forced call takes precedence over other constraints on the answer.
+        """
+        params, tools = conversation.params, conversation.tools
+        grammar = tools.forced
+        if grammar is None and params.grammar is not None:
+            allows_several = conversation.allows_parallel_calls
+            grammar = with_calls(params.grammar, tools, self.model_format, allows_several=allows_several)
+        return msgspec.structs.replace(
+            params,
+            grammar=grammar,
+            skip_special_tokens=params.skip_special_tokens
+            and not (rules is not None and rules.format.needs_special_tokens),
+            wants_prompt_end=rules is not None and rules.format.may_begin_in_prompt,
+        )

@@ -1,0 +1,1 @@
+"""`POST /generate`, the native endpoint."""

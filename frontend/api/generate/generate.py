@@ -1,0 +1,65 @@
+"""`POST /generate`: the native endpoint, text or token ids in, a stream of events or one document out."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from frontend.api.generate.generate_events import GenerateEvents, GenerateView, end_event
+from frontend.api.openai.logprob_fields import TokenNames
+from frontend.api.openai.openai_body import CommonFields, name_rules, truncation_of
+from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, TokenIds
+from frontend.http.body import BodyDecoder, read_body
+from frontend.http.field_names import UnknownFields
+from frontend.http.stream import EventStream, OpenStreams, WholeReply
+from frontend.requests.prompt_request import PromptRequest
+from frontend.requests.trace import trace_of
+from frontend.service import Service
+from messages.errors import bad_request
+
+DEFAULT_MAX_TOKENS = 128
+
+NOT_HERE: dict[str, tuple[Any, ...]] = {"best_of": (1,), "echo": (False,), "suffix": ("",), "top_logprobs": (0,)}
+"""Parameters of other endpoints, each with the values that ask for nothing."""
+
+One = Annotated[int, Meta(ge=1)]
+
+
+class GenerateBody(CommonFields, frozen=True, kw_only=True):
+    prompt: Annotated[NonEmpty | TokenIds, Meta(description=f"a string or {TOKEN_IDS_TEXT}, not empty")]
+    logprobs: NumLogprobs = None
+    n: Annotated[One | None, Meta(description="1; /v1/completions gives several choices")] = None
+
+
+class GenerateApi:
+    def __init__(self, service: Service, streams: OpenStreams, unknown: UnknownFields):
+        self._service = service
+        self._streams = streams
+        self._decoder = BodyDecoder(GenerateBody, name_rules(NOT_HERE), unknown)
+        self._sampling = Sampling(service.config.facts)
+        self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
+
+    async def generate(self, request: Request) -> EventStream | WholeReply:
+        """Opens a generation. Raises `RequestError`; refusals by other processes come out of the response."""
+        self._service.check_admission()
+        body, warnings = self._decoder.read(await read_body(request, self._max_body_bytes))
+        prompt_request = self._make_request(body)
+        trace = trace_of(request.scope)
+        trace.request_id = body.request_id or trace.request_id
+        is_streamed = body.stream is not False
+        generation = self._service.open(prompt_request, trace, is_streamed=is_streamed, timeout_s=body.timeout_s)
+        view = GenerateView(TokenNames(bool(body.return_tokens_as_token_ids)), warnings)
+        if is_streamed:
+            return EventStream(self._service, self._streams, [generation], GenerateEvents(generation, view))
+        return WholeReply(self._service, [generation], lambda: end_event(generation, view))
+
+    def _make_request(self, body: GenerateBody) -> PromptRequest:
+        if body.n is not None and body.n > 1:
+            raise bad_request(f"n must be 1 here, got {body.n}: /v1/completions gives several choices", "n")
+        params = self._sampling.make_params(body, max_tokens=DEFAULT_MAX_TOKENS, seed=self._service.next_seed())
+        params = msgspec.structs.replace(params, num_logprobs=body.logprobs)
+        truncation = truncation_of(body, params, self._service.config.facts.max_model_len)
+        return PromptRequest(
+            body.prompt, params, add_special_tokens=body.add_special_tokens is not False, truncation=truncation
+        )

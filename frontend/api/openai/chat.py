@@ -1,0 +1,177 @@
+"""`POST /v1/chat/completions`: OpenAI's endpoint for conversations."""
+
+import time
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from frontend.api.answers.answer_reader import AnswerRules
+from frontend.api.answers.chat_messages import Messages
+from frontend.api.answers.conversation import Conversation, Conversations
+from frontend.api.answers.thinking import ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
+from frontend.api.answers.tools import CHOICE_TEXT, TOOLS_TEXT, check_tools, choose_tools, read_choice
+from frontend.api.openai.beam_search import check_choices, whole_reply
+from frontend.api.openai.chat_events import ChatEvents
+from frontend.api.openai.chat_reply import ChatView
+from frontend.api.openai.logprob_fields import TokenNames
+from frontend.api.openai.openai_body import (
+    OpenAiFields,
+    OpenAiReader,
+    check_num_choices,
+    name_rules,
+    truncation_of,
+    usage_options,
+)
+from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
+from frontend.http.field_names import UnknownFields
+from frontend.http.responses import JsonReply
+from frontend.http.stream import EventStream, OpenStreams, WholeReply
+from frontend.requests.trace import RequestTrace, trace_of
+from frontend.service import Service
+from messages.errors import bad_request
+from messages.ring.requests import THINKING_BUDGET
+
+ASSISTANT = "assistant"
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "chat_template": (),
+    "documents": ([],),
+    "best_of": (1,),
+    "suffix": ("",),
+}
+
+Choice = Annotated[str | dict[str, Any] | None, Meta(description='"none", "auto" or an object')]
+Functions = Annotated[list[Any] | None, Meta(description="a list")]
+
+
+class ChatBody(OpenAiFields, frozen=True, kw_only=True):
+    """`functions`, which `tools` has replaced, are taken where their choice is none; the model is not told of them."""
+
+    messages: Messages
+    max_completion_tokens: AtLeastOne = None
+    logprobs: Switch = None
+    top_logprobs: NumLogprobs = None
+    echo: Switch = None
+    add_generation_prompt: Switch = None
+    continue_final_message: Switch = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Meta(description="an object")] = None
+    reasoning_effort: Annotated[str | None, Meta(description="a string, for the chat template")] = None
+    thinking_token_budget: ThinkingBudget = None
+    include_reasoning: Switch = None
+    tools: Annotated[list[Any] | None, Meta(description=TOOLS_TEXT)] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, Meta(description=CHOICE_TEXT)] = None
+    parallel_tool_calls: Switch = None
+    functions: Functions = None
+    function_call: Choice = None
+
+
+class ChatApi:
+    def __init__(self, service: Service, streams: OpenStreams, unknown: UnknownFields, conversations: Conversations):
+        self._service = service
+        self._conversations = conversations
+        self._streams = streams
+        self._reader = OpenAiReader(service, ChatBody, name_rules(REFUSED), unknown)
+        self._sampling = Sampling(service.config.facts)
+        self._context_tokens = service.config.facts.max_model_len
+
+    async def create(self, request: Request) -> EventStream | WholeReply:
+        """Opens the choices. Raises `RequestError`; refusals by other processes come out of the response."""
+        body = await self._reader.read(request)
+        conversation = self._conversation(body)
+        trace = trace_of(request.scope)
+        is_streamed = bool(body.stream)
+        choices, rules = self._conversations.open(
+            conversation,
+            trace,
+            is_streamed=is_streamed,
+            timeout_s=body.timeout_s,
+            has_parts=bool(body.use_beam_search),
+        )
+        view = self._view(body, trace, rules)
+        if is_streamed:
+            return EventStream(self._service, self._streams, choices, ChatEvents(view, choices))
+        return whole_reply(self._service, body, choices, len(choices), lambda: view.whole(choices))
+
+    async def count(self, request: Request) -> JsonReply:
+        """Raises `RequestError`."""
+        return JsonReply(await self._conversations.count(self._conversation(await self._reader.read(request))))
+
+    def _conversation(self, body: ChatBody) -> Conversation:
+        """Raises `RequestError` (400)."""
+        _check_functions(body)
+        if body.top_logprobs and not body.logprobs:
+            raise bad_request("top_logprobs need logprobs to be true", "top_logprobs")
+        allows_parallel_calls = body.parallel_tool_calls is not False
+        tools = choose_tools(
+            check_tools(body.tools),
+            read_choice(body.tool_choice),
+            self._conversations.model_format,
+            allows_several=allows_parallel_calls,
+        )
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        params = self._sampling.make_params(
+            msgspec.structs.replace(body, max_tokens=max_tokens),
+            max_tokens=self._context_tokens,
+            seed=self._service.next_seed(),
+        )
+        num_choices = body.n or 1
+        check_num_choices(self._service, num_choices, "n")
+        params = msgspec.structs.replace(
+            params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None, echo=bool(body.return_token_ids)
+        )
+        budget = checked_budget(body.thinking_token_budget, self._conversations.model_format)
+        if budget is not None and body.use_beam_search:
+            raise bad_request(f"{THINKING_BUDGET} cannot be combined with use_beam_search", THINKING_BUDGET)
+        constrained = msgspec.structs.replace(params, grammar=tools.forced or params.grammar)
+        check_choices(body, constrained, num_choices, "n", self._service.config.facts)
+        return Conversation(
+            messages=body.messages,
+            params=params,
+            tools=tools,
+            template_kwargs=template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
+            is_thinking_off=turns_thinking_off(body.reasoning_effort, body.chat_template_kwargs),
+            thinking_budget=budget,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+            allows_parallel_calls=allows_parallel_calls,
+            shows_reasoning=body.include_reasoning is not False,
+            num_choices=num_choices,
+            add_special_tokens=bool(body.add_special_tokens),
+            truncation=truncation_of(body, params, self._context_tokens),
+        )
+
+    def _view(self, body: ChatBody, trace: RequestTrace, rules: AnswerRules | None) -> ChatView:
+        last = body.messages[-1]
+        prompts_answer = (
+            not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
+        )
+        role = ASSISTANT if prompts_answer else last.role
+        return ChatView(
+            id=f"chatcmpl-{trace.request_id}",
+            created=int(time.time()),
+            model=self._reader.model_name(body),
+            role=role,
+            echoed=last.text if body.echo and last.role == role else "",
+            names=TokenNames(bool(body.return_tokens_as_token_ids)),
+            usage=usage_options(body),
+            has_logprobs=bool(body.logprobs),
+            has_token_ids=bool(body.return_token_ids),
+            has_prompt_logprobs=body.prompt_logprobs is not None,
+            rules=rules,
+        )
+
+
+def _check_functions(body: ChatBody) -> None:
+    """Raises `RequestError` (400) where the model would have to be told of functions."""
+    choice = body.function_call
+    if body.functions and choice != "none":
+        raise bad_request(
+            'functions are not supported, unless function_call is "none"; send tools', "functions", "not_supported"
+        )
+    if choice not in (None, "none", "auto"):
+        raise bad_request('function_call must be "none" or "auto": there are no functions', "function_call")

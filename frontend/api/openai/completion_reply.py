@@ -1,0 +1,111 @@
+"""The bodies of `/v1/completions`: a choice, whole or in part, and what holds the choices."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from frontend.api.openai.logprob_fields import CompletionLogprobs, PromptLogprobs, mean_logprob, prompt_logprobs
+from frontend.api.openai.openai_body import ReplyView
+from frontend.api.openai.usage import UsageReply, prompt_ids_of, usage_of
+from frontend.requests.generation import Generation
+from messages.ring.replies import FinishReason, UserReply
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The last fields are there where they were asked for; `token_ids` are those of the output."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole reply or a chunk of a stream; chunks have `usage`, null or not, where it was asked for."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: Sequence[CompletionChoice]
+    usage: UsageReply | UnsetType | None = UNSET
+
+
+class CompletionView(ReplyView, frozen=True, kw_only=True):
+    """What a client wants to see of its completions: `num_shown` of the `num_choices` of each prompt."""
+
+    num_shown: int
+    num_choices: int
+    has_echo: bool
+
+    def whole(self, generations: Sequence[Generation]) -> Completion:
+        """Takes all that has arrived for `generations`, which have ended, and returns the reply."""
+        choices = [
+            self.take_choice(generation, index, generation.final, is_first=True)
+            for index, generation in enumerate(self._shown(generations))
+        ]
+        return self.completion(choices, usage_of(generations, self.num_choices))
+
+    def completion(
+        self, choices: Sequence[CompletionChoice], usage: UsageReply | UnsetType | None = UNSET
+    ) -> Completion:
+        return Completion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
+
+    def take_choice(
+        self, generation: Generation, index: int, final: UserReply | None, *, is_first: bool
+    ) -> CompletionChoice:
+        """Takes one step, or with `final` the rest, and returns it.
+
+        The `is_first` part of a choice has what is told of the prompt.
+        """
+        text, token_ids = generation.pop_step() if final is None else generation.pop_all()
+        echoed = prompt_text(generation) if self.has_echo else ""
+        prompt_ids = prompt_ids_of(generation) if is_first and self.has_token_ids else UNSET
+        return CompletionChoice(
+            index=index,
+            text=echoed + text if is_first else text,
+            logprobs=self._logprobs(generation, len(token_ids), len(echoed), is_first) if self.has_logprobs else None,
+            finish_reason=None if final is None else final.finish_reason,
+            stop_reason=None if final is None else final.stop_reason,
+            token_ids=token_ids if self.has_token_ids else UNSET,
+            prompt_token_ids=prompt_ids,
+            prompt_logprobs=prompt_logprobs(generation.prompt) if self.has_prompt_logprobs else UNSET,
+        )
+
+    def _logprobs(self, generation: Generation, num_tokens: int, num_echoed: int, is_first: bool) -> CompletionLogprobs:
+        """Takes and returns the columns of `num_tokens` tokens, after those of the prompt where that is echoed."""
+        output = self.names.completion(generation.pop_logprobs(num_tokens), num_echoed)
+        if not (is_first and self.has_echo and generation.prompt is not None):
+            return output
+        prompt = self.names.completion(generation.prompt.tokens, 0)
+        return CompletionLogprobs(
+            prompt.tokens + output.tokens,
+            prompt.token_logprobs + output.token_logprobs,
+            prompt.top_logprobs + output.top_logprobs,
+            prompt.text_offset + output.text_offset,
+        )
+
+    def _shown(self, generations: Sequence[Generation]) -> list[Generation]:
+        """Returns the choices to show, in order: of more than are wanted the likeliest of each prompt, ranked."""
+        if self.num_shown == self.num_choices:
+            return list(generations)
+        shown: list[Generation] = []
+        for first in range(0, len(generations), self.num_choices):
+            of_prompt = generations[first : first + self.num_choices]
+            ranked = sorted(of_prompt, key=lambda generation: -mean_logprob(generation.logprobs))
+            shown += ranked[: self.num_shown]
+        return shown
+
+
+def prompt_text(generation: Generation) -> str:
+    """Returns the prompt as text: as the client gave it or, where it gave ids or had it cut, what its ids say."""
+    message = generation.message
+    if message.prompt_text is not None and message.truncation is None:
+        return message.prompt_text
+    return "" if generation.prompt is None else generation.prompt.text

@@ -1,0 +1,58 @@
+"""How many tokens a request took, over all its choices, in the form that OpenAI's clients read."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from frontend.requests.generation import Generation
+from messages.columns import unpack_int32
+from messages.ring.replies import Usage
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class UsageReply(msgspec.Struct, frozen=True):
+    """A prompt counts once, however many choices it has; what was generated for a choice that is not shown counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+def usage_of(generations: Iterable[Generation], num_choices: int) -> UsageReply:
+    """Returns the usage of choices that have ended and stand in the order of their prompts, `num_choices` each."""
+    prompts: dict[int, tuple[int, int]] = {}
+    num_output = 0
+    for generation in generations:
+        usage = generation.ended.usage
+        index = generation.index // num_choices
+        num_prompt, num_cached = prompts.get(index, (0, 0))
+        prompts[index] = (max(num_prompt, usage.prompt_tokens), max(num_cached, usage.cached_tokens))
+        num_output += usage.completion_tokens
+    num_prompt = sum(counts[0] for counts in prompts.values())
+    num_cached = sum(counts[1] for counts in prompts.values())
+    return _reply(num_prompt, num_cached, num_output)
+
+
+def usage_so_far(generation: Generation, *, is_last: bool) -> UsageReply:
+    """Returns the usage of one choice up to the chunk that is about to be written, which is or is not its last one.
+
+    That has the tokens which have been taken. What the prompt took is known from the first token on.
+    """
+    final = generation.final
+    prompt = (final.usage if final is not None else generation.prompt_usage) or Usage()
+    num_output = final.usage.completion_tokens if final is not None and is_last else generation.num_taken
+    return _reply(prompt.prompt_tokens, prompt.cached_tokens, num_output)
+
+
+def prompt_ids_of(generation: Generation) -> list[int]:
+    """Returns the ids of the prompt: as they were told, or else as the client gave them, if it gave ids."""
+    ids = generation.message.prompt_ids if generation.prompt is None else generation.prompt.token_ids
+    return unpack_int32(ids).tolist()
+
+
+def _reply(num_prompt: int, num_cached: int, num_output: int) -> UsageReply:
+    return UsageReply(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached))

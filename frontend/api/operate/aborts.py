@@ -1,0 +1,72 @@
+"""`POST /abort_request`: ends running requests by uid, by public id, or all of them."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from frontend.http.body import BodyDecoder, read_body
+from frontend.http.field_names import UnknownFields
+from frontend.http.responses import JsonReply
+from frontend.service import Service
+from messages.errors import bad_request
+from messages.ring.peers import AbortedOpen, AbortOpen
+
+MAX_BODY_BYTES = 65536
+
+
+class AbortBody(msgspec.Struct, frozen=True, kw_only=True):
+    uid: Annotated[int | None, Meta(description="a whole number")] = None
+    request_id: Annotated[str | None, Meta(description="a string")] = None
+    all: Annotated[bool | None, Meta(description="true or false")] = None
+
+
+class AbortReply(msgspec.Struct, frozen=True):
+    aborted: list[int]
+    """The uids of the requests whose end was asked for."""
+    frontends_missing: int
+    """Frontends that have not answered in time: those of their requests that are meant end when they turn again."""
+
+
+class AbortApi:
+    def __init__(self, service: Service, unknown: UnknownFields):
+        self._service = service
+        self._decoder = BodyDecoder(AbortBody, unknown=unknown)
+        service.peers.register(AbortOpen, self._abort)
+
+    async def abort_request(self, request: Request) -> JsonReply:
+        """Replies with the uids whose end was asked for; none for a request that is unknown or has ended."""
+        message = _make_abort(self._decoder.decode(await read_body(request, MAX_BODY_BYTES)))
+        own = self._abort(message)
+        others = await self._service.peers.ask_all(message, AbortedOpen)
+        uids = [uid for aborted in (own, *others.by_name.values()) for uid in aborted.uids]
+        return JsonReply(AbortReply(uids, others.num_missing))
+
+    def _abort(self, message: AbortOpen) -> AbortedOpen:
+        """Ends what this frontend has of the requests that are meant."""
+        found = [
+            entry
+            for entry in self._service.registry.all_open()
+            if not entry.is_part
+            and (message.is_all or entry.uid in message.uids or entry.request_id in message.request_ids)
+        ]
+        for generation in found:
+            self._service.abort(generation)
+        return AbortedOpen(tuple(generation.uid for generation in found))
+
+
+def _make_abort(body: AbortBody) -> AbortOpen:
+    if (body.uid is not None) + (body.request_id is not None) + (body.all is True) != 1:
+        raise bad_request('give exactly one of "uid", "request_id" and "all": true')
+    return AbortOpen(
+        uids=() if body.uid is None else (body.uid,),
+        request_ids=() if body.request_id is None else names_of(body.request_id),
+        is_all=bool(body.all),
+    )
+
+
+def names_of(request_id: str) -> tuple[str, ...]:
+    """Returns the ids that may be meant: replies of the OpenAI endpoints have theirs after `cmpl-` or `chatcmpl-`."""
+    kind, dash, rest = request_id.partition("-")
+    return (request_id, rest) if dash and kind in ("cmpl", "chatcmpl") else (request_id,)

@@ -1,0 +1,101 @@
+"""`/admin/…`: the operator's commands over HTTP, as `launch.py` has them."""
+
+import msgspec
+from starlette.requests import Request
+
+from frontend.http.responses import JsonReply
+from frontend.links.launcher import Launcher
+from messages.control.admin import (
+    Done,
+    Failed,
+    ListProcesses,
+    ProcessInfo,
+    ProcessList,
+    Progress,
+    RestartProcess,
+    Scaling,
+    TakeSnapshot,
+)
+from messages.control.processes import kind_of
+from messages.errors import ErrorInfo, RequestError, bad_request
+
+STATUSES = {"unknown": 404, "busy": 409, "impossible": 400, "failed": 500, "timeout": 504}
+"""HTTP status by the reason of a failure."""
+
+ANSWER_TIMEOUT_S = 15.0
+SNAPSHOT_TIMEOUT_S = 30.0
+RESTART_TIMEOUT_S = 3600.0
+"""The launcher has limits of its own for each part of it."""
+
+
+class ProcessesReply(msgspec.Struct, frozen=True):
+    """`scaling` where the number of engines changes by itself (`--max-engines`)."""
+
+    processes: tuple[ProcessInfo, ...]
+    scaling: Scaling | None = None
+
+
+class RestartReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`done`, or of the frontend `begun`: what has been done so far, in words."""
+
+    done: str | None = None
+    begun: str | None = None
+
+
+class SnapshotReply(msgspec.Struct, frozen=True):
+    directory: str
+
+
+class AdminApi:
+    def __init__(self, launcher: Launcher):
+        self._launcher = launcher
+
+    async def processes(self, request: Request) -> JsonReply:
+        """Every process with its state, CPU and memory, as `launch.py ps` shows them."""
+        result = await self._launcher.ask(ListProcesses(), ANSWER_TIMEOUT_S)
+        if isinstance(result, Failed):
+            raise command_error(result)
+        assert isinstance(result, ProcessList)
+        return JsonReply(ProcessesReply(result.processes, result.scaling))
+
+    async def restart(self, request: Request) -> JsonReply:
+        """Replaces a process, or all of its kind, by a new one and replies when that is done.
+
+        The frontend replies as soon as its successor accepts connections: this connection is one of those that the old
+        one waits for.
+        """
+        name = request.path_params["process"]
+        is_for_all = request.query_params.get("all", "false").lower() in ("true", "1")
+        command = RestartProcess(name, _timeout_s(request.query_params.get("timeout_s")), is_for_all)
+        result = await self._launcher.ask(command, RESTART_TIMEOUT_S, until_progress=kind_of(name) == "frontend")
+        if isinstance(result, Failed):
+            raise command_error(result)
+        assert isinstance(result, Done | Progress)
+        return JsonReply(
+            RestartReply(done=result.text) if isinstance(result, Done) else RestartReply(begun=result.text)
+        )
+
+    async def snapshot(self, request: Request) -> JsonReply:
+        """Writes all that can be known of the server now into a directory on its machine."""
+        result = await self._launcher.ask(TakeSnapshot(), SNAPSHOT_TIMEOUT_S)
+        if isinstance(result, Failed):
+            raise command_error(result)
+        assert isinstance(result, Done)
+        return JsonReply(SnapshotReply(result.text))
+
+
+def _timeout_s(text: str | None) -> float | None:
+    """Raises `RequestError` (400) for what is no time."""
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise bad_request(f"timeout_s must be a number of seconds, got {text[:60]!r}", "timeout_s")
+    return value
+
+
+def command_error(failed: Failed) -> RequestError:
+    return RequestError(ErrorInfo(STATUSES[failed.reason], failed.message, "command_error", code=failed.reason))

@@ -1,0 +1,109 @@
+"""`/health`, `/health/generate` and `/ping`: how every process is, and whether a token really comes round the ring."""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import msgspec
+from starlette.requests import Request
+
+from frontend.api.operate.timing import Timing, make_timing
+from frontend.errors import UnavailableError
+from frontend.http.responses import JsonReply
+from frontend.links.processes import ProcessHealth, ServerState, StallHealth
+from frontend.requests.prompt_request import PromptRequest
+from frontend.requests.trace import trace_of
+from frontend.service import Service
+from messages.errors import RequestError, bad_request
+from messages.ring.requests import SamplingParams
+
+PROBE_TOKEN_ID = 0
+"""In every vocabulary."""
+
+PROBE_TIMEOUT_S = 10.0
+MAX_PROBE_TIMEOUT_S = 300.0
+
+
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
+    status: ServerState
+    processes: dict[str, ProcessHealth]
+    stalls: list[StallHealth] = []
+    """Those that go on; nothing is done about them but what `--on-stall` says."""
+
+
+class ProbeReply(msgspec.Struct, frozen=True):
+    status: str
+    uid: int
+    timing: Timing
+
+
+class HealthApi:
+    """`gauges` returns the sizes of the frontend's own maps and queues."""
+
+    def __init__(self, service: Service, gauges: Callable[[], dict[str, float]]):
+        self._service = service
+        self._gauges = gauges
+
+    async def health(self, request: Request) -> JsonReply:
+        """200 where requests can be served at once, else 503. Answers from what is known here and waits for nobody."""
+        health = self.find_health()
+        return JsonReply(health, 200 if health.status == "ready" else 503)
+
+    def find_health(self) -> Health:
+        """Returns how every process is, as far as is known here."""
+        processes = self._service.processes.health()
+        name = self._service.name
+        processes[name] = ProcessHealth(
+            state="ready",
+            pid=os.getpid(),
+            incarnation=self._service.incarnation,
+            beat_age_s=0.0,
+            gauges=self._gauges(),
+            num_restarts=self._service.processes.num_restarts(name),
+        )
+        return Health(self._status(), processes, self._service.processes.stalls())
+
+    def _status(self) -> ServerState:
+        if self._service.admission.is_draining:
+            return "draining"
+        if self._service.processes.is_open:
+            return "ready"
+        return "unhealthy" if self._service.processes.has_started else "starting"
+
+    async def ping(self, request: Request) -> JsonReply:
+        """200 where `/health` is 200. Raises `UnavailableError`, which says why not, else."""
+        self._service.admission.check_open()
+        return JsonReply({})
+
+    async def generate(self, request: Request) -> JsonReply:
+        """Sends one token round the ring. Raises `UnavailableError` where none is back within `timeout_s` (query).
+
+        It is about now, so it does not wait for a process that is being replaced.
+        """
+        timeout_s = _timeout_s(request.query_params.get("timeout_s", str(PROBE_TIMEOUT_S)))
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+        trace = trace_of(request.scope)
+        self._service.admission.check_open()
+        generation = self._service.open(PromptRequest([PROBE_TOKEN_ID], params), trace, is_streamed=False)
+        try:
+            async with asyncio.timeout(timeout_s):
+                final = await generation.wait_end()
+        except TimeoutError:
+            raise UnavailableError(f"no token came round the ring within {timeout_s:g} s", "probe_timeout") from None
+        finally:
+            self._service.leave(generation)
+        assert final is not None, "only this function leaves the generation"
+        if final.error is not None:
+            raise RequestError(final.error)
+        timing = make_timing(final.stamps, num_tokens=1, seed=params.seed)
+        return JsonReply(ProbeReply("ok", generation.uid, timing))
+
+
+def _timeout_s(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= MAX_PROBE_TIMEOUT_S:
+        raise bad_request(f"timeout_s must be a number in (0, {MAX_PROBE_TIMEOUT_S:g}], got {text[:60]!r}", "timeout_s")
+    return value

@@ -1,0 +1,110 @@
+"""What is served and how it is configured: `/v1/models`, `/version` and `/server_info`."""
+
+import importlib.metadata
+import time
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+
+from frontend.api.openai.models import check_model
+from frontend.http.responses import JsonReply
+from frontend.links.processes import ProcessView
+from messages.config.server import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of OpenAI's API and our own; from `type` on, those of Anthropic's API."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["sluice"] = "sluice"
+    root: str
+    max_model_len: int
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """As in OpenAI's and in Anthropic's API."""
+
+    object: Literal["list"] = "list"
+    data: tuple[ModelCard, ...]
+    first_id: str
+    last_id: str
+    has_more: Literal[False] = False
+
+
+class VersionReply(msgspec.Struct, frozen=True):
+    version: str
+
+
+class ShownConfig(msgspec.Struct, frozen=True):
+    """The sections of the configuration; each key is shown as asterisks."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduling: SchedulingConfig
+    http: HttpConfig
+    run: RunConfig
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    """`placement`: per scheduler, the device, dtype and kv_cache_dtype that `auto` resolved to."""
+
+    version: str
+    config: ShownConfig
+    model: ModelFacts
+    placement: dict[str, dict[str, str]]
+
+
+class InfoApi:
+    def __init__(self, config: Config, processes: ProcessView):
+        facts = config.facts
+        created = int(time.time())
+        self._config = config
+        self._processes = processes
+        self._cards = {
+            name: ModelCard(
+                id=name,
+                created=created,
+                root=facts.model_dir,
+                max_model_len=facts.max_model_len,
+                display_name=name,
+                created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created)),
+                max_input_tokens=facts.max_model_len,
+            )
+            for name in facts.served_names
+        }
+        self._version = find_version()
+
+    async def models(self, request: Request) -> JsonReply:
+        names = self._config.facts.served_names
+        return JsonReply(ModelList(data=tuple(self._cards.values()), first_id=names[0], last_id=names[-1]))
+
+    async def model(self, request: Request) -> JsonReply:
+        """Raises `RequestError` (404) for a name that is not served."""
+        name = request.path_params["id"]
+        check_model(self._config.facts, name)
+        return JsonReply(self._cards[name])
+
+    async def version(self, request: Request) -> JsonReply:
+        return JsonReply(VersionReply(self._version))
+
+    async def server_info(self, request: Request) -> JsonReply:
+        """The configuration that all processes read (except keys), the facts about the model, and where it runs."""
+        config = self._config
+        shown = ShownConfig(config.model, config.cache, config.scheduling, config.http.without_keys(), config.run)
+        return JsonReply(ServerInfo(self._version, shown, config.facts, self._processes.placements()))
+
+
+def find_version() -> str:
+    """Returns the installed version; a checkout that was never installed has none."""
+    try:
+        return importlib.metadata.version("sluice")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,43 @@
+"""`GET /load`: how much there is to do, for load balancers."""
+
+import msgspec
+from starlette.requests import Request
+
+from frontend.http.responses import JsonReply
+from frontend.service import Service
+from messages.ring.peers import CountOpen, OpenCount
+
+
+class LoadReply(msgspec.Struct, frozen=True):
+    """`server_load` is the number of open requests; what is known of the scheduler is as of its last beat."""
+
+    server_load: int
+    requests_running: int
+    requests_waiting: int
+    kv_cache_usage: float
+    """Part of the pages that requests hold, in [0, 1]."""
+    frontends_missing: int
+    """Frontends that have not answered in time: `server_load` is without their requests."""
+
+
+class LoadApi:
+    def __init__(self, service: Service):
+        self._service = service
+        service.peers.register(CountOpen, self._count)
+
+    async def load(self, request: Request) -> JsonReply:
+        others = await self._service.peers.ask_all(CountOpen(), OpenCount)
+        counts = (self._count(CountOpen()), *others.by_name.values())
+        processes = self._service.processes
+        return JsonReply(
+            LoadReply(
+                server_load=sum(count.num_requests for count in counts),
+                requests_running=int(processes.num_running),
+                requests_waiting=int(processes.num_waiting),
+                kv_cache_usage=processes.kv_cache_usage,
+                frontends_missing=others.num_missing,
+            )
+        )
+
+    def _count(self, question: CountOpen) -> OpenCount:
+        return OpenCount(len(self._service.registry))

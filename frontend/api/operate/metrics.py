@@ -1,0 +1,91 @@
+"""`GET /metrics`: what is counted, in the text format of Prometheus. It waits for other frontends alone, a moment."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.links.peers import Peers
+from frontend.metrics.workers import join_reports, make_report
+from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
+from messages.ring.peers import MetricsReport, ReportMetrics
+
+
+class MetricsApi:
+    """`own` collectors count what this frontend does, `shared` ones show the same in each; all are asked at a scrape.
+
+    With `peers`, a scrape shows what every frontend counts, under the name that the launcher has for it now.
+    """
+
+    def __init__(
+        self, own: Iterable[Collector], shared: Iterable[Collector], peers: Peers | None, own_name: Callable[[], str]
+    ):
+        self._own = tuple(own)
+        self._shared = tuple(shared)
+        self._peers = peers
+        self._own_name = own_name
+        if peers is not None:
+            peers.register(ReportMetrics, self._report)
+
+    async def metrics(self, request: Request) -> Response:
+        """In OpenMetrics where the client asks for it, else in the older text format."""
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        if content_type.startswith("application/openmetrics-text"):
+            encode = _encode_open
+        trace = trace_of(request.scope)
+        content = encode(await self._collect())
+        trace.status = 200
+        id_header = {REQUEST_ID_HEADER.decode(): trace.request_id}
+        return Response(content, headers={**id_header, "content-type": content_type})
+
+    def own_text(self) -> bytes:
+        """Returns what this frontend alone knows, without asking the others."""
+        registry = CollectorRegistry(auto_describe=False)
+        for collector in (*self._own, *self._shared):
+            registry.register(collector)
+        return generate_latest(registry)
+
+    async def _collect(self) -> CollectorRegistry:
+        registry = CollectorRegistry(auto_describe=False)
+        if self._peers is None:
+            for collector in self._own:
+                registry.register(collector)
+        else:
+            others = await self._peers.ask_all(ReportMetrics(), MetricsReport)
+            reports = {self._own_name(): self._report(ReportMetrics()), **others.by_name}
+            registry.register(_Collected([*join_reports(reports), _missing(others.num_missing)]))
+        for collector in self._shared:
+            registry.register(collector)
+        return registry
+
+    def _report(self, question: ReportMetrics) -> MetricsReport:
+        return make_report(self._own)
+
+
+class _Collected(Collector):
+    def __init__(self, metrics: Iterable[Metric]):
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._metrics
+
+
+def _encode_open(registry: Collector) -> bytes:
+    """As OpenMetrics. All names are valid as they are; escaped, the library's samples have `vllm_` for `vllm:`."""
+    return openmetrics.generate_latest(  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        registry, escaping=openmetrics.ALLOWUTF8
+    )
+
+
+def _missing(num_missing: int) -> Metric:
+    return GaugeMetricFamily(
+        "sluice_frontends_missing",
+        "Frontends that have not answered this scrape in time: it is without their series.",
+        value=num_missing,
+    )

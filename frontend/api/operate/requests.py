@@ -1,0 +1,188 @@
+"""`GET /requests` and `GET /requests/{id}`: where each request is, how long it has been there, and for what it waits.
+
+The answer comes from what the frontends have heard: no process of the ring is asked, so it does not wait for a step.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import cast, get_args
+
+import msgspec
+from starlette.requests import Request
+
+from frontend.api.operate.aborts import names_of
+from frontend.api.operate.request_view import (
+    RequestLine,
+    RequestState,
+    RequestTimeline,
+    make_line,
+    make_timeline,
+    state_of,
+)
+from frontend.api.operate.wait_reasons import WaitReasons
+from frontend.errors import not_found
+from frontend.http.responses import JsonReply
+from frontend.http.stream import OpenStreams
+from frontend.requests.generation import Generation
+from frontend.requests.timeline import Stage, Timeline
+from frontend.service import Service
+from messages.errors import RequestError, bad_request
+from messages.ring.peers import FindRequests, FoundRequest, FoundRequests
+
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1000
+
+STATES: tuple[RequestState, ...] = get_args(RequestState)
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+_encoder = msgspec.json.Encoder()
+
+
+class RequestsReply(msgspec.Struct, frozen=True):
+    """Open requests, the oldest first, then ended ones, the latest first. `num_found` are like the query, of which
+    `requests` are at most `limit`. `scheduler_heard_s`: how long ago the scheduler was heard last; null: never."""
+
+    requests: list[RequestLine]
+    num_found: int
+    scheduler_heard_s: float | None
+    frontends_missing: int
+    """Frontends that have not answered in time: their requests are not here."""
+
+
+class RequestReply(msgspec.Struct, frozen=True):
+    """The choices of an HTTP request, or the one that has the uid."""
+
+    choices: list[RequestTimeline]
+    scheduler_heard_s: float | None
+    frontends_missing: int
+
+
+class RequestsApi:
+    def __init__(self, service: Service, streams: OpenStreams):
+        self._service = service
+        self._streams = streams
+        service.peers.register(FindRequests, self.find)
+
+    async def list_requests(self, request: Request) -> JsonReply:
+        """Raises `RequestError` (400) for a query that asks for what cannot be."""
+        query = _read_query(dict(request.query_params))
+        found, num_missing = await self.find_everywhere(query)
+        lines = [msgspec.Raw(each.shown) for each in found.requests]  # as they were encoded
+        return JsonReply(RequestsReply(cast("list[RequestLine]", lines), found.num_found, _heard_s(found), num_missing))
+
+    async def show(self, request: Request) -> JsonReply:
+        """Raises `RequestError` (404) for a request that is neither open nor among the latest that have ended."""
+        name: str = request.path_params["id"]
+        uids = (int(name),) if name.isascii() and name.isdigit() and len(name) < 17 else ()
+        query = FindRequests(uids=uids, request_ids=names_of(name), limit=MAX_LIMIT, is_whole=True)
+        found, num_missing = await self.find_everywhere(query)
+        if not found.requests:
+            raise _unknown(name, num_missing)
+        choices = [msgspec.json.decode(each.shown, type=RequestTimeline) for each in found.requests]
+        choices.sort(key=lambda shown: shown.uid)
+        return JsonReply(RequestReply(choices, _heard_s(found), num_missing))
+
+    async def find_everywhere(self, query: FindRequests) -> tuple[FoundRequests, int]:
+        """Returns what all frontends have found, in order, and how many have not answered."""
+        own = self.find(query)
+        others = await self._service.peers.ask_all(query, FoundRequests)
+        parts = [own, *others.by_name.values()]
+        requests = [each for part in parts for each in part.requests]
+        requests.sort(key=lambda each: (each.has_ended, -each.received_ns if each.has_ended else each.received_ns))
+        heard_ns = max(part.heard_ns for part in parts)
+        num_found = sum(part.num_found for part in parts)
+        return FoundRequests(tuple(requests[: query.limit]), num_found, heard_ns), others.num_missing
+
+    async def find_names(self, uids: Iterable[int]) -> dict[int, str]:
+        """Returns the public ids of those of the requests that are open or have ended of late."""
+        wanted = tuple(sorted(set(uids) - {0}))
+        if not wanted:
+            return {}
+        found, _ = await self.find_everywhere(FindRequests(uids=wanted, limit=len(wanted)))
+        lines = [msgspec.json.decode(each.shown, type=RequestLine) for each in found.requests]
+        return {line.uid: line.request_id for line in lines}
+
+    def find_open(self) -> FoundRequests:
+        """Returns the whole timelines of the requests that are open here, of very many those of the oldest."""
+        num_open = self._service.timelines.num_live
+        return self.find(FindRequests(limit=min(num_open, MAX_LIMIT), is_whole=True))
+
+    def find(self, query: FindRequests) -> FoundRequests:
+        """Returns what this frontend has."""
+        reasons, frontend = WaitReasons(self._service, self._streams), self._service.name
+        found: list[FoundRequest] = []
+        num_found = 0
+        now_ns, names = time.monotonic_ns(), frozenset[int | str]((*query.uids, *query.request_ids))
+        for timeline, generation in self._all():
+            if _is_like(timeline, query, names, now_ns):
+                num_found += 1
+                if len(found) < query.limit:
+                    waits = None if generation is None else reasons.find(generation)
+                    shown = make_line(timeline, generation, waits, frontend=frontend)
+                    if query.is_whole:
+                        shown = make_timeline(shown, timeline, self._service.timelines.step_ends(timeline))
+                    found.append(FoundRequest(timeline.received_ns, generation is None, _encoder.encode(shown)))
+        return FoundRequests(tuple(found), num_found, self._service.timelines.heard_ns)
+
+    def _all(self) -> Iterator[tuple[Timeline, Generation | None]]:
+        for generation in self._service.timelines.live():
+            yield generation.timeline, generation
+        for timeline in self._service.timelines.ended():
+            yield timeline, None
+
+
+def _is_like(timeline: Timeline, query: FindRequests, names: frozenset[int | str], now_ns: int) -> bool:
+    if names:
+        return timeline.uid in names or timeline.request_id in names
+    if query.state and state_of(timeline) != query.state:
+        return False
+    if query.stage and (timeline.outcome is not None or timeline.stage != query.stage):
+        return False
+    return (timeline.end_ns or now_ns) - timeline.received_ns >= query.min_age_s * 1e9
+
+
+def _read_query(given: dict[str, str]) -> FindRequests:
+    """Raises `RequestError` (400)."""
+    unknown = sorted(given.keys() - {"state", "stage", "min_age_s", "limit"})
+    if unknown:
+        raise bad_request(
+            f"{unknown[0][:60]!r} is no parameter here: state, stage, min_age_s and limit are", unknown[0]
+        )
+    for name, values in (("state", STATES), ("stage", STAGES)):
+        if given.get(name, values[0]) not in values:
+            raise bad_request(f"{name} must be one of {', '.join(values)}, got {given[name][:60]!r}", name)
+    return FindRequests(
+        state=given.get("state", ""),
+        stage=given.get("stage", ""),
+        min_age_s=_number(given, "min_age_s", 0.0, 0.0, 1e9),
+        limit=read_count(given, "limit", DEFAULT_LIMIT, MAX_LIMIT),
+    )
+
+
+def read_count(given: dict[str, str], name: str, default: int, most: int, *, least: int = 1) -> int:
+    """Returns the whole number from `least` to `most` that a query gives as `name`. Raises `RequestError` (400)."""
+    value = _number(given, name, default, least, most)
+    if not value.is_integer():
+        raise bad_request(f"{name} must be a whole number, got {given[name][:60]!r}", name)
+    return int(value)
+
+
+def _number(given: dict[str, str], name: str, default: float, least: float, most: float) -> float:
+    """Raises `RequestError` (400)."""
+    try:
+        value = float(given.get(name, default))
+    except ValueError:
+        value = float("nan")
+    if not least <= value <= most:
+        raise bad_request(f"{name} must be a number from {least:g} to {most:g}, got {given[name][:60]!r}", name)
+    return value
+
+
+def _heard_s(found: FoundRequests) -> float | None:
+    return round((time.monotonic_ns() - found.heard_ns) / 1e9, 3) if found.heard_ns else None
+
+
+def _unknown(name: str, num_missing: int) -> RequestError:
+    missing = f"; {num_missing} frontends have not answered" if num_missing else ""
+    message = f"No request {name[:128]!r} is open or among the latest 1000 that have ended{missing}"
+    return not_found(message, "request_not_found")

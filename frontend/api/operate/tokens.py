@@ -1,0 +1,109 @@
+"""`POST /tokenize` and `/detokenize`: text or a conversation to token ids and back, as the tokenizer does it."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from frontend.api.answers.chat_messages import MESSAGES_TEXT, Messages, make_chat_prompt
+from frontend.api.answers.tools import TOOLS_TEXT, check_tools
+from frontend.api.openai.models import check_model
+from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, Switch, TokenId
+from frontend.http.body import BodyDecoder, read_body
+from frontend.http.field_names import NameRules, UnknownFields
+from frontend.http.responses import JsonReply
+from frontend.service import Service
+from messages.columns import pack_int32, unpack_int32
+from messages.errors import bad_request
+from messages.ring.requests import ChatPrompt, EncodeMsg
+
+REFUSED: dict[str, tuple[Any, ...]] = {"chat_template": (), "mm_processor_kwargs": ({},)}
+"""Parameters of vLLM that are not served, each with the values that ask for nothing."""
+
+ModelName = Annotated[str | None, Meta(description="a name of the served model")]
+
+
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    model: ModelName = None
+    prompt: Annotated[str | None, Meta(description="a string")] = None
+    messages: Annotated[Messages | None, Meta(description=MESSAGES_TEXT)] = None
+    add_special_tokens: Switch = None
+    return_token_strs: Switch = None
+    add_generation_prompt: Switch = None
+    continue_final_message: Switch = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Meta(description="an object")] = None
+    tools: Annotated[list[dict[str, Any]] | None, Meta(description=TOOLS_TEXT)] = None
+
+
+class TokenizeReply(msgspec.Struct, frozen=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: tuple[str, ...] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    model: ModelName = None
+    tokens: Annotated[list[TokenId], Meta(description=TOKEN_IDS_TEXT)]
+
+
+class DetokenizeReply(msgspec.Struct, frozen=True):
+    prompt: str
+
+
+class TokensApi:
+    def __init__(self, service: Service, unknown: UnknownFields):
+        self._service = service
+        self._tokenize_decoder = BodyDecoder(TokenizeBody, NameRules(REFUSED), unknown)
+        self._detokenize_decoder = BodyDecoder(DetokenizeBody, unknown=unknown)
+        self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
+
+    async def tokenize(self, request: Request) -> JsonReply:
+        """Raises `RequestError`."""
+        body = self._tokenize_decoder.decode(await read_body(request, self._max_body_bytes))
+        check_model(self._service.config.facts, body.model)
+        question = question_of(body)
+        answer = await self._service.queries.encode(lambda uid: msgspec.structs.replace(question, uid=uid))
+        tokens = unpack_int32(answer.token_ids).tolist()
+        token_strs = answer.token_strs if body.return_token_strs else None
+        return JsonReply(TokenizeReply(len(tokens), self._service.config.facts.max_model_len, tokens, token_strs))
+
+    async def detokenize(self, request: Request) -> JsonReply:
+        """Raises `RequestError`."""
+        body = self._detokenize_decoder.decode(await read_body(request, self._max_body_bytes))
+        facts = self._service.config.facts
+        check_model(facts, body.model)
+        for index, token_id in enumerate(body.tokens):
+            if token_id >= facts.vocab_size:
+                raise bad_request(
+                    f"tokens must be token ids below {facts.vocab_size}, the size of the vocabulary, got {token_id} "
+                    f"(at tokens[{index}])",
+                    "tokens",
+                )
+        return JsonReply(DetokenizeReply(await self._service.queries.decode(pack_int32(body.tokens))))
+
+
+def _chat_prompt(body: TokenizeBody, tools: dict[str, Any]) -> ChatPrompt | None:
+    if body.messages is None:
+        return None
+    return make_chat_prompt(
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        template_kwargs=(body.chat_template_kwargs or {}) | tools,
+    )
+
+
+def question_of(body: TokenizeBody) -> EncodeMsg:
+    """Returns the question, without a uid. Raises `RequestError` (400)."""
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("give either prompt or messages", "prompt")
+    chat = _chat_prompt(body, check_tools(body.tools).template_kwargs)
+    return EncodeMsg(
+        uid=0,
+        prompt_text=body.prompt,
+        chat=chat,
+        add_special_tokens=body.add_special_tokens if body.add_special_tokens is not None else chat is None,
+        wants_token_strs=bool(body.return_token_strs),
+    )

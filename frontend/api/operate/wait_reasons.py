@@ -1,0 +1,191 @@
+"""For what a request waits, in words and numbers, from what the frontend has last heard of it: nobody is asked."""
+
+import time
+from typing import Literal
+
+import msgspec
+
+from frontend.http.stream import OpenStreams
+from frontend.requests.generation import Generation
+from frontend.requests.timeline import Told
+from frontend.service import Service
+from messages.ring.timeline import DelayedRow, PausedRow, QueueFacts, WaitingRow
+
+WaitsFor = Literal[
+    "process",
+    "tokenizer",
+    "scheduler",
+    "rows",
+    "tokens",
+    "pages",
+    "drain",
+    "priority",
+    "same_page",
+    "load",
+    "quarantine",
+    "client",
+    "choices",
+]
+
+
+class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`text` says all of it; the numbers are those of it that a program may want.
+
+    `heard_s`: how long ago the scheduler said so, where it comes from the scheduler. `num_before`: requests that go
+    before it. `estimated_s`: until it leaves the queue, at the rate of the latest admissions.
+    """
+
+    reason: WaitsFor
+    text: str
+    heard_s: float | None = None
+    num_before: int | None = None
+    estimated_s: float | None = None
+    needed_pages: int | None = None
+    free_pages: int | None = None
+    evictable_pages: int | None = None
+
+
+class WaitReasons:
+    """Finds the reasons of this frontend's requests, as of the moment at which it is made."""
+
+    def __init__(self, service: Service, streams: OpenStreams):
+        self._service = service
+        self._trouble_of: dict[int, str] = {}
+        """By engine."""
+        self._blocked_s = streams.find_blocked()
+
+    def find(self, generation: Generation) -> Waiting | None:
+        """Returns for what an open request waits now, `None` where it is worked on."""
+        timeline = generation.timeline
+        if generation.final is not None:
+            return self._find_reader(generation)
+        if timeline.is_quarantined:
+            return Waiting("quarantine", "the scheduler died twice with it; it runs again when no other suspect does")
+        trouble = self._trouble(generation)
+        match timeline.stage:
+            case "hold" | "restart":
+                return Waiting("process", f"waits for a process: {trouble or 'one is being replaced'}")
+            case "tokenizer_queue" | "tokenize":
+                return self._find_tokenizer(generation)
+            case "scheduler_inbox":
+                return Waiting("scheduler", f"the scheduler has not taken it yet{_because(trouble)}")
+            case _:
+                return self._find_in_scheduler(generation)
+
+    def _trouble(self, generation: Generation) -> str:
+        engine = generation.engine
+        if engine not in self._trouble_of:
+            self._trouble_of[engine] = self._service.processes.find_trouble(engine)
+        return self._trouble_of[engine]
+
+    def _find_in_scheduler(self, generation: Generation) -> Waiting | None:
+        told, trouble = generation.timeline.told, self._trouble(generation)
+        waiting = None if told is None else _waiting_of(told)
+        if trouble:
+            known = "" if waiting is None else f"; before that: {waiting.text}"
+            return Waiting("process", f"{trouble}{known}", heard_s=None if waiting is None else waiting.heard_s)
+        if waiting is not None:
+            return waiting
+        if generation.timeline.stage in ("queue", "preempted"):
+            return Waiting("scheduler", "the scheduler has it and has not planned a step since")
+        return self._find_reader(generation)
+
+    def _find_tokenizer(self, generation: Generation) -> Waiting:
+        name = self._service.ring.worker_of(generation.uid) or "tokenizer"
+        num_chars = int(self._service.processes.gauges(name).get("chars_in_hand", 0))
+        work = f"; at its last beat it had {num_chars} characters of text in hand" if num_chars else ""
+        return Waiting("tokenizer", f"{name} has not passed it on yet{work}{_because(self._trouble(generation))}")
+
+    def _find_reader(self, generation: Generation) -> Waiting | None:
+        """A client that does not read is waited for with what it has not taken."""
+        blocked_s = self._blocked_s.get(generation.uid)
+        if blocked_s is not None:
+            num_tokens = len(generation.output_ids) - generation.num_taken
+            return Waiting(
+                "client", f"the client has read nothing for {blocked_s:.1f} s; {num_tokens} tokens wait for it"
+            )
+        if generation.final is None:
+            return None
+        return Waiting("choices", "it has ended; its response goes on, with other choices or to a client that reads")
+
+
+def _because(trouble: str) -> str:
+    return f": {trouble}" if trouble else ""
+
+
+def _waiting_of(told: Told) -> Waiting:
+    """Returns what the scheduler has said, in words."""
+    heard_s = round(max(0, time.monotonic_ns() - told.planned_ns) / 1e9, 3)
+    match told.row:
+        case DelayedRow(by_uid=0):
+            text = f"the step had no tokens left for its prompt: {_tokens(told.facts)}"
+            return Waiting("tokens", text, heard_s)
+        case DelayedRow(uid=uid, by_uid=by_uid) if uid == by_uid:
+            return Waiting("load", "the KV cache of its beginning comes from a lower tier (--kv-disk)", heard_s)
+        case DelayedRow(by_uid=by_uid):
+            text = f"request {by_uid} computes the page that it needs next, which it will find in the cache"
+            return Waiting("same_page", text, heard_s)
+        case PausedRow():
+            return Waiting("priority", "its row is paused: there are requests of a higher priority", heard_s)
+        case WaitingRow():
+            return _in_queue(told.row, told.facts, heard_s)
+
+
+def _in_queue(row: WaitingRow, facts: QueueFacts, heard_s: float) -> Waiting:
+    """Returns the reason of a request in the queue: that of the first, and how far it is behind."""
+    match facts.waits_for:
+        case "rows":
+            reason = f"all {facts.max_num_seqs} rows are taken (--max-num-seqs)"
+        case "tokens":
+            reason = f"the step has no tokens left: {_tokens(facts)}"
+        case "pages":
+            reason = _pages(row, facts)
+        case "drain":
+            reason = "the scheduler finishes what runs and is then replaced"
+        case "priority":
+            reason = "it has the last priority, and there are requests of a higher one"
+        case None:
+            reason = "it gave its row up in this step"
+    estimated_s = None
+    if facts.admitted_per_s:
+        estimated_s = round(max(0.0, (row.num_before + 1) / facts.admitted_per_s - heard_s), 3)
+    rate = "" if estimated_s is None else f"; at the measured rate about {estimated_s:.1f} s"
+    return Waiting(
+        reason=facts.waits_for or "pages",
+        text=f"{reason}; {_before(row.num_before)}{rate}",
+        heard_s=heard_s,
+        num_before=row.num_before,
+        estimated_s=estimated_s,
+        needed_pages=_needed_pages(row, facts),
+        free_pages=facts.num_free_pages,
+        evictable_pages=facts.num_evictable_pages,
+    )
+
+
+def _before(num_before: int) -> str:
+    if not num_before:
+        return "it is the next"
+    return "1 request is before it" if num_before == 1 else f"{num_before} requests are before it"
+
+
+def _needed_pages(row: WaitingRow, facts: QueueFacts) -> int:
+    """Returns what the scheduler has worked out for the first; the others may find some of theirs in the cache."""
+    return facts.num_needed_pages if facts.waits_for == "pages" and not row.num_before else row.num_pages
+
+
+def _pages(row: WaitingRow, facts: QueueFacts) -> str:
+    """The pages of the first of the queue decide, whichever request is asked about."""
+    needed = f"needs {facts.num_needed_pages} pages"
+    if row.num_before:
+        needed = f"needs up to {row.num_pages} pages, and the first of the queue {facts.num_needed_pages}"
+    return (
+        f"{needed}; {facts.num_free_pages} are free and {facts.num_evictable_pages} could be evicted, of which "
+        f"{facts.num_promised_pages} are kept for the {facts.num_running} rows that run"
+    )
+
+
+def _tokens(facts: QueueFacts) -> str:
+    return (
+        f"{facts.num_step_tokens} of {facts.max_num_batched_tokens} (--max-num-batched-tokens) went to "
+        f"{facts.num_running} running rows"
+    )

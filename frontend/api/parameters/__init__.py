@@ -1,0 +1,1 @@
+"""The parameters of a request: names, ranges, defaults."""

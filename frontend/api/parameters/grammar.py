@@ -1,0 +1,172 @@
+"""What an answer must be like: the fields of OpenAI's and vLLM's APIs that ask for it, as one grammar."""
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta, Raw
+
+from frontend.api.parameters.logit_bias import NonEmpty
+from messages.errors import bad_request
+from messages.ring.requests import Grammar, GrammarKind
+
+MAX_GRAMMAR_BYTES = 1 << 18
+ANY_OBJECT = '{"type":"object"}'
+
+Choices = Annotated[list[NonEmpty], Meta(min_length=1)]
+
+SCHEMA_TEXT = "a JSON schema (an object, true, or its text)"
+CHOICES_TEXT = "a list of strings, neither it nor any of them empty"
+FORMAT_TEXT = 'an object with a type: "text", "json_object", "json_schema" or "structural_tag"'
+SCHEMA_FORMAT_TEXT = '"json_schema": {"name": …, "schema": …}'
+OUTPUTS_TEXT = "an object with one of json, regex, choice, grammar, json_object and structural_tag"
+
+
+class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`strict` has no effect, as the schema is always enforced. `name` is required, as in OpenAI's API."""
+
+    schema: Raw
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`structures`, `triggers` and `format` belong to a structural tag.
+
+    The last four fields belong in `json_schema` and are refused here.
+    """
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: SchemaFormat | None = None
+    structures: Raw = msgspec.field(default_factory=Raw)
+    triggers: Raw = msgspec.field(default_factory=Raw)
+    format: Raw = msgspec.field(default_factory=Raw)
+    schema: Raw = msgspec.field(default_factory=Raw)
+    name: Raw = msgspec.field(default_factory=Raw)
+    strict: Raw = msgspec.field(default_factory=Raw)
+    description: Raw = msgspec.field(default_factory=Raw)
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """vLLM's object. `disable_fallback` changes nothing: there is only one way."""
+
+    json: Raw = msgspec.field(default_factory=Raw)
+    regex: NonEmpty | None = None
+    choice: Choices | None = None
+    grammar: NonEmpty | None = None
+    json_object: bool | None = None
+    structural_tag: Raw = msgspec.field(default_factory=Raw)
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None
+
+
+class GrammarFields(msgspec.Struct, frozen=True, kw_only=True):
+    """All the fields by which a client may ask for a grammar, of which a body may have one."""
+
+    response_format: Annotated[ResponseFormat | None, Meta(description=FORMAT_TEXT)] = None
+    structured_outputs: Annotated[StructuredOutputs | None, Meta(description=OUTPUTS_TEXT)] = None
+    guided_json: Annotated[Raw, Meta(description=SCHEMA_TEXT)] = msgspec.field(default_factory=Raw)
+    guided_regex: Annotated[NonEmpty | None, Meta(description="a regular expression, not empty")] = None
+    guided_choice: Annotated[Choices | None, Meta(description=CHOICES_TEXT)] = None
+    guided_grammar: Annotated[NonEmpty | None, Meta(description="a grammar in Lark or GBNF, not empty")] = None
+
+
+class _Asked(NamedTuple):
+    """A field, and the grammar that it asks for."""
+
+    param: str
+    kind: GrammarKind
+    text: str
+
+
+def make_grammar(fields: GrammarFields) -> Grammar | None:
+    """Returns the grammar that a body asks for, `None` where none. Raises `RequestError` (400).
+
+    Whether it is a good one only shows when the tokenizer compiles it.
+    """
+    outputs = fields.structured_outputs or StructuredOutputs()
+    if outputs.disable_additional_properties:
+        param = "structured_outputs.disable_additional_properties"
+        raise bad_request(f'{param} is not supported: say "additionalProperties": false in the schema', param)
+    asked = [
+        *_asked_by_format(fields.response_format),
+        *_asked_by("structured_outputs.", outputs.json, outputs.regex, outputs.choice, outputs.grammar),
+        *_asked_by("guided_", fields.guided_json, fields.guided_regex, fields.guided_choice, fields.guided_grammar),
+    ]
+    if outputs.json_object:
+        asked.append(_Asked("structured_outputs.json_object", "json_schema", ANY_OBJECT))
+    if _is_given(outputs.structural_tag):
+        text = _text_of(outputs.structural_tag)
+        asked.append(_Asked("structured_outputs.structural_tag", "structural_tag", text))
+    if fields.structured_outputs is not None and not any(each.param.startswith("structured_outputs") for each in asked):
+        raise bad_request(f"structured_outputs must be {OUTPUTS_TEXT}: none of them is given", "structured_outputs")
+    if len(asked) > 1:
+        names = " and ".join(each.param for each in asked)
+        raise bad_request(f"{names} each say what the answer must be like: give one of them", asked[1].param)
+    if not asked:
+        return None
+    (param, kind, text) = asked[0]
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise bad_request(f"{param} may have at most {MAX_GRAMMAR_BYTES} characters, got {len(text)}", param)
+    whitespace = "" if outputs.disable_any_whitespace else outputs.whitespace_pattern
+    return Grammar(kind, text, param, whitespace)
+
+
+def _asked_by_format(response_format: ResponseFormat | None) -> list[_Asked]:
+    param = "response_format"
+    if response_format is None:
+        return []
+    for name in ("schema", "name", "strict", "description"):
+        if _is_given(getattr(response_format, name)):
+            missing = "json_schema is missing" if response_format.json_schema is None else f"{name} is not taken"
+            text = f'{missing}: {name} belongs in json_schema, as in {{"type": "json_schema", {SCHEMA_FORMAT_TEXT}}}'
+            raise bad_request(f"response_format.{text}", "response_format.json_schema")
+    if response_format.type == "text":
+        return []
+    if response_format.type == "json_object":
+        return [_Asked(param, "json_schema", ANY_OBJECT)]
+    if response_format.type == "json_schema":
+        schema = response_format.json_schema
+        if schema is None:
+            text = f"response_format.json_schema is required with this type, as in {SCHEMA_FORMAT_TEXT}"
+            raise bad_request(text, "response_format.json_schema")
+        if not schema.name:
+            text = f"response_format.json_schema.name is required, as in {SCHEMA_FORMAT_TEXT}"
+            raise bad_request(text, "response_format.json_schema.name")
+        return [_Asked(param, "json_schema", _text_of(schema.schema))]
+    parts = {"structures": response_format.structures, "triggers": response_format.triggers}
+    if not all(map(_is_given, parts.values())):
+        raise bad_request(
+            "response_format must have structures and triggers with this type (and no other format)", param
+        )
+    return [_Asked(param, "structural_tag", msgspec.json.encode(parts).decode())]
+
+
+def _asked_by(
+    prefix: str, schema: Raw, regex: str | None, choices: list[str] | None, grammar: str | None
+) -> list[_Asked]:
+    asked: list[_Asked] = []
+    if _is_given(schema):
+        asked.append(_Asked(f"{prefix}json", "json_schema", _text_of(schema)))
+    if regex is not None:
+        asked.append(_Asked(f"{prefix}regex", "regex", regex))
+    if choices is not None:
+        asked.append(_Asked(f"{prefix}choice", "choice", msgspec.json.encode(choices).decode()))
+    if grammar is not None:
+        asked.append(_Asked(f"{prefix}grammar", "lark", grammar))
+    return asked
+
+
+def _is_given(raw: Raw) -> bool:
+    return bytes(memoryview(raw)[:4]) not in (b"", b"null")
+
+
+def _text_of(raw: Raw) -> str:
+    """Returns what was given as JSON, or, where that is a string, the string."""
+    text = bytes(raw).decode()
+    if not text.startswith('"'):
+        return text
+    value: Any = msgspec.json.decode(text)
+    return value

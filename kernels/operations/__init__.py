@@ -1,0 +1,1 @@
+"""The operations of a forward pass: each file has a launcher and a plain-torch reference."""

@@ -1,0 +1,26 @@
+"""Leaves some rows only some of their tokens.
+
+Shape legend: S rows, V vocabulary, A rows concerned, N allowed tokens of all of them.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.gpu.triton_kernels import find_form
+from kernels.operations.pair_sums import find_places
+
+
+def allow_tokens(logits_SV: Tensor, rows_A: Tensor, entry_rows_N: Tensor, ids_N: Tensor) -> None:
+    """In the rows `rows_A` (int64) the logits of all tokens but the allowed ones become -inf.
+
+    `ids_N` is allowed in row `entry_rows_N` (int64, values of `rows_A`); a pair may come twice. Logits are float32.
+    """
+    assert rows_A.dtype == torch.int64
+    find_form("allow_tokens", logits_SV, allow_tokens_reference)(logits_SV, rows_A, entry_rows_N, ids_N)
+
+
+def allow_tokens_reference(logits_SV: Tensor, rows_A: Tensor, entry_rows_N: Tensor, ids_N: Tensor) -> None:
+    flat, places_N = find_places(logits_SV, entry_rows_N, ids_N)
+    kept_N = flat[places_N]
+    logits_SV.index_fill_(0, rows_A, float("-inf"))
+    flat.scatter_(0, places_N, kept_N)

@@ -1,0 +1,53 @@
+"""Filters that few requests use: top-n-sigma, typical-p and XTC, in torch alone on any device.
+
+Shape legend: S rows, V vocabulary. Scores are float32 logits by their temperature, -inf for tokens that are out
+already; what a filter takes out becomes -inf, in place. None of them waits for the device.
+"""
+
+from torch import Tensor
+
+from kernels.operations.noise import row_noise
+
+OUT = float("-inf")
+
+
+def filter_top_n_sigma(scores_SV: Tensor, top_n_sigmas_S: Tensor) -> None:
+    """Keeps the tokens within so many standard deviations of the scores below the best one.
+
+    Tang et al., "Top-nσ: Not All Logits Are You Need", 2024. The choice does not depend on the temperature.
+    """
+    is_in_SV = scores_SV > OUT
+    num_in_S1 = is_in_SV.sum(-1, keepdim=True)
+    mean_S1 = scores_SV.where(is_in_SV, 0).sum(-1, keepdim=True) / num_in_S1
+    variance_S1 = (scores_SV - mean_S1).where(is_in_SV, 0).square_().sum(-1, keepdim=True) / num_in_S1
+    lowest_S1 = scores_SV.amax(-1, keepdim=True) - top_n_sigmas_S[:, None] * variance_S1.sqrt_()
+    scores_SV.masked_fill_(scores_SV < lowest_S1, OUT)
+
+
+def filter_typical_p(scores_SV: Tensor, typical_ps_S: Tensor) -> None:
+    """Keeps the tokens whose information is nearest to the entropy, as few as have the probability `typical_ps_S`.
+
+    Meister et al., "Locally Typical Sampling", 2022. Tokens as near as the last one kept stay.
+    """
+    logprobs_SV = scores_SV.log_softmax(-1)
+    probs_SV = logprobs_SV.exp()
+    entropy_S1 = -(probs_SV * logprobs_SV.where(probs_SV > 0, 0)).sum(-1, keepdim=True)
+    distances_SV = (logprobs_SV + entropy_S1).abs_()
+    nearest_SV, order_SV = distances_SV.sort(-1)
+    num_before_S1 = (probs_SV.gather(-1, order_SV).cumsum_(-1) < typical_ps_S[:, None]).sum(-1, keepdim=True)
+    farthest_S1 = nearest_SV.gather(-1, num_before_S1.clamp_(max=scores_SV.shape[1] - 1))
+    scores_SV.masked_fill_(distances_SV > farthest_S1, OUT)
+
+
+def filter_xtc(
+    scores_SV: Tensor, probabilities_S: Tensor, thresholds_S: Tensor, seeds_S: Tensor, positions_S: Tensor
+) -> None:
+    """With a probability, takes out all but the least likely of the tokens that are at least as likely as a threshold.
+
+    "Exclude Top Choices" by p-e-w (text-generation-webui, 2024). Chance is a function of seed and position (int64).
+    """
+    probs_SV = scores_SV.softmax(-1)
+    is_top_SV = probs_SV >= thresholds_S[:, None]
+    least_S1 = probs_SV.where(is_top_SV, 2.0).amin(-1, keepdim=True)
+    is_hit_S1 = (row_noise(seeds_S, positions_S) <= probabilities_S)[:, None]
+    scores_SV.masked_fill_(is_top_SV & (probs_SV > least_S1) & is_hit_S1, OUT)

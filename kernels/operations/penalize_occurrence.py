@@ -1,0 +1,33 @@
+"""The frequency and the presence penalty on tokens of the output, as OpenAI's API defines them.
+
+Shape legend: S rows, V vocabulary, N output tokens of all rows.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.gpu.triton_kernels import find_form
+from kernels.operations.pair_sums import find_places, sum_equals
+
+
+def penalize_occurrence(
+    logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, frequency_N: Tensor, presence_N: Tensor
+) -> None:
+    """Subtracts from the logit of each token how often it occurs times `frequency_N`, and `presence_N`, in place.
+
+    An occurrence is an entry of `ids_N` in row `rows_N` (int64); both penalties (float32) are the same for all entries
+    of a row. Logits are float32.
+    """
+    assert frequency_N.dtype == presence_N.dtype == torch.float32
+    assert len(frequency_N) == len(presence_N) == len(ids_N)
+    find_form("penalize_occurrence", logits_SV, penalize_occurrence_reference)(
+        logits_SV, rows_N, ids_N, frequency_N, presence_N
+    )
+
+
+def penalize_occurrence_reference(
+    logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, frequency_N: Tensor, presence_N: Tensor
+) -> None:
+    flat, places_N = find_places(logits_SV, rows_N, ids_N)
+    counts_N = sum_equals(places_N, torch.ones_like(frequency_N)).float()
+    flat.scatter_(0, places_N, flat[places_N] - counts_N * frequency_N - presence_N)

@@ -1,0 +1,1 @@
+"""Work lists of attention, planned on the host."""

@@ -1,0 +1,44 @@
+"""The tile list of prefill attention: which program computes which new tokens of which row, planned on the host.
+
+Shape legend: C rows, N tiles.
+"""
+
+import numpy as np
+
+from kernels.gpu.launch_table import find_launch
+from kernels.plans.shared_runs import ranges
+
+TILE_WORDS = 4
+
+
+def count_tile_tokens(queries_a_head: int, head_dim: int, itemsize: int) -> int:
+    """Returns the new tokens of a tile: each has one of the kernel's rows for each query head of a key/value head."""
+    return find_launch("paged_prefill", queries_a_head, head_dim, itemsize)["BLOCK_M"] // queries_a_head
+
+
+def max_prefill_tiles(max_tokens: int, max_rows: int, tile_tokens: int) -> int:
+    """Returns how many tiles a step of at most so many new tokens, of at most so many rows, can need."""
+    return min(max_tokens, max_tokens // tile_tokens + max_rows)
+
+
+def plan_prefill_tiles(
+    query_lens_C: np.ndarray, context_lens_C: np.ndarray, tiles_N4: np.ndarray, tile_tokens: int
+) -> None:
+    """Writes the tiles of the rows' new tokens into `tiles_N4` (int32), those that read most keys first.
+
+    A tile: (row, first token in the row's new ones, first token in the step's, number of tokens). What is left of the
+    list has row -1. A row of 0 new tokens gets no tile.
+    """
+    assert tiles_N4.dtype == np.int32
+    query_lens_C = query_lens_C.astype(np.int64)
+    num_tiles_C = -(-query_lens_C // tile_tokens)
+    rows = np.repeat(np.arange(len(query_lens_C)), num_tiles_C)
+    first_queries = ranges(np.zeros_like(num_tiles_C), num_tiles_C) * tile_tokens
+    order = (-context_lens_C[rows] - first_queries).argsort(kind="stable")
+    rows, first_queries = rows[order], first_queries[order]
+    first_tokens_C = np.cumsum(query_lens_C) - query_lens_C
+    tiles_N4[: len(rows), 0] = rows
+    tiles_N4[: len(rows), 1] = first_queries
+    tiles_N4[: len(rows), 2] = first_tokens_C[rows] + first_queries
+    tiles_N4[: len(rows), 3] = np.minimum(tile_tokens, query_lens_C[rows] - first_queries)
+    tiles_N4[len(rows) :, 0] = -1

@@ -1,0 +1,98 @@
+"""The part of the configuration that is about HTTP (`messages/config/server.py`)."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+KEY_FIELDS = ("api_key", "admin_key")
+"""Of `HttpConfig`: what must not be shown."""
+
+
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """HTTP"""
+
+    host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for all")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8000
+    sse_keepalive_s: Annotated[
+        float, Meta(gt=0, description="seconds of silence after which a stream gets a comment line")
+    ] = 15.0
+    max_body_mb: Annotated[float, Meta(gt=0, description="largest request body in MiB")] = 16.0
+    max_bodies_mb: Annotated[
+        float, Meta(gt=0, description="memory in MiB for the bodies of all requests that are open or still arriving")
+    ] = 256.0
+    strict_fields: Annotated[
+        bool, Meta(description="refuse bodies with fields that are not known here, also those of other servers' APIs")
+    ] = False
+    request_timeout_s: (
+        Annotated[
+            float,
+            Meta(
+                gt=0,
+                description="seconds after which a request without timeout_s ends with what it has (default: none)",
+            ),
+        ]
+        | None
+    ) = None
+    slow_request_s: (
+        Annotated[
+            float,
+            Meta(ge=0, description="seconds that a request must take for its timeline to be logged (default: none is)"),
+        ]
+        | None
+    ) = None
+    max_stored_responses: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="responses of /v1/responses that each frontend keeps in memory; the least recently used go "
+            "first; 0: none, so that they cannot be continued",
+        ),
+    ] = 1000
+    stored_responses_mb: Annotated[float, Meta(gt=0, description="most MiB that these may take in each frontend")] = (
+        64.0
+    )
+    api_key: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="keys of which clients must send one as `Authorization: Bearer KEY` (see --api-key-file)",
+            extra={"metavar": "KEY"},
+        ),
+    ] = ()
+    api_key_file: Annotated[str, Meta(description="file with such keys, one a line")] = ""
+    admin_key: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="keys of which the operator's requests (/admin/…, profiles) must send one in place of an API "
+            "key; without any key these are refused (see --admin-key-file)",
+            extra={"metavar": "KEY"},
+        ),
+    ] = ()
+    admin_key_file: Annotated[str, Meta(description="file with such keys, one a line")] = ""
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="names under which clients reach the server, as llm.example or *.example; * for any (default: "
+            "listening on loopback localhost and *.localhost, elsewhere any; addresses always)",
+            extra={"metavar": "HOST"},
+        ),
+    ] = ()
+    cors_allow_origins: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="origins whose web pages may use the server (its own too, behind a proxy that ends TLS or "
+            "changes Host); * for all",
+            extra={"metavar": "ORIGIN"},
+        ),
+    ] = ()
+    root_path: Annotated[str, Meta(description="path under which a proxy shows the server, as /llm")] = ""
+    ssl_certfile: Annotated[str, Meta(description="certificate file (PEM), for https")] = ""
+    ssl_keyfile: Annotated[str, Meta(description="private key file (PEM) of the certificate")] = ""
+    ssl_ca_certs: Annotated[
+        str, Meta(description="file of authorities (PEM) that clients' certificates must come from")
+    ] = ""
+
+    def without_keys(self) -> "HttpConfig":
+        """Returns the same with asterisks for each key, to be shown."""
+        hidden = {name: ("***",) * len(getattr(self, name)) for name in KEY_FIELDS}
+        return msgspec.structs.replace(self, **hidden)

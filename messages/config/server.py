@@ -1,0 +1,286 @@
+"""The configuration of a run: one frozen tree, parsed once by the launcher, read by every process.
+
+A field is a flag: `max_num_seqs` is `--max-num-seqs`; its annotation holds the range and the help text (with the
+unit), so `--help`, the checks and the processes read the same source (`supervisor/flags.py`).
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from extras.batches.config import BatchConfig
+from messages.config.http import HttpConfig
+from messages.config.processes import RunConfig
+
+Positive = Meta(ge=1)
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Model"""
+
+    model: Annotated[
+        str,
+        Meta(description="a directory in Hugging Face layout, or a name on the hub; empty: the bundled model"),
+    ] = ""
+    served_model_name: Annotated[
+        tuple[str, ...], Meta(description="names under which clients may ask for the model (default: --model)")
+    ] = ()
+    tokenizer: Annotated[str, Meta(description="a directory or name for the tokenizer (default: --model)")] = ""
+    revision: Annotated[str, Meta(description="branch, tag or commit of the model on the hub")] = "main"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Meta(
+            description="number format of weights and KV cache; auto: bfloat16 where the device computes it natively, "
+            "else float32"
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8", "int4"],
+        Meta(
+            description="number format of the linear layers' weights, made while the checkpoint is read, on a CPU; "
+            "less memory, faster streams and prompts, slightly other text. int8 multiplies 8-bit activations by 8-bit "
+            "weights (w8a8)"
+        ),
+    ] = "none"
+    weight_cache: Annotated[
+        bool,
+        Meta(description="keep quantized weights in $XDG_CACHE_HOME/sluice or ~/.cache/sluice for the next start"),
+    ] = True
+    share_weights: Annotated[
+        bool,
+        Meta(
+            description="hold the weights in memory once for all engines, and for the scheduler that follows one that "
+            "dies or is replaced (on a CPU; not with --tensor-parallel)"
+        ),
+    ] = True
+    device: Annotated[
+        Literal["auto", "cuda", "cpu"], Meta(description="where the model runs; auto: cuda if there is one")
+    ] = "auto"
+    devices: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="GPUs of the engines of --data-parallel, one each, as cuda:0,cuda:1 (default: the first ones)",
+            extra={"metavar": "cuda:N"},
+        ),
+    ] = ()
+    max_model_len: (
+        Annotated[
+            int,
+            Positive,
+            Meta(description="longest prompt plus output, in tokens (default: the model's context)"),
+        ]
+        | None
+    ) = None
+    load_format: Annotated[
+        Literal["auto", "safetensors", "pt", "dummy"],
+        Meta(description="which weight files to read; dummy: random weights of the real shape"),
+    ] = "auto"
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        Meta(description="auto: sampling defaults from the model's generation_config.json; none: API defaults"),
+    ] = "auto"
+    chat_template: Annotated[
+        str, Meta(description="file with the chat template, in Jinja (default: the model's own, or else a plain one)")
+    ] = ""
+    tool_call_parser: Annotated[
+        Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic", "openai"],
+        Meta(
+            description="how calls of tools are found in answers; auto: as the model's response template says, or else "
+            "as its chat template shows"
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "deepseek_r1", "qwen3", "mistral", "openai_gptoss"],
+        Meta(description="how reasoning is told from the rest of an answer; auto: likewise"),
+    ] = "auto"
+    cpu_threads: Annotated[
+        int, Meta(ge=0, description="threads of each engine on a CPU; 0: one for each core, divided by --data-parallel")
+    ] = 0
+    enforce_eager: Annotated[
+        bool,
+        Meta(description="launch each operation of a step by itself, without CUDA graphs (on a CPU there are none)"),
+    ] = False
+    attention_backend: Annotated[
+        Literal["auto", "triton", "flashinfer"],
+        Meta(
+            description="whose kernels compute attention on a GPU; auto: triton, our own; flashinfer: the library's "
+            "(pip install flashinfer-python)"
+        ),
+    ] = "auto"
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """KV cache"""
+
+    block_size: Annotated[
+        Literal[1, 2, 4, 8, 16, 32, 64, 128], Meta(description="tokens in a page of the KV cache")
+    ] = 16
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8", "int8"],
+        Meta(
+            description="number format of the KV cache; auto: --dtype; fp8 (e4m3, on a GPU) and int8 (on a CPU) hold "
+            "about twice the tokens in the same memory, slightly other text"
+        ),
+    ] = "auto"
+    kv_cache_memory_gb: (
+        Annotated[float, Meta(gt=0, description="memory for the KV cache in GiB (default: sized from what is free)")]
+        | None
+    ) = None
+    num_pages: (
+        Annotated[int, Positive, Meta(description="pages in the KV cache; overrides the sizing by memory")] | None
+    ) = None
+    gpu_memory_utilization: Annotated[
+        float, Meta(gt=0, le=1, description="part of the GPU's memory that weights and KV cache may take")
+    ] = 0.9
+    enable_prefix_caching: Annotated[
+        bool, Meta(description="keep the KV cache of finished requests for prompts with the same beginning")
+    ] = True
+    keep_kv_cache: Annotated[
+        bool, Meta(description="let the next scheduler have the KV cache of one that dies or is replaced (on a CPU)")
+    ] = True
+    kv_populate: Annotated[
+        Literal["eager", "background", "never"],
+        Meta(
+            description="when the KV cache gets its memory on a CPU; eager: before the server is ready; background: "
+            "from then on, mostly while no step runs; never: as it is used, which slows down prompts until then"
+        ),
+    ] = "background"
+    kv_disk: Annotated[
+        str,
+        Meta(
+            description="directory for pages that are evicted from the KV cache; they come back where that is faster "
+            "than computing them, also after a restart of the server (default: none)",
+            extra={"metavar": "DIR"},
+        ),
+    ] = ""
+    kv_disk_gb: Annotated[
+        float, Meta(gt=0, description="GiB that each engine may take in --kv-disk; then the least recently used goes")
+    ] = 16.0
+    kv_offload_gb: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="GiB of the host's memory, for each engine, for pages that are evicted from a GPU's KV cache; "
+            "from there they go to --kv-disk, if it is given",
+        ),
+    ] = 0.0
+    shared_prefix_attention: Annotated[
+        bool,
+        Meta(description="read pages that several running rows share once for all of them (on a CPU it is never done)"),
+    ] = True
+
+
+class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Scheduling"""
+
+    max_num_seqs: Annotated[int, Positive, Meta(description="rows that run in one step")] = 256
+    max_num_batched_tokens: (
+        Annotated[
+            int,
+            Positive,
+            Meta(description="tokens of one step, prefill and decode together (default: 8192, on a CPU 512)"),
+        ]
+        | None
+    ) = None
+    overlap: Annotated[
+        bool,
+        Meta(description="plan a step while the one before it runs, and on a GPU launch it, too"),
+    ] = True
+    speculative: Annotated[
+        Literal["none", "ngram", "draft"],
+        Meta(
+            description="draft tokens that are verified several in one step, which changes no output; ngram: what "
+            "followed the same tokens earlier in the prompt or the output, or in another request; draft: what "
+            "--draft-model samples"
+        ),
+    ] = "none"
+    draft_model: Annotated[
+        str,
+        Meta(
+            description="for --speculative draft: a directory or name on the hub of a smaller model with the same "
+            "tokenizer"
+        ),
+    ] = ""
+    num_speculative_tokens: Annotated[
+        int,
+        Meta(
+            ge=1, le=64, description="most draft tokens of a row in one step; as many as are worth their time are used"
+        ),
+    ] = 16
+    max_queued_requests: Annotated[
+        int, Meta(ge=0, description="requests that may wait for a row; beyond it clients get 503 with Retry-After")
+    ] = 1024
+    max_queued_tokens: (
+        Annotated[
+            int,
+            Positive,
+            Meta(
+                description="prompt tokens that may wait for a row, estimated from a text's length (default: no limit)"
+            ),
+        ]
+        | None
+    ) = None
+    grammar_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=600,
+            description="seconds that a grammar (response_format, structured_outputs) may take to compile before it is "
+            "refused",
+        ),
+    ] = 10.0
+    max_n_sequences: Annotated[int, Positive, Meta(description="choices that one prompt may have (n, best_of)")] = 64
+    seed: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=2**63 - 1,
+                description="start of the random seeds given to requests without one (default: from the clock)",
+            ),
+        ]
+        | None
+    ) = None
+
+
+class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The same about the draft model."""
+
+    model_dir: str
+    vocab_size: int
+    max_model_len: int
+    """Its context, or the model's `max_model_len` where that is shorter."""
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher found out about the model; not flags. `sampling_defaults` come from generation_config.json."""
+
+    model_dir: str
+    tokenizer_dir: str
+    served_names: tuple[str, ...]
+    vocab_size: int
+    max_model_len: int
+    """Longest prompt plus output in tokens, `--max-model-len` applied."""
+    eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: dict[str, float] = {}
+    draft: DraftFacts | None = None
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """The tree. `facts` is filled by the launcher before any process starts."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
+    http: HttpConfig = HttpConfig()
+    batch: BatchConfig = BatchConfig()
+    run: RunConfig = RunConfig()
+    facts: ModelFacts
+    first_engine: int = 1
+    """The number of the first engine that runs on this machine, which is another one than the head where it joined."""
+
+    @property
+    def num_engines(self) -> int:
+        """How many engines the server begins with, on all machines."""
+        return self.run.data_parallel + len(self.run.remote_engines)

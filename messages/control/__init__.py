@@ -1,0 +1,1 @@
+"""The control plane between a process and its launcher."""

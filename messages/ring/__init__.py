@@ -1,0 +1,1 @@
+"""Messages of the ring: requests, steps, replies."""

@@ -1,0 +1,1 @@
+"""Backends: everything that depends on the device, one folder each."""

@@ -1,0 +1,174 @@
+"""The forward passes of steps on a CPU: those in which each token yields a next one are captured and replayed.
+
+There is one capture for each number of tokens. The first step of so many tokens is computed as any other, and its C
+calls are captured; later ones are replayed from C (decision 0026). A draft token is a decode row as any other
+(decision 0045).
+
+Shape legend: R rows, S rows that sample, N tokens that go to the head, E embedding size, V vocabulary.
+"""
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.cpu.capture import CapturedCalls, capture_calls
+from kernels.cpu.repeated_calls import Repeats
+from kernels.operations.sample import draw
+from messages.columns import pack_int32, unpack_int32, unpack_int64
+from messages.ring.steps import Batch
+from scheduler_proc.computing.backends.cpu.device import CpuDevice
+from scheduler_proc.computing.device import Forward
+from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
+from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.model.workspace import Workspace
+from scheduler_proc.computing.sampling.results import Forwarded
+from scheduler_proc.computing.step.inputs import (
+    NO_ROWS,
+    StepInputs,
+    StepShape,
+    as_decode_rows,
+    make_step_inputs,
+    only_samples,
+    pack_step,
+)
+from scheduler_proc.computing.step.shapes import StepLimits
+
+CPU = torch.device("cpu")
+
+MIN_CAPTURED_TOKENS = 64
+"""So many tokens of a step have room, however few rows it may have: those of one may be draft tokens."""
+
+MAX_ROWS_AHEAD = 1
+"""Steps of so many rows run while the next one is planned. With more of them the other processes have more to do, and
+on the cores of the step's threads that costs more than planning meanwhile saves."""
+
+DRAW_COLUMNS = {"temperatures": torch.float32, "seeds": torch.int64, "positions": torch.int64}
+"""Those of a `SamplingPlan` by which plain rows are drawn, in the order of `draw`."""
+
+log = logging.getLogger("sluice.cpu_forward_passes")
+
+
+class CpuForwardPasses:
+    """Those of `decoder` over `cache`. What is computed in a step before tokens are chosen lies in one workspace."""
+
+    def __init__(
+        self, decoder: Decoder, cache: KVTensors, device: CpuDevice, limits: StepLimits, *, may_overlap: bool = False
+    ):
+        self.last_tokens: Tensor | None = None
+        self._decoder = decoder
+        self.cache = cache
+        self._device = device
+        self._max_rows = max(limits.max_num_seqs, MIN_CAPTURED_TOKENS)
+        max_tokens = max(limits.max_num_batched_tokens, self._max_rows)
+        self._workspace = Workspace(decoder.model, decoder.activation_dtype, max_tokens, self._max_rows)
+        shape = StepShape(self._max_rows, 0, 0, limits.num_pages, num_head_tokens=0)
+        columns = shape.columns()
+        memory = torch.empty(columns.num_bytes, dtype=torch.uint8)
+        self._tensors, arrays = columns.tensors(memory), columns.arrays(memory)
+        pack_step(NO_ROWS, shape, arrays)
+        self._table_bytes = 4 * limits.num_pages
+        # Bytes are copied as they are: after a step has read all weights, each call into a library finds its code and
+        # data cold. So what numpy would do once a step, Python does.
+        self._bytes = {name: array.reshape(-1).view(np.uint8).data for name, array in arrays.items()}
+        self._draws = {name: torch.zeros(self._max_rows, dtype=dtype) for name, dtype in DRAW_COLUMNS.items()}
+        self._draw_bytes = {name: tensor.numpy().view(np.uint8).data for name, tensor in self._draws.items()}
+        self.captures: dict[int, tuple[CapturedCalls, Forwarded]] = {}
+        """By the number of rows."""
+        self.can_capture = decoder.parallel.size == 1
+        """False where something other than C kernels computes in a step of decode rows, or ranks wait for others."""
+
+        self.can_plan_ahead = may_overlap and self.can_capture and torch.get_num_threads() > 1
+        self.repeats = Repeats() if self.can_capture else None
+
+    def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
+        """Writes a step that can be captured to where captures read it: it must run before the next is prepared."""
+        population, page_size = self._device.population, self.cache.layers[0].page_size
+        if population is not None and population.wants_more:
+            slots = unpack_int64(batch.slots)
+            population.use(max(slots) // page_size, len(slots) // page_size + batch.num_rows)
+        is_decode = only_samples(batch)
+        if is_decode:
+            batch = as_decode_rows(batch)
+        num_rows = batch.num_decode_rows
+        if not self.can_capture or num_rows > self._max_rows or not is_decode:
+            return partial(self._forward, make_step_inputs(batch, CPU), batch.num_sampled, copy_columns(columns))
+        self._write(batch)
+        tensors = self._write_draws(num_rows, columns)
+        captured = self.captures.get(num_rows)
+        if captured is None:
+            return partial(self._capture, num_rows, tensors)
+        if self.can_plan_ahead and num_rows <= MAX_ROWS_AHEAD:
+            self._device.has_begun = captured[0].begin()
+        return partial(_replay, *captured, tensors)
+
+    @torch.inference_mode()
+    def _forward(self, step: StepInputs, num_sampled: int, columns: Mapping[str, Tensor]) -> Forwarded:
+        """Runs it call by call, but for most layers: their calls are those of one, replayed."""
+        activations = self._workspace.activations(len(step.token_ids))
+        repeats = self.repeats if activations.residual is not None else None
+        compute_middle = None if repeats is None else repeats.compute
+        hidden_NE = self._decoder.forward(step, self.cache.layers, activations, compute_middle)
+        logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled))
+        return Forwarded(logits_SV, hidden_NE[num_sampled:], columns)
+
+    def _write(self, batch: Batch) -> None:
+        """Puts the step's columns where captures read them. Behind a row's pages a table is stale."""
+        for name, column in (("token_ids", batch.token_ids), ("positions", batch.positions), ("slots", batch.slots)):
+            self._bytes[name][: len(column)] = column
+        num_keys = pack_int32([context_len + 1 for context_len in unpack_int32(batch.context_lens)])
+        self._bytes["decode_num_keys"][: len(num_keys)] = num_keys
+        ours, theirs = self._bytes["decode_page_tables"], batch.page_tables
+        row_bytes = 4 * batch.num_pages_per_row
+        num_bytes, to = min(row_bytes, self._table_bytes), 0
+        for begin in range(0, len(theirs), row_bytes):
+            ours[to : to + num_bytes] = theirs[begin : begin + num_bytes]
+            to += self._table_bytes
+
+    def _write_draws(self, num_rows: int, columns: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+        """Does the same with how plain rows are drawn: at temperature 0 where none is. Returns the other columns."""
+        if "temperatures" not in columns:
+            temperatures = self._draw_bytes["temperatures"]
+            temperatures[: 4 * num_rows] = bytes(4 * num_rows)
+            return copy_columns(columns)
+        for name, ours in self._draw_bytes.items():
+            theirs = columns[name].tobytes()
+            ours[: len(theirs)] = theirs
+        return copy_columns({name: column for name, column in columns.items() if name not in DRAW_COLUMNS})
+
+    @torch.inference_mode()
+    def _capture(self, num_rows: int, sampling: Mapping[str, Tensor]) -> Forwarded:
+        """Runs it call by call, and `draw`; from now on steps of so many rows are replayed, where they can be."""
+        columns: dict[str, Any] = {name: tensor[:num_rows] for name, tensor in self._tensors.items()}
+        step = StepInputs(num_rows, all_go_to_head=True, **columns)
+        activations, room_RV = self._workspace.activations(num_rows), self._workspace.logits(num_rows)
+        assert room_RV is not None
+        draws = [self._draws[name][:num_rows] for name in DRAW_COLUMNS]
+
+        def compute() -> tuple[Forwarded, Tensor]:
+            hidden_RE = self._decoder.forward(step, self.cache.layers, activations)
+            logits_RV = self._decoder.logits(hidden_RE, room_RV)
+            return Forwarded(logits_RV, hidden_RE[num_rows:], sampling), draw(logits_RV, *draws)
+
+        (forwarded, tokens_R), calls, other = capture_calls(compute)
+        forwarded = forwarded._replace(plain=tokens_R.numpy())
+        if calls is None:
+            self.can_capture = False
+            log.info("decode steps are not captured: %s computes in them", other)
+        else:
+            self.captures[num_rows] = calls, forwarded
+        return forwarded
+
+
+def _replay(calls: CapturedCalls, forwarded: Forwarded, columns: Mapping[str, Tensor]) -> Forwarded:
+    calls.replay()
+    return forwarded._replace(columns=columns) if columns else forwarded
+
+
+def copy_columns(columns: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Returns copies in the host's memory: torch takes only memory that it may write."""
+    return {name: torch.from_numpy(column.copy()) for name, column in columns.items()}

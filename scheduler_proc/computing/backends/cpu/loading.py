@@ -1,0 +1,57 @@
+"""What loading does for a CPU."""
+
+from torch import Tensor
+
+from messages.config.server import Config
+from scheduler_proc.computing.backends.cpu.device import CpuDevice
+from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
+from scheduler_proc.computing.backends.cpu.populate import PagePopulation
+from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, free_cpu_cache_bytes
+from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.report import Report
+from scheduler_proc.computing.runner import MakeRunner, Runner
+from scheduler_proc.computing.step.dummy_batch import plan_warm_up
+from scheduler_proc.computing.step.shapes import StepLimits
+
+WARM_UP_TOKENS = 8
+"""Each takes its time, and the libraries are set up by the first."""
+
+
+class CpuBackend:
+    """Makes runners of a loaded model, and one of them ready, as `GpuBackend` does."""
+
+    def __init__(self, config: Config, decoder: Decoder, limits: StepLimits):
+        self._config = config
+        self._decoder = decoder
+        self._limits = limits
+        self.device = CpuDevice()
+
+    def make_runner(self, cache: KVTensors) -> Runner:
+        self._cache = cache
+        may_overlap = self._config.scheduling.overlap and self._config.scheduling.speculative == "none"
+        passes = CpuForwardPasses(self._decoder, cache, self.device, self._limits, may_overlap=may_overlap)
+        return Runner(self._decoder, self.device, passes, self._limits, cache.num_pages)
+
+    def measure_cache_bytes(self, make_runner: MakeRunner, bytes_per_page: int) -> int:
+        run = self._config.run
+        return free_cpu_cache_bytes(self._limits.num_pages * bytes_per_page, run.data_parallel * run.tensor_parallel)
+
+    def warm_up(self, runner: Runner) -> None:
+        """The cache holds what it did."""
+        tensors = self._tensors()
+        before = [tensor[:WARM_UP_TOKENS].clone() for tensor in tensors]
+        runner.run(plan_warm_up(self._config, min(WARM_UP_TOKENS, self._limits.max_num_batched_tokens)))
+        for tensor, slots in zip(tensors, before, strict=True):
+            tensor[:WARM_UP_TOKENS] = slots
+
+    def begin(self, runner: Runner, report: Report) -> None:
+        """Memory for pages is asked for before they are used, as `--kv-populate` says."""
+        is_file, when = runner.page_memory is not None, self._config.cache.kv_populate
+        self.device.population = population = PagePopulation(self._tensors(), self._cache.num_pages, is_file)
+        if when == "eager":
+            population.run(report)
+        elif when == "background":
+            population.start()
+
+    def _tensors(self) -> list[Tensor]:
+        return [part for layer in self._cache.layers for part in layer.tensors]

@@ -1,0 +1,62 @@
+"""Plans of attention by our own kernels, made on the host with each step: which program of a kernel computes what.
+
+They are columns of a step like any other, whose size depends on the step's shape alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kernels.gpu.launch_table import find_launch
+from kernels.operations.paged_decode import count_programs
+from kernels.plans.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
+from kernels.plans.prefill_tiles import count_tile_tokens, max_prefill_tiles, plan_prefill_tiles
+from messages.ring.steps import Batch
+from scheduler_proc.computing.step.inputs import Arrays, StepInputs, StepShape
+
+
+class AttentionPlans:
+    """The `AttentionBackend` of our kernels, for attention of a shape on a device and up to `max_rows` decode rows."""
+
+    captures_prefills = True
+
+    def __init__(self, shape: DecodeShape, max_rows: int, shares_prefixes: bool, device: torch.device):
+        self._shape = shape
+        self._shares_prefixes = shares_prefixes
+        self._num_programs = count_programs(shape, device)
+        self._merges_in_kernel = bool(find_launch("decode_work", *shape.launch_shape)["merges"])
+        self._tile_tokens = count_tile_tokens(*shape.launch_shape)
+        self._scratch = make_decode_scratch(self._layout(max_rows), shape.head_dim, device)
+
+    def planned(self, shape: StepShape, max_rows: int) -> StepShape:
+        layout = self._layout(max_rows) if shape.num_decode_rows else None
+        num_tiles = max_prefill_tiles(shape.num_prefill_tokens, shape.num_prefill_rows, self._tile_tokens)
+        return replace(shape, decode_layout=layout, num_tiles=num_tiles)
+
+    def pack(self, batch: Batch, shape: StepShape, arrays: Arrays) -> None:
+        num_decode, num_rows = batch.num_decode_rows, len(batch.query_lens) // 4
+        if shape.decode_layout is not None:
+            num_keys, tables = arrays["decode_num_keys"][:num_decode], arrays["decode_page_tables"][:num_decode]
+            plan_decode_work(shape.decode_layout, num_keys, tables, self._shape.page_size, arrays["decode_plan"])
+        if shape.num_tiles:
+            rows = slice(0, num_rows - num_decode)
+            lens = arrays["prefill_query_lens"][rows], arrays["prefill_context_lens"][rows]
+            plan_prefill_tiles(*lens, arrays["prefill_tiles"], self._tile_tokens)
+
+    def add(self, inputs: StepInputs, shape: StepShape, tensors: Mapping[str, Tensor], plan: None) -> StepInputs:
+        work = None
+        if shape.decode_layout is not None:
+            work = DecodeWork(shape.decode_layout, tensors["decode_plan"], self._scratch)
+        return replace(inputs, decode_work=work, prefill_tiles=tensors.get("prefill_tiles"))
+
+    def launch(self, shape: StepShape, plan: None) -> None:
+        """All is in the columns."""
+
+    def _layout(self, max_rows: int) -> DecodeLayout:
+        shape = self._shape
+        # One row alone has nobody to share with, and what can share has larger products.
+        shares_prefixes = self._shares_prefixes and max_rows > 1
+        heads = shape.num_heads, shape.num_kv_heads
+        return DecodeLayout(max_rows, *heads, self._num_programs, shares_prefixes, self._merges_in_kernel)

@@ -1,0 +1,124 @@
+"""The forward passes of steps on a GPU, launched so that the next step can be planned while they run.
+
+All columns of a step go to the device in one copy. The forward pass is a captured graph where the step fits one of the
+shapes of `step/shapes.py`, else it is launched operation by operation. The host waits for nothing.
+
+Shape legend: N tokens that go to the head, E embedding size.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.operations.take_tokens import take_tokens
+from messages.ring.steps import Batch
+from scheduler_proc.computing.backends.cuda.attention_backend import AttentionBackend, Plan
+from scheduler_proc.computing.backends.cuda.captured_steps import CapturedSteps
+from scheduler_proc.computing.backends.cuda.device import GpuDevice
+from scheduler_proc.computing.device import Forward
+from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
+from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.report import Report
+from scheduler_proc.computing.sampling.logits_processing import fill_histories
+from scheduler_proc.computing.sampling.results import Forwarded
+from scheduler_proc.computing.step.inputs import StepInputs, StepShape, pack_step, shape_of, view_step
+from scheduler_proc.computing.step.packed_columns import PackedColumns
+from scheduler_proc.computing.step.shapes import StepLimits, StepShapes
+
+MORE_GRAPH_BYTES = 4 << 20
+"""What a graph takes of memory beside the pool that all share: an estimate, for those that are not yet captured."""
+
+
+class GpuForwardPasses:
+    """Those of `decoder` over `cache`.
+
+    `attention` tells its kernels what each of their programs does. Without it the kernels look into a step's columns
+    themselves, and wait for them: nothing can be captured then, and nothing launched ahead.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVTensors,
+        device: GpuDevice,
+        limits: StepLimits,
+        attention: AttentionBackend | None,
+        may_overlap: bool,
+    ):
+        self._decoder = decoder
+        self._cache = cache
+        self._device = device
+        self._attention = attention
+        self._shapes = StepShapes(limits, attention is None or attention.captures_prefills)
+        self.last_tokens: Tensor | None = None
+        self.can_plan_ahead = False
+        self.captured: CapturedSteps | None = None
+        if attention is not None:
+            if may_overlap:
+                self.last_tokens = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device.torch_device)
+            # Not like the cache, which may hold codes.
+            like_NE = torch.empty(
+                (0, decoder.model.hidden_size), dtype=decoder.activation_dtype, device=device.torch_device
+            )
+            self.captured = CapturedSteps(device, self._shapes, attention, like_NE)
+
+    def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
+        """Packs the step's columns, and behind them those of its sampling plan, into one buffer of the host."""
+        captured = None if self.captured is None else self.captured.find(batch)
+        shape = self._exact_shape(batch) if captured is None else captured.shape
+        inputs = shape.columns() if captured is None else captured.columns
+        sampling = PackedColumns.like(columns)
+        host = self._device.allocate_host(inputs.num_bytes + sampling.num_bytes)
+        arrays = inputs.arrays(host)
+        pack_step(batch, shape, arrays)
+        plan = None if self._attention is None else self._attention.pack(batch, shape, arrays)
+        sampling.write(columns, host[inputs.num_bytes :])
+
+        @torch.inference_mode()
+        def forward() -> Forwarded:
+            data = self._device.send(host)
+            if captured is None:
+                hidden_NE = self._forward(self._view(shape, inputs.tensors(data), plan))
+            else:
+                assert self._attention is not None
+                self._attention.launch(shape, plan)
+                hidden_NE = captured.run(data)
+            num_sampled, sampling_columns = batch.num_sampled, sampling.tensors(data[inputs.num_bytes :])
+            if self.last_tokens is not None:
+                fill_histories(sampling_columns, self.last_tokens)
+            logits_SV = self._decoder.logits(hidden_NE[:num_sampled])
+            return Forwarded(logits_SV, hidden_NE[num_sampled:], sampling_columns)
+
+        return forward
+
+    def capture(self, report: Report, is_rehearsal: bool = False) -> int:
+        """Captures the graphs, in a rehearsal only those that take most memory; returns the bytes that all of them
+        take.
+
+        Raises where that cannot be done; steps are launched operation by operation then. Without `attention` there is
+        nothing to capture.
+        """
+        if self.captured is None:
+            return 0
+        shapes = self._shapes.largest() if is_rehearsal else self._shapes.all()
+        with torch.inference_mode():
+            num_bytes = self.captured.capture(shapes, self._forward, report)
+        return num_bytes + (len(self._shapes.all()) - len(shapes)) * MORE_GRAPH_BYTES
+
+    def _exact_shape(self, batch: Batch) -> StepShape:
+        shape = shape_of(batch)
+        if self._attention is None:
+            return shape
+        return self._attention.planned(shape, self._shapes.places(max(1, shape.num_decode_rows)))
+
+    def _view(self, shape: StepShape, tensors: dict[str, Tensor], plan: Plan) -> StepInputs:
+        inputs = view_step(shape, tensors)
+        return inputs if self._attention is None else self._attention.add(inputs, shape, tensors, plan)
+
+    def _forward(self, step: StepInputs) -> Tensor:
+        """Returns what the head reads, [N, E]."""
+        if step.num_decode_rows and self.last_tokens is not None:
+            take_tokens(step.token_ids, step.future_token_indices, self.last_tokens)
+        return self._decoder.forward(step, self._cache.layers)

@@ -1,0 +1,194 @@
+"""What loading does for a GPU: measures what steps and graphs take of its memory, and captures the graphs."""
+
+import gc
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from kernels.gpu.triton_kernels import leave_out_failed, load_triton_kernels
+from kernels.plans.decode_work import DecodeShape
+from messages.config.server import Config
+from messages.errors import BootError
+from scheduler_proc.computing.backends.cuda.attention_backend import AttentionBackend
+from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlans
+from scheduler_proc.computing.backends.cuda.device import GpuDevice
+from scheduler_proc.computing.backends.cuda.flashinfer_attention import FlashInferAttention
+from scheduler_proc.computing.backends.cuda.forward_passes import GpuForwardPasses
+from scheduler_proc.computing.kv_cache.kv_tensors import GIB, KVTensors, pages_per_context
+from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.report import Report
+from scheduler_proc.computing.runner import MakeRunner, Runner
+from scheduler_proc.computing.step.dummy_batch import plan_dummy_batch, plan_warm_ups
+from scheduler_proc.computing.step.shapes import StepLimits
+
+MAX_REASON_CHARS = 300
+
+Result = TypeVar("Result")
+
+log = logging.getLogger("sluice.gpu_loading")
+
+
+class GpuBackend:
+    """Makes runners of a loaded model, and one of them ready. Raises `BootError` where memory does not suffice."""
+
+    def __init__(
+        self,
+        config: Config,
+        decoder: Decoder,
+        device: GpuDevice,
+        limits: StepLimits,
+        report: Report,
+        kv_codes: torch.dtype | None = None,
+    ):
+        self._config = config
+        self._decoder = decoder
+        self.device = device
+        self._limits = limits
+        self._report = report
+        self._degraded: list[str] = []
+        self._attention: AttentionBackend | None = None
+        if _load_kernels(config, device):
+            self._attention = self._try(partial(_make_attention, config, decoder, device, kv_codes))
+        else:
+            self._degraded.append("Triton cannot be loaded, so plain torch computes")
+        self._can_capture = not config.model.enforce_eager
+
+    def make_runner(self, cache: KVTensors) -> Runner:
+        may_overlap = self._config.scheduling.overlap
+        passes = GpuForwardPasses(self._decoder, cache, self.device, self._limits, self._attention, may_overlap)
+        return Runner(self._decoder, self.device, passes, self._limits, cache.num_pages)
+
+    def measure_cache_bytes(self, make_runner: MakeRunner, bytes_per_page: int) -> int:
+        """Returns the bytes that a KV cache may take.
+
+        A step of the largest size is run, and the largest graphs are captured, with the smallest cache: graphs hold the
+        addresses of their cache, so they cannot be kept.
+        """
+        self._report("measuring the memory of a step", None)
+        context_pages = pages_per_context(self._config)
+        runner = make_runner(context_pages)
+        self.device.release_unused()  # what loading took
+        self._run_full_step(runner)
+        # What the step took is kept for later use, so it counts as used.
+        free_bytes, total_bytes = self.device.memory()
+        used_bytes = total_bytes - free_bytes - context_pages * bytes_per_page
+        graph_bytes = self._capture(runner, is_rehearsal=True)
+        del runner
+        gc.collect()
+        self.device.release_unused()
+        left_bytes = int(total_bytes * self._config.cache.gpu_memory_utilization) - used_bytes - graph_bytes
+        log.info(
+            "GPU memory: %.2f GiB in all, %.2f for weights and steps, %.2f for graphs; %.2f are left for the KV cache",
+            *(num_bytes / GIB for num_bytes in (total_bytes, used_bytes, graph_bytes, left_bytes)),
+        )
+        return left_bytes
+
+    def warm_up(self, runner: Runner) -> None:
+        """The kernels are compiled and the graphs captured, where they can be."""
+        for batch in plan_warm_ups(self._config, runner.max_num_batched_tokens):
+            self._try(partial(runner.run, batch))
+        self._capture(runner)
+        runner.degraded = "; ".join(self._degraded)
+
+    def _try(self, work: Callable[[], Result]) -> Result:
+        """Returns what `work` does; where a Triton kernel fails it is done again without that kernel.
+
+        Raises what else is raised. Each time there is one kernel fewer, so it comes to an end.
+        """
+        while True:
+            try:
+                return work()
+            except Exception as error:  # of any type: Triton's own, its compilers', CUDA's
+                name = leave_out_failed(error)
+                if name is None:
+                    raise
+                reason = _reason_of(error)
+                log.warning(
+                    "the Triton kernel of %s cannot be compiled or launched, so plain torch computes it, which is "
+                    "slower: %s. Another version of Triton or of the driver may compile it",
+                    name,
+                    reason,
+                    exc_info=error,
+                )
+                self._degraded.append(f"plain torch computes {name}: {reason}")
+
+    def _capture(self, runner: Runner, is_rehearsal: bool = False) -> int:
+        """Returns the bytes that the graphs take; where they cannot be captured, that is not tried again."""
+        if not self._can_capture:
+            return 0
+        assert isinstance(runner.forward_passes, GpuForwardPasses)
+        try:
+            return self._try(partial(runner.forward_passes.capture, self._report, is_rehearsal))
+        except Exception as error:  # Triton has errors of its own beside those of torch and CUDA
+            self._can_capture = False
+            reason = _reason_of(error)
+            log.warning(
+                "CUDA graphs cannot be captured, so steps are launched operation by operation, which is slower: %s "
+                "Where memory is short, lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does not try",
+                reason,
+                exc_info=None if isinstance(error, torch.OutOfMemoryError) else error,
+            )
+            self._degraded.append(f"no CUDA graphs: {reason}")
+            return 0
+
+    def _run_full_step(self, runner: Runner) -> None:
+        num_tokens, config = runner.max_num_batched_tokens, self._config
+        rows, longest = config.scheduling.max_num_seqs, config.facts.max_model_len
+        try:
+            batch = plan_dummy_batch(num_tokens, rows, longest, config.cache.block_size, config.facts.vocab_size)
+            self._try(partial(runner.run, batch))
+        except torch.OutOfMemoryError as error:
+            raise BootError(
+                f"a step of {num_tokens} tokens does not fit into the memory of {self.device.torch_device} beside the "
+                f"weights: {str(error).splitlines()[0]} Lower --max-num-batched-tokens, --max-num-seqs or "
+                "--max-model-len"
+            ) from None
+
+
+def _reason_of(error: Exception) -> str:
+    """Returns one line. CUDA says what is wrong in the first one, Triton in the last, below the source of a kernel."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, RuntimeError) and lines:
+        return lines[0][:MAX_REASON_CHARS]
+    return ": ".join([type(error).__name__, *lines[-1:]])[:MAX_REASON_CHARS]
+
+
+def _load_kernels(config: Config, device: GpuDevice) -> bool:
+    """Loads the Triton kernels; returns whether there are any, which is logged if not: torch computes then.
+
+    Raises `BootError` for an `--attention-backend` that needs them.
+    """
+    wanted = config.model.attention_backend
+    try:
+        load_triton_kernels(device.torch_device.type)
+    except ImportError as error:
+        if wanted != "auto":
+            raise BootError(
+                f"--attention-backend {wanted}: Triton cannot be loaded ({error}); pip install triton"
+            ) from None
+        log.warning(
+            "Triton cannot be loaded (%s), so plain torch computes, without CUDA graphs and without overlapped steps: "
+            "many times slower. `pip install triton` brings it to Linux",
+            error,
+        )
+        return False
+    return True
+
+
+def _make_attention(
+    config: Config, decoder: Decoder, device: GpuDevice, kv_codes: torch.dtype | None
+) -> AttentionBackend:
+    """Raises `BootError` for an `--attention-backend` that is asked for and cannot be had."""
+    max_rows, shares_prefixes = config.scheduling.max_num_seqs, config.cache.shared_prefix_attention
+    attention, page_size = decoder.model.attention, config.cache.block_size
+    heads = attention.num_heads, attention.num_kv_heads, attention.head_dim
+    shape = DecodeShape(*heads, page_size, decoder.activation_dtype, kv_codes)
+    if config.model.attention_backend == "flashinfer":
+        if kv_codes is not None:
+            raise BootError("--attention-backend flashinfer: it does not read a KV cache of fp8; leave it at auto")
+        log.info("FlashInfer computes attention; steps with prompts are launched operation by operation for it")
+        return FlashInferAttention(shape, attention.scale, device)
+    return AttentionPlans(shape, max_rows, shares_prefixes, device.torch_device)

@@ -1,0 +1,1 @@
+"""Draft tokens: who proposes them, how many, and how many were right."""

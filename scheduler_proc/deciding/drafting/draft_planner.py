@@ -1,0 +1,113 @@
+"""Which rows of a step in the making have draft tokens, and which."""
+
+from array import array
+from collections.abc import Sequence
+
+from scheduler_proc.deciding.batch_columns import Chunk, plan_drafts
+from scheduler_proc.deciding.drafting.draft_lengths import AcceptanceRate, DraftLengths
+from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
+from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.rows.decode_rows import DecodeRows
+
+NO_CHUNKS: Sequence[Chunk] = ()
+
+
+class DraftPlanner:
+    """Gives rows in DECODE what `drafter` proposes, as much of it as `lengths` say, or all without them.
+
+    `seconds` is what a draft model has computed for the latest plan.
+    """
+
+    def __init__(self, cache: BlockAllocator, drafter: Drafter | DraftModel, lengths: DraftLengths | None = None):
+        self._cache = cache
+        self._model, self._drafter = (drafter, None) if isinstance(drafter, DraftModel) else (None, drafter)
+        self._lengths = lengths
+        self.seconds = 0.0
+        self._chunks: list[Chunk] = []
+        self._num_tokens_left = 0
+
+    def plan(self, rows: DecodeRows, max_num_tokens: int) -> Sequence[Chunk]:
+        """Returns a chunk for each of `rows` that has draft tokens, at most so many in all, as far as there are pages.
+
+        What a row's grammar forces goes before what the drafter proposes.
+        """
+        drafter = self._drafter
+        proposed: list[tuple[Req, Draft, AcceptanceRate | None]] = []
+        for req in rows.reqs:
+            pending, num_tokens = req.pending, len(req.token_ids)
+            if pending.grammar is None and num_tokens < pending.no_draft_until:
+                continue
+            limit = min(max_num_tokens, pending.max_len - num_tokens - 1)
+            if limit <= 0:
+                continue
+            if pending.grammar is not None and (forced_ids := pending.grammar.forced_ids(limit)):
+                proposed.append((req, *self._forced(req, forced_ids)))
+            elif drafter is not None and (draft := drafter.propose(req, limit)).token_ids:
+                proposed.append((req, draft, None))
+        if not proposed and self._model is None:
+            return NO_CHUNKS  # many a step is one of these, which is to cost little
+        self._chunks, self._num_tokens_left, self.seconds = [], max_num_tokens, 0.0
+        if self._lengths is not None:
+            self._lengths.begin_step(len(rows))
+        if proposed:
+            self._add(proposed)
+        if self._model is not None and not self._model.has_failed:
+            self._ask(self._model, rows)
+        return self._chunks
+
+    def _forced(self, req: Req, token_ids: "array[int]") -> tuple[Draft, AcceptanceRate]:
+        rate = req.pending.forced_rate
+        if self._lengths is not None:
+            rate.follow(self._lengths.forced)
+        return Draft(token_ids, [rate.value] * len(token_ids)), rate
+
+    def _add(self, proposed: list[tuple[Req, Draft, AcceptanceRate | None]]) -> None:
+        """Plans the rows that get some of their draft tokens."""
+        if self._lengths is None:
+            counts = [len(draft.token_ids) for _, draft, _ in proposed]
+        else:
+            counts = self._lengths.choose([draft.chances for _, draft, _ in proposed], self._num_tokens_left)
+        for count, (req, draft, rate) in zip(counts, proposed, strict=True):
+            draft_ids = draft.token_ids[: min(count, self._num_tokens_left)]
+            if draft_ids and self._cache.grow(req, len(req.token_ids) + len(draft_ids)):
+                self._chunks.append(plan_drafts(req, draft_ids, rate))
+                self._num_tokens_left -= len(draft_ids)
+            elif rate is not None:
+                rate.fade()
+
+    def _ask(self, model: DraftModel, rows: DecodeRows) -> None:
+        """Adds the draft tokens of the draft model to all rows that have none."""
+        has_drafts = {chunk.req.uid for chunk in self._chunks}
+        most = [0 if req.uid in has_drafts else self._most(model.limits, req) for req in rows.reqs]
+        if not any(most):
+            return
+        counts = most if self._lengths is None else self._choose(self._lengths, model, rows.reqs, most)
+        for row, req in enumerate(rows.reqs):
+            counts[row] = min(counts[row], self._num_tokens_left)
+            if counts[row] and not self._cache.grow(req, len(req.token_ids) + counts[row]):
+                counts[row] = 0
+            self._num_tokens_left -= counts[row]
+        if any(counts):
+            rows = rows.kept([count > 0 for count in counts])
+            drafts = model.propose(rows, [count for count in counts if count], self._num_tokens_left)
+            self.seconds = model.seconds
+            if drafts and self._lengths is not None:
+                self._lengths.num_idle = 0
+            self._chunks += [
+                plan_drafts(req, drafts[req.uid], req.pending.draft_rate) for req in rows.reqs if drafts.get(req.uid)
+            ]
+
+    def _most(self, limits: DraftLimits, req: Req) -> int:
+        """Returns the most draft tokens that a row may have. A slow grammar is asked no more than it must be."""
+        if req.pending.grammar is not None and req.pending.grammar.is_slow:
+            return 0
+        num_tokens = len(req.token_ids)
+        return max(0, min(limits.max_drafts, req.pending.max_len - num_tokens - 1, limits.max_len - num_tokens + 1))
+
+    def _choose(self, lengths: DraftLengths, model: DraftModel, reqs: list[Req], most: list[int]) -> list[int]:
+        rates = [req.pending.draft_rate for req in reqs]
+        for rate in rates:
+            rate.follow(lengths.general)
+        return lengths.choose_all(rates, most, model.cost)

@@ -1,0 +1,253 @@
+"""The tiers below the KV cache as the scheduler sees them: evicted pages go down, and come back ahead of a request.
+
+A page is named by the digest of its tokens and of the page before it (`page_journal.py`), so whoever begins with the
+same tokens finds it. A `PageStore` has the tiers, and copies pages out of the cache and into it; nothing here waits for
+it.
+
+A request in PREFILL may have a load: pages of its own that the store fills, in order. Until the load has ended the
+request has no chunk, and others go on. A load that breaks off leaves the pages that have come; the rest is computed.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from scheduler_proc.deciding.pages.page_journal import NOTHING_BEFORE, digest_of
+from scheduler_proc.deciding.requests import Req
+
+LOAD_TIMEOUT_S = 5.0
+"""A load of which no page has come for so long breaks off."""
+
+REST_S = 60.0
+"""For so long after that, none begins: a disk hangs."""
+
+SAVE_S = 2.0
+"""At the end of a process, for cached pages on their way to the store; the launcher waits somewhat longer."""
+
+DECAY = 0.9
+"""What a measurement still counts when the next one comes."""
+
+NUM_MEASURED_PAGES = 4096
+"""Latest evicted pages of which it is counted how many are asked for again."""
+
+NUM_HOPED_FOR = 512
+"""So many hits are assumed at first: conversations come back only after many others."""
+
+NUM_SKIPPED_AT_ONCE = 1024
+"""Behind so many evicted pages that were not put, some are: what that costs is measured again."""
+
+MAX_FORGOTTEN = 65536
+"""Evicted pages that were not put, whose names are remembered to count who asks for them."""
+
+IMPATIENCE = 1.05
+"""Each load that was not worth its time lets the next take so much longer: in the end one is tried, and measured."""
+
+
+class PageStore(Protocol):
+    """Keeps K and V of pages that the cache has no room for. Only `settle` waits for anything."""
+
+    @property
+    def page_put_s(self) -> float:
+        """What steps lose for each page that is put, as measured; 0 before the first."""
+        ...
+
+    def find(self, digest: bytes) -> str | None:
+        """Returns the name of the tier that has a page, `None` where it would have to be computed."""
+        ...
+
+    def touch(self, digests: Sequence[bytes]) -> None:
+        """Lets the pages of a beginning be the last that leave."""
+        ...
+
+    def put(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Keeps what the pages hold, as far as there is time for it. They may be written by any later step."""
+        ...
+
+    def estimate_s(self, digests: Sequence[bytes]) -> float:
+        """Returns how long a load of these pages would take, at the rates measured; 0 before the first."""
+        ...
+
+    def load(self, uid: int, pages: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Has the pages filled with what `put` was given under these names."""
+        ...
+
+    def cancel(self, uid: int) -> None:
+        """Leaves the pages of a load alone from now on. There need not be one."""
+        ...
+
+    def pop_loaded(self) -> list[tuple[int, int, bool]]:
+        """Returns the loads of which more pages have come, or that have ended, which may be early.
+
+        Of each its uid, how many of its first pages hold K and V for every step that is launched now, and whether it
+        has ended.
+        """
+        ...
+
+    def sizes(self) -> dict[str, int]:
+        """Returns how many pages each tier has."""
+        ...
+
+    def settle(self, timeout_s: float) -> bool:
+        """Returns whether all that was put is kept now, or dropped; waits for that."""
+        ...
+
+    def clear(self) -> None:
+        """Forgets every page."""
+        ...
+
+    def gauges(self) -> dict[str, float]:
+        """Returns sizes and counters by name."""
+        ...
+
+
+class _Load:
+    def __init__(self, req: Req, start: int):
+        self.req = req
+        self.start = start
+        self.deadline_s = time.monotonic() + LOAD_TIMEOUT_S
+
+
+class PageTiers:
+    """Names the cached pages, puts them into `store` when they are evicted, and has the loads of requests."""
+
+    def __init__(self, store: PageStore, num_pages: int, page_size: int):
+        self.store = store
+        self._page_size = page_size
+        self._digests = [b""] * num_pages
+        """By page: of those in the radix tree, and stale otherwise."""
+        self._loads: dict[int, _Load] = {}
+        self._num_prefilled_tokens = 0.0
+        self._prefill_s = 0.0
+        self._patience = 1.0
+        self._rest_until_s = 0.0
+        self._num_evicted = self._num_asked_for = float(NUM_HOPED_FOR)
+        self._forgotten: dict[bytes, None] = {}
+        self._num_skipped_at_once = 0
+        self.num_skipped = 0
+        """Evicted pages that were not put."""
+
+    def set_digest(self, page: int, digest: bytes) -> None:
+        self._digests[page] = digest
+
+    def name(self, req: Req, start: int, end: int) -> None:
+        """Names pages `start` to `end` of the request, which are in the tree."""
+        for page, digest in zip(req.pages[start:end], self._digests_of(req, start, end), strict=True):
+            self._digests[page] = digest
+
+    def put(self, pages: Sequence[int]) -> None:
+        """Has the store keep pages that are about to be free, if it is likely enough that they are asked for again."""
+        digests = [self._digests[page] for page in pages]
+        share = (1 - 1 / NUM_MEASURED_PAGES) ** len(pages)
+        self._num_asked_for *= share
+        self._num_evicted = self._num_evicted * share + len(pages)
+        is_worth_it = self._page_compute_s * self._num_asked_for >= self.store.page_put_s * self._num_evicted
+        if is_worth_it or self._num_skipped_at_once >= NUM_SKIPPED_AT_ONCE:
+            self._num_skipped_at_once = 0
+            self.store.put(pages, digests)
+            return
+        self.num_skipped += len(pages)
+        self._num_skipped_at_once += len(pages)
+        self._forgotten.update(dict.fromkeys(digests))
+        while len(self._forgotten) > MAX_FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
+
+    def save(self, pages: Sequence[int], timeout_s: float) -> bool:
+        """Has the store keep cached pages; returns whether it has done so in time."""
+        self.store.put(pages, [self._digests[page] for page in pages])
+        return self.store.settle(timeout_s)
+
+    def is_loading(self, req: Req) -> bool:
+        return req.uid in self._loads
+
+    @property
+    def has_loads(self) -> bool:
+        return bool(self._loads)
+
+    def find_worth_loading(self, req: Req) -> list[bytes]:
+        """Returns the names of the pages behind the shared ones that the store has sooner than a step computes them."""
+        digests: list[bytes] = []
+        is_whole = True
+        for digest in self._digests_of(req, req.num_shared_pages, req.pending.num_reusable_tokens // self._page_size):
+            is_whole = is_whole and self.store.find(digest) is not None
+            if is_whole:
+                digests.append(digest)
+            elif digest in self._forgotten:
+                del self._forgotten[digest]
+                self._num_asked_for += 1
+            else:
+                break
+        if not digests or time.monotonic() < self._rest_until_s:
+            return []
+        self.store.touch(digests)
+        compute_s = len(digests) * self._page_compute_s
+        is_worth_it = not compute_s or self.store.estimate_s(digests) < compute_s * self._patience
+        self._patience = 1.0 if is_worth_it else self._patience * IMPATIENCE
+        return digests if is_worth_it else []
+
+    def load(self, req: Req, digests: Sequence[bytes]) -> None:
+        """Begins a load of the pages behind the shared ones, which `req` holds."""
+        start = req.num_shared_pages
+        self._loads[req.uid] = _Load(req, start)
+        self._num_asked_for += len(digests)
+        self.store.load(req.uid, req.pages[start : start + len(digests)], digests)
+
+    def cancel(self, req: Req) -> None:
+        """Breaks off the load of `req`, if it has one."""
+        if self._loads.pop(req.uid, None) is not None:
+            self.store.cancel(req.uid)
+
+    def pop_loaded(self) -> list[tuple[Req, int, bool]]:
+        """Returns the requests of which more is loaded, how many of their first tokens that is, and whether it is all
+        that will be."""
+        if not self._loads:
+            return []
+        found: list[tuple[Req, int, bool]] = []
+        now_s = time.monotonic()
+        for uid, num_pages, has_ended in self.store.pop_loaded():
+            load = self._loads[uid]
+            load.deadline_s = now_s + LOAD_TIMEOUT_S
+            found.append((load.req, (load.start + num_pages) * self._page_size, has_ended))
+            if has_ended:
+                del self._loads[uid]
+        for load in [load for load in self._loads.values() if load.deadline_s < now_s]:
+            self.cancel(load.req)
+            self._rest_until_s = now_s + REST_S
+        return found
+
+    @property
+    def _page_compute_s(self) -> float:
+        """What a step takes for the tokens of a page, 0 before the first."""
+        return self._page_size * self._prefill_s / self._num_prefilled_tokens if self._prefill_s else 0.0
+
+    def gauges(self) -> dict[str, float]:
+        """Returns sizes and counters by name."""
+        return {"tier_skipped_pages": self.num_skipped, **self.store.gauges()}
+
+    def note_prefill(self, num_tokens: int, seconds: float) -> None:
+        """Tells how long a step with prompts took for its tokens."""
+        self._num_prefilled_tokens = DECAY * self._num_prefilled_tokens + num_tokens
+        self._prefill_s = DECAY * self._prefill_s + seconds
+
+    def count_tokens(self, salt: bytes, key: bytes, start: int) -> dict[str, int]:
+        """Returns how many tokens of `key`, token bytes of whole pages, each tier has from page `start` on, up to the
+        first that none has."""
+        counts: dict[str, int] = {}
+        for index, digest in enumerate(_chain(NOTHING_BEFORE, salt, key, 4 * self._page_size)):
+            if index >= start:
+                name = self.store.find(digest)
+                if name is None:
+                    break
+                counts[name] = counts.get(name, 0) + self._page_size
+        return counts
+
+    def _digests_of(self, req: Req, start: int, end: int) -> Iterator[bytes]:
+        """Yields the names of pages `start` to `end` of a request; those before are in the tree."""
+        before = self._digests[req.pages[start - 1]] if start else NOTHING_BEFORE
+        key = req.token_ids[start * self._page_size : end * self._page_size]
+        return _chain(before, req.pending.salt, key.tobytes(), 4 * self._page_size)
+
+
+def _chain(before: bytes, salt: bytes, key: bytes, page_bytes: int) -> Iterator[bytes]:
+    for position in range(0, len(key), page_bytes):
+        before = digest_of(before, salt, key[position : position + page_bytes])
+        yield before

@@ -1,0 +1,39 @@
+"""Logprobs as columns: cutting them, joining them, and which of a step's tokens they belong to."""
+
+import math
+from array import array
+from collections.abc import Sequence
+
+from messages.columns import FLOAT32, INT32, num_int32
+from messages.ring.axes import join_columns, slice_columns
+from messages.ring.steps import NO_TOKEN, WITH_LOGPROB, LogprobColumns
+
+
+def cut(columns: LogprobColumns, start: int, stop: int) -> LogprobColumns:
+    """Returns the tokens `start` to `stop` (exclusive)."""
+    return slice_columns(columns, WITH_LOGPROB, start, stop)
+
+
+def with_num_top(columns: LogprobColumns, num_top: int) -> LogprobColumns:
+    """Returns the same tokens with `num_top` alternatives; where there were fewer, NO_TOKEN with -inf fills up."""
+    if columns.num_top == num_top:
+        return columns
+    num_tokens = num_int32(columns.token_ids)
+    top_ids = array(INT32, [NO_TOKEN]) * (num_tokens * num_top)
+    top_logprobs = array(FLOAT32, [-math.inf]) * (num_tokens * num_top)
+    old_ids, old_logprobs = array(INT32, columns.top_ids), array(FLOAT32, columns.top_logprobs)
+    for place in range(min(num_top, columns.num_top)):
+        top_ids[place::num_top] = old_ids[place :: columns.num_top]
+        top_logprobs[place::num_top] = old_logprobs[place :: columns.num_top]
+    return LogprobColumns(columns.token_ids, columns.logprobs, num_top, top_ids.tobytes(), top_logprobs.tobytes())
+
+
+def join(parts: Sequence[LogprobColumns], num_top: int) -> LogprobColumns:
+    """Returns the tokens of all parts, one after another, with `num_top` alternatives."""
+    empty = LogprobColumns(b"", b"", num_top, b"", b"")
+    return join_columns([empty, *(with_num_top(part, num_top) for part in parts)])
+
+
+def has_nan(columns: LogprobColumns) -> bool:
+    """Tells whether a logprob is not a number, as where a row's logits are not finite."""
+    return math.isnan(sum(memoryview(columns.logprobs).cast(FLOAT32)))

@@ -1,0 +1,151 @@
+"""The result of a step, taken apart by rows."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from operator import add
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from messages.columns import INT32, unpack_int32
+from messages.errors import ErrorInfo
+from messages.ring.axes import Axis, slice_columns
+from messages.ring.steps import NO_TOKEN, WITH_LOGPROB, ForwardOutput, LogprobColumns
+from scheduler_proc.deciding.batch_columns import Chunk
+from scheduler_proc.deciding.drafting.drafts import num_accepted
+from scheduler_proc.deciding.in_flight import StepInFlight
+from scheduler_proc.deciding.requests import NO_IDS, Req
+from scheduler_proc.deciding.rows.logprob_columns import cut, join
+from scheduler_proc.deciding.rows.wanted import Wanted
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class DecodeResults(NamedTuple):
+    """One next token for each of these rows in DECODE (ascending), and the logprobs of those that want any."""
+
+    rows: Sequence[int]
+    token_ids: "array[int]"
+    logprobs: LogprobColumns | None
+
+
+class RowResult(NamedTuple):
+    """What a step computed for one row: its next tokens, the logprobs of each where they are wanted, and what its
+    `prompt_task` wants.
+
+    `chunk` is `None` for a row in DECODE without draft tokens. `error`: why the row could not be computed.
+    """
+
+    req: Req
+    chunk: Chunk | None
+    token_ids: "array[int]"
+    logprobs: LogprobColumns | None
+    of_prompt: LogprobColumns | None
+    error: ErrorInfo | None
+
+
+def split_result(
+    step: StepInFlight, running: list[Req], output: ForwardOutput, failures: Mapping[int, ErrorInfo]
+) -> tuple[DecodeResults | None, list[RowResult]]:
+    """Returns the result of `step` without rows that have ended since it was planned; `running` are those in DECODE.
+
+    Those without draft tokens come together where each of them got one token, so that such a step costs little per row.
+    The others, and all where anything is out of the ordinary, come one by one. `failures` are rows that could not be
+    computed, by index.
+    """
+    reader = _Reader(output)
+    is_odd = not step.decode_reqs or output.num_tokens or failures
+    together = None if is_odd else _read_decode_rows(reader, step, running)
+    rows: list[tuple[Req, Chunk | None]] = [] if together else [(req, None) for req in step.decode_reqs]
+    rows += [(chunk.req, chunk) for chunk in step.chunks]
+    results = [reader.read(req, chunk, failures.get(row)) for row, (req, chunk) in enumerate(rows)]
+    reader.check_end()
+    return together, [result for result in results if step.runs(result.req)]
+
+
+def _read_decode_rows(reader: "_Reader", step: StepInFlight, running: list[Req]) -> DecodeResults | None:
+    """Reads the rows in DECODE, unless the step has others than those that run, or one has no token: returns `None`."""
+    reqs = step.decode_reqs
+    is_kept = [] if step.all_run else [step.runs(req) for req in reqs]
+    rows = _find_rows(list(compress(reqs, is_kept)) if is_kept else reqs, running)
+    if rows is None or NO_TOKEN in reader.next_tokens[: len(reqs)]:
+        return None
+    is_wanted = [req.pending.num_logprobs >= 0 for req in reqs] if reader.has_logprobs else []
+    if is_wanted:
+        token_ids, logprobs, _ = reader.take(Wanted(len(reqs), sum(is_wanted)))
+    else:
+        token_ids, logprobs = reader.take_first_tokens(len(reqs)), None
+    if all(is_kept):
+        return DecodeResults(rows, token_ids, logprobs)
+    kept = array(INT32, compress(token_ids, is_kept))
+    return DecodeResults(rows, kept, _compress(logprobs, list(compress(is_kept, is_wanted))))
+
+
+def _find_rows(reqs: list[Req], running: list[Req]) -> Sequence[int] | None:
+    """Returns the rows of these requests among those that run, `None` where they are others or in another order."""
+    if reqs == running:
+        return range(len(running))
+    uids = {req.uid for req in reqs}
+    rows = [row for row, req in enumerate(running) if req.uid in uids]
+    return rows if [running[row] for row in rows] == reqs else None
+
+
+class _Reader:
+    """Goes through the columns of a result from row to row."""
+
+    def __init__(self, output: ForwardOutput):
+        self.next_tokens = unpack_int32(output.next_tokens)
+        self.has_logprobs = output.logprobs is not None
+        self._output = output
+        self._counts = iter(unpack_int32(output.num_tokens)) if output.num_tokens else None
+        self._read = Wanted()
+
+    def take(self, wanted: Wanted) -> tuple["array[int]", LogprobColumns | None, LogprobColumns | None]:
+        """Returns the next entries: tokens, their logprobs, and what is wanted of prompts."""
+        output, start = self._output, self._read
+        self._read = Wanted(*map(add, start, wanted))
+        return (
+            self.next_tokens[start.num_tokens : self._read.num_tokens],
+            _cut(output.logprobs, WITH_LOGPROB, start.num_logprobs, wanted.num_logprobs),
+            _cut(output.prompt_logprobs, WITH_LOGPROB, start.num_prompt_logprobs, wanted.num_prompt_logprobs),
+        )
+
+    def take_first_tokens(self, count: int) -> "array[int]":
+        """Does the same where nothing has been read and nothing but tokens is wanted: most steps are that."""
+        self._read = Wanted(count)
+        return self.next_tokens[:count]
+
+    def read(self, req: Req, chunk: Chunk | None, error: ErrorInfo | None) -> RowResult:
+        """Returns the result of the next row, without what was sampled after a wrong draft token.
+
+        A row with an `error` has no entries.
+        """
+        if error is not None:
+            return RowResult(req, chunk, NO_IDS, None, None, error)
+        wanted = req.wanted_in_decode() if chunk is None else chunk.wanted
+        if wanted.num_tokens and self._counts is not None:
+            wanted = wanted.limited(next(self._counts))
+        token_ids, logprobs, of_prompt = self.take(wanted)
+        if chunk is not None and chunk.draft_ids:
+            token_ids = token_ids[: num_accepted(chunk.draft_ids, token_ids)]
+        return RowResult(req, chunk, token_ids, logprobs, of_prompt, None)
+
+    def check_end(self) -> None:
+        assert self._read.num_tokens == len(self.next_tokens), "a step must give one token to each row that samples"
+
+
+def _cut(columns: T | None, axis: Axis, start: int, count: int) -> T | None:
+    """Returns `count` entries of `axis` from `start` on; `None` for a count of 0."""
+    if not count:
+        return None
+    assert columns is not None, f"what is wanted of each {axis.name} is missing"
+    return slice_columns(columns, axis, start, start + count)
+
+
+def _compress(columns: LogprobColumns | None, is_kept: list[bool]) -> LogprobColumns | None:
+    """Returns the tokens that are kept."""
+    if columns is None:
+        return None
+    kept = [cut(columns, index, index + 1) for index, keeps in enumerate(is_kept) if keeps]
+    return join(kept, columns.num_top) if kept else None

@@ -1,0 +1,1 @@
+"""Tasks of a prompt other than sampling its next token."""

@@ -1,0 +1,105 @@
+import pytest
+import torch
+
+from kernels.operations.paged_prefill import PrefillRows, paged_prefill
+from tests.kernels.cases import DEVICES, PagedCase, Shape, assert_close, dense_attention, make_paged_case
+from tests.kernels.operations.test_paged_decode import GRID, SHAPES
+
+QUERY_LENS = [1, 7, 16, 33, 64, 5, 1]
+CONTEXT_LENS = [0, 0, 16, 3, 70, 129, 48]
+
+
+def run(case: PagedCase) -> torch.Tensor:
+    out = torch.full_like(case.query, float("nan"))
+    rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
+    paged_prefill(case.query, case.cache, rows, case.scale, out)
+    return out
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_equals_dense_attention(shape: Shape, dtype: torch.dtype, device: str) -> None:
+    case = make_paged_case(shape, QUERY_LENS, CONTEXT_LENS, dtype, device)
+    assert_close(run(case), case.expected, dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", GRID, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_longer_than_a_tile(shape: Shape, dtype: torch.dtype, device: str) -> None:
+    case = make_paged_case(shape, [65, 1, 130], [0, 200, 61], dtype, device)
+    assert_close(run(case), case.expected, dtype)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_is_the_same_in_chunks_and_beside_other_rows(
+    backend: str, dtype: torch.dtype, num_threads: int
+) -> None:
+    """To the last bit, whatever the threads: so a prompt's tokens get the same however a scheduler cuts it up."""
+    if backend == "torch":
+        pytest.skip("torch's products may add in another order for another number of tokens")
+    case = make_paged_case(Shape(6, 2, 64, 16), [150, 40, 3], [70, 0, 129], dtype, "cpu")
+    chunked, first = torch.full_like(case.query, float("nan")), 0
+    for row, (num_new, num_before) in enumerate(zip([150, 40, 3], [70, 0, 129], strict=True)):
+        for start in range(0, num_new, 37):
+            size = min(37, num_new - start)
+            tokens = slice(first + start, first + start + size)
+            lens = (torch.tensor([size], dtype=torch.int32), torch.tensor([num_before + start], dtype=torch.int32))
+            table = case.page_tables[row : row + 1]
+            rows = PrefillRows(table, *lens)
+            paged_prefill(case.query[tokens], case.cache, rows, case.scale, chunked[tokens])
+        first += num_new
+    torch.set_num_threads(num_threads)
+    try:
+        assert torch.equal(run(case), chunked)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_that_rise_from_block_to_block(dtype: torch.dtype) -> None:
+    """By little and by far: weights are relative to a level that rises only where the highest score is far above it."""
+    case = make_paged_case(Shape(6, 2, 64, 16), [100], [250], dtype, "cpu")
+    slots = case.cache.find_slots(case.page_tables, torch.arange(350)[None])[0]
+    keys, values = case.cache.keys[slots], case.cache.values[slots]
+    keys *= torch.linspace(0.05, 6, 350, dtype=dtype)[:, None, None]
+    case.cache.keys[slots] = keys
+    expected = dense_attention(case.query, keys, values, case.scale)
+    assert_close(run(case), expected, dtype)
+
+
+def test_no_rows() -> None:
+    case = make_paged_case(Shape(4, 2, 16, 16), [3], [0], torch.float32, "cpu")
+    none, empty = torch.empty(0, dtype=torch.int32), torch.empty_like(case.query[:0])
+    rows = PrefillRows(case.page_tables[:0], none, none)
+    paged_prefill(case.query[:0], case.cache, rows, case.scale, empty)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_that_is_not_finite_leaves_the_others_alone(device: str) -> None:
+    case = make_paged_case(Shape(4, 2, 16, 16), [3, 5, 4], [20, 0, 2], torch.float32, device)
+    case.cache.values[int(case.page_tables[1, 0]) * case.cache.page_size] = float("nan")
+    out = run(case)
+    assert not bool(out[3:8].isfinite().any())
+    assert_close(out[:3], case.expected[:3], torch.float32)
+    assert_close(out[8:], case.expected[8:], torch.float32)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_of_no_new_tokens_has_none(device: str) -> None:
+    case = make_paged_case(Shape(4, 2, 16, 16), [3, 5], [20, 2], torch.float32, device)
+    tables, lens = torch.full((3, case.page_tables.shape[1]), -1, dtype=torch.int32, device=device), torch.zeros(2, 3)
+    lens = lens.int().to(device)
+    tables[[0, 2]], lens[0, [0, 2]], lens[1, [0, 2]] = case.page_tables, case.query_lens, case.context_lens
+    out = torch.full_like(case.query, float("nan"))
+    paged_prefill(case.query, case.cache, PrefillRows(tables, lens[0], lens[1]), case.scale, out)
+    assert_close(out, case.expected, torch.float32)
+
+
+def test_refuses_lengths_of_another_type() -> None:
+    case = make_paged_case(Shape(2, 2, 8, 16), [3], [0], torch.float32, "cpu")
+    rows = PrefillRows(case.page_tables, case.query_lens.long(), case.context_lens)
+    with pytest.raises(AssertionError):
+        paged_prefill(case.query, case.cache, rows, case.scale, torch.empty_like(case.query))

@@ -1,0 +1,79 @@
+import pytest
+import torch
+
+from kernels.operations.paged_kv import PagedKV
+from kernels.operations.qk_norm import HeadNorms
+from kernels.operations.rotate_store import rotate_store, rotate_store_reference
+from tests.kernels.cases import DEVICES, assert_close
+
+SHAPES = [(2, 1, 64), (4, 4, 80), (9, 3, 96), (8, 1, 128), (3, 3, 6), (5, 1, 10)]
+NUM_POSITIONS = 40
+
+
+def make_inputs(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(head_dim)
+    heads = torch.randn(5, num_heads + 2 * num_kv_heads, head_dim, generator=generator).to(dtype)
+    angles = torch.rand(NUM_POSITIONS, head_dim // 2, generator=generator) * 6
+    positions = torch.tensor([39, 0, 7, 7, 1], dtype=torch.int32)
+    slots = torch.tensor([19, -1, 0, 4, 7])
+    return heads.to(device), (angles.cos().to(device), angles.sin().to(device)), positions.to(device), slots.to(device)
+
+
+def empty_cache(num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str) -> PagedKV:
+    caches = torch.full((2, 20, num_kv_heads, head_dim), float("nan"), dtype=dtype, device=device)
+    return PagedKV(caches[0], caches[1], 4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_rope", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equals_its_reference(shape: tuple[int, int, int], has_rope: bool, dtype: torch.dtype, device: str) -> None:
+    num_heads, num_kv_heads, head_dim = shape
+    heads, tables, positions, slots = make_inputs(*shape, dtype, device)
+    cache, expected = (empty_cache(num_kv_heads, head_dim, dtype, device) for _ in range(2))
+    rope = tables if has_rope else None
+    expected_query = rotate_store_reference(heads.clone(), expected, rope, positions, slots)
+    query = rotate_store(heads, cache, rope, positions, slots)
+    assert query.data_ptr() == heads.data_ptr()
+    assert query.shape == (5, num_heads, head_dim)
+    assert_close(query, expected_query, dtype)
+    written = slots[slots >= 0]
+    for mine, theirs in ((cache.keys, expected.keys), (cache.values, expected.values)):
+        assert_close(mine[written], theirs[written], dtype)
+        untouched = [slot for slot in range(20) if slot not in written.tolist()]
+        assert bool(mine[untouched].isnan().all())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(6, 2, 64), (16, 8, 128), (4, 2, 80), (3, 3, 6), (5, 1, 10)], ids=str)
+def test_with_norms_equals_its_reference(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
+    _, num_kv_heads, head_dim = shape
+    heads, tables, positions, slots = make_inputs(*shape, dtype, device)
+    weights = torch.randn(2, head_dim, generator=torch.Generator().manual_seed(2)).to(dtype).to(device)
+    norms = HeadNorms(weights[0], weights[1], 1e-2)
+    cache, expected = (empty_cache(num_kv_heads, head_dim, dtype, device) for _ in range(2))
+    expected_query = rotate_store_reference(heads.clone(), expected, tables, positions, slots, norms)
+    query = rotate_store(heads, cache, tables, positions, slots, norms)
+    assert_close(query, expected_query, dtype)
+    written = slots[slots >= 0]
+    assert_close(cache.keys[written], expected.keys[written], dtype)
+    assert torch.equal(cache.values[written], expected.values[written])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_tokens_store_nothing(device: str) -> None:
+    cache = empty_cache(2, 8, torch.float32, device)
+    nothing = torch.empty(0, dtype=torch.int32, device=device)
+    query = rotate_store(torch.empty(0, 8, 8, device=device), cache, None, nothing, nothing.long())
+    assert query.shape == (0, 4, 8)
+    assert bool(cache.keys.isnan().all())
+
+
+def test_refuses_slots_of_another_type() -> None:
+    heads, tables, positions, slots = make_inputs(2, 1, 8, torch.float32, "cpu")
+    with pytest.raises(AssertionError):
+        rotate_store(heads, empty_cache(1, 8, torch.float32, "cpu"), tables, positions, slots.int())

@@ -1,0 +1,111 @@
+"""Steps in which all rows decode are made again from C, and give what they gave before."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.cpu.library import find_kernel
+from kernels.operations.packed_linear import has_packed_kernel
+from messages.ring.requests import SamplingParams
+from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
+from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.runner import Runner
+from tests.checkpoints import build_checkpoint, make_config
+from tests.scheduler_proc.computing.drive import Schedule, generate
+from tests.scheduler_proc.computing.test_load_runner import QWEN_CONFIG
+from tests.scheduler_proc.test_greedy_tokens import PAGE_SIZE, PLENTY, Recalled, run
+
+PROMPTS = [[5, 6, 7], list(range(40)), [9], [100, 200, 300, 12, 4, 4, 4, 4]]
+PARAMS = [SamplingParams(max_tokens=12, temperature=0.9 * (index % 2), seed=index) for index in range(len(PROMPTS))]
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+STAGGERED = Schedule(stagger=2, seed=4)
+
+
+def load(model_dir: Path, **settings: object) -> Runner:
+    return load_runner(make_config(model_dir, **settings), lambda text, fraction: None)
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "llama-gqa-tied", "qwen3-gqa-tied"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tokens_are_those_of_steps_that_are_not_captured(tmp_path: Path, variant: str, dtype: str) -> None:
+    build_checkpoint(tmp_path, variant)
+    captured, plain = (load(tmp_path, quantization="int8", dtype=dtype) for _ in range(2))
+    if find_kernel("embed", torch.zeros(1)) is None:
+        pytest.skip("there are no C kernels here")
+    compare(captured, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_linears_are_captured(tmp_path: Path, dtype: torch.dtype) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_CONFIG | QWEN3), encoding="utf-8")
+    captured, plain = (load(tmp_path, load_format="dummy", dtype=str(dtype).removeprefix("torch.")) for _ in range(2))
+    if not has_packed_kernel(torch.zeros(64, 64, dtype=dtype)):
+        pytest.skip("this processor has no C kernel for such linears")
+    compare(captured, plain)
+
+
+def passes_of(runner: Runner) -> CpuForwardPasses:
+    assert isinstance(runner.forward_passes, CpuForwardPasses)
+    return runner.forward_passes
+
+
+def compare(captured: Runner, plain: Runner) -> None:
+    passes_of(plain).can_capture = False
+    outputs = [generate(runner, PROMPTS, 12, STAGGERED, PARAMS) for runner in (captured, plain)]
+    assert outputs[0] == outputs[1]
+    assert generate(captured, PROMPTS, 12, STAGGERED, PARAMS) == outputs[0]
+    assert set(passes_of(captured).captures) == {1, 2, 3, 4}
+    assert not passes_of(plain).captures
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_with_prompts_repeat_the_calls_of_a_layer(tmp_path: Path, dtype: torch.dtype, quantization: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_CONFIG | QWEN3 | {"num_hidden_layers": 5}), encoding="utf-8")
+    flags = {"load_format": "dummy", "dtype": str(dtype).removeprefix("torch."), "quantization": quantization}
+    repeating, plain = (load(tmp_path, **flags) for _ in range(2))
+    if quantization == "none" and not has_packed_kernel(torch.zeros(64, 64, dtype=dtype)):
+        pytest.skip("this processor has no C kernel for such linears")
+    passes_of(plain).repeats = None
+    for _ in range(2):
+        outputs = [generate(runner, PROMPTS, 12, STAGGERED, PARAMS) for runner in (repeating, plain)]
+        assert outputs[0] == outputs[1]
+    repeats = passes_of(repeating).repeats
+    assert repeats is not None
+    assert {"paged_decode" in names for names in repeats.known} == {False, True}
+    assert all(repeats.known.values())
+
+
+def test_steps_with_draft_tokens_are_replayed_and_give_the_same_tokens(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "gpt2")
+    runner = load(tmp_path, quantization="int8", block_size=PAGE_SIZE, num_pages=PLENTY)
+    expected, _ = run(runner, PROMPTS, PLENTY, 4096, max_tokens=40, temperature=0.7)
+    plain = set(passes_of(runner).captures)
+    drafter = Recalled(expected)
+    outputs, _ = run(runner, PROMPTS, PLENTY, 4096, drafter, max_tokens=40, temperature=0.7)
+    assert outputs == expected
+    assert min(drafter.num_right, drafter.num_wrong) > 5
+    if find_kernel("embed", torch.zeros(1)) is not None:
+        assert max(passes_of(runner).captures) > max(plain) == len(PROMPTS)
+
+
+def test_what_torch_computes_is_not_captured(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "gpt2")
+    runner = load(tmp_path, dtype="float32")
+    first = generate(runner, PROMPTS, 12, STAGGERED, PARAMS)
+    assert not passes_of(runner).can_capture
+    assert generate(runner, PROMPTS, 12, STAGGERED, PARAMS) == first
+
+
+def test_a_step_that_wants_more_than_tokens_of_all_its_rows_is_not_replayed(tmp_path: Path) -> None:
+    """Logprobs come of the same logits; steps with logprobs of prompts go another way."""
+    build_checkpoint(tmp_path, "gpt2")
+    runner = load(tmp_path, quantization="int8")
+    wanting = [
+        SamplingParams(max_tokens=6, temperature=0.0, num_logprobs=2),
+        SamplingParams(max_tokens=6, temperature=0.0, num_prompt_logprobs=1),
+    ]
+    together = generate(runner, PROMPTS[:2], 6, params=wanting)
+    assert [generate(runner, [prompt], 6)[0] for prompt in PROMPTS[:2]] == together

@@ -1,0 +1,159 @@
+"""Memory is there before it is written, and what it holds stays as it is."""
+
+import ctypes
+import gc
+import mmap
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.cpu.huge_pages import empty_huge
+from scheduler_proc.computing.backends.cpu import populate
+from scheduler_proc.computing.backends.cpu.populate import PagePopulation
+
+ROOT = Path(__file__).resolve().parents[4]
+NUM_PAGES, PAGE_ELEMENTS = 32, 1 << 18
+"""A page of a layer takes 1 MB."""
+
+Report = Callable[[str, float | None], None]
+
+
+def find_threads() -> list[threading.Thread]:
+    """Returns those that populate; one that has little to do may have ended."""
+    return [thread for thread in threading.enumerate() if thread.name == "populate"]
+
+
+def num_resident(tensor: Tensor) -> int:
+    """Returns how many of the tensor's pages have all their memory."""
+    vector = (ctypes.c_ubyte * (tensor.nbytes // mmap.PAGESIZE))()
+    first = tensor.data_ptr()
+    assert first % mmap.PAGESIZE == 0
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(tensor.nbytes), vector) == 0
+    pages = torch.frombuffer(vector, dtype=torch.uint8).view(NUM_PAGES, -1) & 1
+    return int(pages.all(dim=1).sum())
+
+
+def ignore(text: str, fraction: float | None) -> None: ...
+
+
+@pytest.fixture
+def layers() -> list[Tensor]:
+    return [empty_huge((NUM_PAGES, PAGE_ELEMENTS), torch.float32) for _ in range(2)]
+
+
+def test_all_pages_have_memory_before_the_start_and_it_is_told(layers: list[Tensor]) -> None:
+    layers[0][3] = 7.0
+    fractions: list[float | None] = []
+    population = PagePopulation(layers, NUM_PAGES)
+    population.run(lambda text, fraction: fractions.append(fraction))
+    if population.wants_more:
+        pytest.skip("this system gives no memory ahead")
+    assert [num_resident(layer) for layer in layers] == [NUM_PAGES, NUM_PAGES]
+    assert bool((layers[0][3] == 7.0).all())
+    assert (len(fractions), fractions[-1]) == (NUM_PAGES, 1.0)
+
+
+def test_a_thread_populates_from_the_first_page_to_the_last(layers: list[Tensor], caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    population = PagePopulation(layers, NUM_PAGES)
+    population.start()
+    for thread in find_threads():
+        thread.join(60.0)
+    if population.wants_more:
+        pytest.skip("this system gives no memory ahead")
+    assert [num_resident(layer) for layer in layers] == [NUM_PAGES, NUM_PAGES]
+    assert "0.06 GiB populated in" in caplog.text
+
+
+def test_while_steps_run_it_gets_a_share_of_the_time(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one a server under load would never have its memory; with all of it streams would stand still."""
+    asked_s: list[tuple[float, float]] = []
+
+    def ask_slowly(population: PagePopulation) -> bool:
+        began_s = time.monotonic()
+        time.sleep(0.02)
+        asked_s.append((began_s, time.monotonic()))
+        return len(asked_s) < 4
+
+    monkeypatch.setattr(populate, "REST_S", 0.001)
+    monkeypatch.setattr(PagePopulation, "ask", ask_slowly)
+    population = PagePopulation(layers, NUM_PAGES)
+    with population:
+        assert not population.is_at_rest
+        population.start()
+        for thread in find_threads():
+            thread.join(60.0)
+    pauses = [(after[0] - before[1]) / (before[1] - before[0]) for before, after in pairwise(asked_s)]
+    assert len(pauses) == 3
+    assert min(pauses) >= 0.99 / populate.BUSY_SHARE
+
+
+def test_right_after_a_step_it_waits(layers: list[Tensor]) -> None:
+    population = PagePopulation(layers, NUM_PAGES)
+    assert population.is_at_rest
+    with population:
+        pass
+    population._last_step_s = time.monotonic() + 60.0
+    assert not population.is_at_rest
+
+
+def test_other_programs_keep_some_memory(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose memory is gone kills somebody; pages that are used may still get theirs."""
+    left = iter([1000 << 20, 900 << 20, 124 << 20])
+    monkeypatch.setattr(populate, "available_memory_bytes", lambda *_: next(left))
+    population = PagePopulation(layers, NUM_PAGES)
+    population.run(ignore)
+    assert next(left, None) is None
+    assert population.wants_more
+    assert max(map(num_resident, layers)) <= 2 * 4  # a slice of two pages, and those that share a huge page with it
+
+
+def test_a_system_that_refuses_is_not_asked_again(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(populate, "POPULATE_WRITE", 12345)
+    population = PagePopulation(layers, NUM_PAGES)
+    assert not population.ask()
+    population.start()
+    for thread in threading.enumerate():
+        if thread.name == "populate":
+            thread.join(60.0)
+            assert not thread.is_alive()
+
+
+def test_the_thread_ends_with_its_owner(layers: list[Tensor]) -> None:
+    population = PagePopulation(layers, NUM_PAGES)
+    population._is_stepping, population._slice_pages = True, 1
+    population.start()
+    thread = find_threads()[-1]
+    del population
+    gc.collect()
+    thread.join(30.0)
+    assert not thread.is_alive()
+
+
+ENDS_IN_MID_STEP = """
+import atexit, threading, torch
+from scheduler_proc.computing.backends.cpu.populate import PagePopulation
+populations = [PagePopulation([torch.zeros(1 << 12, 1 << 10)], 1 << 12) for _ in range(3)]
+for one in populations:
+    one._is_stepping = True
+    one.start()
+print(len(threading.enumerate()))
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
+"""
+
+
+def test_no_thread_is_left_when_the_interpreter_ends() -> None:
+    """A thread that is ended inside torch's code takes the process with it: `terminate called without …`."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_IN_MID_STEP], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["4", "['MainThread']"]

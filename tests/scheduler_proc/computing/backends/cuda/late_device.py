@@ -1,0 +1,118 @@
+"""A `GpuDevice` on the CPU that is as late as it may be: work is done when its result is waited for."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from threading import Lock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from scheduler_proc.computing.backends.cuda.device import Pool, Work
+from scheduler_proc.computing.sampling.results import Result
+
+GARBAGE = 0x5A
+WAITS = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__")
+"""What a program can only know of a tensor by waiting for its device."""
+
+
+@contextmanager
+def waiting_refused() -> Iterator[None]:
+    """Fails whoever asks for a tensor's values."""
+
+    def refuse(*arguments: object, **named: object) -> None:
+        raise AssertionError("the host would wait for the device here")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in WAITS:
+            patch.setattr(Tensor, name, refuse)
+        yield
+
+
+class LateDevice:
+    """Does submitted work in order, but none before a result of it, or of later work, is waited for.
+
+    A "graph" does again what was captured; `num_captures` may be made and then `capture_error` is raised. Buffers hold
+    garbage. Any thread may wait. With `may_wait` off, work must not look at the values of tensors.
+    """
+
+    capture_error: Exception = torch.OutOfMemoryError("CUDA out of memory.\nmore")
+
+    def __init__(
+        self, total_bytes: int = 1 << 30, used_bytes: int = 0, num_captures: int = 1_000, may_wait: bool = True
+    ):
+        self.torch_device = torch.device("cpu")
+        self.num_done = 0
+        self.num_replays = 0
+        self.most_waiting = 0
+        self._total_bytes, self._used_bytes = total_bytes, used_bytes
+        self._num_captures = num_captures
+        self._around = nullcontext if may_wait else waiting_refused
+        self._work: deque[_LateWork] = deque()
+        self._is_working = Lock()
+
+    def allocate_host(self, num_bytes: int) -> Tensor:
+        return torch.full((num_bytes,), GARBAGE, dtype=torch.uint8)
+
+    def send(self, host: Tensor) -> Tensor:
+        return host.clone()
+
+    def submit(self, work: Callable[[], Result]) -> "_LateWork":
+        late = _LateWork(self, work)
+        self._work.append(late)
+        self.most_waiting = max(self.most_waiting, len(self._work))
+        return late
+
+    def will_write(self, pages: Sequence[int]) -> None:
+        pass
+
+    def mark(self) -> Callable[[], None]:
+        """Asked for amid work, which is done at once then."""
+        return lambda: None
+
+    def new_pool(self) -> Pool:
+        return (0, 1)
+
+    def capture(self, work: Work, pool: Pool) -> Work:
+        assert pool == (0, 1)
+        if self._num_captures == 0:
+            raise self.capture_error
+        self._num_captures -= 1
+
+        def replay() -> None:
+            self.num_replays += 1
+            work()
+
+        return replay
+
+    def memory(self) -> tuple[int, int]:
+        self.do_until(None)
+        return self._total_bytes - self._used_bytes, self._total_bytes
+
+    def release_unused(self) -> None:
+        pass
+
+    def do_until(self, last: "_LateWork | None") -> None:
+        """Does all work up to `last`, or all there is."""
+        with self._is_working:
+            while self._work and (last is None or last.result is None):
+                late = self._work.popleft()
+                with self._around():
+                    tensors = late.work()
+                    assert not isinstance(tensors, np.ndarray)
+                    late.result = [tensor.clone() for tensor in tensors]
+                self.num_done += 1
+
+
+class _LateWork:
+    def __init__(self, device: LateDevice, work: Callable[[], Result]):
+        self._device = device
+        self.work = work
+        self.result: Sequence[Tensor] | None = None
+
+    def wait(self) -> Sequence[Tensor]:
+        self._device.do_until(self)
+        assert self.result is not None
+        return self.result

@@ -1,0 +1,129 @@
+"""What only a GPU can show: graphs and overlap change no token, nothing waits, memory that does not suffice is told."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from messages.errors import BootError
+from messages.ring.requests import SamplingParams
+from scheduler_proc.computing.backends.cuda.device import CudaDevice
+from scheduler_proc.computing.backends.cuda.forward_passes import GpuForwardPasses
+from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.runner import Runner
+from scheduler_proc.computing.tiers.page_copies import PageCopies
+from scheduler_proc.offline import OfflineEngine
+from tests.checkpoints import build_checkpoint, make_config
+from tests.scheduler_proc.computing.backends.cuda.test_forward_passes import PROMPTS, VARIED, nobody, num_graphs
+from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_batch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+FLAGS = {"device": "cuda", "max_num_seqs": 6, "max_num_batched_tokens": 64}
+GREEDY = [SamplingParams(12, temperature=0.0)] * len(PROMPTS)
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama-gqa-tied", "qwen3-gqa-tied"])
+def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    build_checkpoint(path, request.param)
+    return path
+
+
+def load(path: Path, **flags: object) -> Runner:
+    return load_runner(make_config(path, **FLAGS | flags), nobody)
+
+
+@pytest.fixture(scope="module")
+def captured(model_dir: Path) -> Runner:
+    return load(model_dir)
+
+
+@pytest.mark.parametrize("schedule", [Schedule(), Schedule(chunk_tokens=7, stagger=1, seed=5)], ids=str)
+def test_graphs_give_the_tokens_of_single_launches(model_dir: Path, captured: Runner, schedule: Schedule) -> None:
+    assert num_graphs(captured) == 12
+    eager = generate(load(model_dir, enforce_eager=True), PROMPTS, 12, schedule, GREEDY)
+    assert generate(captured, PROMPTS, 12, schedule, GREEDY) == eager
+    on_cpu = load_runner(make_config(model_dir), nobody)
+    assert generate(on_cpu, PROMPTS, 12, schedule, GREEDY) == eager
+
+
+def test_overlapped_steps_give_the_same_tokens(model_dir: Path) -> None:
+    params = [SamplingParams(5 + 7 * i, temperature=0.0) for i in range(len(PROMPTS))]
+    engines = [OfflineEngine(make_config(model_dir, **FLAGS, overlap=overlap)) for overlap in (True, False)]
+    overlapped, alone = ([output.token_ids for output in engine.generate(PROMPTS, params)] for engine in engines)
+    assert overlapped == alone
+
+
+def test_graphs_over_a_cache_of_fp8_give_the_tokens_of_single_launches(tmp_path: Path) -> None:
+    """A graph computes with more rows, so codes may be rounded otherwise: one prompt may go another way."""
+    build_checkpoint(tmp_path, "qwen3-gqa-tied", head_dim=64)
+    graphs, single = (
+        generate(load(tmp_path, kv_cache_dtype="fp8", enforce_eager=is_eager), PROMPTS, 8, params=GREEDY)
+        for is_eager in (False, True)
+    )
+    assert sum(one == other for one, other in zip(graphs, single, strict=True)) >= len(PROMPTS) - 1
+
+
+def test_pages_are_copied_out_and_back_between_steps(tmp_path: Path) -> None:
+    """The copies come after the steps launched before them, and before the later ones, on whatever stream they are."""
+    build_checkpoint(tmp_path, "qwen3-gqa-tied")
+    runner = load(tmp_path)
+    assert isinstance(runner.forward_passes, GpuForwardPasses)
+    cache = runner.forward_passes._cache
+    copies = PageCopies(cache, CudaDevice(torch.device("cuda:0")))
+    rows = [Row(i, list(PROMPTS[2]), 40, GREEDY[0], pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i in range(3)]
+    launched = runner.launch(plan_batch(1, [(row, 40) for row in rows], 16))
+    rows_on_host = copies.copy_out(range(9)).wait()[0]
+    host = copies.allocate_host(9)
+    host.copy_(torch.as_tensor(rows_on_host).view(9, -1))
+    before = [tensor[:, : 9 * 16].clone() for tensor in cache.tensors]
+    for tensor in cache.tensors:
+        tensor.zero_()
+    copies.copy_in(range(9), host)
+    launched.result()
+    for tensor, old in zip(cache.tensors, before, strict=True):
+        # As bytes: slots that were never written may hold NaN.
+        assert torch.equal(tensor[:, : 9 * 16].clone().view(torch.uint8), old.view(torch.uint8))
+
+
+def test_flashinfer_gives_the_tokens_of_our_kernels(tmp_path: Path) -> None:
+    """In bfloat16, which rounds differently: one prompt may go another way."""
+    pytest.importorskip("flashinfer", reason="needs flashinfer-python")
+    build_checkpoint(tmp_path, "qwen3-gqa-tied", head_dim=64)
+    ours, theirs = (
+        generate(load(tmp_path, dtype="bfloat16", attention_backend=name), PROMPTS, 8, params=GREEDY)
+        for name in ("triton", "flashinfer")
+    )
+    assert sum(our == their for our, their in zip(ours, theirs, strict=True)) >= len(PROMPTS) - 1
+
+
+@pytest.fixture
+def waiting_is_an_error() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("params", [*VARIED, SamplingParams(1, num_prompt_logprobs=2)], ids=repr)
+def test_nothing_waits_for_the_device_but_a_result(
+    captured: Runner, request: pytest.FixtureRequest, params: SamplingParams
+) -> None:
+    rows = [Row(i, list(PROMPTS[2]), 40, params, pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i in range(3)]
+    prefill = plan_batch(1, [(row, 40) for row in rows], 16)
+    mixed = plan_batch(2, [(Row(3, [1, 2], 1, params, num_computed=1, pages=[9]), 1), (rows[0], 40)], 16)
+    decode = plan_batch(3, [(Row(3, [1, 2], 1, params, num_computed=1, pages=[9]), 1)], 16)
+    steps = [prefill, mixed, decode]
+    first = [captured.run(batch) for batch in steps]  # kernels are compiled in these
+    request.getfixturevalue("waiting_is_an_error")
+    launched = [captured.launch(batch) for batch in steps]
+    assert [step.result().next_tokens for step in launched] == [output.next_tokens for output in first]
+
+
+def test_memory_that_does_not_suffice_is_a_clear_error(model_dir: Path) -> None:
+    with pytest.raises(BootError, match="the KV cache is too small for one request of full length: the memory that is"):
+        load(model_dir, num_pages=None, gpu_memory_utilization=0.001)
+    assert load(model_dir, num_pages=None, kv_cache_memory_gb=0.01).num_pages > 6
