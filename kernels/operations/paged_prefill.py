@@ -26,8 +26,8 @@ class PrefillRows:
     context_lens: Tensor
     """[R]: earlier tokens."""
     tiles: Tensor | None = None
-    """[N, 4]: the tiles that `kernels.plans.prefill_tiles` planned. Only the Triton kernel reads them; with them it need
-    not wait for the device."""
+    """[N, 4]: the tiles that `kernels.plans.prefill_tiles` planned. With them the Triton kernel
+    runs without waiting for the device; other kernels do not need them."""
 
 
 def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: float, out_THD: Tensor) -> None:

@@ -294,9 +294,9 @@ class StopSeen(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class DropBefore(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """frontend → tokenizer → scheduler: every request with a smaller uid has lost its client, end it as an abort.
 
-    Uids in `living_blocks` are excepted: their frontends live (`messages/ring/uids.py`). Every frontend sends it when one
-    has died; a new one sends it first, as its uids are larger than all before it. The scheduler forwards it to the detokenizer,
-    which may know streams of requests that died with an earlier scheduler.
+    Uids in `living_blocks` are excepted: their frontends live (`messages/ring/uids.py`). Every frontend sends it when
+    another has died; a new one sends it first, as its uids are larger than all before. The scheduler forwards it to the
+    detokenizer, which may have streams of requests that died with an earlier scheduler.
     """
 
     uid: int
