@@ -82,7 +82,7 @@ def test_it_is_told_now_and_then(capfd: pytest.CaptureFixture[str], monkeypatch:
 def test_a_terminal_has_a_bar(options: argparse.Namespace, tmp_path: Path):
     play(tmp_path, num=3)
     terminal, other_end = os.openpty()
-    command = "import argparse, sys; from pathlib import Path; from supervisor.cli import batch; "
+    command = "import argparse, sys; from pathlib import Path; from extras.batches import command as batch; "
     command += "batch.ROOT, given = Path(sys.argv[1]), [Path(sys.argv[1]) / name for name in ('in', 'out')]; "
     command += "flags = ['--model', 'm']; batch.run_batch(argparse.Namespace(input=given[0], output=given[1], "
     command += "server_flags=flags))"

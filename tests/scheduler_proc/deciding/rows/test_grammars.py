@@ -26,7 +26,7 @@ from tests.scheduler_proc.simulated_grammar import (
     grammar_of,
 )
 
-MODEL_DIR = Path(__file__).resolve().parents[3] / "assets" / "shakespeare-gpt2"
+MODEL_DIR = Path(__file__).resolve().parents[4] / "assets" / "shakespeare-gpt2"
 REAL_VOCAB_SIZE, REAL_EOS = 3072, 0
 
 

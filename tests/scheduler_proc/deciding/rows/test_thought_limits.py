@@ -14,7 +14,7 @@ from scheduler_proc.deciding.rows.grammars import RequestGrammar, make_grammar
 from scheduler_proc.deciding.rows.thought_limits import FollowedThought
 from tokenizer_proc.thoughts import limit_of
 
-ASSETS = Path(__file__).resolve().parents[3] / "assets"
+ASSETS = Path(__file__).resolve().parents[4] / "assets"
 VOCAB_SIZE = 600
 ANSWER = '{"grammars": [{"lark_grammar": "start: /(.|\\\\n)*/"}]}'
 

@@ -19,7 +19,7 @@ from kernels.cpu.huge_pages import empty_huge
 from scheduler_proc.computing.backends.cpu import populate
 from scheduler_proc.computing.backends.cpu.populate import PagePopulation
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[5]
 NUM_PAGES, PAGE_ELEMENTS = 32, 1 << 18
 """A page of a layer takes 1 MB."""
 
