@@ -19,8 +19,8 @@ from extras.batches.line_run import run_whole
 from extras.batches.records import FileRecord, KeepSeconds
 from extras.batches.results import DISK_FULL
 from extras.batches.store import KEEP_S, MAX_FILES, BatchStore
-from frontend.api.operate.requests import read_count
 from frontend.errors import not_found
+from frontend.http.query import read_count
 from frontend.http.responses import JsonReply
 from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
 from messages.errors import ErrorInfo, RequestError, bad_request

@@ -11,7 +11,7 @@ from frontend.api.answers.thinking import template_kwargs
 from frontend.api.answers.tools import Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
 from frontend.api.answers.turns import BETWEEN_TEXTS, UNREAD, Turns
 from frontend.api.anthropic.errors import THREAD
-from frontend.api.openai.openai_body import ModelFields, check_shown, truncation_of
+from frontend.api.parameters.generation_body import ModelFields, check_shown, truncation_of
 from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
 from frontend.api.parameters.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, Sampling, StopStrings
 from frontend.parsing.model_format import ModelFormat

@@ -13,7 +13,7 @@ from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.anthropic.body import IGNORED, REFUSED, CountBody, MessagesBody, PromptFields, make_conversation
 from frontend.api.anthropic.errors import ANTHROPIC_ERRORS
 from frontend.api.anthropic.reply import EVENTS, MessageAnswer, MessageEvents, MessageReply
-from frontend.api.openai.openai_body import ModelReader, name_rules
+from frontend.api.parameters.generation_body import ModelReader, name_rules
 from frontend.api.parameters.sampling import Sampling
 from frontend.http.endpoint import Endpoint, Parameter
 from frontend.http.field_names import UnknownFields

@@ -6,11 +6,10 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
+from frontend.api.answers.logprob_fields import TokenNames
 from frontend.api.generate.generate_events import GenerateEvents, GenerateView, end_event
-from frontend.api.openai.logprob_fields import TokenNames
-from frontend.api.openai.openai_body import CommonFields, name_rules, truncation_of
+from frontend.api.parameters.generation_body import GenerationFields, GenerationReader, name_rules, truncation_of
 from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, TokenIds
-from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.requests.prompt_request import PromptRequest
@@ -26,7 +25,7 @@ NOT_HERE: dict[str, tuple[Any, ...]] = {"best_of": (1,), "echo": (False,), "suff
 One = Annotated[int, Meta(ge=1)]
 
 
-class GenerateBody(CommonFields, frozen=True, kw_only=True):
+class GenerateBody(GenerationFields, frozen=True, kw_only=True):
     prompt: Annotated[NonEmpty | TokenIds, Meta(description=f"a string or {TOKEN_IDS_TEXT}, not empty")]
     logprobs: NumLogprobs = None
     n: Annotated[One | None, Meta(description="1; /v1/completions gives several choices")] = None
@@ -36,19 +35,16 @@ class GenerateApi:
     def __init__(self, service: Service, streams: OpenStreams, unknown: UnknownFields):
         self._service = service
         self._streams = streams
-        self._decoder = BodyDecoder(GenerateBody, name_rules(NOT_HERE), unknown)
+        self._reader = GenerationReader(service, GenerateBody, name_rules(NOT_HERE), unknown)
         self._sampling = Sampling(service.config.facts)
-        self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
 
     async def generate(self, request: Request) -> EventStream | WholeReply:
         """Opens a generation. Raises `RequestError`; refusals by other processes come out of the response."""
-        self._service.check_admission()
-        body, warnings = self._decoder.read(await read_body(request, self._max_body_bytes))
-        prompt_request = self._make_request(body)
-        trace = trace_of(request.scope)
-        trace.request_id = body.request_id or trace.request_id
+        body, warnings = await self._reader.read_warned(request)
         is_streamed = body.stream is not False
-        generation = self._service.open(prompt_request, trace, is_streamed=is_streamed, timeout_s=body.timeout_s)
+        generation = self._service.open(
+            self._make_request(body), trace_of(request.scope), is_streamed=is_streamed, timeout_s=body.timeout_s
+        )
         view = GenerateView(TokenNames(bool(body.return_tokens_as_token_ids)), warnings)
         if is_streamed:
             return EventStream(self._service, self._streams, [generation], GenerateEvents(generation, view))

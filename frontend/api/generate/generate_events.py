@@ -5,11 +5,11 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from frontend.api.openai.logprob_fields import NativeLogprobs, PromptLogprobs, TokenNames, prompt_logprobs
-from frontend.api.operate.timing import Timing, make_timing
+from frontend.api.answers.logprob_fields import NativeLogprobs, PromptLogprobs, TokenNames, prompt_logprobs
 from frontend.http import sse
 from frontend.http.stream import EventWriter
 from frontend.requests.generation import Generation
+from frontend.requests.timing import Timing, make_timing
 from messages.ring.replies import FinishReason, Usage, UserReply
 
 

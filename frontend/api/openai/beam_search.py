@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from frontend.api.openai.beam_rounds import PromptSearch
-from frontend.api.openai.openai_body import OpenAiFields, check_choices_differ
+from frontend.api.openai.body import OpenAiFields, check_choices_differ
 from frontend.http.stream import WholeReply
 from frontend.requests.beam_search import BeamRules
 from frontend.requests.generation import Generation

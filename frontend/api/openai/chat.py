@@ -10,20 +10,14 @@ from starlette.requests import Request
 from frontend.api.answers.answer_reader import AnswerRules
 from frontend.api.answers.chat_messages import Messages
 from frontend.api.answers.conversation import Conversation, Conversations
+from frontend.api.answers.logprob_fields import TokenNames
 from frontend.api.answers.thinking import ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
 from frontend.api.answers.tools import CHOICE_TEXT, TOOLS_TEXT, check_tools, choose_tools, read_choice
 from frontend.api.openai.beam_search import check_choices, whole_reply
+from frontend.api.openai.body import OpenAiFields, OpenAiReader, check_num_choices, usage_options
 from frontend.api.openai.chat_events import ChatEvents
 from frontend.api.openai.chat_reply import ChatView
-from frontend.api.openai.logprob_fields import TokenNames
-from frontend.api.openai.openai_body import (
-    OpenAiFields,
-    OpenAiReader,
-    check_num_choices,
-    name_rules,
-    truncation_of,
-    usage_options,
-)
+from frontend.api.parameters.generation_body import name_rules, truncation_of
 from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply

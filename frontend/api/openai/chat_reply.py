@@ -7,9 +7,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from frontend.api.answers.answer_reader import AnswerReader, AnswerRules
+from frontend.api.answers.logprob_fields import ChatLogprobs, PromptLogprobs, prompt_logprobs
+from frontend.api.openai.body import ReplyView
 from frontend.api.openai.chat_answer import ChatAnswer, ChatDelta, chat_delta, make_answer
-from frontend.api.openai.logprob_fields import ChatLogprobs, PromptLogprobs, prompt_logprobs
-from frontend.api.openai.openai_body import ReplyView
 from frontend.api.openai.usage import UsageReply, prompt_ids_of, usage_of
 from frontend.parsing.deltas import CallBroken
 from frontend.requests.generation import Generation

@@ -6,8 +6,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from frontend.api.openai.logprob_fields import CompletionLogprobs, PromptLogprobs, mean_logprob, prompt_logprobs
-from frontend.api.openai.openai_body import ReplyView
+from frontend.api.answers.logprob_fields import CompletionLogprobs, PromptLogprobs, mean_logprob, prompt_logprobs
+from frontend.api.openai.body import ReplyView
 from frontend.api.openai.usage import UsageReply, prompt_ids_of, usage_of
 from frontend.requests.generation import Generation
 from messages.ring.replies import FinishReason, UserReply

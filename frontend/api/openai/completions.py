@@ -7,20 +7,19 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
+from frontend.api.answers.logprob_fields import TokenNames
 from frontend.api.openai.beam_search import check_choices, whole_reply
-from frontend.api.openai.completion_events import CompletionEvents
-from frontend.api.openai.completion_reply import CompletionView
-from frontend.api.openai.logprob_fields import TokenNames
-from frontend.api.openai.openai_body import (
+from frontend.api.openai.body import (
     NUM_CHOICES_TEXT,
     NumChoices,
     OpenAiFields,
     OpenAiReader,
     check_num_choices,
-    name_rules,
-    truncation_of,
     usage_options,
 )
+from frontend.api.openai.completion_events import CompletionEvents
+from frontend.api.openai.completion_reply import CompletionView
+from frontend.api.parameters.generation_body import name_rules, truncation_of
 from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, Switch, TokenId, TokenIds
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply

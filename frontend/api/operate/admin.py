@@ -3,9 +3,11 @@
 import msgspec
 from starlette.requests import Request
 
+from frontend.http.query import parse_number
 from frontend.http.responses import JsonReply
 from frontend.links.launcher import Launcher
 from messages.control.admin import (
+    AdminCommand,
     Done,
     Failed,
     ListProcesses,
@@ -13,6 +15,7 @@ from messages.control.admin import (
     ProcessList,
     Progress,
     RestartProcess,
+    Result,
     Scaling,
     TakeSnapshot,
 )
@@ -52,9 +55,7 @@ class AdminApi:
 
     async def processes(self, request: Request) -> JsonReply:
         """Every process with its state, CPU and memory, as `launch.py ps` shows them."""
-        result = await self._launcher.ask(ListProcesses(), ANSWER_TIMEOUT_S)
-        if isinstance(result, Failed):
-            raise command_error(result)
+        result = await ask(self._launcher, ListProcesses(), ANSWER_TIMEOUT_S)
         assert isinstance(result, ProcessList)
         return JsonReply(ProcessesReply(result.processes, result.scaling))
 
@@ -67,9 +68,7 @@ class AdminApi:
         name = request.path_params["process"]
         is_for_all = request.query_params.get("all", "false").lower() in ("true", "1")
         command = RestartProcess(name, _timeout_s(request.query_params.get("timeout_s")), is_for_all)
-        result = await self._launcher.ask(command, RESTART_TIMEOUT_S, until_progress=kind_of(name) == "frontend")
-        if isinstance(result, Failed):
-            raise command_error(result)
+        result = await ask(self._launcher, command, RESTART_TIMEOUT_S, until_progress=kind_of(name) == "frontend")
         assert isinstance(result, Done | Progress)
         return JsonReply(
             RestartReply(done=result.text) if isinstance(result, Done) else RestartReply(begun=result.text)
@@ -77,9 +76,7 @@ class AdminApi:
 
     async def snapshot(self, request: Request) -> JsonReply:
         """Writes all that can be known of the server now into a directory on its machine."""
-        result = await self._launcher.ask(TakeSnapshot(), SNAPSHOT_TIMEOUT_S)
-        if isinstance(result, Failed):
-            raise command_error(result)
+        result = await ask(self._launcher, TakeSnapshot(), SNAPSHOT_TIMEOUT_S)
         assert isinstance(result, Done)
         return JsonReply(SnapshotReply(result.text))
 
@@ -88,14 +85,15 @@ def _timeout_s(text: str | None) -> float | None:
     """Raises `RequestError` (400) for what is no time."""
     if text is None:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = parse_number(text)
     if not 0 <= value < float("inf"):
         raise bad_request(f"timeout_s must be a number of seconds, got {text[:60]!r}", "timeout_s")
     return value
 
 
-def command_error(failed: Failed) -> RequestError:
-    return RequestError(ErrorInfo(STATUSES[failed.reason], failed.message, "command_error", code=failed.reason))
+async def ask(launcher: Launcher, command: AdminCommand, timeout_s: float, *, until_progress: bool = False) -> Result:
+    """Returns the result of `command`, with `until_progress` its first progress. Raises `RequestError` if it failed."""
+    result = await launcher.ask(command, timeout_s, until_progress=until_progress)
+    if isinstance(result, Failed):
+        raise RequestError(ErrorInfo(STATUSES[result.reason], result.message, "command_error", code=result.reason))
+    return result

@@ -7,11 +7,12 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from frontend.api.answers.chat_messages import MESSAGES_TEXT, Messages
-from frontend.api.operate.requests import RequestsApi, read_count
+from frontend.api.operate.requests import RequestsApi
 from frontend.api.operate.tokens import TokenizeBody, question_of
 from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, NumLogprobs, Salt, Switch, TokenIds
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import UnknownFields
+from frontend.http.query import read_count
 from frontend.http.responses import JsonReply
 from frontend.service import Service
 from messages.columns import num_int32, pack_int32, unpack_int32

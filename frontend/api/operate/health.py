@@ -7,11 +7,12 @@ from collections.abc import Callable
 import msgspec
 from starlette.requests import Request
 
-from frontend.api.operate.timing import Timing, make_timing
 from frontend.errors import UnavailableError
+from frontend.http.query import parse_number
 from frontend.http.responses import JsonReply
 from frontend.links.processes import ProcessHealth, ServerState, StallHealth
 from frontend.requests.prompt_request import PromptRequest
+from frontend.requests.timing import Timing, make_timing
 from frontend.requests.trace import trace_of
 from frontend.service import Service
 from messages.errors import RequestError, bad_request
@@ -100,10 +101,7 @@ class HealthApi:
 
 
 def _timeout_s(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    value = parse_number(text)
     if not 0 < value <= MAX_PROBE_TIMEOUT_S:
         raise bad_request(f"timeout_s must be a number in (0, {MAX_PROBE_TIMEOUT_S:g}], got {text[:60]!r}", "timeout_s")
     return value

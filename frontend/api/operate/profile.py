@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from starlette.requests import Request
 
-from frontend.api.operate.admin import command_error
+from frontend.api.operate.admin import ask
 from frontend.http.responses import JsonReply
 from frontend.links.launcher import Launcher
 from messages.control.admin import (
@@ -75,9 +75,7 @@ class ProfileApi:
 
     async def _instruct(self, command: ProcessCommand) -> dict[str, str]:
         """Returns what the processes answer that have done it. Raises `RequestError` where none has."""
-        result = await self._launcher.ask(InstructProcesses((), command, TIMEOUT_S), TIMEOUT_S)
-        if isinstance(result, Failed):
-            raise command_error(result)
+        result = await ask(self._launcher, InstructProcesses((), command, TIMEOUT_S), TIMEOUT_S)
         assert isinstance(result, Collected)
         texts = {name: one.text for name, one in result.results.items() if isinstance(one, Acknowledged)}
         if not texts:

@@ -21,6 +21,7 @@ from frontend.api.operate.request_view import (
 )
 from frontend.api.operate.wait_reasons import WaitReasons
 from frontend.errors import not_found
+from frontend.http.query import read_count, read_number
 from frontend.http.responses import JsonReply
 from frontend.http.stream import OpenStreams
 from frontend.requests.generation import Generation
@@ -154,28 +155,9 @@ def _read_query(given: dict[str, str]) -> FindRequests:
     return FindRequests(
         state=given.get("state", ""),
         stage=given.get("stage", ""),
-        min_age_s=_number(given, "min_age_s", 0.0, 0.0, 1e9),
+        min_age_s=read_number(given, "min_age_s", 0.0, 1e9),
         limit=read_count(given, "limit", DEFAULT_LIMIT, MAX_LIMIT),
     )
-
-
-def read_count(given: dict[str, str], name: str, default: int, most: int, *, least: int = 1) -> int:
-    """Returns the whole number from `least` to `most` that a query gives as `name`. Raises `RequestError` (400)."""
-    value = _number(given, name, default, least, most)
-    if not value.is_integer():
-        raise bad_request(f"{name} must be a whole number, got {given[name][:60]!r}", name)
-    return int(value)
-
-
-def _number(given: dict[str, str], name: str, default: float, least: float, most: float) -> float:
-    """Raises `RequestError` (400)."""
-    try:
-        value = float(given.get(name, default))
-    except ValueError:
-        value = float("nan")
-    if not least <= value <= most:
-        raise bad_request(f"{name} must be a number from {least:g} to {most:g}, got {given[name][:60]!r}", name)
-    return value
 
 
 def _heard_s(found: FoundRequests) -> float | None:

@@ -10,7 +10,7 @@ from frontend.api.answers.chat_messages import ChatMessage
 from frontend.api.answers.conversation import Conversation
 from frontend.api.answers.thinking import ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
 from frontend.api.answers.tools import choose_tools
-from frontend.api.openai.openai_body import ModelFields, check_shown, truncation_of
+from frontend.api.parameters.generation_body import ModelFields, check_shown, truncation_of
 from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
 from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
 from frontend.api.responses.items import Input

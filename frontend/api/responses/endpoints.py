@@ -9,8 +9,7 @@ from starlette.types import ASGIApp
 
 from frontend.api.answers.answer_blocks import AnswerBlocks
 from frontend.api.answers.conversation import Conversation, Conversations
-from frontend.api.openai.openai_body import ModelReader, name_rules
-from frontend.api.operate.requests import read_count
+from frontend.api.parameters.generation_body import ModelReader, name_rules
 from frontend.api.parameters.sampling import MAX_INT32, Sampling
 from frontend.api.responses.background import BackgroundResponses, FollowingStream
 from frontend.api.responses.body import IGNORED, REFUSED, ResponseBody, make_conversation
@@ -21,6 +20,7 @@ from frontend.api.responses.store import ResponseStore, StoredResponse
 from frontend.api.responses.tools import served_tools
 from frontend.errors import ErrorBody, ErrorForm, error_body, not_found
 from frontend.http.field_names import UnknownFields
+from frontend.http.query import read_count
 from frontend.http.responses import JsonReply
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.requests.trace import RequestTrace, trace_of

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from frontend.api.answers.answer_blocks import Began, Block, BlockEvent, Ended, Grew
-from frontend.api.openai.logprob_fields import ChatLogprob
+from frontend.api.answers.logprob_fields import ChatLogprob
 from frontend.api.responses.reply import OutputItem, OutputPart, Response, ResponseAnswer, failed
 from frontend.http import sse
 from frontend.http.stream import EventWriter

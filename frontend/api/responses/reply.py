@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from frontend.api.answers.answer_blocks import AnswerBlocks, Block
-from frontend.api.openai.logprob_fields import ChatLogprob, TokenNames
+from frontend.api.answers.logprob_fields import ChatLogprob, TokenNames
 from frontend.api.responses.body import (
     LOGPROBS,
     REASONING,

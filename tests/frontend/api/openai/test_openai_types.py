@@ -9,8 +9,8 @@ from messages.columns import pack_int32
 from messages.errors import ErrorInfo
 from messages.ring.replies import EncodeReply
 from messages.ring.requests import EncodeMsg
+from tests.frontend.api.responses.test_responses import PATH, TEXT, TOOL, play, send
 from tests.frontend.api.sse_events import named_events, next_event
-from tests.frontend.api.test_responses import PATH, TEXT, TOOL, play, send
 from tests.frontend.frontend_run import FrontendRun, final, position_logprobs, step
 
 pydantic: Any = pytest.importorskip("pydantic")

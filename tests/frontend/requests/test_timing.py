@@ -1,6 +1,6 @@
 import time
 
-from frontend.api.operate.timing import make_timing
+from frontend.requests.timing import make_timing
 from messages.ring.requests import Stamps
 from tests.frontend.frontend_run import STAMPS
 

@@ -1,4 +1,4 @@
-from frontend.api.openai.logprob_fields import TokenNames, mean_logprob
+from frontend.api.answers.logprob_fields import TokenNames, mean_logprob
 from tests.frontend.frontend_run import position_logprobs
 
 

@@ -1,0 +1,135 @@
+"""The body of a request that generates: the fields that all such endpoints share, and how it is read."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Generic, TypeVar
+
+from msgspec import Meta
+from starlette.requests import Request
+
+from frontend.api.parameters.foreign_fields import FOREIGN, RENAMED
+from frontend.api.parameters.grammar import GrammarFields
+from frontend.api.parameters.model_name import check_model
+from frontend.api.parameters.sampling import SamplingFields, Switch
+from frontend.api.parameters.truncation import NumKept, Side, make_truncation
+from frontend.http.body import BodyDecoder, Decoded, read_body
+from frontend.http.field_names import NameRules, UnknownFields
+from frontend.requests.trace import REQUEST_ID_PATTERN, trace_of
+from frontend.service import Service
+from messages.errors import bad_request
+from messages.ring.requests import SamplingParams, Truncation
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "structural_tag": (),
+    "grammar": ("",),
+    "json_schema": ({},),
+    "regex": ("",),
+    "ebnf": ("",),
+    "format": ("",),
+    "guided_whitespace_pattern": (),
+    "image_data": ([],),
+    "images": ([],),
+    "lora": ([],),
+    "lora_path": (),
+    "adapter_id": (),
+    "logits_processors": ([],),
+    "mirostat": (0,),
+    "mirostat_mode": (0,),
+    "use_beam_search": (False,),
+    "num_beams": (1,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "prompt_embeds": (),
+}
+"""Parameters that would change the answer and are not served, each with the values that ask for nothing.
+
+Other servers' names for what the answer must be like are among them: to ignore a constraint would be worse than a 400.
+"""
+
+CONSTRAINTS = (*GrammarFields.__struct_fields__, "structural_tag", "grammar", "json_schema", "regex", "ebnf")
+"""Fields that constrain the answer, here or (the last five) on other servers."""
+
+IGNORED = (
+    *("parallel_tool_calls", "include_reasoning", "reasoning_effort", "prediction"),
+    *("verbosity", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "moderation"),
+    *("spaces_between_special_tokens", "guided_decoding_backend"),
+)
+"""Parameters that mean nothing to this server, or (the first three) only in chats."""
+
+RequestId = Annotated[str, Meta(pattern=REQUEST_ID_PATTERN)]
+REQUEST_ID_TEXT = "a string of 1 to 128 letters, digits and ._:/+=-"
+
+
+class GenerationFields(SamplingFields, frozen=True, kw_only=True):
+    """The fields of every endpoint that generates. The last four are validated but have no effect."""
+
+    stream: Switch = None
+    request_id: Annotated[RequestId | None, Meta(description=REQUEST_ID_TEXT)] = None
+    add_special_tokens: Switch = None
+    truncate_prompt_tokens: NumKept = None
+    truncation_side: Side = None
+    user: Annotated[str | None, Meta(description="a string")] = None
+    metadata: Annotated[dict[str, str] | None, Meta(description="an object of strings")] = None
+    store: Switch = None
+    service_tier: Annotated[str | None, Meta(description="a string")] = None
+
+
+class ModelFields(GenerationFields, frozen=True, kw_only=True):
+    model: Annotated[str | None, Meta(description="a string, one of the names in /v1/models")] = None
+
+
+T = TypeVar("T", bound=GenerationFields)
+M = TypeVar("M", bound=ModelFields)
+
+
+class GenerationReader(Generic[T]):
+    """Reads the requests of an endpoint whose bodies are of type `struct`."""
+
+    def __init__(self, service: Service, struct: type[T], rules: NameRules, unknown: UnknownFields):
+        self._service = service
+        self._decoder = BodyDecoder(struct, rules, unknown)
+        self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
+
+    async def read(self, request: Request) -> T:
+        """Returns the body; the trace gets its request id. Raises `RequestError`."""
+        return (await self.read_warned(request)).fields
+
+    async def read_warned(self, request: Request) -> Decoded[T]:
+        """Same as `read`, with a warning for each field that is ignored."""
+        self._service.check_admission()
+        decoded = self._decoder.read(await read_body(request, self._max_body_bytes))
+        self._check(decoded.fields)
+        trace = trace_of(request.scope)
+        trace.request_id = decoded.fields.request_id or trace.request_id
+        return decoded
+
+    def _check(self, body: T) -> None:
+        """Raises `RequestError` if fields that are valid by themselves cannot be combined."""
+
+
+class ModelReader(GenerationReader[M]):
+    def _check(self, body: M) -> None:
+        check_model(self._service.config.facts, body.model)
+        if body.prompt_logprobs is not None and body.stream:
+            raise bad_request("prompt_logprobs are not in streams: stream must be false", "prompt_logprobs")
+
+    def model_name(self, body: M) -> str:
+        """Returns the model's name as the client spells it."""
+        return body.model or self._service.config.facts.served_names[0]
+
+
+def check_shown(body: GenerationFields) -> None:
+    """Raises `RequestError` (400) for what only the older endpoints can show."""
+    for name in ("prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"):
+        if getattr(body, name):
+            raise bad_request(f"{name} is only for /v1/completions and /v1/chat/completions", name, "not_supported")
+
+
+def truncation_of(body: GenerationFields, params: SamplingParams, max_model_len: int) -> Truncation | None:
+    """Returns how the prompt is to be cut so that room is left for a token, if one is wanted. Raises `RequestError`."""
+    max_prompt_tokens = max_model_len - min(1, params.max_tokens)
+    return make_truncation(body.truncate_prompt_tokens, body.truncation_side, max_prompt_tokens)
+
+
+def name_rules(refused: dict[str, tuple[Any, ...]], ignored: Sequence[str] = ()) -> NameRules:
+    """Returns what an endpoint that generates does about names it does not serve; `refused` is added to `REFUSED`."""
+    return NameRules({**REFUSED, **refused}, (*IGNORED, *ignored), RENAMED, FOREIGN, CONSTRAINTS)
