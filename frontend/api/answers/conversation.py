@@ -1,15 +1,16 @@
 """A conversation as every API for chats asks for it, and the choices that are opened for it."""
 
+import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
-from frontend.api.answers.answer_reader import AnswerRules
+from frontend.api.answers.answer_blocks import AnswerBlocks, AnswerRules
 from frontend.api.answers.chat_messages import ChatMessage, make_chat_prompt
-from frontend.api.answers.tools import NO_TOOLS, ToolUse, with_calls
+from frontend.api.answers.tools import NO_TOOLS, Choice, ToolUse, choose_tools, with_calls
+from frontend.api.parameters.sampling import Sampling, SamplingFields
 from frontend.parsing.model_format import ModelFormat
-from frontend.requests.generation import Generation
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import RequestTrace
 from frontend.service import Service
@@ -34,6 +35,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     allows_parallel_calls: bool = True
     max_calls: int | None = None
     shows_reasoning: bool = True
+    keeps_logprobs: bool = False
+    """Blocks of text keep the log-probabilities of their tokens."""
     num_choices: int = 1
     add_special_tokens: bool = False
     truncation: Truncation | None = None
@@ -54,19 +57,22 @@ class InputTokens(msgspec.Struct, frozen=True):
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
-class OpenedChat(NamedTuple):
-    """The choices, and how they are read: without `rules` all their text is content."""
-
-    choices: list[Generation]
-    rules: AnswerRules | None
-
-
 class Conversations:
     """Opens conversations with a model whose answers look like `model_format`."""
 
     def __init__(self, service: Service, model_format: ModelFormat):
         self._service = service
+        self._sampling = Sampling(service.config.facts)
+        self.context_tokens = service.config.facts.max_model_len
         self.model_format = model_format
+
+    def make_params(self, fields: SamplingFields) -> SamplingParams:
+        """Returns the sampling parameters; by default the output fills the context. Raises `RequestError` (400)."""
+        return self._sampling.make_params(fields, max_tokens=self.context_tokens, seed=self._service.next_seed())
+
+    def choose_tools(self, tools: ToolUse, choice: Choice, *, allows_several: bool) -> ToolUse:
+        """Returns `tools` as `choice` limits or forces them. Raises `RequestError` (400)."""
+        return choose_tools(tools, choice, self.model_format, allows_several=allows_several)
 
     def open(
         self,
@@ -76,8 +82,8 @@ class Conversations:
         is_streamed: bool,
         timeout_s: float | None,
         has_parts: bool = False,
-    ) -> OpenedChat:
-        """Raises `RequestError`; refusals by other processes come with the choices."""
+    ) -> list[AnswerBlocks]:
+        """Returns the answer of each choice, which may be a refusal by another process. Raises `RequestError`."""
         rules = self._rules(conversation)
         request = PromptRequest(
             self.prompt(conversation),
@@ -89,7 +95,7 @@ class Conversations:
         choices = self._service.open_all(
             [request], trace, is_streamed=is_streamed, timeout_s=timeout_s, has_parts=has_parts
         )
-        return OpenedChat(choices, rules)
+        return [AnswerBlocks(choice, rules, keeps_logprobs=conversation.keeps_logprobs) for choice in choices]
 
     async def count(self, conversation: Conversation) -> InputTokens:
         """Returns the number of tokens in the prompt. Raises `RequestError`."""
@@ -116,11 +122,10 @@ class Conversations:
             chosen,
             conversation.tools.schemas,
             self.model_format.new_call_id,
-            allows_parallel_calls=conversation.allows_parallel_calls,
             shows_reasoning=conversation.shows_reasoning,
             begun=conversation.messages[-1].text if conversation.continue_final_message else "",
             custom=conversation.tools.custom,
-            max_calls=conversation.max_calls,
+            max_calls=(conversation.max_calls or math.inf) if conversation.allows_parallel_calls else 1,
         )
 
     def _adapted(self, conversation: Conversation, rules: AnswerRules | None) -> SamplingParams:

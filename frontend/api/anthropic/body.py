@@ -6,15 +6,14 @@ import msgspec
 from msgspec import Meta, Raw
 
 from frontend.api.answers.chat_messages import MAX_MESSAGES
-from frontend.api.answers.conversation import Conversation
+from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.answers.thinking import template_kwargs
-from frontend.api.answers.tools import Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
+from frontend.api.answers.tools import Choice, Name, Named, ToolFunction, ToolUse, list_tools
 from frontend.api.answers.turns import BETWEEN_TEXTS, UNREAD, Turns
 from frontend.api.anthropic.errors import THREAD
 from frontend.api.parameters.generation_body import ModelFields, check_shown, truncation_of
 from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
-from frontend.api.parameters.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, Sampling, StopStrings
-from frontend.parsing.model_format import ModelFormat
+from frontend.api.parameters.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, StopStrings
 from messages.errors import RequestError, bad_request
 from messages.ring.requests import THINKING_SWITCHES
 
@@ -128,9 +127,7 @@ class MessagesBody(PromptFields, frozen=True, kw_only=True):
     ] = None
 
 
-def make_conversation(
-    body: PromptFields, sampling: Sampling, model_format: ModelFormat, *, context_tokens: int, seed: int
-) -> Conversation:
+def make_conversation(body: PromptFields, conversations: Conversations) -> Conversation:
     """Raises `RequestError` (400), which names the place."""
     check_shown(body)
     stop = body.stop_sequences if isinstance(body, MessagesBody) else None
@@ -139,9 +136,7 @@ def make_conversation(
         body = msgspec.structs.replace(
             body, response_format=ResponseFormat("json_schema", SchemaFormat(output_format.schema, "output"))
         )
-    params = sampling.make_params(
-        msgspec.structs.replace(body, stop=stop or body.stop), max_tokens=context_tokens, seed=seed
-    )
+    params = conversations.make_params(msgspec.structs.replace(body, stop=stop or body.stop))
     if output_format is not None and params.grammar is not None:
         grammar = msgspec.structs.replace(params.grammar, param="output_config.format")
         params = msgspec.structs.replace(params, grammar=grammar)
@@ -155,11 +150,12 @@ def make_conversation(
     last = turns.messages[-1]
     choice = body.tool_choice or MessageChoice(type="auto")
     thinking = body.thinking or Thinking(type="disabled")
+    allows_several = not choice.disable_parallel_tool_use
     is_off = thinking.type == "disabled"
     return Conversation(
         messages=turns.messages,
         params=params,
-        tools=_tools(body, choice, model_format),
+        tools=conversations.choose_tools(_tools(body), _choice(choice), allows_several=allows_several),
         template_kwargs=template_kwargs(
             body.output_config.effort if body.output_config else None,
             dict.fromkeys(THINKING_SWITCHES, not is_off),
@@ -167,10 +163,10 @@ def make_conversation(
         is_thinking_off=is_off and body.thinking is not None,
         thinking_budget=_budget(thinking, body.max_tokens),
         continue_final_message=last.role == "assistant" and bool(last.text) and not last.tool_calls,
-        allows_parallel_calls=not choice.disable_parallel_tool_use,
+        allows_parallel_calls=allows_several,
         shows_reasoning=thinking.display != "omitted",
         add_special_tokens=bool(body.add_special_tokens),
-        truncation=truncation_of(body, params, context_tokens),
+        truncation=truncation_of(body, params, conversations.context_tokens),
     )
 
 
@@ -254,7 +250,7 @@ def _unsupported(kind: str, where: str) -> RequestError:
     return bad_request(text, where.partition("[")[0], "not_supported")
 
 
-def _tools(body: PromptFields, choice: MessageChoice, model_format: ModelFormat) -> ToolUse:
+def _tools(body: PromptFields) -> ToolUse:
     functions: list[ToolFunction] = []
     for index, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
@@ -266,8 +262,7 @@ def _tools(body: PromptFields, choice: MessageChoice, model_format: ModelFormat)
             )
         schema = _needed(tool.input_schema, f"tools[{index}].input_schema")
         functions.append(ToolFunction(tool.name, tool.description, schema))
-    allows_several = not choice.disable_parallel_tool_use
-    return choose_tools(list_tools(functions), _choice(choice), model_format, allows_several=allows_several)
+    return list_tools(functions)
 
 
 def _choice(choice: MessageChoice) -> Choice:

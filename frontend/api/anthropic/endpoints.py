@@ -8,13 +8,11 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from frontend.api.answers.answer_blocks import AnswerBlocks
-from frontend.api.answers.conversation import Conversation, Conversations
-from frontend.api.anthropic.body import IGNORED, REFUSED, CountBody, MessagesBody, PromptFields, make_conversation
+from frontend.api.answers.conversation import Conversations
+from frontend.api.anthropic.body import IGNORED, REFUSED, CountBody, MessagesBody, make_conversation
 from frontend.api.anthropic.errors import ANTHROPIC_ERRORS
 from frontend.api.anthropic.reply import EVENTS, MessageAnswer, MessageEvents, MessageReply
 from frontend.api.parameters.generation_body import ModelReader, name_rules
-from frontend.api.parameters.sampling import Sampling
 from frontend.http.endpoint import Endpoint, Parameter
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
@@ -53,36 +51,26 @@ class MessagesApi:
         rules = name_rules(REFUSED, IGNORED)
         self._reader = ModelReader(service, MessagesBody, rules, unknown)
         self._count_reader = ModelReader(service, CountBody, rules, unknown)
-        self._sampling = Sampling(service.config.facts)
 
     async def create(self, request: Request) -> EventStream | WholeReply:
         """Opens the answer. Raises `RequestError`; refusals by other processes come out of the response."""
         body = await self._reader.read(request)
-        opened = self._conversations.open(
-            self._conversation(body),
+        (blocks,) = self._conversations.open(
+            make_conversation(body, self._conversations),
             trace_of(request.scope),
             is_streamed=bool(body.stream),
             timeout_s=body.timeout_s,
         )
-        blocks = AnswerBlocks(opened.choices[0], opened.rules)
         answer = MessageAnswer(f"msg_{secrets.token_hex(12)}", self._reader.model_name(body), blocks)
         if body.stream:
-            return EventStream(self._service, self._streams, opened.choices, MessageEvents(answer))
-        return WholeReply(self._service, opened.choices, answer.whole)
+            return EventStream(self._service, self._streams, [blocks.generation], MessageEvents(answer))
+        return WholeReply(self._service, [blocks.generation], answer.whole)
 
     async def count_tokens(self, request: Request) -> JsonReply:
         """Raises `RequestError`."""
-        counted = await self._conversations.count(self._conversation(await self._count_reader.read(request)))
+        body = await self._count_reader.read(request)
+        counted = await self._conversations.count(make_conversation(body, self._conversations))
         return JsonReply(TokenCount(counted.input_tokens))
-
-    def _conversation(self, body: PromptFields) -> Conversation:
-        return make_conversation(
-            body,
-            self._sampling,
-            self._conversations.model_format,
-            context_tokens=self._service.config.facts.max_model_len,
-            seed=self._service.next_seed(),
-        )
 
 
 def messaging(api: MessagesApi) -> list[Endpoint]:

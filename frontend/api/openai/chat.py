@@ -7,18 +7,17 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from frontend.api.answers.answer_reader import AnswerRules
 from frontend.api.answers.chat_messages import Messages
 from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.answers.logprob_fields import TokenNames
 from frontend.api.answers.thinking import ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
-from frontend.api.answers.tools import CHOICE_TEXT, TOOLS_TEXT, check_tools, choose_tools, read_choice
+from frontend.api.answers.tools import CHOICE_TEXT, TOOLS_TEXT, check_tools, read_choice
 from frontend.api.openai.beam_search import check_choices, whole_reply
 from frontend.api.openai.body import OpenAiFields, OpenAiReader, check_num_choices, usage_options
 from frontend.api.openai.chat_events import ChatEvents
 from frontend.api.openai.chat_reply import ChatView
 from frontend.api.parameters.generation_body import name_rules, truncation_of
-from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
+from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Switch
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
@@ -70,26 +69,22 @@ class ChatApi:
         self._conversations = conversations
         self._streams = streams
         self._reader = OpenAiReader(service, ChatBody, name_rules(REFUSED), unknown)
-        self._sampling = Sampling(service.config.facts)
-        self._context_tokens = service.config.facts.max_model_len
 
     async def create(self, request: Request) -> EventStream | WholeReply:
         """Opens the choices. Raises `RequestError`; refusals by other processes come out of the response."""
         body = await self._reader.read(request)
-        conversation = self._conversation(body)
         trace = trace_of(request.scope)
-        is_streamed = bool(body.stream)
-        choices, rules = self._conversations.open(
-            conversation,
+        answers = self._conversations.open(
+            self._conversation(body),
             trace,
-            is_streamed=is_streamed,
+            is_streamed=bool(body.stream),
             timeout_s=body.timeout_s,
             has_parts=bool(body.use_beam_search),
         )
-        view = self._view(body, trace, rules)
-        if is_streamed:
-            return EventStream(self._service, self._streams, choices, ChatEvents(view, choices))
-        return whole_reply(self._service, body, choices, len(choices), lambda: view.whole(choices))
+        choices, view = [answer.generation for answer in answers], self._view(body, trace)
+        if body.stream:
+            return EventStream(self._service, self._streams, choices, ChatEvents(view, answers))
+        return whole_reply(self._service, body, choices, len(choices), lambda: view.whole(answers))
 
     async def count(self, request: Request) -> JsonReply:
         """Raises `RequestError`."""
@@ -101,18 +96,11 @@ class ChatApi:
         if body.top_logprobs and not body.logprobs:
             raise bad_request("top_logprobs need logprobs to be true", "top_logprobs")
         allows_parallel_calls = body.parallel_tool_calls is not False
-        tools = choose_tools(
-            check_tools(body.tools),
-            read_choice(body.tool_choice),
-            self._conversations.model_format,
-            allows_several=allows_parallel_calls,
+        tools = self._conversations.choose_tools(
+            check_tools(body.tools), read_choice(body.tool_choice), allows_several=allows_parallel_calls
         )
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        params = self._sampling.make_params(
-            msgspec.structs.replace(body, max_tokens=max_tokens),
-            max_tokens=self._context_tokens,
-            seed=self._service.next_seed(),
-        )
+        params = self._conversations.make_params(msgspec.structs.replace(body, max_tokens=max_tokens))
         num_choices = body.n or 1
         check_num_choices(self._service, num_choices, "n")
         params = msgspec.structs.replace(
@@ -136,10 +124,10 @@ class ChatApi:
             shows_reasoning=body.include_reasoning is not False,
             num_choices=num_choices,
             add_special_tokens=bool(body.add_special_tokens),
-            truncation=truncation_of(body, params, self._context_tokens),
+            truncation=truncation_of(body, params, self._conversations.context_tokens),
         )
 
-    def _view(self, body: ChatBody, trace: RequestTrace, rules: AnswerRules | None) -> ChatView:
+    def _view(self, body: ChatBody, trace: RequestTrace) -> ChatView:
         last = body.messages[-1]
         prompts_answer = (
             not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
@@ -156,7 +144,6 @@ class ChatApi:
             has_logprobs=bool(body.logprobs),
             has_token_ids=bool(body.return_token_ids),
             has_prompt_logprobs=body.prompt_logprobs is not None,
-            rules=rules,
         )
 
 

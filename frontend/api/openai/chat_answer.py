@@ -1,13 +1,11 @@
 """What a choice of a chat has said, in OpenAI's shapes: content, reasoning and calls of tools."""
 
-from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from frontend.api.answers.answer_reader import AnswerRules
-from frontend.parsing.deltas import CallArguments, CallBroken, CallStart, Content, Delta, Reasoning
+from frontend.api.answers.answer_blocks import AnswerBlocks, Began, BlockEvent, Grew
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -56,39 +54,32 @@ class ChatAnswer(msgspec.Struct, frozen=True):
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-def chat_delta(rules: AnswerRules, delta: Content | Reasoning | CallStart | CallArguments) -> ChatDelta:
-    """Returns the delta as a chunk has it; a call gets its id here."""
-    match delta:
-        case Content(text):
-            return ChatDelta(text)
-        case Reasoning(text):
-            return ChatDelta(reasoning=text, reasoning_content=text)
-        case CallStart(index, name):
-            function = FunctionDelta("", name)
-            return ChatDelta(tool_calls=[ToolCallDelta(index, function, rules.new_call_id(), "function")])
-        case CallArguments(index, text):
-            return ChatDelta(tool_calls=[ToolCallDelta(index, FunctionDelta(text))])
+def chat_delta(event: BlockEvent) -> ChatDelta | None:
+    """Returns what a chunk says of the event, `None` if it says nothing."""
+    block = event.block
+    match event:
+        case Began() if block.kind == "call":
+            function = FunctionDelta("", block.name)
+            return ChatDelta(tool_calls=[ToolCallDelta(block.call_index, function, block.call_id, "function")])
+        case Grew(_, text):
+            match block.kind:
+                case "text":
+                    return ChatDelta(text)
+                case "reasoning":
+                    return ChatDelta(reasoning=text, reasoning_content=text)
+                case "call":
+                    return ChatDelta(tool_calls=[ToolCallDelta(block.call_index, FunctionDelta(text))])
+        case _:
+            return None
 
 
-def make_answer(rules: AnswerRules, role: str, begun: str, deltas: Iterable[Delta]) -> ChatAnswer:
-    """Returns the message that all deltas together are; `begun` comes before its content."""
-    content, reasoning = begun, ""
-    calls: list[ToolCall] = []
-    for delta in deltas:
-        match delta:
-            case Content(text):
-                content += text
-            case Reasoning(text):
-                reasoning += text
-            case CallStart(_, name):
-                calls.append(ToolCall(rules.new_call_id(), CalledFunction(name, "")))
-            case CallArguments(_, text):
-                call = calls[-1]
-                function = CalledFunction(call.function.name, call.function.arguments + text)
-                calls[-1] = ToolCall(call.id, function)
-            case CallBroken():
-                pass
-    has_reasoning = rules.format.has_reasoning and rules.shows_reasoning
+def make_answer(answer: AnswerBlocks, role: str, begun: str) -> ChatAnswer:
+    """Returns the message that all blocks together are; `begun` precedes its content."""
+    rules, blocks = answer.rules, answer.blocks
+    content = begun + "".join(block.text for block in blocks if block.kind == "text")
+    reasoning = "".join(block.text for block in blocks if block.kind == "reasoning")
+    calls = [ToolCall(each.call_id, CalledFunction(each.name, each.text)) for each in blocks if each.kind == "call"]
+    has_reasoning = rules is not None and rules.format.has_reasoning and rules.shows_reasoning
     return ChatAnswer(
         role,
         content or (None if calls or reasoning else ""),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from frontend.api.answers.answer_reader import AnswerReader
+from frontend.api.answers.answer_blocks import AnswerBlocks
 from frontend.api.openai.chat_answer import ChatDelta
 from frontend.api.openai.chat_reply import ChatPiece, ChatView
 from frontend.api.openai.usage import prompt_ids_of, usage_of
@@ -21,14 +21,13 @@ class ChatEvents(EventWriter):
     Where a chunk has nothing but text, only that is encoded.
     """
 
-    def __init__(self, view: ChatView, choices: Sequence[Generation]):
+    def __init__(self, view: ChatView, answers: Sequence[AnswerBlocks]):
         self._view = view
-        self._choices = choices
+        self._answers = answers
         self._began: set[int] = set()
         """Indices of choices that have had a chunk."""
-        rules = view.rules
-        self._readers = [] if rules is None else [AnswerReader(rules, generation) for generation in choices]
-        self._forms = [self._form(index) for index in range(len(choices))] if view.is_plain and rules is None else []
+        is_plain = view.is_plain and answers[0].rules is None
+        self._forms = [self._form(index) for index in range(len(answers))] if is_plain else []
 
     def tokens(self, generation: Generation) -> bytes:
         beginning = b"" if generation.index in self._began else self._begin(generation)
@@ -43,7 +42,8 @@ class ChatEvents(EventWriter):
     def close(self) -> bytes:
         if not self._view.usage.is_included:
             return sse.DONE
-        return sse.frame(self._view.chunk((), usage_of(self._choices, len(self._choices)))) + sse.DONE
+        choices = [answer.generation for answer in self._answers]
+        return sse.frame(self._view.chunk((), usage_of(choices, len(choices)))) + sse.DONE
 
     def _begin(self, generation: Generation) -> bytes:
         """Returns the chunk with the role and, where there is an echo, the one with the text that is continued."""
@@ -58,10 +58,7 @@ class ChatEvents(EventWriter):
         return begun
 
     def _chunk(self, generation: Generation, final: UserReply | None) -> bytes:
-        if self._readers:
-            pieces = self._view.take_pieces(generation, final, self._readers[generation.index])
-        else:
-            pieces = [self._view.take_piece(generation, final)]
+        pieces = self._view.take_pieces(self._answers[generation.index], final)
         usage = self._view.usage.so_far(generation, is_last=final is not None)
         return b"".join([sse.frame(self._view.chunk([piece], usage)) for piece in pieces])
 

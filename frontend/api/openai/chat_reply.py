@@ -6,13 +6,11 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from frontend.api.answers.answer_reader import AnswerReader, AnswerRules
+from frontend.api.answers.answer_blocks import AnswerBlocks
 from frontend.api.answers.logprob_fields import ChatLogprobs, PromptLogprobs, prompt_logprobs
 from frontend.api.openai.body import ReplyView
 from frontend.api.openai.chat_answer import ChatAnswer, ChatDelta, chat_delta, make_answer
 from frontend.api.openai.usage import UsageReply, prompt_ids_of, usage_of
-from frontend.parsing.deltas import CallBroken
-from frontend.requests.generation import Generation
 from messages.ring.replies import FinishReason, UserReply
 
 ChatFinishReason = FinishReason | Literal["tool_calls"]
@@ -65,22 +63,19 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatView(ReplyView, frozen=True, kw_only=True):
-    """What a client wants to see of its chat. `echoed` comes before the text: the beginning that is continued.
-
-    `rules` say how answers are read; without them all text is content.
-    """
+    """What a client wants to see of its chat. `echoed` precedes the text: the beginning that is continued."""
 
     role: str
     echoed: str
-    rules: AnswerRules | None = None
 
-    def whole(self, generations: Sequence[Generation]) -> ChatCompletion:
-        """Takes all that has arrived for `generations`, which have ended, and returns the reply."""
+    def whole(self, answers: Sequence[AnswerBlocks]) -> ChatCompletion:
+        """Takes all that has arrived for `answers`, which have ended, and returns the reply."""
+        generations = [answer.generation for answer in answers]
         return ChatCompletion(
             id=self.id,
             created=self.created,
             model=self.model,
-            choices=[self._choice(generation) for generation in generations],
+            choices=[self._choice(answer) for answer in answers],
             usage=usage_of(generations, len(generations)),
             prompt_token_ids=prompt_ids_of(generations[0]) if self.has_token_ids else UNSET,
             prompt_logprobs=prompt_logprobs(generations[0].prompt) if self.has_prompt_logprobs else UNSET,
@@ -101,57 +96,44 @@ class ChatView(ReplyView, frozen=True, kw_only=True):
             prompt_token_ids=prompt_token_ids,
         )
 
-    def take_piece(self, generation: Generation, final: UserReply | None) -> ChatPiece:
-        """Takes one step, or with `final` the rest, and returns it, then with how the choice ended."""
-        text, token_ids = generation.pop_step() if final is None else generation.pop_all()
-        return ChatPiece(
-            index=generation.index,
-            delta=ChatDelta(text) if text or final is None else ChatDelta(),
-            logprobs=self._take_logprobs(generation, len(token_ids)),
-            finish_reason=None if final is None else final.finish_reason,
-            stop_reason=UNSET if final is None else final.stop_reason,
-            token_ids=token_ids if self.has_token_ids else UNSET,
-        )
+    def take_pieces(self, answer: AnswerBlocks, final: UserReply | None) -> list[ChatPiece]:
+        """Takes one step, or with `final` the rest, and returns a piece for each thing that its text says.
 
-    def take_pieces(self, generation: Generation, final: UserReply | None, reader: AnswerReader) -> list[ChatPiece]:
-        """Does as `take_piece`, with a piece for each thing that the text says; there may be none before the end."""
-        text, token_ids = generation.pop_step() if final is None else generation.pop_all()
-        deltas = reader.feed(text) + (reader.finish(final) if final is not None else [])
-        shown = [chat_delta(reader.rules, delta) for delta in deltas if not isinstance(delta, CallBroken)]
-        pieces = [ChatPiece(index=generation.index, delta=delta) for delta in shown]
-        if final is not None or not (self.is_plain or pieces):
-            pieces.append(ChatPiece(index=generation.index, delta=ChatDelta()))
+        The last one has what is known of the tokens and how the choice ended. There may be none before the end.
+        """
+        index = answer.generation.index
+        events = answer.take_step() if final is None else answer.take_rest(final)
+        deltas = [delta for delta in map(chat_delta, events) if delta is not None]
+        if (final is not None and answer.rules is not None) or not (deltas or (final is None and self.is_plain)):
+            deltas.append(ChatDelta("" if final is None and answer.rules is None else UNSET))
+        pieces = [ChatPiece(index=index, delta=delta) for delta in deltas]
         if pieces:
-            pieces[-1] = msgspec.structs.replace(
-                pieces[-1],
-                logprobs=self._take_logprobs(generation, len(token_ids)),
-                finish_reason=None if final is None else _finish_reason(final, reader),
+            pieces[-1] = ChatPiece(
+                index=index,
+                delta=deltas[-1],
+                logprobs=self._logprobs(answer),
+                finish_reason=None if final is None else _finish_reason(final, answer),
                 stop_reason=UNSET if final is None else final.stop_reason,
-                token_ids=token_ids if self.has_token_ids else UNSET,
+                token_ids=answer.token_ids if self.has_token_ids else UNSET,
             )
         return pieces
 
-    def _choice(self, generation: Generation) -> ChatChoice:
-        final = generation.ended
-        text, token_ids = generation.pop_all()
-        if self.rules is None:
-            answer, finish_reason = ChatAnswer(self.role, self.echoed + text), final.finish_reason
-        else:
-            reader = AnswerReader(self.rules, generation)
-            answer = make_answer(self.rules, self.role, self.echoed, reader.feed(text) + reader.finish(final))
-            finish_reason = _finish_reason(final, reader)
+    def _choice(self, answer: AnswerBlocks) -> ChatChoice:
+        final = answer.generation.ended
+        for _ in answer.take_rest(final):
+            pass
         return ChatChoice(
-            index=generation.index,
-            message=answer,
-            logprobs=self._take_logprobs(generation, len(token_ids)),
-            finish_reason=finish_reason,
+            index=answer.generation.index,
+            message=make_answer(answer, self.role, self.echoed),
+            logprobs=self._logprobs(answer),
+            finish_reason=_finish_reason(final, answer),
             stop_reason=final.stop_reason,
-            token_ids=token_ids if self.has_token_ids else UNSET,
+            token_ids=answer.token_ids if self.has_token_ids else UNSET,
         )
 
-    def _take_logprobs(self, generation: Generation, num_tokens: int) -> ChatLogprobs | None:
-        return self.names.chat(generation.pop_logprobs(num_tokens)) if self.has_logprobs else None
+    def _logprobs(self, answer: AnswerBlocks) -> ChatLogprobs | None:
+        return self.names.chat(answer.logprobs) if self.has_logprobs else None
 
 
-def _finish_reason(final: UserReply, reader: AnswerReader) -> ChatFinishReason:
-    return "tool_calls" if reader.has_calls and final.finish_reason == "stop" else final.finish_reason
+def _finish_reason(final: UserReply, answer: AnswerBlocks) -> ChatFinishReason:
+    return "tool_calls" if answer.has_calls and final.finish_reason == "stop" else final.finish_reason

@@ -7,15 +7,13 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from frontend.api.answers.chat_messages import ChatMessage
-from frontend.api.answers.conversation import Conversation
+from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.answers.thinking import ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
-from frontend.api.answers.tools import choose_tools
 from frontend.api.parameters.generation_body import ModelFields, check_shown, truncation_of
 from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
-from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
+from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Switch
 from frontend.api.responses.items import Input
 from frontend.api.responses.tools import CHOICE_TEXT, TOOLS_TEXT, ResponseChoice, ResponseTool, read_choice, tool_use
-from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
 
 REFUSED: dict[str, tuple[Any, ...]] = {"conversation": (), "prompt": ()}
@@ -87,13 +85,7 @@ class ResponseBody(ModelFields, frozen=True, kw_only=True):
 
 
 def make_conversation(
-    body: ResponseBody,
-    messages: Sequence[ChatMessage],
-    sampling: Sampling,
-    model_format: ModelFormat,
-    *,
-    context_tokens: int,
-    seed: int,
+    body: ResponseBody, messages: Sequence[ChatMessage], conversations: Conversations
 ) -> Conversation:
     """Returns the conversation that `messages` are. Raises `RequestError` (400)."""
     check_shown(body)
@@ -103,14 +95,12 @@ def make_conversation(
         if name not in (*INCLUDABLE, *OTHER_INCLUDABLE):
             raise bad_request(f"include may have {' and '.join(INCLUDABLE)}, got {name[:60]!r}", "include")
     allows_several = body.parallel_tool_calls is not False
-    params = sampling.make_params(
+    params = conversations.make_params(
         msgspec.structs.replace(
             body,
             max_tokens=body.max_tokens if body.max_output_tokens is None else body.max_output_tokens,
             response_format=body.response_format or _response_format(body.text),
-        ),
-        max_tokens=context_tokens,
-        seed=seed,
+        )
     )
     grammar = params.grammar
     if grammar is not None and body.response_format is None and grammar.param == "response_format":
@@ -123,16 +113,17 @@ def make_conversation(
     return Conversation(
         messages=messages,
         params=params,
-        tools=choose_tools(
-            tool_use(body.tools or ()), read_choice(body.tool_choice), model_format, allows_several=allows_several
+        tools=conversations.choose_tools(
+            tool_use(body.tools or ()), read_choice(body.tool_choice), allows_several=allows_several
         ),
         template_kwargs=template_kwargs(effort, body.chat_template_kwargs),
         is_thinking_off=turns_thinking_off(effort, body.chat_template_kwargs),
-        thinking_budget=checked_budget(body.thinking_token_budget, model_format),
+        thinking_budget=checked_budget(body.thinking_token_budget, conversations.model_format),
         allows_parallel_calls=allows_several,
         max_calls=body.max_tool_calls,
+        keeps_logprobs=has_logprobs,
         add_special_tokens=bool(body.add_special_tokens),
-        truncation=truncation_of(body, params, context_tokens),
+        truncation=truncation_of(body, params, conversations.context_tokens),
     )
 
 

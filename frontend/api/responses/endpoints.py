@@ -7,10 +7,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from frontend.api.answers.answer_blocks import AnswerBlocks
 from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.parameters.generation_body import ModelReader, name_rules
-from frontend.api.parameters.sampling import MAX_INT32, Sampling
+from frontend.api.parameters.sampling import MAX_INT32
 from frontend.api.responses.background import BackgroundResponses, FollowingStream
 from frontend.api.responses.body import IGNORED, REFUSED, ResponseBody, make_conversation
 from frontend.api.responses.events import ResponseEvents
@@ -72,7 +71,6 @@ class ResponsesApi:
         self._unknown = unknown
         self._conversations = conversations
         self._reader = ModelReader(service, ResponseBody, name_rules(REFUSED, IGNORED), unknown)
-        self._sampling = Sampling(service.config.facts)
         http = service.config.http
         self.store = ResponseStore(http.max_stored_responses, int(http.stored_responses_mb * 2**20))
         self._background = BackgroundResponses(service, self.store)
@@ -90,8 +88,10 @@ class ResponsesApi:
                 "background",
             )
         trace = _own_trace(request) if body.background else trace_of(request.scope)
-        opened = self._conversations.open(conversation, trace, is_streamed=bool(body.stream), timeout_s=body.timeout_s)
-        blocks = AnswerBlocks(opened.choices[0], opened.rules)
+        (blocks,) = self._conversations.open(
+            conversation, trace, is_streamed=bool(body.stream), timeout_s=body.timeout_s
+        )
+        choices = [blocks.generation]
         answer = ResponseAnswer(body, self._reader.model_name(body), blocks, is_stored=is_stored)
         if body.background:
             stored = self._background.start(answer, items, trace, is_streamed=bool(body.stream))
@@ -102,14 +102,14 @@ class ResponsesApi:
                 self.store.add(response, items)
 
         if body.stream:
-            return EventStream(self._service, self._streams, opened.choices, ResponseEvents(answer, end))
+            return EventStream(self._service, self._streams, choices, ResponseEvents(answer, end))
 
         def whole() -> Response:
             response = answer.ended(blocks.read_whole())
             end(response)
             return response
 
-        return WholeReply(self._service, opened.choices, whole)
+        return WholeReply(self._service, choices, whole)
 
     async def count(self, request: Request) -> JsonReply:
         """Raises `RequestError`."""
@@ -168,14 +168,7 @@ class ResponsesApi:
         body = msgspec.structs.replace(body, tools=served_tools(body.tools, self._unknown))
         given = read_items(await self._resolved(body.input))
         items = [*await self._items_before(body.previous_response_id), *given]
-        conversation = make_conversation(
-            body,
-            make_turns(body.instructions, items).messages,
-            self._sampling,
-            self._conversations.model_format,
-            context_tokens=self._service.config.facts.max_model_len,
-            seed=self._service.next_seed(),
-        )
+        conversation = make_conversation(body, make_turns(body.instructions, items).messages, self._conversations)
         return AskedResponse(body, items, conversation)
 
     def _follow(self, stored: StoredResponse, start: int) -> FollowingStream:

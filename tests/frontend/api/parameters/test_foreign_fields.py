@@ -3,7 +3,7 @@
 import pytest
 
 from frontend.api.generate.generate import GenerateBody
-from frontend.api.openai.body import IGNORED, REFUSED
+from frontend.api.parameters.generation_body import IGNORED, REFUSED
 from frontend.api.openai.chat import ChatBody
 from frontend.api.openai.completions import CompletionBody
 from frontend.api.parameters.foreign_fields import FOREIGN, RENAMED
