@@ -157,8 +157,7 @@ def make_conversation(body: PromptFields, conversations: Conversations) -> Conve
         params=params,
         tools=conversations.choose_tools(_tools(body), _choice(choice), allows_several=allows_several),
         template_kwargs=template_kwargs(
-            body.output_config.effort if body.output_config else None,
-            dict.fromkeys(THINKING_SWITCHES, not is_off),
+            body.output_config.effort if body.output_config else None, dict.fromkeys(THINKING_SWITCHES, not is_off)
         ),
         is_thinking_off=is_off and body.thinking is not None,
         thinking_budget=_budget(thinking, body.max_tokens),

@@ -1,6 +1,6 @@
 """DRY's fields, under llama.cpp's names."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -9,9 +9,12 @@ from frontend.api.parameters.logit_bias import MAX_INT32
 from messages.ring.requests import Dry
 
 MAX_BREAKERS = 64
-DEFAULT_BREAKERS = ("\n", ":", '"', "*")
-DEFAULT_BASE = 1.75
-DEFAULT_ALLOWED_LENGTH = 2
+DEFAULTS: dict[str, Any] = {
+    "base": 1.75,
+    "allowed_length": 2,
+    "penalty_last_n": -1,
+    "sequence_breakers": ("\n", ":", '"', "*"),
+}
 
 Multiplier = Annotated[float, Meta(ge=0, le=100)]
 Base = Annotated[float, Meta(ge=1, le=100)]
@@ -38,12 +41,7 @@ def make_dry(fields: DryFields) -> Dry | None:
     """Returns the penalty that a request asks for, `None` where it asks for none."""
     if not fields.dry_multiplier:
         return None
-    return Dry(
-        multiplier=fields.dry_multiplier,
-        base=DEFAULT_BASE if fields.dry_base is None else fields.dry_base,
-        allowed_length=DEFAULT_ALLOWED_LENGTH if fields.dry_allowed_length is None else fields.dry_allowed_length,
-        penalty_last_n=-1 if fields.dry_penalty_last_n is None else fields.dry_penalty_last_n,
-        sequence_breakers=tuple(
-            DEFAULT_BREAKERS if fields.dry_sequence_breakers is None else fields.dry_sequence_breakers
-        ),
-    )
+    given: dict[str, Any] = {name: getattr(fields, f"dry_{name}") for name in DEFAULTS}
+    values = {name: DEFAULTS[name] if value is None else value for name, value in given.items()}
+    values["sequence_breakers"] = tuple(values["sequence_breakers"])
+    return Dry(fields.dry_multiplier, **values)

@@ -1,5 +1,6 @@
 """What an answer must be like: the fields of OpenAI's and vLLM's APIs that ask for it, as one grammar."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -11,6 +12,9 @@ from messages.ring.requests import Grammar, GrammarKind
 
 MAX_GRAMMAR_BYTES = 1 << 18
 ANY_OBJECT = '{"type":"object"}'
+
+KINDS: dict[str, GrammarKind] = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark"}
+"""The kind of grammar by the name of a field, of `structured_outputs` or after `guided_`."""
 
 Choices = Annotated[list[NonEmpty], Meta(min_length=1)]
 
@@ -92,8 +96,8 @@ def make_grammar(fields: GrammarFields) -> Grammar | None:
         raise bad_request(f'{param} is not supported: say "additionalProperties": false in the schema', param)
     asked = [
         *_asked_by_format(fields.response_format),
-        *_asked_by("structured_outputs.", outputs.json, outputs.regex, outputs.choice, outputs.grammar),
-        *_asked_by("guided_", fields.guided_json, fields.guided_regex, fields.guided_choice, fields.guided_grammar),
+        *_asked_by({f"structured_outputs.{name}": getattr(outputs, name) for name in KINDS}),
+        *_asked_by({f"guided_{name}": getattr(fields, f"guided_{name}") for name in KINDS}),
     ]
     if outputs.json_object:
         asked.append(_Asked("structured_outputs.json_object", "json_schema", ANY_OBJECT))
@@ -144,19 +148,18 @@ def _asked_by_format(response_format: ResponseFormat | None) -> list[_Asked]:
     return [_Asked(param, "structural_tag", msgspec.json.encode(parts).decode())]
 
 
-def _asked_by(
-    prefix: str, schema: Raw, regex: str | None, choices: list[str] | None, grammar: str | None
-) -> list[_Asked]:
-    asked: list[_Asked] = []
-    if _is_given(schema):
-        asked.append(_Asked(f"{prefix}json", "json_schema", _text_of(schema)))
-    if regex is not None:
-        asked.append(_Asked(f"{prefix}regex", "regex", regex))
-    if choices is not None:
-        asked.append(_Asked(f"{prefix}choice", "choice", msgspec.json.encode(choices).decode()))
-    if grammar is not None:
-        asked.append(_Asked(f"{prefix}grammar", "lark", grammar))
-    return asked
+def _asked_by(given: dict[str, Raw | str | list[str] | None]) -> Iterator[_Asked]:
+    """Yields the grammars of fields whose names end in one of `KINDS`."""
+    for kind, (param, value) in zip(KINDS.values(), given.items(), strict=True):
+        match value:
+            case str():
+                yield _Asked(param, kind, value)
+            case list():
+                yield _Asked(param, kind, msgspec.json.encode(value).decode())
+            case Raw() if _is_given(value):
+                yield _Asked(param, kind, _text_of(value))
+            case _:
+                pass
 
 
 def _is_given(raw: Raw) -> bool:

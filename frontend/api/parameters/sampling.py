@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -23,8 +23,6 @@ from messages.columns import pack_float32, pack_int32
 from messages.config.server import ModelFacts
 from messages.errors import bad_request
 from messages.ring.requests import SamplingParams
-
-T = TypeVar("T")
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
@@ -58,6 +56,13 @@ AtLeastOne = Annotated[Annotated[int, Meta(ge=1, le=MAX_INT32)] | None, Meta(des
 NumLogprobs = Annotated[
     Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")
 ]
+
+UNCHANGED = (
+    *("temperature", "top_p", "top_k", "min_p", "typical_p", "xtc_probability", "xtc_threshold", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "min_tokens", "seed", "priority", "cache_salt", "ignore_eos"),
+    *("include_stop_str_in_output", "skip_special_tokens"),
+)
+"""Fields of the body that are fields of `SamplingParams`, with its defaults if the model has none."""
 
 log = logging.getLogger("sluice.frontend")
 
@@ -138,8 +143,7 @@ class Sampling:
 
         With `echo`, and where prompt logprobs are wanted, no output at all may be. Raises `RequestError` (400).
         """
-        defaults = self._defaults
-        max_tokens = _given(fields.max_tokens, max_tokens)
+        max_tokens = max_tokens if fields.max_tokens is None else fields.max_tokens
         min_tokens = fields.min_tokens or 0
         if max_tokens == 0 and not echo and fields.prompt_logprobs is None:
             raise bad_request(
@@ -161,27 +165,15 @@ class Sampling:
             )
         stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
         _check_texts(fields, stop, [text for text, _ in bias.texts])
+        values: dict[str, Any] = {**msgspec.structs.asdict(self._defaults), "seed": seed}
+        values |= {name: value for name in UNCHANGED if (value := getattr(fields, name)) is not None}
+        values["top_k"] = max(0, values["top_k"])
+        values["top_n_sigma"] = max(0.0, fields.top_n_sigma or 0.0)
+        values["repetition_penalty"] = _bearable(values["repetition_penalty"])
         return SamplingParams(
             max_tokens=max_tokens,
-            temperature=_given(fields.temperature, defaults.temperature),
-            top_p=_given(fields.top_p, defaults.top_p),
-            top_k=max(0, _given(fields.top_k, defaults.top_k)),
-            min_p=_given(fields.min_p, defaults.min_p),
-            top_n_sigma=max(0.0, _given(fields.top_n_sigma, 0.0)),
-            typical_p=_given(fields.typical_p, 1.0),
-            xtc_probability=_given(fields.xtc_probability, 0.0),
-            xtc_threshold=_given(fields.xtc_threshold, 0.1),
-            seed=_given(fields.seed, seed),
             stop=stop,
             stop_token_ids=tuple(stop_ids),
-            ignore_eos=bool(fields.ignore_eos),
-            include_stop_str_in_output=bool(fields.include_stop_str_in_output),
-            skip_special_tokens=fields.skip_special_tokens is not False,
-            cache_salt=fields.cache_salt or "",
-            min_tokens=min_tokens,
-            presence_penalty=fields.presence_penalty or 0.0,
-            frequency_penalty=fields.frequency_penalty or 0.0,
-            repetition_penalty=_bearable(_given(fields.repetition_penalty, defaults.repetition_penalty)),
             bias_ids=pack_int32(bias.by_id),
             bias_values=pack_float32(bias.by_id.values()),
             bias_texts=tuple(bias.texts),
@@ -189,9 +181,9 @@ class Sampling:
             bad_words=tuple(dict.fromkeys(fields.bad_words or ())),
             bad_word_ids=tuple(pack_int32([token_id]) for token_id in dict.fromkeys(bias.banned_ids)),
             num_prompt_logprobs=fields.prompt_logprobs,
-            priority=fields.priority or 0,
             grammar=make_grammar(fields),
             dry=make_dry(fields),
+            **values,
         )
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
@@ -216,7 +208,3 @@ def _check_texts(fields: SamplingFields, stop: Iterable[str], biased: Iterable[s
 
 def _bearable(penalty: float) -> float:
     return min(max(penalty, 1 / MAX_REPETITION_PENALTY), MAX_REPETITION_PENALTY)
-
-
-def _given(value: T | None, default: T) -> T:
-    return default if value is None else value

@@ -25,6 +25,15 @@ ITEM_PREFIXES = {
 }
 """The types of items that are served, and how their ids begin."""
 
+NEEDED_FIELDS = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_TYPES = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 UNREAD_TYPES = frozenset({"input_image", "input_file"})
@@ -95,24 +104,12 @@ def _checked(item: Item, where: str) -> Item:
             "input",
             "not_supported",
         )
-    needed: dict[str, Any] = {}
-    match kind:
-        case "message":
-            needed = {"role": item.role, "content": item.content}
-            if item.role is not None and item.role not in ROLES:
-                hint = "; send a tool's result as an item of type function_call_output" if item.role == "tool" else ""
-                text = f"{where}.role must be one of {', '.join(ROLES)}, got {item.role[:60]!r}{hint}"
-                raise bad_request(text, "input")
-        case "function_call":
-            needed = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-        case "custom_tool_call":
-            needed = {"call_id": item.call_id, "name": item.name, "input": item.input}
-        case "function_call_output" | "custom_tool_call_output":
-            needed = {"call_id": item.call_id, "output": item.output}
-        case _:
-            pass
-    for name, value in needed.items():
-        if value is None:
+    if kind == "message" and item.role is not None and item.role not in ROLES:
+        hint = "; send a tool's result as an item of type function_call_output" if item.role == "tool" else ""
+        text = f"{where}.role must be one of {', '.join(ROLES)}, got {item.role[:60]!r}{hint}"
+        raise bad_request(text, "input")
+    for name in NEEDED_FIELDS[kind]:
+        if getattr(item, name) is None:
             raise bad_request(f"{where}.{name} is required in an item of type {kind}", "input")
     for name, parts in (("content", item.content), ("summary", item.summary)):
         _check_parts(parts, f"{where}.{name}")

@@ -9,13 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from frontend.api.answers.answer_blocks import AnswerBlocks, Block
 from frontend.api.answers.logprob_fields import ChatLogprob, TokenNames
-from frontend.api.responses.body import (
-    LOGPROBS,
-    REASONING,
-    ReasoningOptions,
-    ResponseBody,
-    TextOptions,
-)
+from frontend.api.responses.body import LOGPROBS, REASONING, ReasoningOptions, ResponseBody, TextOptions
 from frontend.api.responses.items import new_id, output_id, pack_reasoning
 from frontend.api.responses.tools import ResponseChoice, ResponseTool, ToolName, named_tools
 from messages.errors import ErrorInfo
@@ -23,6 +17,13 @@ from messages.ring.replies import PositionLogprobs, Usage, UserReply
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+ECHOED = (
+    *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key"),
+    *("safety_identifier", "user"),
+)
+"""Fields of the body that the response repeats."""
 
 
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
@@ -152,16 +153,10 @@ class ResponseAnswer:
             id=new_id("resp"),
             created_at=int(time.time()),
             background=bool(body.background),
-            instructions=body.instructions,
-            max_output_tokens=body.max_output_tokens,
-            max_tool_calls=body.max_tool_calls,
             metadata=body.metadata or {},
             model=model,
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            previous_response_id=body.previous_response_id,
-            prompt_cache_key=body.prompt_cache_key,
             reasoning=body.reasoning or ReasoningOptions(),
-            safety_identifier=body.safety_identifier,
             store=is_stored,
             temperature=params.temperature,
             text=body.text or TextOptions(),
@@ -170,7 +165,7 @@ class ResponseAnswer:
             top_logprobs=body.top_logprobs or 0,
             top_p=params.top_p,
             truncation=body.truncation or "disabled",
-            user=body.user,
+            **{name: getattr(body, name) for name in ECHOED},
         )
 
     @property
