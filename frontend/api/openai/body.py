@@ -1,6 +1,7 @@
 """The body of OpenAI's endpoints, what a client wants to see in their replies, and the limits on choices."""
 
-from typing import Annotated, NamedTuple, TypeVar
+import time
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -11,6 +12,7 @@ from frontend.api.parameters.generation_body import ModelFields, ModelReader
 from frontend.api.parameters.sampling import Switch
 from frontend.requests.beam_search import EarlyStopping
 from frontend.requests.generation import Generation
+from frontend.requests.trace import RequestTrace
 from frontend.service import Service
 from messages.errors import bad_request
 from messages.ring.requests import SamplingParams
@@ -88,6 +90,19 @@ def usage_options(body: OpenAiFields) -> UsageOptions:
     options = body.stream_options or StreamOptions()
     is_continuous = bool(options.continuous_usage_stats) and bool(options.include_usage)
     return UsageOptions(bool(options.include_usage), is_continuous)
+
+
+def view_fields(body: OpenAiFields, kind: str, trace: RequestTrace, model: str) -> dict[str, Any]:
+    """Returns the fields of a `ReplyView` that follow from `body`, by name; the reply's id begins with `kind`."""
+    return {
+        "id": f"{kind}-{trace.request_id}",
+        "created": int(time.time()),
+        "model": model,
+        "names": TokenNames(bool(body.return_tokens_as_token_ids)),
+        "usage": usage_options(body),
+        "has_token_ids": bool(body.return_token_ids),
+        "has_prompt_logprobs": body.prompt_logprobs is not None,
+    }
 
 
 def check_num_choices(service: Service, num_choices: int, name: str, num_prompts: int = 1) -> None:

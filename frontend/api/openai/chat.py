@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`: OpenAI's endpoint for conversations."""
 
-import time
 from typing import Annotated, Any
 
 import msgspec
@@ -9,11 +8,10 @@ from starlette.requests import Request
 
 from frontend.api.answers.chat_messages import Messages
 from frontend.api.answers.conversation import Conversation, Conversations
-from frontend.api.answers.logprob_fields import TokenNames
 from frontend.api.answers.thinking import ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
 from frontend.api.answers.tools import CHOICE_TEXT, TOOLS_TEXT, check_tools, read_choice
 from frontend.api.openai.beam_search import check_choices, whole_reply
-from frontend.api.openai.body import OpenAiFields, OpenAiReader, check_num_choices, usage_options
+from frontend.api.openai.body import OpenAiFields, OpenAiReader, check_num_choices, view_fields
 from frontend.api.openai.chat_events import ChatEvents
 from frontend.api.openai.chat_reply import ChatView
 from frontend.api.parameters.generation_body import name_rules, truncation_of
@@ -134,16 +132,10 @@ class ChatApi:
         )
         role = ASSISTANT if prompts_answer else last.role
         return ChatView(
-            id=f"chatcmpl-{trace.request_id}",
-            created=int(time.time()),
-            model=self._reader.model_name(body),
+            **view_fields(body, "chatcmpl", trace, self._reader.model_name(body)),
             role=role,
             echoed=last.text if body.echo and last.role == role else "",
-            names=TokenNames(bool(body.return_tokens_as_token_ids)),
-            usage=usage_options(body),
             has_logprobs=bool(body.logprobs),
-            has_token_ids=bool(body.return_token_ids),
-            has_prompt_logprobs=body.prompt_logprobs is not None,
         )
 
 

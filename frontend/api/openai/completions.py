@@ -1,13 +1,11 @@
 """`POST /v1/completions`: OpenAI's endpoint for plain prompts, one or several at once."""
 
-import time
 from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from frontend.api.answers.logprob_fields import TokenNames
 from frontend.api.openai.beam_search import check_choices, whole_reply
 from frontend.api.openai.body import (
     NUM_CHOICES_TEXT,
@@ -15,7 +13,7 @@ from frontend.api.openai.body import (
     OpenAiFields,
     OpenAiReader,
     check_num_choices,
-    usage_options,
+    view_fields,
 )
 from frontend.api.openai.completion_events import CompletionEvents
 from frontend.api.openai.completion_reply import CompletionView
@@ -86,17 +84,11 @@ class CompletionApi:
 
     def _view(self, body: CompletionBody, trace: RequestTrace, num_choices: int) -> CompletionView:
         return CompletionView(
-            id=f"cmpl-{trace.request_id}",
-            created=int(time.time()),
-            model=self._reader.model_name(body),
+            **view_fields(body, "cmpl", trace, self._reader.model_name(body)),
             num_shown=body.n or 1,
             num_choices=num_choices,
-            names=TokenNames(bool(body.return_tokens_as_token_ids)),
-            usage=usage_options(body),
             has_echo=bool(body.echo),
             has_logprobs=body.logprobs is not None,
-            has_token_ids=bool(body.return_token_ids),
-            has_prompt_logprobs=body.prompt_logprobs is not None,
         )
 
 

@@ -9,14 +9,13 @@ from starlette.requests import Request
 from frontend.api.parameters.foreign_fields import FOREIGN, RENAMED
 from frontend.api.parameters.grammar import GrammarFields
 from frontend.api.parameters.model_name import check_model
-from frontend.api.parameters.sampling import SamplingFields, Switch
-from frontend.api.parameters.truncation import NumKept, Side, make_truncation
+from frontend.api.parameters.sampling import MAX_INT32, SamplingFields, Switch
 from frontend.http.body import BodyDecoder, Decoded, read_body
 from frontend.http.field_names import NameRules, UnknownFields
 from frontend.requests.trace import REQUEST_ID_PATTERN, trace_of
 from frontend.service import Service
 from messages.errors import bad_request
-from messages.ring.requests import SamplingParams, Truncation
+from messages.ring.requests import SamplingParams, Truncation, TruncationSide
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "structural_tag": (),
@@ -55,6 +54,11 @@ IGNORED = (
 )
 """Parameters that mean nothing to this server, or (the first three) only in chats."""
 
+NumKept = Annotated[
+    Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None,
+    Meta(description=f"a whole number from 1 to {MAX_INT32}, below the model's context, or -1 for what that leaves"),
+]
+Side = Annotated[TruncationSide | None, Meta(description='"left" or "right"')]
 RequestId = Annotated[str, Meta(pattern=REQUEST_ID_PATTERN)]
 REQUEST_ID_TEXT = "a string of 1 to 128 letters, digits and ._:/+=-"
 
@@ -125,9 +129,20 @@ def check_shown(body: GenerationFields) -> None:
 
 
 def truncation_of(body: GenerationFields, params: SamplingParams, max_model_len: int) -> Truncation | None:
-    """Returns how the prompt is to be cut so that room is left for a token, if one is wanted. Raises `RequestError`."""
-    max_prompt_tokens = max_model_len - min(1, params.max_tokens)
-    return make_truncation(body.truncate_prompt_tokens, body.truncation_side, max_prompt_tokens)
+    """Returns how to truncate the prompt, leaving room for one token unless `max_tokens` is 0.
+
+    `None` if `truncate_prompt_tokens` is not given, whatever the side. Raises `RequestError` (400).
+    """
+    num_kept, max_prompt_tokens = body.truncate_prompt_tokens, max_model_len - min(1, params.max_tokens)
+    if num_kept is None:
+        return None
+    if num_kept == 0 or num_kept > max_prompt_tokens:
+        raise bad_request(
+            f"truncate_prompt_tokens must be a whole number from 1 to {max_prompt_tokens}, or -1 for what the context "
+            f"leaves, got {num_kept}",
+            "truncate_prompt_tokens",
+        )
+    return Truncation(num_kept, body.truncation_side or "left")
 
 
 def name_rules(refused: dict[str, tuple[Any, ...]], ignored: Sequence[str] = ()) -> NameRules:
