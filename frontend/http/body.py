@@ -94,7 +94,7 @@ def _too_large(limit_bytes: int) -> RequestError:
     return RequestError(ErrorInfo(413, f"the body is larger than {limit_bytes} bytes", code="body_too_large"))
 
 
-class Decoded(NamedTuple, Generic[T]):
+class DecodedBody(NamedTuple, Generic[T]):
     """A body, and a warning for each of its fields that is ignored."""
 
     fields: T
@@ -120,7 +120,7 @@ class BodyDecoder(Generic[T]):
         """Returns the decoded body. Raises `RequestError` (400)."""
         return self.read(body).fields
 
-    def read(self, body: bytes) -> Decoded[T]:
+    def read(self, body: bytes) -> DecodedBody[T]:
         """Returns the decoded body and its warnings. Raises `RequestError` (400)."""
         fields = _SPLITTER.split(body)
         _check_containers(body, fields)
@@ -134,7 +134,7 @@ class BodyDecoder(Generic[T]):
             fields = {name: raw for name, raw in fields.items() if name not in given_names.values()} | renamed
             body = msgspec.json.encode(fields)
         try:
-            return Decoded(self._decoder.decode(body), warnings)
+            return DecodedBody(self._decoder.decode(body), warnings)
         except msgspec.ValidationError as error:
             raise self._explain(error, fields, given_names) from None
         except msgspec.DecodeError as error:

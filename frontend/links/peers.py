@@ -43,7 +43,7 @@ class Peers:
         self._next_uid = next_uid
         self._senders = FrontendSenders(open_sender, lambda sender: sender.close())
         self._answerers: dict[type[Any], Callable[[Any], PeerReply]] = {}
-        self._pending: dict[int, _Asked] = {}
+        self._pending: dict[int, _PendingQuestion] = {}
 
     def register(self, kind: type[Q], answer: Callable[[Q], PeerReply]) -> None:
         """Has `answer` called for each question of this kind that another frontend asks."""
@@ -60,7 +60,7 @@ class Peers:
             return Replies({}, 0)
         if len(self._pending) >= MAX_PENDING:
             raise UnavailableError(f"{MAX_PENDING} calls wait for other frontends", "too_many_calls", 1)
-        uid, asked = self._next_uid(), _Asked(names)
+        uid, asked = self._next_uid(), _PendingQuestion(names)
         self._pending[uid] = asked
         try:
             for block in names:
@@ -100,7 +100,7 @@ class Peers:
         self._senders.close()
 
 
-class _Asked:
+class _PendingQuestion:
     """The replies to one question; `is_over` once nobody is left who may still reply."""
 
     def __init__(self, blocks: Collection[int]):

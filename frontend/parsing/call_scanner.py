@@ -19,7 +19,7 @@ class TextEndError(Exception):
     """There is no more text."""
 
 
-class Refused(NamedTuple):
+class Rejection(NamedTuple):
     """`shown` turned out to be no call; `unread` follows it and has not been looked at."""
 
     shown: str
@@ -51,8 +51,8 @@ class CallScanner:
         self._is_in_call = False
         self._steps = self._read()
 
-    def feed(self, text: str) -> Refused | str:
-        """Reads `text`. Returns `Refused` as soon as it cannot be a call; do not call it again then.
+    def feed(self, text: str) -> Rejection | str:
+        """Reads `text`. Returns `Rejection` as soon as it cannot be a call; do not call it again then.
 
         Otherwise returns the unread rest: if `text` begins within a string, the text after that string.
         """
@@ -63,7 +63,7 @@ class CallScanner:
         try:
             next(self._steps)
         except NotACallError:
-            return Refused(self._text[: self._place][self._shown_from :], self._text[self._place :])
+            return Rejection(self._text[: self._place][self._shown_from :], self._text[self._place :])
         unread = self._text[self._place :]
         self._text = self._text[: self._place]
         return unread

@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from frontend.parsing.formats import Forced
+from frontend.parsing.formats import CallSyntax
 
 DEFINITIONS = ("$defs", "definitions")
 NAME = "{name}"
@@ -34,7 +34,7 @@ def _of_object(schema: Any) -> dict[str, Any]:
     return schema if schema and "$ref" in schema else {**(schema or {}), "type": "object"}
 
 
-def force_calls(forced: Forced, tools: Mapping[str, Any], *, allows_several: bool) -> tuple[ForcedCalls, ...]:
+def force_calls(forced: CallSyntax, tools: Mapping[str, Any], *, allows_several: bool) -> tuple[ForcedCalls, ...]:
     """Returns the ways to call one of `tools`, whose values are the schemas of their parameters.
 
     The answer is one of them: each tool has its own where the name is in a mark. Where calls are a list, it may have

@@ -51,7 +51,7 @@ HARMONY_CALLS = (
 )
 
 
-class Forced(NamedTuple):
+class CallSyntax(NamedTuple):
     """How a call is written that must be made: `{name}` in `begin` is the tool's name; without it the JSON has it."""
 
     begin: str
@@ -76,7 +76,7 @@ class MarkedFormat(NamedTuple):
     content_close: Mapping[str, Any] = {}
     has_short_ids: bool = False
     """The ids of calls must be 9 letters and digits: the model's template refuses others."""
-    forced: Forced | None = None
+    forced: CallSyntax | None = None
     thought: Thought | None = None
 
 
@@ -89,7 +89,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         found_by=(("<|channel|>", "<|message|>", "functions"),),
         needs_special_tokens=True,
         content_close={"close_pattern": HARMONY_REST},
-        forced=Forced("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", "<|call|>"),
+        forced=CallSyntax("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", "<|call|>"),
     ),
     "qwen3_coder": MarkedFormat(
         (
@@ -100,14 +100,14 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         found_by=(("<tool_call>", "<function="),),
         needs_special_tokens=True,
         content_close={"close_pattern": END_MARKS},
-        forced=Forced("<tool_call>\n<function={name}>\n", "</tool_call>", separator="\n", is_json=False),
+        forced=CallSyntax("<tool_call>\n<function={name}>\n", "</tool_call>", separator="\n", is_json=False),
     ),
     "hermes": MarkedFormat(
         ({"open": "<tool_call>", "close": "</tool_call>", "content": "json", "transform": CALL}, BARE_CALL),
         found_by=(("<tool_call>",),),
         needs_special_tokens=True,
         content_close={"close_pattern": END_MARKS},
-        forced=Forced("<tool_call>\n", "\n</tool_call>", separator="\n"),
+        forced=CallSyntax("<tool_call>\n", "\n</tool_call>", separator="\n"),
     ),
     "mistral": MarkedFormat(
         (
@@ -129,7 +129,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         needs_special_tokens=True,
         content_close={"close_pattern": END_MARKS},
         has_short_ids=True,
-        forced=Forced("[TOOL_CALLS]", is_list=True),
+        forced=CallSyntax("[TOOL_CALLS]", is_list=True),
     ),
     "pythonic": MarkedFormat(
         (
@@ -141,7 +141,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
             },
         ),
         found_by=(("<|python_start|>",), ("[func_name1(",)),
-        forced=Forced("[{name}(", is_json=False),
+        forced=CallSyntax("[{name}(", is_json=False),
     ),
     "llama3_json": MarkedFormat(
         (
@@ -154,7 +154,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
             BARE_CALL,
         ),
         found_by=(("<|python_tag|>",), ("<|start_header_id|>ipython",), ('"parameters": dictionary',)),
-        forced=Forced("", arguments_key="parameters"),
+        forced=CallSyntax("", arguments_key="parameters"),
     ),
 }
 """By their names in vLLM. The first one that a chat template fits is the model's."""

@@ -17,7 +17,7 @@ OTHERS = "é\u00a0\u2028中٣ⅷ😀"
 """For all characters that are not ASCII, but for those that a pattern names."""
 
 
-class Found(NamedTuple):
+class MarkMatch(NamedTuple):
     """A mark in `text[start:end]`, which more text may change or complete unless `is_certain`."""
 
     start: int
@@ -37,7 +37,7 @@ class Mark:
         self._may_grow = not texts or any(one != other and one.startswith(other) for one in texts for other in texts)
         self.group_names = frozenset(self._pattern.groupindex)
 
-    def find(self, text: str, start: int, *, is_complete: bool, only_here: bool = False) -> Found | None:
+    def find(self, text: str, start: int, *, is_complete: bool, only_here: bool = False) -> MarkMatch | None:
         """Returns the first mark from `start` on (with `only_here`: at `start`), which may be no more than begun.
 
         Raises `TimeoutError` for a pattern that takes too long.
@@ -53,7 +53,7 @@ class Mark:
         is_at_edge = match.end() == len(text) and (self._may_grow or match.end() == match.start())
         is_certain = is_complete or not (match.partial or is_at_edge)
         groups = {name: value for name, value in match.groupdict().items() if value is not None} if is_certain else {}
-        return Found(match.start(), match.end(), is_certain, groups)
+        return MarkMatch(match.start(), match.end(), is_certain, groups)
 
     def find_last(self, text: str) -> tuple[int, int] | None:
         """Returns where the last mark of a complete text begins and ends. Raises `TimeoutError`."""

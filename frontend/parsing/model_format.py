@@ -6,7 +6,7 @@ import string
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS, Forced, MarkedFormat, find_format
+from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS, CallSyntax, MarkedFormat, find_format
 from frontend.parsing.regions import KINDS, Format, FormatError, Kind, Region, read_region, read_template
 from messages.config.server import Config
 from messages.ring.requests import Thought
@@ -33,7 +33,7 @@ class ModelFormat(NamedTuple):
     with_tools: Format | None
     without_tools: Format | None
     has_short_ids: bool = False
-    forced: Forced | None = None
+    forced: CallSyntax | None = None
     thought: Thought | None = None
 
     @property

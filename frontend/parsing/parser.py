@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from frontend.parsing.call_scanner import CallScanner
 from frontend.parsing.deltas import Content, Delta, Deltas, Reasoning
-from frontend.parsing.marks import Found
+from frontend.parsing.marks import MarkMatch
 from frontend.parsing.regions import Format, Region
 from frontend.parsing.text_part import TextPart
 
@@ -27,7 +27,7 @@ class Crossing(NamedTuple):
     """A mark that opens `region`, or closes it."""
 
     region: Region
-    found: Found
+    found: MarkMatch
     is_opening: bool
 
 
@@ -217,6 +217,6 @@ class ResponseParser:
             self._content.write(text, self._format.rest)
 
 
-def _order(found: Found, is_opening: bool) -> tuple[int, int, bool]:
+def _order(found: MarkMatch, is_opening: bool) -> tuple[int, int, bool]:
     """The first comes first, then the longest, then one that opens."""
     return found.start, found.start - found.end, not is_opening

@@ -1,4 +1,4 @@
-"""The latest steps as this frontend hears of them, noted only while somebody looks at them."""
+"""The latest steps as reported to this frontend, recorded only while a viewer asks for them."""
 
 import time
 from collections import defaultdict, deque
@@ -15,11 +15,11 @@ from messages.ring.timeline import ScheduleReport
 
 MAX_STEPS = 1024
 WINDOW_NS = 2_000_000_000
-"""Steps are told for this long, and noted for this long after somebody has asked for them."""
+"""Steps are returned for this long, and recorded for this long after the last `watch`."""
 
 
 class StepSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A step of so many tokens of prompts and of decode rows. `end_ns` is null while it runs."""
+    """A step with its numbers of prompt and decode tokens. `end_ns` is null while it runs."""
 
     begin_ns: int
     end_ns: int | None
@@ -29,7 +29,7 @@ class StepSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecentSteps:
-    """What was told of the latest steps: of plans, and of the ends of steps that gave tokens to requests of here."""
+    """Plans of the latest steps, and the ends of those that produced tokens for requests of this frontend."""
 
     def __init__(self) -> None:
         self._until_ns = 0
@@ -37,7 +37,7 @@ class RecentSteps:
         self._ends: deque[StepEnd] = deque(maxlen=MAX_STEPS)
 
     def watch(self) -> tuple[tuple[StepPlan, ...], tuple[StepEnd, ...]]:
-        """Returns what has been noted, the latest plan however old it is, and has steps noted from now on."""
+        """Returns what was recorded, always with the latest plan, and records steps from now on."""
         now_ns = time.monotonic_ns()
         self._until_ns = now_ns + WINDOW_NS
         while len(self._plans) > 1 and self._plans[0].planned_ns < now_ns - WINDOW_NS:
@@ -59,7 +59,7 @@ class RecentSteps:
             self._ends.append(StepEnd(step.committed_ns, step.step_id, num_tokens, step.engine))
 
     def _is_watched(self) -> bool:
-        """Tells whether somebody still asks; where nobody does, what has been noted is forgotten."""
+        """True if `watch` was called lately; otherwise the record is dropped."""
         if time.monotonic_ns() > self._until_ns:
             self._until_ns = 0
             self._plans.clear()
@@ -68,8 +68,10 @@ class RecentSteps:
 
 
 def join_steps(plans: Iterable[StepPlan], ends: Iterable[StepEnd]) -> dict[str, StepSpan]:
-    """Returns the steps by keys that stay, of each engine the oldest first; `plans` and `ends` are those that all
-    frontends noted."""
+    """Returns the steps by stable keys, oldest first per engine.
+
+    `plans` and `ends` are the records of all frontends.
+    """
     plans_of, ends_of = defaultdict[int, list[StepPlan]](list), defaultdict[int, list[StepEnd]](list)
     for plan in plans:
         plans_of[plan.engine].append(plan)
@@ -88,27 +90,27 @@ def join_steps(plans: Iterable[StepPlan], ends: Iterable[StepEnd]) -> dict[str, 
 def _join_steps(plans: Iterable[StepPlan], ends: Iterable[StepEnd]) -> dict[str, StepSpan]:
     """Returns the steps of one engine.
 
-    A step begins when it is planned or, where that was not told or another ran then, when the one before it ends. One
-    that gave nobody a token ends when the next one is planned: it has chunks of prompts that go on in the next.
+    A step begins when it is planned. If the plan is unknown, or another step was running, it begins when that step
+    ends. A step that produced no token ends when the next one is planned: its prompts continue in the next step.
     """
     num_tokens: dict[tuple[int, int], int] = {}
     for end in ends:
         key = end.committed_ns, end.step_id
         num_tokens[key] = num_tokens.get(key, 0) + end.num_tokens
-    by_id = {plan.step_id: plan for plan in sorted(set(plans))}  # ids begin anew with each scheduler
-    found: list[_Told] = []
+    by_id = {plan.step_id: plan for plan in sorted(set(plans))}  # ids start again with each scheduler
+    found: list[_KnownStep] = []
     for (committed_ns, step_id), num in num_tokens.items():
         plan = by_id.get(step_id)
         if plan is not None and plan.planned_ns <= committed_ns:
-            found.append(_Told(plan.planned_ns, committed_ns, by_id.pop(step_id), plan.num_tokens))
+            found.append(_KnownStep(plan.planned_ns, committed_ns, by_id.pop(step_id), plan.num_tokens))
         else:
-            found.append(_Told(committed_ns, committed_ns, None, num))
-    found += [_Told(plan.planned_ns, None, plan, plan.num_tokens) for plan in by_id.values()]
-    return _lay_out(sorted(found, key=lambda told: told.known_ns))
+            found.append(_KnownStep(committed_ns, committed_ns, None, num))
+    found += [_KnownStep(plan.planned_ns, None, plan, plan.num_tokens) for plan in by_id.values()]
+    return _lay_out(sorted(found, key=lambda step: step.known_ns))
 
 
-class _Told(NamedTuple):
-    """A step: `known_ns` is when it was planned or, without a plan, committed."""
+class _KnownStep(NamedTuple):
+    """A step. `known_ns` is when it was planned or, without a plan, committed."""
 
     known_ns: int
     committed_ns: int | None
@@ -116,16 +118,16 @@ class _Told(NamedTuple):
     num_tokens: int
 
 
-def _lay_out(found: list[_Told]) -> dict[str, StepSpan]:
+def _lay_out(found: list[_KnownStep]) -> dict[str, StepSpan]:
     spans: dict[str, StepSpan] = {}
     last_ns = 0
-    for told, after in zip_longest(found, found[1:]):
-        if told.committed_ns is None and after is not None and after.plan is None:
-            continue  # its end was noted, and is too old to be told
-        begin_ns = last_ns if told.plan is None else max(told.known_ns, last_ns)
-        end_ns = told.committed_ns or (after and after.known_ns)
-        num_prompt = told.plan.num_prompt_tokens if told.plan else 0
-        if begin_ns:  # of the first of all it may not be known
-            spans[str(told.known_ns)] = StepSpan(begin_ns, end_ns, num_prompt, told.num_tokens - num_prompt)
+    for step, after in zip_longest(found, found[1:]):
+        if step.committed_ns is None and after is not None and after.plan is None:
+            continue  # its end was recorded, and has expired
+        begin_ns = last_ns if step.plan is None else max(step.known_ns, last_ns)
+        end_ns = step.committed_ns or (after and after.known_ns)
+        num_prompt = step.plan.num_prompt_tokens if step.plan else 0
+        if begin_ns:  # unknown for the very first step
+            spans[str(step.known_ns)] = StepSpan(begin_ns, end_ns, num_prompt, step.num_tokens - num_prompt)
         last_ns = max(begin_ns, end_ns or 0)
     return spans

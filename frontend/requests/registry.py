@@ -10,7 +10,7 @@ from messages.errors import ErrorInfo
 from messages.ring.replies import PromptReply, StepReplies, UserReply
 from messages.ring.uids import first_uid_of
 
-OfRequests = UserReply | StepReplies | PromptReply
+RequestReplies = UserReply | StepReplies | PromptReply
 OnEnd = Callable[[Generation], None]
 OnStep = Callable[[StepReplies, int, dict[int, int]], None]
 
@@ -59,7 +59,7 @@ class Registry:
         """Returns the open requests of which the ring knows, the oldest first."""
         return [generation for generation in self._open.values() if generation.is_sent]
 
-    def receive(self, message: OfRequests) -> None:
+    def receive(self, message: RequestReplies) -> None:
         """Gives the tokens and ends in `message` to their requests; what belongs to no open attempt is dropped."""
         match message:
             case StepReplies():

@@ -51,7 +51,7 @@ class ChunkSpan(NamedTuple):
     end: int
 
 
-class Told(NamedTuple):
+class WaitReport(NamedTuple):
     """What the scheduler said last of a request that it did not work on, as of `planned_ns`."""
 
     planned_ns: int
@@ -89,7 +89,7 @@ class Timeline:
         self.num_to_compute = 0
         """Tokens that are to be computed or found in the cache before the first (or next) one is sampled."""
         self.chunks: list[ChunkSpan] = []
-        self.told: Told | None = None
+        self.report: WaitReport | None = None
         self.is_quarantined = False
         """It may have killed the scheduler, and others like it run before it."""
         self.outcome: Outcome | None = None
@@ -148,11 +148,11 @@ class Timeline:
     def interrupt(self, last_token_ns: int) -> None:
         """The present attempt is lost, at the latest sign of it; the next one begins with `send`."""
         if self.stage != "restart":
-            told_ns = self.told.planned_ns if self.told is not None else 0
+            told_ns = self.wait_report.planned_ns if self.wait_report is not None else 0
             begin_ns = max(self.stage_begin_ns, last_token_ns, told_ns)
             self.attempt += 1
             self._attempt_start = len(self._marks)
-            self.told = None
+            self.wait_report = None
             self.mark(begin_ns, "restart")
 
     def note_chunk(self, chunk: ChunkSpan, queued_ns: int) -> None:
@@ -160,7 +160,7 @@ class Timeline:
         self.mark_once(queued_ns, "queue")
         if self.stage != "prefill":
             self.mark(chunk.planned_ns, "prefill")
-        self.told = None
+        self.wait_report = None
         chunks = self.chunks
         if chunks and chunks[-1].start == chunk.start:
             chunks.pop()  # planned again: a step has failed
@@ -183,7 +183,7 @@ class Timeline:
         self.mark(now_ns, "send")
         if final.usage.prompt_tokens:
             self.prompt_tokens, self.cached_tokens = final.usage.prompt_tokens, final.usage.cached_tokens
-        self.told = None
+        self.wait_report = None
 
     def decoding(self, now_ns: int) -> list[tuple[int, int]]:
         """Returns from when to when it decoded, the last time perhaps up to now."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from frontend.requests.generation import Generation
 from frontend.requests.step_log import MAX_POINTS, StepLog
-from frontend.requests.timeline import ChunkSpan, Outcome, Span, Stage, Timeline, Told
+from frontend.requests.timeline import ChunkSpan, Outcome, Span, Stage, Timeline, WaitReport
 from messages.ring.replies import StepReplies
 from messages.ring.timeline import (
     ChunkRow,
@@ -103,15 +103,15 @@ class Timelines:
         for paused, timeline in self._find(report.paused):
             if paused.is_paused != (timeline.stage == "preempted"):
                 timeline.mark(planned_ns, "preempted" if paused.is_paused else "decode")
-            timeline.told = Told(planned_ns, report.facts, paused) if paused.is_paused else None
+            timeline.wait_report = WaitReport(planned_ns, report.facts, paused) if paused.is_paused else None
         for waiting, timeline in self._find(report.waiting):
             timeline.mark_once(waiting.queued_ns, "queue")
-            timeline.told = Told(planned_ns, report.facts, waiting)
+            timeline.wait_report = WaitReport(planned_ns, report.facts, waiting)
         for chunk, timeline in self._find(report.chunks):
             timeline.num_to_compute = chunk.num_tokens
             timeline.note_chunk(ChunkSpan(planned_ns, chunk.start, chunk.end), chunk.queued_ns)
         for delayed, timeline in self._find(report.delayed):
-            timeline.told = Told(planned_ns, report.facts, delayed)
+            timeline.wait_report = WaitReport(planned_ns, report.facts, delayed)
 
     def step_ends(self, timeline: Timeline) -> tuple[int, ...]:
         """Returns when the steps ended in which the request decoded, as far as they are kept."""

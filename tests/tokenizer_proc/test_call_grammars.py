@@ -1,4 +1,4 @@
-"""Forced calls as grammars: what they take, with marks that are special tokens and marks that are text."""
+"""CallSyntax calls as grammars: what they take, with marks that are special tokens and marks that are text."""
 
 from pathlib import Path
 

@@ -52,21 +52,21 @@ class Block:
         return "".join(self.pieces)
 
 
-class Began(NamedTuple):
+class NewBlock(NamedTuple):
     block: Block
 
 
-class Grew(NamedTuple):
+class BlockText(NamedTuple):
     block: Block
     text: str
     logprobs: list[PositionLogprobs]
 
 
-class Ended(NamedTuple):
+class BlockEnd(NamedTuple):
     block: Block
 
 
-BlockEvent = Began | Grew | Ended
+BlockEvent = NewBlock | BlockText | BlockEnd
 
 
 class AnswerBlocks:
@@ -189,14 +189,14 @@ class AnswerBlocks:
         logprobs, self._new_logprobs = self._new_logprobs if kind == "text" else [], []
         block.pieces.append(text)
         block.logprobs += logprobs
-        yield Grew(block, text, logprobs)
+        yield BlockText(block, text, logprobs)
 
     def _begin(self, kind: BlockKind, name: str = "", call_id: str = "", call_index: int = 0) -> Iterator[BlockEvent]:
         yield from self._end_last()
         self.blocks.append(Block(kind, len(self.blocks), name, call_id, call_index))
-        yield Began(self.blocks[-1])
+        yield NewBlock(self.blocks[-1])
 
     def _end_last(self) -> Iterator[BlockEvent]:
         if self.blocks and not self.blocks[-1].has_ended:
             self.blocks[-1].has_ended = True
-            yield Ended(self.blocks[-1])
+            yield BlockEnd(self.blocks[-1])

@@ -9,7 +9,7 @@ from msgspec import Meta
 from frontend.api.parameters.grammar import MAX_GRAMMAR_BYTES
 from frontend.http.field_names import find_meant, shown_name
 from frontend.parsing.forced_calls import find_without_object, force_calls
-from frontend.parsing.formats import Forced
+from frontend.parsing.formats import CallSyntax
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
 from messages.ring.requests import CallGrammar, Grammar
@@ -103,20 +103,20 @@ class ToolUse(NamedTuple):
 NO_TOOLS = ToolUse([], {})
 
 
-class Named(NamedTuple):
+class NamedChoice(NamedTuple):
     """The choice of the one tool that must be called."""
 
     name: str
 
 
-class Allowed(NamedTuple):
+class AllowedChoice(NamedTuple):
     """The model is told of the tools `names` alone, and may or must call them as `mode` says."""
 
     names: tuple[str, ...]
     mode: Literal["auto", "required"]
 
 
-Choice = Literal["none", "auto", "required"] | Named | Allowed
+Choice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 
 
 def check_tools(given: list[Any] | None) -> ToolUse:
@@ -180,12 +180,12 @@ def choose_tools(tools: ToolUse, choice: Choice, model_format: ModelFormat, *, a
             "tools",
             "not_supported",
         )
-    if isinstance(choice, Allowed):
+    if isinstance(choice, AllowedChoice):
         tools, choice = _only(tools, choice.names), choice.mode
     if choice == "auto":
         return tools
     schemas = tools.schemas
-    if isinstance(choice, Named):
+    if isinstance(choice, NamedChoice):
         schemas, allows_several = {choice.name: schemas[choice.name]}, False
     for name in tools.in_lark:
         if name in schemas:
@@ -234,7 +234,7 @@ def with_calls(answer: Grammar, tools: ToolUse, model_format: ModelFormat, *, al
     return msgspec.structs.replace(answer, calls=text)
 
 
-def _call_grammar(schemas: Mapping[str, Any], forced: Forced, allows_several: bool) -> str:
+def _call_grammar(schemas: Mapping[str, Any], forced: CallSyntax, allows_several: bool) -> str:
     separator = forced.separator if allows_several else ""
     calls = CallGrammar(force_calls(forced, schemas, allows_several=allows_several), separator, tuple(schemas))
     return msgspec.json.encode(calls).decode()
@@ -245,7 +245,9 @@ def _check_choice(choice: Choice, tools: ToolUse) -> None:
         return
     if not tools.listed:
         raise bad_request('tool_choice must be "none" or "auto": there are no tools', "tool_choice")
-    names = (choice.name,) if isinstance(choice, Named) else choice.names if isinstance(choice, Allowed) else ()
+    names = (
+        (choice.name,) if isinstance(choice, NamedChoice) else choice.names if isinstance(choice, AllowedChoice) else ()
+    )
     for name in names:
         if name not in tools.schemas:
             raise bad_request(
@@ -264,8 +266,8 @@ def read_choice(choice: str | dict[str, Any] | None) -> Choice:
             try:
                 if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
                     allowed = msgspec.convert(choice, AllowedTools).allowed_tools
-                    return Allowed(tuple(tool.function.name for tool in allowed.tools), allowed.mode)
-                return Named(msgspec.convert(choice, ToolChoice).function.name)
+                    return AllowedChoice(tuple(tool.function.name for tool in allowed.tools), allowed.mode)
+                return NamedChoice(msgspec.convert(choice, ToolChoice).function.name)
             except msgspec.ValidationError as error:
                 raise bad_request(
                     f"tool_choice must be {CHOICE_TEXT}: {_explain(error, 'tool_choice')}", "tool_choice"

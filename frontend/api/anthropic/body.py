@@ -8,7 +8,7 @@ from msgspec import Meta, Raw
 from frontend.api.answers.chat_messages import MAX_MESSAGES
 from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.answers.thinking import template_kwargs
-from frontend.api.answers.tools import Choice, Name, Named, ToolFunction, ToolUse, list_tools
+from frontend.api.answers.tools import Choice, Name, NamedChoice, ToolFunction, ToolUse, list_tools
 from frontend.api.answers.turns import BETWEEN_TEXTS, UNREAD, Turns
 from frontend.api.anthropic.errors import THREAD
 from frontend.api.parameters.generation_body import ModelFields, check_shown, truncation_of
@@ -269,6 +269,6 @@ def _choice(choice: MessageChoice) -> Choice:
         case "any":
             return "required"
         case "tool":
-            return Named(_needed(choice.name, "tool_choice.name"))
+            return NamedChoice(_needed(choice.name, "tool_choice.name"))
         case kind:
             return kind

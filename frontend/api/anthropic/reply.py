@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from frontend.api.answers.answer_blocks import AnswerBlocks, Began, Block, BlockEvent, Ended, Grew
+from frontend.api.answers.answer_blocks import AnswerBlocks, Block, BlockEnd, BlockEvent, BlockText, NewBlock
 from frontend.api.anthropic.errors import anthropic_error
 from frontend.http import sse
 from frontend.http.stream import EventWriter
@@ -216,11 +216,11 @@ class MessageEvents(EventWriter):
         for event in events:
             index = event.block.index
             match event:
-                case Began(block):
+                case NewBlock(block):
                     yield _frame(BlockStart(index, _block(block, "")))
-                case Grew(block, text):
+                case BlockText(block, text):
                     yield _frame(BlockDelta(index, _delta(block, text)))
-                case Ended(block):
+                case BlockEnd(block):
                     if block.kind == "reasoning":
                         yield _frame(BlockDelta(index, SignatureDelta(_sign(block.text))))
                     yield _frame(BlockStop(index))

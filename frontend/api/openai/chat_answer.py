@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from frontend.api.answers.answer_blocks import AnswerBlocks, Began, BlockEvent, Grew
+from frontend.api.answers.answer_blocks import AnswerBlocks, BlockEvent, BlockText, NewBlock
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -58,10 +58,10 @@ def chat_delta(event: BlockEvent) -> ChatDelta | None:
     """Returns what a chunk says of the event, `None` if it says nothing."""
     block = event.block
     match event:
-        case Began() if block.kind == "call":
+        case NewBlock() if block.kind == "call":
             function = FunctionDelta("", block.name)
             return ChatDelta(tool_calls=[ToolCallDelta(block.call_index, function, block.call_id, "function")])
-        case Grew(_, text):
+        case BlockText(_, text):
             match block.kind:
                 case "text":
                     return ChatDelta(text)

@@ -59,7 +59,7 @@ class MetricsApi:
         else:
             others = await self._peers.ask_all(ReportMetrics(), MetricsReport)
             reports = {self._own_name(): self._report(ReportMetrics()), **others.by_name}
-            registry.register(_Collected([*join_reports(reports), _missing(others.num_missing)]))
+            registry.register(_MetricList([*join_reports(reports), _missing(others.num_missing)]))
         for collector in self._shared:
             registry.register(collector)
         return registry
@@ -68,7 +68,7 @@ class MetricsApi:
         return make_report(self._own)
 
 
-class _Collected(Collector):
+class _MetricList(Collector):
     def __init__(self, metrics: Iterable[Metric]):
         self._metrics = metrics
 

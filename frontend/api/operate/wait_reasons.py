@@ -7,7 +7,7 @@ import msgspec
 
 from frontend.http.stream import OpenStreams
 from frontend.requests.generation import Generation
-from frontend.requests.timeline import Told
+from frontend.requests.timeline import WaitReport
 from frontend.service import Service
 from messages.ring.timeline import DelayedRow, PausedRow, QueueFacts, WaitingRow
 
@@ -79,8 +79,8 @@ class WaitReasons:
         return self._trouble_of[engine]
 
     def _find_in_scheduler(self, generation: Generation) -> Waiting | None:
-        told, trouble = generation.timeline.told, self._trouble(generation)
-        waiting = None if told is None else _waiting_of(told)
+        report, trouble = generation.timeline.wait_report, self._trouble(generation)
+        waiting = None if report is None else _waiting_of(report)
         if trouble:
             known = "" if waiting is None else f"; before that: {waiting.text}"
             return Waiting("process", f"{trouble}{known}", heard_s=None if waiting is None else waiting.heard_s)
@@ -113,12 +113,12 @@ def _because(trouble: str) -> str:
     return f": {trouble}" if trouble else ""
 
 
-def _waiting_of(told: Told) -> Waiting:
+def _waiting_of(report: WaitReport) -> Waiting:
     """Returns what the scheduler has said, in words."""
-    heard_s = round(max(0, time.monotonic_ns() - told.planned_ns) / 1e9, 3)
-    match told.row:
+    heard_s = round(max(0, time.monotonic_ns() - report.planned_ns) / 1e9, 3)
+    match report.row:
         case DelayedRow(by_uid=0):
-            text = f"the step had no tokens left for its prompt: {_tokens(told.facts)}"
+            text = f"the step had no tokens left for its prompt: {_tokens(report.facts)}"
             return Waiting("tokens", text, heard_s)
         case DelayedRow(uid=uid, by_uid=by_uid) if uid == by_uid:
             return Waiting("load", "the KV cache of its beginning comes from a lower tier (--kv-disk)", heard_s)
@@ -128,7 +128,7 @@ def _waiting_of(told: Told) -> Waiting:
         case PausedRow():
             return Waiting("priority", "its row is paused: there are requests of a higher priority", heard_s)
         case WaitingRow():
-            return _in_queue(told.row, told.facts, heard_s)
+            return _in_queue(report.row, report.facts, heard_s)
 
 
 def _in_queue(row: WaitingRow, facts: QueueFacts, heard_s: float) -> Waiting:

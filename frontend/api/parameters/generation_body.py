@@ -10,7 +10,7 @@ from frontend.api.parameters.foreign_fields import FOREIGN, RENAMED
 from frontend.api.parameters.grammar import GrammarFields
 from frontend.api.parameters.model_name import check_model
 from frontend.api.parameters.sampling import MAX_INT32, SamplingFields, Switch
-from frontend.http.body import BodyDecoder, Decoded, read_body
+from frontend.http.body import BodyDecoder, DecodedBody, read_body
 from frontend.http.field_names import NameRules, UnknownFields
 from frontend.requests.trace import REQUEST_ID_PATTERN, trace_of
 from frontend.service import Service
@@ -97,7 +97,7 @@ class GenerationReader(Generic[T]):
         """Returns the body; the trace gets its request id. Raises `RequestError`."""
         return (await self.read_warned(request)).fields
 
-    async def read_warned(self, request: Request) -> Decoded[T]:
+    async def read_warned(self, request: Request) -> DecodedBody[T]:
         """Same as `read`, with a warning for each field that is ignored."""
         self._service.check_admission()
         decoded = self._decoder.read(await read_body(request, self._max_body_bytes))

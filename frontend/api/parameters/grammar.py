@@ -77,7 +77,7 @@ class GrammarFields(msgspec.Struct, frozen=True, kw_only=True):
     guided_grammar: Annotated[NonEmpty | None, Meta(description="a grammar in Lark or GBNF, not empty")] = None
 
 
-class _Asked(NamedTuple):
+class _GrammarField(NamedTuple):
     """A field, and the grammar that it asks for."""
 
     param: str
@@ -100,10 +100,10 @@ def make_grammar(fields: GrammarFields) -> Grammar | None:
         *_asked_by({f"guided_{name}": getattr(fields, f"guided_{name}") for name in KINDS}),
     ]
     if outputs.json_object:
-        asked.append(_Asked("structured_outputs.json_object", "json_schema", ANY_OBJECT))
+        asked.append(_GrammarField("structured_outputs.json_object", "json_schema", ANY_OBJECT))
     if _is_given(outputs.structural_tag):
         text = _text_of(outputs.structural_tag)
-        asked.append(_Asked("structured_outputs.structural_tag", "structural_tag", text))
+        asked.append(_GrammarField("structured_outputs.structural_tag", "structural_tag", text))
     if fields.structured_outputs is not None and not any(each.param.startswith("structured_outputs") for each in asked):
         raise bad_request(f"structured_outputs must be {OUTPUTS_TEXT}: none of them is given", "structured_outputs")
     if len(asked) > 1:
@@ -118,7 +118,7 @@ def make_grammar(fields: GrammarFields) -> Grammar | None:
     return Grammar(kind, text, param, whitespace)
 
 
-def _asked_by_format(response_format: ResponseFormat | None) -> list[_Asked]:
+def _asked_by_format(response_format: ResponseFormat | None) -> list[_GrammarField]:
     param = "response_format"
     if response_format is None:
         return []
@@ -130,7 +130,7 @@ def _asked_by_format(response_format: ResponseFormat | None) -> list[_Asked]:
     if response_format.type == "text":
         return []
     if response_format.type == "json_object":
-        return [_Asked(param, "json_schema", ANY_OBJECT)]
+        return [_GrammarField(param, "json_schema", ANY_OBJECT)]
     if response_format.type == "json_schema":
         schema = response_format.json_schema
         if schema is None:
@@ -139,25 +139,25 @@ def _asked_by_format(response_format: ResponseFormat | None) -> list[_Asked]:
         if not schema.name:
             text = f"response_format.json_schema.name is required, as in {SCHEMA_FORMAT_TEXT}"
             raise bad_request(text, "response_format.json_schema.name")
-        return [_Asked(param, "json_schema", _text_of(schema.schema))]
+        return [_GrammarField(param, "json_schema", _text_of(schema.schema))]
     parts = {"structures": response_format.structures, "triggers": response_format.triggers}
     if not all(map(_is_given, parts.values())):
         raise bad_request(
             "response_format must have structures and triggers with this type (and no other format)", param
         )
-    return [_Asked(param, "structural_tag", msgspec.json.encode(parts).decode())]
+    return [_GrammarField(param, "structural_tag", msgspec.json.encode(parts).decode())]
 
 
-def _asked_by(given: dict[str, Raw | str | list[str] | None]) -> Iterator[_Asked]:
+def _asked_by(given: dict[str, Raw | str | list[str] | None]) -> Iterator[_GrammarField]:
     """Yields the grammars of fields whose names end in one of `KINDS`."""
     for kind, (param, value) in zip(KINDS.values(), given.items(), strict=True):
         match value:
             case str():
-                yield _Asked(param, kind, value)
+                yield _GrammarField(param, kind, value)
             case list():
-                yield _Asked(param, kind, msgspec.json.encode(value).decode())
+                yield _GrammarField(param, kind, msgspec.json.encode(value).decode())
             case Raw() if _is_given(value):
-                yield _Asked(param, kind, _text_of(value))
+                yield _GrammarField(param, kind, _text_of(value))
             case _:
                 pass
 

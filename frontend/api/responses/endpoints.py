@@ -49,7 +49,7 @@ class InputItems(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
-class AskedResponse(NamedTuple):
+class ParsedRequest(NamedTuple):
     """A parsed body. `items`: all items that the response answers."""
 
     body: ResponseBody
@@ -162,14 +162,14 @@ class ResponsesApi:
         await self._find(response_id, "delete")
         return JsonReply(DeletedResponse(response_id))
 
-    async def _read(self, request: Request) -> AskedResponse:
+    async def _read(self, request: Request) -> ParsedRequest:
         """Raises `RequestError`."""
         body = await self._reader.read(request)
         body = msgspec.structs.replace(body, tools=served_tools(body.tools, self._unknown))
         given = read_items(await self._resolved(body.input))
         items = [*await self._items_before(body.previous_response_id), *given]
         conversation = make_conversation(body, make_turns(body.instructions, items).messages, self._conversations)
-        return AskedResponse(body, items, conversation)
+        return ParsedRequest(body, items, conversation)
 
     def _follow(self, stored: StoredResponse, start: int) -> FollowingStream:
         return FollowingStream(stored, start, self._service.config.http.sse_keepalive_s)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from frontend.api.answers.answer_blocks import Began, Block, BlockEvent, Ended, Grew
+from frontend.api.answers.answer_blocks import Block, BlockEnd, BlockEvent, BlockText, NewBlock
 from frontend.api.answers.logprob_fields import ChatLogprob
 from frontend.api.responses.reply import OutputItem, OutputPart, Response, ResponseAnswer, failed
 from frontend.http import sse
@@ -14,98 +14,98 @@ from messages.errors import ErrorInfo
 from messages.ring.replies import UserReply
 
 
-class OfStream(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     sequence_number: int
 
 
-class OfResponse(OfStream, frozen=True, kw_only=True):
+class ResponseEvent(StreamEvent, frozen=True, kw_only=True):
     response: Response
 
 
-class ResponseCreated(OfResponse, frozen=True, kw_only=True, tag="response.created"):
+class ResponseCreated(ResponseEvent, frozen=True, kw_only=True, tag="response.created"):
     pass
 
 
-class ResponseInProgress(OfResponse, frozen=True, kw_only=True, tag="response.in_progress"):
+class ResponseInProgress(ResponseEvent, frozen=True, kw_only=True, tag="response.in_progress"):
     pass
 
 
-class ResponseCompleted(OfResponse, frozen=True, kw_only=True, tag="response.completed"):
+class ResponseCompleted(ResponseEvent, frozen=True, kw_only=True, tag="response.completed"):
     pass
 
 
-class ResponseIncomplete(OfResponse, frozen=True, kw_only=True, tag="response.incomplete"):
+class ResponseIncomplete(ResponseEvent, frozen=True, kw_only=True, tag="response.incomplete"):
     """It ended early; its status is incomplete or cancelled."""
 
 
-class ResponseFailed(OfResponse, frozen=True, kw_only=True, tag="response.failed"):
+class ResponseFailed(ResponseEvent, frozen=True, kw_only=True, tag="response.failed"):
     pass
 
 
-class OfItem(OfStream, frozen=True, kw_only=True):
+class ItemEvent(StreamEvent, frozen=True, kw_only=True):
     output_index: int
 
 
-class OutputItemAdded(OfItem, frozen=True, kw_only=True, tag="response.output_item.added"):
+class OutputItemAdded(ItemEvent, frozen=True, kw_only=True, tag="response.output_item.added"):
     item: OutputItem
 
 
-class OutputItemDone(OfItem, frozen=True, kw_only=True, tag="response.output_item.done"):
+class OutputItemDone(ItemEvent, frozen=True, kw_only=True, tag="response.output_item.done"):
     item: OutputItem
 
 
-class OfText(OfItem, frozen=True, kw_only=True):
+class ItemTextEvent(ItemEvent, frozen=True, kw_only=True):
     item_id: str
 
 
-class OfPart(OfText, frozen=True, kw_only=True):
+class PartEvent(ItemTextEvent, frozen=True, kw_only=True):
     content_index: int = 0
 
 
-class ContentPartAdded(OfPart, frozen=True, kw_only=True, tag="response.content_part.added"):
+class ContentPartAdded(PartEvent, frozen=True, kw_only=True, tag="response.content_part.added"):
     part: OutputPart
 
 
-class ContentPartDone(OfPart, frozen=True, kw_only=True, tag="response.content_part.done"):
+class ContentPartDone(PartEvent, frozen=True, kw_only=True, tag="response.content_part.done"):
     part: OutputPart
 
 
-class OutputTextDelta(OfPart, frozen=True, kw_only=True, tag="response.output_text.delta"):
+class OutputTextDelta(PartEvent, frozen=True, kw_only=True, tag="response.output_text.delta"):
     delta: str
     logprobs: list[ChatLogprob]
 
 
-class OutputTextDone(OfPart, frozen=True, kw_only=True, tag="response.output_text.done"):
+class OutputTextDone(PartEvent, frozen=True, kw_only=True, tag="response.output_text.done"):
     text: str
     logprobs: list[ChatLogprob]
 
 
-class ReasoningTextDelta(OfPart, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):
+class ReasoningTextDelta(PartEvent, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):
     delta: str
 
 
-class ReasoningTextDone(OfPart, frozen=True, kw_only=True, tag="response.reasoning_text.done"):
+class ReasoningTextDone(PartEvent, frozen=True, kw_only=True, tag="response.reasoning_text.done"):
     text: str
 
 
-class ArgumentsDelta(OfText, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"):
+class ArgumentsDelta(ItemTextEvent, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"):
     delta: str
 
 
-class ArgumentsDone(OfText, frozen=True, kw_only=True, tag="response.function_call_arguments.done"):
+class ArgumentsDone(ItemTextEvent, frozen=True, kw_only=True, tag="response.function_call_arguments.done"):
     name: str
     arguments: str
 
 
-class CustomInputDelta(OfText, frozen=True, kw_only=True, tag="response.custom_tool_call_input.delta"):
+class CustomInputDelta(ItemTextEvent, frozen=True, kw_only=True, tag="response.custom_tool_call_input.delta"):
     delta: str
 
 
-class CustomInputDone(OfText, frozen=True, kw_only=True, tag="response.custom_tool_call_input.done"):
+class CustomInputDone(ItemTextEvent, frozen=True, kw_only=True, tag="response.custom_tool_call_input.done"):
     input: str
 
 
-EVENTS: tuple[type[OfStream], ...] = (
+EVENTS: tuple[type[StreamEvent], ...] = (
     *(ResponseCreated, ResponseInProgress, ResponseCompleted, ResponseIncomplete, ResponseFailed, OutputItemAdded),
     *(OutputItemDone, ContentPartAdded, ContentPartDone, OutputTextDelta, OutputTextDone, ReasoningTextDelta),
     *(ReasoningTextDone, ArgumentsDelta, ArgumentsDone, CustomInputDelta, CustomInputDone),
@@ -128,11 +128,11 @@ class ResponseFrames:
     def go_on(self, events: Iterable[BlockEvent]) -> Iterator[bytes]:
         for event in events:
             match event:
-                case Began(block):
+                case NewBlock(block):
                     yield from self._added(block)
-                case Grew(block):
+                case BlockText(block):
                     yield self._delta(event)
-                case Ended(block):
+                case BlockEnd(block):
                     yield from self._done(block)
 
     def end(self, response: Response) -> bytes:
@@ -154,7 +154,7 @@ class ResponseFrames:
         if block.kind != "call":
             yield self._of(block, ContentPartAdded, part=self._answer.part(block))
 
-    def _delta(self, grew: Grew) -> bytes:
+    def _delta(self, grew: BlockText) -> bytes:
         block, text = grew.block, grew.text
         match block.kind:
             case "text":
@@ -181,10 +181,10 @@ class ResponseFrames:
             yield self._of(block, ContentPartDone, part=self._answer.part(block))
         yield self._frame(OutputItemDone, output_index=block.index, item=self._answer.item(block))
 
-    def _of(self, block: Block, kind: type[OfText], **fields: object) -> bytes:
+    def _of(self, block: Block, kind: type[ItemTextEvent], **fields: object) -> bytes:
         return self._frame(kind, output_index=block.index, item_id=self._answer.item_id(block), **fields)
 
-    def _frame(self, kind: type[OfStream], **fields: object) -> bytes:
+    def _frame(self, kind: type[StreamEvent], **fields: object) -> bytes:
         event = kind(sequence_number=self._num_events, **fields)
         self._num_events += 1
         return sse.named_frame(str(kind.__struct_config__.tag), event)

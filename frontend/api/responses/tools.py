@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.answers.custom_tools import CustomFormat, as_function
-from frontend.api.answers.tools import Allowed, Choice, Name, Named, ToolFunction, ToolUse, list_tools
+from frontend.api.answers.tools import AllowedChoice, Choice, Name, NamedChoice, ToolFunction, ToolUse, list_tools
 from frontend.http.field_names import UnknownFields
 from messages.errors import bad_request
 
@@ -115,9 +115,9 @@ def read_choice(choice: Literal["none", "auto", "required"] | ResponseChoice | N
         case None:
             return "auto"
         case ResponseChoice(type="function" | "custom", name=str(name)):
-            return Named(name)
+            return NamedChoice(name)
         case ResponseChoice(type="allowed_tools", mode=str(mode), tools=list(tools)):
-            return Allowed(tuple(tool.name for tool in tools), mode)
+            return AllowedChoice(tuple(tool.name for tool in tools), mode)
         case ResponseChoice():
             raise bad_request(f"tool_choice must be {CHOICE_TEXT}", "tool_choice")
         case choice:

@@ -3,10 +3,10 @@
 import pytest
 
 from frontend.api.generate.generate import GenerateBody
-from frontend.api.parameters.generation_body import IGNORED, REFUSED
 from frontend.api.openai.chat import ChatBody
 from frontend.api.openai.completions import CompletionBody
 from frontend.api.parameters.foreign_fields import FOREIGN, RENAMED
+from frontend.api.parameters.generation_body import IGNORED, REFUSED
 from frontend.api.parameters.sampling import SamplingFields
 from messages.config.server import HttpConfig
 from tests.frontend.frontend_run import FrontendRun, final, make_config
