@@ -89,7 +89,7 @@ class Timeline:
         self.num_to_compute = 0
         """Tokens that are to be computed or found in the cache before the first (or next) one is sampled."""
         self.chunks: list[ChunkSpan] = []
-        self.report: WaitReport | None = None
+        self.wait_report: WaitReport | None = None
         self.is_quarantined = False
         """It may have killed the scheduler, and others like it run before it."""
         self.outcome: Outcome | None = None
