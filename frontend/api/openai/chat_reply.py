@@ -106,17 +106,17 @@ class ChatView(ReplyView, frozen=True, kw_only=True):
         deltas = [delta for delta in map(chat_delta, events) if delta is not None]
         if (final is not None and answer.rules is not None) or not (deltas or (final is None and self.is_plain)):
             deltas.append(ChatDelta("" if final is None and answer.rules is None else UNSET))
-        pieces = [ChatPiece(index=index, delta=delta) for delta in deltas]
-        if pieces:
-            pieces[-1] = ChatPiece(
-                index=index,
-                delta=deltas[-1],
-                logprobs=self._logprobs(answer),
-                finish_reason=None if final is None else _finish_reason(final, answer),
-                stop_reason=UNSET if final is None else final.stop_reason,
-                token_ids=answer.token_ids if self.has_token_ids else UNSET,
-            )
-        return pieces
+        if not deltas:
+            return []
+        last = ChatPiece(
+            index=index,
+            delta=deltas.pop(),
+            logprobs=self._logprobs(answer),
+            finish_reason=None if final is None else _finish_reason(final, answer),
+            stop_reason=UNSET if final is None else final.stop_reason,
+            token_ids=answer.token_ids if self.has_token_ids else UNSET,
+        )
+        return [*[ChatPiece(index=index, delta=delta) for delta in deltas], last]
 
     def _choice(self, answer: AnswerBlocks) -> ChatChoice:
         final = answer.generation.ended
