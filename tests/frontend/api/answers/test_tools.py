@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.api.answers.tools import MAX_TOOLS, Named, check_tools, choose_tools, read_choice, with_calls
+from frontend.api.answers.tools import MAX_TOOLS, NamedChoice, check_tools, choose_tools, read_choice, with_calls
 from frontend.api.parameters.grammar import MAX_GRAMMAR_BYTES
 from frontend.parsing.model_format import choose_format
 from messages.errors import RequestError
@@ -433,8 +433,8 @@ def test_a_tool_whose_arguments_are_no_object_cannot_be_forced(model_format: str
     for schema in ({"type": "string"}, {"type": ["array", "null"]}):
         tools = check_tools([tool("good"), tool("bad", parameters=schema)])
         assert choose_tools(tools, "auto", kind, allows_several=True).forced is None
-        assert choose_tools(tools, Named("good"), kind, allows_several=True).forced is not None
-        for choice in ("required", Named("bad")):
+        assert choose_tools(tools, NamedChoice("good"), kind, allows_several=True).forced is not None
+        for choice in ("required", NamedChoice("bad")):
             with pytest.raises(RequestError, match="a call of 'bad' cannot be forced: its parameters must be an obj"):
                 choose_tools(tools, choice, kind, allows_several=True)
 
