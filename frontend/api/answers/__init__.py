@@ -1,1 +1,1 @@
-"""Chats, whatever the API: the conversation, and the answer as it is parsed."""
+"""Chats, independent of the API: the conversation and the parsed answer."""

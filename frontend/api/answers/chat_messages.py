@@ -1,4 +1,4 @@
-"""The messages of a chat: their roles and contents, checked, and made into what the tokenizer renders."""
+"""Chat messages: validation of roles and contents, and conversion to the prompt that the tokenizer renders."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -13,10 +13,10 @@ MAX_ROLE_CHARS = 64
 MAX_MESSAGES = 1 << 15
 
 Role = Annotated[str, Meta(min_length=1, max_length=MAX_ROLE_CHARS)]
-"""Any name: the template decides which there are."""
+"""Any name; the chat template decides which roles exist."""
 
 ROLES_WITH_CONTENT = frozenset({"system", "developer", "user", "tool"})
-"""Roles whose messages OpenAI's API requires a content of."""
+"""Roles whose messages must have a content in OpenAI's API."""
 
 MESSAGES_TEXT = (
     f"a list of messages, not empty and at most {MAX_MESSAGES}, each with a role (a name of 1 to {MAX_ROLE_CHARS} "
@@ -25,7 +25,7 @@ MESSAGES_TEXT = (
 
 
 class ContentPart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A part of a message; only text is served."""
+    """A part of a message; only text is supported."""
 
     type: str
     text: str | None = None
@@ -33,7 +33,7 @@ class ContentPart(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message as clients send it; what chat templates do not read is dropped."""
+    """A message as clients send it. Fields that chat templates do not read are dropped."""
 
     role: Role
     content: str | list[ContentPart] | None = None
@@ -46,7 +46,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def text(self) -> str:
-        """The content in one piece."""
+        """The content as one string."""
         if isinstance(self.content, list):
             return "\n".join(part.text or "" for part in self.content)
         return self.content or ""
@@ -62,7 +62,7 @@ def make_chat_prompt(
     continue_final_message: bool | None,
     template_kwargs: dict[str, Any] | None,
 ) -> ChatPrompt:
-    """Returns the chat for the tokenizer; an answer is prompted for unless the last message is continued.
+    """Returns the chat for the tokenizer. The prompt ends with a generation prompt unless it continues a message.
 
     Raises `RequestError` (400).
     """
@@ -80,9 +80,10 @@ def make_chat_prompt(
 
 
 def _checked(message: ChatMessage, where: str) -> ChatMessage:
-    """Returns the message as templates know it: a developer is the system, a refusal is text, arguments are objects.
+    """Returns the message in the form that templates expect.
 
-    Reasoning is `reasoning_content` and, as gpt-oss has it, `thinking`; that may not stand beside a content there.
+    The developer's role becomes system, a refusal becomes text, arguments become objects. Reasoning is passed as
+    `reasoning_content` and, for gpt-oss, as `thinking`, which must not be combined with a content.
     """
     content = message.content
     if content is None and message.role in ROLES_WITH_CONTENT:
@@ -123,9 +124,9 @@ def _checked_part(part: ContentPart, where: str) -> ContentPart:
 
 
 def _checked_call(call: dict[str, Any], where: str) -> dict[str, Any]:
-    """Returns an earlier call of a tool with its arguments as an object: clients send them as JSON in a string.
+    """Returns an earlier tool call with its arguments as an object; clients send them as a JSON string.
 
-    Arguments that are no JSON stay what they are: a model may have written them.
+    Arguments that are not JSON stay as they are: a model may have written them.
     """
     function = call.get("function")
     if not isinstance(function, dict):

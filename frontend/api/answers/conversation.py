@@ -1,4 +1,4 @@
-"""A conversation as every API for chats asks for it, and the choices that are opened for it."""
+"""A conversation in the form that all chat APIs share, and the choices that are opened for it."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from messages.ring.requests import ChatPrompt, EncodeMsg, SamplingParams, Trunca
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a body asks for, whatever its API names it. `params`: those of the first choice."""
+    """What a body requests, independent of its API. `params` are those of the first choice."""
 
     messages: Sequence[ChatMessage]
     params: SamplingParams
@@ -58,7 +58,7 @@ class InputTokens(msgspec.Struct, frozen=True):
 
 
 class Conversations:
-    """Opens conversations with a model whose answers look like `model_format`."""
+    """Opens conversations with a model whose answers follow `model_format`."""
 
     def __init__(self, service: Service, model_format: ModelFormat):
         self._service = service

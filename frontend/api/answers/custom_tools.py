@@ -1,4 +1,4 @@
-"""Tools whose calls carry text in place of JSON. The model calls them as functions with one string, `input`."""
+"""Tools whose calls carry text instead of JSON. The model calls them as functions with one string, `input`."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from messages.errors import bad_request
 
 
 class CustomFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an input must be. The model is told of it; it is kept to where the call is forced."""
+    """The format of a tool's input. The model sees it; it is enforced only for forced calls."""
 
     type: Literal["text", "grammar"] = "text"
     syntax: Literal["lark", "regex"] | None = None
@@ -17,7 +17,7 @@ class CustomFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def as_function(name: Name, description: str | None, form: CustomFormat, where: str) -> ToolFunction:
-    """Returns the function that stands for a custom tool. Raises `RequestError` (400)."""
+    """Returns the function that represents a custom tool. Raises `RequestError` (400)."""
     text = [description] if description else []
     schema: dict[str, Any] = {"type": "string"}
     if form.type == "grammar":

@@ -1,4 +1,4 @@
-"""Logprobs as clients see them: in the forms of completions, of chats, of `/generate`, and of prompts."""
+"""Log-probabilities in the formats of completions, chats, `/generate` and prompts."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ LEAST_LOGPROB = -9999.0
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Four columns with an entry for each token; the first token of a prompt has no logprob."""
+    """Four columns with one entry per token. The first token of a prompt has no logprob."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -43,13 +43,13 @@ class NativeLogprob(msgspec.Struct, frozen=True):
 
 
 class NativeLogprobs(NativeLogprob, frozen=True):
-    """One token of `/generate` with its alternatives, the likeliest first."""
+    """One token of `/generate` with its alternatives, most likely first."""
 
     top: list[NativeLogprob]
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
-    """`rank` counts from 1, the likeliest; it is null for a token that is not among the alternatives."""
+    """`rank` is 1 for the most likely token, and null for a token that is not among the alternatives."""
 
     logprob: float
     rank: int | None
@@ -57,11 +57,11 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 
 
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
-"""An entry for each token of the prompt by token id, null for the first one."""
+"""One entry per prompt token, by token id; null for the first token."""
 
 
 class TokenNames(NamedTuple):
-    """How tokens are named: by their text, or with `as_ids` (`return_tokens_as_token_ids`) as `token_id:7`."""
+    """Tokens are named by their text, or as `token_id:7` with `as_ids` (`return_tokens_as_token_ids`)."""
 
     as_ids: bool = False
 
@@ -69,7 +69,7 @@ class TokenNames(NamedTuple):
         return f"token_id:{token.token_id}" if self.as_ids else token.text
 
     def completion(self, positions: Sequence[PositionLogprobs], offset: int) -> CompletionLogprobs:
-        """Returns the columns for `positions`, whose text begins `offset` characters into the text of the choice."""
+        """Returns the columns for `positions`, whose text starts at character `offset` of the choice."""
         return CompletionLogprobs(
             tokens=[self.name(entry.token) for entry in positions],
             token_logprobs=[_finite(entry.token.logprob) for entry in positions],
@@ -87,7 +87,7 @@ class TokenNames(NamedTuple):
         ]
 
     def _top(self, entry: PositionLogprobs) -> dict[str, float] | None:
-        """Returns the token and its alternatives by name; of those that look the same, the likeliest."""
+        """Returns the token and its alternatives by name. If several have the same name, the most likely one counts."""
         if entry.token.logprob is None:
             return None
         found: dict[str, float] = {}
@@ -108,12 +108,12 @@ class TokenNames(NamedTuple):
 
 
 def prompt_logprobs(prompt: PromptReply | None) -> PromptLogprobs:
-    """Returns what is known of the prompt's tokens; nothing where the request ended before they were known."""
+    """Returns the prompt's tokens; an empty list if the request ended before they were known."""
     return [] if prompt is None else [_prompt_entry(entry) for entry in prompt.tokens]
 
 
 def mean_logprob(positions: Iterable[PositionLogprobs]) -> float:
-    """Returns by what choices are ranked; of no tokens it is minus infinity, so that such a choice comes last."""
+    """Returns the score that ranks choices: minus infinity without tokens, so that such a choice comes last."""
     logprobs = [entry.token.logprob or 0.0 for entry in positions]
     return sum(logprobs) / len(logprobs) if logprobs else float("-inf")
 

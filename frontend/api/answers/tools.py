@@ -1,4 +1,4 @@
-"""The tools of a chat: checked, told to the chat template, and whether the model may or must call one."""
+"""The tools of a chat: their validation, their form for the chat template, and whether a call is forced."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -16,7 +16,7 @@ from messages.ring.requests import CallGrammar, Grammar
 
 MAX_TOOLS = 1024
 MAX_FIELDS = 32
-"""Fields of a function: each unknown one is compared with all known ones."""
+"""Fields of a function. Each unknown field is compared with all known ones, so their number is limited."""
 
 MAX_SHOWN_CHARS = 60
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,128}\Z"
@@ -66,7 +66,7 @@ class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AllowedTool(msgspec.Struct, frozen=True):
-    """It may be the whole tool: its name counts."""
+    """May be the complete tool; only its name counts."""
 
     function: NamedFunction
     type: Literal["function"]
@@ -83,10 +83,10 @@ class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolUse(NamedTuple):
-    """What a chat may call: `listed` as the template gets it, `schemas` of parameters by name; they may be empty.
+    """The tools that a chat may call: `listed` for the template, `schemas` of their parameters by name (may be empty).
 
-    `forced`: the calls of which the answer must consist, `None` where the model chooses. `custom`: the names of tools
-    whose calls carry text; `in_lark`: of those whose input a grammar in Lark's form describes.
+    `forced`: grammar of the calls that the answer must consist of, `None` if the model chooses. `custom`: names of
+    tools whose calls carry text. `in_lark`: names of tools whose input follows a Lark grammar.
     """
 
     listed: list[dict[str, Any]]
@@ -104,13 +104,13 @@ NO_TOOLS = ToolUse([], {})
 
 
 class NamedChoice(NamedTuple):
-    """The choice of the one tool that must be called."""
+    """The one tool that must be called."""
 
     name: str
 
 
 class AllowedChoice(NamedTuple):
-    """The model is told of the tools `names` alone, and may or must call them as `mode` says."""
+    """The model sees only the tools in `names`; `mode` decides whether it must call one."""
 
     names: tuple[str, ...]
     mode: Literal["auto", "required"]
@@ -120,7 +120,7 @@ Choice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 
 
 def check_tools(given: list[Any] | None) -> ToolUse:
-    """Returns the tools of a chat's body. Raises `RequestError` (400), which names the place."""
+    """Returns the tools of a chat body. Raises `RequestError` (400), which names the field at fault."""
     if not given:
         return NO_TOOLS
     _check_number(given)
@@ -144,7 +144,7 @@ def _refuse_misspelled(function: dict[str, Any], where: str) -> None:
 
 
 def list_tools(functions: Sequence[ToolFunction]) -> ToolUse:
-    """Returns the tools of a body whose tools are functions, as a chat has them. Raises `RequestError` (400)."""
+    """Returns `functions` as the tools of a chat. Raises `RequestError` (400)."""
     _check_number(functions)
     listed: list[dict[str, Any]] = [
         {"type": "function", "function": {k: v for k, v in msgspec.structs.asdict(function).items() if v is not None}}
@@ -204,7 +204,7 @@ def _only(tools: ToolUse, names: Collection[str]) -> ToolUse:
 
 
 def _force(schemas: Mapping[str, Any], model_format: ModelFormat, allows_several: bool) -> Grammar:
-    """Returns the grammar of an answer that calls one of the tools, or several. Raises `RequestError` (400)."""
+    """Returns the grammar of an answer that calls one or several of the tools. Raises `RequestError` (400)."""
     forced = model_format.forced
     if forced is None or not forced.is_json:
         why = "the arguments are not JSON in the model's format of calls"
@@ -256,7 +256,7 @@ def _check_choice(choice: Choice, tools: ToolUse) -> None:
 
 
 def read_choice(choice: str | dict[str, Any] | None) -> Choice:
-    """Returns the choice of a chat's body. Raises `RequestError` (400)."""
+    """Returns the `tool_choice` of a chat body. Raises `RequestError` (400)."""
     match choice:
         case None:
             return "auto"
@@ -275,6 +275,6 @@ def read_choice(choice: str | dict[str, Any] | None) -> Choice:
 
 
 def _explain(error: msgspec.ValidationError, name: str) -> str:
-    """Returns msgspec's words, with the place as `name[3].function`."""
+    """Returns msgspec's message with the position written as `name[3].function`."""
     text, found, place = str(error).partition(" - at `$")
     return f"{text} (at {name}{place.rstrip('`')})" if found else text

@@ -1,4 +1,4 @@
-"""The messages of a chat, made of the pieces in which other APIs have a conversation."""
+"""Chat messages, assembled from the smaller pieces in which other APIs express a conversation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from frontend.api.answers.chat_messages import ChatMessage
 
 BETWEEN_TEXTS = "\n\n"
 UNREAD = "[This is no text, and the model reads text only.]"
-"""What the model is told in place of a picture or a file that a tool has returned: an agent can go on from it."""
+"""Replaces an image or a file in a tool's result, so that an agent can continue."""
 
 
 @dataclass
 class _Turn:
-    """The pieces of a message, which are joined once, because there may be many."""
+    """The pieces of a message, joined once at the end because there may be many."""
 
     role: str
     texts: list[str] = field(default_factory=list[str])
@@ -32,8 +32,10 @@ class _Turn:
 
 
 class Turns:
-    """Pieces of one role that follow each other are one message, as chat templates expect it; results of tools are
-    each their own."""
+    """Consecutive pieces of one role become one message, as chat templates expect.
+
+    Each tool result is a message of its own.
+    """
 
     def __init__(self) -> None:
         self._turns: list[_Turn] = []
@@ -44,7 +46,7 @@ class Turns:
         return [turn.message() for turn in self._turns]
 
     def say(self, role: str, text: str) -> None:
-        """Adds text of the system (or developer), the user or the assistant."""
+        """Adds text from the system (or developer), the user or the assistant."""
         self._open("system" if role == "developer" else role).texts.append(text)
 
     def think(self, text: str) -> None:
@@ -52,12 +54,12 @@ class Turns:
         self._open("assistant").thoughts.append(text)
 
     def call(self, call_id: str, name: str, arguments: str | dict[str, Any]) -> None:
-        """Adds the assistant's call of a tool."""
+        """Adds a tool call by the assistant."""
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self._open("assistant").calls.append(call)
 
     def result(self, call_id: str, text: str) -> None:
-        """Adds what a tool has returned."""
+        """Adds the result of a tool call."""
         self._turns.append(_Turn("tool", [text], call_id=call_id))
 
     def _open(self, role: str) -> _Turn:

@@ -1,4 +1,4 @@
-"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`, and the conversation that they ask for."""
+"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`, and their conversion to a conversation."""
 
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -27,14 +27,14 @@ IGNORED = (
 
 ROLES = ("user", "assistant", "system")
 UNSHOWN_BLOCKS = frozenset({"redacted_thinking"})
-"""Blocks that only who made them can read: they are left out."""
+"""Blocks that only their issuer can read; they are left out."""
 
 UNREAD_BLOCKS = frozenset({"image", "document"})
-"""Blocks that the result of a tool may have and the model does not read."""
+"""Blocks that a tool result may have but the model cannot read."""
 
 BILLING = "x-anthropic-billing-header:"
-"""What a block of the system's text begins with that Claude Code writes for its own server. It differs from one session
-to the next, so that nothing behind it would be found in the prefix cache: it is left out."""
+"""The beginning of a system block that Claude Code writes for its own server. It differs between sessions, so the text
+after it would never be found in the prefix cache. Such blocks are left out."""
 
 MIN_BUDGET_TOKENS = 1024
 """The minimum of Anthropic's API."""
@@ -51,7 +51,7 @@ CHOICE_TEXT = 'an object with a type: "auto", "any", "none", or "tool" with a na
 
 
 class ContentBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block as clients send it; what chat templates do not read, as `cache_control`, is dropped."""
+    """A block as clients send it. Fields that chat templates do not read, such as `cache_control`, are dropped."""
 
     type: str
     text: str | None = None
@@ -101,7 +101,7 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptFields(ModelFields, frozen=True, kw_only=True):
-    """What makes the prompt, and what every endpoint samples by."""
+    """The fields that make up the prompt, and the sampling fields of every endpoint."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES, description=MESSAGES_TEXT)]
     system: Annotated[Content | None, Meta(description="a string or a list of text blocks")] = None
@@ -128,7 +128,7 @@ class MessagesBody(PromptFields, frozen=True, kw_only=True):
 
 
 def make_conversation(body: PromptFields, conversations: Conversations) -> Conversation:
-    """Raises `RequestError` (400), which names the place."""
+    """Converts `body` to a conversation. Raises `RequestError` (400), which names the field at fault."""
     check_shown(body)
     stop = body.stop_sequences if isinstance(body, MessagesBody) else None
     output_format = (body.output_config and body.output_config.format) or body.output_format
@@ -228,7 +228,7 @@ def _read_result(content: Content) -> Content:
 
 
 def _text(content: Content, where: str) -> str:
-    """Returns a text, or text blocks, in one piece."""
+    """Returns a text, or text blocks, as one string."""
     if isinstance(content, str):
         return content
     for index, block in enumerate(content):

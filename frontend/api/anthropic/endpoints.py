@@ -24,9 +24,9 @@ USER = {"role": "user", "content": "How far is the moon?"}
 TOOL: dict[str, Any] = {"name": "get_time", "input_schema": {"type": "object", "properties": {}}}
 
 ID_HEADER = "request-id"
-"""Anthropic's clients show it as `_request_id`, and as `request_id` of errors."""
+"""Anthropic's clients show it as `_request_id`, and as the `request_id` of errors."""
 
-VERSION = Parameter("header", "anthropic-version", Annotated[str, Meta(max_length=64)], "Any is taken, and none.")
+VERSION = Parameter("header", "anthropic-version", Annotated[str, Meta(max_length=64)], "Any version is accepted.")
 
 _MESSAGES = partial(
     Endpoint,
@@ -53,7 +53,7 @@ class MessagesApi:
         self._count_reader = ModelReader(service, CountBody, rules, unknown)
 
     async def create(self, request: Request) -> EventStream | WholeReply:
-        """Opens the answer. Raises `RequestError`; refusals by other processes come out of the response."""
+        """Opens the answer. Raises `RequestError`; if another process refuses the request, the response raises it."""
         body = await self._reader.read(request)
         (blocks,) = self._conversations.open(
             make_conversation(body, self._conversations),

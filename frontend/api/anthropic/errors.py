@@ -1,4 +1,4 @@
-"""Errors as clients of Anthropic's API read them."""
+"""Errors in the format of Anthropic's API."""
 
 from typing import Literal
 
@@ -16,7 +16,7 @@ TYPES = {
     413: "request_too_large",
     503: "overloaded_error",
 }
-"""By status; others are `invalid_request_error` below 500, and `api_error`."""
+"""By status. Others are `invalid_request_error` below 500, and `api_error` from 500 on."""
 
 
 class ErrorDetails(msgspec.Struct, frozen=True):
@@ -25,10 +25,10 @@ class ErrorDetails(msgspec.Struct, frozen=True):
 
 
 THREAD = "thread"
-"""A field by which the server would keep the conversation."""
+"""A field that asks the server to store the conversation."""
 
 NO_THREADS = ErrorDetails("thread_unsupported_request")
-"""At this clients send the whole conversation again, without the field: their loops of tools begin with it."""
+"""On this error, clients resend the whole conversation without the field: their tool loops start with it."""
 
 
 class AnthropicErrorFields(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What clients of `/v1/messages` get: the message, whole, and the events of a stream."""
+"""The replies of `/v1/messages`: the whole message, and the events of a stream."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
-    """`signature`: of the text. Clients want one; it is not looked at when it comes back."""
+    """`signature` is a checksum of the text. Clients require one; it is not verified when they send it back."""
 
     thinking: str
     signature: str
@@ -116,14 +116,14 @@ EVENTS: tuple[type[msgspec.Struct], ...] = (
 
 
 class MessageAnswer(msgspec.Struct, frozen=True):
-    """An answer as a message. `model` is named as the client does it."""
+    """An answer as a message. `model` is the name that the client used."""
 
     id: str
     model: str
     blocks: AnswerBlocks
 
     def whole(self) -> MessageReply:
-        """Takes all that has arrived for the choice, which has ended, and returns the message."""
+        """Parses the choice, which has ended, and returns the message."""
         final = self.blocks.read_whole()
         stop = self.stop(final)
         return self._reply(
@@ -141,7 +141,7 @@ class MessageAnswer(msgspec.Struct, frozen=True):
         return self._reply([], usage, stop_reason=None, stop_sequence=None)
 
     def stop(self, final: UserReply) -> StopFields:
-        """Returns why the message ends; what else cut it short counts as its limit of tokens."""
+        """Returns why the message ends. Timeouts and aborts count as `max_tokens`."""
         num_tokens, params = final.usage.completion_tokens, self.blocks.generation.message.sampling_params
         if final.finish_reason == "length" and num_tokens < params.max_tokens:
             return StopFields("model_context_window_exceeded", None)
@@ -162,7 +162,7 @@ def usage_of(usage: Usage) -> MessageUsage:
 
 
 def _block(block: Block, text: str) -> AnswerBlock:
-    """Returns the block with `text`: all of its text or, where it has just begun, none."""
+    """Returns the block with `text`: its complete text, or none when it has just begun."""
     match block.kind:
         case "text":
             return TextBlock(text)
@@ -173,7 +173,7 @@ def _block(block: Block, text: str) -> AnswerBlock:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Returns the arguments of a call; such as are no JSON object are the text under `invalid_json`."""
+    """Returns the arguments of a call. Text that is not a JSON object is returned under `invalid_json`."""
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
@@ -185,7 +185,7 @@ def _sign(thinking: str) -> str:
 
 
 class MessageEvents(EventWriter):
-    """Streams a message to the client that asked for it."""
+    """Streams a message to its client."""
 
     keep_alive: ClassVar[bytes] = sse.named_frame("ping", Ping())
 

@@ -1,4 +1,4 @@
-"""`POST /generate`: the native endpoint, text or token ids in, a stream of events or one document out."""
+"""`POST /generate`: the native endpoint. It takes text or token ids and returns a stream of events or one document."""
 
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from messages.errors import bad_request
 DEFAULT_MAX_TOKENS = 128
 
 NOT_HERE: dict[str, tuple[Any, ...]] = {"best_of": (1,), "echo": (False,), "suffix": ("",), "top_logprobs": (0,)}
-"""Parameters of other endpoints, each with the values that ask for nothing."""
+"""Parameters of other endpoints, each with the values that have no effect."""
 
 One = Annotated[int, Meta(ge=1)]
 
@@ -39,7 +39,7 @@ class GenerateApi:
         self._sampling = Sampling(service.config.facts)
 
     async def generate(self, request: Request) -> EventStream | WholeReply:
-        """Opens a generation. Raises `RequestError`; refusals by other processes come out of the response."""
+        """Opens a generation. Raises `RequestError`; if another process refuses the request, the response raises it."""
         body, warnings = await self._reader.read_warned(request)
         is_streamed = body.stream is not False
         generation = self._service.open(

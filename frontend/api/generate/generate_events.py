@@ -1,4 +1,4 @@
-"""The events of a `/generate` stream; the last one, not streamed, is the whole reply."""
+"""The events of a `/generate` stream. Without a stream, the last event is the whole reply."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class UsageFields(msgspec.Struct, frozen=True):
 
 
 class TokensEvent(msgspec.Struct, frozen=True):
-    """The tokens of one step; `finish_reason` is null until the end. `logprobs` where they were wanted."""
+    """The tokens of one step. `finish_reason` is null until the end; `logprobs` are present if requested."""
 
     uid: int
     text: str
@@ -30,7 +30,7 @@ class TokensEvent(msgspec.Struct, frozen=True):
 
 
 class EndEvent(msgspec.Struct, frozen=True):
-    """The last tokens and how it ended. The last fields are there where they were wanted, or where there are any."""
+    """The last tokens and the finish reason. Log-probabilities are present if requested, warnings if there are any."""
 
     uid: int
     text: str
@@ -42,11 +42,11 @@ class EndEvent(msgspec.Struct, frozen=True):
     logprobs: list[NativeLogprobs] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
-    """What was ignored of the body."""
+    """The fields of the body that were ignored."""
 
 
 class GenerateView(NamedTuple):
-    """What a client is to see beside the text: tokens by these names, and these warnings."""
+    """How tokens are named in the reply, and the warnings that it includes."""
 
     names: TokenNames
     warnings: list[str]
@@ -69,12 +69,12 @@ class GenerateEvents(EventWriter):
 
 
 def tokens_frame(uid: int, text: str, token_ids: list[int]) -> bytes:
-    """Returns the frame of one step: of a row of `StepReplies`."""
+    """Returns the frame of one step, from a row of `StepReplies`."""
     return sse.frame(TokensEvent(uid, text, token_ids))
 
 
 def end_event(generation: Generation, view: GenerateView) -> EndEvent:
-    """Takes what has arrived and returns it with how the request ended, what it used and how long it took."""
+    """Takes the remaining output and returns it with the finish reason, usage and timing."""
     final = generation.ended
     params = generation.message.sampling_params
     text, token_ids = generation.pop_all()

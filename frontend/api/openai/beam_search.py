@@ -1,4 +1,4 @@
-"""Beam search for the endpoints of OpenAI: what may be asked with it, and the reply that waits for it."""
+"""Beam search for OpenAI's endpoints: the parameters that it supports, and the reply that waits for it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ from messages.errors import bad_request
 from messages.ring.requests import SamplingParams
 
 MAX_STOP_TOKENS = 64
-"""Each is one more logprob of every beam in every round."""
+"""Each stop token costs one more logprob per beam and round."""
 
 
 def check_choices(body: OpenAiFields, params: SamplingParams, num_choices: int, name: str, facts: ModelFacts) -> None:
-    """Raises `RequestError` (400) where `num_choices`, which the field `name` asks for, cannot be had in this way."""
+    """Raises `RequestError` (400) if the `num_choices` choices that field `name` requests cannot be generated."""
     if body.num_beams not in (None, num_choices if body.use_beam_search else 1):
         text = f"num_beams cannot be {body.num_beams} here: beam search has use_beam_search true and as many beams as"
         raise bad_request(f"{text} {name}", "num_beams")
@@ -68,7 +68,7 @@ def _check_beam_search(body: OpenAiFields, params: SamplingParams, width: int, n
 def whole_reply(
     service: Service, body: OpenAiFields, choices: Sequence[Generation], num_choices: int, content: Callable[[], Any]
 ) -> WholeReply:
-    """Returns the response for `choices`, `num_choices` of each prompt, which beam search fills if it is wanted."""
+    """Returns the response for `choices`, `num_choices` per prompt; beam search fills them if requested."""
     if not body.use_beam_search:
         return WholeReply(service, choices, content)
     rules = _rules(body, choices[0].message.sampling_params, num_choices, service.config.facts)

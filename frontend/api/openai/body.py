@@ -1,4 +1,4 @@
-"""The body of OpenAI's endpoints, what a client wants to see in their replies, and the limits on choices."""
+"""The body of OpenAI's endpoints, the view of its reply that a client requests, and the limits on choices."""
 
 import time
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -23,14 +23,14 @@ LengthPenalty = Annotated[float, Meta(ge=-10, le=10)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """With `include_usage` a last chunk without choices tells the usage, with `continuous_usage_stats` every chunk."""
+    """`include_usage` adds a last chunk with usage but no choices; `continuous_usage_stats` adds it to every chunk."""
 
     include_usage: Switch = None
     continuous_usage_stats: Switch = None
 
 
 class OpenAiFields(ModelFields, frozen=True, kw_only=True):
-    """The fields of beam search are transformers' and, before its API was another one, vLLM's."""
+    """The fields of beam search follow transformers, and vLLM before it changed its API."""
 
     n: Annotated[NumChoices | None, Meta(description=NUM_CHOICES_TEXT)] = None
     stream_options: Annotated[
@@ -43,23 +43,23 @@ class OpenAiFields(ModelFields, frozen=True, kw_only=True):
 
 
 class UsageOptions(NamedTuple):
-    """When a stream tells its usage: in a last chunk, and in every one."""
+    """Whether a stream reports its usage in a last chunk, and in every chunk."""
 
     is_included: bool
     is_continuous: bool
 
     @property
     def unsaid(self) -> UnsetType | None:
-        """What a chunk without usage has in its place: null where another chunk has it."""
+        """The `usage` of a chunk that reports none: null if another chunk reports it, otherwise unset."""
         return None if self.is_included else UNSET
 
     def so_far(self, generation: Generation, *, is_last: bool = False) -> UsageReply | UnsetType | None:
-        """Returns what a chunk says of the usage; `is_last` is the one that ends its choice."""
+        """Returns the `usage` of a chunk; `is_last` if the chunk ends its choice."""
         return usage_so_far(generation, is_last=is_last) if self.is_continuous else self.unsaid
 
 
 class ReplyView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client of OpenAI's API wants to see of its choices."""
+    """The parts of a reply that a client of OpenAI's API requests."""
 
     id: str
     created: int
@@ -72,7 +72,7 @@ class ReplyView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """Tells whether a chunk of the stream has nothing but text."""
+        """True if the chunks of the stream contain only text."""
         return not (self.has_logprobs or self.has_token_ids or self.usage.is_continuous)
 
 
@@ -106,9 +106,9 @@ def view_fields(body: OpenAiFields, kind: str, trace: RequestTrace, model: str) 
 
 
 def check_num_choices(service: Service, num_choices: int, name: str, num_prompts: int = 1) -> None:
-    """Raises `RequestError` (400) for more choices than may be; `name` is the field that asks for that many a prompt.
+    """Raises `RequestError` (400) if `name` (`n` or `best_of`) exceeds the limit of choices per prompt or in total.
 
-    It is called before anything is made for each prompt.
+    Called before anything is allocated per prompt.
     """
     limit = service.config.scheduling.max_n_sequences
     if num_choices > limit:
@@ -116,13 +116,13 @@ def check_num_choices(service: Service, num_choices: int, name: str, num_prompts
     total, limit = num_prompts * num_choices, service.admission.limit
     if total > limit:
         raise bad_request(
-            f"{total} choices are asked for, all prompts together, and at most {limit} may be open "
+            f"{total} choices are requested for all prompts together, and at most {limit} may be open "
             "(--max-num-seqs and --max-queued-requests)",
             "prompt" if num_prompts > 1 else name,
         )
 
 
 def check_choices_differ(params: SamplingParams, num_choices: int, name: str) -> None:
-    """Raises `RequestError` (400) for several choices that would all be the same; `name` is the field that asks."""
+    """Raises `RequestError` (400) if all choices would be the same; `name` is the field that requests several."""
     if num_choices > 1 and params.is_greedy:
         raise bad_request(f"{name} must be 1 with greedy sampling (temperature 0), got {num_choices}", name)

@@ -41,7 +41,7 @@ Functions = Annotated[list[Any] | None, Meta(description="a list")]
 
 
 class ChatBody(OpenAiFields, frozen=True, kw_only=True):
-    """`functions`, which `tools` has replaced, are taken where their choice is none; the model is not told of them."""
+    """`functions`, the predecessor of `tools`, is accepted with `function_call` "none"; the model does not see them."""
 
     messages: Messages
     max_completion_tokens: AtLeastOne = None
@@ -69,7 +69,7 @@ class ChatApi:
         self._reader = OpenAiReader(service, ChatBody, name_rules(REFUSED), unknown)
 
     async def create(self, request: Request) -> EventStream | WholeReply:
-        """Opens the choices. Raises `RequestError`; refusals by other processes come out of the response."""
+        """Opens the choices. Raises `RequestError`; if another process refuses the request, the response raises it."""
         body = await self._reader.read(request)
         trace = trace_of(request.scope)
         answers = self._conversations.open(
@@ -140,7 +140,7 @@ class ChatApi:
 
 
 def _check_functions(body: ChatBody) -> None:
-    """Raises `RequestError` (400) where the model would have to be told of functions."""
+    """Raises `RequestError` (400) if the model would have to see `functions`."""
     choice = body.function_call
     if body.functions and choice != "none":
         raise bad_request(

@@ -1,4 +1,4 @@
-"""What a choice of a chat has said, in OpenAI's shapes: content, reasoning and calls of tools."""
+"""The answer of a chat in OpenAI's format: content, reasoning and tool calls."""
 
 from typing import Literal
 
@@ -25,7 +25,7 @@ class FunctionDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """The first one of a call has its id, type and name, the others more of its arguments."""
+    """The first delta of a call has its id, type and name; later ones extend its arguments."""
 
     index: int
     function: FunctionDelta
@@ -34,7 +34,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
-    """What a chunk adds: the role in the first one of a choice, then text, reasoning (under two names) or a call."""
+    """The content of a chunk: the role in the first chunk of a choice, then text, reasoning (two names) or a call."""
 
     content: str | UnsetType = UNSET
     role: str | UnsetType = UNSET
@@ -44,7 +44,7 @@ class ChatDelta(msgspec.Struct, frozen=True):
 
 
 class ChatAnswer(msgspec.Struct, frozen=True):
-    """`reasoning` and `reasoning_content` are the same; they are there where the model's format has reasoning."""
+    """`reasoning` and `reasoning_content` are equal. They are present if the model's format has reasoning."""
 
     role: str
     content: str | None
@@ -55,7 +55,7 @@ class ChatAnswer(msgspec.Struct, frozen=True):
 
 
 def chat_delta(event: BlockEvent) -> ChatDelta | None:
-    """Returns what a chunk says of the event, `None` if it says nothing."""
+    """Returns the delta for an event, `None` if it adds nothing to the stream."""
     block = event.block
     match event:
         case NewBlock() if block.kind == "call":
@@ -74,7 +74,7 @@ def chat_delta(event: BlockEvent) -> ChatDelta | None:
 
 
 def make_answer(answer: AnswerBlocks, role: str, begun: str) -> ChatAnswer:
-    """Returns the message that all blocks together are; `begun` precedes its content."""
+    """Returns the message that consists of all blocks; `begun` precedes its content."""
     rules, blocks = answer.rules, answer.blocks
     content = begun + "".join(block.text for block in blocks if block.kind == "text")
     reasoning = "".join(block.text for block in blocks if block.kind == "reasoning")

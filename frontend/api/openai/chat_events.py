@@ -15,10 +15,10 @@ from messages.ring.replies import UserReply
 
 
 class ChatEvents(EventWriter):
-    """A chunk with the role at the beginning of each choice, then one for each step.
+    """A chunk with the role at the beginning of each choice, then one chunk per step.
 
-    Where answers are read, a step has a chunk for each thing that its text says, and none while that is not certain.
-    Where a chunk has nothing but text, only that is encoded.
+    If answers are parsed, a step has one chunk per delta, and none while its text is ambiguous. If a chunk contains
+    only text, only the text is encoded.
     """
 
     def __init__(self, view: ChatView, answers: Sequence[AnswerBlocks]):
@@ -46,7 +46,7 @@ class ChatEvents(EventWriter):
         return sse.frame(self._view.chunk((), usage_of(choices, len(choices)))) + sse.DONE
 
     def _begin(self, generation: Generation) -> bytes:
-        """Returns the chunk with the role and, where there is an echo, the one with the text that is continued."""
+        """Returns the chunk with the role and, with `echo`, the chunk with the message that is continued."""
         self._began.add(generation.index)
         view = self._view
         piece = ChatPiece(index=generation.index, delta=ChatDelta("", view.role))

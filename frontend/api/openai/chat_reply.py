@@ -1,4 +1,4 @@
-"""The bodies of `/v1/chat/completions`: whole replies, and the chunks of streams."""
+"""The replies of `/v1/chat/completions`: whole replies and the chunks of streams."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -37,7 +37,7 @@ class ChatPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """The last fields are there where they were asked for."""
+    """The last fields are present if requested."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -51,7 +51,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Has `usage`, null or not, where it was asked for."""
+    """`usage` is present, possibly null, if it was requested."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -63,13 +63,13 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatView(ReplyView, frozen=True, kw_only=True):
-    """What a client wants to see of its chat. `echoed` precedes the text: the beginning that is continued."""
+    """What a client requests of its chat. `echoed`: the continued message, which precedes the text."""
 
     role: str
     echoed: str
 
     def whole(self, answers: Sequence[AnswerBlocks]) -> ChatCompletion:
-        """Takes all that has arrived for `answers`, which have ended, and returns the reply."""
+        """Takes the output of `answers`, which have ended, and returns the reply."""
         generations = [answer.generation for answer in answers]
         return ChatCompletion(
             id=self.id,
@@ -97,9 +97,9 @@ class ChatView(ReplyView, frozen=True, kw_only=True):
         )
 
     def take_pieces(self, answer: AnswerBlocks, final: UserReply | None) -> list[ChatPiece]:
-        """Takes one step, or with `final` the rest, and returns a piece for each thing that its text says.
+        """Takes one step, or with `final` the remaining output, and returns one piece per delta.
 
-        The last one has what is known of the tokens and how the choice ended. There may be none before the end.
+        The last piece has the step's tokens and, at the end, the finish reason. Before the end there may be no piece.
         """
         index = answer.generation.index
         events = answer.take_step() if final is None else answer.take_rest(final)

@@ -11,7 +11,7 @@ from messages.ring.replies import UserReply
 
 
 class CompletionEvents(EventWriter):
-    """One chunk for each step of a choice. Where a chunk has nothing but text, only that is encoded."""
+    """One chunk per step of a choice. If a chunk contains only text, only the text is encoded."""
 
     def __init__(self, view: CompletionView, choices: Sequence[Generation]):
         self._view = view

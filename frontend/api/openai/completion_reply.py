@@ -1,4 +1,4 @@
-"""The bodies of `/v1/completions`: a choice, whole or in part, and what holds the choices."""
+"""The replies of `/v1/completions`: choices, whole or partial, and the objects that contain them."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -14,7 +14,7 @@ from messages.ring.replies import FinishReason, UserReply
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The last fields are there where they were asked for; `token_ids` are those of the output."""
+    """The last fields are present if requested; `token_ids` are those of the output."""
 
     index: int
     text: str
@@ -27,7 +27,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole reply or a chunk of a stream; chunks have `usage`, null or not, where it was asked for."""
+    """A whole reply or a chunk of a stream. Chunks have `usage`, which may be null, if it was requested."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -38,14 +38,14 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionView(ReplyView, frozen=True, kw_only=True):
-    """What a client wants to see of its completions: `num_shown` of the `num_choices` of each prompt."""
+    """What a client requests of its completions: `num_shown` of the `num_choices` choices of each prompt."""
 
     num_shown: int
     num_choices: int
     has_echo: bool
 
     def whole(self, generations: Sequence[Generation]) -> Completion:
-        """Takes all that has arrived for `generations`, which have ended, and returns the reply."""
+        """Takes the output of `generations`, which have ended, and returns the reply."""
         choices = [
             self.take_choice(generation, index, generation.final, is_first=True)
             for index, generation in enumerate(self._shown(generations))
@@ -60,9 +60,9 @@ class CompletionView(ReplyView, frozen=True, kw_only=True):
     def take_choice(
         self, generation: Generation, index: int, final: UserReply | None, *, is_first: bool
     ) -> CompletionChoice:
-        """Takes one step, or with `final` the rest, and returns it.
+        """Takes one step, or with `final` the remaining output, and returns it.
 
-        The `is_first` part of a choice has what is told of the prompt.
+        The first part of a choice (`is_first`) also contains the requested data about the prompt.
         """
         text, token_ids = generation.pop_step() if final is None else generation.pop_all()
         echoed = prompt_text(generation) if self.has_echo else ""
@@ -79,7 +79,7 @@ class CompletionView(ReplyView, frozen=True, kw_only=True):
         )
 
     def _logprobs(self, generation: Generation, num_tokens: int, num_echoed: int, is_first: bool) -> CompletionLogprobs:
-        """Takes and returns the columns of `num_tokens` tokens, after those of the prompt where that is echoed."""
+        """Takes the columns of `num_tokens` tokens and returns them, after those of the prompt if that is echoed."""
         output = self.names.completion(generation.pop_logprobs(num_tokens), num_echoed)
         if not (is_first and self.has_echo and generation.prompt is not None):
             return output
@@ -92,7 +92,7 @@ class CompletionView(ReplyView, frozen=True, kw_only=True):
         )
 
     def _shown(self, generations: Sequence[Generation]) -> list[Generation]:
-        """Returns the choices to show, in order: of more than are wanted the likeliest of each prompt, ranked."""
+        """Returns the choices to show, in order: if there are more, the most likely ones of each prompt, ranked."""
         if self.num_shown == self.num_choices:
             return list(generations)
         shown: list[Generation] = []
@@ -104,7 +104,7 @@ class CompletionView(ReplyView, frozen=True, kw_only=True):
 
 
 def prompt_text(generation: Generation) -> str:
-    """Returns the prompt as text: as the client gave it or, where it gave ids or had it cut, what its ids say."""
+    """Returns the text of the prompt: as sent, or decoded if the client sent ids or had the prompt truncated."""
     message = generation.message
     if message.prompt_text is not None and message.truncation is None:
         return message.prompt_text

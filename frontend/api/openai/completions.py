@@ -49,7 +49,7 @@ class CompletionApi:
         self._sampling = Sampling(service.config.facts)
 
     async def create(self, request: Request) -> EventStream | WholeReply:
-        """Opens the choices. Raises `RequestError`; refusals by other processes come out of the response."""
+        """Opens the choices. Raises `RequestError`; if another process refuses the request, the response raises it."""
         body = await self._reader.read(request)
         trace = trace_of(request.scope)
         prompts, num_choices = _prompts(body), _num_choices(body)
@@ -93,7 +93,7 @@ class CompletionApi:
 
 
 def _num_choices(body: CompletionBody) -> int:
-    """Returns how many choices each prompt gets. Raises `RequestError` (400)."""
+    """Returns the number of choices per prompt. Raises `RequestError` (400)."""
     num_shown = body.n or 1
     num_choices = num_shown if body.best_of is None else body.best_of
     if num_choices < num_shown:
@@ -104,7 +104,7 @@ def _num_choices(body: CompletionBody) -> int:
 
 
 def _asking_field(body: CompletionBody) -> str:
-    """Returns the field that says how many choices each prompt gets."""
+    """Returns the name of the field that sets the number of choices per prompt."""
     return "n" if body.best_of is None else "best_of"
 
 
@@ -113,7 +113,7 @@ def _num_prompt_logprobs(body: CompletionBody) -> int | None:
 
 
 def _wants_prompt(body: CompletionBody, prompt: str | list[int]) -> bool:
-    """Tells whether something of the prompt is to be shown that is not known here."""
+    """True if the reply shows text or ids of the prompt that only the tokenizer knows."""
     if body.truncate_prompt_tokens is not None:
         return bool(body.echo) or bool(body.return_token_ids)
     if isinstance(prompt, list):
@@ -122,7 +122,7 @@ def _wants_prompt(body: CompletionBody, prompt: str | list[int]) -> bool:
 
 
 def _prompts(body: CompletionBody) -> list[str] | list[list[int]]:
-    """Returns the prompts one by one. Raises `RequestError` (400) where a list holds different things."""
+    """Returns the prompts as a list. Raises `RequestError` (400) if a list mixes types."""
     prompt = body.prompt
     if isinstance(prompt, str):
         return [prompt]

@@ -1,4 +1,4 @@
-"""How many tokens a request took, over all its choices, in the form that OpenAI's clients read."""
+"""The token usage of a request, summed over its choices, in OpenAI's format."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class UsageReply(msgspec.Struct, frozen=True):
-    """A prompt counts once, however many choices it has; what was generated for a choice that is not shown counts."""
+    """A prompt counts once, regardless of its number of choices. Tokens of choices that are not returned count, too."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -23,7 +23,7 @@ class UsageReply(msgspec.Struct, frozen=True):
 
 
 def usage_of(generations: Iterable[Generation], num_choices: int) -> UsageReply:
-    """Returns the usage of choices that have ended and stand in the order of their prompts, `num_choices` each."""
+    """Returns the usage of finished choices, in the order of their prompts with `num_choices` per prompt."""
     prompts: dict[int, tuple[int, int]] = {}
     num_output = 0
     for generation in generations:
@@ -38,9 +38,9 @@ def usage_of(generations: Iterable[Generation], num_choices: int) -> UsageReply:
 
 
 def usage_so_far(generation: Generation, *, is_last: bool) -> UsageReply:
-    """Returns the usage of one choice up to the chunk that is about to be written, which is or is not its last one.
+    """Returns the usage of one choice up to and including the next chunk; `is_last` if that ends the choice.
 
-    That has the tokens which have been taken. What the prompt took is known from the first token on.
+    The usage of the prompt is known from the first token on.
     """
     final = generation.final
     prompt = (final.usage if final is not None else generation.prompt_usage) or Usage()
@@ -49,7 +49,7 @@ def usage_so_far(generation: Generation, *, is_last: bool) -> UsageReply:
 
 
 def prompt_ids_of(generation: Generation) -> list[int]:
-    """Returns the ids of the prompt: as they were told, or else as the client gave them, if it gave ids."""
+    """Returns the token ids of the prompt: those that the tokenizer returned, otherwise those that the client sent."""
     ids = generation.message.prompt_ids if generation.prompt is None else generation.prompt.token_ids
     return unpack_int32(ids).tolist()
 

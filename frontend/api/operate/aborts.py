@@ -24,9 +24,9 @@ class AbortBody(msgspec.Struct, frozen=True, kw_only=True):
 
 class AbortReply(msgspec.Struct, frozen=True):
     aborted: list[int]
-    """The uids of the requests whose end was asked for."""
+    """The uids of the aborted requests."""
     frontends_missing: int
-    """Frontends that have not answered in time: those of their requests that are meant end when they turn again."""
+    """Number of frontends that did not answer in time. They abort their requests when they are responsive again."""
 
 
 class AbortApi:
@@ -36,7 +36,7 @@ class AbortApi:
         service.peers.register(AbortOpen, self._abort)
 
     async def abort_request(self, request: Request) -> JsonReply:
-        """Replies with the uids whose end was asked for; none for a request that is unknown or has ended."""
+        """Replies with the uids of the aborted requests; there are none if the request is unknown or has ended."""
         message = _make_abort(self._decoder.decode(await read_body(request, MAX_BODY_BYTES)))
         own = self._abort(message)
         others = await self._service.peers.ask_all(message, AbortedOpen)
@@ -44,7 +44,7 @@ class AbortApi:
         return JsonReply(AbortReply(uids, others.num_missing))
 
     def _abort(self, message: AbortOpen) -> AbortedOpen:
-        """Ends what this frontend has of the requests that are meant."""
+        """Aborts the requests of this frontend that `message` names."""
         found = [
             entry
             for entry in self._service.registry.all_open()
@@ -67,6 +67,6 @@ def _make_abort(body: AbortBody) -> AbortOpen:
 
 
 def names_of(request_id: str) -> tuple[str, ...]:
-    """Returns the ids that may be meant: replies of the OpenAI endpoints have theirs after `cmpl-` or `chatcmpl-`."""
+    """Returns the ids that `request_id` may stand for: OpenAI's endpoints prefix it with `cmpl-` or `chatcmpl-`."""
     kind, dash, rest = request_id.partition("-")
     return (request_id, rest) if dash and kind in ("cmpl", "chatcmpl") else (request_id,)

@@ -1,4 +1,4 @@
-"""`/admin/…`: the operator's commands over HTTP, as `launch.py` has them."""
+"""`/admin/…`: the operator's commands over HTTP, the same as those of `launch.py`."""
 
 import msgspec
 from starlette.requests import Request
@@ -28,18 +28,18 @@ STATUSES = {"unknown": 404, "busy": 409, "impossible": 400, "failed": 500, "time
 ANSWER_TIMEOUT_S = 15.0
 SNAPSHOT_TIMEOUT_S = 30.0
 RESTART_TIMEOUT_S = 3600.0
-"""The launcher has limits of its own for each part of it."""
+"""An upper bound; the launcher has its own limit for each part of a restart."""
 
 
 class ProcessesReply(msgspec.Struct, frozen=True):
-    """`scaling` where the number of engines changes by itself (`--max-engines`)."""
+    """`scaling` is set if the number of engines is adjusted automatically (`--max-engines`)."""
 
     processes: tuple[ProcessInfo, ...]
     scaling: Scaling | None = None
 
 
 class RestartReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`done`, or of the frontend `begun`: what has been done so far, in words."""
+    """`done`, or for a frontend `begun`: a description of what has been done so far."""
 
     done: str | None = None
     begun: str | None = None
@@ -54,16 +54,16 @@ class AdminApi:
         self._launcher = launcher
 
     async def processes(self, request: Request) -> JsonReply:
-        """Every process with its state, CPU and memory, as `launch.py ps` shows them."""
+        """Returns every process with its state, CPU and memory, as `launch.py ps` shows them."""
         result = await ask(self._launcher, ListProcesses(), ANSWER_TIMEOUT_S)
         assert isinstance(result, ProcessList)
         return JsonReply(ProcessesReply(result.processes, result.scaling))
 
     async def restart(self, request: Request) -> JsonReply:
-        """Replaces a process, or all of its kind, by a new one and replies when that is done.
+        """Replaces a process, or all of its kind, and replies when that is done.
 
-        The frontend replies as soon as its successor accepts connections: this connection is one of those that the old
-        one waits for.
+        A frontend replies as soon as its successor accepts connections: the old frontend waits for its connections to
+        close, and this is one of them.
         """
         name = request.path_params["process"]
         is_for_all = request.query_params.get("all", "false").lower() in ("true", "1")
@@ -75,14 +75,14 @@ class AdminApi:
         )
 
     async def snapshot(self, request: Request) -> JsonReply:
-        """Writes all that can be known of the server now into a directory on its machine."""
+        """Writes a snapshot of the server's state to a directory on its machine."""
         result = await ask(self._launcher, TakeSnapshot(), SNAPSHOT_TIMEOUT_S)
         assert isinstance(result, Done)
         return JsonReply(SnapshotReply(result.text))
 
 
 def _timeout_s(text: str | None) -> float | None:
-    """Raises `RequestError` (400) for what is no time."""
+    """Raises `RequestError` (400) if `text` is not a time."""
     if text is None:
         return None
     value = parse_number(text)

@@ -1,4 +1,4 @@
-"""The endpoints of the operator, which answer programs with a key on the server's own machine."""
+"""The operator's endpoints, which require a key and a client on the server's own machine."""
 
 from functools import partial
 from typing import Annotated
@@ -17,16 +17,16 @@ TIMEOUT = Parameter(
     "query",
     "timeout_s",
     Annotated[float, Meta(ge=0)],
-    "Seconds that running requests may take to end before they go on elsewhere or in the new process; by default a "
-    "scheduler's do at once.",
+    "Seconds that running requests may take to end before they continue elsewhere or in the new process; by default "
+    "those of a scheduler continue at once.",
 )
-ALL = Parameter("query", "all", bool, "Replace all processes of this one's kind, one after the other.")
+ALL = Parameter("query", "all", bool, "Replace all processes of this kind, one after the other.")
 
 
 def administering(admin: AdminApi, profile: ProfileApi) -> list[Endpoint]:
     """Returns the endpoints of commands and profiles."""
-    restart = "Replace a process by a new one; running requests go on"
-    snapshot = "Write all that can be known of the server into a directory on its machine"
+    restart = "Replace a process by a new one; running requests continue"
+    snapshot = "Write a snapshot of the server's state to a directory on its machine"
     return [
         _GET("/admin/processes", admin.processes, "Every process with its state, CPU and memory", ProcessesReply),
         _POST("/admin/restart/{process}", admin.restart, restart, RestartReply, parameters=(PROCESS, TIMEOUT, ALL)),

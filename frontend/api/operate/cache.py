@@ -15,11 +15,11 @@ MAX_BODY_BYTES = 65536
 
 class FlushBody(msgspec.Struct, frozen=True, kw_only=True):
     force: Switch = None
-    """Flush what running requests do not use, instead of refusing while any run."""
+    """Flush pages that running requests do not use, instead of refusing while any request runs."""
 
 
 class FlushReply(msgspec.Struct, frozen=True):
-    """`num_pages` were cached and are free now."""
+    """`num_pages` cached pages have been freed."""
 
     num_pages: int
 
@@ -30,7 +30,7 @@ class CacheApi:
         self._decoder = BodyDecoder(FlushBody, unknown=unknown)
 
     async def flush(self, request: Request) -> JsonReply:
-        """An empty body stands for `{}`. Raises `RequestError`: 409 while requests run, unless forced."""
+        """An empty body means `{}`. Raises `RequestError`: 409 while requests are running, unless forced."""
         body = self._decoder.decode(await read_body(request, MAX_BODY_BYTES) or b"{}")
         flushed = await self._service.queries.flush_cache(is_forced=bool(body.force))
         if flushed.num_requests:

@@ -1,4 +1,4 @@
-"""`/health`, `/health/generate` and `/ping`: how every process is, and whether a token really comes round the ring."""
+"""`/health`, `/health/generate` and `/ping`: the state of every process, and a probe that generates one token."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from messages.errors import RequestError, bad_request
 from messages.ring.requests import SamplingParams
 
 PROBE_TOKEN_ID = 0
-"""In every vocabulary."""
+"""A token id that every vocabulary has."""
 
 PROBE_TIMEOUT_S = 10.0
 MAX_PROBE_TIMEOUT_S = 300.0
@@ -29,7 +29,7 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     status: ServerState
     processes: dict[str, ProcessHealth]
     stalls: list[StallHealth] = []
-    """Those that go on; nothing is done about them but what `--on-stall` says."""
+    """Current stalls; `--on-stall` decides what is done about them."""
 
 
 class ProbeReply(msgspec.Struct, frozen=True):
@@ -46,12 +46,12 @@ class HealthApi:
         self._gauges = gauges
 
     async def health(self, request: Request) -> JsonReply:
-        """200 where requests can be served at once, else 503. Answers from what is known here and waits for nobody."""
+        """200 if requests can be served now, otherwise 503. Uses only local knowledge, so it never waits."""
         health = self.find_health()
         return JsonReply(health, 200 if health.status == "ready" else 503)
 
     def find_health(self) -> Health:
-        """Returns how every process is, as far as is known here."""
+        """Returns the state of every process as this frontend knows it."""
         processes = self._service.processes.health()
         name = self._service.name
         processes[name] = ProcessHealth(
@@ -72,14 +72,14 @@ class HealthApi:
         return "unhealthy" if self._service.processes.has_started else "starting"
 
     async def ping(self, request: Request) -> JsonReply:
-        """200 where `/health` is 200. Raises `UnavailableError`, which says why not, else."""
+        """200 if `/health` is 200. Otherwise raises `UnavailableError` with the reason."""
         self._service.admission.check_open()
         return JsonReply({})
 
     async def generate(self, request: Request) -> JsonReply:
-        """Sends one token round the ring. Raises `UnavailableError` where none is back within `timeout_s` (query).
+        """Generates one token through the ring. Raises `UnavailableError` if it takes longer than `timeout_s` (query).
 
-        It is about now, so it does not wait for a process that is being replaced.
+        Does not wait for a process that is being replaced: the probe is about the present state.
         """
         timeout_s = _timeout_s(request.query_params.get("timeout_s", str(PROBE_TIMEOUT_S)))
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -90,7 +90,7 @@ class HealthApi:
             async with asyncio.timeout(timeout_s):
                 final = await generation.wait_end()
         except TimeoutError:
-            raise UnavailableError(f"no token came round the ring within {timeout_s:g} s", "probe_timeout") from None
+            raise UnavailableError(f"no token came through the ring within {timeout_s:g} s", "probe_timeout") from None
         finally:
             self._service.leave(generation)
         assert final is not None, "only this function leaves the generation"

@@ -1,4 +1,4 @@
-"""What is served and how it is configured: `/v1/models`, `/version` and `/server_info`."""
+"""The served models and the configuration: `/v1/models`, `/version` and `/server_info`."""
 
 import importlib.metadata
 import time
@@ -14,7 +14,7 @@ from messages.config.server import CacheConfig, Config, HttpConfig, ModelConfig,
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of OpenAI's API and our own; from `type` on, those of Anthropic's API."""
+    """The fields of OpenAI's API and our own, followed from `type` on by those of Anthropic's API."""
 
     id: str
     object: Literal["model"] = "model"
@@ -30,7 +30,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """As in OpenAI's and in Anthropic's API."""
+    """The fields of OpenAI's and Anthropic's APIs."""
 
     object: Literal["list"] = "list"
     data: tuple[ModelCard, ...]
@@ -44,7 +44,7 @@ class VersionReply(msgspec.Struct, frozen=True):
 
 
 class ShownConfig(msgspec.Struct, frozen=True):
-    """The sections of the configuration; each key is shown as asterisks."""
+    """The sections of the configuration, with keys replaced by asterisks."""
 
     model: ModelConfig
     cache: CacheConfig
@@ -96,14 +96,14 @@ class InfoApi:
         return JsonReply(VersionReply(self._version))
 
     async def server_info(self, request: Request) -> JsonReply:
-        """The configuration that all processes read (except keys), the facts about the model, and where it runs."""
+        """Returns the configuration of all processes (without keys), the facts about the model, and where it runs."""
         config = self._config
         shown = ShownConfig(config.model, config.cache, config.scheduling, config.http.without_keys(), config.run)
         return JsonReply(ServerInfo(self._version, shown, config.facts, self._processes.placements()))
 
 
 def find_version() -> str:
-    """Returns the installed version; a checkout that was never installed has none."""
+    """Returns the installed version, "unknown" for a checkout that was never installed."""
     try:
         return importlib.metadata.version("sluice")
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""`GET /load`: how much there is to do, for load balancers."""
+"""`GET /load`: the server's current load, for load balancers."""
 
 import msgspec
 from starlette.requests import Request
@@ -9,15 +9,15 @@ from messages.ring.peers import CountOpen, OpenCount
 
 
 class LoadReply(msgspec.Struct, frozen=True):
-    """`server_load` is the number of open requests; what is known of the scheduler is as of its last beat."""
+    """`server_load` is the number of open requests. Values from the scheduler are those of its last beat."""
 
     server_load: int
     requests_running: int
     requests_waiting: int
     kv_cache_usage: float
-    """Part of the pages that requests hold, in [0, 1]."""
+    """The fraction of pages that requests use, in [0, 1]."""
     frontends_missing: int
-    """Frontends that have not answered in time: `server_load` is without their requests."""
+    """Number of frontends that did not answer in time; `server_load` does not include their requests."""
 
 
 class LoadApi:

@@ -1,4 +1,4 @@
-"""`GET /metrics`: what is counted, in the text format of Prometheus. It waits for other frontends alone, a moment."""
+"""`GET /metrics` in Prometheus's text format. It waits only for other frontends, and only briefly."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -18,9 +18,9 @@ from messages.ring.peers import MetricsReport, ReportMetrics
 
 
 class MetricsApi:
-    """`own` collectors count what this frontend does, `shared` ones show the same in each; all are asked at a scrape.
+    """`own` collectors count the work of this frontend; `shared` collectors have the same values in each frontend.
 
-    With `peers`, a scrape shows what every frontend counts, under the name that the launcher has for it now.
+    With `peers`, a scrape includes the counts of every frontend, under its current name.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class MetricsApi:
             peers.register(ReportMetrics, self._report)
 
     async def metrics(self, request: Request) -> Response:
-        """In OpenMetrics where the client asks for it, else in the older text format."""
+        """Replies in OpenMetrics if the client accepts it, otherwise in the older text format."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         if content_type.startswith("application/openmetrics-text"):
             encode = _encode_open
@@ -45,7 +45,7 @@ class MetricsApi:
         return Response(content, headers={**id_header, "content-type": content_type})
 
     def own_text(self) -> bytes:
-        """Returns what this frontend alone knows, without asking the others."""
+        """Returns the metrics of this frontend, without asking the others."""
         registry = CollectorRegistry(auto_describe=False)
         for collector in (*self._own, *self._shared):
             registry.register(collector)
@@ -77,7 +77,7 @@ class _MetricList(Collector):
 
 
 def _encode_open(registry: Collector) -> bytes:
-    """As OpenMetrics. All names are valid as they are; escaped, the library's samples have `vllm_` for `vllm:`."""
+    """Returns OpenMetrics text. Names are not escaped: the library would turn `vllm:` into `vllm_`."""
     return openmetrics.generate_latest(  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         registry, escaping=openmetrics.ALLOWUTF8
     )
@@ -86,6 +86,6 @@ def _encode_open(registry: Collector) -> bytes:
 def _missing(num_missing: int) -> Metric:
     return GaugeMetricFamily(
         "sluice_frontends_missing",
-        "Frontends that have not answered this scrape in time: it is without their series.",
+        "Frontends that did not answer this scrape in time; their series are missing.",
         value=num_missing,
     )

@@ -1,4 +1,4 @@
-"""`/start_profile` and `/stop_profile`: what every process does between the two, as one file for a trace viewer."""
+"""`/start_profile` and `/stop_profile`: a profile of all processes, merged into one file for a trace viewer."""
 
 import asyncio
 import os
@@ -27,11 +27,11 @@ from messages.errors import ErrorInfo, RequestError
 TIMEOUT_S = 60.0
 MERGE_TIMEOUT_S = 300.0
 MERGE = (sys.executable, "-P", "-m", "supervisor.profiles.merge")
-"""A process of its own: it takes seconds, and the event loop has none."""
+"""Runs as a separate process: it takes seconds, which would block the event loop."""
 
 
 class ProfileBegun(msgspec.Struct, frozen=True):
-    """The processes that are profiled."""
+    """The processes that are being profiled."""
 
     processes: list[str]
 
@@ -44,18 +44,18 @@ class ProfileFile(msgspec.Struct, frozen=True):
 
 
 class ProfileApi:
-    """The files are written into the directory for temporary files and stay there."""
+    """The files are written to the directory for temporary files and are not deleted."""
 
     def __init__(self, launcher: Launcher, port: int):
         self._launcher = launcher
         self._port = port
 
     async def start(self, request: Request) -> JsonReply:
-        """Begins a profile of all processes that serve. Raises `RequestError`, for example where one runs already."""
+        """Begins a profile of all serving processes. Raises `RequestError`, for example if one is running already."""
         return JsonReply(ProfileBegun(sorted(await self._instruct(StartProfile()))))
 
     async def stop(self, request: Request) -> JsonReply:
-        """Ends the profile; answers with the path of the merged trace when that is there."""
+        """Ends the profile and replies with the path of the merged trace once it exists."""
         texts = await self._instruct(StopProfile())
         stamp = time.strftime("%Y%m%d-%H%M%S")
         out = _new_file(f"sluice-profile-{self._port}-{stamp}-")
@@ -70,11 +70,11 @@ class ProfileApi:
             code = -1
         if code:
             out.unlink(missing_ok=True)
-            raise RequestError(ErrorInfo(500, "the profiles could not be merged; the log says why", "server_error"))
+            raise RequestError(ErrorInfo(500, "the profiles could not be merged; see the log", "server_error"))
         return JsonReply(ProfileFile(str(out), sorted(texts)))
 
     async def _instruct(self, command: ProcessCommand) -> dict[str, str]:
-        """Returns what the processes answer that have done it. Raises `RequestError` where none has."""
+        """Returns the answers of the processes that carried out `command`. Raises `RequestError` if none did."""
         result = await ask(self._launcher, InstructProcesses((), command, TIMEOUT_S), TIMEOUT_S)
         assert isinstance(result, Collected)
         texts = {name: one.text for name, one in result.results.items() if isinstance(one, Acknowledged)}
@@ -85,7 +85,7 @@ class ProfileApi:
 
 
 def _new_file(prefix: str) -> Path:
-    """Returns an empty file that no other user can read or have put there."""
+    """Returns a new empty file that only this user can read."""
     descriptor, name = tempfile.mkstemp(".json", prefix)
     os.close(descriptor)
     return Path(name)

@@ -1,4 +1,4 @@
-"""What `/requests` shows of a request: a line of the list, and its whole timeline."""
+"""A request in `/requests`: its entry in the list, and its whole timeline."""
 
 import time
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ RequestState = Literal["waiting", "running", "finished"]
 
 
 class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a request, apart from how long it has been so. Counts are null until known.
+    """The facts about a request, without durations. Counts are null until they are known.
 
-    `waits`: for what, while it is not worked on. `choice` is its place among the choices of its HTTP request.
+    `waits`: the reason why it makes no progress, if so. `choice`: its index among the choices of its HTTP request.
     """
 
     uid: int
@@ -27,7 +27,7 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     frontend: str
     state: RequestState
     stage: Stage | None
-    """Null once it has ended."""
+    """Null after the request has ended."""
     prompt_tokens: int | None
     cached_tokens: int | None
     output_tokens: int
@@ -36,18 +36,18 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None
     waits: Waiting | None
     engine: int
-    """The number of the scheduler that has it, or had it last (`--data-parallel`)."""
+    """The number of the scheduler that has or last had the request (`--data-parallel`)."""
 
 
 class RequestLine(RequestFacts, frozen=True, kw_only=True):
-    """`age_s`: from its arrival to now or to its end, `stage_s`: since its stage began."""
+    """`age_s`: from arrival until now or the end. `stage_s`: since the current stage began."""
 
     age_s: float
     stage_s: float | None
 
 
 class StageView(msgspec.Struct, frozen=True):
-    """One stage. `begin_ms` counts from the arrival; the stages have no gap between them and sum to the whole time."""
+    """One stage. `begin_ms` counts from arrival; the stages are contiguous and add up to the total time."""
 
     stage: Stage
     attempt: int
@@ -56,7 +56,7 @@ class StageView(msgspec.Struct, frozen=True):
 
 
 class ChunkView(msgspec.Struct, frozen=True):
-    """Tokens `start` to `end` (exclusive) that were planned at `begin_ms`."""
+    """The prefill of tokens `start` to `end` (exclusive), planned at `begin_ms`."""
 
     begin_ms: float
     start: int
@@ -64,8 +64,11 @@ class ChunkView(msgspec.Struct, frozen=True):
 
 
 class RequestTimeline(RequestLine, frozen=True, kw_only=True):
-    """`step_ends_ms`: when the steps ended that gave it tokens; of long outputs every n-th. `total_ms` is up to now
-    where it has not ended. `tokens_to_compute`: of the prompt (and output so far), cached ones included."""
+    """`step_ends_ms`: ends of the steps that produced its tokens; every n-th for long outputs.
+
+    `total_ms` counts up to now if the request is open. `tokens_to_compute`: tokens of the prompt (and output so far),
+    cached ones included.
+    """
 
     total_ms: float
     stages: list[StageView]
@@ -83,7 +86,7 @@ def state_of(timeline: Timeline) -> RequestState:
 def find_facts(
     timeline: Timeline, generation: Generation | None, waits: Waiting | None, frontend: str
 ) -> dict[str, Any]:
-    """Returns the `RequestFacts` of an open request, or of one that has ended (`generation` is None), by name."""
+    """Returns the `RequestFacts` of an open or ended (`generation` is None) request, by field name."""
     outcome = timeline.outcome
     if generation is not None:
         num_output_tokens = len(generation.output_ids)
@@ -111,7 +114,7 @@ def find_facts(
 def make_line(
     timeline: Timeline, generation: Generation | None, waits: Waiting | None, *, frontend: str
 ) -> RequestLine:
-    """Returns the line of an open request, or of one that has ended (`generation` is None)."""
+    """Returns the list entry of an open or ended (`generation` is None) request."""
     now_ns = time.monotonic_ns()
     return RequestLine(
         **find_facts(timeline, generation, waits, frontend),
@@ -121,7 +124,7 @@ def make_line(
 
 
 def make_timeline(line: RequestLine, timeline: Timeline, step_ends_ns: Sequence[int]) -> RequestTimeline:
-    """Returns the whole timeline of a request with this line."""
+    """Returns the whole timeline of the request with this list entry."""
     spans = timeline.spans(time.monotonic_ns())
     begin_ns = timeline.received_ns
     fields = {name: getattr(line, name) for name in RequestLine.__struct_fields__}

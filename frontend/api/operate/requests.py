@@ -1,6 +1,6 @@
-"""`GET /requests` and `GET /requests/{id}`: where each request is, how long it has been there, and for what it waits.
+"""`GET /requests` and `GET /requests/{id}`: the stage of each request, its duration, and what the request waits for.
 
-The answer comes from what the frontends have heard: no process of the ring is asked, so it does not wait for a step.
+The reply uses only what the frontends know. No process of the ring is asked, so it never waits for a step.
 """
 
 import time
@@ -40,18 +40,21 @@ _encoder = msgspec.json.Encoder()
 
 
 class RequestsReply(msgspec.Struct, frozen=True):
-    """Open requests, the oldest first, then ended ones, the latest first. `num_found` are like the query, of which
-    `requests` are at most `limit`. `scheduler_heard_s`: how long ago the scheduler was heard last; null: never."""
+    """Open requests, oldest first, then ended ones, latest first.
+
+    `num_found` requests match the query; `requests` has at most `limit` of them. `scheduler_heard_s`: seconds since
+    the scheduler's last message, null if there was none.
+    """
 
     requests: list[RequestLine]
     num_found: int
     scheduler_heard_s: float | None
     frontends_missing: int
-    """Frontends that have not answered in time: their requests are not here."""
+    """Number of frontends that did not answer in time; their requests are missing."""
 
 
 class RequestReply(msgspec.Struct, frozen=True):
-    """The choices of an HTTP request, or the one that has the uid."""
+    """The choices of an HTTP request, or the single choice with the uid."""
 
     choices: list[RequestTimeline]
     scheduler_heard_s: float | None
@@ -65,14 +68,14 @@ class RequestsApi:
         service.peers.register(FindRequests, self.find)
 
     async def list_requests(self, request: Request) -> JsonReply:
-        """Raises `RequestError` (400) for a query that asks for what cannot be."""
+        """Raises `RequestError` (400) if the query is invalid."""
         query = _read_query(dict(request.query_params))
         found, num_missing = await self.find_everywhere(query)
         lines = [msgspec.Raw(each.shown) for each in found.requests]  # as they were encoded
         return JsonReply(RequestsReply(cast("list[RequestLine]", lines), found.num_found, _heard_s(found), num_missing))
 
     async def show(self, request: Request) -> JsonReply:
-        """Raises `RequestError` (404) for a request that is neither open nor among the latest that have ended."""
+        """Raises `RequestError` (404) if the request is neither open nor among the latest ended ones."""
         name: str = request.path_params["id"]
         uids = (int(name),) if name.isascii() and name.isdigit() and len(name) < 17 else ()
         query = FindRequests(uids=uids, request_ids=names_of(name), limit=MAX_LIMIT, is_whole=True)
@@ -84,7 +87,7 @@ class RequestsApi:
         return JsonReply(RequestReply(choices, _heard_s(found), num_missing))
 
     async def find_everywhere(self, query: FindRequests) -> tuple[FoundRequests, int]:
-        """Returns what all frontends have found, in order, and how many have not answered."""
+        """Returns the requests of all frontends, in order, and the number of frontends that did not answer."""
         own = self.find(query)
         others = await self._service.peers.ask_all(query, FoundRequests)
         parts = [own, *others.by_name.values()]
@@ -95,7 +98,7 @@ class RequestsApi:
         return FoundRequests(tuple(requests[: query.limit]), num_found, heard_ns), others.num_missing
 
     async def find_names(self, uids: Iterable[int]) -> dict[int, str]:
-        """Returns the public ids of those of the requests that are open or have ended of late."""
+        """Returns the public ids of the requests that are open or ended recently, by uid."""
         wanted = tuple(sorted(set(uids) - {0}))
         if not wanted:
             return {}
@@ -104,12 +107,12 @@ class RequestsApi:
         return {line.uid: line.request_id for line in lines}
 
     def find_open(self) -> FoundRequests:
-        """Returns the whole timelines of the requests that are open here, of very many those of the oldest."""
+        """Returns the whole timelines of this frontend's open requests, limited to the oldest."""
         num_open = self._service.timelines.num_live
         return self.find(FindRequests(limit=min(num_open, MAX_LIMIT), is_whole=True))
 
     def find(self, query: FindRequests) -> FoundRequests:
-        """Returns what this frontend has."""
+        """Returns the matching requests of this frontend."""
         reasons, frontend = WaitReasons(self._service, self._streams), self._service.name
         found: list[FoundRequest] = []
         num_found = 0
@@ -147,7 +150,7 @@ def _read_query(given: dict[str, str]) -> FindRequests:
     unknown = sorted(given.keys() - {"state", "stage", "min_age_s", "limit"})
     if unknown:
         raise bad_request(
-            f"{unknown[0][:60]!r} is no parameter here: state, stage, min_age_s and limit are", unknown[0]
+            f"unknown parameter {unknown[0][:60]!r}: send state, stage, min_age_s or limit", unknown[0]
         )
     for name, values in (("state", STATES), ("stage", STAGES)):
         if given.get(name, values[0]) not in values:
@@ -165,6 +168,6 @@ def _heard_s(found: FoundRequests) -> float | None:
 
 
 def _unknown(name: str, num_missing: int) -> RequestError:
-    missing = f"; {num_missing} frontends have not answered" if num_missing else ""
+    missing = f"; {num_missing} frontends did not answer" if num_missing else ""
     message = f"No request {name[:128]!r} is open or among the latest 1000 that have ended{missing}"
     return not_found(message, "request_not_found")

@@ -1,4 +1,4 @@
-"""What a frontend would answer about itself, as files of a snapshot: nobody asks over HTTP where nothing may answer."""
+"""A frontend's replies about itself as files of a snapshot, for servers that may no longer answer over HTTP."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from messages.control.admin import Acknowledged, ProcessResult, WriteState
 
 
 class StateFiles:
-    """Writes `health.json`, `requests.json` and `metrics`; of requests the whole timelines, without their texts."""
+    """Writes `health.json`, `requests.json` and `metrics`. Requests have their whole timelines, without their texts."""
 
     def __init__(self, health: HealthApi, requests: RequestsApi, metrics: MetricsApi):
         self._health = health

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`: text or a conversation to token ids and back, as the tokenizer does it."""
+"""`POST /tokenize` and `/detokenize`: text or a conversation to token ids, and token ids to text."""
 
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from messages.errors import bad_request
 from messages.ring.requests import ChatPrompt, EncodeMsg
 
 REFUSED: dict[str, tuple[Any, ...]] = {"chat_template": (), "mm_processor_kwargs": ({},)}
-"""Parameters of vLLM that are not served, each with the values that ask for nothing."""
+"""Parameters of vLLM that are not supported, each with the values that have no effect."""
 
 ModelName = Annotated[str | None, Meta(description="a name of the served model")]
 
@@ -96,7 +96,7 @@ def _chat_prompt(body: TokenizeBody, tools: dict[str, Any]) -> ChatPrompt | None
 
 
 def question_of(body: TokenizeBody) -> EncodeMsg:
-    """Returns the question, without a uid. Raises `RequestError` (400)."""
+    """Returns the message for the tokenizer, without a uid. Raises `RequestError` (400)."""
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("give either prompt or messages", "prompt")
     chat = _chat_prompt(body, check_tools(body.tools).template_kwargs)

@@ -1,4 +1,4 @@
-"""For what a request waits, in words and numbers, from what the frontend has last heard of it: nobody is asked."""
+"""Why a request waits, in words and numbers, from the latest reports that the frontend has: no process is asked."""
 
 import time
 from typing import Literal
@@ -29,10 +29,10 @@ WaitsFor = Literal[
 
 
 class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`text` says all of it; the numbers are those of it that a program may want.
+    """`text` is the complete reason; the other fields are its numbers, for programs.
 
-    `heard_s`: how long ago the scheduler said so, where it comes from the scheduler. `num_before`: requests that go
-    before it. `estimated_s`: until it leaves the queue, at the rate of the latest admissions.
+    `heard_s`: age of the scheduler's report, if the reason comes from the scheduler. `num_before`: requests ahead in
+    the queue. `estimated_s`: time until it leaves the queue, at the rate of the latest admissions.
     """
 
     reason: WaitsFor
@@ -46,7 +46,7 @@ class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WaitReasons:
-    """Finds the reasons of this frontend's requests, as of the moment at which it is made."""
+    """Finds the reasons for this frontend's requests, as of the time of its construction."""
 
     def __init__(self, service: Service, streams: OpenStreams):
         self._service = service
@@ -55,7 +55,7 @@ class WaitReasons:
         self._blocked_s = streams.find_blocked()
 
     def find(self, generation: Generation) -> Waiting | None:
-        """Returns for what an open request waits now, `None` where it is worked on."""
+        """Returns why an open request waits now, `None` if it is being processed."""
         timeline = generation.timeline
         if generation.final is not None:
             return self._find_reader(generation)
@@ -68,7 +68,7 @@ class WaitReasons:
             case "tokenizer_queue" | "tokenize":
                 return self._find_tokenizer(generation)
             case "scheduler_inbox":
-                return Waiting("scheduler", f"the scheduler has not taken it yet{_because(trouble)}")
+                return Waiting("scheduler", f"the scheduler has not received it yet{_because(trouble)}")
             case _:
                 return self._find_in_scheduler(generation)
 
@@ -87,17 +87,17 @@ class WaitReasons:
         if waiting is not None:
             return waiting
         if generation.timeline.stage in ("queue", "preempted"):
-            return Waiting("scheduler", "the scheduler has it and has not planned a step since")
+            return Waiting("scheduler", "the scheduler has it and has planned no step since")
         return self._find_reader(generation)
 
     def _find_tokenizer(self, generation: Generation) -> Waiting:
         name = self._service.ring.worker_of(generation.uid) or "tokenizer"
         num_chars = int(self._service.processes.gauges(name).get("chars_in_hand", 0))
-        work = f"; at its last beat it had {num_chars} characters of text in hand" if num_chars else ""
+        work = f"; at its last beat it was processing {num_chars} characters of text" if num_chars else ""
         return Waiting("tokenizer", f"{name} has not passed it on yet{work}{_because(self._trouble(generation))}")
 
     def _find_reader(self, generation: Generation) -> Waiting | None:
-        """A client that does not read is waited for with what it has not taken."""
+        """Returns the reason if a client has not read its output."""
         blocked_s = self._blocked_s.get(generation.uid)
         if blocked_s is not None:
             num_tokens = len(generation.output_ids) - generation.num_taken
@@ -106,7 +106,7 @@ class WaitReasons:
             )
         if generation.final is None:
             return None
-        return Waiting("choices", "it has ended; its response goes on, with other choices or to a client that reads")
+        return Waiting("choices", "it has ended; its response continues with other choices, or is still being written")
 
 
 def _because(trouble: str) -> str:
@@ -114,16 +114,16 @@ def _because(trouble: str) -> str:
 
 
 def _waiting_of(report: WaitReport) -> Waiting:
-    """Returns what the scheduler has said, in words."""
+    """Returns the scheduler's report in words."""
     heard_s = round(max(0, time.monotonic_ns() - report.planned_ns) / 1e9, 3)
     match report.row:
         case DelayedRow(by_uid=0):
             text = f"the step had no tokens left for its prompt: {_tokens(report.facts)}"
             return Waiting("tokens", text, heard_s)
         case DelayedRow(uid=uid, by_uid=by_uid) if uid == by_uid:
-            return Waiting("load", "the KV cache of its beginning comes from a lower tier (--kv-disk)", heard_s)
+            return Waiting("load", "the KV cache of its prefix is being loaded from a lower tier (--kv-disk)", heard_s)
         case DelayedRow(by_uid=by_uid):
-            text = f"request {by_uid} computes the page that it needs next, which it will find in the cache"
+            text = f"request {by_uid} computes the next page that it needs, which it will then find in the cache"
             return Waiting("same_page", text, heard_s)
         case PausedRow():
             return Waiting("priority", "its row is paused: there are requests of a higher priority", heard_s)
@@ -132,7 +132,7 @@ def _waiting_of(report: WaitReport) -> Waiting:
 
 
 def _in_queue(row: WaitingRow, facts: QueueFacts, heard_s: float) -> Waiting:
-    """Returns the reason of a request in the queue: that of the first, and how far it is behind."""
+    """Returns the reason of a request in the queue: that of the first request, and its own position."""
     match facts.waits_for:
         case "rows":
             reason = f"all {facts.max_num_seqs} rows are taken (--max-num-seqs)"
@@ -141,11 +141,11 @@ def _in_queue(row: WaitingRow, facts: QueueFacts, heard_s: float) -> Waiting:
         case "pages":
             reason = _pages(row, facts)
         case "drain":
-            reason = "the scheduler finishes what runs and is then replaced"
+            reason = "the scheduler finishes its running requests and is then replaced"
         case "priority":
-            reason = "it has the last priority, and there are requests of a higher one"
+            reason = "it has the lowest priority, and there are requests of a higher one"
         case None:
-            reason = "it gave its row up in this step"
+            reason = "it gave up its row in this step"
     estimated_s = None
     if facts.admitted_per_s:
         estimated_s = round(max(0.0, (row.num_before + 1) / facts.admitted_per_s - heard_s), 3)
@@ -164,23 +164,23 @@ def _in_queue(row: WaitingRow, facts: QueueFacts, heard_s: float) -> Waiting:
 
 def _before(num_before: int) -> str:
     if not num_before:
-        return "it is the next"
-    return "1 request is before it" if num_before == 1 else f"{num_before} requests are before it"
+        return "it is next in the queue"
+    return "1 request is ahead of it" if num_before == 1 else f"{num_before} requests are ahead of it"
 
 
 def _needed_pages(row: WaitingRow, facts: QueueFacts) -> int:
-    """Returns what the scheduler has worked out for the first; the others may find some of theirs in the cache."""
+    """Returns the exact number for the first request, an upper bound for others: some of their pages may be cached."""
     return facts.num_needed_pages if facts.waits_for == "pages" and not row.num_before else row.num_pages
 
 
 def _pages(row: WaitingRow, facts: QueueFacts) -> str:
-    """The pages of the first of the queue decide, whichever request is asked about."""
+    """Returns the reason in pages. Those of the first request in the queue decide, whichever request is meant."""
     needed = f"needs {facts.num_needed_pages} pages"
     if row.num_before:
-        needed = f"needs up to {row.num_pages} pages, and the first of the queue {facts.num_needed_pages}"
+        needed = f"needs up to {row.num_pages} pages, and the first request in the queue {facts.num_needed_pages}"
     return (
         f"{needed}; {facts.num_free_pages} are free and {facts.num_evictable_pages} could be evicted, of which "
-        f"{facts.num_promised_pages} are kept for the {facts.num_running} rows that run"
+        f"{facts.num_promised_pages} are reserved for the {facts.num_running} running rows"
     )
 
 

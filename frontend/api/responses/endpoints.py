@@ -30,7 +30,7 @@ from messages.ring.peers import UsedResponse, UseResponse
 MAX_LISTED = 100
 DEFAULT_LISTED = 20
 PARAMS = {"messages": "input", "max_tokens": "max_output_tokens"}
-"""The fields of this API, by the names that errors of all chats have for them."""
+"""The fields of this API, by the names that the errors of all chat APIs use."""
 
 
 class DeletedResponse(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class DeletedResponse(msgspec.Struct, frozen=True):
 
 
 class InputItems(msgspec.Struct, frozen=True, kw_only=True):
-    """All items that the response answers, those of earlier responses included."""
+    """All items that the response answers, including those of earlier responses."""
 
     object: Literal["list"] = "list"
     data: list[Item]
@@ -61,7 +61,7 @@ Action = Literal["show", "cancel", "delete"]
 
 Order = Literal["asc", "desc"]
 
-ELSEWHERE = "another frontend worker has this response: ask for it without stream, or again on another connection"
+ELSEWHERE = "another frontend worker has this response: request it without stream, or again on another connection"
 
 
 class ResponsesApi:
@@ -78,13 +78,13 @@ class ResponsesApi:
         service.peers.register(UseResponse, self._use)
 
     async def create(self, request: Request) -> ASGIApp:
-        """Opens the response. Raises `RequestError`; refusals by other processes come out of it."""
+        """Opens the response. Raises `RequestError`; if another process refuses the request, the response raises it."""
         body, items, conversation = await self._read(request)
         is_stored = body.store is not False and self.store.is_used
         if body.background and not is_stored:
             raise bad_request(
-                "background needs a response that is stored: store must not be false, and the server's "
-                "--max-stored-responses not 0",
+                "background requires a stored response: store must not be false, and --max-stored-responses of the "
+                "server must not be 0",
                 "background",
             )
         trace = _own_trace(request) if body.background else trace_of(request.scope)
@@ -116,7 +116,7 @@ class ResponsesApi:
         return JsonReply(await self._conversations.count((await self._read(request)).conversation))
 
     async def retrieve(self, request: Request) -> ASGIApp:
-        """Raises `RequestError`: 404; 400 for the stream of a response that has none, 409 for one that is elsewhere."""
+        """Raises `RequestError`: 404; 400 if the response has no stream; 409 if another frontend has the stream."""
         response_id: str = request.path_params["id"]
         query = request.query_params
         if query.get("stream") != "true":
@@ -127,11 +127,11 @@ class ResponsesApi:
             await self._find(response_id)
             raise RequestError(ErrorInfo(409, ELSEWHERE, param="stream", code="other_frontend"))
         if stored.frames is None:
-            raise bad_request(f"{response_id} has no stream: it was not made with background and stream", "stream")
+            raise bad_request(f"{response_id} has no stream: it was not created with background and stream", "stream")
         return self._follow(stored, start)
 
     async def list_input(self, request: Request) -> JsonReply:
-        """Raises `RequestError`: 404, or 400 for a query that asks for what cannot be."""
+        """Raises `RequestError`: 404, or 400 if the query is invalid."""
         query = dict(request.query_params)
         limit = read_count(query, "limit", DEFAULT_LISTED, MAX_LISTED)
         order = query.get("order", "desc")
@@ -150,10 +150,10 @@ class ResponsesApi:
         return JsonReply(InputItems(data=shown, first_id=first_id, last_id=last_id, has_more=len(items) > limit))
 
     async def cancel(self, request: Request) -> JsonReply:
-        """Raises `RequestError`: 404, or 400 for a response that was not made in the background."""
+        """Raises `RequestError`: 404, or 400 if the response was not created in the background."""
         found = await self._find(request.path_params["id"], "cancel")
         if not msgspec.json.decode(found.response, type=_Background).background:
-            raise bad_request("only a response that was made with background can be cancelled")
+            raise bad_request("only a response that was created with background can be cancelled")
         return _shown(found)
 
     async def delete(self, request: Request) -> JsonReply:
@@ -175,7 +175,7 @@ class ResponsesApi:
         return FollowingStream(stored, start, self._service.config.http.sse_keepalive_s)
 
     async def _items_before(self, previous_id: str | None) -> list[Item]:
-        """Returns what the response goes on from. Raises `RequestError`."""
+        """Returns the items of the conversation that the response continues. Raises `RequestError`."""
         if previous_id is None:
             return []
         found = await self._find(previous_id, code="previous_response_not_found", param="previous_response_id")
@@ -186,7 +186,7 @@ class ResponsesApi:
         return [*_decode_items(found), *previous.output]
 
     async def _resolved(self, given: str | list[Item]) -> str | list[Item]:
-        """Returns the input with items of stored responses in place of references to them. Raises `RequestError`."""
+        """Returns the input with references replaced by the items of stored responses. Raises `RequestError`."""
         if isinstance(given, str):
             return given
         outputs: dict[str, list[Item]] = {}
@@ -201,7 +201,7 @@ class ResponsesApi:
                 raise bad_request(f"input[{index}]: a type is required, or a role, or the id of an item", "input")
             if item.kind == REFERENCE and item.id not in known:
                 raise bad_request(
-                    f"input[{index}]: {item.id!r:.160} is in the output of no response that is stored and has ended: "
+                    f"input[{index}]: no stored response that has ended contains {item.id!r:.160} in its output: "
                     "send the item itself",
                     "input",
                     "item_not_found",
@@ -211,7 +211,7 @@ class ResponsesApi:
     async def _find(
         self, response_id: str, action: Action = "show", *, code: str = "response_not_found", param: str | None = None
     ) -> UsedResponse:
-        """Returns the response, wherever it is stored. Raises `RequestError` (404)."""
+        """Returns the response from whichever frontend stores it. Raises `RequestError` (404)."""
         question = UseResponse(response_id, action)
         own = self._use(question)
         if own.response:
@@ -220,12 +220,12 @@ class ResponsesApi:
         for reply in others.by_name.values():
             if reply.response:
                 return reply
-        missing = f"; {others.num_missing} frontends have not answered" if others.num_missing else ""
+        missing = f"; {others.num_missing} frontends did not answer" if others.num_missing else ""
         text = f"Response with id {response_id[:128]!r} not found{missing}"
         raise not_found(text, code, param)
 
     def _use(self, question: UseResponse) -> UsedResponse:
-        """Does what is asked with what this frontend has stored."""
+        """Carries out `question` on this frontend's store."""
         stored = self.store.find(question.response_id)
         if stored is None:
             return UsedResponse()
@@ -246,7 +246,7 @@ class _Output(msgspec.Struct):
 
 
 def _own_trace(request: Request) -> RequestTrace:
-    """Returns the trace of a response that goes on after the reply to `request`."""
+    """Returns the trace of a response that continues after the reply to `request`."""
     trace = RequestTrace(request.scope)
     replied = trace_of(request.scope)
     trace.request_id, trace.status = replied.request_id, 200
