@@ -1,4 +1,4 @@
-"""Errors as clients see them: the JSON body of each, and the refusals that say when to come back."""
+"""Errors as clients see them: their JSON bodies, and refusals with a time to retry."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -10,10 +10,10 @@ from starlette.exceptions import HTTPException
 from messages.errors import ErrorInfo, RequestError
 
 RETRY_S = 5
-"""`Retry-After` where nothing has been measured that could tell better: while processes start, restart or stop."""
+"""`Retry-After` if there is no better estimate: while processes start, restart or stop."""
 
 ENDING_CODES = frozenset({"draining", "shutting_down"})
-"""Codes of a server that is about to end, so that the connection is of no further use."""
+"""Codes of a server that is about to end; the connection is closed after the reply."""
 
 
 VERSION = "/v1"
@@ -21,7 +21,7 @@ VERSION = "/v1"
 
 
 class UnavailableError(RequestError):
-    """A 503 that asks the client to come back in `retry_after_s` seconds."""
+    """A 503 that asks the client to retry after `retry_after_s` seconds."""
 
     def __init__(self, message: str, code: str, retry_after_s: int = RETRY_S):
         super().__init__(ErrorInfo(503, message, "service_unavailable", code=code))
@@ -34,7 +34,7 @@ def forbidden(message: str, code: str) -> RequestError:
 
 
 def not_found(message: str, code: str, param: str | None = None) -> RequestError:
-    """Returns a 404; `param` is the field of the body that names what does not exist, if one does."""
+    """Returns a 404; `param` is the field of the body that names the missing object, if any."""
     return RequestError(ErrorInfo(404, message, "not_found_error", param, code))
 
 
@@ -56,7 +56,7 @@ def error_body(info: ErrorInfo) -> ErrorBody:
 
 
 class ErrorForm(NamedTuple):
-    """How the errors of an endpoint are written: `make` returns a `struct`."""
+    """The format of an endpoint's errors: `make` returns a `struct`."""
 
     struct: type[msgspec.Struct]
     make: Callable[[ErrorInfo], msgspec.Struct]
@@ -66,7 +66,7 @@ OPENAI_ERRORS = ErrorForm(ErrorBody, error_body)
 
 
 def internal_error(reference: str) -> ErrorInfo:
-    """Returns the 500 of an error of ours; the log has the rest under `reference`."""
+    """Returns the 500 for an internal error; the log has the details under `reference`."""
     return ErrorInfo(500, f"internal error, reference {reference}", "internal_error", code="internal_error")
 
 
@@ -81,7 +81,7 @@ def no_such_path(path: str) -> RequestError:
 
 
 def routing_error(error: HTTPException, method: str, path: str) -> ErrorInfo:
-    """Returns what the router's 404 or 405 says to the client."""
+    """Returns the error for the router's 404 or 405."""
     match error.status_code:
         case 404:
             return ErrorInfo(404, f"there is no {path} here", "not_found_error", code="not_found")

@@ -1,4 +1,4 @@
-"""The route table: every endpoint with what it takes, what it answers and in which ways it refuses."""
+"""The route table: every endpoint with its parameters, replies and errors."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -46,7 +46,7 @@ REQUEST_ID = Parameter(
     "header",
     "X-Request-Id",
     str,
-    "Comes back in the reply and stands in the log; of 1 to 128 letters, digits and ._:/+=-, else it is replaced.",
+    "Returned in the reply and logged. An id that is not 1 to 128 letters, digits and ._:/+=- is replaced.",
 )
 PROBE_TIMEOUT = Parameter(
     "query", "timeout_s", Annotated[float, Meta(gt=0, le=MAX_PROBE_TIMEOUT_S)], "Seconds to wait for the token."
@@ -60,17 +60,17 @@ REQUEST_QUERY = (
         "query",
         "min_age_s",
         Annotated[float, Meta(ge=0)],
-        "Only requests that are so old or, where they have ended, took so long.",
+        "Only requests at least this old or, if they have ended, that took at least this long.",
     ),
-    limit_of(MAX_LIMIT, "The most requests to show; 100 if it is not given."),
+    limit_of(MAX_LIMIT, "Maximum number of requests to show; 100 by default."),
 )
 TREE_QUERY = (
-    limit_of(MAX_NODES, "The most nodes to show; 50 if it is not given."),
+    limit_of(MAX_NODES, "Maximum number of nodes to show; 50 by default."),
     Parameter(
         "query",
         "engine",
         Annotated[int, Meta(ge=1, le=MAX_ENGINES)],
-        "The engine whose cache is meant (--data-parallel); the first if it is not given.",
+        "The engine whose cache to show (--data-parallel); the first by default.",
     ),
 )
 
@@ -131,7 +131,7 @@ def generating(generate: GenerateApi, completions: CompletionApi, chat: ChatApi)
         _OPENAI(
             "/v1/chat/completions/input_tokens",
             chat.count,
-            "How many tokens the prompt of a conversation has",
+            "Number of tokens in the prompt of a conversation",
             InputTokens,
             method="POST",
             body=ChatBody,
@@ -141,7 +141,7 @@ def generating(generate: GenerateApi, completions: CompletionApi, chat: ChatApi)
 
 
 def tokens(api: TokensApi) -> list[Endpoint]:
-    """Returns the endpoints that show what the tokenizer does."""
+    """Returns the endpoints of the tokenizer."""
     return [
         _TOKENS(
             "/tokenize",
@@ -163,7 +163,7 @@ def tokens(api: TokensApi) -> list[Endpoint]:
 
 
 def models(info: InfoApi) -> list[Endpoint]:
-    """Returns the endpoints that tell what is served."""
+    """Returns the endpoints that describe the served models."""
     one_name = "One name of the served model"
     return [
         Endpoint("/v1/models", info.models, "The names of the served model", ModelList, tag="OpenAI"),
@@ -174,16 +174,16 @@ def models(info: InfoApi) -> list[Endpoint]:
 
 
 def watching(health: HealthApi, load: LoadApi, metrics: MetricsApi) -> list[Endpoint]:
-    """Returns the endpoints that tell how the server is."""
-    probe, ping = "Whether a token really comes round the ring", "200 where `/health` is 200"
+    """Returns the endpoints that report the state of the server."""
+    probe, ping = "Generate one token through the ring", "200 if `/health` is 200"
     return [
         Endpoint(
             "/health",
             health.health,
-            "How each process is",
+            "The state of each process",
             Health,
-            description="200 where requests can be served at once, else 503, also while new ones wait for a process. "
-            "Waits for no process.",
+            description="200 if requests can be served now, otherwise 503, also while new requests wait for a "
+            "process. The reply waits for no process.",
             other_replies={503: Health},
             access="public",
             is_polled=True,
@@ -191,7 +191,7 @@ def watching(health: HealthApi, load: LoadApi, metrics: MetricsApi) -> list[Endp
         ),
         Endpoint("/health/generate", health.generate, probe, ProbeReply, parameters=(PROBE_TIMEOUT,)),
         Endpoint("/ping", health.ping, ping, dict[str, Any], access="public", is_polled=True),
-        Endpoint("/load", load.load, "How much there is to do", LoadReply),
+        Endpoint("/load", load.load, "The current load", LoadReply),
         Endpoint("/metrics", metrics.metrics, "Metrics for Prometheus", is_polled=True),
     ]
 
@@ -208,14 +208,14 @@ def showing(live: LiveApi, page: PageApi) -> list[Endpoint]:
 
 
 def tracing(requests: RequestsApi) -> list[Endpoint]:
-    """Returns the endpoints that tell what becomes of requests."""
+    """Returns the endpoints that show the progress of requests."""
     return [
         Endpoint(
             "/requests",
             requests.list_requests,
-            "Open requests and the latest that have ended: stage, age, and for what each waits",
+            "Open requests and the latest ended ones: stage, age, and what each waits for",
             RequestsReply,
-            description="Waits for no step: what comes from the scheduler is as old as it says.",
+            description="Never waits for a step; data from the scheduler has its age.",
             parameters=REQUEST_QUERY,
         ),
         Endpoint(
@@ -230,7 +230,7 @@ def tracing(requests: RequestsApi) -> list[Endpoint]:
 
 
 def caching(api: CacheViewApi) -> list[Endpoint]:
-    """Returns the endpoints that show the prefix cache, to the operator alone: they tell of the tokens of others."""
+    """Returns the endpoints that show the prefix cache, only to the operator: they reveal tokens of other clients."""
     nodes = "The largest nodes of the prefix cache's radix tree"
     return [
         _CACHE(
@@ -252,7 +252,7 @@ def steering(aborts: AbortApi, cache: CacheApi) -> list[Endpoint]:
         _POST(
             "/abort_request",
             aborts.abort_request,
-            "End running requests; their clients get what there is",
+            "Abort running requests; their clients get the partial output",
             AbortReply,
             body=AbortBody,
             examples={"one": {"request_id": "my-request"}, "all": {"all": True}},

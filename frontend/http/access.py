@@ -1,4 +1,4 @@
-"""Who may use an endpoint: hosts, origins, keys, and for the operator's endpoints the machine that asks."""
+"""Who may use an endpoint: hosts, origins, keys and, for the operator's endpoints, the client's machine."""
 
 from collections.abc import Collection
 
@@ -13,20 +13,20 @@ from messages.config.server import HttpConfig
 
 FORWARDED = frozenset({b"forwarded", b"via", b"x-real-ip"})
 FORWARDED_PREFIX = b"x-forwarded-"
-"""Headers that proxies add: the socket's peer is then the proxy, and not who asks."""
+"""Headers that proxies add; the socket's peer is then the proxy instead of the client."""
 
 
 class AccessRules:
-    """What is checked of a request's head before anything is done for it, or told to it."""
+    """The checks of a request's head, which precede any work for it and any reply to it."""
 
     def __init__(self, http: HttpConfig, keys: Keys, bound_address: str):
-        """Raises `BootError` where a flag of `http` holds no host or no origin."""
+        """Raises `BootError` if a flag in `http` has an invalid host or origin."""
         self.keys = keys
         self._hosts = AllowedHosts(http.allowed_hosts, bound_address)
         self._origins = AllowedOrigins(http.cors_allow_origins)
 
     def check(self, access: Access, scope: Scope) -> None:
-        """Raises `RequestError`: 403, or 401 where a key is missing or wrong."""
+        """Raises `RequestError`: 403, or 401 if a key is missing or wrong."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._hosts.check(headers)
         self._origins.check(scope["method"], scope["scheme"], headers)
@@ -35,12 +35,12 @@ class AccessRules:
         self.keys.check(access, headers)
 
     def with_cors(self, app: ASGIApp) -> ASGIApp:
-        """Returns `app` as the web pages of allowed origins may read it."""
+        """Returns `app` with CORS headers for the allowed origins."""
         return self._origins.with_cors(app)
 
 
 def check_is_local(client: tuple[str, int] | None, scheme: str, headers: Collection[tuple[bytes, bytes]]) -> None:
-    """Raises `RequestError` (403) for a client on another machine, one behind a proxy, and a web page of others."""
+    """Raises `RequestError` (403) for clients on another machine, behind a proxy, or on a foreign web page."""
     is_local = client is not None and is_loopback(client[0]) and not find_foreign(scheme, headers)
     for name, _ in headers:
         if name in FORWARDED or name.startswith(FORWARDED_PREFIX):

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, who may use them, what exceptions become, and one access line for each request."""
+"""The ASGI application: routes, access checks, error replies, and one access log line per request."""
 
 import logging
 import time
@@ -22,10 +22,10 @@ log = logging.getLogger("sluice.frontend")
 
 
 class App:
-    """Answers 503 on every path but that of an early endpoint until all processes have been ready once.
+    """Replies 503 on every path except early endpoints until all processes have been ready once.
 
-    `on_response` is called when a response is over, also one that was cut off. Paths are taken with `root_path` before
-    them and without: proxies differ in whether they take it off.
+    `on_response` is called at the end of each response, even if it was cut off. Paths are accepted with and without
+    `root_path`: some proxies strip it, others do not.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class App:
         return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
 
     def _find_nearest(self, path: str) -> Endpoint | None:
-        """Returns the endpoint that a client with a wrong base URL meant by an unknown path, or the one above it."""
+        """Returns the endpoint that a client with a wrong base URL meant by an unknown path, or its parent."""
         meant = path.removeprefix(VERSION) if path.startswith(2 * VERSION) else VERSION + path
         while meant.startswith(f"{VERSION}/"):
             endpoint = self._find_endpoint(meant)
@@ -96,7 +96,7 @@ class App:
         return None
 
     def _find_endpoint(self, path: str) -> Endpoint | None:
-        """Returns what `path` leads to, whatever the method."""
+        """Returns the endpoint for `path`, regardless of the method."""
         for route, endpoint in self._routes:
             if route.path_regex.match(path):
                 return endpoint

@@ -1,4 +1,4 @@
-"""Request bodies: read within bounds, decoded strictly, refused with a message that names what is wrong."""
+"""Request bodies: bounded reading, strict decoding, and error messages that name the mistake."""
 
 import asyncio
 import re
@@ -29,10 +29,10 @@ SILENCE_TIMEOUT_S = 20.0
 
 JSON_TYPE = "application/json"
 MAX_CONTAINERS = 1 << 17
-"""Lists and objects in a body; each takes a few microseconds to check and translate."""
+"""Maximum lists and objects in a body; each takes a few microseconds to validate and convert."""
 
 MAX_FIELDS = 128
-"""Of a body: each one that is not known is compared with all that are."""
+"""Maximum fields in a body: each unknown field is compared with all known ones."""
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
@@ -44,7 +44,7 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
-        raise RequestError(ErrorInfo(415, f"Content-Encoding {encoding!r} is not supported, send the body as it is"))
+        raise RequestError(ErrorInfo(415, f"Content-Encoding {encoding!r} is not supported, send it uncompressed"))
     _check_media_type(request.headers)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit_bytes:
@@ -102,10 +102,10 @@ class DecodedBody(NamedTuple, Generic[T]):
 
 
 class BodyDecoder(Generic[T]):
-    """Decodes bodies into `struct`, whose fields each carry a `Meta` description of what they take.
+    """Decodes bodies into `struct`, whose fields each have a `Meta` description of their values.
 
-    `rules` say what becomes of other names, `unknown` of names that nobody knows; one that looks like a misspelled one
-    is refused.
+    `rules` decide how other names are treated, `unknown` how names are treated that no server uses. Names that look
+    like misspellings are refused.
     """
 
     def __init__(self, struct: type[T], rules: NameRules | None = None, unknown: UnknownFields | None = None):
@@ -143,7 +143,7 @@ class BodyDecoder(Generic[T]):
     def _explain(
         self, error: msgspec.ValidationError, fields: Mapping[str, Raw], given_names: Mapping[str, str]
     ) -> RequestError:
-        """Returns the refusal of the first field at fault, in the client's own names."""
+        """Returns the error for the first invalid field, under the name that the client used."""
         for own, raw in fields.items():
             if own not in self._hints:
                 continue
@@ -173,8 +173,8 @@ def _check_containers(body: bytes, fields: Mapping[str, Raw]) -> None:
     num_containers = sum(_count_containers(value) for value in values if not value.startswith(b'"'))
     if num_containers > MAX_CONTAINERS:
         raise bad_request(
-            f"the body may have {MAX_CONTAINERS} lists and objects, it has {num_containers} "
-            "(each [ and { counts, also within texts)"
+            f"the body may have {MAX_CONTAINERS} lists and objects, got {num_containers} "
+            "(each [ and { counts, even within strings)"
         )
 
 
@@ -183,7 +183,7 @@ def _count_containers(data: bytes) -> int:
 
 
 class _Name:
-    """Stands for one name in a body: two are never equal, so that no field takes another one's place."""
+    """One name in a body. No two are equal, so a repeated field does not replace the first one."""
 
 
 class _Splitter:

@@ -1,4 +1,4 @@
-"""One request and its response as the application sees them (ASGI), and the response's framing."""
+"""One request and its response as the application sees them (ASGI), and the framing of the response."""
 
 import asyncio
 import re
@@ -46,13 +46,13 @@ class RequestCycle:
         self._is_cut = False
         self._is_chunked = False
         self._num_missing_bytes: int | None = None
-        """Of the announced length of the response."""
+        """Bytes of the announced response length that have not been written."""
         self.awaits_continue = False
-        """The client sends the body only when it is asked to."""
+        """The client sends the body only after an interim response."""
         self.more_body = True
-        """Of the request."""
+        """The request's body is incomplete."""
         self.is_last = False
-        """The connection ends with this response."""
+        """The connection closes after this response."""
         self.has_begun = False
         self.has_ended = False
 
@@ -61,7 +61,7 @@ class RequestCycle:
         return self._scope["http_version"]
 
     def take_body(self, body: bytes) -> None:
-        """Keeps a piece of the request's body for the application."""
+        """Buffers a piece of the request's body for the application."""
         if self.has_ended or self._is_cut:
             return
         self._body += body
@@ -74,22 +74,22 @@ class RequestCycle:
         self._news.set()
 
     def leave(self) -> None:
-        """Tells the application that the client has left; a response that it makes nevertheless is written."""
+        """Notifies the application that the client has left. A response that it still makes is written."""
         self._has_left = True
         self._news.set()
 
     def cut(self) -> None:
-        """Tells the application that the client has left; nothing more of its response is written."""
+        """Notifies the application that the client has left. Nothing more of its response is written."""
         self._is_cut = True
         self.leave()
 
     async def run(self, app: ASGIApp) -> None:
-        """Has `app` answer. An error of it becomes a 500, or the end of the connection where the response has begun."""
+        """Runs `app`. If it fails, the reply is a 500, or the connection closes if the response has begun."""
         try:
             await app(self._scope, self.receive, self.send)
-            # A connection whose client is gone is closing for a moment before the application is told.
+            # If the client is gone, the connection is closing shortly before the application is notified.
             if not (self.has_begun or self._has_left or self._transport.is_closing()):
-                raise RuntimeError("the application has not answered")
+                raise RuntimeError("the application did not send a response")
         except Exception as error:
             info = internal_error(log_internal(error))
             if not self.has_begun and not self._is_cut:
@@ -126,11 +126,11 @@ class RequestCycle:
             case "http.response.body" if self.has_begun and not self.has_ended:
                 self._write_body(message.get("body", b""), more_body=message.get("more_body", False))
             case kind:
-                raise RuntimeError(f"{kind} does not belong here")
+                raise RuntimeError(f"unexpected message {kind}")
 
     def _begin(self, status: int, headers: Any) -> None:
         if self.awaits_continue and self.more_body:
-            self.is_last = True  # whether the body still comes is the client's choice
+            self.is_last = True  # the client may or may not still send the body
         lines = [_status_line(status)]
         for name, value in (*self._default_headers, *headers):
             if _UNSAFE_VALUE.search(value):
@@ -166,19 +166,19 @@ class RequestCycle:
             self._on_end()
 
     def _fit(self, body: bytes, *, more_body: bool) -> bytes:
-        """Returns what of `body` is written. Raises `RuntimeError` where that is not what was announced."""
+        """Returns the part of `body` to write. Raises `RuntimeError` if it does not match the announced length."""
         if self._num_missing_bytes is None:
             return body
         if self._scope["method"] == "HEAD":
             return b""
         self._num_missing_bytes -= len(body)
         if self._num_missing_bytes < 0 or (self._num_missing_bytes and not more_body):
-            raise RuntimeError("the response has not the length that it announced")
+            raise RuntimeError("the response does not have its announced length")
         return body
 
 
 def whole_response(info: ErrorInfo, default_headers: list[tuple[bytes, bytes]]) -> bytes:
-    """Returns the response of an error that no application makes: the connection's last."""
+    """Returns the response for an error outside of the application; it is the connection's last."""
     body = msgspec.json.encode(error_body(info))
     headers = [
         *default_headers,

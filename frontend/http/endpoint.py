@@ -1,4 +1,4 @@
-"""What an endpoint declares of itself, from which come its route and its part of the OpenAPI description."""
+"""The declaration of an endpoint, from which its route and its OpenAPI description are made."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -13,17 +13,17 @@ from starlette.types import ASGIApp
 from frontend.errors import OPENAI_ERRORS, ErrorForm
 
 Access = Literal["public", "client", "operator"]
-"""Who may ask: anybody; who has an API key, where there are any; who has the operator's key, on the same machine."""
+"""Who may use it: anyone; holders of an API key, if keys exist; holders of the operator's key on the same machine."""
 
 Run = Callable[[Request], Awaitable[ASGIApp]]
-"""Returns an ASGI response or raises what `frontend/http/responses.py` makes an error of."""
+"""Returns an ASGI response, or raises an exception that `frontend/http/responses.py` converts to an error."""
 
 
 Name = Annotated[str, Meta(min_length=1)]
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """A parameter outside of the body; `schema` is an annotated type."""
+    """A parameter outside the body; `schema` is an annotated type."""
 
     place: Literal["path", "query", "header"]
     name: str
@@ -37,17 +37,17 @@ def limit_of(most: int, description: str) -> Parameter:
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """`body`, `reply` and `event` are the types that decode and encode: what is described is what is checked.
+    """`body`, `reply` and `events` are the types used for coding, so the description matches the validation.
 
-    `errors` are the statuses of refusals besides those that every endpoint can have; `other_replies` are other
-    statuses whose body is no error. `events` are what a stream's events hold, where the reply may be a stream.
+    `errors`: statuses of errors in addition to those of every endpoint. `other_replies`: other statuses whose body is
+    not an error. `events`: the types of a stream's events, if the reply may be a stream.
     """
 
     path: str
     run: Run
     summary: str
     reply: Any = None
-    """`None` for a reply of plain text or, with `events`, one that is always a stream."""
+    """`None` if the reply is plain text or, with `events`, always a stream."""
     method: Literal["GET", "POST", "DELETE"] = "GET"
     tag: str = "operation"
     description: str = ""
@@ -57,22 +57,22 @@ class Endpoint(msgspec.Struct, frozen=True):
     errors: tuple[int, ...] = ()
     error_form: ErrorForm = OPENAI_ERRORS
     second_id_header: str | None = None
-    """The header in which clients of this API look for the request's id, beside X-Request-Id."""
+    """The header in which clients of this API expect the request's id, in addition to X-Request-Id."""
     other_replies: dict[int, Any] = {}
     parameters: tuple[Parameter, ...] = ()
     examples: dict[str, Any] = {}
-    """Bodies by what they show."""
+    """Example bodies by title."""
     access: Access = "client"
     is_polled: bool = False
-    """Machines ask all the time: in the access log only at level debug."""
+    """Polled by machines: in the access log only at level debug."""
     is_early: bool = False
-    """It answers also before every process has been ready once."""
+    """Available before every process has been ready once."""
     is_described: bool = True
-    """It is in the description: not so what is for people alone."""
+    """Included in the OpenAPI description; pages for people are not."""
 
     @property
     def template(self) -> str:
-        """The path with the names of its parameters alone, as others know it: `/v1/models/{id}`."""
+        """The path with plain parameter names: `/v1/models/{id}`."""
         return re.sub(r":\w+}", "}", self.path)
 
     def route(self) -> Route:

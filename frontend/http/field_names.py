@@ -1,4 +1,4 @@
-"""What becomes of a body's fields by their names alone: served, renamed, refused, or ignored with a warning."""
+"""How the fields of a body are treated by name: supported, renamed, refused, or ignored with a warning."""
 
 import contextlib
 import difflib
@@ -12,12 +12,12 @@ from msgspec import Raw
 from messages.errors import RequestError, bad_request
 
 MISSPELLING_CUTOFF = 0.8
-"""Similarity (difflib's ratio) from which an unknown name is taken for a misspelled one."""
+"""Similarity (difflib's ratio) from which an unknown name counts as a misspelling."""
 
 NULL = Raw(b"null")
 
 MAX_COMPARED_CHARS = 64
-"""A longer name is no misspelling of any of ours, and comparing it would take time."""
+"""A longer name is not a misspelling of a known one, and comparing it would take time."""
 
 WRAPPERS = ("extra_body", "sampling_params")
 """Parameters of client libraries and other servers that contain fields of the body."""
@@ -44,14 +44,14 @@ class NameRules(NamedTuple):
 
 
 class UnknownFields:
-    """Ignores fields that are not known here, or with `is_strict` refuses them. The log has each name once."""
+    """Ignores unknown fields, or refuses them with `is_strict`. Each name is logged once."""
 
     def __init__(self, *, is_strict: bool = False):
         self.is_strict = is_strict
         self._logged: set[str] = set()
 
     def ignore(self, name: str, what: str) -> str:
-        """Returns the warning for a field that is ignored. Raises `RequestError` (400) with `is_strict`."""
+        """Returns the warning for an ignored field. Raises `RequestError` (400) with `is_strict`."""
         if self.is_strict:
             raise unknown_field(name)
         warning = f"the field {shown_name(name)} {what} and is ignored"
@@ -63,7 +63,7 @@ class UnknownFields:
 
 
 class FieldNames:
-    """The names of one kind of body: `served` are those of its struct."""
+    """The field names of one kind of body; `served` are those of its struct."""
 
     def __init__(self, served: Collection[str], rules: NameRules, unknown: UnknownFields):
         self._served = frozenset(served)
@@ -88,7 +88,7 @@ class FieldNames:
         return hoisted
 
     def check(self, fields: Mapping[str, Raw]) -> list[str]:
-        """Returns a warning for each field that is ignored. Raises `RequestError` (400)."""
+        """Returns a warning for each ignored field. Raises `RequestError` (400) for refused ones."""
         warnings: list[str] = []
         for name, raw in fields.items():
             if name in self._served or name in self._rules.ignored:
@@ -102,7 +102,7 @@ class FieldNames:
         return warnings
 
     def rename(self, fields: Mapping[str, Raw]) -> dict[str, str]:
-        """Returns the other servers' names that are to be read as ours, by ours; a null is as good as absent."""
+        """Returns the other servers' names in `fields`, by our names. A null counts as absent."""
         return {own: name for name, own in self._renamed.items() if name in fields and not is_null(fields[name])}
 
     def _refuse(self, name: str, raw: Raw) -> None:
@@ -120,7 +120,7 @@ class FieldNames:
 
     def _ignore(self, name: str) -> str:
         if name in self._rules.foreign:
-            return self._unknown.ignore(name, "of other servers means nothing here")
+            return self._unknown.ignore(name, "of other servers has no effect here")
         meant = find_meant(name, self._known)
         if meant is not None:
             raise unknown_field(name, meant)
@@ -144,7 +144,7 @@ def shown_name(name: str) -> str:
 
 
 def shown(raw: Raw) -> str:
-    """Returns a value as the client wrote it, or its beginning."""
+    """Returns the beginning of a value as the client wrote it."""
     text = bytes(memoryview(raw)[: MAX_SHOWN_CHARS * 4]).decode(errors="replace")
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
 

@@ -1,4 +1,4 @@
-"""What the head of a request says about the message: the checks that decide where it ends and whom it is for."""
+"""Checks of a request's head: where the message ends and which host it addresses."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _TARGET = re.compile(rb"(?:https?://([^/?#]+))?(/[^?#]*)?(?:\?([^#]*))?", re.IGN
 
 @dataclass(slots=True)
 class RequestHead:
-    """A head that has been checked. Names of `headers` are in lower case."""
+    """A validated head. The names in `headers` are in lower case."""
 
     method: str
     raw_path: bytes
@@ -25,7 +25,7 @@ class RequestHead:
     """"1.0" or "1.1"."""
     headers: Headers
     keep_alive: bool
-    """The client lets the connection stay open after the response."""
+    """The connection may stay open after the response."""
     expects_continue: bool
     """The client waits for an interim response before it sends the body."""
 
@@ -36,15 +36,15 @@ class RequestHead:
 
 
 def check_head(method: str, target: bytes, version: str, headers: Headers, *, keep_alive: bool) -> RequestHead:
-    """Returns the head. Raises `RequestError`: 400, 501 or 505; the connection is then of no further use."""
+    """Returns the head. Raises `RequestError`: 400, 501 or 505; the connection can then not be used further."""
     if version not in ("1.0", "1.1"):
         raise RequestError(ErrorInfo(505, f"HTTP/{version} is not supported, only HTTP/1.1 and HTTP/1.0"))
     if method == "CONNECT":
-        raise RequestError(ErrorInfo(501, "CONNECT is not supported: this server is no proxy"))
+        raise RequestError(ErrorInfo(501, "CONNECT is not supported: this server is not a proxy"))
     _check_length(version, headers)
     authority, raw_path, query = _split_target(method, target)
     _check_host(version, headers)
-    if authority:  # it wins over Host (RFC 9112, section 3.2.2)
+    if authority:  # takes precedence over Host (RFC 9112, section 3.2.2)
         headers = [(name, authority if name == b"host" else value) for name, value in headers]
     return RequestHead(
         method=method,
@@ -58,12 +58,12 @@ def check_head(method: str, target: bytes, version: str, headers: Headers, *, ke
 
 
 def _check_length(version: str, headers: Headers) -> None:
-    """Raises `RequestError` unless the body's end is beyond doubt (RFC 9112, section 6.3)."""
+    """Raises `RequestError` unless the end of the body is unambiguous (RFC 9112, section 6.3)."""
     lengths = _values(headers, b"content-length")
     if len(lengths) > 1:
         raise bad_request("Content-Length is given more than once")
     if lengths and not lengths[0].isdigit():
-        raise bad_request("Content-Length is no decimal number")
+        raise bad_request("Content-Length is not a decimal number")
     codings = _values(headers, b"transfer-encoding")
     if not codings:
         return

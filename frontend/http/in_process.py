@@ -1,4 +1,4 @@
-"""A call of an endpoint from within this process, by the same code as for a connection and without one."""
+"""Calls an endpoint from within this process, with the same code as for a connection."""
 
 import asyncio
 from collections.abc import Callable, MutableMapping
@@ -18,22 +18,22 @@ class Reply(NamedTuple):
 
 
 class InProcessCall:
-    """A POST of `body`, JSON, to `endpoint`. `on_response` is called when its response is over, as for any other."""
+    """A POST of the JSON `body` to `endpoint`. `on_response` is called at the end of its response, as for any other."""
 
     def __init__(self, endpoint: Endpoint, body: bytes, on_response: Callable[[RequestTrace], None]):
         self._endpoint = endpoint
         self._body = body
         self._on_response = on_response
         self.trace: RequestTrace | None = None
-        """Of the latest `run`."""
+        """The trace of the latest `run`."""
 
     @property
     def num_open(self) -> int:
-        """Counts its choices that have not ended."""
+        """The number of its choices that have not ended."""
         return 0 if self.trace is None else sum(entry.final is None for entry in self.trace.generations)
 
     async def run(self) -> Reply:
-        """Returns the whole reply, also a refusal. It may be called again. A cancellation ends the choices."""
+        """Returns the whole reply, even if it is an error. May be called again. A cancellation ends the choices."""
         headers = [(b"content-type", b"application/json")]
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": self._endpoint.path, "headers": headers}
         scope |= {"query_string": b"", "scheme": "http", "http_version": "1.1", "client": None, "server": None}

@@ -1,4 +1,4 @@
-"""Keys: which the server knows, for clients and for the operator, and whether a request brings one."""
+"""API keys and admin keys: loading them, and checking the key of a request."""
 
 import hmac
 from collections.abc import Iterable
@@ -11,16 +11,17 @@ from messages.errors import BootError, ErrorInfo, RequestError
 
 
 class UnauthorizedError(RequestError):
-    """A 401; the response names the scheme."""
+    """A 401, whose response names the authentication scheme."""
 
     def __init__(self, message: str):
         super().__init__(ErrorInfo(401, message, "authentication_error", code="invalid_api_key"))
 
 
 class Keys:
-    """Without API keys every client may ask; without any key nobody is the operator.
+    """Without API keys every client has access; without any key no client is the operator.
 
-    Where there are admin keys, an API key does not make an operator. For the rest an admin key is as good as one.
+    If admin keys exist, an API key is not enough for the operator's endpoints. Elsewhere an admin key counts as an API
+    key.
     """
 
     def __init__(self, api_keys: Iterable[str] = (), admin_keys: Iterable[str] = ()):
@@ -32,14 +33,14 @@ class Keys:
         }
 
     def are_needed(self, access: Access) -> bool:
-        """Tells whether there are keys of which a request has to bring one."""
+        """True if a request needs a key."""
         return bool(self._accepted[access])
 
     def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raises `UnauthorizedError` where a key is needed and `headers` bring none that is accepted.
+        """Raises `UnauthorizedError` if a key is needed and `headers` have no accepted one.
 
-        Names of `headers` are in lower case. Every key is compared, each in constant time. Raises `RequestError` (403)
-        for the operator's endpoints where there is no key at all.
+        The names in `headers` are in lower case. Every key is compared in constant time. Raises `RequestError` (403)
+        for the operator's endpoints if the server has no key at all.
         """
         accepted = self._accepted[access]
         if access == "operator" and not accepted:
@@ -53,14 +54,14 @@ class Keys:
         kind = "an admin key" if access == "operator" else "an API key"
         token = _given_key(headers)
         if token is None:
-            raise UnauthorizedError(f"{kind} is needed: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
+            raise UnauthorizedError(f"{kind} is required: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
         matches = [hmac.compare_digest(token.strip(), key) for key in accepted]
         if not any(matches):
-            raise UnauthorizedError(f"{kind} is needed, and this is none that is valid")
+            raise UnauthorizedError(f"{kind} is required, and this key is not valid")
 
 
 def _given_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """Returns the key as OpenAI's clients send it or else as Anthropic's do, `None` where there is none."""
+    """Returns the key as OpenAI's clients send it, otherwise as Anthropic's do; `None` if there is none."""
     own: bytes | None = None
     for name, value in headers:
         scheme, _, token = value.partition(b" ")
@@ -72,7 +73,7 @@ def _given_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def load_keys(http: HttpConfig) -> Keys:
-    """Returns the keys of the flags and their files. Raises `BootError` for one that cannot be used."""
+    """Returns the keys of the flags and their files. Raises `BootError` if a key is invalid."""
     return Keys(
         read_keys("--api-key", http.api_key, http.api_key_file),
         read_keys("--admin-key", http.admin_key, http.admin_key_file),
@@ -80,7 +81,7 @@ def load_keys(http: HttpConfig) -> Keys:
 
 
 def read_keys(flag: str, given: Iterable[str], file: str) -> tuple[str, ...]:
-    """Returns the keys of `flag` and of its file, if there is one, each once. Raises `BootError`."""
+    """Returns the keys of `flag` and of its file, if it has one, without duplicates. Raises `BootError`."""
     keys = [*given, *(_read_file(f"{flag}-file", file) if file else ())]
     for key in keys:
         if not key or not key.isascii() or not key.isprintable() or " " in key:
@@ -94,8 +95,8 @@ def _read_file(flag: str, name: str) -> list[str]:
     except OSError as error:
         raise BootError(f"{flag}: {name} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise BootError(f"{flag}: {name} is no text file") from None
+        raise BootError(f"{flag}: {name} is not a text file") from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
-        raise BootError(f"{flag}: {name} has no key in it")
+        raise BootError(f"{flag}: {name} contains no key")
     return keys

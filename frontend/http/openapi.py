@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: the HTTP surface in OpenAPI 3.1, made from the route table and the structs that check bodies."""
+"""`GET /openapi.json`: the HTTP API in OpenAPI 3.1, made from the route table and the structs that validate bodies."""
 
 import asyncio
 import re
@@ -17,8 +17,8 @@ from frontend.http.responses import JsonReply
 REF_TEMPLATE = "#/components/schemas/{name}"
 
 ERRORS_OF_ALL = (400, 403, 431, 500, 503)
-"""400 and 431: what is no sound HTTP is refused before it reaches an endpoint. 403: a Host or an Origin that is not
-allowed. 503: not every process serves."""
+"""400 and 431: invalid HTTP is refused before it reaches an endpoint. 403: the Host or Origin is not allowed. 503: not
+every process serves."""
 
 ERRORS_OF_BODIES = (408, 413, 415)
 
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 class OpenApiApi:
-    """Describes `endpoints`, and itself."""
+    """Describes `endpoints` and itself."""
 
     def __init__(self, endpoints: Sequence[Endpoint], *, version: str, root_path: str, keys: Keys):
         own = Endpoint("/openapi.json", self.describe, "This description", dict[str, Any])
@@ -38,13 +38,13 @@ class OpenApiApi:
         self._reply: JsonReply | None = None
 
     async def describe(self, request: Request) -> JsonReply:
-        if self._reply is None:  # no start waits for it, and no stream: it takes a tenth of a second
+        if self._reply is None:  # takes 0.1 s, which would delay the start or the streams
             self._reply = JsonReply(await asyncio.to_thread(self._make))
         return self._reply
 
 
 def make_document(endpoints: Iterable[Endpoint], version: str, root_path: str, keys: Keys) -> Json:
-    """Returns the document, in which an endpoint asks for a key where one is needed."""
+    """Returns the document; endpoints that need a key declare it."""
     schemas = _Schemas(endpoints)
     paths: dict[str, Json] = {}
     for endpoint in endpoints:
@@ -64,7 +64,7 @@ def make_document(endpoints: Iterable[Endpoint], version: str, root_path: str, k
 
 
 class _Schemas:
-    """The JSON schema of every type that an endpoint names; structs are references into `components`."""
+    """The JSON schemas of all types that endpoints use; structs are references into `components`."""
 
     def __init__(self, endpoints: Iterable[Endpoint]):
         types: list[Any] = [*dict.fromkeys(endpoint.error_form.struct for endpoint in endpoints)]
@@ -171,21 +171,21 @@ def _success_text(endpoint: Endpoint) -> str:
 
 _BEARER: Json = {"type": "http", "scheme": "bearer"}
 
-_ID_HEADER: Json = _header("The id of the request, as sent or made here.")
+_ID_HEADER: Json = _header("The id of the request, as sent or as generated.")
 _TIMING_HEADER: Json = {
-    "Server-Timing": _header("Of a whole reply: milliseconds of each stage, and their sum as `total`.")
+    "Server-Timing": _header("For a whole reply: milliseconds per stage, and their sum as `total`.")
 }
 
 _ERROR_TEXTS = {
-    400: "Something in the request is wrong; `param` names the field.",
-    401: "No key, or none that is accepted here.",
-    403: "The Host or the Origin is not allowed; or this is for the operator, with a key, on the same machine.",
-    404: "There is no such thing, or no such model.",
+    400: "The request is invalid; `param` names the field.",
+    401: "No key, or the key is not accepted.",
+    403: "The Host or the Origin is not allowed; or the endpoint is only for the operator, on the same machine.",
+    404: "The object or the model does not exist.",
     408: "The body did not arrive in time.",
     409: "Requests are running.",
     413: "The body is larger than --max-body-mb.",
-    415: "The body has another media type than this one, none, or is compressed.",
-    429: "Too many of these are open.",
+    415: "The body has the wrong media type or none, or is compressed.",
+    429: "Too many are open.",
     431: "The head of the request is too large.",
     500: "An error of the server; `message` has a reference to its log.",
     503: "The server is full, starting, draining, or one of its processes does not serve.",

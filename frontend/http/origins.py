@@ -1,4 +1,4 @@
-"""Which web pages may use the server: the `Origin` of what changes something, and CORS for what pages read."""
+"""Which web pages may use the server: the `Origin` of state-changing requests, and CORS for reading replies."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from frontend.http.hosts import MAX_SHOWN_CHARS, host_name
 from messages.errors import BootError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""They change nothing (RFC 9110, 9.2.1), and browsers send them for any page without an Origin, as for an `<img>`."""
+"""They change nothing (RFC 9110, 9.2.1), and browsers send them without an Origin for any page, such as an `<img>`."""
 
 CORS_MAX_AGE_S = 600
 EXPOSED_HEADERS = ("X-Request-Id", "Request-Id", "Retry-After")
@@ -21,19 +21,19 @@ _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
 class AllowedOrigins:
-    """The server's own origin, which is the scheme and the `Host` of each request, and the listed ones; `*` is any.
+    """The server's own origin (scheme and `Host` of the request) and the listed ones; `*` means any.
 
-    A proxy that ends TLS or changes `Host` makes the own origin another one than browsers see: it has to be listed.
+    Behind a proxy that terminates TLS or changes `Host`, browsers see a different origin, which must be listed.
     """
 
     def __init__(self, listed: Iterable[str]):
-        """Raises `BootError` where one of `listed` is no origin."""
+        """Raises `BootError` if an entry of `listed` is not an origin."""
         self._listed = tuple(_normal(origin) for origin in listed)
 
     def check(self, method: str, scheme: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raises `RequestError` (403) for a request that may change something on behalf of a page of another origin.
+        """Raises `RequestError` (403) for a state-changing request by a page of another origin.
 
-        Programs send no `Origin`, and are not refused. Each of several counts.
+        Programs send no `Origin` and are not refused. If there are several, each is checked.
         """
         if method in SAFE_METHODS or "*" in self._listed:
             return
@@ -41,12 +41,12 @@ class AllowedOrigins:
             if origin.lower() not in self._listed:
                 raise forbidden(
                     f"web pages of the origin {origin[:MAX_SHOWN_CHARS]!r} may not do this: list it in "
-                    "--cors-allow-origins, the server's own origin too where a proxy ends TLS or changes Host",
+                    "--cors-allow-origins, even the server's own origin if a proxy terminates TLS or changes Host",
                     code="origin_not_allowed",
                 )
 
     def with_cors(self, app: ASGIApp) -> ASGIApp:
-        """Returns `app` as the web pages of the listed origins may read it; without any, as it is."""
+        """Returns `app` with CORS headers for the listed origins, or unchanged if there are none."""
         if not self._listed:
             return app
         return CORSMiddleware(
@@ -60,7 +60,7 @@ class AllowedOrigins:
 
 
 def find_foreign(scheme: str, headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
-    """Returns each `Origin` of a request that is not the server's own; programs send none."""
+    """Returns each `Origin` of a request other than the server's own; programs send none."""
     headers = list(headers)
     own = {_own_origin(scheme, value.decode("latin-1")) for name, value in headers if name == b"host"}
     origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
@@ -68,7 +68,7 @@ def find_foreign(scheme: str, headers: Iterable[tuple[bytes, bytes]]) -> list[st
 
 
 def _own_origin(scheme: str, host: str) -> str | None:
-    """Returns the origin as a browser writes it: in lower case, and without the port that the scheme implies."""
+    """Returns the origin as browsers write it: in lower case, without the scheme's default port."""
     if host_name(host) is None:
         return None
     return f"{scheme}://{host.lower().removesuffix(DEFAULT_PORTS.get(scheme, ''))}"
@@ -77,5 +77,5 @@ def _own_origin(scheme: str, host: str) -> str | None:
 def _normal(origin: str) -> str:
     normal = origin.lower().removesuffix("/")
     if not _ORIGIN.fullmatch(normal):
-        raise BootError(f"--cors-allow-origins: {origin!r} is no origin (as https://example.org:8443), nor *")
+        raise BootError(f"--cors-allow-origins: {origin!r} is not an origin (such as https://example.org:8443) or *")
     return normal

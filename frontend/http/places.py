@@ -26,7 +26,7 @@ STEP = re.compile(r"\[(\d+)\]|\.(\w+)")
 
 
 def explain_inside(name: str, place: str, words: str, raw: Raw) -> str:
-    """Returns the error at `place` of a list (such as `[1].content`), "" if no object around it has a type or role.
+    """Returns the error at `place` in a list (such as `[1].content`), "" if no object around it has a type or role.
 
     `name`: the place as clients know it. `words`: msgspec's message.
     """

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 connection: requests are answered one after the other, in their order, each within bounds of its head."""
+"""An HTTP/1.1 connection: its requests are answered one at a time, in order, and each head has a time limit."""
 
 import asyncio
 import logging
@@ -18,22 +18,22 @@ from frontend.http.request_parser import RequestParser
 from messages.errors import ErrorInfo, RequestError
 
 HEAD_TIMEOUT_S = 30.0
-"""From the connection, the end of a response or the first byte of a later request to the end of the head."""
+"""Time limit for a head, counted from the connection, the previous response or the first byte of a later request."""
 
 LAST_HEAD_TIMEOUT_S = 2.0
-"""The same where the process is about to leave."""
+"""The same while the process is leaving."""
 
 LINGER_S = 2.0
-"""How long a client may go on sending after its last response, so that it gets to read it."""
+"""How long a client may keep sending after its last response, so that it can read the response."""
 
 MAX_AHEAD_BYTES = 65536
-"""Of further requests that are read while one is answered."""
+"""Maximum bytes of further requests that are read while one is answered."""
 
 log = logging.getLogger("sluice.frontend")
 
 
 class HttpProtocol(asyncio.Protocol):
-    """A request that cannot be understood is refused once those before it are answered; nothing more is then read."""
+    """An invalid request is refused after the requests before it have been answered; nothing more is read then."""
 
     def __init__(
         self,
@@ -52,21 +52,21 @@ class HttpProtocol(asyncio.Protocol):
         self._loop = _loop or asyncio.get_event_loop()
         self._parser = RequestParser(self)
         self._incoming: RequestCycle | None = None
-        """Whose body is not complete."""
+        """The request whose body is incomplete."""
         self._running: RequestCycle | None = None
-        """Whose response is waited for or written."""
+        """The request that is being answered."""
         self._queue: deque[RequestCycle] = deque()
-        """What follows it."""
+        """The requests after it."""
         self._refusal: ErrorInfo | None = None
-        """What follows these."""
+        """The error that follows these requests."""
         self._num_ahead_bytes = 0
         self._waits_since_s: float | None = time.monotonic()
-        """Since when the head of a request is waited for, or the connection lingers."""
+        """When the wait for a head, or the lingering, began."""
         self._is_leaving = False
-        """The next response is this connection's last."""
+        """The next response is the connection's last."""
         self._is_lingering = False
 
-    # What the transport calls.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
@@ -109,7 +109,7 @@ class HttpProtocol(asyncio.Protocol):
             self._transport.abort()
         return False
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_request(self, head: RequestHead) -> None:
         self._waits_since_s = None
@@ -150,7 +150,7 @@ class HttpProtocol(asyncio.Protocol):
             **self._peers,
         }
 
-    # Responses, one after the other.
+    # Responses, one at a time.
 
     def _start(self, cycle: RequestCycle) -> None:
         self._running = cycle
@@ -161,7 +161,7 @@ class HttpProtocol(asyncio.Protocol):
         self._server_state.tasks.add(task)
 
     def _go_on(self) -> None:
-        """Does what comes after a response."""
+        """Continues the connection after a response."""
         ended, self._running = self._running, None
         assert ended is not None
         if self._transport.is_closing():
@@ -180,8 +180,8 @@ class HttpProtocol(asyncio.Protocol):
             self._write_refusal()
 
     def _refuse(self, info: ErrorInfo) -> None:
-        """Refuses the request that is being read, in its turn, and reads no further one."""
-        log.info("a request that makes no sense: %d %s", info.status, info.message)
+        """Refuses the request that is being read when its turn comes, and reads no further ones."""
+        log.info("invalid request: %d %s", info.status, info.message)
         self._refusal = info
         refused, self._incoming = self._incoming, None
         if refused is not None and refused.has_begun:  # and so has its response
@@ -202,36 +202,36 @@ class HttpProtocol(asyncio.Protocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Drops what the client still sends until it closes: closing first could cost it the response."""
+        """Drops further input until the client closes: if we closed first, the client could lose the response."""
         self._is_lingering = True
         self._waits_since_s = time.monotonic()
         if self._transport.can_write_eof():
             self._transport.write_eof()
 
-    # What the server calls.
+    # Called by the server.
 
     @property
     def is_answering(self) -> bool:
-        """Tells whether a response is being waited for or written."""
+        """True while a response is awaited or written."""
         return self._running is not None
 
     @property
     def num_unsent_bytes(self) -> int:
-        """Bytes of responses still in this process, because the client does not read."""
+        """Bytes of responses that are still buffered in this process because the client does not read."""
         return self._transport.get_write_buffer_size()
 
     def shutdown(self) -> None:
-        """Closes the connection now, or after the response that is being waited for or written."""
+        """Closes the connection now, or after the response in progress."""
         if self._running is None:
             self._transport.close()
         else:
             self._running.is_last = True
 
     def finish_up(self) -> None:
-        """Makes the next response the connection's last; `tick` ends it where no request comes for one.
+        """Makes the next response the connection's last; without a further request, `tick` closes it.
 
-        It is not closed at once, nor after a response that has begun: its client was told that the connection stays,
-        and may be sending the next request already. May be called again.
+        It is not closed at once or after a response that has begun: the client was promised a persistent connection
+        and may already be sending the next request. May be called again.
         """
         if self._running is not None:
             self._running.is_last = self._running.is_last or not self._running.has_begun
@@ -240,7 +240,7 @@ class HttpProtocol(asyncio.Protocol):
         self._is_leaving = True
 
     def tick(self, now_s: float) -> None:
-        """Closes a connection that has been waited on for too long. Call it once a second."""
+        """Closes the connection if it has been waiting for too long. Call it once a second."""
         if self._running is not None or self._waits_since_s is None:
             return
         timeout_s = LINGER_S if self._is_lingering else LAST_HEAD_TIMEOUT_S if self._is_leaving else HEAD_TIMEOUT_S

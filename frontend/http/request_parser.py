@@ -1,4 +1,4 @@
-"""Bytes of a connection in, requests out: llhttp with our own checks of what it finds, and bounds on all but bodies."""
+"""Parses the bytes of a connection into requests: llhttp with our own checks, and limits on everything but bodies."""
 
 from typing import Protocol
 
@@ -8,17 +8,17 @@ from frontend.http.framing import Headers, RequestHead, check_head
 from messages.errors import ErrorInfo, RequestError, bad_request
 
 MAX_HEAD_BYTES = 65536
-"""Of a head; also of chunk extensions and trailers, beyond what comes with every chunk."""
+"""Limit of a head, and of chunk extensions and trailers beyond the normal framing of chunks."""
 
 PIECE_BYTES = 16384
-"""The parser gets no more at once: what it buffers itself is counted in pieces."""
+"""Maximum input per call of the parser, because its own buffering is counted per piece."""
 
 CHUNK_ALLOWANCE_BYTES = 16
 """The size and line ends of a chunk."""
 
 
 class RequestSink(Protocol):
-    """Who takes the requests, each as one `on_request`, any number of `on_body`, one `on_end`."""
+    """Receives each request as one `on_request`, any number of `on_body`, and one `on_end`."""
 
     def on_request(self, head: RequestHead) -> None: ...
     def on_body(self, body: bytes) -> None: ...
@@ -26,18 +26,18 @@ class RequestSink(Protocol):
 
 
 class _StoppedError(Exception):
-    """Ends the parsing of what follows the last request."""
+    """Ends the parsing after the last request."""
 
 
 class RequestParser:
-    """After `stop`, or an error of `feed`, what is fed is dropped."""
+    """After `stop` or an error in `feed`, further input is dropped."""
 
     def __init__(self, sink: RequestSink):
         self._sink = sink
         self._is_stopped = False
         self._llhttp = httptools.HttpRequestParser(self)
         self._num_excess_bytes = 0
-        """Received for the message and no part of a body, as far as they count; more by what is left of a piece."""
+        """Bytes of the message outside its body, as far as they count; includes the rest of the current piece."""
         self._num_piece_bytes = 0
         self.is_in_head = False
         self.is_in_body = False
@@ -46,11 +46,11 @@ class RequestParser:
         self._head: RequestHead | None = None
 
     def stop(self) -> None:
-        """Has no further request begin. May be called by the sink."""
+        """Lets no further request begin. May be called by the sink."""
         self._is_stopped = True
 
     def feed(self, data: bytes) -> None:
-        """Passes on what is complete. Raises `RequestError` where it cannot be told what a request is or where it ends.
+        """Passes on complete parts. Raises `RequestError` if a request is malformed or its end is ambiguous.
 
         The requests before that one have been passed on.
         """
@@ -70,10 +70,10 @@ class RequestParser:
                 raise
             raise error.__context__ from None
         except httptools.HttpParserError as error:
-            if self._is_stopped:  # llhttp itself takes nothing behind `Connection: close`
+            if self._is_stopped:  # llhttp itself accepts nothing after `Connection: close`
                 return
             self.stop()
-            raise bad_request(f"this is no HTTP/1.1 request: {error}") from None
+            raise bad_request(f"this is not an HTTP/1.1 request: {error}") from None
 
     def _feed_piece(self, piece: bytes) -> None:
         self._num_piece_bytes = len(piece)
@@ -97,9 +97,9 @@ class RequestParser:
         raise bad_request(f"chunk extensions and trailers are larger than {MAX_HEAD_BYTES} bytes")
 
     def _ignore_offer(self) -> None:
-        """Gives the head to a fresh parser without its offer to upgrade (RFC 9110, section 7.8).
+        """Feeds the head to a new parser without its offer to upgrade (RFC 9110, section 7.8).
 
-        llhttp takes what follows an offer for another protocol. What is given here has gone through it once.
+        llhttp treats the bytes after an offer as another protocol. The head has already passed llhttp once.
         """
         assert self._head is not None
         lines = [b"%s %s HTTP/%s" % (self._head.method.encode(), self._target, self._head.version.encode())]
@@ -107,7 +107,7 @@ class RequestParser:
         self._llhttp = httptools.HttpRequestParser(self)
         self._llhttp.feed_data(b"\r\n".join([*lines, b"", b""]))
 
-    # What llhttp calls. An exception comes back as the context of its own error.
+    # Called by llhttp. An exception is returned as the context of its own error.
 
     def on_message_begin(self) -> None:
         if self._is_stopped:
@@ -121,7 +121,7 @@ class RequestParser:
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.is_in_head:  # trailers are dropped: nothing of them may pass for a header
+        if self.is_in_head:  # trailers are dropped: they must not pass for headers
             self._headers.append((name.lower(), value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:

@@ -1,4 +1,4 @@
-"""Whole JSON responses, and the response that an exception becomes."""
+"""Whole JSON responses, and the responses to exceptions."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from messages.errors import RequestError
 Headers = tuple[tuple[bytes, bytes], ...]
 
 LINGER_S = 2.0
-"""How long a client that is still sending a refused body may go on, so that it gets to read why."""
+"""How long a client may keep sending a refused body, so that it can read the error."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -33,7 +33,7 @@ log = logging.getLogger("sluice.frontend")
 
 
 class JsonReply:
-    """An ASGI response of one JSON document. With `lingers` the rest of the request's body is read and dropped."""
+    """An ASGI response with one JSON document. With `lingers` the rest of the request's body is read and dropped."""
 
     def __init__(self, content: Any, status: int = 200, headers: Headers = (), *, lingers: bool = False):
         self._body = _encoder.encode(content)
@@ -58,7 +58,7 @@ class JsonReply:
 
 
 def error_reply(error: Exception, method: str, path: str, form: ErrorForm = OPENAI_ERRORS) -> JsonReply:
-    """Returns the response for `error`; one that is no refusal is logged under the reference that the client gets."""
+    """Returns the response for `error`. Internal errors are logged with the reference that the client gets."""
     match error:
         case RequestError(info=info):
             return JsonReply(form.make(info), info.status, _headers_of(error), lingers=info.status in (413, 507))
@@ -71,7 +71,7 @@ def error_reply(error: Exception, method: str, path: str, form: ErrorForm = OPEN
 
 
 def log_internal(error: Exception) -> str:
-    """Writes the traceback of `error` to the log and returns the public reference to it."""
+    """Logs the traceback of `error` and returns the public reference to it."""
     reference = secrets.token_hex(6)
     log.error("internal error, reference %s", reference, exc_info=error)
     return reference

@@ -1,4 +1,4 @@
-"""The HTTP server: the listening socket, the event loop, and of uvicorn what starts and stops serving."""
+"""The HTTP server: the listening socket, the event loop, and uvicorn's server with our own main loop and shutdown."""
 
 import asyncio
 import contextlib
@@ -19,23 +19,23 @@ from messages.config.server import HttpConfig
 from messages.errors import BootError
 
 LISTEN_FD = "SLUICE_LISTEN_FD"
-"""Environment variable with the descriptor of a listening socket that the launcher hands down."""
+"""Environment variable with the descriptor of a listening socket that the launcher passes on."""
 
 TICK_S = 1.0
 BACKLOG = 2048
 
 LOOK_S, NUM_LOOKS = 0.02, 50
-"""At shutdown, connections are closed after NUM_LOOKS looks without progress. Counting looks, not seconds, lets every
-response be written between two of them, however busy the machine is."""
+"""At shutdown, connections are closed after NUM_LOOKS checks without progress. Counting checks instead of seconds lets
+every response be written between two of them, however busy the machine is."""
 
 CLOSE_TIMEOUT_S = 4.0
-"""The longest that shutdown waits for connections; the launcher waits a little longer."""
+"""Maximum time that shutdown waits for connections; the launcher waits slightly longer."""
 
 MAX_DESCRIPTORS = 65536
 
 
 class HttpServer(Server):
-    """`on_start` is called when connections are accepted, `on_tick` then and once a second, until `stop`."""
+    """Calls `on_start` when connections are accepted, and `on_tick` then and once a second until `stop`."""
 
     def __init__(self, app: ASGIApp, http: HttpConfig, on_start: Callable[[], None], on_tick: Callable[[], None]):
         super().__init__(
@@ -67,21 +67,21 @@ class HttpServer(Server):
 
     @property
     def num_answering(self) -> int:
-        """Counts the connections on which a response is waited for or written."""
+        """The number of connections on which a response is awaited or written."""
         return sum(one.is_answering for one in cast("set[HttpProtocol]", self.server_state.connections))
 
     def stop(self) -> None:
-        """Lets `serve` close all connections and return. May be called again."""
+        """Makes `serve` close all connections and return. May be called again."""
         self.should_exit = True
         self._is_stopped.set()
 
     def close_idle(self) -> None:
-        """Closes connections that wait for a next request, and each other one after its response."""
+        """Closes idle connections now and all others after their response."""
         for connection in list(self.server_state.connections):
             connection.shutdown()
 
     def leave(self) -> None:
-        """Accepts no more connections, and closes each that is open after the next response that can say so."""
+        """Accepts no more connections, and closes each open one after the next response that can announce it."""
         self.is_leaving = True
         for server in self.servers:
             server.close()
@@ -89,7 +89,7 @@ class HttpServer(Server):
             connection.finish_up()
 
     async def main_loop(self) -> None:
-        """Takes the place of uvicorn's, which ticks ten times a second."""
+        """Replaces uvicorn's main loop, which ticks ten times a second."""
         self._on_start()
         while not await self.on_tick(0):
             self._on_tick()
@@ -99,7 +99,7 @@ class HttpServer(Server):
                     await self._is_stopped.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Replaces uvicorn's method, which gives all responses one time limit, whether their clients read or not."""
+        """Replaces uvicorn's method, which has one time limit for all responses, whether or not their clients read."""
         for one in (*self.servers, *(sockets or ())):
             one.close()
         self.close_idle()
@@ -117,7 +117,7 @@ class HttpServer(Server):
         return bool(self.server_state.connections or self.server_state.tasks)
 
     def _progress(self) -> tuple[int, int, int]:
-        """Returns values that change while responses are written and read."""
+        """Returns values that change as long as responses are written and read."""
         connections = cast("set[HttpProtocol]", self.server_state.connections)
         num_unsent_bytes = sum(one.num_unsent_bytes for one in connections)
         return len(connections), self.num_answering, num_unsent_bytes
@@ -125,18 +125,18 @@ class HttpServer(Server):
     def _tick_connections(self) -> None:
         now_s = time.monotonic()
         for connection in cast("list[HttpProtocol]", list(self.server_state.connections)):
-            if self.is_leaving:  # it may have been accepted in the moment before
+            if self.is_leaving:  # it may have been accepted just before
                 connection.finish_up()
             connection.tick(now_s)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Signals belong to the process's link."""
+        """Leaves signals to the process's link."""
         yield
 
 
 def check_certificates(http: HttpConfig) -> None:
-    """Raises `BootError` where https is asked for and its files cannot be used."""
+    """Raises `BootError` if the files for https cannot be used."""
     if not http.ssl_certfile:
         if http.ssl_keyfile or http.ssl_ca_certs:
             raise BootError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
@@ -155,18 +155,18 @@ def check_certificates(http: HttpConfig) -> None:
 
 
 def _refuse_password() -> str:
-    """In place of OpenSSL's own question on the terminal."""
+    """Replaces OpenSSL's prompt on the terminal."""
     raise BootError("--ssl-keyfile: a key that needs a password cannot be used")
 
 
 def open_listener(http: HttpConfig) -> tuple[socket.socket, bool]:
-    """Returns the listening socket, and whether it was opened here. Raises `BootError` where the port is in use."""
+    """Returns the listening socket, and whether it was opened here. Raises `BootError` if the port is in use."""
     descriptor = os.environ.get(LISTEN_FD)
     if descriptor is not None:
         try:
             return socket.socket(fileno=int(descriptor)), False
         except (ValueError, OSError) as error:
-            raise BootError(f"{LISTEN_FD}={descriptor} is no listening socket: {error}") from None
+            raise BootError(f"{LISTEN_FD}={descriptor} is not a listening socket: {error}") from None
     family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
     try:
         return socket.create_server((http.host, http.port), family=family, backlog=BACKLOG), True
@@ -183,7 +183,7 @@ def base_url(http: HttpConfig, host: str, port: int) -> str:
 
 
 def make_event_loop() -> asyncio.AbstractEventLoop:
-    """Returns a uvloop event loop where there is one for this platform."""
+    """Returns a uvloop event loop if uvloop supports this platform."""
     try:
         import uvloop
     except ImportError:
@@ -192,7 +192,7 @@ def make_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def raise_descriptor_limit() -> None:
-    """Allows as many connections as the operator's hard limit does."""
+    """Raises the limit of open files to the operator's hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:

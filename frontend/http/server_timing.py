@@ -1,4 +1,4 @@
-"""The `Server-Timing` header: how long each stage of a request took, as browsers and HTTP clients show it."""
+"""The `Server-Timing` header: the time per stage of a request, as browsers and HTTP clients show it."""
 
 import time
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ SERVER_TIMING_HEADER = b"server-timing"
 
 
 def server_timing(choices: Sequence[Generation]) -> bytes:
-    """Returns the header's value: the stages, in milliseconds, of the choice that ended last, and their sum.
+    """Returns the header's value: the stages of the choice that ended last, in milliseconds, and their sum.
 
-    Called when all have ended and the reply is about to be written, so writing it is not among them.
+    Call it when all choices have ended, just before the reply is written: writing is not included.
     """
     now_ns = time.monotonic_ns()
     timeline = max((generation.timeline for generation in choices), key=lambda each: each.stage_begin_ns)

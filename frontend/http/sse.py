@@ -1,4 +1,4 @@
-"""The bytes of an event stream: how one event is written, whatever its fields are."""
+"""The encoding of server-sent events."""
 
 import msgspec
 
@@ -13,8 +13,8 @@ LINE_ENDS = (
     ("\u2028".encode(), rb"\u2028"),
     ("\u2029".encode(), rb"\u2029"),
 )
-"""Characters that JSON lets stand and at which some clients split lines; in JSON they are in strings, so an escape
-says the same."""
+"""Characters that JSON allows unescaped but at which some clients split lines. They occur only in strings, so they can
+be escaped."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -26,19 +26,19 @@ def frame(event: msgspec.Struct) -> bytes:
 
 
 def named_frame(name: str, event: msgspec.Struct) -> bytes:
-    """Returns the event with a name of its own, for the APIs that have them."""
+    """Returns the event with a name, for APIs that name their events."""
     return b"event: %b\n%b" % (name.encode(), frame(event))
 
 
 def error_frame(info: ErrorInfo) -> bytes:
-    """Returns the frame that ends a stream which has begun and cannot go on; `DONE` follows it."""
+    """Returns the frame that ends a stream after an error; `DONE` follows it."""
     return frame(error_body(info))
 
 
 class FrameForm:
-    """The frames of events that differ in one string only: what is around it is encoded once.
+    """The frames of events that differ only in one string; everything around it is encoded once.
 
-    `event` is such an event with `MARK` as that string.
+    `event` is such an event with `MARK` as the string.
     """
 
     MARK = "\N{OBJECT REPLACEMENT CHARACTER}mark"

@@ -1,4 +1,4 @@
-"""The two ways in which the choices of a request reach its client: as a stream of events, or whole at their end."""
+"""The two kinds of replies for the choices of a request: a stream of events, or one document at the end."""
 
 import asyncio
 import contextlib
@@ -20,39 +20,39 @@ from messages.errors import ErrorInfo, RequestError
 from messages.ring.replies import UserReply
 
 MAX_STEPS_A_WRITE = 64
-"""Steps of all choices that one write holds: enough that a response that has run late catches up in few writes, and no
-more than some 10 KB beside what the connection holds already for a reader that is slow."""
+"""Maximum steps, over all choices, in one write. A late response catches up in few writes, and a slow reader adds at
+most about 10 KB to the connection's buffer."""
 
 
 READ_PATIENCE_S = 10.0
-"""A draining server does not wait for a client that has read nothing for this long."""
+"""A draining server stops waiting for a client that has read nothing for this long."""
 
 
 class EventWriter(Protocol):
-    """What an endpoint's events look like. Where it says nothing else, they end with `[DONE]`."""
+    """The format of an endpoint's events. By default they end with `[DONE]`."""
 
     keep_alive: ClassVar[bytes] = sse.KEEP_ALIVE
-    """What a long silence is broken with."""
+    """Written after a long silence."""
 
     def tokens(self, generation: Generation) -> bytes:
-        """Takes the tokens of one step and returns their event, behind what has to come before the first one."""
+        """Takes the tokens of one step and returns their events, preceded by the opening events of the choice."""
         ...
 
     def end(self, generation: Generation, final: UserReply) -> bytes:
-        """Takes the rest of a choice and returns its last frames."""
+        """Takes the remaining output of a choice and returns its last frames."""
         ...
 
     def close(self) -> bytes:
-        """Returns what follows the last frame of the last choice."""
+        """Returns the frames after the end of the last choice."""
         return sse.DONE
 
     def fail(self, error: ErrorInfo) -> bytes:
-        """Returns what ends a stream that has begun and cannot go on."""
+        """Returns the frames that end a stream after an error."""
         return sse.error_frame(error) + sse.DONE
 
 
 class OpenStreams:
-    """The streams that are being written; `tick` has those comment that were silent for `keepalive_s`."""
+    """The streams that are being written; `tick` makes those that were silent for `keepalive_s` send a comment."""
 
     def __init__(self, keepalive_s: float):
         self._keepalive_s = keepalive_s
@@ -85,7 +85,7 @@ class OpenStreams:
         return sum(not stream.is_writing or stream.wrote_s > latest_s for stream in self._streams)
 
     def find_blocked(self) -> dict[int, float]:
-        """Returns for how many seconds responses have waited for their clients to read, by uids of their choices."""
+        """Returns the seconds that responses have waited for their clients to read, by the uids of their choices."""
         now_s = time.monotonic()
         return {uid: now_s - stream.wrote_s for stream in self._streams if stream.is_writing for uid in stream.uids()}
 
@@ -94,10 +94,10 @@ class OpenStreams:
 
 
 class EventStream:
-    """An ASGI response that writes the events of `choices`, which share `changed`, as they come.
+    """An ASGI response that writes the events of `choices`, which share `changed`, as they arrive.
 
-    The head waits for the first reply, so that a refusal is a plain HTTP error; only a long silence sends it before.
-    The error of one choice ends the request.
+    The head is sent with the first event, so that a refusal is a plain HTTP error, or earlier after a long silence.
+    An error of one choice ends the request.
     """
 
     def __init__(self, service: Service, streams: OpenStreams, choices: Sequence[Generation], events: EventWriter):
@@ -108,10 +108,10 @@ class EventStream:
         self._running = list(choices)
         """Choices whose end has not been written."""
         self._is_behind = False
-        """More steps have arrived than one write holds."""
+        """More steps have arrived than fit one write."""
         self.wrote_s = time.monotonic()
         self.is_writing = False
-        """It waits for room in the connection, which its client makes by reading."""
+        """The stream is waiting for its client to read."""
 
     def uids(self) -> list[int]:
         """Returns the choices whose end has not been written."""
@@ -160,7 +160,7 @@ class EventStream:
             self.is_writing = False
 
     def _next_frames(self) -> bytes:
-        """Takes what has arrived, as much of it as one write holds, and returns its events: one for each step."""
+        """Takes the steps that have arrived, up to the limit of one write, and returns their events."""
         frames = b""
         running: list[Generation] = []
         self._is_behind = False
@@ -182,9 +182,9 @@ class EventStream:
 
 @dataclass(frozen=True)
 class WholeReply:
-    """An ASGI response that waits for the end of all `choices` and then is one JSON document, which `content` makes.
+    """An ASGI response that waits for the end of all `choices` and then sends the JSON document from `content`.
 
-    `work` is done before: it ends choices that have parts (`Service.open_part`).
+    `work` runs first; it ends choices that consist of parts (`Service.open_part`).
     """
 
     service: Service
@@ -202,7 +202,7 @@ class WholeReply:
                 await JsonReply(content, headers=(timing,))(scope, receive, send)
 
     async def _wait_end(self) -> bool:
-        """Returns true when all have ended, false as soon as the client has left. Raises the error of any choice."""
+        """Returns True when all have ended, False as soon as the client has left. Raises the error of any choice."""
         changed = self.choices[0].changed
         running = self.choices
         while True:
@@ -220,7 +220,7 @@ class WholeReply:
 
 @contextlib.contextmanager
 def watched(service: Service, choices: Iterable[Generation], receive: Receive) -> Generator[None, None, None]:
-    """Aborts the choices as soon as their client leaves, and at the end of the block unless they have ended."""
+    """Aborts the choices as soon as their client leaves; at the end of the block, aborts those that have not ended."""
 
     def leave() -> None:
         for generation in choices:
@@ -235,7 +235,7 @@ def watched(service: Service, choices: Iterable[Generation], receive: Receive) -
 
 
 async def write_until_gone(writing: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Runs `writing` to its end, or until the client has left. Raises what it raises."""
+    """Runs `writing` until it ends or the client has left. Propagates its exceptions."""
     leaving, task = asyncio.create_task(wait_until_gone(receive)), asyncio.create_task(writing)
     try:
         await asyncio.wait((leaving, task), return_when=asyncio.FIRST_COMPLETED)
@@ -247,7 +247,7 @@ async def write_until_gone(writing: Coroutine[Any, Any, None], receive: Receive)
 
 
 async def wait_until_gone(receive: Receive) -> None:
-    """Returns when the client has left; drops what it still sends."""
+    """Waits until the client has left; drops further input."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

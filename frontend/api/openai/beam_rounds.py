@@ -17,11 +17,11 @@ from messages.ring.requests import AbortReason, SamplingParams, TokenizeMsg
 
 
 class _EndedEarlyError(Exception):
-    """The choices have ended, or must: by an abort, a deadline, or because their client has left."""
+    """The choices have ended or must end: by an abort, at a deadline, or because their client has left."""
 
 
 class PromptSearch:
-    """The search for one prompt. Its `choices` become the finished beams, the best one first."""
+    """The search for one prompt. Its `choices` become the finished beams, best first."""
 
     def __init__(self, service: Service, choices: Sequence[Generation], rules: BeamRules):
         self._service = service
@@ -31,7 +31,7 @@ class PromptSearch:
         self._message = choices[0].message
 
     async def run(self) -> None:
-        """Returns when all choices have ended. Raises the `RequestError` of a part that has failed."""
+        """Runs until all choices have ended. Raises the `RequestError` of a part that failed."""
         try:
             await self._search()
         except _EndedEarlyError:
@@ -61,7 +61,7 @@ class PromptSearch:
         await self._finish(search.finished, final)
 
     async def _finish(self, beams: Sequence[FinishedBeam], first: UserReply) -> None:
-        """Has the ring end every beam as it would have ended by itself: with its last token, the only one allowed."""
+        """Makes the ring end every beam as it would have ended by itself: with its last token, the only one allowed."""
         parts = await self._send([self._ending(beam.token_ids) for beam in beams])
         for choice, part in zip(self._choices, parts, strict=True):
             final = part.ended
@@ -91,7 +91,7 @@ class PromptSearch:
         return msgspec.structs.replace(self._message, sampling_params=params, output_ids=pack_int32(token_ids[:-1]))
 
     async def _run(self, messages: Sequence[TokenizeMsg], *, echo: bool = False) -> list[Generation]:
-        """Computes the likeliest tokens after each of `messages`."""
+        """Computes the most likely tokens after each of `messages`."""
         params = self._message.sampling_params
         params = SamplingParams(
             max_tokens=1,
@@ -106,7 +106,7 @@ class PromptSearch:
         return await self._send([msgspec.structs.replace(message, sampling_params=params) for message in messages])
 
     async def _send(self, messages: Sequence[TokenizeMsg]) -> list[Generation]:
-        """Returns the parts, which have ended well. Raises `RequestError`, `_EndedEarlyError`."""
+        """Returns the parts when all have ended without an error. Raises `RequestError`, `_EndedEarlyError`."""
         whole = self._choices[0]
         parts: list[Generation] = []
         try:

@@ -149,9 +149,7 @@ def _read_query(given: dict[str, str]) -> FindRequests:
     """Raises `RequestError` (400)."""
     unknown = sorted(given.keys() - {"state", "stage", "min_age_s", "limit"})
     if unknown:
-        raise bad_request(
-            f"unknown parameter {unknown[0][:60]!r}: send state, stage, min_age_s or limit", unknown[0]
-        )
+        raise bad_request(f"unknown parameter {unknown[0][:60]!r}: send state, stage, min_age_s or limit", unknown[0])
     for name, values in (("state", STATES), ("stage", STAGES)):
         if given.get(name, values[0]) not in values:
             raise bad_request(f"{name} must be one of {', '.join(values)}, got {given[name][:60]!r}", name)

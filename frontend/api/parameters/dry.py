@@ -24,7 +24,7 @@ Breakers = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=M
 
 
 class DryFields(GrammarFields, frozen=True, kw_only=True):
-    """Without `dry_multiplier` the others have no effect. A struct has one base, so these come after a grammar's."""
+    """Without `dry_multiplier` the others have no effect. A struct has one base, so these extend the grammar's."""
 
     dry_multiplier: Annotated[Multiplier | None, Meta(description="a number in [0, 100], 0 for no penalty")] = None
     dry_base: Annotated[Base | None, Meta(description="a number in [1, 100]")] = None
@@ -38,7 +38,7 @@ class DryFields(GrammarFields, frozen=True, kw_only=True):
 
 
 def make_dry(fields: DryFields) -> Dry | None:
-    """Returns the penalty that a request asks for, `None` where it asks for none."""
+    """Returns the penalty that a request sets, `None` if it sets none."""
     if not fields.dry_multiplier:
         return None
     given: dict[str, Any] = {name: getattr(fields, f"dry_{name}") for name in DEFAULTS}

@@ -1,4 +1,4 @@
-"""Names that the bodies of other servers' APIs have and ours have not."""
+"""Field names of other servers' APIs that ours does not have."""
 
 RENAMED = {
     "max_new_tokens": "max_tokens",  # TGI, SGLang, transformers
@@ -11,7 +11,7 @@ RENAMED = {
     "typical": "typical_p",  # KoboldCpp
     "dry_range": "dry_penalty_last_n",  # Aphrodite
 }
-"""Other names for fields of ours that mean exactly the same."""
+"""Other servers' names for fields of ours with exactly the same meaning."""
 
 _OF_SERVERS = {
     "llama.cpp": """
@@ -53,7 +53,7 @@ _OF_SERVERS = {
         api_key api_base base_url extra_body extra_headers tags debug
     """,
 }
-"""By the server that has them first; some have the same."""
+"""By the server that introduced them; several servers share some names."""
 
 FOREIGN = frozenset(name for names in _OF_SERVERS.values() for name in names.split())
-"""Those that no field of ours stands for: some change a sampler that is not here, others address another machine."""
+"""Fields without a counterpart here: some change a sampler that we do not have, others address another machine."""

@@ -39,9 +39,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "prompt_embeds": (),
 }
-"""Parameters that would change the answer and are not served, each with the values that ask for nothing.
+"""Parameters that would change the answer but are not supported, each with the values that have no effect.
 
-Other servers' names for what the answer must be like are among them: to ignore a constraint would be worse than a 400.
+They include other servers' names for constraints on the answer: ignoring a constraint would be worse than a 400.
 """
 
 CONSTRAINTS = (*GrammarFields.__struct_fields__, "structural_tag", "grammar", "json_schema", "regex", "ebnf")
@@ -52,7 +52,7 @@ IGNORED = (
     *("verbosity", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "moderation"),
     *("spaces_between_special_tokens", "guided_decoding_backend"),
 )
-"""Parameters that mean nothing to this server, or (the first three) only in chats."""
+"""Parameters without effect on this server or, for the first three, outside of chats."""
 
 NumKept = Annotated[
     Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None,
@@ -122,7 +122,7 @@ class ModelReader(GenerationReader[M]):
 
 
 def check_shown(body: GenerationFields) -> None:
-    """Raises `RequestError` (400) for what only the older endpoints can show."""
+    """Raises `RequestError` (400) for output that only the older endpoints can return."""
     for name in ("prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"):
         if getattr(body, name):
             raise bad_request(f"{name} is only for /v1/completions and /v1/chat/completions", name, "not_supported")
@@ -146,5 +146,5 @@ def truncation_of(body: GenerationFields, params: SamplingParams, max_model_len:
 
 
 def name_rules(refused: dict[str, tuple[Any, ...]], ignored: Sequence[str] = ()) -> NameRules:
-    """Returns what an endpoint that generates does about names it does not serve; `refused` is added to `REFUSED`."""
+    """Returns how an endpoint that generates treats unknown fields; `refused` extends `REFUSED`."""
     return NameRules({**REFUSED, **refused}, (*IGNORED, *ignored), RENAMED, FOREIGN, CONSTRAINTS)

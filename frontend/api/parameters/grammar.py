@@ -1,4 +1,4 @@
-"""What an answer must be like: the fields of OpenAI's and vLLM's APIs that ask for it, as one grammar."""
+"""Constraints on the answer: the fields of OpenAI's and vLLM's APIs, converted to one grammar."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple
@@ -52,7 +52,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """vLLM's object. `disable_fallback` changes nothing: there is only one way."""
+    """vLLM's object. `disable_fallback` has no effect: there is only one backend."""
 
     json: Raw = msgspec.field(default_factory=Raw)
     regex: NonEmpty | None = None
@@ -67,7 +67,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class GrammarFields(msgspec.Struct, frozen=True, kw_only=True):
-    """All the fields by which a client may ask for a grammar, of which a body may have one."""
+    """All fields that set a grammar; a body may have one of them."""
 
     response_format: Annotated[ResponseFormat | None, Meta(description=FORMAT_TEXT)] = None
     structured_outputs: Annotated[StructuredOutputs | None, Meta(description=OUTPUTS_TEXT)] = None
@@ -78,7 +78,7 @@ class GrammarFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _GrammarField(NamedTuple):
-    """A field, and the grammar that it asks for."""
+    """A field and the grammar that it sets."""
 
     param: str
     kind: GrammarKind
@@ -86,14 +86,14 @@ class _GrammarField(NamedTuple):
 
 
 def make_grammar(fields: GrammarFields) -> Grammar | None:
-    """Returns the grammar that a body asks for, `None` where none. Raises `RequestError` (400).
+    """Returns the grammar that a body sets, `None` if it sets none. Raises `RequestError` (400).
 
-    Whether it is a good one only shows when the tokenizer compiles it.
+    The grammar itself is validated later, when the tokenizer compiles it.
     """
     outputs = fields.structured_outputs or StructuredOutputs()
     if outputs.disable_additional_properties:
         param = "structured_outputs.disable_additional_properties"
-        raise bad_request(f'{param} is not supported: say "additionalProperties": false in the schema', param)
+        raise bad_request(f'{param} is not supported: set "additionalProperties": false in the schema', param)
     asked = [
         *_asked_by_format(fields.response_format),
         *_asked_by({f"structured_outputs.{name}": getattr(outputs, name) for name in KINDS}),
@@ -108,7 +108,7 @@ def make_grammar(fields: GrammarFields) -> Grammar | None:
         raise bad_request(f"structured_outputs must be {OUTPUTS_TEXT}: none of them is given", "structured_outputs")
     if len(asked) > 1:
         names = " and ".join(each.param for each in asked)
-        raise bad_request(f"{names} each say what the answer must be like: give one of them", asked[1].param)
+        raise bad_request(f"{names} each constrain the answer: give one of them", asked[1].param)
     if not asked:
         return None
     (param, kind, text) = asked[0]
@@ -167,7 +167,7 @@ def _is_given(raw: Raw) -> bool:
 
 
 def _text_of(raw: Raw) -> str:
-    """Returns what was given as JSON, or, where that is a string, the string."""
+    """Returns the JSON text of a value, or the string itself if the value is a string."""
     text = bytes(raw).decode()
     if not text.startswith('"'):
         return text

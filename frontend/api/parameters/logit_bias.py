@@ -21,7 +21,7 @@ BIAS_TEXT = (
 
 
 class LogitBias(NamedTuple):
-    """`texts` stand for the tokens that they are encoded in; `None` bans."""
+    """`texts` apply to the tokens that they are encoded in. A bias of `None` bans."""
 
     by_id: dict[int, float]
     banned_ids: list[int]
@@ -29,7 +29,7 @@ class LogitBias(NamedTuple):
 
 
 def read_bias(given: BiasObject | BiasList | None) -> LogitBias:
-    """Returns what a request asks for; biases of one token add up, as in llama.cpp. Raises `RequestError` (400)."""
+    """Returns the biases of a request. Biases of one token add up, as in llama.cpp. Raises `RequestError` (400)."""
     found = LogitBias({}, [], [])
     for token, value in given.items() if isinstance(given, dict) else given or ():
         if value is True:

@@ -28,9 +28,9 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_STOP_IDS = 1024
 MAX_TEXT_CHARS = 32_768
-"""Total length of the strings in one field: the tokenizer or the detokenizer handles them for every choice."""
+"""Total length of the strings in one field; the tokenizer or the detokenizer processes them for every choice."""
 MAX_REPETITION_PENALTY = 1e6
-"""Together with its reciprocal what float32 logits bear; what lies beyond chooses the same tokens."""
+"""Together with its reciprocal, the range in which float32 logits stay finite; beyond it the same tokens win."""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -68,7 +68,7 @@ log = logging.getLogger("sluice.frontend")
 
 
 class SamplingFields(DryFields, frozen=True, kw_only=True):
-    """What every endpoint that generates takes; `None` (absent or null) stands for the default."""
+    """The sampling fields of every endpoint that generates. `None` (absent or null) means the default."""
 
     max_tokens: Annotated[Count | None, Meta(description=AT_LEAST_ONE_TEXT)] = None
     min_tokens: Annotated[Count | None, Meta(description=f"a whole number from 0 to {MAX_INT32}")] = None
@@ -109,7 +109,7 @@ class SamplingFields(DryFields, frozen=True, kw_only=True):
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds where a request says nothing."""
+    """The values for fields that a request does not set."""
 
     temperature: Temperature = 1.0
     top_p: PositiveProbability = 1.0
@@ -119,7 +119,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sampling_defaults(of_model: dict[str, float]) -> SamplingDefaults:
-    """Returns the defaults with those of the model's generation_config.json; those that cannot be used are logged."""
+    """Returns the defaults, updated from the model's generation_config.json; invalid values are logged and ignored."""
     used: dict[str, float] = {}
     for name, value in of_model.items():
         try:
@@ -132,22 +132,22 @@ def sampling_defaults(of_model: dict[str, float]) -> SamplingDefaults:
 
 
 class Sampling:
-    """Makes the parameters of requests to one model, from its defaults and within its vocabulary."""
+    """Makes the parameters of requests to one model, using its defaults and its vocabulary size."""
 
     def __init__(self, facts: ModelFacts):
         self._defaults = sampling_defaults(facts.sampling_defaults)
         self._vocab_size = facts.vocab_size
 
     def make_params(self, fields: SamplingFields, *, max_tokens: int, seed: int, echo: bool = False) -> SamplingParams:
-        """Returns the parameters; `max_tokens` and `seed` hold where the request gives none.
+        """Returns the parameters; `max_tokens` and `seed` apply if the request sets none.
 
-        With `echo`, and where prompt logprobs are wanted, no output at all may be. Raises `RequestError` (400).
+        `max_tokens` 0 is allowed with `echo` or prompt logprobs. Raises `RequestError` (400).
         """
         max_tokens = max_tokens if fields.max_tokens is None else fields.max_tokens
         min_tokens = fields.min_tokens or 0
         if max_tokens == 0 and not echo and fields.prompt_logprobs is None:
             raise bad_request(
-                f"max_tokens must be {AT_LEAST_ONE_TEXT}, got 0 (allowed where the prompt is returned)", "max_tokens"
+                f"max_tokens must be {AT_LEAST_ONE_TEXT}, got 0 (allowed if the prompt is returned)", "max_tokens"
             )
         if min_tokens > max_tokens:
             raise bad_request(
@@ -161,7 +161,7 @@ class Sampling:
         self._check_ids("stop_token_ids", stop_ids)
         if len(stop_ids) > MAX_STOP_IDS:
             raise bad_request(
-                f"stop_token_ids may have {MAX_STOP_IDS} different ids, they have {len(stop_ids)}", "stop_token_ids"
+                f"stop_token_ids may have {MAX_STOP_IDS} different ids, got {len(stop_ids)}", "stop_token_ids"
             )
         stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
         _check_texts(fields, stop, [text for text, _ in bias.texts])
@@ -202,7 +202,7 @@ def _check_texts(fields: SamplingFields, stop: Iterable[str], biased: Iterable[s
         num_chars = sum(map(len, strings))
         if num_chars > MAX_TEXT_CHARS:
             raise bad_request(
-                f"the strings in {name} may have {MAX_TEXT_CHARS} characters together, they have {num_chars}", name
+                f"the strings in {name} may have {MAX_TEXT_CHARS} characters in total, got {num_chars}", name
             )
 
 

@@ -1,4 +1,4 @@
-"""Responses that are made while no client waits for them, and the streams of clients that look on."""
+"""Responses generated in the background, and the streams of clients that follow them."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from frontend.service import Service
 
 
 class BackgroundResponses:
-    """Runs a task for each response until it has ended."""
+    """Runs a task per response until the response has ended."""
 
     def __init__(self, service: Service, store: ResponseStore):
         self._service = service
@@ -27,7 +27,7 @@ class BackgroundResponses:
     def start(
         self, answer: ResponseAnswer, items: list[Item], trace: RequestTrace, *, is_streamed: bool
     ) -> StoredResponse:
-        """Stores a response that is to be made; `trace` is its own, and is over with it."""
+        """Stores a response and starts generating it. `trace` belongs to this response and ends with it."""
         generation = answer.blocks.generation
 
         def cancel() -> None:
@@ -54,7 +54,7 @@ class BackgroundResponses:
         self._store.end(response, stored)
 
     async def _read(self, answer: ResponseAnswer, stored: StoredResponse, frames: ResponseFrames) -> Response:
-        """Returns the response when it has ended."""
+        """Waits for the end of the response and returns it."""
         generation = answer.blocks.generation
         while generation.final is None:
             generation.changed.clear()
@@ -65,7 +65,7 @@ class BackgroundResponses:
 
 
 class FollowingStream:
-    """An ASGI response: the frames of a stored response from number `start` on, until it has ended."""
+    """An ASGI response: streams the frames of a stored response from number `start` on, until its end."""
 
     def __init__(self, stored: StoredResponse, start: int, keepalive_s: float):
         self._stored = stored

@@ -1,4 +1,4 @@
-"""The body of `POST /v1/responses`, and the conversation that it asks for."""
+"""The body of `POST /v1/responses`, and its conversion to a conversation."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -28,7 +28,7 @@ OTHER_INCLUDABLE = (
     *("web_search_call.action.sources", "web_search_call.results", "code_interpreter_call.outputs"),
     *("computer_call_output.output.image_url", "file_search_call.results", "message.input_image.image_url"),
 )
-"""What there cannot be here: it is about tools that are not run, and images."""
+"""Values that never apply: they concern images, and tools that this server does not run."""
 
 FORMAT_TEXT = 'an object with a format, whose type is "text", "json_object" or "json_schema" (with name and schema)'
 
@@ -56,7 +56,7 @@ class ResponseStreamOptions(msgspec.Struct, frozen=True):
 
 
 class ResponseBody(ModelFields, frozen=True, kw_only=True):
-    """OpenAI's fields, and what every endpoint samples by."""
+    """OpenAI's fields, and the sampling fields of every endpoint."""
 
     input: Input
     instructions: Annotated[str | None, Meta(description="a string")] = None
@@ -87,7 +87,7 @@ class ResponseBody(ModelFields, frozen=True, kw_only=True):
 def make_conversation(
     body: ResponseBody, messages: Sequence[ChatMessage], conversations: Conversations
 ) -> Conversation:
-    """Returns the conversation that `messages` are. Raises `RequestError` (400)."""
+    """Returns the conversation of `messages` with the options of `body`. Raises `RequestError` (400)."""
     check_shown(body)
     if body.truncation == "auto":
         body = msgspec.structs.replace(body, truncate_prompt_tokens=-1, truncation_side="left")
@@ -128,7 +128,7 @@ def make_conversation(
 
 
 def _response_format(text: TextOptions | None) -> ResponseFormat | None:
-    """Returns the format as a chat has it. Raises `RequestError` (400)."""
+    """Returns the format as chats express it. Raises `RequestError` (400)."""
     asked = TextFormat() if text is None else text.format
     if asked.type != "json_schema":
         return None if asked.type == "text" else ResponseFormat(asked.type)

@@ -1,4 +1,4 @@
-"""The events of a response that is streamed, in OpenAI's order; the first has sequence number 0."""
+"""The events of a streamed response, in OpenAI's order; the first has sequence number 0."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -35,7 +35,7 @@ class ResponseCompleted(ResponseEvent, frozen=True, kw_only=True, tag="response.
 
 
 class ResponseIncomplete(ResponseEvent, frozen=True, kw_only=True, tag="response.incomplete"):
-    """It ended early; its status is incomplete or cancelled."""
+    """The response ended early; its status is incomplete or cancelled."""
 
 
 class ResponseFailed(ResponseEvent, frozen=True, kw_only=True, tag="response.failed"):
@@ -113,14 +113,14 @@ EVENTS: tuple[type[StreamEvent], ...] = (
 
 
 class ResponseFrames:
-    """Makes the frames of one response, one for each event: number n of them has sequence number n."""
+    """Makes the frames of one response, one per event: frame n has sequence number n."""
 
     def __init__(self, answer: ResponseAnswer):
         self._answer = answer
         self._num_events = 0
 
     def begin(self) -> Iterator[bytes]:
-        """Yields the first frames, unless they have been made."""
+        """Yields the first frames, once."""
         if self._num_events == 0:
             yield self._frame(ResponseCreated, response=self._answer.so_far())
             yield self._frame(ResponseInProgress, response=self._answer.so_far())
@@ -191,7 +191,7 @@ class ResponseFrames:
 
 
 class ResponseEvents(EventWriter):
-    """Streams a response to the client that asked for it; `on_end` gets it when it has ended well."""
+    """Streams a response to its client; calls `on_end` with the response if it ends without an error."""
 
     def __init__(self, answer: ResponseAnswer, on_end: Callable[[Response], None]):
         self._answer = answer

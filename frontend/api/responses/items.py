@@ -1,4 +1,4 @@
-"""The input of a response: text or items, checked, made into the messages of a chat, and shown again."""
+"""The input of a response: text or items, their validation, and their conversion to chat messages."""
 
 import binascii
 import re
@@ -23,7 +23,7 @@ ITEM_PREFIXES = {
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
 }
-"""The types of items that are served, and how their ids begin."""
+"""The supported types of items, with the prefixes of their ids."""
 
 NEEDED_FIELDS = {
     "message": ("role", "content"),
@@ -37,10 +37,10 @@ NEEDED_FIELDS = {
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_TYPES = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 UNREAD_TYPES = frozenset({"input_image", "input_file"})
-"""Parts that the output of a tool may have and the model does not read."""
+"""Parts that a tool's output may have but the model cannot read."""
 
 REASONING_KEY = "sluice-reasoning:"
-"""What reasoning begins with that is sent to a client to be kept there. It is encoded, not encrypted."""
+"""The prefix of reasoning that clients keep for us. The text is encoded, not encrypted."""
 
 REFERENCE = "item_reference"
 ID_BYTES = 24
@@ -61,7 +61,7 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An item as clients send it and as it is shown again; without a type it is a message."""
+    """An item as clients send it and as it is returned. Without a type it is a message."""
 
     type: str = ""
     id: str | None = None
@@ -89,7 +89,7 @@ Input = Annotated[
 
 
 def read_items(given: str | list[Item]) -> list[Item]:
-    """Returns the items of a body, each with its type and an id. Raises `RequestError` (400) at the first bad one."""
+    """Returns the items of a body, each with a type and an id. Raises `RequestError` (400)."""
     items = [Item(role="user", content=given)] if isinstance(given, str) else given
     return [_checked(item, f"input[{index}]") for index, item in enumerate(items)]
 
@@ -125,7 +125,7 @@ def _checked(item: Item, where: str) -> Item:
 
 
 def _annotated(part: Part) -> Part:
-    """Clients expect a list of annotations in each output text, even if it is empty."""
+    """Adds the list of annotations that clients expect in each output text, even if it is empty."""
     if part.type != "output_text" or part.annotations is not None:
         return part
     return msgspec.structs.replace(part, annotations=[])
@@ -146,7 +146,7 @@ def _check_parts(parts: str | list[Part] | None, where: str) -> None:
 
 
 def make_turns(instructions: str | None, items: Iterable[Item]) -> Turns:
-    """Returns the chat that checked items are. Raises `RequestError` (400)."""
+    """Returns validated items as the turns of a chat. Raises `RequestError` (400)."""
     turns = Turns()
     if instructions:
         turns.say("system", instructions)
@@ -181,12 +181,12 @@ def _text_of(content: str | list[Part] | None) -> str:
 
 
 def pack_reasoning(text: str) -> str:
-    """Returns the `encrypted_content` from which `unpack_reasoning` makes the text again."""
+    """Returns the text as `encrypted_content`, which `unpack_reasoning` reverses."""
     return b64encode((REASONING_KEY + text).encode()).decode()
 
 
 def unpack_reasoning(packed: str) -> str:
-    """Raises `RequestError` (400) for what another server has made."""
+    """Returns the text of `encrypted_content`. Raises `RequestError` (400) if another server made it."""
     if not packed:
         return ""
     try:
@@ -211,11 +211,11 @@ def new_id(prefix: str) -> str:
 
 
 def output_id(prefix: str, response_id: str, index: int) -> str:
-    """Returns the id of an item of a response's output, which tells the response."""
+    """Returns the id of an item of a response's output; `response_of` finds the response in it."""
     return f"{prefix}_{response_id.removeprefix(RESPONSE_PREFIX)}{index:04d}"
 
 
 def response_of(item_id: str) -> str | None:
-    """Returns the id of the response in whose output an item is that has such an id, `None` where there is none."""
+    """Returns the id of the response whose output contains this item, `None` if the id names no response."""
     found = OUTPUT_ID.match(item_id)
     return found and RESPONSE_PREFIX + found[1]

@@ -1,4 +1,4 @@
-"""What clients get of a response: the object with its items, while they are written and whole."""
+"""The response object and its items, both in progress and complete."""
 
 import time
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class OutputMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
-    """`encrypted_content` is the text in another form, for clients that keep only this."""
+    """`encrypted_content` is the text in an encoded form, for clients that keep only this field."""
 
     id: str
     status: ItemStatus
@@ -87,7 +87,7 @@ class OutputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class ResponseUsage(msgspec.Struct, frozen=True):
-    """`reasoning_tokens` are those that came while reasoning was written."""
+    """`reasoning_tokens`: tokens generated while the answer was in a reasoning block."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -106,7 +106,7 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of the request, and what it asked for. `usage` is null until it has ended."""
+    """The result of the request, and its options. `usage` is null until the response has ended."""
 
     id: str
     object: Literal["response"] = "response"
@@ -141,7 +141,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseAnswer:
-    """A response to `body` as far as it has come. `blocks` are its output; `model` is named as the client does it."""
+    """The current state of a response to `body`. `blocks`: its output. `model`: the name that the client used."""
 
     def __init__(self, body: ResponseBody, model: str, blocks: AnswerBlocks, *, is_stored: bool):
         self.blocks = blocks
@@ -176,7 +176,7 @@ class ResponseAnswer:
         return msgspec.structs.replace(self._begun, output=self._output())
 
     def ended(self, final: UserReply) -> Response:
-        """Returns the response after its last block has ended; `final` may be an error."""
+        """Returns the finished response, after its last block has ended. `final` may be an error."""
         status, reason = _status_of(final)
         if status == "completed" and self.blocks.is_cut_in_call:
             status, reason = "incomplete", "stop_sequence"
@@ -191,7 +191,7 @@ class ResponseAnswer:
         )
 
     def item(self, block: Block) -> OutputItem:
-        """Returns a block as an item, which has no text until it has ended."""
+        """Returns a block as an item, without its text until the block has ended."""
         item_id = self.item_id(block)
         status: ItemStatus = "incomplete" if block.is_cut else "completed" if block.has_ended else "in_progress"
         match block.kind:
@@ -216,7 +216,7 @@ class ResponseAnswer:
         return block.name in self._tools and self._tools[block.name][1] == "custom"
 
     def part(self, block: Block) -> OutputPart:
-        """Returns the part that a text or reasoning consists of."""
+        """Returns the content part of a text or reasoning block."""
         return self._text(block) if block.kind == "text" else ReasoningText(block.text)
 
     def logprobs(self, positions: Sequence[PositionLogprobs]) -> list[ChatLogprob]:
@@ -239,7 +239,7 @@ class ResponseAnswer:
 
 
 def _status_of(final: UserReply) -> tuple[Status, str]:
-    """Returns the status, and why the response is incomplete, if it is."""
+    """Returns the status and, for an incomplete response, the reason."""
     match final.finish_reason:
         case "stop":
             return "completed", ""
@@ -258,5 +258,5 @@ def _error_of(info: ErrorInfo) -> ResponseError:
 
 
 def failed(response: Response, info: ErrorInfo) -> Response:
-    """Returns a response that cannot go on."""
+    """Returns the response with status failed."""
     return msgspec.structs.replace(response, status="failed", error=_error_of(info))

@@ -1,4 +1,4 @@
-"""The route table below `/v1/responses`."""
+"""The route table for `/v1/responses`."""
 
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -28,19 +28,19 @@ STREAM_QUERY = (
         "query",
         "stream",
         Literal["true", "false"],
-        "Whether to stream a response that was made with background and stream.",
+        "Whether to stream a response that was created with background and stream.",
     ),
     Parameter(
         "query",
         "starting_after",
         Annotated[int, Meta(ge=-1, le=MAX_INT32)],
-        "The sequence number of the last event that is not wanted.",
+        "The sequence number after which the stream starts.",
     ),
 )
 LIST_QUERY = (
-    limit_of(MAX_LISTED, "The most items to list; 20 if it is not given."),
-    Parameter("query", "order", Order, "asc: the oldest first."),
-    Parameter("query", "after", str, "The id of the item after which to begin."),
+    limit_of(MAX_LISTED, "Maximum number of items to list; 20 by default."),
+    Parameter("query", "order", Order, "asc: oldest first."),
+    Parameter("query", "after", str, "The id of the item after which the list starts."),
 )
 RESPONSE_ID = Parameter("path", "id", Name, "The id of a stored response.")
 
@@ -49,7 +49,7 @@ _STORED = partial(_RESPONSES, parameters=(RESPONSE_ID,))
 
 
 def responding(api: ResponsesApi) -> list[Endpoint]:
-    """Returns the endpoints of responses."""
+    """Returns the endpoints of OpenAI's Responses API."""
     path = "/v1/responses/{id}"
     return [
         _RESPONSES(
@@ -69,7 +69,7 @@ def responding(api: ResponsesApi) -> list[Endpoint]:
         _RESPONSES(
             "/v1/responses/input_tokens",
             api.count,
-            "How many tokens the prompt of a response has",
+            "Number of tokens in the prompt of a response",
             InputTokens,
             method="POST",
             body=ResponseBody,
@@ -85,8 +85,12 @@ def responding(api: ResponsesApi) -> list[Endpoint]:
             parameters=(RESPONSE_ID, *STREAM_QUERY),
         ),
         _STORED(path, api.delete, "Delete a stored response", DeletedResponse, method="DELETE"),
-        _STORED(f"{path}/cancel", api.cancel, "End a response in the background", Response, method="POST"),
+        _STORED(f"{path}/cancel", api.cancel, "Cancel a response in the background", Response, method="POST"),
         _RESPONSES(
-            f"{path}/input_items", api.list_input, "What it answers", InputItems, parameters=(RESPONSE_ID, *LIST_QUERY)
+            f"{path}/input_items",
+            api.list_input,
+            "The input items of a response",
+            InputItems,
+            parameters=(RESPONSE_ID, *LIST_QUERY),
         ),
     ]

@@ -1,4 +1,4 @@
-"""The responses that this frontend keeps, in memory, within a number and a size."""
+"""The responses that this frontend keeps in memory, limited by number and size."""
 
 import asyncio
 from collections import OrderedDict
@@ -14,9 +14,9 @@ _encoder = msgspec.json.Encoder()
 
 
 class StoredResponse:
-    """One response, with the items that it answers. Of one that runs, `running` shows what it is, `cancel` has it end.
+    """One response with the items that it answers. While it runs, `running` returns its state and `cancel` ends it.
 
-    `frames`: those of its stream so far, `None` where it is not to be streamed again.
+    `frames`: its stream so far, `None` if it cannot be streamed again.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class StoredResponse:
         return self._running()
 
     def cancel(self) -> None:
-        """Asks a response that runs to end; one that has ended stays what it is."""
+        """Cancels a running response; has no effect on one that has ended."""
         if self._cancel is not None:
             cancelled = msgspec.structs.replace(self._shown(), status="cancelled")
             self._running = lambda: cancelled
@@ -71,12 +71,12 @@ class StoredResponse:
         changed.set()
 
     async def wait(self) -> None:
-        """Returns at the next change; not after the end."""
+        """Waits for the next change. Do not call it after the end."""
         await self._changed.wait()
 
 
 class ResponseStore:
-    """The least recently used of those that have ended go first; how many run is limited by admission."""
+    """Evicts the least recently used ended responses first. Admission limits the number of running ones."""
 
     def __init__(self, max_responses: int, max_bytes: int):
         self._max_responses = max_responses
@@ -84,7 +84,7 @@ class ResponseStore:
         self._running: dict[str, StoredResponse] = {}
         self._ended: OrderedDict[str, StoredResponse] = OrderedDict()
         self._num_bytes = 0
-        """Of those that have ended."""
+        """Total size of the ended responses."""
 
     @property
     def is_used(self) -> bool:
@@ -97,7 +97,7 @@ class ResponseStore:
         self._running[response_id] = stored
 
     def end(self, response: Response, stored: StoredResponse) -> None:
-        """Ends one that was running. It is stored unless it was removed meanwhile."""
+        """Ends a running response. It is stored unless it was removed in the meantime."""
         stored.end(response)
         if self._running.pop(response.id, None) is not None:
             self._keep(response.id, stored)

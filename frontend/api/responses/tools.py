@@ -1,4 +1,4 @@
-"""The tools of a response: which are served, by what names the model knows them, and whether it must call one."""
+"""The tools of a response: which are supported, their names for the model, and whether a call is forced."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -12,7 +12,7 @@ from frontend.http.field_names import UnknownFields
 from messages.errors import bad_request
 
 UNSENT_TOOLS = frozenset({"web_search", "web_search_preview", "tool_search"})
-"""Tools that clients send with every request, whoever serves it: the model is not told of them."""
+"""Tools that clients send with every request, to any server; the model does not see them."""
 
 TOOLS_TEXT = (
     'a list of tools, each an object with a type ("function", "custom" or "namespace") and a name (1 to 128 letters, '
@@ -26,7 +26,7 @@ CHOICE_TEXT = (
 
 
 class ResponseTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A function, a custom tool, or a namespace of both; of other types, fields that these have not are dropped."""
+    """A function, a custom tool, or a namespace of both. Fields of other tool types are dropped."""
 
     type: str
     name: Name | None = None
@@ -38,14 +38,14 @@ class ResponseTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolName(NamedTuple):
-    """What clients call a tool."""
+    """A tool's name for clients."""
 
     name: str
     namespace: str | None = None
 
     @property
     def of_model(self) -> str:
-        """The name by which the model knows it."""
+        """The tool's name for the model."""
         return f"{self.namespace}.{self.name}" if self.namespace else self.name
 
 
@@ -62,7 +62,7 @@ class ResponseChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def served_tools(given: Sequence[ResponseTool] | None, unknown: UnknownFields) -> list[ResponseTool]:
-    """Returns the tools that the model is told of. Raises `RequestError` (400) for those that cannot be served."""
+    """Returns the tools that the model sees. Raises `RequestError` (400) for tools that are not supported."""
     tools: list[ResponseTool] = []
     for index, tool in enumerate(given or ()):
         if tool.type in UNSENT_TOOLS:
@@ -86,7 +86,7 @@ def _check(tool: ResponseTool, where: str, types: tuple[str, ...]) -> None:
 
 
 def named_tools(given: Sequence[ResponseTool], namespace: str | None = None) -> Iterator[tuple[ToolName, ResponseTool]]:
-    """Yields the functions and custom tools that are served, those of namespaces too."""
+    """Yields the functions and custom tools, including those in namespaces."""
     for tool in given:
         if tool.type == "namespace":
             yield from named_tools(tool.tools or (), tool.name)
