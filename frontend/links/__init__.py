@@ -1,1 +1,1 @@
-"""What this process is connected to: the ring, other frontends, the launcher, and what it knows of all processes."""
+"""The connections of this process: the ring, other frontends, the launcher, and the table of all processes."""

@@ -1,4 +1,4 @@
-"""Commands from HTTP to the launcher: each waits for its answer, and nothing else waits for it."""
+"""Commands from HTTP to the launcher; each waits for its answer without blocking anything else."""
 
 import asyncio
 import itertools
@@ -8,7 +8,7 @@ from messages.control.admin import AdminCommand, Answer, Failed, Progress, Resul
 
 
 class Launcher:
-    """The launcher as endpoints see it. `send` takes an id and a command; `accept` must get each answer."""
+    """The launcher as endpoints see it. `send` takes an id and a command; pass each answer to `accept`."""
 
     def __init__(self, send: Callable[[int, AdminCommand], None]):
         self._send = send
@@ -17,7 +17,7 @@ class Launcher:
         self._content_with_progress: set[int] = set()
 
     async def ask(self, command: AdminCommand, timeout_s: float, *, until_progress: bool = False) -> Result:
-        """Returns the result, a `Failed` where none comes in time, or with `until_progress` the first sign of it."""
+        """Returns the result, a `Failed` on a timeout, or with `until_progress` the first progress."""
         ask_id = next(self._ids)
         self._waiting[ask_id] = asyncio.get_running_loop().create_future()
         if until_progress:
@@ -33,7 +33,7 @@ class Launcher:
             self._content_with_progress.discard(ask_id)
 
     def accept(self, answer: Answer) -> None:
-        """Gives an answer to the one who waits for it, if it is still there."""
+        """Passes an answer to its caller, if that is still waiting."""
         waiting = self._waiting.get(answer.ask_id)
         if waiting is None or waiting.done():
             return

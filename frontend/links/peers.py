@@ -1,4 +1,4 @@
-"""The other frontends of the server: what is asked of all of them at once, and what they ask this one."""
+"""The other frontends of the server: questions to all of them, and their questions to this one."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from messages.ring.peers import PeerAnswer, PeerAsk, PeerQuestion, PeerReply
 from messages.ring.uids import block_of
 
 ASK_TIMEOUT_S = 1.0
-"""One that is alive answers within milliseconds."""
+"""A live frontend answers within milliseconds."""
 
 MAX_PENDING = 256
 
@@ -22,14 +22,14 @@ R = TypeVar("R")
 
 
 class Replies(NamedTuple, Generic[R]):
-    """What the others have replied, by the names of the processes; `num_missing` were asked and have not replied."""
+    """The replies by process name; `num_missing` frontends were asked and did not reply."""
 
     by_name: dict[str, R]
     num_missing: int
 
 
 class Peers:
-    """Asks and answers. `open_sender` makes a channel to the socket of the given name; `own_block` is of uids."""
+    """Asks and answers questions. `open_sender` opens a channel to a socket by its name."""
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class Peers:
         self._pending: dict[int, _PendingQuestion] = {}
 
     def register(self, kind: type[Q], answer: Callable[[Q], PeerReply]) -> None:
-        """Has `answer` called for each question of this kind that another frontend asks."""
+        """Calls `answer` for each question of this kind from another frontend."""
         self._answerers[kind] = answer
 
     async def ask_all(self, question: PeerQuestion, kind: type[R]) -> Replies[R]:
-        """Returns the replies, of type `kind`, of those that give one within `ASK_TIMEOUT_S`.
+        """Returns the replies of type `kind` that arrive within `ASK_TIMEOUT_S`.
 
-        One that dies meanwhile is not waited for; one that is late does what it was asked to when it turns again.
-        Raises `UnavailableError` where too many calls wait already.
+        Does not wait for frontends that die in the meantime. A late one still carries out the request when it is
+        responsive again. Raises `UnavailableError` if too many calls are waiting already.
         """
         names = {status.uid_block: status.name for status in self._processes.other_fronts(self._own_block)}
         if not names:
@@ -74,7 +74,7 @@ class Peers:
         return Replies(replies, len(names) - len(replies))
 
     def accept(self, message: PeerAsk | PeerAnswer) -> None:
-        """Answers a question, or gives an answer to whoever waits for it; nobody does for one that comes too late."""
+        """Answers a question, or passes an answer to its caller. Late answers are dropped."""
         match message:
             case PeerAsk(uid, question):
                 reply = self._answerers[type(question)](question)
@@ -85,7 +85,7 @@ class Peers:
                     asked.note(block, reply)
 
     def follow(self) -> None:
-        """Call it after each process table: those that are gone are not waited for, and their channels are closed."""
+        """Call it after each process table: stops waiting for frontends that are gone, and closes their channels."""
         living = {status.uid_block for status in self._processes.other_fronts(self._own_block)}
         for asked in self._pending.values():
             asked.wait_only_for(living)
@@ -101,7 +101,7 @@ class Peers:
 
 
 class _PendingQuestion:
-    """The replies to one question; `is_over` once nobody is left who may still reply."""
+    """The replies to one question; `is_over` is set when no further reply can arrive."""
 
     def __init__(self, blocks: Collection[int]):
         self._waiting = set(blocks)

@@ -1,4 +1,4 @@
-"""What the frontend knows of the other processes, from the launcher's table; it never asks the ring."""
+"""The state of the other processes, from the launcher's table; the ring is never asked."""
 
 import time
 from collections.abc import Mapping
@@ -30,15 +30,14 @@ ServerState = Literal["ready", "starting", "draining", "unhealthy"]
 
 
 SILENCE_S = 3.0
-"""A main loop that turns says so once a second."""
+"""A running main loop sends a beat once a second."""
 
 
 class ProcessHealth(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One process in `/health`; `phase` and `fraction` while it starts, `busy_s` while a step runs.
+    """One process in `/health`. `phase` and `fraction` are set while it starts, `busy_s` while a step runs.
 
-    `degraded`: it serves, but slower than it should, and why.
-
-    `incarnation` counts its starts, `num_restarts` those of them that replaced a process that had died or hung.
+    `degraded`: why it serves, but slower than it should. `incarnation` counts its starts; `num_restarts` counts those
+    that replaced a process that died or hung.
     """
 
     state: ProcessState
@@ -54,7 +53,7 @@ class ProcessHealth(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StallHealth(msgspec.Struct, frozen=True):
-    """A stall in `/health`: the process that seems to be at fault, since when, and what is known."""
+    """A stall in `/health`: the suspected process, the duration, and a description."""
 
     kind: StallKind
     process: str
@@ -69,15 +68,15 @@ class ProcessView:
         self._processes: dict[str, ProcessStatus] = {}
         self._stalls: tuple[Stall, ...] = ()
         self.num_stalls: dict[str, int] = {}
-        """Of the run, by kind."""
+        """Stalls since the start of the run, by kind."""
         self.scaling: Scaling | None = None
-        """Where the number of engines changes by itself."""
+        """Set if the number of engines is adjusted automatically."""
         self.has_started = has_started
-        """True from the first moment at which every process of the ring was ready, whichever frontend was there."""
+        """True once every process of the ring has been ready, even before this frontend started."""
 
     @property
     def is_known(self) -> bool:
-        """Tells whether there has been a table."""
+        """True if a table has arrived."""
         return bool(self._processes)
 
     def update(self, table: ProcessTable) -> None:
@@ -88,17 +87,17 @@ class ProcessView:
 
     @property
     def is_ready(self) -> bool:
-        """Tells whether the ring is closed: of each kind of process that it passes through, one serves now."""
+        """True if the ring is closed: at least one process of each kind in it is serving."""
         return all(any(status.is_serving for status in self._of_kind(kind)) for kind in RING)
 
     @property
     def is_open(self) -> bool:
-        """Tells whether requests may enter: as `is_ready`, but one that is sure to come soon counts too."""
+        """True if requests may enter: same as `is_ready`, but a process that is certain to serve soon counts, too."""
         return all(any(status.is_serving or status.is_awaited for status in self._of_kind(kind)) for kind in RING)
 
     @property
     def is_recovering(self) -> bool:
-        """Tells whether requests may enter, or will as soon as what is away has been started again."""
+        """True if requests may enter now, or will once the restarting processes are back."""
         return self.has_started and all(
             any(status.is_serving or status.is_awaited or _returns(status) for status in self._of_kind(kind))
             for kind in RING
@@ -109,7 +108,7 @@ class ProcessView:
         return {status.name: status.placement for status in self._of_kind(SCHEDULER) if status.placement}
 
     def workers(self, kind: str) -> list[str]:
-        """Returns the processes of `kind` that take work now."""
+        """Returns the names of the processes of `kind` that accept work now."""
         return [status.name for status in self._of_kind(kind) if status.is_serving and not status.is_leaving]
 
     def serving(self) -> dict[str, int]:
@@ -121,13 +120,13 @@ class ProcessView:
         return {status.name: status.incarnation for status in self._of_kind(kind) if status.is_serving}
 
     def open_engines(self) -> tuple[int, ...]:
-        """Returns the numbers of the schedulers that take requests now or, where none does, will soon."""
+        """Returns the numbers of the schedulers that accept requests now or, if none does, will soon."""
         places = [status for status in self._of_kind(SCHEDULER) if not status.is_leaving]
         serving = [status for status in places if status.is_serving]
         return tuple(worker_number(one.name) for one in serving or [one for one in places if one.is_awaited])
 
     def leaving_engines(self) -> set[int]:
-        """Returns the numbers of the schedulers that serve, and are to give their requests to others."""
+        """Returns the numbers of the schedulers that are serving but must hand their requests to others."""
         if not any(status.is_leaving for status in self._processes.values()):
             return set()
         others = self.open_engines()
@@ -135,90 +134,90 @@ class ProcessView:
 
     @property
     def num_engines(self) -> int:
-        """How many schedulers there are, whether they serve just now or not."""
+        """The number of schedulers, serving or not."""
         return max(1, sum(not status.is_leaving for status in self._of_kind(SCHEDULER)))
 
     def engine_gauges(self) -> dict[int, dict[str, float]]:
-        """Returns what each scheduler said of itself in its last beat, by number."""
+        """Returns the gauges in each scheduler's last beat, by number."""
         return {worker_number(status.name): status.gauges for status in self._of_kind(SCHEDULER)}
 
     def _sum_gauge(self, key: str) -> float:
         return sum(gauges.get(key, 0.0) for gauges in self.engine_gauges().values())
 
     def _of_kind(self, kind: str) -> list[ProcessStatus]:
-        """Returns the processes of `kind` that have a place of their own."""
+        """Returns the processes of `kind`, without standbys."""
         return [status for name, status in self._processes.items() if kind_of(name) == kind and place_of(name) == name]
 
     def fronts(self) -> list[ProcessStatus]:
-        """Returns the frontends that have been started, this one among them, and also those that stand by or leave."""
+        """Returns the started frontends, including this one, standbys and leaving ones."""
         return [status for name, status in self._processes.items() if kind_of(name) == FRONTEND and status.uid_block]
 
     def other_fronts(self, own_block: int) -> list[ProcessStatus]:
-        """Returns the frontends that hold requests beside the one with this block of uids."""
+        """Returns the frontends that may hold requests, except the one with this block of uids."""
         return [status for status in self.fronts() if status.uid_block != own_block and status.is_up]
 
     def name_of_front(self, block: int) -> str | None:
-        """Returns what the frontend with this block of uids is called now, `None` where it is not in the table."""
+        """Returns the current name of the frontend with this block of uids, `None` if it is not in the table."""
         return next((status.name for status in self.fronts() if status.uid_block == block), None)
 
     def find_gone_frontends(self, own_block: int) -> DropBefore | None:
-        """Returns what the ring must know of frontends that are gone, by an own one that has this block of uids.
+        """Returns the message that makes the ring drop the requests of ended frontends, from the one with this block.
 
-        It is the same for as long as no other one ends.
+        The message stays the same until another frontend ends.
         """
         started = self.fronts()
         living = [status.uid_block for status in started if status.state not in ("dead", "restarting")]
         return find_gone([own_block, *(status.uid_block for status in started)], [own_block, *living])
 
     def has_died(self, name: str) -> bool:
-        """Tells of a process that has ended, and may have been replaced, whether no command was the reason."""
+        """True if a process that ended, and may have been replaced, did so without a command."""
         status = self._processes.get(name)
         if status is None or status.is_leaving or status.is_awaited:
             return False
         return not (status.is_serving and status.is_by_command)
 
     def statuses(self) -> list[ProcessStatus]:
-        """Returns every process as the launcher saw it last."""
+        """Returns the latest status of every process."""
         return list(self._processes.values())
 
     def gauges(self, name: str) -> dict[str, float]:
-        """Returns what process `name` said of itself in its last beat; nothing where there is none."""
+        """Returns the gauges in the last beat of process `name`; none if it does not exist."""
         return self._processes[name].gauges if name in self._processes else {}
 
     @property
     def num_waiting(self) -> float:
-        """How many requests wait: for a row, or in a frontend for a process that is being replaced."""
+        """The number of requests that wait for a row or, in a frontend, for a process that is being replaced."""
         return self._sum_gauge("waiting") + self.num_on_hold
 
     @property
     def num_running(self) -> float:
-        """How many requests have a row."""
+        """The number of requests that have a row."""
         return self._sum_gauge("running")
 
     @property
     def num_on_hold(self) -> int:
-        """How many requests wait in a frontend for a process that is being replaced."""
+        """The number of requests that wait in a frontend for a process that is being replaced."""
         return sum(front.frontend.num_on_hold for front in self.fronts() if front.frontend)
 
     @property
     def kv_cache_usage(self) -> float:
-        """The part of all pages that running requests use, by the schedulers' gauges."""
+        """The fraction of all pages that running requests use, by the schedulers' gauges."""
         return kv_cache_usage({key: self._sum_gauge(key) for key in ("pages_in_use", "pages_all")})
 
     def counted(self) -> dict[int, Counted]:
-        """Returns what each scheduler and those before it in its place have counted since the run began, by number."""
+        """Returns the counts of each scheduler and its predecessors since the run began, by number."""
         return {worker_number(status.name): status.counted for status in self._of_kind(SCHEDULER)}
 
     def num_restarts(self, name: str) -> int:
         return self._processes[name].num_restarts if name in self._processes else 0
 
     def check_ready(self, hold_s: float = 0.0) -> None:
-        """Raises `UnavailableError` where nothing may enter; with a `hold_s`, only where nothing will soon either."""
+        """Raises `UnavailableError` if no request may enter; with `hold_s`, only if none will soon either."""
         if not (self.is_open or (hold_s and self.is_recovering)):
             raise self.not_ready()
 
     def not_ready(self) -> UnavailableError:
-        """Returns the refusal that says which processes do not serve and why."""
+        """Returns the refusal, which names the processes that do not serve and the reasons."""
         waiting: list[str] = []
         for kind in RING:
             places = self._of_kind(kind)
@@ -227,8 +226,7 @@ class ProcessView:
         return UnavailableError(f"the server is not ready: {', '.join(waiting)}", "not_ready")
 
     def find_trouble(self, engine: int) -> str:
-        """Returns which processes do not serve, of those that requests of this engine pass through, or have given no
-        sign of late; empty where all is well."""
+        """Returns which processes on the path of this engine's requests do not serve or are silent; "" if none."""
         now_ns, name = time.monotonic_ns(), engine_name(engine)
         others = {status.name for status in self._of_kind(SCHEDULER)} - {name}
         found = [
@@ -240,25 +238,25 @@ class ProcessView:
         return ", ".join(text for text in found if text)
 
     def stalls(self) -> list[StallHealth]:
-        """Returns the stalls that go on."""
+        """Returns the current stalls."""
         now_ns = time.monotonic_ns()
         return [
             StallHealth(one.kind, one.process, age_s(one.since_ns, now_ns) or 0.0, one.text) for one in self._stalls
         ]
 
     def health(self) -> dict[str, ProcessHealth]:
-        """Returns each process by name, with ages as of now."""
+        """Returns the health of each process by name, with current ages."""
         now_ns = time.monotonic_ns()
         return {name: _health(status, now_ns) for name, status in self._processes.items()}
 
 
 def kv_cache_usage(gauges: Mapping[str, float]) -> float:
-    """Returns the part of all pages that running requests use, by a scheduler's gauges."""
+    """Returns the fraction of all pages that running requests use, by a scheduler's gauges."""
     return gauges.get("pages_in_use", 0.0) / max(1.0, gauges.get("pages_all", 0.0))
 
 
 def _returns(status: ProcessStatus) -> bool:
-    """Tells whether the launcher has it, or its successor, on the way; one that is dead or only hangs it has not."""
+    """True if the launcher is starting this process or its successor; False if it is dead or merely hangs."""
     return status.state in ("starting", "restarting") or status.is_killed
 
 
@@ -268,13 +266,13 @@ def _describe(status: ProcessStatus) -> str:
 
 
 def _find_trouble(status: ProcessStatus, now_ns: int) -> str:
-    """Returns what keeps a process from its work, longer than a process at work keeps others waiting."""
+    """Returns why a process makes no progress, "" if it does."""
     if not status.is_serving:
         return _describe(status)
     silent_s = (now_ns - status.beat_ns) / 1e9
     if status.beat_ns and silent_s > SILENCE_S:
-        busy = " (a step or a long text is in work)" if status.busy_since_ns else ""
-        return f"{status.name} has given no sign for {silent_s:.1f} s{busy}"
+        busy = " (processing a step or a long text)" if status.busy_since_ns else ""
+        return f"{status.name} has been silent for {silent_s:.1f} s{busy}"
     return ""
 
 

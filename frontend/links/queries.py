@@ -1,4 +1,4 @@
-"""Questions that a process of the ring answers, other than generations: each is pending until its one reply."""
+"""Questions to processes of the ring, other than generations; each is pending until its single reply."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger("sluice.frontend")
 
 
 class Queries:
-    """The pending questions by uid. A question that a process took with it is asked again when its successor serves."""
+    """The pending questions by uid. If the process that had a question dies, its successor is asked again."""
 
     def __init__(self, ring: Ring, processes: ProcessView, next_uid: Callable[[], int], restart_hold_s: float = 0.0):
         self._ring = ring
@@ -32,7 +32,7 @@ class Queries:
         self._has_opened = asyncio.Event()
         """Set while questions may enter."""
         self._num_waiting = 0
-        """Questions that have not been asked, because a process is being replaced."""
+        """Number of questions that wait for a process that is being replaced."""
         self._pending: dict[int, tuple[Question, asyncio.Future[Answer]]] = {}
         self._known: dict[str, int] = {}
 
@@ -40,7 +40,7 @@ class Queries:
         return len(self._pending) + self._num_waiting
 
     async def encode(self, make: Callable[[int], EncodeMsg]) -> EncodeReply:
-        """Returns the ids of the text or chat in the question that `make` makes of a uid. Raises `RequestError`."""
+        """Returns the token ids for the question that `make` returns for a uid. Raises `RequestError`."""
         answer = await self._ask(make(self._next_uid()))
         assert isinstance(answer, EncodeReply)
         if answer.error is not None:
@@ -56,10 +56,7 @@ class Queries:
         return answer.text
 
     async def flush_cache(self, *, is_forced: bool) -> CacheFlushed:
-        """Returns what became of the request to empty the prefix caches of all schedulers, summed.
-
-        Raises `UnavailableError`.
-        """
+        """Empties the prefix caches of all schedulers. Returns the summed results. Raises `UnavailableError`."""
         asking = [self._ask(FlushCache(self._next_uid(), is_forced, engine)) for engine in self._engines()]
         answers = [answer for answer in await asyncio.gather(*asking) if isinstance(answer, CacheFlushed)]
         return CacheFlushed(
@@ -67,7 +64,7 @@ class Queries:
         )
 
     async def explain_cache(self, input_ids: bytes, cache_salt: str) -> tuple[int, CacheExplained]:
-        """Returns which scheduler has most of int32 `input_ids` cached, in its tiers too, how much, and why not more.
+        """Returns the scheduler that has cached most of int32 `input_ids`, including its tiers, and its explanation.
 
         Raises `UnavailableError`.
         """
@@ -86,7 +83,7 @@ class Queries:
         return self._processes.open_engines() or (1,)
 
     def accept(self, answer: Answer) -> None:
-        """Gives `answer` to whoever waits for it; nobody does for a second answer, or one that comes too late."""
+        """Passes `answer` to its caller. Repeated and late answers are dropped."""
         entry = self._pending.get(answer.uid)
         if entry is not None and not entry[1].done():
             entry[1].set_result(answer)
@@ -104,7 +101,7 @@ class Queries:
             self.repeat()
 
     def repeat(self) -> None:
-        """Asks again all that is pending: a process or a frame has been lost."""
+        """Asks all pending questions again, because a process or a frame was lost."""
         for question, _ in list(self._pending.values()):
             self._send(question)
 
@@ -125,7 +122,7 @@ class Queries:
             del self._pending[question.uid]
 
     async def _wait_until_open(self) -> None:
-        """Returns when questions may enter. Raises `UnavailableError` when the hold is over."""
+        """Waits until questions may enter. Raises `UnavailableError` at the end of the hold."""
         self._num_waiting += 1
         try:
             async with asyncio.timeout(self._restart_hold_s):

@@ -27,7 +27,7 @@ log = logging.getLogger("sluice.frontend")
 
 
 class Ring:
-    """Spreads requests over the tokenizers; all messages about one request go to the same one while it is there.
+    """Distributes requests over the tokenizers. All messages about a request go to the same one while it exists.
 
     `deliver` is called with each reply.
     """
@@ -43,16 +43,16 @@ class Ring:
         self._alive: Collection[str] = ()
         self._num_sent = 0
         self._worker_of: dict[int, str] = {}
-        """By uid of the open requests."""
+        """The tokenizer of each open request, by uid."""
 
     def fileno(self) -> int:
         """The descriptor for the event loop; edge-triggered, so `receive` empties the channel."""
         return self._receiver.fileno()
 
     def follow(self, workers: Sequence[str], alive: Collection[str]) -> None:
-        """Spreads new requests over `workers` from now on; where there is none, what is sent waits for the first.
+        """Distributes new requests over `workers` from now on; without any, messages wait for the first tokenizer.
 
-        `alive` are all that serve, also those that get nothing new: they hear what concerns the requests that they got.
+        `alive` are all serving tokenizers. Those that get no new requests still receive messages about their own.
         """
         self._workers, self._alive = workers or (FIRST_WORKER,), alive
 
@@ -61,7 +61,7 @@ class Ring:
         return self._worker_of.get(uid)
 
     def send(self, message: FromFrontend) -> None:
-        """Queues `message` for its tokenizer, a `DropBefore` for all. Raises `ChannelFullError`."""
+        """Queues `message` for its tokenizer, or a `DropBefore` for all of them. Raises `ChannelFullError`."""
         match message:
             case TokenizeMsg(uid):
                 worker = self._choose(uid, self._workers)
@@ -78,9 +78,9 @@ class Ring:
                 self._sender(self._choose(message.uid, self._workers)).send(message)
 
     def receive(self, on_lost: Callable[[FramesLost], None]) -> None:
-        """Gives all replies that have arrived on, and losses to `on_lost` before what came after them.
+        """Delivers all replies that have arrived, and passes losses to `on_lost` before later messages.
 
-        A reply that cannot be read costs only itself.
+        If a reply cannot be processed, only that reply is lost.
         """
         for message in self._receiver.receive(limit=MAX_QUEUED_FRAMES):
             try:
@@ -89,10 +89,10 @@ class Ring:
                 else:
                     self._deliver(message)
             except Exception:
-                log.exception("dropped the rest of a %s that does not add up", type(message).__name__)
+                log.exception("dropped the rest of an inconsistent %s", type(message).__name__)
 
     def tidy(self, is_open: Callable[[int], bool]) -> None:
-        """Forgets the ways of requests that have ended, and channels of no use any more; call it once a second."""
+        """Forgets the tokenizers of ended requests, and closes unused channels. Call it once a second."""
         self._worker_of = {uid: worker for uid, worker in self._worker_of.items() if is_open(uid)}
         for worker in set(self._senders) - {FIRST_WORKER, *self._workers, *self._worker_of.values()}:
             self._link.close_sender(self._senders.pop(worker))
@@ -103,7 +103,7 @@ class Ring:
         self._receiver.close()
 
     def _choose(self, uid: int, among: Collection[str]) -> str:
-        """Returns the worker that the request was sent to, if it is one of `among`, else the next in turn."""
+        """Returns the worker that has the request if it is one of `among`, otherwise the next one in turn."""
         worker = self._worker_of.get(uid)
         if worker is not None and worker in among:
             return worker

@@ -1,1 +1,1 @@
-"""What `/metrics` shows: counted where it happens, collected when it is asked for."""
+"""The metrics in `/metrics`: counted where events happen, collected at each scrape."""

@@ -1,11 +1,11 @@
-"""Distributions of values in buckets, counted here and shown by `/metrics`."""
+"""Histograms of values, as `/metrics` shows them."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
 Buckets = list[tuple[str, float]]
-"""(upper bound, values up to it) of a histogram as Prometheus has it, the last bound "+Inf"."""
+"""A Prometheus histogram: pairs of an upper bound and the count of values up to it; the last bound is "+Inf"."""
 
 
 class Distribution:
@@ -15,7 +15,7 @@ class Distribution:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self.total = 0.0
-        """Sum of all values."""
+        """The sum of all values."""
 
     def add(self, value: float, num_times: int = 1) -> None:
         self._counts[bisect_left(self._bounds, value)] += num_times
@@ -32,7 +32,7 @@ def make_buckets(bounds: Sequence[float], counts: Sequence[int]) -> Buckets:
 
 
 def one_two_five(limit: int) -> tuple[int, ...]:
-    """Returns 1, 2, 5, 10, 20, … up to the first that is at least `limit`: bounds for counts of tokens."""
+    """Returns 1, 2, 5, 10, 20, … up to the first number that is at least `limit`: bounds for token counts."""
     bounds: list[int] = []
     scale = 1
     while not bounds or bounds[-1] < limit:

@@ -1,4 +1,4 @@
-"""HTTP requests by what they asked for and how they were answered, as prometheus-fastapi-instrumentator counts them."""
+"""HTTP requests by endpoint and status, counted in the same way as prometheus-fastapi-instrumentator does."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from frontend.metrics.distribution import Distribution
 from frontend.metrics.request_metrics import SPAN_BOUNDS_S
 
 UNKNOWN_HANDLER = "none"
-"""In place of the path where it is no endpoint's: clients may not make series."""
+"""Replaces paths that belong to no endpoint, so that clients cannot create series."""
 
 OTHER_METHOD = "other"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class HttpRequests(Collector):
-    """Counts since the process started; whoever answers a request notes it when its response has ended."""
+    """Counts since the process started; the application calls `note` when a response has ended."""
 
     def __init__(self) -> None:
         self._num_answered: Counter[tuple[str, str, str]] = Counter()
@@ -27,7 +27,7 @@ class HttpRequests(Collector):
         """By handler and method."""
 
     def note(self, handler: str | None, method: str, status: int, seconds: float) -> None:
-        """Counts a response. `handler` is the template of the endpoint's path, `None` for a path that is unknown."""
+        """Counts a response. `handler` is the path template of the endpoint, `None` for an unknown path."""
         key = handler or UNKNOWN_HANDLER, method if method in METHODS else OTHER_METHOD
         self._num_answered[*key, f"{status // 100}xx"] += 1
         if key not in self._seconds:
@@ -37,7 +37,7 @@ class HttpRequests(Collector):
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
             "http_requests",
-            "Responses. `handler` is the path with {id} for what varies, `none` where no endpoint has it; `status` is "
+            "Responses. `handler` is the path with {id} for the variable part, `none` for an unknown path; `status` is "
             "2xx, 4xx (also for a client that left before its response) or 5xx.",
             labels=["handler", "method", "status"],
         )
@@ -46,7 +46,7 @@ class HttpRequests(Collector):
         yield family
         durations = HistogramMetricFamily(
             "http_request_duration_seconds",
-            "From the head of a request to the end of its response, streams included.",
+            "From the head of a request to the end of its response, including streams.",
             labels=["handler", "method"],
         )
         for key, seconds in self._seconds.items():

@@ -1,4 +1,4 @@
-"""The metrics of the processes: the scheduler's counts from its beats, and what the system says of each process."""
+"""Metrics of the processes: the schedulers' counts from their beats, and the resource usage of each process."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -22,54 +22,54 @@ from runtime.histograms import Histogram
 MODEL_LABEL, PROCESS_LABEL = "model_name", "process"
 
 ENGINE_LABEL = "engine"
-"""The number of a scheduler; only where there are several."""
+"""The number of a scheduler; only if there are several."""
 
 KV_CACHE_USAGE = "kv_cache_usage"
 GAUGES = (
     ("vllm:num_requests_running", "Requests that have a row.", "running"),
     ("vllm:num_requests_waiting", "Requests that wait for a row, or on hold for a process.", "waiting"),
-    ("vllm:kv_cache_usage_perc", "Part of the pages that requests hold, 0 to 1.", KV_CACHE_USAGE),
+    ("vllm:kv_cache_usage_perc", "Fraction of the pages that requests use, 0 to 1.", KV_CACHE_USAGE),
     ("sluice_pages", "Pages of the KV cache.", "pages_all"),
-    ("sluice_pages_cached", "Pages kept for prompts to come.", "pages_cached"),
+    ("sluice_pages_cached", "Pages kept for future prompts.", "pages_cached"),
     ("sluice_requests_prefilling", "Requests whose prompt is being computed.", "prefilling"),
-    ("sluice_requests_decoding", "Requests that get tokens.", "decoding"),
+    ("sluice_requests_decoding", "Requests that are generating tokens.", "decoding"),
     ("sluice_requests_compiling", "Requests that wait for their grammar.", "compiling"),
 )
 COUNTERS = (
     ("vllm:prefix_cache_queries", "Prompt tokens looked for in the prefix cache.", "prompt_tokens"),
     ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
-    ("vllm:num_preemptions", "Rows that gave way because pages were short.", "preemptions"),
-    ("vllm:spec_decode_num_drafts", "Rows of steps that had draft tokens.", "drafts"),
+    ("vllm:num_preemptions", "Rows that were preempted because pages ran out.", "preemptions"),
+    ("vllm:spec_decode_num_drafts", "Rows in steps that had draft tokens.", "drafts"),
     ("vllm:spec_decode_num_draft_tokens", "Draft tokens that were verified.", "draft_tokens"),
-    ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right.", "accepted_tokens"),
-    ("sluice_pages_evicted", "Cached pages that made room for others.", "pages_evicted"),
-    ("sluice_pages_recovered", "Pages that a scheduler took over from the one before it.", "pages_recovered"),
-    ("sluice_pages_dropped", "Full pages that it could not take over, or not trust.", "pages_dropped"),
-    ("sluice_resumed_tokens", "Tokens of requests that went on after a replacement or a loss.", "resumed_tokens"),
-    ("sluice_recomputed_tokens", "Those of them that were computed again.", "recomputed_tokens"),
-    ("sluice_kv_tier_skipped_pages", "Evicted pages not kept: too few are asked for again.", "tier_skipped_pages"),
-    ("sluice_kv_tier_dropped_pages", "Evicted pages for which no tier had time or room.", "tier_dropped_pages"),
+    ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", "accepted_tokens"),
+    ("sluice_pages_evicted", "Cached pages that were evicted.", "pages_evicted"),
+    ("sluice_pages_recovered", "Pages that a scheduler took over from its predecessor.", "pages_recovered"),
+    ("sluice_pages_dropped", "Full pages that could not be taken over or trusted.", "pages_dropped"),
+    ("sluice_resumed_tokens", "Tokens of requests that continued after a replacement or a loss.", "resumed_tokens"),
+    ("sluice_recomputed_tokens", "Resumed tokens that were computed again.", "recomputed_tokens"),
+    ("sluice_kv_tier_skipped_pages", "Evicted pages not kept: too few are reused.", "tier_skipped_pages"),
+    ("sluice_kv_tier_dropped_pages", "Evicted pages for which no tier had bandwidth or space.", "tier_dropped_pages"),
     ("sluice_steps", "Forward passes.", "steps"),
 )
 TIER_GAUGES = (
     ("sluice_kv_tier_pages", "Pages in a tier below the KV cache.", "pages"),
     ("sluice_kv_tier_bytes", "Bytes of the pages in a tier below the KV cache.", "bytes"),
-    ("sluice_kv_tier_read_bytes_per_second", "How fast pages of a tier have been read of late.", "read_bytes_per_s"),
+    ("sluice_kv_tier_read_bytes_per_second", "Recent read bandwidth of a tier.", "read_bytes_per_s"),
 )
 TIER_COUNTERS = (
-    ("sluice_kv_tier_hit_pages", "Pages that requests had from a tier.", "hit_pages"),
-    ("sluice_kv_tier_read_bytes", "Bytes that were read from a tier.", "read_bytes"),
-    ("sluice_kv_tier_written_bytes", "Bytes of evicted pages that were written to a tier.", "written_bytes"),
-    ("sluice_kv_tier_errors", "Pages of a tier that could not be written, or not be used.", "errors"),
+    ("sluice_kv_tier_hit_pages", "Pages that requests loaded from a tier.", "hit_pages"),
+    ("sluice_kv_tier_read_bytes", "Bytes read from a tier.", "read_bytes"),
+    ("sluice_kv_tier_written_bytes", "Bytes of evicted pages written to a tier.", "written_bytes"),
+    ("sluice_kv_tier_errors", "Pages of a tier that could not be written or used.", "errors"),
 )
 
 HISTOGRAMS = {
-    "step_seconds": ("sluice_step_seconds", "Time of a step, from its plan to its result."),
+    "step_seconds": ("sluice_step_seconds", "Duration of a step, from its plan to its result."),
     "step_rows": ("sluice_step_rows", "Rows of a step."),
     "step_tokens": ("vllm:iteration_tokens_total", "Tokens of a step, prefill and decode together."),
     "grammar_seconds": (
         "sluice_grammar_compile_seconds",
-        "What a request has waited for its grammar to compile, where it was not known.",
+        "Time that a request waited for the compilation of a new grammar.",
     ),
 }
 
@@ -79,7 +79,7 @@ _counter = partial(CounterMetricFamily, labels=[PROCESS_LABEL])
 
 
 class ProcessCollector(Collector):
-    """Shows the launcher's latest table (at most about a second old), which all frontends get at the same time."""
+    """Shows the launcher's latest table (at most about 1 s old), which all frontends receive at the same time."""
 
     def __init__(self, config: Config, processes: ProcessView):
         self._config = config
@@ -115,7 +115,7 @@ class ProcessCollector(Collector):
         }
         placements = list(self._processes.placements().values())
         labels |= placements[0] if placements else {}
-        text = "Always 1; the labels are flags of this server, with auto resolved."
+        text = "Always 1; the labels are the flags of this server, with auto resolved."
         family = GaugeMetricFamily("sluice_info", text, labels=list(labels))
         family.add_metric(list(labels.values()), 1)
         return family
@@ -129,13 +129,13 @@ class ProcessCollector(Collector):
                 value = kv_cache_usage(gauges) if key == KV_CACHE_USAGE else gauges.get(key, 0.0)
                 is_all = key == "waiting" and not self._has_engines
                 family.add_metric(self._values(engine), value + num_on_hold * is_all)
-            if key == "waiting" and self._has_engines:  # those on hold are at no engine
+            if key == "waiting" and self._has_engines:  # requests on hold are at no engine
                 family.add_metric([*self._model, ""], num_on_hold)
             yield family
 
     @property
     def _has_engines(self) -> bool:
-        """Tells whether the scheduler's metrics say of which one they are."""
+        """True if the schedulers' metrics have a label for the engine."""
         return len(self._processes.engine_gauges()) > 1
 
     @property
@@ -146,12 +146,12 @@ class ProcessCollector(Collector):
         return [*self._model, *[str(engine)] * self._has_engines]
 
     def _engines(self) -> Iterator[Metric]:
-        """Yields how many engines there are to be, and how often that has changed by itself (`--max-engines`)."""
+        """Yields the target number of engines, and how often it was adjusted automatically (`--max-engines`)."""
         processes = self._processes
         num = processes.num_engines if processes.scaling is None else processes.scaling.target
-        yield GaugeMetricFamily("sluice_engines_target", "Engines that there are to be.", value=num)
+        yield GaugeMetricFamily("sluice_engines_target", "Target number of engines.", value=num)
         decisions = {} if processes.scaling is None else processes.scaling.num_decisions
-        text = "Changes of their number that --max-engines has brought, by cause."
+        text = "Automatic changes of the number of engines (--max-engines), by cause."
         family = CounterMetricFamily("sluice_engine_scalings", text, labels=["cause"])
         for cause in get_args(ScalingCause):
             family.add_metric([cause], decisions.get(cause, 0))
@@ -165,7 +165,7 @@ class ProcessCollector(Collector):
             yield family
 
     def _tiers(self, counted: Mapping[int, Counted]) -> Iterator[Metric]:
-        """Yields those of the tiers below the KV cache."""
+        """Yields the metrics of the tiers below the KV cache."""
         gauges = self._processes.engine_gauges() or {1: {}}
         counters = {engine: each.counters for engine, each in counted.items()}
         for make, table, values in (
@@ -192,10 +192,10 @@ class ProcessCollector(Collector):
         state = GaugeMetricFamily(
             "sluice_process_state", "1 for the state that a process is in.", labels=[PROCESS_LABEL, "state"]
         )
-        degraded = _gauge("sluice_process_degraded", "1 where a process serves without something; /health says what.")
-        age = _gauge("sluice_process_beat_age_seconds", "Since the last heartbeat that the launcher has heard.")
-        incarnation = _gauge("sluice_process_incarnation", "Starts of a process.")
-        text = "How often a process was replaced after it had died or hung, or by command."
+        degraded = _gauge("sluice_process_degraded", "1 if a process serves in a degraded state; see /health.")
+        age = _gauge("sluice_process_beat_age_seconds", "Time since the last heartbeat that the launcher received.")
+        incarnation = _gauge("sluice_process_incarnation", "Number of starts of a process.")
+        text = "How often a process was replaced after it died or hung, or by a command."
         restarts = _counter("sluice_process_restarts", text)
         for status in statuses:
             for name in get_args(ProcessState):
@@ -208,13 +208,13 @@ class ProcessCollector(Collector):
         yield from (state, degraded, age, incarnation, restarts)
 
     def _stalls(self) -> Metric:
-        family = CounterMetricFamily("sluice_stalls", "Stalls that the launcher has told of.", labels=["kind"])
+        family = CounterMetricFamily("sluice_stalls", "Stalls that the launcher has reported.", labels=["kind"])
         for kind in get_args(StallKind):
             family.add_metric([kind], self._processes.num_stalls.get(kind, 0))
         return family
 
     def _costs(self, statuses: list[ProcessStatus]) -> Iterator[Metric]:
-        """They are of the process that has the place now, and missing where nothing runs."""
+        """Yields the costs of the process that has each place now; there is no sample if none is running."""
         families = (
             _counter("sluice_process_cpu_seconds", "CPU time of a process, user and system."),
             _gauge("sluice_process_resident_bytes", "Resident memory of a process."),
@@ -239,7 +239,7 @@ class ProcessCost(NamedTuple):
 
 
 def find_cost(pid: int) -> ProcessCost | None:
-    """Returns what the system says of process `pid`; `None` where it cannot be looked at."""
+    """Returns the resource usage of process `pid`, `None` if it is not accessible."""
     if not pid:
         return None
     try:

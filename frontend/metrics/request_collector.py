@@ -1,4 +1,4 @@
-"""The request metrics by their public names: vLLM's where the meaning is the same, so that its dashboards work."""
+"""The request metrics under their public names: vLLM's if the meaning is the same, so that its dashboards work."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import get_args
@@ -15,7 +15,7 @@ LABEL = "model_name"
 
 
 class RequestCollector(Collector):
-    """Shows `metrics`, refusals and spans under `model_name`; `gauges` are those of the process, as of now."""
+    """Shows `metrics`, refusals and spans under `model_name`; `gauges` returns the current gauges of the process."""
 
     def __init__(
         self,
@@ -53,24 +53,24 @@ class RequestCollector(Collector):
         metrics = self._metrics
         prompt_tokens = metrics.prompt_tokens.total
         yield self._counter("vllm:prompt_tokens", "Prompt tokens of requests that have ended.", prompt_tokens)
-        yield self._counter("vllm:generation_tokens", "Tokens generated, as they come.", metrics.num_output_tokens)
+        yield self._counter("vllm:generation_tokens", "Generated tokens, as they arrive.", metrics.num_output_tokens)
         yield self._counter(
             "sluice_cached_prompt_tokens",
             "Prompt tokens of ended requests that were found in the prefix cache.",
             metrics.num_cached_tokens,
         )
-        text = "Requests that have ended; those that were refused after admission are errors."
+        text = "Requests that have ended; refusals after admission count as errors."
         yield self._by("vllm:request_success", text, "finished_reason", get_args(FinishReason), metrics.num_ended)
-        text = "Requests answered 503, at admission or after they were on hold."
+        text = "Requests refused with 503, at admission or after a hold."
         codes = ("queue_full", "not_ready", "draining")
         yield self._by("sluice_requests_refused", text, "code", codes, self._admission.num_refused)
-        text = "Spans for --otlp-endpoint: sent, or lost and why."
+        text = "Spans for --otlp-endpoint: exported, or lost for a reason."
         outcomes = ("exported", "queue_full", "export_failed")
         yield self._by("sluice_otlp_spans", text, "outcome", outcomes, self._num_spans)
         yield self._counter("sluice_clients_gone", "Requests whose client left early.", metrics.num_clients_gone)
         yield self._counter(
             "sluice_continuations",
-            "Attempts begun because a process had died or frames were lost.",
+            "Attempts begun because a process died or frames were lost.",
             self._num_continued(),
         )
 
@@ -79,7 +79,7 @@ class RequestCollector(Collector):
         computed = "Prompt tokens of a request that were not in the prefix cache."
         for name, text, values in (
             ("time_to_first_token_seconds", "From the arrival of a request to its first token.", metrics.first_token_s),
-            ("inter_token_latency_seconds", "Between tokens of a request, as they come.", metrics.token_gaps_s),
+            ("inter_token_latency_seconds", "Between tokens of a request, as they arrive.", metrics.token_gaps_s),
             ("request_time_per_output_token_seconds", "Mean time of a request's later tokens.", metrics.per_token_s),
             ("e2e_request_latency_seconds", "From arrival to end.", metrics.total_s),
             ("request_queue_time_seconds", "From the scheduler's queue to the first step.", metrics.queue_s),
@@ -98,7 +98,7 @@ class RequestCollector(Collector):
     def _stages(self) -> Metric:
         family = HistogramMetricFamily(
             "sluice_request_stage_seconds",
-            "Time of a request in each stage that it has been in, as /requests shows them.",
+            "Time of a request in each of its stages, as in /requests.",
             labels=[*self._names, "stage"],
         )
         for stage, spans in self._metrics.stage_s.items():

@@ -1,4 +1,4 @@
-"""What `/metrics` shows of requests: counted here when each ends, from its stamps and its usage."""
+"""Metrics of requests, counted at the end of each from its stamps and usage."""
 
 import time
 from collections import Counter
@@ -30,10 +30,10 @@ STAGE_BOUNDS_S = (
 
 
 class RequestMetrics:
-    """All since the process started. Spans are in seconds; of a continued request, those of its last attempt.
+    """Counts since the process started. Spans are in seconds; for a continued request, those of its last attempt.
 
-    `token_gaps_s` is filled by the registry as tokens arrive, all else here. A refused request has its reason counted
-    (`error`) and nothing else.
+    `token_gaps_s` is updated as tokens arrive, everything else at the end of a request. Of a refused request, only the
+    finish reason (`error`) is counted.
     """
 
     def __init__(self, max_model_len: int):
@@ -50,9 +50,9 @@ class RequestMetrics:
         self.output_tokens = Distribution(token_bounds)
         self.max_tokens = Distribution(token_bounds)
         self.computed_tokens = Distribution(token_bounds)
-        """Of prompts, without those that were in the prefix cache."""
+        """Prompt tokens that were not in the prefix cache."""
         self.stage_s = {stage: Distribution(STAGE_BOUNDS_S) for stage in get_args(Stage)}
-        """Of timelines: a stage that a request has been in several times counts once, with the sum."""
+        """Time per stage. A stage that a request entered several times counts once, with the sum."""
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.num_ended: Counter[str] = Counter()
@@ -60,14 +60,14 @@ class RequestMetrics:
         self.num_clients_gone = 0
 
     def note_step(self, now_ns: int, num_rows_after: dict[int, int]) -> None:
-        """Counts tokens that arrived at `now_ns`, by when their requests had the one before (0: never)."""
+        """Counts tokens that arrived at `now_ns`, by the time of their requests' previous token (0: none)."""
         for last_ns, num_rows in num_rows_after.items():
             self.num_output_tokens += num_rows
             if last_ns:
                 self.token_gaps_s.add((now_ns - last_ns) / 1e9, num_rows)
 
     def note_end(self, generation: Generation) -> None:
-        """Counts a request that has ended for its client just now."""
+        """Counts a request that has just ended for its client."""
         final = generation.ended
         self.num_ended[final.finish_reason] += 1
         num_last = num_int32(final.token_ids)
@@ -106,6 +106,6 @@ class RequestMetrics:
 
 
 def _add_span(spans_s: Distribution, began_ns: int, ended_ns: int) -> None:
-    """Counts a span unless one of its ends was not reached."""
+    """Counts a span if both of its ends were reached."""
     if began_ns and ended_ns:
         spans_s.add((ended_ns - began_ns) / 1e9)

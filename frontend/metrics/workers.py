@@ -1,6 +1,6 @@
-"""The metrics that each of several frontends counts itself, brought together under a label that says whose they are.
+"""Joins the metrics of several frontends, with a label for the frontend.
 
-They are not summed: a sum falls when one of them is replaced, which Prometheus would take for the end of all.
+They are not summed: a sum would fall when one frontend is replaced, which Prometheus treats as a reset of all.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,12 +14,12 @@ WORKER_LABEL = "worker"
 
 
 def make_report(collectors: Iterable[Collector]) -> MetricsReport:
-    """Returns what `collectors` show, as it crosses to another frontend."""
+    """Returns the metrics of `collectors` as a message to another frontend."""
     return MetricsReport(tuple(_pack(metric) for collector in collectors for metric in collector.collect()))
 
 
 def join_reports(reports: Mapping[str, MetricsReport]) -> list[Metric]:
-    """Returns the metrics of all `reports`, each sample with the name under which its report is given."""
+    """Returns the metrics of all `reports`, with each sample labelled by the name of its report."""
     joined: dict[str, Metric] = {}
     for worker, report in reports.items():
         for family in report.families:

@@ -1,1 +1,1 @@
-"""How open requests outlive the death of a process or the loss of a frame."""
+"""How open requests survive the death of a process or the loss of a frame."""

@@ -1,4 +1,4 @@
-"""How open requests outlive a process of the ring, or a lost frame: they are sent again from where they stopped."""
+"""How open requests survive a dead process or a lost frame: they are resent and continue where they stopped."""
 
 import logging
 import secrets
@@ -25,10 +25,10 @@ log = logging.getLogger("sluice.frontend")
 
 
 class Continuations:
-    """Watches incarnations, and resubmits as soon as the ring is closed again; at once where a frame is lost.
+    """Watches incarnations, and resubmits requests as soon as the ring is closed again, or at once if a frame is lost.
 
-    Where one of several schedulers is away the ring is closed without it: its requests go on at the others at once.
-    Until then what is left of the old attempts may still arrive and counts; afterwards the registry drops it.
+    If one of several schedulers is down, the ring is closed without it: its requests continue at the others at once.
+    Until then, replies of the old attempts still count; afterwards the registry drops them.
     """
 
     def __init__(
@@ -40,19 +40,19 @@ class Continuations:
         self._processes = processes
         self._quarantine = Quarantine(max_num_seqs)
         self.num_resubmitted = 0
-        """Attempts that were begun because a process had died."""
+        """Number of attempts begun because a process died."""
         self._sequences = SequenceTracker()
         self._has_unanswered_loss = False
         self._doubts = set[str]()
-        """Processes that were replaced and may not have got the first frames for them, which were of new attempts."""
+        """Replaced processes that may not have received their first frames, which belonged to new attempts."""
         self._known: dict[str, int] = {}
-        """The processes that served at the latest look, with their incarnations."""
+        """The processes that served at the latest check, with their incarnations."""
         self._uid_block = uid_block
         self._told_gone: DropBefore | None = None
-        """What the ring was told last of frontends that are gone."""
+        """The latest message to the ring about ended frontends."""
 
     def follow(self) -> None:
-        """Call it after each process table."""
+        """Call this after each process table."""
         self._ring.follow(self._processes.workers("tokenizer"), self._processes.serving())
         self._router.follow()
         self._look_for_losses()
@@ -70,14 +70,14 @@ class Continuations:
             if self._has_unanswered_loss:
                 self._answer_loss()
             elif self._doubts:
-                log.info("a new process may not have got its first frames: requests without a token are sent again")
+                log.info("a new process may have missed its first frames: requests without a token are resent")
                 self._repeat_lost(self._doubts)
             self._doubts.clear()
             self.release_suspects()
         self._clear_leaving()
 
     def _replace(self, replaced: Sequence[str]) -> None:
-        """Lets the requests go on that processes which are gone have had; others may have come in their places."""
+        """Continues the requests of processes that are gone, whether or not they have been replaced."""
         kinds = {kind_of(name) for name in replaced}
         engines = {worker_number(name) for name in replaced if kind_of(name) == SCHEDULER}
         dead = [engine for engine in engines if self._processes.has_died(engine_name(engine))]
@@ -88,17 +88,17 @@ class Continuations:
         else:
             self._resubmit_all(dead=dead)
         self._has_unanswered_loss = False
-        log.info("%s replaced: %d requests go on", " and ".join(replaced), len(self._registry.all_sent()))
+        log.info("%s replaced: %d requests continue", " and ".join(replaced), len(self._registry.all_sent()))
 
     def _clear_leaving(self) -> None:
-        """Takes the requests of schedulers that leave to others, if there are any."""
+        """Moves the requests of leaving schedulers to others, if there are any."""
         leaving = self._processes.leaving_engines()
         moving = [entry for entry in self._registry.all_sent() if entry.engine in leaving] if leaving else []
         for generation in moving:
             if not self._quarantine.is_held(generation):
                 self._resubmit(generation)
         if moving:
-            log.info("%d requests go on at another scheduler", len(moving))
+            log.info("%d requests continue at another scheduler", len(moving))
 
     def _look_for_losses(self) -> None:
         losses = self._sequences.follow(self._processes.statuses())
@@ -108,30 +108,30 @@ class Continuations:
         self._doubts |= {lost.receiver for lost in losses.doubtful}
 
     def note_lost(self, lost: FramesLost) -> None:
-        """A receiver has noticed a gap: no later token of a present attempt may count, so all begin another one.
+        """Handles a gap that a receiver noticed: no later token of a current attempt may count, so all are restarted.
 
-        That does not wait for a process that is away: when it is back, they are sent once more.
+        This does not wait for a process that is down; when it is back, they are resent once more.
         """
         if not self._sequences.is_told(lost):
             self._answer_loss()
 
     def release_suspects(self) -> None:
-        """Call it after replies: the next request of the quarantine may run once the one before it is cleared.
+        """Call this after replies: the next suspect may run once the previous one is cleared.
 
-        Where there are other frontends it may become their turn, or this one's, with each process table.
+        With several frontends, the turn may pass from one to another with each process table.
         """
         if self._quarantine:
             self._release_next()
 
     def replace(self, remnant: Generation) -> None:
-        """Call it when a request has ended for its client alone: only its end in the ring matters now."""
+        """Call this when a request has ended only for its client: only its end in the ring matters now."""
         self._quarantine.replace(remnant)
 
     def gauges(self) -> dict[str, float]:
         return {"held_requests": len(self._quarantine), "suspects": self._quarantine.num_suspects}
 
     def report(self, num_on_hold: int, quiet: tuple[QuietRequest, ...] = ()) -> FrontendReport:
-        """Returns what other frontends and the launcher must know of this one."""
+        """Returns the report of this frontend for the other frontends and the launcher."""
         schedulers = {name: incarnation for name, incarnation in self._known.items() if kind_of(name) == SCHEDULER}
         return FrontendReport(num_on_hold, self._quarantine.num_suspects, schedulers, quiet)
 
@@ -139,12 +139,12 @@ class Continuations:
         self._has_unanswered_loss = False
         self._disown(self._processes.find_gone_frontends(self._uid_block))
         self._resubmit_all()
-        log.warning("frames were lost: %d requests go on as continuations", len(self._registry.all_sent()))
+        log.warning("frames were lost: %d requests continue in a new attempt", len(self._registry.all_sent()))
 
     def _disown(self, gone: DropBefore | None) -> None:
-        """Ends, in every process, what frontends that are gone have left open.
+        """Ends, in every process, the open requests of frontends that are gone.
 
-        It may have to be said again, to processes that are new themselves.
+        New processes may need the message again.
         """
         self._told_gone = gone
         if gone is not None:
@@ -152,7 +152,7 @@ class Continuations:
             self._send(msgspec.structs.replace(gone, engines=engines or (1,)))
 
     def _repeat_lost(self, processes: Collection[str]) -> None:
-        """Repeats what tokenizers or schedulers may not have got: requests without a token since, and aborts."""
+        """Repeats messages that these processes may have missed: requests without a token since then, and aborts."""
         is_for_all = any(kind_of(name) not in ("tokenizer", SCHEDULER) for name in processes)
         for generation in self._registry.all_sent():
             path = {self._ring.worker_of(generation.uid), engine_name(generation.engine)}
@@ -164,7 +164,7 @@ class Continuations:
                 self._abort(generation)
 
     def _resubmit_all(self, engines: Collection[int] | None = None, dead: Iterable[int] = ()) -> None:
-        """Something is lost of every request or, with `engines`, of those at these schedulers; some have died."""
+        """Resubmits every request or, with `engines`, those at these schedulers. The schedulers in `dead` have died."""
         for engine in dead:
             sent = self._registry.all_sent()
             had = [entry for entry in sent if entry.engine == engine]
@@ -187,7 +187,7 @@ class Continuations:
         suspect = self._quarantine.next_suspect()
         if suspect is not None:
             log.warning(
-                "uid %d may have killed the scheduler twice: no other suspect runs beside it",
+                "uid %d may have killed the scheduler twice: it runs while no other suspect does",
                 suspect.uid,
                 extra=suspect.log_extra,
             )
@@ -206,9 +206,9 @@ class Continuations:
             self._abort(generation)
 
     def _place(self, generation: Generation) -> None:
-        """Chooses the scheduler of the next attempt: the same, or another one where that takes no requests.
+        """Chooses the scheduler of the next attempt: the same one, or another if that accepts no requests.
 
-        Then the present attempt ends there, if it is still there, or has been on its way and a successor gets it.
+        In the second case, the current attempt is aborted at the old scheduler or its successor.
         """
         engine = self._router.place(generation.message, keep=True)
         if engine != generation.engine:
@@ -222,7 +222,7 @@ class Continuations:
         for generation in culprits:
             reference = secrets.token_hex(6)
             log.error(
-                "uid %d id=%s was alone among suspects and the scheduler died %d times, reference %s",
+                "uid %d id=%s was the only running suspect and the scheduler died %d times, reference %s",
                 generation.uid,
                 generation.request_id,
                 NUM_DEATHS_REFUSED,
@@ -237,6 +237,6 @@ class Continuations:
         try:
             self._ring.send(message)
         except ChannelFullError as error:
-            # A tokenizer that reads nothing for so long is hung: its successor gets everything again.
+            # A tokenizer that has read nothing for so long hangs; its successor gets everything again.
             what = message.uid if isinstance(message, TokenizeMsg | AbortMsg) else type(message).__name__
             log.error("%s was not sent: %s", what, error)

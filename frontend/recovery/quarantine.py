@@ -1,4 +1,4 @@
-"""Which requests may have killed the scheduler: they run one at a time, and the one that does it again is refused."""
+"""Requests that may have killed the scheduler. They run one at a time; one that kills it again is refused."""
 
 from collections.abc import Sequence
 
@@ -9,18 +9,18 @@ NUM_DEATHS_REFUSED = 3
 
 
 class Quarantine:
-    """Counts, for each request, the scheduler's deaths in a row in which it had a row and after which it got no token.
+    """Counts, per request, consecutive deaths of the scheduler during which it had a row and got no token since.
 
-    A request that has got a token since the last death starts again at one: what it has then cannot be what kills.
-    Suspects are held back, so that the one that runs (beside requests that are none) is either cleared by its first
-    token or known to be the culprit.
+    A request that got a token since the last death starts again at one: its state at that time did not kill. Suspects
+    are held back. The one that runs, together with requests that are not suspects, is either cleared by its first token
+    or identified as the culprit.
     """
 
     def __init__(self, max_num_seqs: int):
         self._max_num_seqs = max_num_seqs
         self._num_deaths: dict[int, int] = {}
         self._num_ids: dict[int, int] = {}
-        """Tokens that each request had at the latest death."""
+        """Number of tokens that each request had at the latest death."""
         self._held: dict[int, Generation] = {}
         self._running: Generation | None = None
 
@@ -29,7 +29,7 @@ class Quarantine:
 
     @property
     def num_suspects(self) -> int:
-        """Counts those that are held and the one that runs and is not cleared."""
+        """The number of held suspects, plus the running one if it is not cleared."""
         return len(self._held) + self._is_one_running
 
     @property
@@ -38,10 +38,10 @@ class Quarantine:
         return running is not None and running.final is None and not running.has_progressed
 
     def note_death(self, open_requests: Sequence[Generation], elsewhere: Sequence[Generation] = ()) -> list[Generation]:
-        """A scheduler has died with `open_requests`, the oldest first; returns those to refuse, and holds suspects.
+        """Records that a scheduler died with `open_requests`, oldest first. Holds suspects, returns those to refuse.
 
-        Rows are given in the order of arrival, so only the first `max_num_seqs` can have had one. The open requests of
-        other schedulers are `elsewhere`: what is counted of them, at whichever they were, goes on to count.
+        Rows are assigned in order of arrival, so only the first `max_num_seqs` can have had one. `elsewhere` are the
+        open requests of other schedulers; their counts are kept.
         """
         sent = [generation for generation in open_requests if not self.is_held(generation)]
         others = {generation.uid for generation in elsewhere}
@@ -66,14 +66,14 @@ class Quarantine:
         return generation.uid in self._held
 
     def replace(self, remnant: Generation) -> None:
-        """Has `remnant` take the place of the request that it is left of, whose client has got its end."""
+        """Replaces a request that has ended for its client by its `remnant`."""
         if remnant.uid in self._held:
             self._held[remnant.uid] = remnant
         if self._running is not None and self._running.uid == remnant.uid:
             self._running = remnant
 
     def next_suspect(self) -> Generation | None:
-        """Takes out the suspect that is to run now; `None` while another one is not cleared, or where there is none."""
+        """Releases and returns the suspect to run now; `None` if there is none, or while another one is not cleared."""
         if self._is_one_running:
             return None
         self._running = None

@@ -1,6 +1,6 @@
-"""Whose suspects may run now, where several frontends live: one frontend's at a time, by what their beats say.
+"""Which of several frontends may run its suspects now: one at a time, according to their beats.
 
-A suspect (`quarantine.py`) must run beside no other one in the whole server, or an innocent one is blamed.
+Only one suspect (`quarantine.py`) may run in the whole server; otherwise an innocent request could be blamed.
 """
 
 from frontend.links.processes import ProcessView
@@ -8,9 +8,9 @@ from messages.engines import SCHEDULER
 
 
 def may_release_suspect(processes: ProcessView, own_block: int) -> bool:
-    """Tells whether the frontend with this block of uids comes first among those that have suspects.
+    """True if the frontend with this block of uids is the first of those that have suspects.
 
-    It is nobody's turn until all have dealt with the latest death of a scheduler.
+    False for every frontend until all have processed the latest death of a scheduler.
     """
     schedulers = processes.serving_of(SCHEDULER)
     for other in processes.other_fronts(own_block):

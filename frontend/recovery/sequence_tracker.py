@@ -1,7 +1,7 @@
-"""Which frames have left one process of the ring and never reached the next, as far as their beats tell.
+"""Detects frames that left one process of the ring but never reached the next, from the counters in their beats.
 
-A receiver itself notices a frame that is missing before another one. What it cannot notice is the loss of the last
-frame of a sender, and of those before the first that it has ever had from it.
+A receiver notices a frame that is missing before another one. It cannot notice the loss of a sender's last frame, or of
+the frames before the first one that it received.
 """
 
 from collections.abc import Collection
@@ -12,13 +12,13 @@ from messages.ring.requests import FramesLost
 from messages.ring.uids import socket_of
 
 PATIENCE_NS = 1_500_000_000
-"""How long a receiver's main loop turns without a frame that has left its sender, until that frame is lost."""
+"""How long a receiver's main loop runs without receiving a sent frame, until the frame counts as lost."""
 
 
 class Losses(NamedTuple):
-    """`certain` ones, and frames from before the first that a receiver has taken since it replaced another one.
+    """`certain` losses, and `doubtful` frames: those before the first one that a replaced receiver has received.
 
-    Most of those went to the other one, after the last beat of their sender.
+    Most of these went to its predecessor, after the last beat of their sender.
     """
 
     certain: list[FramesLost]
@@ -26,14 +26,14 @@ class Losses(NamedTuple):
 
 
 class SequenceTracker:
-    """Compares, table by table, what is sent and what is taken."""
+    """Compares the counts of sent and received frames in each table."""
 
     def __init__(self) -> None:
         self._edges: dict[int, _Edge] = {}
         self._has_seen_table = False
 
     def follow(self, statuses: Collection[ProcessStatus]) -> Losses:
-        """Returns what is newly known to be lost. What was so before the first table is no news."""
+        """Returns the newly detected losses. Losses before the first table do not count."""
         receivers = {socket_of(status): status for status in statuses if status.is_serving}
         known, self._edges = self._edges, {}
         losses = Losses([], [])
@@ -52,13 +52,13 @@ class SequenceTracker:
         return losses
 
     def is_told(self, lost: FramesLost) -> bool:
-        """Tells whether `follow` has returned these frames already: their receiver notices only with the next one."""
+        """True if `follow` has already returned these frames: their receiver notices only at the next frame."""
         edge = self._edges.get(lost.sender)
         return edge is not None and lost.last <= edge.told
 
 
 class _Edge:
-    """One sender and its receiver. Frames up to `floor` are not missed: they are told, or went with a dead receiver."""
+    """One sender and its receiver. Frames up to `floor` do not count: they are reported, or died with a receiver."""
 
     def __init__(self, floor: int):
         self._floor = floor
@@ -72,9 +72,9 @@ class _Edge:
     def find_missing(
         self, num_sent: int, receiver: ProcessStatus, taken: tuple[int, int]
     ) -> tuple[bool, tuple[int, int] | None]:
-        """Returns the first and last number that are lost, by the beat of a living receiver, or `None`.
+        """Returns the first and last number of the lost frames, by the beat of a live receiver, or `None`.
 
-        Before them: whether they are from before the first that it has taken since it replaced another one.
+        The leading bool is True if they precede the first frame that the receiver has received since it started.
         """
         if receiver.incarnation != self._incarnation:
             self._incarnation = receiver.incarnation
@@ -96,7 +96,7 @@ class _Edge:
         return False, self._tell(num_sent)
 
     def note_sent(self, num_sent: int, beat_ns: int) -> None:
-        """Takes what the sender's beat says; the time that counts is when it said so first."""
+        """Records the count in the sender's beat, and the time when it was first reported."""
         if num_sent != self._num_sent:
             self._num_sent, self._num_sent_ns = num_sent, beat_ns
 

@@ -1,4 +1,4 @@
-"""The admission limits: whether a request may enter now, and when a refused client should come back."""
+"""Admission limits: whether a request may enter now, and when a refused client should retry."""
 
 import math
 import time
@@ -11,21 +11,20 @@ from messages.config.server import SchedulingConfig
 from messages.ring.requests import ChatPrompt
 
 NUM_MEASURED = 32
-"""Latest endings from which the completion rate is taken."""
+"""Number of latest completions that give the completion rate."""
 
 MAX_RETRY_S = 60
 
 BYTES_PER_TOKEN = 4
-"""Of UTF-8, by which the length of a text that has not been tokenized is estimated; typical of English."""
+"""UTF-8 bytes per token, to estimate the length of text before tokenization; typical of English."""
 
 
 class Admission:
-    """At most `max_num_seqs` running of each engine and `max_queued_requests` waiting requests are open, none while
-    draining.
+    """Admits at most `max_num_seqs` running requests per engine and `max_queued_requests` waiting ones.
 
-    With `max_queued_tokens`, prompts that have no token yet have together at most so many; a single one may always
-    wait, however long it is. `num_refused` counts refusals by their code. Where there are several frontends, each has
-    an equal share of every limit, at least one, so that together they keep to it without asking each other.
+    With `max_queued_tokens`, prompts without an output token may have that many tokens in total; a single prompt may
+    always wait, whatever its length. No request enters while draining. `num_refused` counts refusals by code. Each of
+    several frontends has an equal share of every limit, at least one, so that they need no coordination.
     """
 
     def __init__(
@@ -47,21 +46,21 @@ class Admission:
 
     @property
     def limit(self) -> int:
-        """Requests that may be open in this process."""
+        """Maximum open requests in this process."""
         return max(1, (self._num_rows + self._scheduling.max_queued_requests) // self._num_workers)
 
     @property
     def limits_tokens(self) -> bool:
-        """Tells whether `check_tokens` needs to know what waits."""
+        """True if `check_tokens` has a limit to enforce."""
         return self._max_queued_tokens is not None
 
     def check_open(self) -> None:
-        """Raises `UnavailableError` while a request could not go on its way at once."""
+        """Raises `UnavailableError` if a request could not be sent now."""
         self._check_draining()
         self._processes.check_ready()
 
     def check(self, num_open: int) -> None:
-        """Raises `UnavailableError` where one request more than `num_open` may not enter, nor wait for a process."""
+        """Raises `UnavailableError` if, next to `num_open` requests, another may neither enter nor wait."""
         try:
             self._check_draining()
             self._processes.check_ready(self._restart_hold_s)
@@ -79,10 +78,10 @@ class Admission:
 
     def _check_draining(self) -> None:
         if self.is_draining:
-            raise UnavailableError("the server is draining and takes no new requests", "draining")
+            raise UnavailableError("the server is draining and accepts no new requests", "draining")
 
     def check_tokens(self, num_waiting: int, num_new: int, num_open: int) -> None:
-        """Raises `UnavailableError` where a prompt of `num_new` tokens may not wait beside `num_waiting` others."""
+        """Raises `UnavailableError` if a prompt of `num_new` tokens may not join `num_waiting` waiting tokens."""
         limit = self._max_queued_tokens
         if limit is not None and num_waiting and num_waiting + num_new > limit:
             error = UnavailableError(
@@ -102,7 +101,7 @@ class Admission:
         self._ended_s.append(time.monotonic())
 
     def retry_after_s(self, num_open: int) -> int:
-        """Returns in how many seconds what waits now will have got a row, at the rate of the latest endings."""
+        """Returns the seconds until the requests that wait now will have a row, at the latest completion rate."""
         if len(self._ended_s) < 2:
             return 1
         span_s = max(time.monotonic() - self._ended_s[0], 1e-3)
@@ -111,7 +110,7 @@ class Admission:
 
 
 def estimate_tokens(prompt_text: str | None, prompt_ids: bytes, chat: ChatPrompt | None) -> int:
-    """Returns how many tokens a prompt has: exact for int32 `prompt_ids`, else by the length of its text."""
+    """Returns the number of tokens in a prompt: exact for int32 `prompt_ids`, otherwise estimated from its length."""
     if chat is not None:
         return 1 + len(chat.messages) // BYTES_PER_TOKEN
     if prompt_text is not None:

@@ -1,6 +1,6 @@
-"""Beam search over tokens and their logprobs: which beams go on, which have finished, and when no better one can come.
+"""Beam search over tokens and their logprobs: which beams continue, which have finished, and when the search ends.
 
-The same as `generate(num_beams=…)` of transformers 5 (`GenerationMixin._beam_search`).
+Same results as `generate(num_beams=…)` of transformers 5 (`GenerationMixin._beam_search`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ EarlyStopping = bool | Literal["never"]
 
 
 class BeamRules(NamedTuple):
-    """`end_ids` end a beam, and so does its length `max_tokens`, in tokens of output."""
+    """A beam ends with one of `end_ids`, or at `max_tokens` output tokens."""
 
     width: int
     max_tokens: int
@@ -20,26 +20,26 @@ class BeamRules(NamedTuple):
 
     @property
     def num_logprobs(self) -> int:
-        """How many of the likeliest tokens of each beam decide: were all `end_ids` among them, `width` could go on."""
+        """Most likely tokens needed per beam: even if all `end_ids` are among them, `width` tokens remain."""
         return self.width + len(self.end_ids)
 
 
 class Beam(NamedTuple):
-    """An output so far, and the logprobs of its tokens added up."""
+    """A partial output and the sum of its tokens' logprobs."""
 
     token_ids: tuple[int, ...]
     logprob: float
 
 
 class FinishedBeam(NamedTuple):
-    """An output with its end token, if it has one. `score` is its logprob by `length ** length_penalty`."""
+    """An output with its end token, if any. `score` is the logprob divided by `length ** length_penalty`."""
 
     token_ids: tuple[int, ...]
     score: float
 
 
 class BeamSearch:
-    """Begins with one empty beam. `running` and `finished` are at most `width` each, the best ones, in their order."""
+    """Starts with one empty beam. `running` and `finished` have at most `width` beams each, best first."""
 
     def __init__(self, rules: BeamRules):
         self._rules = rules
@@ -48,9 +48,9 @@ class BeamSearch:
         self.is_over = False
 
     def advance(self, likeliest: Sequence[Iterable[tuple[int, float]]]) -> None:
-        """Gives every running beam a token more: `likeliest` has (token id, logprob) of `num_logprobs` for each.
+        """Extends every running beam by a token. `likeliest` has `num_logprobs` pairs (token id, logprob) per beam.
 
-        Only those of the `width` best that end here have finished. Where two are equal, the first goes before.
+        A beam that ends counts as finished only if it is among the `width` best. Ties keep their order.
         """
         width = self._rules.width
         candidates = [
@@ -71,7 +71,7 @@ class BeamSearch:
         return beam.logprob / (length or len(beam.token_ids)) ** self._rules.length_penalty
 
     def _is_decided(self) -> bool:
-        """Tells whether what goes on is given up. But for "never", that is by its score now: it may be wrong."""
+        """True if the running beams are given up; unless stopping is "never", this uses their present score."""
         rules = self._rules
         if len(self.finished) < rules.width:
             return False

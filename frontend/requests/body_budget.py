@@ -1,4 +1,4 @@
-"""Limits the memory of all request bodies together, from their arrival to the end of their requests."""
+"""Limits the total memory of all request bodies, from their arrival to the end of their requests."""
 
 import asyncio
 from collections.abc import Callable

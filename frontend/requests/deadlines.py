@@ -1,4 +1,4 @@
-"""Deadlines of requests: at its deadline a request is ended with what it has, by the ring or, if that is mute, here."""
+"""Deadlines of requests. At its deadline a request ends with its partial output: in the ring, or here if that hangs."""
 
 import asyncio
 import logging
@@ -8,16 +8,16 @@ from collections.abc import Callable
 from frontend.requests.generation import Generation
 
 ANSWER_TIMEOUT_S = 1.0
-"""What the ring gets to end a request that is over its deadline; it is exceeded by a step that takes longer."""
+"""Time that the ring has to end a request after its deadline; only a longer step exceeds it."""
 
 LONGEST_S = 1e7
-"""Some months: what an event loop's timer takes without doubt."""
+"""Several months: every event loop's timer supports this."""
 
 log = logging.getLogger("sluice.frontend")
 
 
 class Deadlines:
-    """Calls `abort` at a request's deadline, and `end_here` where that has not ended it within `ANSWER_TIMEOUT_S`."""
+    """Calls `abort` at a request's deadline, and `end_here` if the request has not ended `ANSWER_TIMEOUT_S` later."""
 
     def __init__(self, abort: Callable[[Generation], None], end_here: Callable[[Generation], None]):
         self._abort = abort
@@ -28,13 +28,13 @@ class Deadlines:
         return len(self._timers)
 
     def watch(self, generation: Generation) -> None:
-        """Starts the clock of a request that has a deadline."""
+        """Starts the timer of a request that has a deadline."""
         if generation.deadline_s is not None:
             remaining_s = generation.deadline_s - time.monotonic()
             self._start(generation, min(max(0.0, remaining_s), LONGEST_S), self._expire)
 
     def forget(self, generation: Generation) -> None:
-        """The request has ended. May be called for one without a deadline."""
+        """Cancels the timer of a request that has ended. May be called for one without a deadline."""
         timer = self._timers.pop(generation.uid, None)
         if timer is not None:
             timer.cancel()

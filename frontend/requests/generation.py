@@ -1,4 +1,4 @@
-"""One accepted request: what a continuation of it needs, and what its client has not been sent yet."""
+"""One accepted request: the state that a continuation needs, and the output that has not been sent to the client."""
 
 import asyncio
 import time
@@ -17,18 +17,18 @@ from runtime.logs import FIELDS
 
 
 class Increment(NamedTuple):
-    """What `pop_step` or `pop_all` returns: tokens, and the text that may be shown since they have come."""
+    """The result of `pop_step` or `pop_all`: tokens, and the text that they made available."""
 
     text: str
     token_ids: list[int]
 
 
 class Generation:
-    """Is filled by the registry as replies arrive and emptied by the response that waits on `changed`.
+    """Filled by the registry as replies arrive, and emptied by the response that waits on `changed`.
 
-    A response that cannot write for a while finds each step that has arrived meanwhile as it would have been, so what a
-    client sees does not depend on when this process ran; a slow reader holds at most the output of its own request.
-    `index` is its place among the choices of its HTTP request, which share `changed`.
+    Steps that arrive while a response cannot write stay separate, so the client's events do not depend on this
+    process's timing. A slow reader holds at most the output of its own request. `index` is the position among the
+    choices of the HTTP request, which share `changed`.
     """
 
     def __init__(
@@ -49,68 +49,68 @@ class Generation:
         self.timeline = Timeline(message.uid, request_id, index, message.stamps.received_ns, priority)
         self.output_ids: array[int] = unpack_int32(message.output_ids)
         self.num_chars = 0
-        """Characters received for `output_ids`; a continuation's text begins after them."""
+        """Characters received for `output_ids`; the text of a continuation starts after them."""
         self.final: UserReply | None = None
         self.has_listener = True
-        """False when the client has left: then the text is dropped and only the final reply is waited for."""
+        """False after the client has left: the text is then dropped, and only the final reply matters."""
         self.is_aborted = False
-        """True when its end was asked for; an abort that a process took with it is repeated."""
+        """True after an abort; the abort is repeated if a process that died had it."""
         self.abort_reason: AbortReason = "abort"
         self.is_part = is_part
-        """True where its client knows of the request alone that it is a part of."""
+        """True if this is a part of a request; the client knows only the whole request."""
         self.is_sent = False
-        """True from the moment at which its message has left for the ring, which knows nothing of it before."""
+        """True once its message has been sent to the ring."""
         self.is_remnant = False
-        """True for what the ring still holds of a request whose client has got its end already."""
+        """True for the entry of a request that has ended for its client but not in the ring."""
         self.last_token_ns = 0
         """When the latest token arrived here."""
         self.first_token_ns = 0
-        """When the first token arrived here, in whichever attempt."""
+        """When the first token arrived here, in any attempt."""
         self.changed = changed or asyncio.Event()
         self.deadline_s: float | None = None
-        """By `time.monotonic()`: when it is to end with what it has."""
+        """The deadline by `time.monotonic()`, at which the request ends with its output so far."""
         self.prompt: PromptReply | None = None
-        """What was told about the prompt; it comes before the first token, where it is wanted."""
+        """The data about the prompt, if requested; it arrives before the first token."""
         self.prompt_usage: Usage | None = None
-        """What the prompt took; it comes with the first token."""
+        """The usage of the prompt; it arrives with the first token."""
         self._steps: deque[tuple[str, int]] = deque()
-        """The steps that have not been taken: the text of each, and how many of `output_ids` there are with it."""
+        """The steps that have not been taken: text, and the length of `output_ids` after the step."""
         self._has_end_text = False
-        """The last one of `_steps` is told with the end."""
+        """The last entry of `_steps` is sent with the end."""
         self.logprobs: list[PositionLogprobs] = []
-        """Those of the tokens that have not been taken; empty where none are wanted."""
+        """Log-probabilities of the tokens that have not been taken; empty if not requested."""
         self.num_taken = 0
-        """How many tokens have been taken."""
+        """Number of tokens that have been taken."""
         self._num_ids_before = len(self.output_ids)
 
     @property
     def ended(self) -> UserReply:
-        """How it has ended; only for one that has."""
+        """The final reply; only for a request that has ended."""
         assert self.final is not None, f"uid {self.uid} has not ended"
         return self.final
 
     @property
     def log_extra(self) -> dict[str, Any]:
-        """The `extra` of a log line about this request."""
+        """The `extra` argument for log lines about this request."""
         return {FIELDS: {"uid": self.uid, "request_id": self.request_id}}
 
     @property
     def has_step(self) -> bool:
-        """Tells whether the tokens of a step wait for `pop_step`. Those that came with a good end are told with it."""
+        """True if `pop_step` has a step to take. The tokens of a successful final reply belong to the end."""
         return len(self._steps) > self._has_end_text
 
     @property
     def has_progressed(self) -> bool:
-        """Tells whether the latest attempt has brought a token."""
+        """True if the latest attempt has produced a token."""
         return len(self.output_ids) > self._num_ids_before
 
     @property
     def engine(self) -> int:
-        """The number of the scheduler that its latest attempt was sent to."""
+        """The number of the scheduler that has the latest attempt."""
         return self.message.engine
 
     def place(self, engine: int) -> None:
-        """Its next attempt goes to this scheduler."""
+        """Sends the next attempt to this scheduler."""
         if engine != self.message.engine:
             self.message = msgspec.structs.replace(self.message, engine=engine)
             self.timeline.engine = engine
@@ -121,14 +121,14 @@ class Generation:
 
     @property
     def is_unwanted(self) -> bool:
-        """Tells whether only its end is waited for."""
+        """True if only the end of the request matters."""
         return self.is_aborted or not self.has_listener
 
     def next_attempt(self, *, ends_at_once: bool = False) -> TokenizeMsg:
-        """Begins the next attempt: returns the message after which the request goes on where it has come to.
+        """Begins the next attempt: returns the message that continues the request from its output so far.
 
-        With `ends_at_once` it may have no more tokens than it has, so it ends without a step in every process. What was
-        told of the prompt is not asked for again.
+        With `ends_at_once` it may generate no further tokens, so it ends in every process without a step. Data about
+        the prompt that has arrived is not requested again.
         """
         assert self.final is None, f"uid {self.uid} has ended already"
         self.attempt += 1
@@ -147,10 +147,10 @@ class Generation:
         )
 
     def add(self, token_ids: Sequence[int], text: str) -> None:
-        """Takes the tokens of one step."""
+        """Adds the tokens of one step."""
         if not self.output_ids:
             self.first_token_ns = time.monotonic_ns()
-        for token_id in token_ids:  # as a rule one: `extend` would cost more
+        for token_id in token_ids:  # usually one: `extend` would cost more
             self.output_ids.append(token_id)
         self.num_chars += len(text)
         if self.has_listener:
@@ -159,17 +159,17 @@ class Generation:
                 self.changed.set()
 
     def add_logprob(self, logprobs: PositionLogprobs) -> None:
-        """Takes the logprobs of the next token, of those that were added last."""
+        """Adds the logprobs of the next one of the tokens that were added last."""
         if self.has_listener:
             self.logprobs.append(logprobs)
 
     def add_prompt(self, prompt: PromptReply) -> None:
-        """Takes what is told about the prompt; a second time it is nothing new."""
+        """Stores the data about the prompt; repeated data is ignored."""
         if self.prompt is None and self.has_listener:
             self.prompt = prompt
 
     def finish(self, final: UserReply) -> None:
-        """Takes the last tokens and the end; nothing may follow."""
+        """Adds the last tokens and ends the request."""
         assert self.final is None, f"uid {self.uid} has ended already"
         now_ns = time.monotonic_ns()
         self.timeline.finish(final, now_ns)
@@ -186,19 +186,19 @@ class Generation:
         self.changed.set()
 
     def pop_step(self) -> Increment:
-        """Returns the oldest step that has not been taken; `has_step` tells whether there is one."""
+        """Takes and returns the oldest step; only if `has_step`."""
         text, num_ids = self._steps.popleft()
         return Increment(text, self._take_ids(num_ids))
 
     def pop_all(self) -> Increment:
-        """Returns all that has not been taken, the end's text included."""
+        """Takes and returns all remaining output, including the text of the final reply."""
         text = "".join([text for text, _ in self._steps])
         self._steps.clear()
         self._has_end_text = False
         return Increment(text, self._take_ids(len(self.output_ids)))
 
     def pop_logprobs(self, num_tokens: int) -> list[PositionLogprobs]:
-        """Returns the logprobs of the next `num_tokens` tokens, if they are wanted."""
+        """Takes and returns the logprobs of the next `num_tokens` tokens, if requested."""
         taken = self.logprobs[:num_tokens]
         del self.logprobs[:num_tokens]
         return taken
@@ -209,7 +209,7 @@ class Generation:
         return token_ids
 
     def make_remnant(self) -> "Generation":
-        """Returns an entry that waits, in place of this one, for the ring to end the request; nobody listens to it."""
+        """Returns an entry without a listener that replaces this one until the ring ends the request."""
         remnant = Generation(self.message, self.request_id)
         remnant.timeline.engine = self.engine
         remnant.attempt = self.attempt
@@ -222,7 +222,7 @@ class Generation:
         return remnant
 
     def abandon(self) -> None:
-        """Nobody listens from now on."""
+        """Drops the output: the client has left."""
         self.has_listener = False
         self._steps.clear()
         self._has_end_text = False
@@ -230,7 +230,7 @@ class Generation:
         self.changed.set()
 
     async def wait_end(self) -> UserReply | None:
-        """Returns the final reply, or `None` as soon as the client has left."""
+        """Waits for the final reply and returns it, or `None` as soon as the client has left."""
         while self.final is None and self.has_listener:
             self.changed.clear()
             await self.changed.wait()

@@ -1,4 +1,4 @@
-"""New requests that wait here while a process of the ring is being replaced, each for a bounded time."""
+"""New requests that wait, for a limited time, while a process of the ring is being replaced."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from frontend.requests.generation import Generation
 
 
 class RestartHold:
-    """Holds requests that the ring knows nothing of until they may enter, at most `hold_s` from their arrival.
+    """Holds requests that have not been sent until they may enter the ring, at most `hold_s` after their arrival.
 
     `send` is then called with the choices for each prompt. `refuse` is called, with the reason, for a request that
     waited too long, cannot be sent, or whose process will not come back.
@@ -40,13 +40,13 @@ class RestartHold:
         self._held[generation.uid] = generation, timer
 
     def forget(self, generation: Generation) -> None:
-        """The request has ended. May be called for one that is not held."""
+        """Removes a request that has ended. May be called for one that is not held."""
         entry = self._held.pop(generation.uid, None)
         if entry is not None:
             entry[1].cancel()
 
     def follow(self) -> None:
-        """Call it after each process table, when what was interrupted has been sent again: that arrived earlier."""
+        """Call it after each process table, once interrupted requests have been resent: those arrived earlier."""
         if self._processes.is_open:
             for choices in self._pop_all():
                 try:
@@ -64,7 +64,7 @@ class RestartHold:
         self._refuse(generation, self._processes.not_ready())
 
     def _pop_all(self) -> list[list[Generation]]:
-        """Removes and returns all requests, by priority and then in the order of arrival.
+        """Removes and returns all requests, by priority and then by arrival.
 
         The choices for one prompt are grouped.
         """

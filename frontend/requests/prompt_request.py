@@ -1,4 +1,4 @@
-"""What an endpoint asks the ring for: a prompt, and the parameters of each of its choices."""
+"""A prompt and the parameters of its choices, as an endpoint submits them."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ Prompt = str | list[int] | ChatPrompt
 
 
 class PromptRequest(NamedTuple):
-    """`num_choices` requests for one prompt, which differ in their seeds: those that follow the seed of `params`."""
+    """`num_choices` requests for one prompt. Their seeds count up from the seed of `params`."""
 
     prompt: Prompt
     params: SamplingParams
@@ -22,7 +22,7 @@ class PromptRequest(NamedTuple):
     truncation: Truncation | None = None
 
     def messages(self, received_ns: int) -> Iterator[TokenizeMsg]:
-        """Yields the message of each choice, without a uid."""
+        """Yields one message per choice, without a uid."""
         first = self._first(received_ns)
         yield first
         for index in range(1, self.num_choices):

@@ -1,4 +1,4 @@
-"""Which open requests have brought nothing for long: what a frontend knows of a stall, told to the launcher."""
+"""Open requests without a recent token: the frontend's evidence of a stall, which it reports to the launcher."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,13 +7,13 @@ from frontend.requests.step_log import StepLog
 from messages.control.processes import QuietRequest
 
 MAX_QUIET = 8
-"""Enough to name what stalls; the launcher counts processes, not requests."""
+"""Enough to identify a stall; the launcher counts processes, not requests."""
 
 
 def find_quiet(
     generations: Iterable[Generation], steps: Mapping[int, StepLog], now_ns: int, quiet_s: float
 ) -> tuple[QuietRequest, ...]:
-    """Returns the first of those that have had no token for `quiet_s`, those that decode before the others.
+    """Returns the first requests without a token for `quiet_s`, decoding ones before others.
 
     `steps` are by engine. `now_ns` is `time.monotonic_ns()`.
     """

@@ -88,7 +88,7 @@ def join_steps(plans: Iterable[StepPlan], ends: Iterable[StepEnd]) -> dict[str, 
 
 
 def _join_steps(plans: Iterable[StepPlan], ends: Iterable[StepEnd]) -> dict[str, StepSpan]:
-    """Returns the steps of one engine.
+    """Returns the steps of one engine, by the time of their plan or end.
 
     A step begins when it is planned. If the plan is unknown, or another step was running, it begins when that step
     ends. A step that produced no token ends when the next one is planned: its prompts continue in the next step.

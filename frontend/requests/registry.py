@@ -1,4 +1,4 @@
-"""All open requests by uid, from admission to the final reply, and the matching of replies to them."""
+"""All open requests by uid, from admission to the final reply, and the dispatch of replies to them."""
 
 import logging
 import time
@@ -18,16 +18,16 @@ log = logging.getLogger("sluice.frontend")
 
 
 class Registry:
-    """Holds a request until exactly one final reply of its current attempt has arrived.
+    """Holds a request until the one final reply of its current attempt has arrived.
 
-    `on_end` is called with a request that has ended and left the registry; `on_step` with a step whose tokens have
-    arrived, when they have, and how many rows had their previous token at which other time (0: none before).
+    `on_end` is called with a request that has ended and left the registry. `on_step` is called with a step whose tokens
+    have arrived, the arrival time, and the number of rows by the time of their previous token (0: none).
     """
 
     def __init__(self, uid_block: int, on_end: OnEnd, on_step: OnStep):
         self._open: dict[int, Generation] = {}
         self._first_uid = first_uid_of(uid_block)
-        """Uids of this process are larger, those of frontends that were started before it smaller."""
+        """Uids of this process are larger; those of frontends that started earlier are smaller."""
         self._next_uid = self._first_uid
         self._on_end = on_end
         self._on_step = on_step
@@ -38,7 +38,7 @@ class Registry:
         return len(self._open)
 
     def next_uid(self) -> int:
-        """Returns a uid that no request of this run has had."""
+        """Returns a uid that is unique in this run."""
         self._next_uid += 1
         return self._next_uid
 
@@ -56,11 +56,11 @@ class Registry:
         return list(self._open.values())
 
     def all_sent(self) -> list[Generation]:
-        """Returns the open requests of which the ring knows, the oldest first."""
+        """Returns the open requests that have been sent to the ring, oldest first."""
         return [generation for generation in self._open.values() if generation.is_sent]
 
     def receive(self, message: RequestReplies) -> None:
-        """Gives the tokens and ends in `message` to their requests; what belongs to no open attempt is dropped."""
+        """Dispatches the tokens and final replies in `message`. Those of no open attempt are dropped."""
         match message:
             case StepReplies():
                 self._take_prefilled(message)
@@ -77,21 +77,21 @@ class Registry:
                     generation.add_prompt(message)
 
     def fail_all(self, error: ErrorInfo) -> None:
-        """Ends every open request with `error`, whatever the ring may still send."""
+        """Ends every open request with `error`; later messages about them are dropped."""
         for generation in self.all_open():
             self.fail(generation, error)
 
     def fail(self, generation: Generation, error: ErrorInfo) -> None:
-        """Ends an open request with `error`, whatever the ring may still send."""
+        """Ends an open request with `error`; later messages about it are dropped."""
         self.end(generation, UserReply(generation.uid, generation.attempt, "error", error=error))
 
     def end(self, generation: Generation, final: UserReply) -> None:
-        """Ends an open request with `final`, whatever the ring may still send."""
+        """Ends an open request with `final`; later messages about it are dropped."""
         assert (final.uid, final.attempt) == (generation.uid, generation.attempt), f"{final} is of another request"
         self._take_final(final)
 
     def part(self, generation: Generation, final: UserReply) -> Generation:
-        """Ends an open request for its client with `final`; returns the entry that waits for the ring to end it."""
+        """Ends an open request for its client. Returns the entry that stays open until the ring ends it."""
         remnant = generation.make_remnant()
         self._open[generation.uid] = remnant
         generation.finish(final)
@@ -105,7 +105,7 @@ class Registry:
                 generation.timeline.begin_decoding(step.committed_ns, row.usage)
 
     def _take_rows(self, step: StepReplies) -> None:
-        """The last rows, the newest, go first: a first token does not wait for the frames of all other streams."""
+        """Processes the newest rows, the last ones, first: a first token does not wait for all other streams."""
         uids = unpack_int64(step.uids)
         rows = zip(
             reversed(uids),
@@ -116,7 +116,7 @@ class Registry:
         )
         find = self._open.get
         now_ns = self._last_ns = self._arrival_ns(step, uids)
-        num_rows_after: dict[int, int] = {}  # most rows had their last token in the same step
+        num_rows_after: dict[int, int] = {}  # most rows had their previous token in the same step
         for uid, attempt, token_ids, text in rows:
             generation = find(uid)
             if generation is not None and generation.attempt == attempt:
@@ -130,8 +130,7 @@ class Registry:
             self._on_step(step, now_ns, num_rows_after)
 
     def _arrival_ns(self, step: StepReplies, uids: Iterable[int]) -> int:
-        """Returns the time that counts for the tokens of a step: where none is streamed, they were there before they
-        were told."""
+        """Returns the arrival time of a step's tokens: the end of the step if none of them is streamed."""
         is_streamed = any(row is not None and row.is_streamed for row in map(self._open.get, uids))
         return time.monotonic_ns() if is_streamed or not step.committed_ns else max(step.committed_ns, self._last_ns)
 

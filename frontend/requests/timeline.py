@@ -1,4 +1,4 @@
-"""The timeline of one request: when each stage of its life began, told by whoever saw it, on the clock of the host."""
+"""The timeline of one request: when each stage began, as reported by all processes on the host's clock."""
 
 from bisect import insort
 from operator import itemgetter
@@ -23,7 +23,7 @@ Stage = Literal[
     "deliver",
     "send",
 ]
-"""In the order in which a request passes them; `docs/OPERATION.md` says what each is."""
+"""In the order in which a request passes them; `docs/OPERATION.md` describes each."""
 
 WAITING_STAGES = frozenset[Stage]({"hold", "tokenizer_queue", "scheduler_inbox", "queue", "preempted", "restart"})
 LAST_STAGES = frozenset[Stage]({"detokenize", "deliver", "send"})
@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 
 class ChunkSpan(NamedTuple):
-    """Tokens `start` to `end` (exclusive) of a prompt, planned at `planned_ns`; it may stand for several chunks."""
+    """Tokens `start` to `end` (exclusive) of a prompt, planned at `planned_ns`; may combine several chunks."""
 
     planned_ns: int
     start: int
@@ -52,7 +52,7 @@ class ChunkSpan(NamedTuple):
 
 
 class WaitReport(NamedTuple):
-    """What the scheduler said last of a request that it did not work on, as of `planned_ns`."""
+    """The scheduler's latest report on a request that it did not process, as of `planned_ns`."""
 
     planned_ns: int
     facts: QueueFacts
@@ -60,46 +60,46 @@ class WaitReport(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a request ended, and what must be known of it when it is gone."""
+    """How a request ended, and the data that remains available after it."""
 
     finish_reason: FinishReason
     num_output_tokens: int
     step_ends_ns: tuple[int, ...]
-    """When steps of its decoding ended: of long ones, every n-th step."""
+    """When its decode steps ended; every n-th step for long outputs."""
 
 
 class Timeline:
-    """Marks, each of which begins a stage that lasts until the next one: so the stages sum to the whole time.
+    """A list of marks. Each begins a stage that lasts until the next mark, so the stages add up to the total time.
 
-    They are told by several processes and may come in another order; within an attempt they are kept in that of time.
-    There are at most about `MAX_MARKS`: of a request that is preempted again and again the later turns are not told.
+    Several processes report marks, possibly out of order; within an attempt they are sorted by time. There are at most
+    about `MAX_MARKS`: for a request that is preempted very often, later preemptions are not recorded.
     """
 
     def __init__(self, uid: int, request_id: str, index: int, received_ns: int, priority: int):
         self.uid = uid
         self.request_id = request_id
         self.index = index
-        """Its place among the choices of its HTTP request."""
+        """The position among the choices of the HTTP request."""
         self.priority = priority
         self.path = ""
-        """Of its endpoint."""
+        """The path of its endpoint."""
         self.attempt = 0
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.num_to_compute = 0
-        """Tokens that are to be computed or found in the cache before the first (or next) one is sampled."""
+        """Tokens to compute or find in the cache before the first (or next) token is sampled."""
         self.chunks: list[ChunkSpan] = []
         self.wait_report: WaitReport | None = None
         self.is_quarantined = False
-        """It may have killed the scheduler, and others like it run before it."""
+        """It may have killed the scheduler and waits for other suspects to run first."""
         self.outcome: Outcome | None = None
-        """`None` until its response is over."""
+        """`None` until the response is over."""
         self.end_ns = 0
         self.engine = 1
-        """The number of the scheduler that has it, or had it last."""
+        """The number of the scheduler that has or last had the request."""
         self._marks: list[tuple[int, Stage]] = [(received_ns, "accept")]
         self._attempt_start = 0
-        """Where the marks of the present attempt begin."""
+        """Index of the first mark of the current attempt."""
 
     @property
     def received_ns(self) -> int:
@@ -115,11 +115,11 @@ class Timeline:
 
     @property
     def is_full(self) -> bool:
-        """Tells whether its latest stage may not be known, because there are too many marks."""
+        """True if there are too many marks, so the latest stage may be unknown."""
         return len(self._marks) >= MAX_MARKS
 
     def mark(self, begin_ns: int, stage: Stage) -> None:
-        """`stage` began at `begin_ns`."""
+        """Records that `stage` began at `begin_ns`."""
         marks = self._marks
         if self.is_full and stage not in LAST_STAGES:
             return
@@ -129,24 +129,24 @@ class Timeline:
             insort(marks, (begin_ns, stage), lo=self._attempt_start, key=_time_of)
 
     def mark_once(self, begin_ns: int, stage: Stage) -> None:
-        """As `mark`, unless the present attempt has had this stage or the time is not known."""
+        """Same as `mark`, unless the current attempt already had this stage or the time is unknown."""
         if begin_ns and not self.has_had(stage):
             self.mark(begin_ns, stage)
 
     def has_had(self, stage: Stage) -> bool:
-        """Tells whether the present attempt is in `stage` or has been."""
+        """True if the current attempt is or was in `stage`."""
         for _, had in self._marks[self._attempt_start :]:  # noqa: SIM110 (a third of the time of `any`)
             if had == stage:
                 return True
         return False
 
     def send(self, now_ns: int) -> None:
-        """The request has left for a tokenizer."""
+        """Records that the request was sent to a tokenizer."""
         self.is_quarantined = False
         self.mark(now_ns, "tokenizer_queue")
 
     def interrupt(self, last_token_ns: int) -> None:
-        """The present attempt is lost, at the latest sign of it; the next one begins with `send`."""
+        """Ends the current attempt, which is lost, at its latest known time; the next one begins with `send`."""
         if self.stage != "restart":
             told_ns = self.wait_report.planned_ns if self.wait_report is not None else 0
             begin_ns = max(self.stage_begin_ns, last_token_ns, told_ns)
@@ -156,26 +156,26 @@ class Timeline:
             self.mark(begin_ns, "restart")
 
     def note_chunk(self, chunk: ChunkSpan, queued_ns: int) -> None:
-        """The scheduler works on its prompt."""
+        """Records that the scheduler planned a part of the prompt."""
         self.mark_once(queued_ns, "queue")
         if self.stage != "prefill":
             self.mark(chunk.planned_ns, "prefill")
         self.wait_report = None
         chunks = self.chunks
         if chunks and chunks[-1].start == chunk.start:
-            chunks.pop()  # planned again: a step has failed
+            chunks.pop()  # planned again: a step failed
         if len(chunks) >= MAX_CHUNKS:
             chunks[:] = [_join(*chunks[place : place + 2]) for place in range(0, len(chunks), 2)]
         chunks.append(chunk)
 
     def begin_decoding(self, begin_ns: int, usage: Usage) -> None:
-        """The prompt is computed, and a token of a step that ended at `begin_ns` (0: unknown) has come."""
+        """Records the first token, from a step that ended at `begin_ns` (0: unknown)."""
         self.prompt_tokens, self.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         if begin_ns:
             self.mark(begin_ns, "decode")
 
     def finish(self, final: UserReply, now_ns: int) -> None:
-        """Its final reply is here: fills in what was not heard, from the stamps that came with it."""
+        """Records the final reply, and fills in missing stages from its stamps."""
         had = {stage for _, stage in self._marks[self._attempt_start :]}
         for begin_ns, stage in _stages_of(final.stamps):
             if begin_ns and stage not in had:
@@ -186,7 +186,7 @@ class Timeline:
         self.wait_report = None
 
     def decoding(self, now_ns: int) -> list[tuple[int, int]]:
-        """Returns from when to when it decoded, the last time perhaps up to now."""
+        """Returns the periods in which it decoded; the last one may extend to `now_ns`."""
         marks, last = self._marks, len(self._marks) - 1
         return [
             (begin_ns, marks[place + 1][0] if place < last else now_ns)
@@ -195,7 +195,7 @@ class Timeline:
         ]
 
     def spans(self, now_ns: int) -> list[Span]:
-        """Returns the stages so far, without a gap, from the arrival to the end or to `now_ns`."""
+        """Returns the contiguous stages so far, from arrival to the end or to `now_ns`."""
         marks = self._marks
         ends = [begin_ns for begin_ns, _ in marks[1:]] + [self.end_ns or max(now_ns, marks[-1][0])]
         spans: list[Span] = []
@@ -211,7 +211,7 @@ def _join(first: ChunkSpan, last: ChunkSpan | None = None) -> ChunkSpan:
 
 
 def _stages_of(stamps: Stamps) -> tuple[tuple[int, Stage], ...]:
-    """Returns the stages that begin at a stamp; one that the tokenizer has refused comes straight from there."""
+    """Returns the stages that begin at a stamp. A request that the tokenizer refused comes directly from there."""
     return (
         (stamps.tokenize_begun_ns, "tokenize"),
         (stamps.tokenized_ns, "scheduler_inbox" if stamps.queued_ns else "deliver"),

@@ -1,4 +1,4 @@
-"""The timelines of this frontend's requests: those that are open, and the latest that have ended."""
+"""The timelines of this frontend's requests: open ones, and the latest ended ones."""
 
 import logging
 import time
@@ -30,10 +30,10 @@ log = logging.getLogger("sluice.frontend")
 
 
 class Timelines:
-    """A request is here from its admission until its response is over, and then among the latest `NUM_ENDED`.
+    """Keeps a request from its admission until its response is over, then as one of the latest `NUM_ENDED`.
 
-    Those that took `slow_request_s` or longer are logged. `find_open` returns what waits for a final reply. `on_end` is
-    called with each timeline that has ended.
+    Requests that took `slow_request_s` or longer are logged. `find_open` returns the request with a uid, if it awaits
+    its final reply. `on_end` is called with each timeline that has ended.
     """
 
     def __init__(
@@ -50,27 +50,27 @@ class Timelines:
         self.steps = defaultdict[int, StepLog](StepLog)
         """By engine."""
         self.heard_ns = 0
-        """When the scheduler was heard last, by way of the detokenizer."""
+        """Time of the scheduler's latest message, received through the detokenizer."""
 
     @property
     def num_live(self) -> int:
         return len(self._live)
 
     def live(self) -> list[Generation]:
-        """Returns the requests whose responses are not over, the oldest first."""
+        """Returns the requests whose responses are not over, oldest first."""
         return list(self._live.values())
 
     def ended(self) -> Iterator[Timeline]:
-        """Yields those that are, the latest first."""
+        """Yields the timelines of ended requests, latest first."""
         return reversed(self._ended)
 
     def open(self, generation: Generation, path: str) -> None:
-        """Adds a request that has been admitted; `path` is that of its endpoint."""
+        """Adds an admitted request; `path` is that of its endpoint."""
         generation.timeline.path = path
         self._live[generation.uid] = generation
 
     def close(self, generation: Generation) -> None:
-        """The response is over, or was never wanted, and the final reply is here. May be called again."""
+        """Closes the timeline: the response is over, or not needed, and the final reply has arrived. Idempotent."""
         if self._live.pop(generation.uid, None) is None:
             return
         final, timeline = generation.ended, generation.timeline
@@ -83,20 +83,20 @@ class Timelines:
             log.warning("slow request: %s", describe(timeline, timeline.end_ns), extra=generation.log_extra)
 
     def note_step(self, step: StepReplies, now_ns: int) -> None:
-        """Tokens of a step have come."""
+        """Records a step whose tokens have arrived."""
         self.heard_ns = now_ns
         if step.committed_ns:
             self.steps[step.engine].add(step.committed_ns)
 
     def note_tokenized(self, message: Tokenized) -> None:
-        """The tokenizer has passed prompts on."""
+        """Records that the tokenizer passed on prompts."""
         for row, timeline in self._find(message.rows):
             timeline.prompt_tokens = row.num_tokens
             timeline.mark_once(row.begun_ns, "tokenize")
             timeline.mark_once(row.tokenized_ns, "scheduler_inbox")
 
     def note_schedule(self, report: ScheduleReport) -> None:
-        """The scheduler has planned a step."""
+        """Records the scheduler's plan of a step."""
         self.heard_ns, planned_ns = time.monotonic_ns(), report.planned_ns
         for _, timeline in self._find(report.preempted):
             timeline.mark(planned_ns, "preempted")
@@ -114,17 +114,17 @@ class Timelines:
             timeline.wait_report = WaitReport(planned_ns, report.facts, delayed)
 
     def step_ends(self, timeline: Timeline) -> tuple[int, ...]:
-        """Returns when the steps ended in which the request decoded, as far as they are kept."""
+        """Returns the end times of the request's decode steps, as far as they are kept."""
         if timeline.outcome is not None:
             return timeline.outcome.step_ends_ns
         decoding, steps = timeline.decoding(time.monotonic_ns()), self.steps[timeline.engine]
-        if len(decoding) == 1:  # as a rule
+        if len(decoding) == 1:  # the usual case
             return steps.between(*decoding[0])
         max_points = max(1, MAX_POINTS // max(1, len(decoding)))
         return tuple(chain.from_iterable(steps.between(*span, max_points) for span in decoding))
 
     def _find(self, rows: Iterable[R]) -> Iterator[tuple[R, Timeline]]:
-        """Yields those rows that are about a present attempt, with its timeline."""
+        """Yields the rows about current attempts, with their timelines."""
         for row in rows:
             generation = self._find_open(row.uid)
             if generation is not None and generation.attempt == row.attempt:
@@ -132,7 +132,7 @@ class Timelines:
 
 
 def describe(timeline: Timeline, now_ns: int) -> str:
-    """Returns a timeline in one line: `uid=7 id=… total=812.3 ms accept=0.4 …`, repeated stages added up."""
+    """Returns a timeline as one line, `uid=7 id=… total=812.3 ms accept=0.4 …`, with repeated stages summed."""
     total_ms = (now_ns - timeline.received_ns) / 1e6
     stages = " ".join(f"{stage}={ms:.1f}" for stage, ms in sum_stages(timeline.spans(now_ns)).items())
     reason = timeline.outcome.finish_reason if timeline.outcome is not None else "open"
@@ -143,7 +143,7 @@ def describe(timeline: Timeline, now_ns: int) -> str:
 
 
 def sum_stages(spans: list[Span]) -> dict[Stage, float]:
-    """Returns the milliseconds of each stage, in the order of their first times."""
+    """Returns the milliseconds per stage, in order of first occurrence."""
     sums_ms: dict[Stage, float] = {}
     for span in spans:
         sums_ms[span.stage] = sums_ms.get(span.stage, 0.0) + (span.end_ns - span.begin_ns) / 1e6

@@ -1,4 +1,4 @@
-"""The timeline of a request as its client sees it: spans in milliseconds, made from the stamps of all processes."""
+"""The timing of a request for its client: spans in milliseconds, computed from the stamps of all processes."""
 
 import time
 
@@ -8,10 +8,10 @@ from messages.ring.requests import Stamps
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """A span is null where one of its ends was not reached. `tokens_per_s` counts from the first token on.
+    """A span is null if one of its ends was not reached. `tokens_per_s` counts from the first token on.
 
-    Where a process died and the request was continued, `tokenize_ms`, `queue_ms` and `prefill_ms` are those of the
-    last attempt, and the others span all attempts.
+    If the request was continued after a process died, `tokenize_ms`, `queue_ms` and `prefill_ms` are those of the last
+    attempt; the other spans include all attempts.
     """
 
     tokenize_ms: float | None
@@ -28,13 +28,13 @@ class Timing(msgspec.Struct, frozen=True):
     tokens_per_s: float | None
     seed: int
     attempts: int
-    """1, and one more for each time that a process died and the request was continued."""
+    """1 plus the number of times that the request was continued after a process died."""
 
 
 def make_timing(stamps: Stamps, *, num_tokens: int, seed: int, attempts: int = 1, first_token_ns: int = 0) -> Timing:
-    """Returns the timing of a request of `num_tokens` output tokens that ends now.
+    """Returns the timing of a request that ends now, with `num_tokens` output tokens.
 
-    `stamps` are those of the last attempt; `first_token_ns` is given where an earlier one had the first token.
+    `stamps` are those of the last attempt. `first_token_ns` is set if an earlier attempt produced the first token.
     """
     first_token_ns = first_token_ns or stamps.first_token_ns
     decode_ms = _span_ms(first_token_ns, stamps.finished_ns)

@@ -1,4 +1,4 @@
-"""What the server notes about one HTTP request while it answers it: its public id and its line in the access log."""
+"""The record of one HTTP request while it is answered: its public id, its choices and its access log line."""
 
 import logging
 import re
@@ -13,12 +13,12 @@ from runtime.logs import FIELDS
 
 REQUEST_ID_HEADER = b"x-request-id"
 REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:/+=-]{1,128}\Z"
-"""What may be echoed as a header and written into a log line."""
+"""Ids that are safe to echo in a header and to write to a log line."""
 
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 
 CLIENT_LEFT = 499
-"""Logged and counted (never sent) as the status of a request whose client left before the response began."""
+"""Logged and counted, but never sent, as the status of a request whose client left before the response began."""
 
 SHORT_NAMES = {
     "prompt_tokens": "prompt",
@@ -27,7 +27,7 @@ SHORT_NAMES = {
     "finish_reason": "finish",
     "ttft_ms": "ttft",
 }
-"""In the text of the line, of the fields that a JSON line has."""
+"""Names in the text line for the fields of a JSON line."""
 
 log = logging.getLogger("sluice.frontend")
 
@@ -45,10 +45,10 @@ class RequestTrace:
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.request_id = _given_id(self.headers) or secrets.token_hex(12)
         self.id_names = [REQUEST_ID_HEADER]
-        """The headers of the response that tell it."""
+        """The response headers that contain the request id."""
         self.status = 0
         self.generations: list[Generation] = []
-        """The choices of the request, in their order."""
+        """The choices of the request, in order."""
         self.received_ns = time.monotonic_ns()
 
     @property
@@ -57,7 +57,7 @@ class RequestTrace:
 
     @property
     def shown_status(self) -> int:
-        """What logs and metrics say of a response that has ended."""
+        """The status of an ended response in logs and metrics."""
         return self.status or CLIENT_LEFT
 
     @property
@@ -68,9 +68,9 @@ class RequestTrace:
         return not self.status or (self.status == 200 and None in finals and not has_failed)
 
     def write_line(self, *, is_quiet: bool) -> None:
-        """Writes the access line: method, path and status, counts of what was generated, time and id.
+        """Writes the access log line: method, path, status, token counts, time and id.
 
-        With `is_quiet` it is in the log only at level debug.
+        With `is_quiet` it is logged at level debug.
         """
         level = logging.DEBUG if is_quiet else logging.INFO
         if not log.isEnabledFor(level):
@@ -91,7 +91,7 @@ class RequestTrace:
 
 
 def _counts(generations: list[Generation]) -> dict[str, Any]:
-    """Returns the counts of the choices together; prompt, cached tokens and reason are those of the first one."""
+    """Returns the summed counts of the choices. Prompt, cached tokens and reason are those of the first choice."""
     first, final = generations[0], generations[0].final
     counts: dict[str, Any] = {"uid": first.uid}
     if len(generations) > 1:

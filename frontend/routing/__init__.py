@@ -1,1 +1,1 @@
-"""Which engine a request goes to, where there are several (`--data-parallel`)."""
+"""The choice of an engine for a request, if there are several (`--data-parallel`)."""

@@ -1,4 +1,4 @@
-"""Which prompts each engine has been sent of late, by hashes of their blocks: what its prefix cache may hold."""
+"""Hashes of the prompt blocks that each engine was sent recently: an estimate of its prefix cache."""
 
 import struct
 from collections.abc import Sequence
@@ -8,21 +8,21 @@ import msgspec
 from messages.ring.requests import TokenizeMsg
 
 BLOCK_BYTES = 256
-"""Of the prompt as it is sent: text in UTF-8, a chat in JSON, or 64 token ids. Short, as the beginning of a chat is."""
+"""Bytes of the prompt as sent: UTF-8 text, JSON of a chat, or 64 token ids. Short, because chats begin with little."""
 
 MAX_KEYS = 1024
-"""Of a longer prompt only so many blocks are looked at: at most about half a millisecond."""
+"""Maximum blocks that are hashed per prompt, which takes at most about 0.5 ms."""
 
 MAX_BLOCKS = 65_536
-"""That are remembered of an engine: about six MiB."""
+"""Maximum blocks that are remembered per engine, about 6 MiB."""
 
 _pack = struct.Struct("<q").pack
 
 
 def block_keys(message: TokenizeMsg) -> list[int]:
-    """Returns a hash of each whole block of the prompt and all before it, from the first on.
+    """Returns one hash per whole block of the prompt; each covers the block and everything before it.
 
-    They mean nothing in another process. Prompts of different form or `cache_salt` have none in common.
+    Hashes are only valid within this process. Prompts of different kinds or with different `cache_salt` share none.
     """
     if message.chat is not None:
         form, data = msgspec.structs.replace(message.chat, messages=b""), message.chat.messages
@@ -39,15 +39,15 @@ def block_keys(message: TokenizeMsg) -> list[int]:
 
 
 class PrefixIndex:
-    """Of each engine the blocks that it was sent, without those that were used longest ago."""
+    """The blocks that each engine was sent, with least recently used blocks evicted."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS):
         self._max_blocks = max_blocks
         self._blocks: dict[int, dict[int, None]] = {}
-        """By engine; the one that was used last is the last."""
+        """By engine, in order of use, the latest last."""
 
     def count_match(self, engine: int, keys: Sequence[int]) -> int:
-        """Returns how many of the first blocks the engine has been sent."""
+        """Returns the number of leading blocks that the engine has been sent."""
         blocks = self._blocks.get(engine, {})
         for num_known, key in enumerate(keys):
             if key not in blocks:
@@ -55,7 +55,7 @@ class PrefixIndex:
         return len(keys)
 
     def add(self, engine: int, keys: Sequence[int]) -> None:
-        """Notes that the engine is sent these blocks. The first goes last, so that it outlives what is behind it."""
+        """Records that the engine is sent these blocks. The first is added last, so that it outlives its successors."""
         blocks = self._blocks.setdefault(engine, {})
         for key in reversed(keys):
             blocks.pop(key, None)
@@ -64,5 +64,5 @@ class PrefixIndex:
             del blocks[next(iter(blocks))]
 
     def forget(self, engine: int) -> None:
-        """The engine's cache is empty."""
+        """Forgets the engine's blocks: its cache is empty."""
         self._blocks.pop(engine, None)

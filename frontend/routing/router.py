@@ -1,4 +1,4 @@
-"""The choice of an engine for a request: the one whose prefix cache saves most, as long as it is not far behind."""
+"""The choice of an engine for a request: the one whose prefix cache saves most, unless it has far more load."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,40 +12,40 @@ from messages.engines import SCHEDULER
 from messages.ring.requests import TokenizeMsg
 
 MAX_OUTPUT_TOKENS = 256
-"""What a request weighs for its output at most; how long that becomes nobody knows."""
+"""Maximum weight of a request's output, whose length is unknown."""
 
 CACHED_WEIGHT = 4.0
-"""A cached token counts as so many tokens of another engine's lead: beside the work that it saves now, it keeps what
-the other one has cached. `benchmarks/results/router.json` has the simulations."""
+"""Weight of a cached token in tokens of load: it saves work now, and preserves what the other engine has cached.
+`benchmarks/results/router.json` has the simulations."""
 
 MAX_LEAD_TOKENS = 65_536
-"""An engine that has so many tokens more to do than the least busy one gets nothing, whatever it has cached."""
+"""An engine with this many more tokens of load than the least busy one gets no request, whatever it has cached."""
 
 SMALL_LEAD_TOKENS = 2048
-"""While little is to be done, a lead up to this is no reason to leave what is cached: it comes and goes by chance."""
+"""At low load, a difference up to this is random and does not outweigh the cache."""
 
 MAX_SMALL_LEAD = 2.0
-"""If it is not more than so many times the load of the least busy engine: one that idles gets work."""
+"""Limit of this difference as a multiple of the least busy engine's load: an idle engine gets work."""
 
 LITTLE_TOKENS = 8192
-"""The most that the least busy engine may have to do for that."""
+"""Maximum load of the least busy engine that counts as low."""
 
 OTHERS_TOKENS = 512
-"""What a request of another frontend is taken to weigh."""
+"""Estimated weight of a request of another frontend."""
 
 
 class Offer(NamedTuple):
-    """What is known of an engine for one request: tokens that it has to do, and of the prompt those it has cached."""
+    """An engine as a candidate for one request: its load, and the cached tokens of the prompt."""
 
     engine: int
     load_tokens: float
     cached_tokens: float
     last_turn: int = 0
-    """When it was chosen last, in choices."""
+    """When it was last chosen, counted in choices."""
 
 
 def choose_engine(offers: Sequence[Offer]) -> Offer:
-    """Returns the best; of those that are alike the least busy one, and then the one that was chosen longest ago."""
+    """Returns the best offer; among equals the least busy engine, then the one chosen longest ago."""
     least = min(offer.load_tokens for offer in offers)
     near = [offer for offer in offers if offer.load_tokens <= least + MAX_LEAD_TOKENS]
     small = min(SMALL_LEAD_TOKENS, MAX_SMALL_LEAD * least) if least <= LITTLE_TOKENS else 0.0
@@ -58,9 +58,9 @@ def choose_engine(offers: Sequence[Offer]) -> Offer:
 
 
 class Router:
-    """Places requests, and remembers what each engine has been given and not ended.
+    """Places requests, and tracks the open requests of each engine.
 
-    `follow` must be called with each process table. While there is one engine, nothing is looked at or remembered.
+    `follow` must be called with each process table. With a single engine, nothing is computed or remembered.
     """
 
     def __init__(self, processes: ProcessView, own_block: int):
@@ -70,21 +70,21 @@ class Router:
         self._incarnations: dict[str, int] = {}
         self._engines: Sequence[int] = (1,)
         self._given: dict[int, tuple[int, int]] = {}
-        """By uid of the open requests: their engine, and the tokens that they weigh."""
+        """The engine and the weight in tokens of each open request, by uid."""
         self._load: dict[int, int] = {}
         self._others_load: dict[int, float] = {}
-        """By engine, of other frontends' requests, as of the latest beat."""
+        """The load by other frontends' requests, by engine, as of the latest beat."""
         self._last_turns: dict[int, int] = {}
         self._num_turns = 0
 
     def follow(self) -> None:
-        """Takes the engines that serve now; what has started anew has an empty cache, unless it says otherwise."""
+        """Updates the serving engines. A restarted engine has an empty cache, unless it reports recovered pages."""
         processes = self._processes
         all_gauges = processes.engine_gauges()
         for name, incarnation in processes.serving_of(SCHEDULER).items():
             gauges, known = all_gauges[worker_number(name)], self._incarnations.get(name, incarnation)
             if known != incarnation and not gauges:
-                continue  # its first beat will tell
+                continue  # known with its first beat
             if known != incarnation and not gauges.get("pages_recovered"):
                 self._prefixes.forget(worker_number(name))
             self._incarnations[name] = incarnation
@@ -96,7 +96,7 @@ class Router:
             self._others_load = {engine: self._count_others(engine) for engine in self._engines}
 
     def place(self, message: TokenizeMsg, *, keep: bool = False) -> int:
-        """Returns the engine that is to have the request; with `keep` its present one if that takes requests."""
+        """Returns the engine for the request; with `keep`, its current engine if that accepts requests."""
         if len(self._engines) == 1:
             return self._engines[0]
         if keep and message.engine in self._engines:
@@ -121,7 +121,7 @@ class Router:
         return best.engine
 
     def release(self, uid: int) -> None:
-        """The request has ended."""
+        """Removes a request that has ended."""
         given = self._given.pop(uid, None)
         if given is not None:
             self._load[given[0]] -= given[1]
@@ -142,7 +142,7 @@ class Router:
 
 
 def num_bytes(message: TokenizeMsg) -> int:
-    """Returns how long the prompt is as `block_keys` sees it, about."""
+    """Returns the approximate length of the prompt as `block_keys` hashes it."""
     if message.chat is not None:
         return len(message.chat.messages)
     return len(message.prompt_ids) if message.prompt_text is None else len(message.prompt_text)
