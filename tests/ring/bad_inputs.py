@@ -285,7 +285,7 @@ def of_responses() -> list[Bad]:
         Bad(RESPONSES, {"input": "word " * 500}, "input", f"maximum context length is {CONTEXT} tokens"),
         *items("input[1]: an item of type 'web_search_call'", {"type": "web_search_call", "id": "ws_1"}),
         *items(
-            "input[1]: 'msg_1' is in the output of no response",
+            "input[1]: no stored response that has ended contains 'msg_1' in its output",
             {"id": "msg_1"},
             {"type": "item_reference", "id": "msg_1"},
         ),

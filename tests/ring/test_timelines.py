@@ -135,12 +135,12 @@ async def check_stopped(client: httpx.AsyncClient) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         while (reply := await client.get("/requests/late")).status_code != 200 or (
             reply.json()["choices"][0]["stage"] != "scheduler_inbox"
-            or "scheduler has given no sign" not in reply.json()["choices"][0]["waits"]["text"]
+            or "scheduler has been silent" not in reply.json()["choices"][0]["waits"]["text"]
         ):
             await asyncio.sleep(0.02)
     (late,) = reply.json()["choices"]
-    assert late["waits"]["text"].startswith("the scheduler has not taken it yet: ")
-    assert "scheduler has given no sign for " in late["waits"]["text"]
+    assert late["waits"]["text"].startswith("the scheduler has not received it yet: ")
+    assert "scheduler has been silent for " in late["waits"]["text"]
     assert late["prompt_tokens"] == 2
     listed = (await client.get("/requests", params={"stage": "queue"})).json()
     assert listed["scheduler_heard_s"] > 1

@@ -145,7 +145,7 @@ def test_the_bodies_of_all_requests_have_one_budget():
 
 def test_lists_and_objects_are_bounded_but_not_the_text_of_a_prompt():
     decoder = BodyDecoder(CompletionBody)
-    with pytest.raises(RequestError, match=f"may have {MAX_CONTAINERS} lists and objects, it has {MAX_CONTAINERS + 2}"):
+    with pytest.raises(RequestError, match=f"may have {MAX_CONTAINERS} lists and objects, got {MAX_CONTAINERS + 2}"):
         decoder.decode(b'{"prompt": [' + b"[1]," * MAX_CONTAINERS + b"[1]]}")
     prompt = b"[" * (2 * MAX_CONTAINERS)
     assert decoder.decode(b'{"prompt": "' + prompt + b'"}').prompt == prompt.decode()

@@ -56,7 +56,7 @@ def test_an_application_that_does_not_answer_is_an_error(caplog: pytest.LogCaptu
     with caplog.at_level(logging.ERROR):
         run(forget, transport)
     assert transport.written.startswith(b"HTTP/1.1 500")
-    assert "the application has not answered" in caplog.text
+    assert "the application did not send a response" in caplog.text
 
 
 def test_an_answer_to_a_client_that_is_gone_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

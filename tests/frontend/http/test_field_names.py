@@ -40,8 +40,8 @@ def test_names_of_other_servers_are_ignored_with_a_warning_however_like_ours_the
     fields, warnings = read({"top_a": 0.5, "timeout": 5, "top_p": 0.25})
     assert fields == Body(top_p=0.25)
     assert warnings == [
-        "the field 'top_a' of other servers means nothing here and is ignored",
-        "the field 'timeout' of other servers means nothing here and is ignored",
+        "the field 'top_a' of other servers has no effect here and is ignored",
+        "the field 'timeout' of other servers has no effect here and is ignored",
     ]
 
 

@@ -404,8 +404,8 @@ def test_what_is_ignored_is_told_at_the_end(server: FrontendRun, is_streamed: bo
         server.send(final(message, "b", (12,)))
         end = call.events()[-1] if is_streamed else call.json()
     assert end["warnings"] == [
-        "the field 'models' of other servers means nothing here and is ignored",
-        "the field 'timeout' of other servers means nothing here and is ignored",
+        "the field 'models' of other servers has no effect here and is ignored",
+        "the field 'timeout' of other servers has no effect here and is ignored",
     ]
 
 

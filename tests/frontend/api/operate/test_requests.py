@@ -119,7 +119,7 @@ def test_a_request_passes_its_stages_and_stays_known(server: FrontendRun):
     watched.tokenized()
     shown = watched.wait_for("scheduler_inbox")
     assert shown["prompt_tokens"] == 17
-    assert shown["waits"] == {"reason": "scheduler", "text": "the scheduler has not taken it yet"}
+    assert shown["waits"] == {"reason": "scheduler", "text": "the scheduler has not received it yet"}
     queued_ns = time.monotonic_ns()
     watched.report(waiting=WaitingRow(watched.uid, 0, queued_ns, 7, 12))
     shown = watched.wait_for("queue")
@@ -129,7 +129,7 @@ def test_a_request_passes_its_stages_and_stays_known(server: FrontendRun):
     assert (waits["free_pages"], waits["evictable_pages"]) == (3, 40)
     assert waits["text"].startswith(
         "needs up to 12 pages, and the first of the queue 12; 3 are free and 40 could be evicted, of which 35 are kept "
-        "for the 7 rows that run; 7 requests are before it; at the measured rate about 1."
+        "for the 7 running rows; 7 requests are ahead of it; at the measured rate about 1."
     )
     watched.report(chunks=ChunkRow(watched.uid, 0, queued_ns, 0, 16, 17))
     shown = watched.wait_for("prefill")
@@ -153,7 +153,7 @@ def test_a_request_passes_its_stages_and_stays_known(server: FrontendRun):
     ("row", "reason", "text"),
     [
         (DelayedRow(0, 0, 0), "tokens", "the step had no tokens left for its prompt: 40 of 512"),
-        (DelayedRow(0, 0, 77), "same_page", "request 77 computes the page that it needs next"),
+        (DelayedRow(0, 0, 77), "same_page", "request 77 computes the next page that it needs"),
     ],
 )
 def test_a_prompt_in_work_that_has_no_chunk(server: FrontendRun, row: DelayedRow, reason: str, text: str):
@@ -171,15 +171,15 @@ def test_a_prompt_in_work_that_has_no_chunk(server: FrontendRun, row: DelayedRow
 @pytest.mark.parametrize(
     ("waits_for", "num_before", "text"),
     [
-        ("rows", 0, "all 256 rows are taken (--max-num-seqs); it is the next"),
+        ("rows", 0, "all 256 rows are taken (--max-num-seqs); it is next in the queue"),
         (
             "tokens",
             1,
             "the step has no tokens left: 40 of 512 (--max-num-batched-tokens) went to 7 running rows; 1 req",
         ),
         ("pages", 0, "needs 12 pages; 3 are free and 40 could be evicted"),
-        ("drain", 2, "the scheduler finishes what runs and is then replaced; 2 requests are before it"),
-        ("priority", 0, "it has the last priority, and there are requests of a higher one; it is the next"),
+        ("drain", 2, "the scheduler finishes its running requests and is then replaced; 2 requests are ahead of it"),
+        ("priority", 0, "it has the lowest priority, and there are requests of a higher one; it is next in the queue"),
     ],
 )
 def test_reasons_of_the_queue(server: FrontendRun, waits_for: Any, num_before: int, text: str):
@@ -246,7 +246,7 @@ def test_a_process_that_gives_no_sign_is_named(server: FrontendRun):
     server.show(table(age_s=9.0))
     waits = watched.shown()["waits"]
     assert waits["reason"] == "process"
-    silence = re.search(r"scheduler has given no sign for (\d+)\.", waits["text"])
+    silence = re.search(r"scheduler has been silent for (\d+)\.", waits["text"])
     assert silence is not None
     assert int(silence[1]) >= 9
     assert "needs 12 pages" in waits["text"], "what was heard before is still said"
@@ -284,7 +284,7 @@ def test_the_list_is_filtered_and_bounded(server: FrontendRun):
         ("limit=0", "limit must be a number from 1 to 1000, got '0'"),
         ("limit=1.5", "limit must be a whole number, got '1.5'"),
         ("min_age_s=nan", "min_age_s must be a number from 0 to 1e+09, got 'nan'"),
-        ("uid=3", "'uid' is no parameter here: state, stage, min_age_s and limit are"),
+        ("uid=3", "unknown parameter 'uid': send state, stage, min_age_s or limit"),
     ],
 )
 def test_a_query_that_cannot_be_is_refused(server: FrontendRun, query: str, message: str):
@@ -431,7 +431,7 @@ def test_the_one_that_is_asked_answers_for_all(pair: tuple[FrontendRun, OtherFro
     other.take_question()
     reply = unanswered.response()
     assert reply.status_code == 404
-    assert "1 frontends have not answered" in reply.json()["error"]["message"]
+    assert "1 frontends did not answer" in reply.json()["error"]["message"]
     run.send(final(watched.message))
     watched.call.events()
     watched.call.leave()

@@ -163,7 +163,7 @@ def test_the_strings_of_a_field_are_bounded_together(name: str, values: Callable
         decode(json.dumps({name: values("x" * (MAX_TEXT_CHARS // 2 + 1))}))
     assert raised.value.info.param == name
     assert str(raised.value) == (
-        f"the strings in {name} may have {MAX_TEXT_CHARS} characters together, they have {MAX_TEXT_CHARS + 2}"
+        f"the strings in {name} may have {MAX_TEXT_CHARS} characters in total, got {MAX_TEXT_CHARS + 2}"
     )
 
 
@@ -173,5 +173,5 @@ def test_stop_token_ids_are_bounded():
     assert len(decode(json.dumps({"stop_token_ids": ids * 2})).stop_token_ids) == len(ids)
     sampling = Sampling(msgspec.structs.replace(FACTS, vocab_size=2 * MAX_STOP_IDS))
     fields = msgspec.json.decode(json.dumps({"stop_token_ids": [*range(MAX_STOP_IDS + 1)]}), type=SamplingFields)
-    with pytest.raises(RequestError, match=f"may have {MAX_STOP_IDS} different ids, they have {MAX_STOP_IDS + 1}"):
+    with pytest.raises(RequestError, match=f"may have {MAX_STOP_IDS} different ids, got {MAX_STOP_IDS + 1}"):
         sampling.make_params(fields, max_tokens=1, seed=0)
