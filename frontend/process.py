@@ -93,7 +93,7 @@ class Frontend:
         self._streams.on_end = self._drain.check
 
     async def run(self) -> None:
-        """Serves until the link says stop."""
+        """Serves until the link stops the process."""
         loop = asyncio.get_running_loop()
         control, wakeup = self._link.descriptors()
         loop.add_reader(self._service.ring.fileno(), self._receive_replies)
@@ -121,7 +121,7 @@ class Frontend:
             self._follow_launcher()
 
     def gauges(self) -> dict[str, float]:
-        """Sizes of all that must return to zero when nothing runs, and of what is kept for clients."""
+        """Sizes that must return to zero when nothing runs, and sizes of data that is kept for clients."""
         return {
             **self._service.gauges(),
             **self._continuations.gauges(),
@@ -191,7 +191,7 @@ class Frontend:
         self._drain.begin(timeout_s)
 
     def _end_unasked(self) -> None:
-        """Ends what would not end by itself soon, and can go on with another frontend."""
+        """Ends long-running work that can continue with another frontend."""
         self._live.end()
         for batches in self._batches:
             batches.stop()

@@ -1,4 +1,4 @@
-"""What the endpoints share: requests are opened, aborted and, at the end of the run, failed here."""
+"""The service behind all endpoints: opens and aborts requests, and fails them at the end of the run."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ from messages.ring.timeline import ScheduleReport, Tokenized
 from runtime.process import ProcessLink
 
 NUM_SEED_BITS = 53
-"""Seeds that we choose are reported to the client, so every JSON reader must keep them exact."""
+"""Seeds that we choose are reported to clients, so every JSON parser must be able to represent them exactly."""
 
 log = logging.getLogger("sluice.frontend")
 
@@ -75,28 +75,28 @@ class Service:
         )
         self.deadlines = Deadlines(self._expire, self._end_here)
         self.on_part: Callable[[Generation], None] = _ignore
-        """Called with what is left in the ring of a request that has ended for its client."""
+        """Called with the remnant of a request that has ended for its client but not in the ring."""
         self.sizes: dict[str, Callable[[], int]] = {}
-        """More gauges, of what endpoints keep."""
+        """More gauges, for data that endpoints keep."""
         self._seeds = random.Random(config.scheduling.seed)
 
     @property
     def name(self) -> str:
-        """What the launcher calls this process now: another may have taken its place, and its first name."""
+        """The current name of this process: a successor may have taken its place and its first name."""
         return self.processes.name_of_front(self._link.uid_block) or self._link.name
 
     def next_seed(self) -> int:
-        """Returns a seed for a request that brings none."""
+        """Returns a seed for a request without one."""
         return self._seeds.getrandbits(NUM_SEED_BITS)
 
     def check_admission(self) -> None:
-        """Raises `UnavailableError` where no request may enter now."""
+        """Raises `UnavailableError` if no request may enter now."""
         self.admission.check(len(self.registry))
 
     def open(
         self, request: PromptRequest, trace: RequestTrace, *, is_streamed: bool, timeout_s: float | None = None
     ) -> Generation:
-        """Sends the one choice of `request` on its way and returns its entry. Raises `UnavailableError`."""
+        """Submits the only choice of `request` and returns its entry. Raises `UnavailableError`."""
         (generation,) = self.open_all([request], trace, is_streamed=is_streamed, timeout_s=timeout_s)
         return generation
 
@@ -109,10 +109,10 @@ class Service:
         timeout_s: float | None = None,
         has_parts: bool = False,
     ) -> list[Generation]:
-        """Sends the choices of all `requests` on their way, or none, and returns their entries, which share `changed`.
+        """Submits the choices of all `requests`, or none, and returns their entries, which share `changed`.
 
-        With `has_parts` they are not sent: what they are made of is, by `open_part`. There must be no more of them than
-        may ever be open. Raises `UnavailableError`.
+        With `has_parts` they are not sent; `open_part` sends their parts. Their number must not exceed the admission
+        limit. Raises `UnavailableError`.
         """
         self._check_costs(requests)
         has_much_text = is_long(requests)
@@ -142,9 +142,9 @@ class Service:
         return opened
 
     def open_part(self, message: TokenizeMsg, whole: Generation) -> Generation:
-        """Sends a request that is a part of `whole`, which has been admitted, and returns its entry.
+        """Sends a part of `whole`, which has been admitted, and returns its entry.
 
-        They share `changed`. A part is neither counted nor shown as a request. Raises `UnavailableError`.
+        Both share `changed`. A part is neither counted nor shown as a request. Raises `UnavailableError`.
         """
         stamps = Stamps(received_ns=time.monotonic_ns())
         message = msgspec.structs.replace(message, uid=self.registry.next_uid(), stamps=stamps)
@@ -170,7 +170,7 @@ class Service:
             self.hold.add(generation)
 
     def _send(self, choices: Sequence[Generation]) -> None:
-        """Sends requests that differ only in their uids and seeds, in one message."""
+        """Sends requests that differ only in their uids and seeds as one message."""
         for generation in choices:
             generation.place(self.router.place(generation.message))
         now_ns = time.monotonic_ns()  # the tokenizer may have it before this process runs again
@@ -178,13 +178,13 @@ class Service:
             self.ring.send(join_choices([generation.message for generation in choices]))
         except ChannelFullError as error:
             log.error("a request was refused: %s", error)
-            raise UnavailableError("the tokenizer does not take requests", "not_ready") from None
+            raise UnavailableError("the tokenizer does not accept requests", "not_ready") from None
         for generation in choices:
             generation.is_sent = True
             generation.timeline.send(now_ns)
 
     def _refuse(self, generation: Generation, error: UnavailableError) -> None:
-        """Ends a request that has waited in vain."""
+        """Ends a request whose hold has failed."""
         self.admission.note_refusal(error)
         self.registry.fail(generation, error.info)
 
@@ -207,7 +207,7 @@ class Service:
             )
 
     def abort(self, generation: Generation, reason: AbortReason = "abort") -> None:
-        """Asks the ring to end the request; its final reply comes as for any other end. One that is held ends here."""
+        """Asks the ring to end the request, which then sends the final reply. A request that was not sent ends here."""
         generation.is_aborted = True
         generation.abort_reason = reason
         if not generation.is_sent:
@@ -219,14 +219,14 @@ class Service:
             log.error("uid %d could not be aborted: %s", generation.uid, error, extra=generation.log_extra)
 
     def leave(self, generation: Generation) -> None:
-        """The client of `generation` is gone: aborts it unless it has ended. May be called again."""
+        """Aborts a request whose client has left, unless it has ended. May be called again."""
         if generation.final is None and generation.has_listener:
             self.metrics.num_clients_gone += not generation.is_part
             generation.abandon()
             self.abort(generation)
 
     def note_response(self, trace: RequestTrace) -> None:
-        """The response of an HTTP request is over, well or not."""
+        """Cleans up after the response of an HTTP request, whether or not it succeeded."""
         trace.body.release()
         for generation in trace.generations:
             self.leave(generation)
@@ -252,7 +252,7 @@ class Service:
             case Tokenized():
                 self.timelines.note_tokenized(message)
             case FramesLost():
-                raise AssertionError("the ring tells of losses by another way")
+                raise AssertionError("the ring reports losses separately")
             case _:
                 if isinstance(message, StepReplies):
                     self.recent_steps.note_end(message)
@@ -278,21 +278,21 @@ class Service:
         self.abort(generation, "timeout")
 
     def _end_here(self, generation: Generation) -> None:
-        """Ends a request that is over its deadline with what has arrived, whatever the ring does."""
+        """Ends a request after its deadline with its partial output, without waiting for the ring."""
         self.on_part(self.registry.part(generation, _end_so_far(generation, "timeout")))
         self.metrics.note_end(generation)
         if not generation.has_listener:
             self.timelines.close(generation)
 
     def find_quiet(self) -> tuple[QuietRequest, ...]:
-        """Returns what the launcher must know to tell a stall of a request."""
+        """Returns the requests without a recent token, from which the launcher detects stalls."""
         stall_s = self.config.run.stall_s
         if not stall_s:
             return ()
         return find_quiet(self.registry.all_sent(), self.timelines.steps, time.monotonic_ns(), stall_s / 2)
 
     def shut_down(self) -> None:
-        """Ends every open request with an error, without waiting for the ring, and admits no more."""
+        """Fails every open request without waiting for the ring, and admits no more."""
         self.admission.is_draining = True
         self.registry.fail_all(
             ErrorInfo(503, "the server is shutting down", "service_unavailable", code="shutting_down")
@@ -316,12 +316,12 @@ class Service:
 
 
 def _num_tokens(messages: Iterable[TokenizeMsg]) -> int:
-    """Returns about how many tokens the prompts have together."""
+    """Returns an estimate of the total number of tokens in the prompts."""
     return sum(estimate_tokens(message.prompt_text, message.prompt_ids, message.chat) for message in messages)
 
 
 def _end_so_far(generation: Generation, reason: AbortReason) -> UserReply:
-    """Returns the end of a request with what is known of it here."""
+    """Returns a final reply with the data that is known here."""
     message = generation.message
     usage = Usage(prompt_tokens=num_int32(message.prompt_ids), completion_tokens=len(generation.output_ids))
     return UserReply(generation.uid, generation.attempt, reason, usage=usage, stamps=message.stamps)

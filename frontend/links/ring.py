@@ -52,7 +52,7 @@ class Ring:
     def follow(self, workers: Sequence[str], alive: Collection[str]) -> None:
         """Distributes new requests over `workers` from now on; without any, messages wait for the first tokenizer.
 
-        `alive` are all serving tokenizers. Those that get no new requests still receive messages about their own.
+        `alive` are all serving tokenizers; one that gets no new requests still receives messages about its own.
         """
         self._workers, self._alive = workers or (FIRST_WORKER,), alive
 

@@ -32,8 +32,8 @@ STAGE_BOUNDS_S = (
 class RequestMetrics:
     """Counts since the process started. Spans are in seconds; for a continued request, those of its last attempt.
 
-    `token_gaps_s` is updated as tokens arrive, everything else at the end of a request. Of a refused request, only the
-    finish reason (`error`) is counted.
+    `token_gaps_s` is updated as tokens arrive, everything else at the end of a request. A refused request counts only
+    with its finish reason (`error`).
     """
 
     def __init__(self, max_model_len: int):

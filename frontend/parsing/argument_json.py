@@ -1,11 +1,11 @@
-"""Arguments that had to be read are written as JSON again, and names that cannot be sent are refused."""
+"""Writes parsed arguments as JSON, and checks arguments and names before they are sent."""
 
 import json
 from typing import Any
 
 
 def write_arguments(values: Any) -> str:
-    """Returns JSON. Raises `ValueError` for numbers that JSON has not."""
+    """Returns JSON. Raises `ValueError` for numbers that JSON does not have."""
     text = json.dumps(values, ensure_ascii=False, allow_nan=False)
     return text if is_unicode(text) else json.dumps(values)
 
@@ -23,7 +23,7 @@ def _refuse(constant: str) -> None:
 
 
 def is_unicode(text: str) -> bool:
-    """Tells whether `text` can be sent: an escape may have made half of a character."""
+    """True if `text` can be encoded: an escape may have produced half a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

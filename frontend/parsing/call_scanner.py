@@ -1,4 +1,4 @@
-"""Text in which calls of tools are expected, read as it comes; what turns out to be no call is given back as text."""
+"""Parses text that should contain tool calls as it arrives; text that turns out not to be a call is returned."""
 
 from collections.abc import Generator
 from typing import NamedTuple
@@ -6,13 +6,13 @@ from typing import NamedTuple
 from frontend.parsing.deltas import Deltas
 
 Steps = Generator[None, None, None]
-"""Is resumed when there is more text."""
+"""Resumed when there is more text."""
 
 SPACE = " \t\r\n"
 
 
 class NotACallError(Exception):
-    """The text at the scanner's place cannot be of a call."""
+    """The text at the current position cannot be part of a call."""
 
 
 class TextEndError(Exception):
@@ -20,14 +20,14 @@ class TextEndError(Exception):
 
 
 class Rejection(NamedTuple):
-    """`shown` turned out to be no call; `unread` follows it and has not been looked at."""
+    """`shown` turned out not to be a call; `unread` follows it and has not been parsed."""
 
     shown: str
     unread: str
 
 
 class CallScanner:
-    """Reads one region, which `opening` began. Text outside a call that has begun is kept, to be shown.
+    """Parses one region, which `opening` began. Text outside calls is kept so that it can be shown.
 
     A call begins when its name and the start of its arguments are known; it is complete when its arguments end. A
     stream shows it from its beginning, otherwise it is shown when complete; its text is then not shown as content.
@@ -40,14 +40,14 @@ class CallScanner:
         self._text = opening
         self._place = len(opening)
         self._shown_from = 0
-        """Where the text begins that is no part of a call so far."""
+        """Start of the text that is not part of a call so far."""
         self._is_complete = False
         self.has_call = False
         self.is_in_string = False
         """Marks have no meaning within a string."""
         self._began_in_string = False
         self._is_open = False
-        """The place is within the arguments of a call."""
+        """The current position is within the arguments of a call."""
         self._is_in_call = False
         self._steps = self._read()
 
@@ -126,14 +126,14 @@ class CallScanner:
             yield
 
     def _wait(self) -> Steps:
-        """Returns when there is text at the place."""
+        """Waits until there is text at the current position."""
         while self._place >= len(self._text):
             if self._is_complete:
                 raise TextEndError
             yield
 
     def _skip(self, characters: str) -> Generator[None, None, str]:
-        """Moves past `characters` and returns the one that stands there then."""
+        """Moves past `characters` and returns the character that follows."""
         while True:
             yield from self._wait()
             if self._text[self._place] not in characters:
@@ -141,7 +141,7 @@ class CallScanner:
             self._place += 1
 
     def _expect(self, character: str, before: str = SPACE) -> Steps:
-        """Moves past `character`. Raises `NotACallError` where another one stands there."""
+        """Moves past `character`. Raises `NotACallError` if another character is found."""
         if (yield from self._skip(before)) != character:
             raise NotACallError
         self._place += 1

@@ -1,4 +1,4 @@
-"""The text in the arguments of a call of a custom tool: the string `input` of a JSON object, read as it comes."""
+"""The text in the arguments of a custom tool's call: the string `input` of a JSON object, parsed as it arrives."""
 
 import json
 import re
@@ -7,14 +7,14 @@ import regex
 
 BEGINNING = regex.compile(r'\s*\{\s*"input"\s*:\s*"')
 ESCAPE = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)|\"", re.DOTALL)
-"""Or the end of the string."""
+"""An escape, or the end of the string."""
 
 CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)?\Z")
-"""The beginning of an escape, of which more may come."""
+"""The beginning of an incomplete escape."""
 
 
 class InputReader:
-    """Reads one call. Arguments of another form are the text themselves."""
+    """Parses one call. Arguments in any other form are passed on as text."""
 
     def __init__(self) -> None:
         self._waiting = ""
@@ -23,7 +23,7 @@ class InputReader:
         self._has_ended = False
 
     def feed(self, arguments: str) -> str:
-        """Returns the text that is certain now."""
+        """Returns the text that is certain after `arguments`."""
         self._waiting += arguments
         if not self._has_begun:
             found = BEGINNING.match(self._waiting, partial=True)
@@ -38,7 +38,7 @@ class InputReader:
         return text if self._is_other else ESCAPE.sub(_unescape, text)
 
     def _end(self) -> int:
-        """Returns where the text that is certain ends."""
+        """Returns the end of the text that is certain."""
         place = 0
         while (found := ESCAPE.search(self._waiting, place)) and not CUT_ESCAPE.match(self._waiting, found.start()):
             if found[0] == '"':
@@ -50,7 +50,7 @@ class InputReader:
 
 
 def _unescape(escape: re.Match[str]) -> str:
-    """Returns what an escape stands for; one that JSON does not know, as models write them, stands for itself."""
+    """Returns the character of an escape. Escapes that JSON does not know, which models write, stay unchanged."""
     try:
         return json.loads(f'"{escape[0]}"').encode(errors="replace").decode()
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a parser makes of an answer's text, piece by piece."""
+"""The deltas into which the parser splits an answer."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -13,20 +13,20 @@ class Content(NamedTuple):
 
 
 class Reasoning(NamedTuple):
-    """What the model thought before it answered."""
+    """The model's reasoning before its answer."""
 
     text: str
 
 
 class CallStart(NamedTuple):
-    """Call number `call_index` of the answer begins; its arguments follow."""
+    """The start of call `call_index` of the answer; its arguments follow."""
 
     call_index: int
     name: str
 
 
 class CallArguments(NamedTuple):
-    """More of the arguments of call number `call_index`: JSON, as the model wrote it where it wrote JSON."""
+    """More arguments of call `call_index`: JSON, exactly as written if the model wrote JSON."""
 
     call_index: int
     text: str
@@ -42,7 +42,7 @@ Delta = Content | Reasoning | CallStart | CallArguments | CallBroken
 
 
 class Deltas:
-    """Collects the deltas of an answer; pieces of the same thing that follow each other are one.
+    """Collects the deltas of an answer, and merges consecutive pieces of the same kind.
 
     With `is_streamed`, a call is shown as it is written, otherwise once it is complete. The arguments of `custom`
     tools need not be valid JSON.

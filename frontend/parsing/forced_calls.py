@@ -1,4 +1,4 @@
-"""What a model may write where it must call a tool, in the format of its parser: marks around JSON of a schema."""
+"""The text of a forced tool call in the model's format: marks around JSON that follows a schema."""
 
 # pyright: basic
 # (values here are whatever JSON holds)
@@ -63,7 +63,7 @@ def force_calls(forced: CallSyntax, tools: Mapping[str, Any], *, allows_several:
 
 
 def _hoist(schema: Any, prefix: str, definitions: dict[str, Any]) -> Any:
-    """Returns a schema to be put within another one: its definitions, and references to them, move to the top."""
+    """Returns a schema for use within another one: its definitions, and references to them, move to the top."""
     if not isinstance(schema, dict):
         return schema
     rest = {key: value for key, value in schema.items() if key not in DEFINITIONS}

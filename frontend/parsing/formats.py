@@ -1,7 +1,7 @@
-"""The formats that are built in, and how `auto` finds those of a model.
+"""The built-in formats, and how `auto` finds those of a model.
 
-Each is a part of a response template of transformers (`regions.py`). What a mark may hold is bounded, as it is looked
-at again with each token until it is complete.
+Each is a part of a response template of transformers (`regions.py`). The length of a mark is bounded, because it is
+matched again with each token until it is complete.
 """
 
 from collections.abc import Mapping
@@ -52,16 +52,16 @@ HARMONY_CALLS = (
 
 
 class CallSyntax(NamedTuple):
-    """How a call is written that must be made: `{name}` in `begin` is the tool's name; without it the JSON has it."""
+    """The syntax of a forced call. `{name}` in `begin` is the tool's name; without it, the JSON contains the name."""
 
     begin: str
     end: str = ""
     is_list: bool = False
     arguments_key: str = "arguments"
     separator: str = ""
-    """Between calls; without it, and where they are no list, there is one."""
+    """Text between calls. Without it, and if calls are not a list, only one call is possible."""
     is_json: bool = True
-    """Arguments in another format cannot follow a schema, so such a call can be allowed but not forced."""
+    """False for arguments in another format, which cannot follow a schema: a call can be allowed but not forced."""
 
 
 class MarkedFormat(NamedTuple):
@@ -157,10 +157,10 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         forced=CallSyntax("", arguments_key="parameters"),
     ),
 }
-"""By their names in vLLM. The first one that a chat template fits is the model's."""
+"""By their names in vLLM. The first one that matches the chat template is the model's."""
 
 THINK = ({"open_pattern": r"\s{0,8}<think>", "close": "</think>", "starts_content": True},)
-"""Within content the mark is text, as in an answer about it."""
+"""Within content the mark is plain text, as in an answer about it."""
 THINK_THOUGHT = Thought("<think>", "</think>", empty="<think>\n\n</think>\n\n")
 HARMONY_THOUGHT = Thought(
     "<|channel|>analysis<|message|>",
@@ -189,7 +189,7 @@ REASONING_FORMATS: dict[str, MarkedFormat] = {
 
 
 def find_format(formats: Mapping[str, MarkedFormat], chat_template: str) -> str | None:
-    """Returns the name of the first format of which the chat template has all texts of one of `found_by`."""
+    """Returns the first format of which all texts in one group of `found_by` occur in the chat template."""
     for name, entry in formats.items():
         if any(all(text in chat_template for text in texts) for texts in entry.found_by):
             return name

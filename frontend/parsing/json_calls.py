@@ -1,4 +1,4 @@
-"""Calls that are written as JSON: `{"name": …, "arguments": {…}}`, one, several or a list, or the arguments alone."""
+"""Calls in JSON: `{"name": …, "arguments": {…}}`, one, several or a list, or only the arguments."""
 
 import json
 import re
@@ -20,7 +20,7 @@ PassOn = Callable[[str], object]
 
 
 class JsonCalls(CallScanner):
-    """`name_key` holds the name, any of `arguments_keys` the arguments.
+    """`name_key` has the name, any of `arguments_keys` the arguments.
 
     With `known_names`, an object with another name or without arguments is not a call: no mark distinguishes a call
     from other JSON there.
@@ -48,7 +48,7 @@ class JsonCalls(CallScanner):
             self._leave_call()
 
     def _read_call(self) -> Steps:
-        """Reads an object, from behind its brace."""
+        """Parses an object, from after its opening brace."""
         name: str | None = None
         arguments = None if self._known_names is not None else NO_ARGUMENTS
         is_begun = False
@@ -82,7 +82,7 @@ class JsonCalls(CallScanner):
         return name
 
     def _read_arguments(self, character: str) -> Generator[None, None, str]:
-        """Returns arguments that could not be passed on at once: the name is unknown yet, or they are in a string."""
+        """Returns arguments that could not be passed on at once: the name is not known yet, or they are in a string."""
         if character == '"':
             return (yield from self._read_string()).strip() or NO_ARGUMENTS
         value = yield from self._read_value(character)
@@ -91,7 +91,7 @@ class JsonCalls(CallScanner):
         return NO_ARGUMENTS if value == "null" else value
 
     def _read_value(self, character: str) -> Generator[None, None, str]:
-        """Returns a value as it is written; `character` is its first."""
+        """Returns the text of a value; `character` is its first character."""
         pieces: list[str] = []
         if character in "{[":
             yield from self._pass_container(pieces.append)
@@ -120,7 +120,7 @@ class JsonCalls(CallScanner):
             is_over = self._pass_to(END_OF_SCALAR.search(self._text, self._place), pass_on, is_included=False)
 
     def _pass_string(self, pass_on: PassOn) -> Steps:
-        """Moves past a string, whose text it passes on as it comes."""
+        """Moves past a string and passes on its text as it arrives."""
         if self._text[self._place] != '"':
             raise NotACallError
         self._pass_one(pass_on)
@@ -137,7 +137,7 @@ class JsonCalls(CallScanner):
                 self._pass_one(pass_on)
 
     def _pass_container(self, pass_on: PassOn) -> Steps:
-        """Moves past an object or a list, whose text it passes on as it comes."""
+        """Moves past an object or a list and passes on its text as it arrives."""
         depth = 0
         while True:
             yield from self._wait()
@@ -151,7 +151,7 @@ class JsonCalls(CallScanner):
                     return
 
     def _pass_to(self, match: re.Match[str] | None, pass_on: PassOn, *, is_included: bool = True) -> bool:
-        """Moves to `match`, or past it, or to the end of what there is; returns whether there is a match."""
+        """Moves to `match`, or past it, or to the end of the text. True if there is a match."""
         end = len(self._text) if match is None else match.end() if is_included else match.start()
         text = self._text[self._place : end]
         self._place = end
@@ -164,7 +164,7 @@ class JsonCalls(CallScanner):
 
 
 class JsonArguments(JsonCalls):
-    """The region is the arguments of one call, whose `name` its mark gave."""
+    """A region with the arguments of one call, whose mark contained its `name`."""
 
     def __init__(self, deltas: Deltas, opening: str, name: str):
         super().__init__(deltas, opening, "", (), None)

@@ -1,4 +1,4 @@
-"""The marks between the parts of an answer, found in text that is not complete yet."""
+"""The marks between the parts of an answer, found in incomplete text."""
 
 import re
 from collections.abc import Sequence
@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 import regex
 
 MAX_SEARCH_S = 0.2
-"""Of one search: a pattern comes with a model, and some patterns take for ever."""
+"""Time limit of one search: patterns come with models, and some would take forever."""
 
 LOOKS_AROUND = re.compile(r"\(\?<[=!]|\\[bBGKmM]|(?<!\[)\^|\(\?\w*[mr]")
-"""In patterns whose beginning cannot be told from one character."""
+"""Syntax of patterns whose start cannot be recognised by one character."""
 
 ASCII = "".join(map(chr, range(128)))
 OTHERS = "é\u00a0\u2028中٣ⅷ😀"
-"""For all characters that are not ASCII, but for those that a pattern names."""
+"""Samples of non-ASCII characters, for those that a pattern does not name."""
 
 
 class MarkMatch(NamedTuple):
-    """A mark in `text[start:end]`, which more text may change or complete unless `is_certain`."""
+    """A mark in `text[start:end]`. Unless `is_certain`, more text may change or complete it."""
 
     start: int
     end: int
@@ -38,9 +38,9 @@ class Mark:
         self.group_names = frozenset(self._pattern.groupindex)
 
     def find(self, text: str, start: int, *, is_complete: bool, only_here: bool = False) -> MarkMatch | None:
-        """Returns the first mark from `start` on (with `only_here`: at `start`), which may be no more than begun.
+        """Returns the first mark from `start` on (with `only_here`: at `start`), which may be incomplete.
 
-        Raises `TimeoutError` for a pattern that takes too long.
+        Raises `TimeoutError` if the pattern takes too long.
         """
         first = self._first.search(text, start)
         if first is None or (only_here and first.start() > start):
@@ -56,13 +56,13 @@ class Mark:
         return MarkMatch(match.start(), match.end(), is_certain, groups)
 
     def find_last(self, text: str) -> tuple[int, int] | None:
-        """Returns where the last mark of a complete text begins and ends. Raises `TimeoutError`."""
+        """Returns the start and end of the last mark in a complete text. Raises `TimeoutError`."""
         spans = [match.span() for match in self._pattern.finditer(text, timeout=MAX_SEARCH_S)]
         return spans[-1] if spans else None
 
 
 def _first_characters(pattern: Any, source: str) -> str:
-    """Returns a pattern of one character with which, or before which, a mark may begin; most text has none."""
+    """Returns a pattern for the first character of a mark, or for the one before it; most text has none."""
     if LOOKS_AROUND.search(source) or any(pattern.match(character, partial=True) for character in OTHERS):
         return ""
     named = {character for character in source if not character.isascii()}

@@ -1,4 +1,4 @@
-"""The format of a model's answers, as the flags, its own response template and its chat template say."""
+"""The format of a model's answers, from the flags, its response template and its chat template."""
 
 import logging
 import secrets
@@ -25,7 +25,7 @@ log = logging.getLogger("sluice.frontend")
 
 
 class ModelFormat(NamedTuple):
-    """The format of the model's answers; `None` in place of a format stands for plain text.
+    """The format of the model's answers; `None` instead of a format means plain text.
 
     `forced`, `thought`: how a grammar writes a call, and reasoning before it; `None` if it cannot.
     """
@@ -47,7 +47,7 @@ class ModelFormat(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """What one of the flags has chosen. `entry` is `None` for the model's own format, and for none."""
+    """The result of one of the flags. `entry` is `None` for the model's own format, and for none."""
 
     name: str
     regions: tuple[Region, ...] = ()
@@ -55,7 +55,7 @@ class _Choice(NamedTuple):
 
 
 def load_model_format(config: Config) -> ModelFormat:
-    """Returns the format of the model's answers, and logs which it is. Raises `BootError` as `read_chat_files` does."""
+    """Returns the format of the model's answers, and logs it. Raises `BootError` like `read_chat_files`."""
     files = read_chat_files(config.facts.tokenizer_dir, config.model.chat_template)
     chat_template = "\n".join(files.templates.values())
     model = config.model
@@ -63,15 +63,15 @@ def load_model_format(config: Config) -> ModelFormat:
 
 
 def choose_format(tool_call_parser: str, reasoning_parser: str, chat_template: str, own: Any = None) -> ModelFormat:
-    """Returns the format that the two flags choose; `own` is the model's response template, if it has one.
+    """Returns the format that the two flags select; `own` is the model's response template, if it has one.
 
-    `auto` is the model's own or, where it has none that can be used, the one that the chat template's text shows.
+    `auto` is the model's own format or, without a usable one, the format that the text of the chat template indicates.
     """
     own_format = None if own is None else _read_own(own)
     calls = _choose("calls", tool_call_parser, TOOL_FORMATS, chat_template, own_format)
     reasoning = _choose("reasoning", reasoning_parser, REASONING_FORMATS, chat_template, own_format)
     if calls.regions or reasoning.regions:
-        log.info("calls of tools are read as %s, reasoning as %s", calls.name, reasoning.name)
+        log.info("tool calls are parsed as %s, reasoning as %s", calls.name, reasoning.name)
     if OWN in (calls.name, reasoning.name) and own_format is not None:
         content = tuple(region for region in own_format.regions if region.kind == "content")
         base = own_format._replace(regions=(*content, *reasoning.regions))
@@ -104,7 +104,7 @@ def _choose(
 
 
 def _rest_of(*choices: _Choice) -> Region:
-    """Returns what is outside of all regions: content, in which the marks that end a turn are left out."""
+    """Returns the region outside all others: content, without the marks that end a turn."""
     closes = [choice.entry.content_close for choice in choices if choice.entry and choice.entry.content_close]
     return read_region("content", dict(closes[0]) if closes else {})
 

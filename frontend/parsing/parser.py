@@ -1,7 +1,7 @@
-"""One answer's text, told apart as it comes into reasoning, content and calls of tools.
+"""Splits the text of an answer, as it arrives, into reasoning, content and tool calls.
 
-Nothing but the text decides what comes out, never how it was cut into pieces: so a stream adds up to the whole reply,
-and a request that goes on after a process died needs no more than its text.
+The result depends only on the text, not on how it was cut into pieces. So a stream adds up to the whole reply, and a
+request that continues after a process died needs only its text.
 """
 
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from frontend.parsing.regions import Format, Region
 from frontend.parsing.text_part import TextPart
 
 MAX_BEHIND_CHARS = 64
-"""Of text that has been read, kept for patterns that look back."""
+"""Characters of parsed text that are kept for patterns that look back."""
 
 MAX_READ_CHARS = 256
-"""At once: behind each mark the rest is searched again for the next one."""
+"""Characters parsed at once: after each mark, the rest is searched again for the next one."""
 
 MAX_EMPTY_MARKS = 8
-"""In a row, at one place: beyond it the marks of a format would be found there for ever."""
+"""Maximum empty marks in a row at one position; more would repeat endlessly."""
 
 
 class Crossing(NamedTuple):
@@ -55,18 +55,18 @@ class ResponseParser:
         self._reasoning = TextPart(self._deltas, Reasoning)
         self._region = format.rest
         self._is_inside = False
-        """In a region that has an opening mark."""
+        """Within a region that has an opening mark."""
         self._scanner: CallScanner | None = None
         self._text = ""
         self._place = 0
         self._num_empty_marks = 0
         self._is_plain = False
-        """All that follows is content: a pattern took too long."""
+        """The rest of the answer is content, because a pattern took too long."""
         if prompt_end or begun:
             self._read_silently(prompt_end, begun)
 
     def feed(self, text: str) -> list[Delta]:
-        """Returns what is certain now that `text` has come."""
+        """Returns the deltas that are certain after `text`."""
         for start in range(0, len(text), MAX_READ_CHARS):
             if self._place > 4 * MAX_BEHIND_CHARS:
                 self._text = self._text[self._place - MAX_BEHIND_CHARS :]
@@ -85,7 +85,7 @@ class ResponseParser:
         return self._deltas.pop_all()
 
     def _read_silently(self, prompt_end: str, begun: str) -> None:
-        """Reads what there is of the answer before its first token; nothing of it is shown."""
+        """Parses the beginning of the answer in the prompt, without showing it."""
         try:
             self._text = begun or self._begun_in(prompt_end)
             self._read(is_complete=False)
@@ -94,7 +94,7 @@ class ResponseParser:
         self._deltas.pop_all()
 
     def _begun_in(self, prompt_end: str) -> str:
-        """Returns what is behind the anchor or, where it is not there, an opening mark with which the prompt ends."""
+        """Returns the text after the anchor, or otherwise an opening mark at the end of the prompt."""
         span = self._format.anchor.find_last(prompt_end) if self._format.anchor else None
         if span is not None:
             return prompt_end[span[1] :]
@@ -127,7 +127,7 @@ class ResponseParser:
         self._place = len(self._text)
 
     def _next_crossing(self, *, is_complete: bool) -> tuple[Crossing | None, int]:
-        """Returns the next mark, if it is certain, and up to where the text before it is certain to have no mark."""
+        """Returns the next mark, if it is certain, and the end of the text that certainly contains no mark."""
         if self._scanner is not None and self._scanner.is_in_string:
             return None, len(self._text)
         best: Crossing | None = None
@@ -151,7 +151,7 @@ class ResponseParser:
         return best, best.found.start
 
     def _watched(self) -> list[tuple[Region, bool]]:
-        """Returns the regions that may begin or end here, with whether they begin."""
+        """Returns the regions that may begin (True) or end (False) here."""
         if self._is_inside:
             return [(self._region, False)] if self._region is not None else []
         watched = [
@@ -212,11 +212,11 @@ class ResponseParser:
         return self._reasoning if region.kind == "reasoning" else self._content
 
     def _show(self, text: str) -> None:
-        """Shows text that is no part of a call."""
+        """Shows text that is not part of a call."""
         if text:
             self._content.write(text, self._format.rest)
 
 
 def _order(found: MarkMatch, is_opening: bool) -> tuple[int, int, bool]:
-    """The first comes first, then the longest, then one that opens."""
+    """Sort key: by start, then the longest, then opening marks first."""
     return found.start, found.start - found.end, not is_opening

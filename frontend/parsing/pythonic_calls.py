@@ -16,7 +16,7 @@ JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
 class PythonicCalls(CallScanner):
-    """With `known_names` a call of another name is none: there is no mark that tells calls from a list."""
+    """With `known_names`, another name is not a call: no mark distinguishes calls from a list."""
 
     separators = SPACE + ",;[]"
 
@@ -59,7 +59,7 @@ class PythonicCalls(CallScanner):
                 return
 
     def _pass_string(self, quote: str, pieces: list[str]) -> Steps:
-        """Moves from behind a string's first quote to behind its last one."""
+        """Moves from after a string's opening quote to after its closing quote."""
         self.is_in_string = True
         while True:
             yield from self._wait()
@@ -78,10 +78,10 @@ class PythonicCalls(CallScanner):
 
 
 def _to_json(arguments: str) -> str:
-    """Returns `(name=literal, …)` as a JSON object. Raises `NotACallError` for anything else."""
+    """Returns `(name=literal, …)` as a JSON object. Raises `NotACallError` for any other text."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            warnings.simplefilter("ignore")  # about escapes that Python does not know
             call = ast.parse(f"f{arguments}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise NotACallError
@@ -94,7 +94,7 @@ def _to_json(arguments: str) -> str:
 
 
 def _value_of(node: ast.expr) -> Any:
-    """A literal, in which `true`, `false` and `null` may stand as well."""
+    """Returns the value of a literal, which may also contain `true`, `false` and `null`."""
     match node:
         case ast.Name(id=("true" | "false" | "null") as name):
             return JSON_NAMES[name]

@@ -29,7 +29,7 @@ KINDS: dict[str, Kind] = {
     "thinking": "reasoning",
     "tool_calls": "calls",
 }
-"""Of the fields of a message. The text of others is content."""
+"""The kind of each field of a message. The text of other fields is content."""
 
 CONTENTS = {"text", "int", "float", "bool", "json", "xml-inline", "kv-lines", "pythonic"}
 FIELD_KEYS = {
@@ -42,13 +42,13 @@ PATH = regex.compile(r"\{(?:content\.)?(\w+)\}")
 
 
 class FormatError(ValueError):
-    """A response template cannot be used; the text says why."""
+    """A response template cannot be used; the message has the reason."""
 
 
 class CallRule(NamedTuple):
-    """How calls are read. `name_group`: the group of the opening mark that has the name, "" for none.
+    """How calls are parsed. `name_group`: the group of the opening mark that contains the name, "" for none.
 
-    `has_mark`: a mark tells that it is a call; without one a call must have the name of a tool.
+    `has_mark`: a mark identifies a call; without a mark, a call must have the name of a tool.
     """
 
     style: Literal["json", "arguments", "pythonic", "whole"]
@@ -59,7 +59,7 @@ class CallRule(NamedTuple):
     arguments_keys: tuple[str, ...] = ARGUMENTS_KEYS
 
     def open(self, deltas: Deltas, opening: str, captures: dict[str, str], tools: Mapping[str, Any]) -> CallScanner:
-        """Returns what reads the region that the text `opening` has begun."""
+        """Returns the scanner for the region that `opening` has begun."""
         known_names = None if self.has_mark else tools.keys()
         match self.style:
             case "json":
@@ -73,9 +73,9 @@ class CallRule(NamedTuple):
 
 
 class Region(NamedTuple):
-    """Without `opening` it is what no other region is; without `closing` it goes to the end of the text.
+    """Without `opening`, it is the text outside all other regions; without `closing`, it extends to the end.
 
-    `is_stripped`: space next to marks is left out. `join` is put between the texts of two such regions.
+    `is_stripped`: whitespace next to marks is dropped. `join` separates the texts of two such regions.
     """
 
     kind: Kind
@@ -88,14 +88,14 @@ class Region(NamedTuple):
 
 
 class Format(NamedTuple):
-    """What the answers of a model look like. `anchor` ends the part of a prompt that is before the answer.
+    """The format of a model's answers. `anchor` ends the part of the prompt that precedes the answer.
 
     `needs_special_tokens`: some marks are special tokens, so the text must show them.
     """
 
     regions: tuple[Region, ...]
     rest: Region | None
-    """What is outside of all others; where there is none, text outside is left out."""
+    """The text outside all other regions; if None, such text is dropped."""
     anchor: Mark | None = None
     needs_special_tokens: bool = False
 
@@ -109,7 +109,7 @@ class Format(NamedTuple):
 
     @property
     def may_begin_in_prompt(self) -> bool:
-        """Tells whether a chat template may write the beginning of an answer that matters here."""
+        """True if the chat template may write a beginning of the answer that the parser needs."""
         return self.has_reasoning or self.anchor is not None
 
 
@@ -118,7 +118,7 @@ def read_template(template: Any) -> Format:
     if not isinstance(template, dict) or not isinstance(template.get("fields"), dict) or not template["fields"]:
         raise FormatError("it is not an object with fields")
     if template.get("version", 1) != 1:
-        raise FormatError(f"its version is {template['version']!r}, and only 1 is known")
+        raise FormatError(f"its version is {template['version']!r}, only 1 is supported")
     _check_keys(template, TEMPLATE_KEYS, "it")
     regions = [read_region(name, field) for name, field in template["fields"].items() if name in KINDS]
     rests = [region for region in regions if region.opening is None]
@@ -139,7 +139,7 @@ def read_region(name: str, field: Any) -> Region:
         raise FormatError(f"{where} is not an object")
     _check_keys(field, FIELD_KEYS, where)
     if field.get("content", "text") not in CONTENTS:
-        raise FormatError(f"{where}: there is no content {field['content']!r}")
+        raise FormatError(f"{where}: unknown content {field['content']!r}")
     opening = _read_mark(field, "open", where)
     if KINDS[name] == "calls" and opening is None:
         raise FormatError(f"{where} has no opening mark")
@@ -173,11 +173,11 @@ def _read_mark(given: dict[str, Any], key: str, where: str) -> Mark | None:
     try:
         return Mark(texts, pattern or "")
     except regex.error as error:
-        raise FormatError(f"{where}: {key}_pattern is no regular expression: {error}") from None
+        raise FormatError(f"{where}: {key}_pattern is not a regular expression: {error}") from None
 
 
 def _read_calls(field: dict[str, Any], opening: Mark) -> CallRule:
-    """Returns a rule that reads calls as they come, where the field's transform says no more than where they are."""
+    """Returns the rule for calls. They are parsed as they arrive if the transform only selects name and arguments."""
     keys = ("content", "content_args", "transform", "transform_each")
     has_mark = not (field.get("starts_content") or field.get("known_names_only"))
     whole = CallRule("whole", has_mark, WholeRule(**{key: field[key] for key in keys if key in field}))

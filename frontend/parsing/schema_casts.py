@@ -1,6 +1,6 @@
-"""Arguments that a model wrote as plain text become the values that their tool's schema wants.
+"""Casts arguments that a model wrote as plain text to the types in the tool's schema.
 
-The rules are those of `transformers.utils.chat_parsing` (5.23): the first type that the text can be read as.
+The rules are those of `transformers.utils.chat_parsing` (5.23): the first type that fits the text.
 """
 
 # pyright: basic
@@ -14,7 +14,7 @@ NOT_READ = object()
 
 
 def cast_arguments(arguments: dict[str, Any], parameters: Any) -> dict[str, Any]:
-    """Returns the arguments, texts cast to the types of their properties in the schema `parameters`."""
+    """Returns the arguments with texts cast to the types of their properties in the schema `parameters`."""
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
     if not isinstance(properties, dict):
         return arguments
@@ -25,7 +25,7 @@ def cast_arguments(arguments: dict[str, Any], parameters: Any) -> dict[str, Any]
 
 
 def _types_of(schema: Any) -> list[str]:
-    """Returns the types that a schema names, in its order."""
+    """Returns the types in a schema, in order."""
     if not isinstance(schema, dict):
         return []
     declared = schema.get("type")
@@ -52,7 +52,7 @@ def _cast(value: Any, types: list[str]) -> Any:
 
 
 def _read(text: str, name: str) -> Any:
-    """Returns `text` as a value of the JSON type `name`, or `NOT_READ`; `ValueError` says the same."""
+    """Returns `text` as a value of the JSON type `name`. `NOT_READ` or a `ValueError` means that it does not fit."""
     match name:
         case "integer":
             try:

@@ -1,22 +1,22 @@
-"""The text of one part of an answer, which several regions may add to."""
+"""The text of one part of an answer, to which several regions may contribute."""
 
 from frontend.parsing.deltas import Content, Deltas, Reasoning
 from frontend.parsing.regions import Region
 
 
 class TextPart:
-    """Passes text on, but for space next to marks; `has_text`: there was text other than that."""
+    """Passes on text without whitespace next to marks. `has_text`: other text has been passed on."""
 
     def __init__(self, deltas: Deltas, kind: type[Content] | type[Reasoning]):
         self._deltas = deltas
         self._kind: type[Content] | type[Reasoning] = kind
         self._space: str = ""
-        """At the end of the text so far: left out if a mark follows."""
+        """Trailing whitespace so far, dropped if a mark follows."""
         self._is_behind_mark = False
         self.has_text = False
 
     def write(self, text: str, region: Region | None) -> None:
-        """Adds the text of `region`; `None` stands for one that is shown as it is."""
+        """Adds the text of `region`; with `None`, the text is shown unchanged."""
         is_stripped = region is not None and region.is_stripped
         if self._is_behind_mark:
             text = text.lstrip() if is_stripped else text
@@ -32,11 +32,11 @@ class TextPart:
         self._deltas.add_text(self._kind, kept)
 
     def mark(self) -> None:
-        """A mark stands here."""
+        """Records a mark at this position."""
         self._space = ""
         self._is_behind_mark = True
 
     def end(self) -> None:
-        """The text ends here, without a mark."""
+        """Ends the text without a mark."""
         self._deltas.add_text(self._kind, self._space)
         self._space = ""

@@ -1,4 +1,4 @@
-"""Calls whose text is only understood as a whole, in the ways of transformers' response templates.
+"""Calls that can only be parsed as a whole, as described by transformers' response templates.
 
 The rules are those of `transformers.utils.chat_parsing` (5.23): content parsers, then a transform that builds the call.
 """
@@ -23,7 +23,7 @@ PLACEHOLDER = regex.compile(r"\{(\w+(?:\.\w+)*)\}")
 
 
 class WholeRule(msgspec.Struct, frozen=True):
-    """How the text between two marks becomes calls: the fields of a response template's field."""
+    """How the text between two marks is parsed into calls: the entries of a response template's field."""
 
     content: str = "text"
     content_args: dict[str, Any] = {}
@@ -83,7 +83,7 @@ class WholeCalls(CallScanner):
         return self._known_names is None or name is None or name in self._known_names
 
     def _read_one(self, call: Any) -> tuple[str, str]:
-        """Returns name and arguments. Raises where `call` is no call."""
+        """Returns name and arguments. Raises an exception if `call` is not a call."""
         function = call.get("function", call)
         name, arguments = function["name"], function.get("arguments", {})
         if not isinstance(name, str) or not name or not isinstance(arguments, dict | str) or not is_unicode(name):
@@ -96,7 +96,7 @@ class WholeCalls(CallScanner):
 
 
 def parse_content(text: str, rule: WholeRule) -> Any:
-    """Returns the value of the text. Raises `ValueError` and other errors for what does not follow the rule."""
+    """Returns the value of the text. Raises `ValueError` and other errors if it does not follow the rule."""
     arguments = rule.content_args
     match rule.content:
         case "json":
@@ -116,7 +116,7 @@ def parse_content(text: str, rule: WholeRule) -> Any:
 
 
 def _parse_json(text: str, arguments: dict[str, Any]) -> Any:
-    """JSON, also with `unquoted_keys` and strings between `string_delims`, as Gemma 4 writes it."""
+    """Parses JSON, optionally with `unquoted_keys` and strings between `string_delims`, as Gemma 4 writes it."""
     strings: list[str] = []
 
     def replace(match: Any) -> str:
@@ -140,7 +140,7 @@ def _parse_json(text: str, arguments: dict[str, Any]) -> Any:
 
 
 def _parse_tags(text: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """`<key>value</key>`, one after another, as `tag_pattern` says. Raises `ValueError` for text between them."""
+    """Parses a sequence of `<key>value</key>` that match `tag_pattern`. Raises `ValueError` for text between them."""
     values: dict[str, Any] = {}
     end = 0
     for match in regex.finditer(arguments["tag_pattern"], text, flags=regex.DOTALL, timeout=MAX_SEARCH_S):
@@ -183,7 +183,7 @@ def _transform(value: Any, rule: WholeRule, captures: dict[str, str]) -> Any:
 
 
 def _build(transform: Any, names: dict[str, Any]) -> Any:
-    """Returns `transform` with the values in the place of their names."""
+    """Returns `transform` with names replaced by their values."""
     if isinstance(transform, dict):
         return {key: _build(value, names) for key, value in transform.items()}
     if isinstance(transform, list):

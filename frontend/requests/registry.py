@@ -60,7 +60,7 @@ class Registry:
         return [generation for generation in self._open.values() if generation.is_sent]
 
     def receive(self, message: RequestReplies) -> None:
-        """Dispatches the tokens and final replies in `message`. Those of no open attempt are dropped."""
+        """Dispatches the tokens and final replies in `message`; drops what belongs to no open attempt."""
         match message:
             case StepReplies():
                 self._take_prefilled(message)

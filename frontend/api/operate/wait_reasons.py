@@ -174,7 +174,7 @@ def _needed_pages(row: WaitingRow, facts: QueueFacts) -> int:
 
 
 def _pages(row: WaitingRow, facts: QueueFacts) -> str:
-    """Returns the reason in pages. Those of the first request in the queue decide, whichever request is meant."""
+    """Returns the page counts that block the queue: the first request decides, whichever request is meant."""
     needed = f"needs {facts.num_needed_pages} pages"
     if row.num_before:
         needed = f"needs up to {row.num_pages} pages, and the first request in the queue {facts.num_needed_pages}"
