@@ -206,7 +206,7 @@ def test_lines_of_keys_and_values():
         ({"fields": {"content": {"open": ""}}}, "not empty"),
         ({"fields": {"content": {"open": ["x", 5]}}}, "not empty"),
         ({"fields": {"content": {"open": "x", "open_pattern": "x"}}}, "either"),
-        ({"fields": {"content": {"close_pattern": "("}}}, "no regular expression"),
+        ({"fields": {"content": {"close_pattern": "("}}}, "not a regular expression"),
         ({"fields": {"content": {"content": "yaml"}}}, "yaml"),
         ({"fields": {"content": {}, "thinking": {}}}, "more than one"),
         ({"fields": {"content": {"open": "x"}, "tool_calls": {"close": "x"}}}, "opening"),

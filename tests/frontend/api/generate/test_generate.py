@@ -341,7 +341,7 @@ def test_a_message_that_does_not_add_up_costs_only_itself(server: FrontendRun):
     broken = step()
     server.send(type(broken)(1, b"\1\2\3", b"", b"", ("x",)))
     server.round_trip()
-    assert "dropped the rest of a StepReplies" in server.launcher.log_text("frontend")
+    assert "dropped the rest of an inconsistent StepReplies" in server.launcher.log_text("frontend")
 
 
 def test_request_ids(server: FrontendRun):

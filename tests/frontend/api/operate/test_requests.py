@@ -128,8 +128,8 @@ def test_a_request_passes_its_stages_and_stays_known(server: FrontendRun):
     assert (waits["num_before"], waits["needed_pages"]) == (7, 12)
     assert (waits["free_pages"], waits["evictable_pages"]) == (3, 40)
     assert waits["text"].startswith(
-        "needs up to 12 pages, and the first of the queue 12; 3 are free and 40 could be evicted, of which 35 are kept "
-        "for the 7 running rows; 7 requests are ahead of it; at the measured rate about 1."
+        "needs up to 12 pages, and the first request in the queue 12; 3 are free and 40 could be evicted, of which 35 "
+        "are reserved for the 7 running rows; 7 requests are ahead of it; at the measured rate about 1."
     )
     watched.report(chunks=ChunkRow(watched.uid, 0, queued_ns, 0, 16, 17))
     shown = watched.wait_for("prefill")

@@ -308,7 +308,7 @@ def test_items_are_named_by_their_ids(reader: FrontendRun):
         gone = reader.client.post(PATH, json={"input": [items[0], {"type": "item_reference", "id": item_id}]})
         error = gone.json()["error"]
         assert (gone.status_code, error["param"], error["code"]) == (400, "input", "item_not_found")
-        assert f"input[1]: '{item_id}'" in error["message"]
+        assert f"input[1]: no stored response that has ended contains '{item_id}'" in error["message"]
 
 
 def test_the_model_is_told_of_allowed_tools_alone(reader: FrontendRun):
