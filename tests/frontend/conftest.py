@@ -16,7 +16,7 @@ MAX_BODY_MB = 0.125
 
 
 class SharedRun:
-    """A frontend that tests use one after the other; one that did not leave it empty costs the next a new one."""
+    """A frontend that tests share, one at a time. After a test that did not leave it empty, the next gets a new one."""
 
     def __init__(self, config: Config):
         self._config = config

@@ -1,4 +1,4 @@
-"""A frontend process under a launcher and in a ring that the test plays."""
+"""A frontend process with a launcher and a ring played by the test."""
 
 import http.client
 import json
@@ -118,7 +118,7 @@ def final(message: TokenizeMsg, text: str = "", token_ids: tuple[int, ...] = (),
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
-    """Returns when `condition` holds; fails at the deadline."""
+    """Waits until `condition` holds; fails at the deadline."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
@@ -143,7 +143,7 @@ class Call:
 
     @property
     def response(self) -> http.client.HTTPResponse:
-        """The response, whose head may have to be waited for."""
+        """The response; waits for its head."""
         if self._response is None:
             self._response = self.connection.getresponse()
         return self._response
@@ -158,7 +158,7 @@ class Call:
             lines.append(line.removesuffix("\n"))
 
     def next_data(self) -> str:
-        """Returns the data of the next event; comments, which come with time, are passed over."""
+        """Returns the data of the next event, skipping keep-alive comments."""
         while (event := self.next_event()).startswith(":"):
             pass
         return event.removeprefix("data: ")
@@ -183,7 +183,7 @@ class Call:
 
 
 class InThread(Generic[M]):
-    """A call of `ask` in a thread, so that the test can meanwhile play those on whom it waits."""
+    """A call of `ask` in a thread, so that the test can play the processes that it waits for."""
 
     def __init__(self, ask: Callable[[], M]):
         self._result: M | None = None
@@ -274,7 +274,7 @@ class FrontendRun:
         wait_until(is_shown)
 
     def health(self) -> dict[str, Any]:
-        """Asks again where the server was closing the kept connection, as one that drains does."""
+        """Retries if the server was closing the persistent connection, as a draining server does."""
         try:
             return self.client.get("/health").json()
         except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
@@ -286,7 +286,7 @@ class FrontendRun:
     def call(
         self, body: Any = None, headers: dict[str, str] | None = None, path: str = "/generate", method: str = "POST"
     ) -> Call:
-        """Sends a request and returns at once; `take_request` tells that it has been accepted."""
+        """Sends a request and returns at once; `take_request` returns once it has been accepted."""
         return Call(self.address, {"prompt": "hi", **(body or {})}, headers or {}, path, method)
 
     def take(self, kind: type[M]) -> M:
@@ -306,11 +306,11 @@ class FrontendRun:
         return Asked(lambda: self.client.post(path, json=body))
 
     def post_raw(self, path: str, content: bytes | Iterable[bytes], headers: dict[str, str] | None = None) -> Any:
-        """Posts what need not be JSON as what says that it is."""
+        """Posts `content`, which may not be JSON, with a JSON content type."""
         return self.client.post(path, content=content, headers={**JSON_HEADERS, **(headers or {})})
 
     def replace(self, name: str, incarnation: int) -> None:
-        """Shows that process `name` has died, and then that its successor serves."""
+        """Sends tables in which process `name` has died, and then its successor serves."""
         incarnations = {name: incarnation - 1}
         self.show(table_after(incarnations, **{name: "restarting"}))
         assert not self.arrived()
@@ -327,7 +327,7 @@ class FrontendRun:
         return message
 
     def arrived(self) -> list[TokenizeMsg | AbortMsg | DropBefore]:
-        """Returns what has come for the tokenizer, without waiting."""
+        """Returns the messages for the tokenizer that have arrived, without waiting."""
         choices, self._choices = self._choices, []
         return [*choices, *self._requests.receive()]
 

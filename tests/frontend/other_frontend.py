@@ -1,4 +1,4 @@
-"""Another frontend of the same server, beside the one of a `FrontendRun`, played by the test."""
+"""A second frontend of the server of a `FrontendRun`, played by the test."""
 
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ def front(block: int, state: ProcessState = "ready") -> ProcessStatus:
 
 
 class OtherFrontend:
-    """`frontend-2`, which the process of `run` is told of."""
+    """`frontend-2`, which the process table of `run` contains."""
 
     def __init__(self, run: FrontendRun):
         self._run = run
@@ -30,7 +30,7 @@ class OtherFrontend:
         self.show("ready")
 
     def show(self, state: ProcessState) -> None:
-        """Tells the process of `run` how this one is."""
+        """Sends the process of `run` the status of this one."""
         ring = [status for status in table().processes if status.name != "frontend"]
         self._run.show(ProcessTable((front(OWN_BLOCK), front(BLOCK, state), *ring)))
 

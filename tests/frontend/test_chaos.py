@@ -1,4 +1,4 @@
-"""Random good, bad and cut-off clients at once; afterwards the frontend is alive and holds nothing."""
+"""Random good, bad and cut-off clients at once; afterwards the frontend is alive and nothing has leaked."""
 
 import random
 import socket
@@ -36,11 +36,11 @@ class Chaos:
         self.random = random.Random(seed)
         self.rows: dict[int, Row] = {}
         self.num_tokens: dict[int, int] = {}
-        """Tokens of each request that has ended by itself."""
+        """The tokens of each request that ended by itself."""
         self.calls: list[Call] = []
 
     def act(self) -> None:
-        """One client does something."""
+        """One random action of a client."""
         match self.random.choice(["stream", "stream", "whole", "bad", "cut", "leave", "abort"]):
             case "stream" | "whole" as kind if len(self.calls) < MAX_CALLS:
                 self.calls.append(self.run.call({"stream": kind == "stream"}))
@@ -59,7 +59,7 @@ class Chaos:
                 pass
 
     def take_arrived(self) -> bool:
-        """Takes requests and aborts into the ring; tells whether a request was among them."""
+        """Takes requests and aborts into the ring; True if there was a request."""
         arrived = self.run.arrived()
         for message in arrived:
             match message:

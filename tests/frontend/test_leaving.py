@@ -1,4 +1,4 @@
-"""A frontend whose successor accepts connections: it finishes its own, and neither hurts the other's requests."""
+"""A frontend whose successor accepts connections: it finishes its own, and neither affects the other's requests."""
 
 import http.client
 import socket

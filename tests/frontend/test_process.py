@@ -281,7 +281,7 @@ def test_an_idle_frontend_is_small_and_sleeps():
 
 
 def test_a_drain_lets_slow_readers_have_their_ends():
-    """All replies are there, and more of the response than the connection holds."""
+    """All replies have arrived, and the response is larger than the connection's buffer."""
     with FrontendRun() as run, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         client.settimeout(TIMEOUT_S)

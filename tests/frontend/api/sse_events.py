@@ -1,4 +1,4 @@
-"""Streams of events that have names, as OpenAI's responses and Anthropic's messages are."""
+"""Parses streams of named events, such as OpenAI's responses and Anthropic's messages."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Requests of coding agents as they were recorded, with what they get for an answer in their SDKs' own types.
+"""Recorded requests of coding agents, whose answers are parsed by the types of their own SDKs.
 
 Claude Code 2.1.197 and Codex CLI 0.169.0 sent the bodies in `agents/`; long texts are cut, and ids are zeros.
 """
@@ -43,7 +43,7 @@ def call_text(name: str, **arguments: Any) -> str:
 
 
 def told(message: TokenizeMsg) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Returns the messages and the tools, by name, that the model is told of."""
+    """Returns the messages and the names of the tools that the model sees."""
     assert message.chat is not None
     tools = json.loads(message.chat.template_kwargs)["tools"]
     return json.loads(message.chat.messages), {tool["function"]["name"]: tool["function"] for tool in tools}

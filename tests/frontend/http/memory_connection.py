@@ -1,4 +1,4 @@
-"""A connection of the server without sockets: our protocol over a transport that keeps what is written, and an echo."""
+"""A server connection without sockets: our protocol over a transport that records its output, and an echo app."""
 
 import asyncio
 import functools
@@ -49,7 +49,7 @@ class MemoryTransport(asyncio.Transport):
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with method, target and body; a path that begins with /chunked without saying how long that is."""
+    """Replies with method, target and body; for a path that begins with /chunked, without a length."""
     body = b""
     message: Message = {"more_body": True}
     while message["more_body"]:
@@ -70,7 +70,7 @@ def _config(app: Any) -> Config:
 
 
 class MemoryConnection:
-    """Use it within an event loop."""
+    """Requires a running event loop."""
 
     def __init__(self, app: Any = echo) -> None:
         self.transport = MemoryTransport()
@@ -78,7 +78,7 @@ class MemoryConnection:
         self.protocol.connection_made(self.transport)
 
     async def settle(self) -> None:
-        """Returns when nothing more can happen without the client."""
+        """Waits until nothing more can happen without the client."""
         num_written, num_quiet = -1, 0
         for _ in range(MAX_TURNS):
             await asyncio.sleep(0)
@@ -95,7 +95,7 @@ class MemoryConnection:
                 await self.settle()
 
     async def end(self) -> None:
-        """The client sends no more."""
+        """The client ends its sending side."""
         if not self.transport.is_closing() and not self.protocol.eof_received():
             self.transport.close()
         await self.settle()
@@ -104,7 +104,7 @@ class MemoryConnection:
 
 
 def exchange(*pieces: bytes) -> bytes:
-    """Returns what the server writes to a client that sends `pieces` and then ends its half."""
+    """Returns the server's output for a client that sends `pieces` and then half-closes the connection."""
 
     async def run() -> bytes:
         connection = MemoryConnection()

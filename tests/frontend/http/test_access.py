@@ -1,4 +1,4 @@
-"""Who is the operator, and what each endpoint says it needs."""
+"""Who counts as the operator, and which key each endpoint declares."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_an_operator_elsewhere_is_refused_before_the_key_is_looked_at():
 
 
 def test_each_endpoint_says_what_it_needs_and_that_holds():
-    """What `/openapi.json` says of keys, against what the server then asks for, with any prefix of a proxy."""
+    """The keys in `/openapi.json` are those that the server requires, with any prefix of a proxy."""
     http = HttpConfig(port=0, api_key=(KEY,), admin_key=(ADMIN_KEY,), root_path="/llm")
     with FrontendRun(make_config(http), headers={"Authorization": f"Bearer {KEY}"}) as run:
         described = run.client.get("/openapi.json").json()["paths"]

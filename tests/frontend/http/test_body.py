@@ -23,7 +23,7 @@ LIMIT_BYTES = int(MAX_BODY_MB * 2**20)
 
 
 def talk(server: FrontendRun, *pieces: bytes) -> bytes:
-    """Sends `pieces` and returns what comes until the server closes."""
+    """Sends `pieces` and returns the output until the server closes the connection."""
     received = b""
     with socket.create_connection(server.address, timeout=TIMEOUT_S) as client:
         for piece in pieces:
@@ -152,7 +152,7 @@ def test_lists_and_objects_are_bounded_but_not_the_text_of_a_prompt():
 
 
 class Arriving:
-    """A request whose body arrives in `pieces`, then no more."""
+    """A request whose body arrives in `pieces`, followed by silence."""
 
     def __init__(self, *pieces: bytes):
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": JSON_HEAD}

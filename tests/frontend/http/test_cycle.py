@@ -1,4 +1,4 @@
-"""One request as its application sees it, on a connection that the test plays."""
+"""One request as its application sees it, on a connection played by the test."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from frontend.requests.trace import RequestTrace
 
 
 class Transport:
-    """Keeps what is written. `is_gone`: the client has reset the connection, and nobody has been told yet."""
+    """Records its output. `is_gone`: the client has reset the connection, and the server does not know yet."""
 
     def __init__(self, is_gone: bool = False) -> None:
         self.written = b""

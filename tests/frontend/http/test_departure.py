@@ -1,4 +1,4 @@
-"""Clients that leave, in each way that a connection ends: their requests are aborted."""
+"""Requests are aborted when their clients leave, however the connection ends."""
 
 import contextlib
 import socket

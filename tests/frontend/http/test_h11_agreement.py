@@ -1,4 +1,4 @@
-"""h11 as a second opinion: two parsers that both accept what a client sent must have read the same requests."""
+"""h11 as a second opinion: if both parsers accept the same bytes, they must parse the same requests."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ OURS_IS_STRICTER = (
 
 @dataclass
 class Reading:
-    """What a parser made of a connection's bytes."""
+    """The requests that a parser found in a connection's bytes."""
 
     requests: list[tuple[str, str, bytes]] = field(default_factory=list)
     refusal: str = ""
@@ -191,7 +191,7 @@ bodies = st.one_of(st.just(b""), st.binary(max_size=40), st.just(SMUGGLED), st.j
 
 
 def mostly(usual: bytes, others: list[bytes]) -> st.SearchStrategy[bytes]:
-    """Most draws are sound, so that what follows an oddity is reached."""
+    """Most draws are valid, so that the bytes after an oddity are reached."""
     return st.integers(0, 4).flatmap(lambda n: st.just(usual) if n else st.sampled_from(others))
 
 

@@ -1,4 +1,4 @@
-"""DNS rebinding: a page whose name is made to lead to this machine is of the same origin, and its Host tells."""
+"""DNS rebinding: a page whose name resolves to this machine has the same origin; its Host gives it away."""
 
 import pytest
 

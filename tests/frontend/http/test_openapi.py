@@ -1,4 +1,4 @@
-"""The description of the HTTP surface: it is sound, whole, and true of the examples in it."""
+"""The OpenAPI description is valid, complete, and correct for its own examples."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Web pages of other origins: what a browser sends for them without asking first, and what is refused."""
+"""Web pages of other origins: requests that browsers send without a preflight, and which of them are refused."""
 
 import ssl
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def test_an_order_of_a_foreign_page_is_refused(server: FrontendRun, path: str, o
 
 @pytest.mark.parametrize("path", ["/abort_request", "/generate", "/tokenize", "/flush_cache"])
 def test_a_body_without_a_media_type_is_refused(server: FrontendRun, path: str):
-    """As a page's `fetch` of an untyped Blob sends it, and a browser that sends no Origin either."""
+    """As sent by a page's `fetch` of an untyped Blob, and by a browser without an Origin."""
     for body in (b'{"all": true}', iter([b'{"all": ', b"true}"])):
         refused = server.client.post(path, content=body)
         assert refused.status_code == 415

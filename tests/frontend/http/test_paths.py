@@ -1,4 +1,4 @@
-"""Paths that do not exist, and the list of models as either API's client reads it."""
+"""Paths that do not exist, and the list of models as clients of both APIs parse it."""
 
 from typing import Any
 

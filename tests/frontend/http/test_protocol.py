@@ -1,4 +1,4 @@
-"""What the connection makes of bytes: each request is answered in its turn, or refused and the connection closed."""
+"""Bytes on a connection: each request is answered in turn, or refused and the connection closed."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ JDK_OFFER = (
 
 
 def answers(received: bytes) -> list[tuple[int, Any]]:
-    """Returns status and body of each response, of which each tells its length."""
+    """Returns status and body of each response; each has a content length."""
     found: list[tuple[int, Any]] = []
     while received:
         head, _, received = received.partition(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""The end of the HTTP server: what is still written and read, and for how long."""
+"""Shutdown of the HTTP server: what it still writes and reads, and for how long."""
 
 import asyncio
 from typing import Any, cast
@@ -11,7 +11,7 @@ from messages.config.server import HttpConfig
 
 
 class Connection:
-    """One whose client takes a byte of its response at each of the first `num_reads` looks."""
+    """A connection whose client reads one byte of its response at each of the first `num_reads` checks."""
 
     def __init__(self, server: HttpServer, num_unsent_bytes: int, num_reads: int):
         self._server = server

@@ -1,4 +1,4 @@
-"""What lies between the endpoints and the world: web pages, proxies and TLS."""
+"""Web pages, proxies and TLS between clients and the endpoints."""
 
 import socket
 import ssl

@@ -1,4 +1,4 @@
-"""Questions between frontends: every one alive replies, and one that does not holds nobody up."""
+"""Questions between frontends: every live frontend replies, and one that does not blocks no other."""
 
 import asyncio
 from typing import Any

@@ -10,7 +10,7 @@ from tests.frontend.frontend_run import STAMPS
 
 
 def ended(*token_ids: int, is_first: bool = True, **fields: object) -> Generation:
-    """A request whose last tokens came with its end; before them there was a token unless `is_first`."""
+    """A request whose last tokens came with its end, preceded by a token unless `is_first`."""
     generation = Generation(TokenizeMsg(1, 0, "a", b"", SamplingParams(50), STAMPS), "id")
     if not is_first:
         generation.add([9], "a")

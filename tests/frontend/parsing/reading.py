@@ -1,4 +1,4 @@
-"""What a parser makes of a text, added up as a client does."""
+"""The parser's deltas for a text, added up as clients do."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ class Reading(NamedTuple):
     reasoning: str
     calls: list[tuple[str, str]]
     broken: list[int]
-    """Of `calls`, those that are not whole."""
+    """The incomplete ones of `calls`."""
 
     @property
     def values(self) -> tuple[tuple[str, Any], ...]:

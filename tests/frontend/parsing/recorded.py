@@ -1,4 +1,4 @@
-"""Answers as models of each format write them, and what is in them."""
+"""Answers as models of each format write them, with their expected contents."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ PARIS = '{"city": "Paris", "days": 2}'
 
 
 class Recorded(NamedTuple):
-    """`calls` are names with arguments. `prompt_end`: what the chat template has written of the answer, and before."""
+    """`calls` are names with arguments. `prompt_end`: the end of the prompt, with the beginning of the answer."""
 
     name: str
     tool_call_parser: str

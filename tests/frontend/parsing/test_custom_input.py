@@ -1,4 +1,4 @@
-"""The text in the arguments of a call of a custom tool, however it is written and cut."""
+"""The text in the arguments of a custom tool's call, however it is written and split."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Calls that must be made: what their schemas accept, written between their marks, is read as these calls."""
+"""Forced calls: text that their schemas accept, between their marks, is parsed as these calls."""
 
 import json
 from typing import Any

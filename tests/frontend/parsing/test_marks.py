@@ -1,4 +1,4 @@
-"""Marks in text that is not complete yet."""
+"""Marks in incomplete text."""
 
 import pytest
 import regex

@@ -1,4 +1,4 @@
-"""Which format a model's answers have: by the flags, by its chat template, by its own response template."""
+"""The format of a model's answers: from the flags, its chat template, or its response template."""
 
 import json
 import typing

@@ -1,4 +1,4 @@
-"""Answers of every format: a stream is the whole reply however it is cut, and what is no call is not lost."""
+"""Answers in every format: a stream adds up to the whole reply however it is split, and no text is lost."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Response templates of transformers: what we read by them is what `parse_response` returns."""
+"""Response templates of transformers: our results equal those of `parse_response`."""
 
 import json
 from typing import Any
@@ -61,7 +61,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""Those that transformers (5.23) itself uses for models that bring none."""
+"""Templates that transformers (5.23) uses for models without their own."""
 
 WEATHER = '<|tool_call>call:get_weather{city:<|"|>São "Paulo"<|"|>,days:2}<tool_call|>'
 ANSWERS = [
@@ -116,12 +116,12 @@ def test_it_is_read_as_transformers_reads_it(model_type: str, prefix: str, text:
 
 
 def _plain(field: dict[str, Any]) -> dict[str, Any]:
-    """Returns the field without what only we know."""
+    """Returns the field without our extensions."""
     return {key: value for key, value in field.items() if key != "starts_content"}
 
 
 def own_template(recorded: Recorded) -> dict[str, Any] | None:
-    """Returns the built-in format as a response template, where transformers could have it."""
+    """Returns the built-in format as a response template, if transformers could express it."""
     tools, reasoning = TOOL_FORMATS.get(recorded.tool_call_parser), REASONING_FORMATS.get(recorded.reasoning_parser)
     fields = tools.fields if tools else ()
     named = [field for field in fields if any(mark in recorded.text for mark in ("<tool_call>", "to=functions."))]

@@ -1,4 +1,4 @@
-"""Open requests over the restart of a process, in a ring that the test plays."""
+"""Open requests during the restart of a process, in a ring played by the test."""
 
 import json
 from collections.abc import Iterator

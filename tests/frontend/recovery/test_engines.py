@@ -1,4 +1,4 @@
-"""Requests at one of several schedulers when that dies, hangs, leaves or comes back, in a ring that the test plays."""
+"""Requests at one of several schedulers that dies, hangs, leaves or returns, in a ring played by the test."""
 
 from collections.abc import Iterator
 

@@ -109,7 +109,7 @@ def test_a_token_between_two_deaths_counts_also_when_a_later_attempt_had_none():
 
 
 def test_deaths_count_at_whichever_engine_they_were():
-    """The culprit kills one engine after another; what ran beside it at one of them is no suspect for that."""
+    """The culprit kills one engine after another; requests that ran with it at one of them are not suspects."""
     quarantine, requests = Quarantine(8), make(4)
     culprit, beside, elsewhere, last = requests
     assert quarantine.note_death([culprit, beside], [elsewhere, last]) == []

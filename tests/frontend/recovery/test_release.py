@@ -1,4 +1,4 @@
-"""Which frontend's suspects run: never those of two, and nobody's before all know of the latest death."""
+"""Which frontend may run its suspects: never two at once, and none before all know of the latest death."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def front(block: int, suspects: int, seen: int = SCHEDULER, state: ProcessState 
 
 
 def turns(*fronts: ProcessStatus) -> list[int]:
-    """Returns the blocks of those that think that it is their turn."""
+    """Returns the blocks of the frontends that consider it their turn."""
     processes = ProcessView()
     others = [status for status in table_after({"scheduler": SCHEDULER}).processes if status.name != "frontend"]
     processes.update(ProcessTable((*fronts, *others)))

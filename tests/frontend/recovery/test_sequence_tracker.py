@@ -26,7 +26,7 @@ class Edge:
         sender: int = SENDER,
         state: ProcessState = "ready",
     ) -> list[FramesLost]:
-        """The table after one more second; returns what is told of it."""
+        """Shows the table after one more second and returns the reported losses."""
         self._now_ns += SECOND
         scheduler = ProcessStatus("scheduler", "ready", beat_ns=self._now_ns, sent={"detokenizer": (sender, num_sent)})
         detokenizer = ProcessStatus(
@@ -41,7 +41,7 @@ class Edge:
         return losses.certain + losses.doubtful
 
     def show_often(self, *arguments: Any, **fields: Any) -> list[FramesLost]:
-        """The same counts in six tables; returns all that is told."""
+        """Shows the same counts in six tables and returns all reported losses."""
         return [lost for _ in range(6) for lost in self.show(*arguments, **fields)]
 
 

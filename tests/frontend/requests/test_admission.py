@@ -163,7 +163,7 @@ def test_a_queue_full_of_tokens_is_a_503():
 
 
 def test_no_request_enters_after_all_open_ones_were_ended():
-    """What entered between a stop and the end of the process would have no end."""
+    """A request that entered between the stop and the end of the process would never end."""
     service = Mock(admission=make())
     service.admission.check(0)
     Service.shut_down(service)

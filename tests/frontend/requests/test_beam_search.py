@@ -89,7 +89,7 @@ NEVER: Table = {
 
 
 def test_never_goes_on_while_the_longest_beam_could_be_better():
-    """By its present length the best beam has lost after two tokens, by the longest possible one it has not."""
+    """At its present length the best beam has lost after two tokens; at the maximum length it has not."""
     short = [((END,), -0.5), ((1, END), -0.6)]
     assert search(NEVER, 2, max_tokens=5) == short
     never = search({**NEVER, **_zeros(4)}, 2, max_tokens=5, early_stopping="never")

@@ -1,4 +1,4 @@
-"""Requests that run out of time, with a ring that answers and with one that does not."""
+"""Requests that reach their deadline, with a ring that answers and one that does not."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""New requests while a process of the ring is being replaced, in a ring that the test plays."""
+"""New requests while a process of the ring is being replaced, in a ring played by the test."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Steps as they are put together from plans and ends, and that nothing is noted where nobody looks."""
+"""Steps are assembled from plans and ends, and recorded only while they are watched."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""When steps ended: few points of many steps, and a bounded log."""
+"""End times of steps: few points for many steps, and a bounded log."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The timeline of one request: marks that come in any order, and stages without a gap."""
+"""The timeline of one request: marks in any order, and contiguous stages."""
 
 import random
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""When the access line says that a client has left."""
+"""When the access log line reports that a client has left."""
 
 from types import SimpleNamespace
 from typing import Any, cast

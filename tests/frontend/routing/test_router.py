@@ -1,4 +1,4 @@
-"""Which engine gets a request: by what each has been sent, by what it has to do, and never one far behind."""
+"""The engine for a request: chosen by cached prefixes and load, never one with far more load than others."""
 
 import random
 

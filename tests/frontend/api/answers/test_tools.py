@@ -1,4 +1,4 @@
-"""Tools and reasoning in `/v1/chat/completions` over real HTTP, with a ring that the test plays."""
+"""Tools and reasoning in `/v1/chat/completions` over real HTTP, with a ring played by the test."""
 
 import json
 from typing import Any
@@ -319,7 +319,7 @@ def grammar_of(server: FrontendRun, **body: Any) -> tuple[TokenizeMsg, Grammar |
 def test_a_forced_call_goes_before_what_the_answer_must_be_like(
     reader: FrontendRun, choice: Any, others: dict[str, Any]
 ):
-    """Also where answers begin with reasoning."""
+    """The same holds if answers begin with reasoning."""
     message, grammar = grammar_of(reader, tools=TOOLS, tool_choice=choice, **others)
     assert grammar is not None
     assert (grammar.kind, grammar.calls) == ("calls", "")

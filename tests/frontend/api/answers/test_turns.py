@@ -28,7 +28,7 @@ def test_pieces_of_one_role_are_one_message():
 
 
 def test_many_pieces_are_joined_once():
-    """Each was copied with all before it: 200,000 calls took minutes."""
+    """Copying all earlier calls for each new one made 200,000 calls take minutes."""
     turns = Turns()
     for number in range(200_000):
         turns.call(str(number), "f", "{}")

@@ -1,4 +1,4 @@
-"""`/v1/messages`: what the model is asked, and what comes back, with a ring that the test plays."""
+"""`/v1/messages`: the prompt and the reply, with a ring played by the test."""
 
 import json
 from typing import Any
@@ -132,7 +132,7 @@ def test_the_id_of_the_request_is_where_clients_of_this_api_look_for_it(reader: 
 
 
 def test_a_client_that_would_have_its_conversation_kept_is_told_to_send_it(reader: FrontendRun):
-    """Its second request has no more than the result of a tool: an answer to that alone would be nonsense."""
+    """Its second request has only a tool result; an answer to that alone would make no sense."""
     for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
         refused = reader.client.post(PATH, json={"max_tokens": 9, "messages": [USER], "thread": thread})
         error = refused.json()["error"]

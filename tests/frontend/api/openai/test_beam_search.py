@@ -1,4 +1,4 @@
-"""`use_beam_search` over real HTTP, with a ring that the test plays from a table of logprobs."""
+"""`use_beam_search` over real HTTP, with a ring played by the test from a table of logprobs."""
 
 from typing import Any
 
@@ -116,7 +116,7 @@ def test_a_chat(server: FrontendRun):
 
 
 def test_a_beam_never_outgrows_the_context(server: FrontendRun):
-    """Of 512 tokens the prompt has 510, so two are left."""
+    """The prompt has 510 of 512 tokens, so two remain."""
     prompt = [50] * 510
     with open_search(server, prompt=prompt, max_tokens=9, length_penalty=3) as call:
         (message,) = [server.take_request()]
@@ -170,7 +170,7 @@ def test_the_error_of_one_part_is_that_of_the_request(server: FrontendRun):
 
 
 def test_it_goes_on_after_a_process_has_died():
-    """Also where it dies at the end, when the beams are known and their texts are not."""
+    """It may die at the end, when the beams are known but their texts are not."""
     with FrontendRun() as server, open_search(server, length_penalty=3) as call:
         play(server, 1)
         lost = [server.take_request() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions` over real HTTP, with a ring that the test plays."""
+"""`POST /v1/chat/completions` over real HTTP, with a ring played by the test."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Replies and chunks against OpenAI's own schemas."""
+"""Replies and chunks are valid against OpenAI's own schemas."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ NULLABLE = [
     ("CreateChatCompletionStreamResponse", (*CHOICE, "logprobs", "properties", "refusal")),
     ("CreateChatCompletionStreamResponse", (*CHOICE, "logprobs")),
 ]
-"""What is null in OpenAI's replies, in chunks or for the first token of a prompt, though its schema does not say so."""
+"""Fields that are null in OpenAI's replies, in chunks or for a prompt's first token, contrary to its schema."""
 
 Check = Callable[[str, Any], None]
 

@@ -1,4 +1,4 @@
-"""Responses and their events as the types of OpenAI's own client have them: every required field is there."""
+"""Responses and their events match the types of OpenAI's own client: every required field is present."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""`POST /abort_request` and `GET /load` where there are several frontends: both are about the requests of all."""
+"""`POST /abort_request` and `GET /load` with several frontends: both cover the requests of all."""
 
 from collections.abc import Iterator
 
@@ -101,7 +101,7 @@ def test_the_load_is_that_of_all_frontends(run: FrontendRun, other: OtherFronten
 def test_a_frontend_that_dies_while_it_is_asked_is_missing_and_then_is_not_asked(
     run: FrontendRun, other: OtherFrontend
 ):
-    """Comes last: a frontend that is gone does not come back under its block of uids."""
+    """Must run last: a frontend that is gone does not return under its block of uids."""
     asked = run.ask("/abort_request", {"all": True})
     other.take_question()
     other.show("restarting")

@@ -1,4 +1,4 @@
-"""Commands over HTTP: what the launcher is asked, and what its answers become."""
+"""Commands over HTTP: the messages to the launcher, and the replies for its answers."""
 
 from typing import Any
 

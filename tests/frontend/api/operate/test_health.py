@@ -1,4 +1,4 @@
-"""`GET /health` where there are several frontends."""
+"""`GET /health` with several frontends."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""`GET /requests` and `/requests/{id}`: every stage with its reason, while processes hang, and of all frontends."""
+"""`GET /requests` and `/requests/{id}`: every stage and reason, with hung processes and several frontends."""
 
 import json
 import re
@@ -96,7 +96,7 @@ class Watched:
 
 
 def stamps_of(message: TokenizeMsg) -> Stamps:
-    """The stamps of a request that has just gone round the ring."""
+    """The stamps of a request that has just passed through the ring."""
     now_ns = time.monotonic_ns()
     return msgspec.structs.replace(message.stamps, finished_ns=now_ns - 2000, detokenized_ns=now_ns - 1000)
 
@@ -106,7 +106,7 @@ def stages_of(shown: dict[str, Any]) -> list[str]:
 
 
 def check_sums(shown: dict[str, Any]) -> None:
-    """The stages sum to the whole, within the millisecond that rounding may make of them."""
+    """The stages add up to the total, within 1 ms for rounding."""
     assert abs(sum(stage["duration_ms"] for stage in shown["stages"]) - shown["total_ms"]) < 1
     assert all(stage["duration_ms"] >= 0 for stage in shown["stages"])
 
@@ -208,7 +208,7 @@ def test_a_preempted_request_is_in_the_queue_again(server: FrontendRun):
 
 
 def test_a_paused_row_waits_and_decodes_again(server: FrontendRun):
-    """Told twice, as after a turn of its own, the pause is one."""
+    """A pause that is reported twice, as after an intermediate turn, counts once."""
     watched = Watched(server)
     watched.report(chunks=ChunkRow(watched.uid, 0, time.monotonic_ns(), 0, 17, 17))
     watched.prefilled()

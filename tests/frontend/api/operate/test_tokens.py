@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize` with a ring that the test plays, and what becomes of calls when a process dies."""
+"""`/tokenize` and `/detokenize` with a ring played by the test, also when a process dies."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Names of other servers: none is one of ours, and every endpoint that generates knows them."""
+"""Field names of other servers: none is one of ours, and every endpoint that generates knows them."""
 
 import pytest
 

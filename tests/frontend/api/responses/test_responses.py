@@ -1,4 +1,4 @@
-"""`/v1/responses`: what the model is asked, what comes back, and what is stored, with a ring that the test plays."""
+"""`/v1/responses`: the prompt, the reply and the store, with a ring played by the test."""
 
 import json
 from collections.abc import Iterator
@@ -270,7 +270,7 @@ def test_a_response_goes_on_from_a_stored_one_and_can_be_shown_listed_and_delete
     call, message = send(reader, previous_response_id=first["id"], input=[result], tools=[TOOL])
     with call:
         roles = [each["role"] for each in messages_of(message)]
-        assert roles == ["user", "assistant", "tool"]  # instructions do not go on
+        assert roles == ["user", "assistant", "tool"]  # instructions do not carry over
         assistant = messages_of(message)[1]
         assert (assistant["content"], assistant["reasoning_content"]) == ("Well.", "Hm")
         play(reader, message, "21 degrees.")
