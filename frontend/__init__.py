@@ -1,1 +1,1 @@
-"""The HTTP door of the server: it owns connections, and every request until its final reply."""
+"""The HTTP frontend: it owns the connections, and every request until its final reply."""

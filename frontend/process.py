@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from extras.tracing.export import SpanExport
 
 TABLE_TIMEOUT_S = 1.0
-"""The launcher sends the table right behind the welcome."""
+"""The launcher sends the table right after the welcome."""
 
 DRAIN_TIMEOUT_S = 60.0
 """For the answer to a command that ends this process too."""
@@ -221,7 +221,7 @@ class Frontend:
 
 
 def serve(link: ProcessLink) -> None:
-    """Runs the frontend. Raises `BootError` where its port, keys or certificates cannot be used."""
+    """Runs the frontend. Raises `BootError` if its port, keys or certificates cannot be used."""
     if not link.stand_by():
         return
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -246,7 +246,7 @@ def serve(link: ProcessLink) -> None:
 
 
 def open_span_export(config: Config) -> "SpanExport | None":
-    """Returns what sends spans, `None` where nobody wants any. Raises `BootError` where its library is missing."""
+    """Returns the exporter of spans, `None` if it is disabled. Raises `BootError` if its library is missing."""
     if not config.run.otlp_endpoint:
         return None
     try:

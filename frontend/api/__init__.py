@@ -1,1 +1,1 @@
-"""The endpoints, and what they take and answer."""
+"""The endpoints, with their request bodies and replies."""

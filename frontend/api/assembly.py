@@ -60,7 +60,7 @@ def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) ->
 
 
 class Watching(NamedTuple):
-    """What tells of the server, over HTTP and in snapshots."""
+    """The endpoints that report the server's state, over HTTP and in snapshots."""
 
     health: HealthApi
     requests: RequestsApi

@@ -197,7 +197,7 @@ def watching(health: HealthApi, load: LoadApi, metrics: MetricsApi) -> list[Endp
 
 
 def showing(live: LiveApi, page: PageApi) -> list[Endpoint]:
-    """Returns the endpoints that show the server as it runs: the page for people, and the stream that it reads."""
+    """Returns the endpoints that show the running server: the page for people, and the stream that it reads."""
     text = "Processes, edges, steps and requests: all at first, then what changes, until the server drains"
     page_file = partial(Endpoint, summary="The live page", access="public", is_early=True, is_described=False)
     return [

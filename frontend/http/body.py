@@ -25,7 +25,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 BODY_TIMEOUT_S = 120.0
 SILENCE_TIMEOUT_S = 20.0
-"""The longest pause between two pieces of a body, whose memory is not available to others meanwhile."""
+"""The longest pause between two pieces of a body, which occupies memory during the pause."""
 
 JSON_TYPE = "application/json"
 MAX_CONTAINERS = 1 << 17

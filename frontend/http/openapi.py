@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 class OpenApiApi:
-    """Describes `endpoints` and itself."""
+    """Describes `endpoints` and this endpoint itself."""
 
     def __init__(self, endpoints: Sequence[Endpoint], *, version: str, root_path: str, keys: Keys):
         own = Endpoint("/openapi.json", self.describe, "This description", dict[str, Any])

@@ -89,7 +89,7 @@ class Queries:
             entry[1].set_result(answer)
 
     def follow(self) -> None:
-        """Call it after each process table: once all serve again, what is pending is asked of the successors."""
+        """Call this after each process table: once all processes serve again, pending questions are repeated."""
         if self._processes.is_open:
             self._has_opened.set()
         else:

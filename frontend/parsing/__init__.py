@@ -1,1 +1,1 @@
-"""What the text of an answer holds: reasoning, content and calls of tools, told apart while it is written."""
+"""Parses the text of an answer, while it is generated, into reasoning, content and tool calls."""

@@ -37,8 +37,8 @@ def _of_object(schema: Any) -> dict[str, Any]:
 def force_calls(forced: CallSyntax, tools: Mapping[str, Any], *, allows_several: bool) -> tuple[ForcedCalls, ...]:
     """Returns the ways to call one of `tools`, whose values are the schemas of their parameters.
 
-    The answer is one of them: each tool has its own where the name is in a mark. Where calls are a list, it may have
-    several if `allows_several`.
+    The answer must be one of them. If the mark contains the name, each tool has its own. If calls are a list, the
+    answer may have several with `allows_several`.
     """
     parameters = {name: _of_object(schema) for name, schema in tools.items()}
     if NAME in forced.begin:

@@ -36,8 +36,8 @@ FUNCTION_TAG = {
 for text that it could match, so the pattern lists what else may follow."""
 
 END_MARKS = r"<\|(?:im_end|endoftext|eot_id|eom_id)\|>\s{0,8}\Z"
-"""Special tokens that end a turn. Where special tokens are shown, one at the end of an answer is left out of the
-content; elsewhere it is text. `</s>` is always text: HTML has it."""
+"""Special tokens that end a turn. If special tokens are shown, one at the end of an answer is dropped; elsewhere it is
+text. `</s>` is always text, because HTML has it."""
 
 HARMONY_REST = (
     r"<\|start\|>assistant(?=<\|channel\|>)|<\|channel\|>(?:final|commentary)[^<]{0,64}<\|message\|>"
@@ -65,7 +65,7 @@ class CallSyntax(NamedTuple):
 
 
 class MarkedFormat(NamedTuple):
-    """How calls, or reasoning, are written. `fields`: the fields of a response template. `found_by`: see `find_format`.
+    """The syntax of calls or of reasoning. `fields`: fields of a response template. `found_by`: see `find_format`.
 
     `forced`, `thought`: how a grammar writes calls and reasoning.
     """

@@ -1,4 +1,4 @@
-"""Calls that are written as Python: `[get_weather(city="Rome", days=2), now()]`."""
+"""Calls in Python syntax: `[get_weather(city="Rome", days=2), now()]`."""
 
 import ast
 import re

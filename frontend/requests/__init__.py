@@ -1,1 +1,1 @@
-"""A request from its arrival to its final reply: admitted, registered, held back, ended at its deadline."""
+"""A request from arrival to final reply: admission, registration, hold, deadline and timeline."""

@@ -9,7 +9,7 @@ FREE_BYTES = 1 << 16
 """Not counted for each body, so that large requests never shut small ones out."""
 
 BRIEF_S = 0.01
-"""Work on a body that needs no pause after it."""
+"""Processing time of a body that needs no pause after it."""
 
 
 class BodyBudget:
@@ -23,9 +23,9 @@ class BodyBudget:
         self._next_s = 0.0
 
     async def take_turn(self) -> None:
-        """Returns when a large body may be worked on: one at a time, and after each as long a pause as it took.
+        """Waits until a large body may be processed: one at a time, each followed by a pause as long as its processing.
 
-        Each stops the event loop for a moment, and small requests, which need several of its turns, come in between.
+        Processing blocks the event loop for a moment; the pauses let small requests, which need several turns, run.
         """
         loop = asyncio.get_running_loop()
         await self._turn.acquire()
@@ -72,7 +72,7 @@ class HeldBody:
             self._num_reserved += num_missing
 
     async def take_turn(self) -> None:
-        """Returns when there may be work on the body, which is whole now."""
+        """Waits until the body, which is complete now, may be processed."""
         if self._budget is not None and self._num_reserved > 0:
             await self._budget.take_turn()
 

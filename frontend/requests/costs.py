@@ -8,13 +8,13 @@ from messages.errors import bad_request
 from messages.ring.requests import ChatPrompt, SamplingParams
 
 LONG_CHARS = 100_000
-"""The tokenizer serves shorter requests before one with this much text, which takes about a tenth of a second."""
+"""The tokenizer serves shorter requests before one with this much text, which takes about 0.1 s."""
 
 MAX_CUT_IDS = 1 << 20
-"""Token ids in a prompt that is to be truncated to the context."""
+"""Maximum token ids in a prompt that is truncated to the context."""
 
 MAX_PROMPT_LOGPROBS = 1 << 20
-"""Per reply; each takes about 200 bytes of memory and 70 bytes of the reply."""
+"""Maximum per reply; each takes about 200 bytes of memory and 70 bytes of the reply."""
 
 
 def is_long(requests: Sequence[PromptRequest]) -> bool:

@@ -48,7 +48,7 @@ class Timelines:
         self._live: dict[int, Generation] = {}
         self._ended: deque[Timeline] = deque(maxlen=NUM_ENDED)
         self.steps = defaultdict[int, StepLog](StepLog)
-        """By engine."""
+        """The step log of each engine."""
         self.heard_ns = 0
         """Time of the scheduler's latest message, received through the detokenizer."""
 

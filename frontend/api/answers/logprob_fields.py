@@ -8,7 +8,7 @@ import msgspec
 from messages.ring.replies import PositionLogprobs, PromptReply, TokenLogprob
 
 LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, for which JSON has no number."""
+"""Represents minus infinity, which JSON cannot express."""
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):

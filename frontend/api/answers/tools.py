@@ -169,7 +169,7 @@ def _schemas_of(functions: Sequence[ToolFunction]) -> dict[str, Any]:
 
 
 def choose_tools(tools: ToolUse, choice: Choice, model_format: ModelFormat, *, allows_several: bool) -> ToolUse:
-    """Returns the tools that the model may or must call, none where `choice` is "none". Raises `RequestError` (400)."""
+    """Returns the tools that the model may or must call, none if `choice` is "none". Raises `RequestError` (400)."""
     _check_choice(choice, tools)
     if choice == "none" or not tools.listed:
         return NO_TOOLS

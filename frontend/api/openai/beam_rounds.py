@@ -1,6 +1,6 @@
-"""The rounds of beam search: in each, the ring computes a token more of every beam of a prompt.
+"""The rounds of beam search: in each round, the ring computes one more token for every beam of a prompt.
 
-As in vLLM, a beam gets its next token by a request of its own, whose prompt it is and mostly in the prefix cache.
+As in vLLM, the next token of a beam is a separate request. Its prompt is the beam, mostly found in the prefix cache.
 """
 
 from collections.abc import Sequence

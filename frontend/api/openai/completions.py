@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: OpenAI's endpoint for plain prompts, one or several at once."""
+"""`POST /v1/completions`: OpenAI's endpoint for one or several plain prompts."""
 
 from typing import Annotated, Any, cast
 

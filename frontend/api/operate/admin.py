@@ -23,7 +23,7 @@ from messages.control.processes import kind_of
 from messages.errors import ErrorInfo, RequestError, bad_request
 
 STATUSES = {"unknown": 404, "busy": 409, "impossible": 400, "failed": 500, "timeout": 504}
-"""HTTP status by the reason of a failure."""
+"""HTTP statuses by failure reason."""
 
 ANSWER_TIMEOUT_S = 15.0
 SNAPSHOT_TIMEOUT_S = 30.0

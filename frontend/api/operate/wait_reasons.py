@@ -51,7 +51,7 @@ class WaitReasons:
     def __init__(self, service: Service, streams: OpenStreams):
         self._service = service
         self._trouble_of: dict[int, str] = {}
-        """By engine."""
+        """Processes that make no progress, by engine."""
         self._blocked_s = streams.find_blocked()
 
     def find(self, generation: Generation) -> Waiting | None:

@@ -14,7 +14,7 @@ NOW_NS = 100 * SECOND
 
 
 def opened(uid: int, received_s: int, **marks_s: int) -> Generation:
-    """A request that arrived at `received_ns`, and the times at which its later stages began."""
+    """A request that arrived at `received_s`; `marks_s` are the times at which its later stages began."""
     message = TokenizeMsg(uid, 0, "hi", b"", SamplingParams(8), Stamps(received_ns=received_s * SECOND))
     generation = Generation(message, f"r{uid}")
     for stage, begin_s in marks_s.items():
