@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from benchmarks.result_file import write_result
-from frontend.http.server_timing import server_timing
 from frontend.requests.generation import Generation
 from frontend.requests.timelines import Timelines
+from frontend.requests.timing import server_timing
 from messages.columns import pack_int32
 from messages.ring.replies import ToDetokenizer, ToFrontend, Usage, UserReply
 from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg, UserMsg

@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from frontend.errors import internal_error
 from frontend.http import sse
 from frontend.http.responses import JsonReply, log_internal
-from frontend.http.server_timing import SERVER_TIMING_HEADER, server_timing
 from frontend.requests.generation import Generation
+from frontend.requests.timing import SERVER_TIMING_HEADER, server_timing
 from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
 from messages.errors import ErrorInfo, RequestError

@@ -1,10 +1,15 @@
-"""The timing of a request for its client: spans in milliseconds, computed from the stamps of all processes."""
+"""The timing of a request for its client: spans in milliseconds, in the reply and in the `Server-Timing` header."""
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 
+from frontend.requests.generation import Generation
+from frontend.requests.timelines import sum_stages
 from messages.ring.requests import Stamps
+
+SERVER_TIMING_HEADER = b"server-timing"
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -53,3 +58,15 @@ def make_timing(stamps: Stamps, *, num_tokens: int, seed: int, attempts: int = 1
 
 def _span_ms(began_ns: int, ended_ns: int) -> float | None:
     return round((ended_ns - began_ns) / 1e6, 3) if began_ns and ended_ns else None
+
+
+def server_timing(choices: Sequence[Generation]) -> bytes:
+    """Returns the value of `Server-Timing`: the stages of the choice that ended last, in milliseconds, and their sum.
+
+    Call it when all choices have ended, just before the reply is written: writing is not included.
+    """
+    now_ns = time.monotonic_ns()
+    timeline = max((generation.timeline for generation in choices), key=lambda each: each.stage_begin_ns)
+    entries = [f"{stage};dur={ms:.3f}" for stage, ms in sum_stages(timeline.spans(now_ns)).items()]
+    total_ms = (now_ns - timeline.received_ns) / 1e6
+    return ", ".join([*entries, f"total;dur={total_ms:.3f}"]).encode()

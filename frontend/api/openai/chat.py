@@ -12,8 +12,7 @@ from frontend.api.answers.thinking import ThinkingBudget, checked_budget, templa
 from frontend.api.answers.tools import CHOICE_TEXT, TOOLS_TEXT, check_tools, read_choice
 from frontend.api.openai.beam_search import check_choices, whole_reply
 from frontend.api.openai.body import OpenAiFields, OpenAiReader, check_num_choices, view_fields
-from frontend.api.openai.chat_events import ChatEvents
-from frontend.api.openai.chat_reply import ChatView
+from frontend.api.openai.chat_reply import ChatEvents, ChatView
 from frontend.api.parameters.generation_body import name_rules, truncation_of
 from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Switch
 from frontend.http.field_names import UnknownFields

@@ -15,8 +15,7 @@ from frontend.api.openai.body import (
     check_num_choices,
     view_fields,
 )
-from frontend.api.openai.completion_events import CompletionEvents
-from frontend.api.openai.completion_reply import CompletionView
+from frontend.api.openai.completion_reply import CompletionEvents, CompletionView
 from frontend.api.parameters.generation_body import name_rules, truncation_of
 from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, Switch, TokenId, TokenIds
 from frontend.http.field_names import UnknownFields
