@@ -3,17 +3,15 @@
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 
 from messages.config.server import Config
-from messages.ring.steps import Batch, ForwardOutput
 from scheduler_proc.deciding.batch_columns import BatchBuilder
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
 from scheduler_proc.deciding.drafting.drafts import NgramDrafter
-from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.pages.page_journal import PageJournal
-from scheduler_proc.deciding.pages.page_tiers import SAVE_S, PageTiers
+from scheduler_proc.deciding.pages.page_tiers import SAVE_S
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler
@@ -41,12 +39,11 @@ def make_scheduler(
         budget.max_num_seqs,
         budget.max_num_batched_tokens,
     )
-    journal = None if runner.page_memory is None else PageJournal(runner.page_memory, runner.num_pages, page_size)
-    store, is_sharing = runner.page_store, config.cache.enable_prefix_caching
+    memory, store = runner.page_memory, runner.page_store
     if store is not None and wake is not None:
         store.wake = wake
-    tiers = None if store is None else PageTiers(store, runner.num_pages, page_size)
-    cache = BlockAllocator(runner.num_pages, page_size, is_sharing, journal, tiers)
+    cache = open_cache(runner.num_pages, page_size, config.cache.enable_prefix_caching, memory, store)
+    journal = cache.find_observer(PageJournal)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)
     drafter, draft_lengths = runner.drafter, None
@@ -57,8 +54,7 @@ def make_scheduler(
         limits = DraftLimits(config.scheduling.num_speculative_tokens, facts.draft.max_model_len, *vocab_sizes)
         builder = BatchBuilder(runner.num_pages, page_size, facts.max_model_len)
         clock = time.monotonic if runner.can_overlap else time.thread_time
-        run = partial(_run, runner.draft_runner)
-        drafter, draft_lengths = DraftModel(run, builder, cache, limits, clock), DraftLengths()
+        drafter, draft_lengths = DraftModel(builder, cache, limits, clock), DraftLengths()
     return Scheduler(
         cache,
         Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids),
@@ -87,7 +83,3 @@ def close_store(scheduler: Scheduler, runner: Runner) -> None:
     if runner.page_store is not None:
         scheduler.save_cache(SAVE_S)
         runner.page_store.close()
-
-
-def _run(runner: Runner, batch: Batch) -> ForwardOutput:
-    return runner.launch(batch).result()

@@ -98,7 +98,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
                 scheduler.receive(message)
             replies.send()
             start_s = time.monotonic()
-            batch = scheduler.schedule()
+            batch = stepper.plan()
             # What timelines are told of the plan leaves before a step that may be long, else with its result.
             if batch is not None and step_times.may_be_long(batch):
                 replies.send()

@@ -114,6 +114,7 @@ class Stepper:
         has_news: Callable[[], bool] = lambda: False,
     ):
         self.launch: Launch = runner.launch
+        self._draft_runner = runner.draft_runner
         self._clock = clock
         self._scheduler = scheduler
         self._can_overlap = runner.can_overlap
@@ -130,6 +131,20 @@ class Stepper:
         """Tells whether a step runs whose result the scheduler has not got."""
         return bool(self._running)
 
+    def plan(self) -> Batch | None:
+        """Returns the next step, planned with the steps of the draft model that it needs; `None` as `schedule` does."""
+        batch = self._scheduler.schedule()
+        while (draft_step := self._scheduler.draft_step) is not None:
+            batch = self._scheduler.continue_plan(self._run_draft_step(draft_step))
+        return batch
+
+    def _run_draft_step(self, batch: Batch) -> ForwardOutput | Exception:
+        assert self._draft_runner is not None
+        try:
+            return self._draft_runner.launch(batch).result()
+        except Exception as error:
+            return error
+
     def step(self, batch: Batch | None, start_s: float) -> None:
         """Launches the step, if there is one, and commits the one before it; without overlap this one at once.
 
@@ -145,7 +160,7 @@ class Stepper:
         except Exception:
             log.warning("a step failed, planning it again with no other beside it", exc_info=True)
             self._forget_all()
-            batch = self._scheduler.schedule()
+            batch = self.plan()
             if batch is not None:
                 self._run_alone(batch, self._clock())
             return

@@ -9,8 +9,8 @@ from scheduler_proc.deciding.drafting.draft_lengths import AcceptanceRate
 from scheduler_proc.deciding.requests import PendingReq, Req
 from scheduler_proc.deciding.rows.decode_rows import NO_SLOT, DecodeRows
 from scheduler_proc.deciding.rows.logits_processing import LogitsProcessingColumns
-from scheduler_proc.deciding.rows.wanted import Wanted
-from scheduler_proc.deciding.tasks.prompt_logprobs import PromptLogprobTargetColumns
+from scheduler_proc.deciding.rows.output_counts import OutputCounts
+from scheduler_proc.deciding.tasks.prompt_task import TaskColumns
 
 NO_PAGE_BYTES = pack_int32([-1])
 
@@ -28,7 +28,7 @@ class Chunk(NamedTuple):
     req: Req
     start: int
     end: int
-    wanted: Wanted
+    wanted: OutputCounts
     draft_ids: "array[int]" = NO_DRAFTS
     draft_rate: AcceptanceRate | None = None
 
@@ -36,7 +36,7 @@ class Chunk(NamedTuple):
 def plan_drafts(req: Req, draft_ids: "array[int]", rate: AcceptanceRate | None) -> Chunk:
     """Returns the row of a request in DECODE with tokens that may come next."""
     end = len(req.token_ids)
-    return Chunk(req, end - 1, end, req.wanted_in_decode(len(draft_ids)), draft_ids, rate)
+    return Chunk(req, end - 1, end, req.outputs_in_decode(len(draft_ids)), draft_ids, rate)
 
 
 class _ChunkColumns:
@@ -54,7 +54,8 @@ class _ChunkColumns:
         self.sample_positions: array[int] = array(INT64)
         self.sampled: list[tuple[PendingReq, int]] = []
         """Who samples how many tokens."""
-        self.prompt_logprobs = PromptLogprobTargetColumns()
+        self.tasks: dict[str, TaskColumns] = {}
+        """By their field of `Batch`."""
         self.num_drafts: array[int] = array(INT32)
 
 
@@ -95,7 +96,7 @@ class BatchBuilder:
             **(decode.sampling.with_runs(columns.sampled) if chunks else decode.sampling.pack()),
             sample_positions=(next_positions + columns.sample_positions).tobytes(),
             logits_processing=_logits_processing(decode, chunks) if has_processing else None,
-            prompt_logprobs=columns.prompt_logprobs.columns(),
+            **{field: tasks.columns() for field, tasks in columns.tasks.items()},
             future_token_indices=decode.future_token_indices.tobytes(),
             num_drafts=bytes(4 * num_decode_rows) + columns.num_drafts.tobytes() if any(columns.num_drafts) else b"",
         )
@@ -104,8 +105,10 @@ class BatchBuilder:
         req, start, num_drafts, num_sampled = chunk.req, chunk.start, len(chunk.draft_ids), chunk.wanted.num_tokens
         end = chunk.end + num_drafts
         task, first_index = req.pending.prompt_task, columns.num_decode_rows + len(columns.token_ids)
-        if task is not None and chunk.wanted.num_prompt_logprobs:
-            columns.prompt_logprobs.add(task, first_index, start, end)
+        if task is not None and chunk.wanted.num_task:
+            if task.kind.field not in columns.tasks:
+                columns.tasks[task.kind.field] = task.kind.make_columns()
+            columns.tasks[task.kind.field].add(task, first_index, start, end)
         columns.uids.append(req.uid)
         columns.query_lens.append(end - start)
         columns.context_lens.append(start)

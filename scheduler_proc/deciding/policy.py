@@ -9,6 +9,7 @@ from scheduler_proc.deciding.batch_columns import Chunk
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.page_tiers import PageTiers
 from scheduler_proc.deciding.plan_notes import AdmissionRate, PlanNotes
 from scheduler_proc.deciding.requests import PendingReq, Req, State
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
@@ -55,9 +56,15 @@ class Policy:
     """Chooses the rows of each step and gives them their pages. The counters only grow."""
 
     def __init__(
-        self, stages: Stages, cache: BlockAllocator, budget: Budget, draft_planner: DraftPlanner | None = None
+        self,
+        stages: Stages,
+        cache: BlockAllocator,
+        budget: Budget,
+        draft_planner: DraftPlanner | None = None,
+        tiers: PageTiers | None = None,
     ):
         self._draft_planner = draft_planner
+        self._tiers = tiers
         self._stages = stages
         self._cache = cache
         self._no_rows = DecodeRows(cache.page_size)
@@ -116,18 +123,19 @@ class Policy:
         rows.enter_pages()
         if self.starved:
             rows = rows.kept([req.uid not in self.starved for req in rows.reqs])
-        if self._draft_planner is not None:
-            drafted = self._draft_planner.plan(rows, plan.num_tokens_left)
-            if drafted:
-                plan.chunks += drafted
-                plan.num_tokens_left -= sum([len(chunk.draft_ids) for chunk in drafted])
-                rows = self._without(rows, drafted)
         self._num_without = 0 if has_turn else self._num_without + 1
         self.notes.num_step_tokens = self.budget.max_num_batched_tokens - plan.num_tokens_left
+        if self._draft_planner is not None:
+            drafted = self._draft_planner.plan(rows, plan.num_tokens_left)
+            rows = self.add_drafts(rows, plan.chunks, drafted)
         return rows, plan.chunks
 
-    def _without(self, rows: DecodeRows, drafted: Sequence[Chunk]) -> DecodeRows:
-        """Returns the rows that have no draft tokens; nobody changes them."""
+    def add_drafts(self, rows: DecodeRows, chunks: list[Chunk], drafted: Sequence[Chunk]) -> DecodeRows:
+        """Adds rows with draft tokens to `chunks`; returns the other `rows`, which must not be changed."""
+        if not drafted:
+            return rows
+        chunks += drafted
+        self.notes.num_step_tokens += sum([len(chunk.draft_ids) for chunk in drafted])
         if len(drafted) == len(rows):
             return self._no_rows
         uids = {chunk.req.uid for chunk in drafted}
@@ -239,14 +247,14 @@ class Policy:
             if by_uid is not None and not req.pending.lacks_prompt_result:
                 self._note_delay(req, by_uid)
                 return
-            if self._cache.load(req):
+            if self._tiers is not None and self._tiers.load(req, self._cache.grow):
                 plan.pages_in_work[self._page_key(req)] = req.uid
                 self._note_delay(req, req.uid)
                 return
             start = req.num_computed_tokens
         end = min(start + num_tokens_left, len(req.token_ids))
         if start < end and self._make_room(req, end, may_preempt):
-            plan.chunks.append(Chunk(req, start, end, req.wanted_in_prefill(start, end)))
+            plan.chunks.append(Chunk(req, start, end, req.outputs_in_prefill(start, end)))
             plan.num_tokens_left -= end - start
             plan.num_yielding_left -= (end - start) * req.pending.gives_way
             plan.pages_in_work[self._page_key(req)] = req.uid

@@ -81,15 +81,15 @@ class Results:
             self._count_drafts(chunk.draft_rate, len(chunk.draft_ids), max(0, len(result.token_ids) - 1))
         token_ids, ending = _cut_run(pending, result.token_ids)
         error = result.error
-        if result.of_prompt is not None:
-            assert pending.prompt_task is not None, "nothing is wanted of this prompt"
-            error = None if pending.prompt_task.add(result.of_prompt) else NOT_FINITE
+        if result.task_entries is not None:
+            assert pending.prompt_task is not None, "the request has no prompt task"
+            error = None if pending.prompt_task.add(result.task_entries) else NOT_FINITE
         if error is None and ending is FAULT and not token_ids:
             error = no_token(pending)
         if error is not None:
             return Ending("error", error=error)
-        if result.of_prompt is not None:
-            replies += pending.take_prompt_replies()
+        if result.task_entries is not None:
+            replies += pending.pop_task_replies()
         if chunk is not None and req.state is State.PREFILL:
             # A last token that got no next one is computed again, for only then can it get one.
             req.num_computed_tokens = chunk.end - (chunk.wanted.num_tokens > len(token_ids))

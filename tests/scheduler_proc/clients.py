@@ -13,11 +13,9 @@ from messages.ring.replies import (
     Usage,
 )
 from messages.ring.requests import DropBefore, SamplingParams, Stamps, ToScheduler, UserMsg
-from messages.ring.steps import LogprobColumns
+from messages.ring.steps import Batch, LogprobColumns
 from scheduler_proc.deciding.drafting.drafts import Drafter
-from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.pages.page_journal import PageJournal
-from scheduler_proc.deciding.pages.page_tiers import PageTiers
+from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
@@ -142,15 +140,14 @@ class Bench:
         yielding: tuple[int, int] = (2, 3),
     ):
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
-        journal = None if pages is None else PageJournal(pages, num_pages, page_size)
-        tiers = None if store is None else PageTiers(store, num_pages, page_size)
-        self.cache = BlockAllocator(num_pages, page_size, is_sharing, journal, tiers)
+        self.cache = open_cache(num_pages, page_size, is_sharing, pages, store)
         self.grammars = SimulatedGrammars(self.limits)
         self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding)
         self.scheduler = Scheduler(
             self.cache, self.limits, self.budget, drafter, self.grammars, plans_decodes_alone=plans_decodes_alone
         )
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
+        self.draft_runner: SimulatedRunner | None = None
         if pages is not None:
             self.runner.slots = pages.slots
         if store is not None:
@@ -164,11 +161,23 @@ class Bench:
             self.scheduler.check()
         self.inbox.take(self.scheduler.pop_replies())
 
+    def plan(self) -> Batch | None:
+        """Returns the next step; runs those of the draft model that it needs."""
+        batch = self.scheduler.schedule()
+        while (draft_step := self.scheduler.draft_step) is not None:
+            assert self.draft_runner is not None
+            try:
+                result = self.draft_runner.run(draft_step)
+            except Exception as error:
+                result = error
+            batch = self.scheduler.continue_plan(result)
+        return batch
+
     def step(self) -> dict[int, int]:
         """Runs one step; returns the number of tokens that each request had in it, in the order of the rows."""
-        batch = self.scheduler.schedule()
-        while batch is None and (self.grammars.compiling or self.cache.has_loads):
-            batch = self.scheduler.schedule()
+        batch = self.plan()
+        while batch is None and (self.grammars.compiling or self.scheduler.has_loads):
+            batch = self.plan()
         self.inbox.take(self.scheduler.pop_replies())
         if batch is None:
             return {}

@@ -130,7 +130,7 @@ class Client:
                 if self._unsent:
                     self.scheduler.receive(self._unsent.pop())
             self.inbox.take(self.scheduler.pop_replies())
-            batch = self.scheduler.schedule()
+            batch = self._stepper.plan()
             if batch is None and not self._stepper.has_step:
                 break
             self._stepper.step(batch, 0.0)
@@ -183,7 +183,7 @@ def check(config: Config, num_requests: int, seed: int = 1) -> dict[str, float]:
     messages = mixed_messages(num_requests, vocab_size, seed)
     make_drafter = partial(NgramDrafter, NUM_DRAFTS)
     if runner.draft_runner is not None:
-        make_drafter = partial(_make_draft_model, runner.draft_runner, vocab_size)
+        make_drafter = partial(_make_draft_model, vocab_size)
     plain = Client(runner, messages, vocab_size, lambda cache: None).run()
     eager = Client(runner, messages, vocab_size, make_drafter).run()
     compare(plain, eager)
@@ -191,10 +191,10 @@ def check(config: Config, num_requests: int, seed: int = 1) -> dict[str, float]:
     return eager.gauges
 
 
-def _make_draft_model(runner: Runner, vocab_size: int, cache: BlockAllocator) -> DraftModel:
+def _make_draft_model(vocab_size: int, cache: BlockAllocator) -> DraftModel:
     builder = BatchBuilder(NUM_PAGES, PAGE_SIZE, CONTEXT)
     limits = DraftLimits(NUM_DRAFTS, CONTEXT, vocab_size, vocab_size)
-    return DraftModel(lambda batch: runner.launch(batch).result(), builder, cache, limits)
+    return DraftModel(builder, cache, limits)
 
 
 def family_config(directory: Path, variant: str, draft_dir: Path | None = None) -> Config:

@@ -41,6 +41,7 @@ def add_draft_model(
         "model_vocab_size": VOCAB_SIZE,
     }
     builder = BatchBuilder(cache.num_pages, cache.page_size, bench.limits.max_model_len)
-    model = DraftModel(runner.run, builder, cache, DraftLimits(**(fields | limits)))
+    model = DraftModel(builder, cache, DraftLimits(**(fields | limits)))
+    bench.draft_runner = runner
     bench.scheduler = Scheduler(cache, bench.limits, bench.budget, model, bench.grammars, lengths)
     return runner

@@ -36,9 +36,9 @@ later. A search costs a part of a short step, and text that begins to repeat is 
 
 class Drafter(Protocol):
     def propose(self, req: Req, max_tokens: int) -> Draft:
-        """Returns at most `max_tokens` (at least 1) that may follow the request's tokens; none is good.
+        """Returns at most `max_tokens` (at least 1) tokens that may follow the request's; it may be none.
 
-        Called before each step in which a row could have some, but for rows with fewer tokens than `no_draft_until`.
+        Called before each step in which a row could have draft tokens, once it has `DraftState.idle_until` tokens.
         """
         ...
 
@@ -57,16 +57,16 @@ class NgramDrafter:
         self._rates = MatchRates()
 
     def propose(self, req: Req, max_tokens: int) -> Draft:
-        token_ids, pending = req.token_ids, req.pending
-        match = pending.match
+        token_ids, state = req.token_ids, req.pending.draft
+        match = state.match
         if match is None:
-            match = pending.match = NgramMatch(MatchRates(self._rates))
+            match = state.match = NgramMatch(MatchRates(self._rates))
         match.follow(token_ids)
         num_drafts = min(max_tokens, self._max_drafts)
-        continuation = pending.continuation
+        continuation = state.continuation
         if self._cache is not None and (continuation is None or len(token_ids) >= continuation.idle_until):
             if continuation is None:
-                continuation = pending.continuation = Continuation(self._cache.page_size, match.rates)
+                continuation = state.continuation = Continuation(self._cache.page_size, match.rates)
             others = continuation.find(token_ids, partial(self._cache.find_continuation, req))[:num_drafts]
             chance = match.rates.chance(CONTINUATION)
             if others and not (match.place and match.rates.chance(KINDS[match.length]) >= chance):
@@ -74,7 +74,7 @@ class NgramDrafter:
         if match.place:
             return Draft(match.next_ids(token_ids, num_drafts), match.chances(num_drafts))
         if match.rates.chance(KINDS[MIN_LENGTH]) < SPARSE_CHANCE:
-            pending.no_draft_until = len(token_ids) + SPARSE_TOKENS
+            state.idle_until = len(token_ids) + SPARSE_TOKENS
         return NO_DRAFT
 
 

@@ -9,11 +9,13 @@ record is of K and V.
 
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
+from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.radix import SALT_BYTES, Node, RadixTree
+from scheduler_proc.deciding.requests import Req
 
 DIGEST_BYTES = 16
 FIELDS = struct.Struct(f"<{DIGEST_BYTES}s{DIGEST_BYTES}s{SALT_BYTES}sqQ")
@@ -50,7 +52,7 @@ class Record(NamedTuple):
     tokens: bytes
 
 
-class PageJournal:
+class PageJournal(PageObserver):
     """The records of all pages. `stamps` has when each was used last, counted, if those behind it were not since.
 
     `num_recovered` pages of a predecessor were found. `num_dropped` were sealed and are not what they were, or have
@@ -61,6 +63,7 @@ class PageJournal:
         self.num_recovered = 0
         self.num_dropped = 0
         self._memory = memory
+        self._page_size = page_size
         self._num_bytes = FIELDS.size + 4 * page_size
         end = WORD_BYTES * num_pages
         self._seals = memory.notes[:end].cast("Q")
@@ -72,9 +75,6 @@ class PageJournal:
         """Returns the digest of a sealed page."""
         start = page * self._num_bytes
         return bytes(self._records[start : start + DIGEST_BYTES])
-
-    def is_sealed(self, page: int) -> bool:
-        return self._seals[page] != 0
 
     def sealed_pages(self) -> list[int]:
         return [page for page, seal in enumerate(self._seals) if seal]
@@ -88,10 +88,30 @@ class PageJournal:
         self.stamps[page] = stamp
         self._seals[page] = _seal_of(page, record)
 
-    def unseal(self, pages: Sequence[int]) -> None:
+    def unseal(self, pages: Collection[int]) -> None:
         """Lets the pages be written to."""
         for page in pages:
             self._seals[page] = 0
+
+    def on_filled(self, req: Req, num_pages: int, clock: int) -> None:
+        start, size = num_pages, self._page_size
+        while start and not self._seals[req.pages[start - 1]]:
+            start -= 1
+        for index in range(start, num_pages):
+            before = req.pages[index - 1] if index else None
+            tokens = req.token_ids[index * size : (index + 1) * size].tobytes()
+            self.seal(req.pages[index], before, tokens, req.pending.salt, req.uid, clock)
+
+    def on_freed(self, pages: Collection[int]) -> None:
+        self.unseal(pages)
+
+    def gauges(self) -> dict[str, float]:
+        return {"pages_recovered": self.num_recovered, "pages_dropped": self.num_dropped}
+
+    def check(self, free: Collection[int], cached: Collection[int]) -> None:
+        sealed = set(self.sealed_pages())
+        assert sealed.issuperset(cached), "a cached page is not sealed"
+        assert sealed.isdisjoint(free), "a free page is sealed"
 
     def damage(self, num_pages: int) -> None:
         """Overwrites K and V of so many sealed pages, or of all, on purpose."""

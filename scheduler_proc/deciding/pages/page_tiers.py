@@ -9,10 +9,15 @@ request has no chunk, and others go on. A load that breaks off leaves the pages 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+import msgspec
+
+from messages.ring.cache import CacheAnswer, CacheExplained, CacheListed, CacheQuestion, ExplainCache
 from scheduler_proc.deciding.pages.page_journal import NOTHING_BEFORE, digest_of
+from scheduler_proc.deciding.pages.page_observer import PageObserver
+from scheduler_proc.deciding.pages.radix import salt_of
 from scheduler_proc.deciding.requests import Req
 
 LOAD_TIMEOUT_S = 5.0
@@ -23,6 +28,12 @@ REST_S = 60.0
 
 SAVE_S = 2.0
 """At the end of a process, for cached pages on their way to the store; the launcher waits somewhat longer."""
+
+SAVED_AT_ONCE = 8
+"""Pages."""
+
+MAX_EVICTED_AT_ONCE = 64
+"""Pages: a put takes about as long for one page as for ten. A small cache evicts a 32nd of its pages."""
 
 DECAY = 0.9
 """What a measurement still counts when the next one comes."""
@@ -107,14 +118,15 @@ class _Load:
         self.deadline_s = time.monotonic() + LOAD_TIMEOUT_S
 
 
-class PageTiers:
-    """Names the cached pages, puts them into `store` when they are evicted, and has the loads of requests."""
+class PageTiers(PageObserver):
+    """Names the cached pages, puts them into `store` when they are evicted, and tracks the loads of requests."""
 
     def __init__(self, store: PageStore, num_pages: int, page_size: int):
-        self.store = store
+        self.num_evicted_at_once = min(MAX_EVICTED_AT_ONCE, num_pages // 32)
+        self._store = store
         self._page_size = page_size
         self._digests = [b""] * num_pages
-        """By page: of those in the radix tree, and stale otherwise."""
+        """By page: valid for those in the radix tree, stale otherwise."""
         self._loads: dict[int, _Load] = {}
         self._num_prefilled_tokens = 0.0
         self._prefill_s = 0.0
@@ -123,52 +135,81 @@ class PageTiers:
         self._num_evicted = self._num_asked_for = float(NUM_HOPED_FOR)
         self._forgotten: dict[bytes, None] = {}
         self._num_skipped_at_once = 0
-        self.num_skipped = 0
+        self._num_skipped = 0
         """Evicted pages that were not put."""
 
     def set_digest(self, page: int, digest: bytes) -> None:
+        """Names a page that was cached before there was an allocator."""
         self._digests[page] = digest
 
-    def name(self, req: Req, start: int, end: int) -> None:
-        """Names pages `start` to `end` of the request, which are in the tree."""
+    def on_cached(self, req: Req, start: int, end: int) -> None:
         for page, digest in zip(req.pages[start:end], self._digests_of(req, start, end), strict=True):
             self._digests[page] = digest
 
-    def put(self, pages: Sequence[int]) -> None:
-        """Has the store keep pages that are about to be free, if it is likely enough that they are asked for again."""
+    def on_evicted(self, pages: Sequence[int]) -> None:
+        """Puts the pages into the store if it is likely enough that they will be requested again."""
         digests = [self._digests[page] for page in pages]
         share = (1 - 1 / NUM_MEASURED_PAGES) ** len(pages)
         self._num_asked_for *= share
         self._num_evicted = self._num_evicted * share + len(pages)
-        is_worth_it = self._page_compute_s * self._num_asked_for >= self.store.page_put_s * self._num_evicted
+        is_worth_it = self._page_compute_s * self._num_asked_for >= self._store.page_put_s * self._num_evicted
         if is_worth_it or self._num_skipped_at_once >= NUM_SKIPPED_AT_ONCE:
             self._num_skipped_at_once = 0
-            self.store.put(pages, digests)
+            self._store.put(pages, digests)
             return
-        self.num_skipped += len(pages)
+        self._num_skipped += len(pages)
         self._num_skipped_at_once += len(pages)
         self._forgotten.update(dict.fromkeys(digests))
         while len(self._forgotten) > MAX_FORGOTTEN:
             del self._forgotten[next(iter(self._forgotten))]
 
-    def save(self, pages: Sequence[int], timeout_s: float) -> bool:
-        """Has the store keep cached pages; returns whether it has done so in time."""
-        self.store.put(pages, [self._digests[page] for page in pages])
-        return self.store.settle(timeout_s)
+    def on_closed(self, req: Req) -> None:
+        """Cancels the load of `req`, if it has one."""
+        if self._loads.pop(req.uid, None) is not None:
+            req.is_loading = False
+            self._store.cancel(req.uid)
 
-    def is_loading(self, req: Req) -> bool:
-        return req.uid in self._loads
+    def on_flushed(self) -> None:
+        self._store.clear()
+
+    def gauges(self) -> dict[str, float]:
+        return {"tier_skipped_pages": self._num_skipped, **self._store.gauges()}
+
+    def save(self, pages: Sequence[int], timeout_s: float) -> None:
+        """Puts cached pages into the store, the first ones first, and waits for at most `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        for start in range(0, len(pages), SAVED_AT_ONCE):
+            part = pages[start : start + SAVED_AT_ONCE]
+            self._store.put(part, [self._digests[page] for page in part])
+            if not self._store.settle(deadline_s - time.monotonic()):
+                return
 
     @property
     def has_loads(self) -> bool:
+        """True if a request waits for pages from the store."""
         return bool(self._loads)
 
-    def find_worth_loading(self, req: Req) -> list[bytes]:
+    def load(self, req: Req, grow: Callable[[Req, int], bool]) -> bool:
+        """Loads the pages after the shared ones if that is faster than computing them; True while they are loading.
+
+        Call it after `find_prefix`. `grow` gives `req` room for a number of tokens, or returns False.
+        """
+        if not req.is_loading:
+            start, digests = req.num_shared_pages, self._find_worth_loading(req)
+            if not digests or not grow(req, (start + len(digests)) * self._page_size):
+                return False
+            req.is_loading = True
+            self._loads[req.uid] = _Load(req, start)
+            self._num_asked_for += len(digests)
+            self._store.load(req.uid, req.pages[start : start + len(digests)], digests)
+        return True
+
+    def _find_worth_loading(self, req: Req) -> list[bytes]:
         """Returns the names of the pages behind the shared ones that the store has sooner than a step computes them."""
         digests: list[bytes] = []
         is_whole = True
         for digest in self._digests_of(req, req.num_shared_pages, req.pending.num_reusable_tokens // self._page_size):
-            is_whole = is_whole and self.store.find(digest) is not None
+            is_whole = is_whole and self._store.find(digest) is not None
             if is_whole:
                 digests.append(digest)
             elif digest in self._forgotten:
@@ -178,63 +219,60 @@ class PageTiers:
                 break
         if not digests or time.monotonic() < self._rest_until_s:
             return []
-        self.store.touch(digests)
+        self._store.touch(digests)
         compute_s = len(digests) * self._page_compute_s
-        is_worth_it = not compute_s or self.store.estimate_s(digests) < compute_s * self._patience
+        is_worth_it = not compute_s or self._store.estimate_s(digests) < compute_s * self._patience
         self._patience = 1.0 if is_worth_it else self._patience * IMPATIENCE
         return digests if is_worth_it else []
 
-    def load(self, req: Req, digests: Sequence[bytes]) -> None:
-        """Begins a load of the pages behind the shared ones, which `req` holds."""
-        start = req.num_shared_pages
-        self._loads[req.uid] = _Load(req, start)
-        self._num_asked_for += len(digests)
-        self.store.load(req.uid, req.pages[start : start + len(digests)], digests)
-
-    def cancel(self, req: Req) -> None:
-        """Breaks off the load of `req`, if it has one."""
-        if self._loads.pop(req.uid, None) is not None:
-            self.store.cancel(req.uid)
-
-    def pop_loaded(self) -> list[tuple[Req, int, bool]]:
-        """Returns the requests of which more is loaded, how many of their first tokens that is, and whether it is all
-        that will be."""
+    def collect_loaded(self, share: Callable[[Req], None]) -> None:
+        """Counts tokens loaded since the last call as computed; calls `share` for each load that has ended."""
         if not self._loads:
-            return []
-        found: list[tuple[Req, int, bool]] = []
+            return
         now_s = time.monotonic()
-        for uid, num_pages, has_ended in self.store.pop_loaded():
+        for uid, num_pages, has_ended in self._store.pop_loaded():
             load = self._loads[uid]
             load.deadline_s = now_s + LOAD_TIMEOUT_S
-            found.append((load.req, (load.start + num_pages) * self._page_size, has_ended))
+            req = load.req
+            req.num_computed_tokens = max(req.num_computed_tokens, (load.start + num_pages) * self._page_size)
             if has_ended:
+                req.is_loading = False
                 del self._loads[uid]
+                share(req)
         for load in [load for load in self._loads.values() if load.deadline_s < now_s]:
-            self.cancel(load.req)
+            self.on_closed(load.req)
             self._rest_until_s = now_s + REST_S
-        return found
 
     @property
     def _page_compute_s(self) -> float:
         """What a step takes for the tokens of a page, 0 before the first."""
         return self._page_size * self._prefill_s / self._num_prefilled_tokens if self._prefill_s else 0.0
 
-    def gauges(self) -> dict[str, float]:
-        """Returns sizes and counters by name."""
-        return {"tier_skipped_pages": self.num_skipped, **self.store.gauges()}
-
     def note_prefill(self, num_tokens: int, seconds: float) -> None:
         """Tells how long a step with prompts took for its tokens."""
         self._num_prefilled_tokens = DECAY * self._num_prefilled_tokens + num_tokens
         self._prefill_s = DECAY * self._prefill_s + seconds
 
-    def count_tokens(self, salt: bytes, key: bytes, start: int) -> dict[str, int]:
-        """Returns how many tokens of `key`, token bytes of whole pages, each tier has from page `start` on, up to the
-        first that none has."""
+    def add_tokens(self, question: CacheQuestion, answer: CacheAnswer) -> CacheAnswer:
+        """Returns the answer about the cache with the number of tokens that each tier has."""
+        match question, answer:
+            case ExplainCache(), CacheExplained(num_hit_tokens=num_hit_tokens):
+                counts = self._count_tokens(question, num_hit_tokens // self._page_size)
+                return msgspec.structs.replace(answer, tier_tokens=counts)
+            case _, CacheListed():
+                counts = {name: num_pages * self._page_size for name, num_pages in self._store.sizes().items()}
+                return msgspec.structs.replace(answer, tier_tokens=counts)
+            case _:
+                return answer
+
+    def _count_tokens(self, question: ExplainCache, start: int) -> dict[str, int]:
+        """Returns how many tokens of a prompt each tier has from page `start` on, up to the first that none has."""
         counts: dict[str, int] = {}
-        for index, digest in enumerate(_chain(NOTHING_BEFORE, salt, key, 4 * self._page_size)):
+        page_bytes = 4 * self._page_size
+        key = question.input_ids[: (len(question.input_ids) - 4) // page_bytes * page_bytes]
+        for index, digest in enumerate(_chain(NOTHING_BEFORE, salt_of(question.cache_salt), key, page_bytes)):
             if index >= start:
-                name = self.store.find(digest)
+                name = self._store.find(digest)
                 if name is None:
                     break
                 counts[name] = counts.get(name, 0) + self._page_size

@@ -34,6 +34,12 @@ def join(parts: Sequence[LogprobColumns], num_top: int) -> LogprobColumns:
     return join_columns([empty, *(with_num_top(part, num_top) for part in parts)])
 
 
+def join_known(parts: Sequence[LogprobColumns | None]) -> LogprobColumns | None:
+    """Returns the tokens of the parts that have any, with the most alternatives that one has."""
+    known = [part for part in parts if part is not None]
+    return join(known, max(part.num_top for part in known)) if known else None
+
+
 def has_nan(columns: LogprobColumns) -> bool:
     """Tells whether a logprob is not a number, as where a row's logits are not finite."""
     return math.isnan(sum(memoryview(columns.logprobs).cast(FLOAT32)))

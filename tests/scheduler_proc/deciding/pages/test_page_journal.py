@@ -217,8 +217,9 @@ def run_with_deaths(seed: int, drafter: SimulatedDrafter | None = None) -> tuple
             known[uid] = known[uid] + bench.inbox.tokens.get((uid, attempt), [])
         for name in totals:
             totals[name] += bench.gauge(name)
-        if chance.random() < 0.2 and bench.cache.journal is not None:
-            bench.cache.journal.damage(1)
+        journal = bench.scheduler.journal
+        if chance.random() < 0.2 and journal is not None:
+            journal.damage(1)
         attempt += 1
     for uid, prompt in prompts.items():
         params = user_msg(uid, prompt, 40, ignore_eos=True).sampling_params
