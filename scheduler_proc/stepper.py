@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from messages.ring.steps import Batch, ForwardOutput
+from scheduler_proc.deciding.drafting.draft_model import run_draft_steps
 from scheduler_proc.deciding.drafting.drafts import Drafter
 from scheduler_proc.deciding.isolation import run_step
 from scheduler_proc.deciding.pages.page_journal import PageMemory
@@ -133,17 +134,10 @@ class Stepper:
 
     def plan(self) -> Batch | None:
         """Returns the next step, planned with the steps of the draft model that it needs; `None` as `schedule` does."""
-        batch = self._scheduler.schedule()
-        while (draft_step := self._scheduler.draft_step) is not None:
-            batch = self._scheduler.continue_plan(self._run_draft_step(draft_step))
-        return batch
-
-    def _run_draft_step(self, batch: Batch) -> ForwardOutput | Exception:
-        assert self._draft_runner is not None
-        try:
-            return self._draft_runner.launch(batch).result()
-        except Exception as error:
-            return error
+        batch, proposal, runner = self._scheduler.schedule(), self._scheduler.proposal, self._draft_runner
+        if proposal is None or runner is None:
+            return batch
+        return self._scheduler.add_drafts(run_draft_steps(proposal, lambda step: runner.launch(step).result()))
 
     def step(self, batch: Batch | None, start_s: float) -> None:
         """Launches the step, if there is one, and commits the one before it; without overlap this one at once.

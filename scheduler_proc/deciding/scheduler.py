@@ -2,8 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from messages.errors import ErrorInfo, RequestError, bad_request
@@ -14,7 +13,7 @@ from messages.ring.steps import Batch, ForwardOutput
 from messages.ring.uids import GoneRequests
 from scheduler_proc.deciding.batch_columns import BatchBuilder, Chunk
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
-from scheduler_proc.deciding.drafting.draft_model import DraftModel, Drafts
+from scheduler_proc.deciding.drafting.draft_model import DraftModel, Drafts, DraftSteps
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.drafts import Drafter
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
@@ -57,7 +56,7 @@ class Scheduler:
 
     The caller repeats: `receive` (any number of messages), `schedule`, and `commit` with the result if that returned a
     step. It may call `schedule` once more before that `commit`, with the first step in flight; commits are in the order
-    of the steps. With a draft model it runs each `draft_step` and passes the result to `continue_plan`.
+    of the steps. If `schedule` leaves a `proposal` of the draft model, the caller runs it and calls `add_drafts`.
     `cache` must have room for a request of `limits.max_model_len` tokens, so that the first in priority can always
     continue. Without `draft_lengths` each row gets all draft tokens that `drafter` proposes and that have room. With
     `plans_decodes_alone` only the next step of the same rows in DECODE is planned behind a step in flight.
@@ -90,8 +89,6 @@ class Scheduler:
         self._in_flight: deque[StepInFlight] = deque()
         self._plan: tuple[DecodeRows, list[Chunk]] | None = None
         """The rows of a step that waits for the draft model."""
-        self.draft_step: Batch | None = None
-        """A step of the draft model. Its result must be passed to `continue_plan` before anything else happens."""
         self._replies: list[ToDetokenizer] = []
         self._num_steps = 0
         self._num_steps_ahead = 0
@@ -132,7 +129,7 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Returns the next step, or `None` if no request can have a row.
 
-        `None` may also mean that the step in flight has to be committed first, or that the `draft_step` has to run. The
+        `None` may also mean that the step in flight has to be committed first, or that the `proposal` has to run. The
         replies include the plan's report for timelines, which should be sent before a long step.
         """
         if self._grammars is not None:
@@ -154,29 +151,22 @@ class Scheduler:
             is_held = self._stages.compiling or self._policy.starved or self.has_loads
             assert before is not None or is_held, "there are requests and none can run"
             return None
-        if self._draft_planner is not None and self._draft_planner.proposal is not None:
+        if self.proposal is not None:
             self._plan = rows, chunks
-            return self._drive_proposal(self._draft_planner, self._draft_planner.proposal.__next__)
+            return None
         return self._begin_step(rows, chunks)
 
-    def continue_plan(self, result: ForwardOutput | Exception) -> Batch | None:
-        """Continues the plan that waits for `draft_step`, with its result or error; returns as `schedule` does."""
-        assert self._draft_planner is not None
-        proposal = self._draft_planner.proposal
-        assert proposal is not None, "no plan waits for a step of the draft model"
-        resume = proposal.throw if isinstance(result, Exception) else proposal.send
-        return self._drive_proposal(self._draft_planner, partial(resume, result))
+    @property
+    def proposal(self) -> DraftSteps | None:
+        """The steps of the draft model that must run before the plan is complete; `add_drafts` then completes it."""
+        return None if self._draft_planner is None else self._draft_planner.proposal
 
-    def _drive_proposal(self, planner: DraftPlanner, resume: Callable[[], Batch]) -> Batch | None:
-        try:
-            self.draft_step = resume()
-            return None
-        except StopIteration as end:
-            drafts: Drafts = end.value
-        self.draft_step = None
-        assert self._plan is not None
+    def add_drafts(self, drafts: Drafts) -> Batch:
+        """Returns the step whose plan waited for the result of `proposal`."""
+        assert self._draft_planner is not None
+        assert self._plan is not None, "no plan waits for the draft model"
         (rows, chunks), self._plan = self._plan, None
-        rows = self._policy.add_drafts(rows, chunks, planner.end_proposal(rows, drafts))
+        rows = self._policy.add_drafts(rows, chunks, self._draft_planner.end_proposal(rows, drafts))
         return self._begin_step(rows, chunks)
 
     def _begin_step(self, rows: DecodeRows, chunks: list[Chunk]) -> Batch:

@@ -14,6 +14,7 @@ from messages.ring.replies import (
 )
 from messages.ring.requests import DropBefore, SamplingParams, Stamps, ToScheduler, UserMsg
 from messages.ring.steps import Batch, LogprobColumns
+from scheduler_proc.deciding.drafting.draft_model import run_draft_steps
 from scheduler_proc.deciding.drafting.drafts import Drafter
 from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.policy import Budget
@@ -163,15 +164,11 @@ class Bench:
 
     def plan(self) -> Batch | None:
         """Returns the next step; runs those of the draft model that it needs."""
-        batch = self.scheduler.schedule()
-        while (draft_step := self.scheduler.draft_step) is not None:
-            assert self.draft_runner is not None
-            try:
-                result = self.draft_runner.run(draft_step)
-            except Exception as error:
-                result = error
-            batch = self.scheduler.continue_plan(result)
-        return batch
+        batch, proposal = self.scheduler.schedule(), self.scheduler.proposal
+        if proposal is None:
+            return batch
+        assert self.draft_runner is not None
+        return self.scheduler.add_drafts(run_draft_steps(proposal, self.draft_runner.run))
 
     def step(self) -> dict[int, int]:
         """Runs one step; returns the number of tokens that each request had in it, in the order of the rows."""

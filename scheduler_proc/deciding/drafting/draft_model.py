@@ -40,6 +40,21 @@ DraftSteps = Generator[Batch, ForwardOutput, Drafts]
 """Yields the steps of the draft model to run, receives the result of each, and returns the draft tokens."""
 
 
+def run_draft_steps(steps: DraftSteps, run: Callable[[Batch], ForwardOutput]) -> Drafts:
+    """Runs the steps of a proposal; returns the draft tokens."""
+    try:
+        batch = next(steps)
+        while True:
+            try:
+                output = run(batch)
+            except Exception as error:
+                batch = steps.throw(error)
+            else:
+                batch = steps.send(output)
+    except StopIteration as end:
+        return end.value
+
+
 class DraftLimits(msgspec.Struct, frozen=True):
     """What the draft model allows: draft tokens of a row, tokens of a request, and its vocabulary beside the model's.
 
