@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 
 from messages.config.server import Config
-from scheduler_proc.deciding.batch_columns import BatchBuilder
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
 from scheduler_proc.deciding.drafting.drafts import NgramDrafter
@@ -14,6 +13,7 @@ from scheduler_proc.deciding.pages.page_journal import PageJournal
 from scheduler_proc.deciding.pages.page_tiers import SAVE_S
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
+from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler
 from scheduler_proc.stepper import Runner
 

@@ -10,10 +10,10 @@ from runtime.background import BackgroundCalls, NeverBegunError
 from runtime.grammars import GrammarCompiler, GrammarError, grammars_are_busy
 from runtime.histograms import Histogram
 from scheduler_proc.deciding.requests import PendingReq
-from scheduler_proc.deciding.rows.endings import end_tokens_of
-from scheduler_proc.deciding.rows.grammar_time import GrammarTime, TimeAccount
-from scheduler_proc.deciding.rows.grammars import RequestGrammar, make_grammar
-from scheduler_proc.deciding.rows.thought_limits import FollowedThought
+from scheduler_proc.deciding.sampling.endings import end_tokens_of
+from scheduler_proc.deciding.sampling.grammar_time import GrammarTime, TimeAccount
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar, make_grammar
+from scheduler_proc.deciding.sampling.thought_limits import FollowedThought
 
 
 class GrammarBuilder:

@@ -10,8 +10,8 @@ its result is left out. Its pages are free by then, and the step behind still wr
 that page writes it in a later step yet, and the radix tree never gets a page with a slot beyond what is committed.
 """
 
-from scheduler_proc.deciding.batch_columns import Chunk
-from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.rows.decode_rows import NO_SOURCE, DecodeRows
 from scheduler_proc.deciding.stages import Stages
 

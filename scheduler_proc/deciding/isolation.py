@@ -8,7 +8,7 @@ from messages.columns import num_int32, pack_int32
 from messages.errors import ErrorInfo
 from messages.ring.axes import slice_columns
 from messages.ring.steps import ROW, Batch, ForwardOutput
-from scheduler_proc.deciding.rows.logprob_columns import join_known
+from scheduler_proc.deciding.sampling.logprob_columns import join_known
 from scheduler_proc.deciding.tasks.kinds import KINDS
 
 MAX_RERUNS = 64

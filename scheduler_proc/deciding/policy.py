@@ -5,13 +5,14 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from messages.ring.timeline import DelayedRow, PausedRow, PreemptedRow
-from scheduler_proc.deciding.batch_columns import Chunk
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_tiers import PageTiers
+from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.plan_notes import AdmissionRate, PlanNotes
-from scheduler_proc.deciding.requests import PendingReq, Req, State
+from scheduler_proc.deciding.requests import PendingReq, State
+from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.stages import Stages
 

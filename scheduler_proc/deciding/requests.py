@@ -1,6 +1,7 @@
-"""A request in the scheduler: what was asked and the tokens so far and, while it runs, its place in the KV cache."""
+"""A request in the scheduler: its parameters, its tokens so far and its state."""
 
 import enum
+import hashlib
 from array import array
 from collections.abc import Mapping
 
@@ -11,14 +12,20 @@ from messages.columns import unpack_int32
 from messages.ring.replies import ToDetokenizer
 from messages.ring.requests import Stamps, UserMsg
 from scheduler_proc.deciding.drafting.draft_state import DraftState
-from scheduler_proc.deciding.pages.radix import Node, salt_of
-from scheduler_proc.deciding.rows.endings import LENGTH, Ending, end_tokens_of, find_ending
-from scheduler_proc.deciding.rows.grammars import RequestGrammar
-from scheduler_proc.deciding.rows.logits_processing import LogitsProcessors, find_logits_processors
-from scheduler_proc.deciding.rows.output_counts import OutputCounts
+from scheduler_proc.deciding.sampling.endings import LENGTH, Ending, end_tokens_of, find_ending
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar
+from scheduler_proc.deciding.sampling.logits_processing import LogitsProcessors, find_logits_processors
 from scheduler_proc.deciding.tasks.kinds import find_task
 
 PriorityKey = tuple[int, int]
+
+
+SALT_BYTES = 16
+
+
+def salt_of(cache_salt: str) -> bytes:
+    """Returns the digest of a request's salt that is part of cache keys; empty without a salt."""
+    return hashlib.blake2b(cache_salt.encode(), digest_size=SALT_BYTES).digest() if cache_salt else b""
 
 
 class State(enum.Enum):
@@ -130,56 +137,3 @@ class PendingReq:
             first_token_ns=self.first_token_ns,
             finished_ns=finished_ns,
         )
-
-
-class Req:
-    """A running request: a `PendingReq` with its place in the KV cache, which only the cache changes.
-
-    `pages` hold its tokens in order; the first `num_shared_pages` belong to the radix tree and end at `node`. While it
-    `is_loading`, pages after these are filled from a lower tier (`page_tiers.py`).
-    """
-
-    def __init__(self, pending: PendingReq, root: Node):
-        self.pending = pending
-        self.uid = pending.uid
-        self.token_ids = pending.token_ids
-        self.pages: list[int] = []
-        self.node = root
-        self.num_shared_pages = 0
-        self.is_loading = False
-        self._num_prefilled = 0
-
-    def twin(self, token_ids: "array[int]") -> "Req":
-        """Returns a request on the same pages with other tokens."""
-        twin = Req(self.pending, self.node)
-        twin.token_ids, twin.pages = token_ids, self.pages
-        return twin
-
-    def outputs_in_prefill(self, start: int, end: int) -> OutputCounts:
-        """Returns the outputs of a chunk of the prompt's tokens `start` to `end` (exclusive).
-
-        A next token is sampled after the prompt's last one, unless the request must not have one.
-        """
-        task = self.pending.prompt_task
-        num_task = 0 if task is None else task.count(start, end)
-        num_tokens = int(end == len(self.token_ids) < self.pending.max_len)
-        return OutputCounts(num_tokens, num_tokens if self.pending.num_logprobs >= 0 else 0, num_task)
-
-    def outputs_in_decode(self, num_drafts: int = 0) -> OutputCounts:
-        """Returns the outputs of a row in DECODE with `num_drafts` draft tokens."""
-        num_tokens = 1 + num_drafts
-        return OutputCounts(num_tokens, num_tokens if self.pending.num_logprobs >= 0 else 0)
-
-    @property
-    def state(self) -> State:
-        return self.pending.state
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Tokens whose K and V are in the cache. In DECODE that is all but the last, so no step has to count them."""
-        return len(self.token_ids) - 1 if self.pending.state is State.DECODE else self._num_prefilled
-
-    @num_computed_tokens.setter
-    def num_computed_tokens(self, value: int) -> None:
-        assert self.pending.state is State.PREFILL
-        self._num_prefilled = value

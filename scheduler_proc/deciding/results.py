@@ -11,14 +11,15 @@ from messages.ring.steps import NO_TOKEN, ForwardOutput
 from scheduler_proc.deciding.drafting.draft_lengths import AcceptanceRate
 from scheduler_proc.deciding.in_flight import StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.requests import PendingReq, Req, State
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import PendingReq, State
+from scheduler_proc.deciding.row_results import DecodeResults, RowResult, split_result
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.delivery import Delivery
-from scheduler_proc.deciding.rows.endings import NOT_FINITE, Ending, find_ending
 from scheduler_proc.deciding.rows.finished_rows import finished_row, no_token
-from scheduler_proc.deciding.rows.grammars import RequestGrammar
-from scheduler_proc.deciding.rows.logprob_columns import cut
-from scheduler_proc.deciding.rows.row_results import DecodeResults, RowResult, split_result
+from scheduler_proc.deciding.sampling.endings import NOT_FINITE, Ending, find_ending
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar
+from scheduler_proc.deciding.sampling.logprob_columns import cut
 from scheduler_proc.deciding.stages import Stages
 
 FAULT = Ending("error")

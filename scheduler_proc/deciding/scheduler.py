@@ -11,7 +11,6 @@ from messages.ring.replies import CacheFlushed, DetokenizeMsg, FinishedRow, ToDe
 from messages.ring.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen, ToScheduler, UserMsg
 from messages.ring.steps import Batch, ForwardOutput
 from messages.ring.uids import GoneRequests
-from scheduler_proc.deciding.batch_columns import BatchBuilder, Chunk
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftModel, Drafts, DraftSteps
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
@@ -24,11 +23,12 @@ from scheduler_proc.deciding.policy import Budget, Policy
 from scheduler_proc.deciding.refusals import check_possible
 from scheduler_proc.deciding.requests import Limits, PendingReq
 from scheduler_proc.deciding.results import Results
+from scheduler_proc.deciding.rows.batch_columns import BatchBuilder, Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
-from scheduler_proc.deciding.rows.endings import ABORTED, STOP_STRING, Ending
 from scheduler_proc.deciding.rows.finished_rows import refused_row
-from scheduler_proc.deciding.rows.grammars import COMPLETE, RequestGrammar
 from scheduler_proc.deciding.rows.openings import open_stream
+from scheduler_proc.deciding.sampling.endings import ABORTED, STOP_STRING, Ending
+from scheduler_proc.deciding.sampling.grammars import COMPLETE, RequestGrammar
 from scheduler_proc.deciding.schedule_reports import ScheduleReports
 from scheduler_proc.deciding.stages import Stages
 

@@ -4,7 +4,8 @@ from bisect import insort
 from itertools import count
 
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.requests import PendingReq, PriorityKey, Req, State
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import PendingReq, PriorityKey, State
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.waiting_queue import WaitingQueue, priority_key_of
 

@@ -19,13 +19,13 @@ from messages.columns import pack_float32, pack_int32
 from messages.config.server import Config
 from messages.ring.requests import AbortMsg, StopSeen, UserMsg
 from scheduler_proc.computing.load_runner import load_runner
-from scheduler_proc.deciding.batch_columns import BatchBuilder
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
 from scheduler_proc.deciding.drafting.drafts import Drafter, NgramDrafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
+from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Stepper

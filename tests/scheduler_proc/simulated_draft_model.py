@@ -1,9 +1,9 @@
 """A draft model that is a simulated runner, on pages with the numbers of the bench's: it is asked, never told."""
 
 from messages.ring.steps import Batch, ForwardOutput
-from scheduler_proc.deciding.batch_columns import BatchBuilder
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
+from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench
 from tests.scheduler_proc.simulated_runner import SimulatedRunner

@@ -4,7 +4,8 @@ import random
 from array import array
 
 from scheduler_proc.deciding.drafting.drafts import Draft
-from scheduler_proc.deciding.requests import PendingReq, Req
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import PendingReq
 from tests.scheduler_proc.simulated_runner import expected_output
 
 NEVER = 1 << 20

@@ -11,8 +11,9 @@ from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasse
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.policy import Budget
-from scheduler_proc.deciding.requests import Limits, Req
+from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Stepper

@@ -19,14 +19,14 @@ import msgspec
 
 from messages.columns import INT32, unpack_int32
 from messages.ring.steps import Batch, ForwardOutput
-from scheduler_proc.deciding.batch_columns import BatchBuilder, Chunk
 from scheduler_proc.deciding.drafting.draft_state import NO_IDS
 from scheduler_proc.deciding.drafting.step_cost import StepCost
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_observer import PageObserver
-from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.rows.batch_columns import BatchBuilder, Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
-from scheduler_proc.deciding.rows.output_counts import OutputCounts
+from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 
 MOST_LACKING = 8
 """A row that lacks no more tokens than this feeds them in the first step that proposes; else in a step before."""

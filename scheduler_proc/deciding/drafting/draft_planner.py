@@ -3,12 +3,12 @@
 from array import array
 from collections.abc import Sequence
 
-from scheduler_proc.deciding.batch_columns import Chunk, plan_drafts
 from scheduler_proc.deciding.drafting.draft_lengths import AcceptanceRate, DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel, Drafts, DraftSteps
 from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.rows.batch_columns import Chunk, plan_drafts
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 
 NO_CHUNKS: Sequence[Chunk] = ()

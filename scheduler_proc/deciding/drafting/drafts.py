@@ -14,7 +14,7 @@ from scheduler_proc.deciding.drafting.continuations import Continuation
 from scheduler_proc.deciding.drafting.match_rates import CONTINUATION, KINDS, MIN_LENGTH, MatchRates
 from scheduler_proc.deciding.drafting.ngrams import NgramMatch
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.pages.running_request import Req
 
 
 class Draft(NamedTuple):

@@ -22,7 +22,8 @@ from scheduler_proc.deciding.pages.cache_questions import explain, list_nodes
 from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.pages import PagePool
 from scheduler_proc.deciding.pages.radix import Node, RadixTree
-from scheduler_proc.deciding.requests import PendingReq, Req
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import PendingReq
 
 T = TypeVar("T", bound=PageObserver)
 

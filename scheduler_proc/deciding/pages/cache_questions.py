@@ -8,7 +8,8 @@ from itertools import islice
 
 from messages.columns import unpack_int32
 from messages.ring.cache import CacheExplained, CacheListed, CacheNode, CacheSource, ExplainCache, ListCache
-from scheduler_proc.deciding.pages.radix import Node, RadixTree, salt_of
+from scheduler_proc.deciding.pages.radix import Node, RadixTree
+from scheduler_proc.deciding.requests import salt_of
 
 MAX_CANDIDATES = 4096
 """Continuations at one place of the tree that are compared with a prompt."""

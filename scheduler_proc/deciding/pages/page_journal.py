@@ -14,8 +14,9 @@ from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 from scheduler_proc.deciding.pages.page_observer import PageObserver
-from scheduler_proc.deciding.pages.radix import SALT_BYTES, Node, RadixTree
-from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.pages.radix import Node, RadixTree
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import SALT_BYTES
 
 DIGEST_BYTES = 16
 FIELDS = struct.Struct(f"<{DIGEST_BYTES}s{DIGEST_BYTES}s{SALT_BYTES}sqQ")

@@ -17,8 +17,8 @@ import msgspec
 from messages.ring.cache import CacheAnswer, CacheExplained, CacheListed, CacheQuestion, ExplainCache
 from scheduler_proc.deciding.pages.page_journal import NOTHING_BEFORE, digest_of
 from scheduler_proc.deciding.pages.page_observer import PageObserver
-from scheduler_proc.deciding.pages.radix import salt_of
-from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import salt_of
 
 LOAD_TIMEOUT_S = 5.0
 """A load of which no page has come for so long breaks off."""

@@ -4,7 +4,6 @@ A node is labelled with the token bytes of one or more whole pages. Children are
 at the root preceded by the request's salt, so each salt is a namespace that vanishes with its last page.
 """
 
-import hashlib
 import heapq
 import time
 from collections.abc import Iterator
@@ -15,13 +14,6 @@ MAX_EVICTED = 4096
 
 MAX_BRANCHES = 32
 """Children of a node that are looked at where only part of a page is known, the latest first."""
-
-SALT_BYTES = 16
-
-
-def salt_of(cache_salt: str) -> bytes:
-    """Returns what stands for a request's salt in keys: empty for none, else of one length."""
-    return hashlib.blake2b(cache_salt.encode(), digest_size=SALT_BYTES).digest() if cache_salt else b""
 
 
 class Node:

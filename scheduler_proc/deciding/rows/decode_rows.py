@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import compress
 
 from messages.columns import INT32, INT64
-from scheduler_proc.deciding.requests import Req
-from scheduler_proc.deciding.rows.endings import Ending, find_ending
+from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.rows.sampling_columns import SamplingColumns
+from scheduler_proc.deciding.sampling.endings import Ending, find_ending
 
 NO_PAGE = -1
 NO_SLOT = -1

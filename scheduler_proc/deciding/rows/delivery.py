@@ -9,7 +9,7 @@ from messages.ring.steps import LogprobColumns
 from scheduler_proc.deciding.requests import PendingReq
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.finished_rows import usage_of
-from scheduler_proc.deciding.rows.logprob_columns import join
+from scheduler_proc.deciding.sampling.logprob_columns import join
 
 
 class Delivery:

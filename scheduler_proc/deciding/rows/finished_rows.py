@@ -8,7 +8,7 @@ from messages.errors import ErrorInfo
 from messages.ring.replies import FinishedRow, Usage
 from messages.ring.requests import UserMsg
 from scheduler_proc.deciding.requests import PendingReq
-from scheduler_proc.deciding.rows.endings import NONE_IN_GRAMMAR, NONE_LEFT, NOT_FINITE, Ending
+from scheduler_proc.deciding.sampling.endings import NONE_IN_GRAMMAR, NONE_LEFT, NOT_FINITE, Ending
 
 
 def no_token(pending: PendingReq) -> ErrorInfo:

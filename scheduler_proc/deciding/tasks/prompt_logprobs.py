@@ -10,7 +10,7 @@ from messages.columns import INT32, num_int32
 from messages.ring.replies import PromptLogprobs
 from messages.ring.requests import SamplingParams
 from messages.ring.steps import WITH_LOGPROB, LogprobColumns, PromptLogprobTargets
-from scheduler_proc.deciding.rows.logprob_columns import has_nan, join, join_known
+from scheduler_proc.deciding.sampling.logprob_columns import has_nan, join, join_known
 from scheduler_proc.deciding.tasks.prompt_task import TaskKind
 
 

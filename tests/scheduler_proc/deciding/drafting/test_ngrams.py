@@ -12,7 +12,8 @@ from scheduler_proc.deciding.drafting.drafts import SPARSE_TOKENS, Draft, NgramD
 from scheduler_proc.deciding.drafting.match_rates import KINDS, MAX_LENGTH, MatchRates
 from scheduler_proc.deciding.drafting.ngrams import NgramMatch
 from scheduler_proc.deciding.pages.radix import RadixTree
-from scheduler_proc.deciding.requests import Limits, PendingReq, Req
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import Limits, PendingReq
 from tests.scheduler_proc.clients import user_msg
 
 

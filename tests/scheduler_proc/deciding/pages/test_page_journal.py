@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from messages.columns import pack_int32
 from scheduler_proc.deciding.pages.page_journal import PageJournal
-from scheduler_proc.deciding.pages.radix import Node, RadixTree, salt_of
+from scheduler_proc.deciding.pages.radix import Node, RadixTree
+from scheduler_proc.deciding.requests import salt_of
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_drafter import SimulatedDrafter
 from tests.scheduler_proc.simulated_runner import SimulatedPages, expected_output

@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.radix import RadixTree
-from scheduler_proc.deciding.requests import Limits, PendingReq, Req, State
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import Limits, PendingReq, State
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from tests.scheduler_proc.clients import user_msg
 

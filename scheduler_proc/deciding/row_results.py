@@ -11,12 +11,12 @@ from messages.columns import INT32, unpack_int32
 from messages.errors import ErrorInfo
 from messages.ring.axes import Axis, slice_columns
 from messages.ring.steps import NO_TOKEN, WITH_LOGPROB, ForwardOutput, LogprobColumns
-from scheduler_proc.deciding.batch_columns import Chunk
 from scheduler_proc.deciding.drafting.drafts import num_accepted
 from scheduler_proc.deciding.in_flight import StepInFlight
-from scheduler_proc.deciding.requests import Req
-from scheduler_proc.deciding.rows.logprob_columns import cut, join
-from scheduler_proc.deciding.rows.output_counts import OutputCounts
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.rows.batch_columns import Chunk
+from scheduler_proc.deciding.sampling.logprob_columns import cut, join
+from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 
 T = TypeVar("T", bound=msgspec.Struct)
 

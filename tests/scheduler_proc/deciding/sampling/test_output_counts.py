@@ -3,8 +3,9 @@
 import pytest
 
 from scheduler_proc.deciding.pages.radix import RadixTree
-from scheduler_proc.deciding.requests import Limits, PendingReq, Req
-from scheduler_proc.deciding.rows.output_counts import OutputCounts
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import Limits, PendingReq
+from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 from tests.scheduler_proc.clients import user_msg
 
 PROMPT = [3, 1, 4, 1, 5, 9]

@@ -6,10 +6,11 @@ from typing import NamedTuple
 from messages.columns import INT32, INT64, pack_int32
 from messages.ring.steps import Batch, LogitsProcessing
 from scheduler_proc.deciding.drafting.draft_lengths import AcceptanceRate
-from scheduler_proc.deciding.requests import PendingReq, Req
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import PendingReq
 from scheduler_proc.deciding.rows.decode_rows import NO_SLOT, DecodeRows
-from scheduler_proc.deciding.rows.logits_processing import LogitsProcessingColumns
-from scheduler_proc.deciding.rows.output_counts import OutputCounts
+from scheduler_proc.deciding.sampling.logits_processing import LogitsProcessingColumns
+from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 from scheduler_proc.deciding.tasks.prompt_task import TaskColumns
 
 NO_PAGE_BYTES = pack_int32([-1])

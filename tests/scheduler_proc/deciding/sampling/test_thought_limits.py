@@ -10,8 +10,8 @@ import pytest
 from messages.columns import pack_int32
 from messages.ring.requests import Thought, ThoughtLimit
 from runtime.grammars import GrammarCompiler
-from scheduler_proc.deciding.rows.grammars import RequestGrammar, make_grammar
-from scheduler_proc.deciding.rows.thought_limits import FollowedThought
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar, make_grammar
+from scheduler_proc.deciding.sampling.thought_limits import FollowedThought
 from tokenizer_proc.thoughts import limit_of
 
 ASSETS = Path(__file__).resolve().parents[4] / "assets"

@@ -11,7 +11,7 @@ from math import inf
 from messages.columns import FLOAT32, INT32, num_int32, pack_float32, pack_int32, unpack_int32
 from messages.ring.requests import SamplingParams
 from messages.ring.steps import LogitsProcessing
-from scheduler_proc.deciding.rows.dry import DryPenalty
+from scheduler_proc.deciding.sampling.dry import DryPenalty
 
 BAN_BYTES = pack_float32([-inf])
 UNKNOWN_BYTES = pack_int32([0])

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from messages.columns import INT32
 from messages.errors import ErrorInfo, bad_request
-from scheduler_proc.deciding.rows.endings import Ending
-from scheduler_proc.deciding.rows.grammar_time import GrammarTime, TimeAccount
-from scheduler_proc.deciding.rows.thought_limits import FollowedThought
+from scheduler_proc.deciding.sampling.endings import Ending
+from scheduler_proc.deciding.sampling.grammar_time import GrammarTime, TimeAccount
+from scheduler_proc.deciding.sampling.thought_limits import FollowedThought
 
 COMPLETE = Ending("stop")
 """Nothing more may come, not even white space."""
