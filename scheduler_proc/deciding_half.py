@@ -7,7 +7,9 @@ from collections.abc import Callable
 from messages.config.server import Config
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
+from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.drafts import NgramDrafter
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.pages.page_journal import PageJournal
 from scheduler_proc.deciding.pages.page_tiers import SAVE_S
@@ -46,24 +48,27 @@ def make_scheduler(
     journal = cache.find_observer(PageJournal)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)
-    drafter, draft_lengths = runner.drafter, None
-    if config.scheduling.speculative == "ngram":
-        drafter, draft_lengths = NgramDrafter(config.scheduling.num_speculative_tokens, cache), DraftLengths()
-    elif runner.draft_runner is not None and facts.draft is not None:
-        vocab_sizes = facts.draft.vocab_size, facts.vocab_size
-        limits = DraftLimits(config.scheduling.num_speculative_tokens, facts.draft.max_model_len, *vocab_sizes)
-        builder = BatchBuilder(runner.num_pages, page_size, facts.max_model_len)
-        clock = time.monotonic if runner.can_overlap else time.thread_time
-        drafter, draft_lengths = DraftModel(builder, cache, limits, clock), DraftLengths()
     return Scheduler(
         cache,
         Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids),
         budget,
-        drafter,
+        make_draft_planner(config, runner, cache),
         grammars,
-        draft_lengths,
         plans_decodes_alone=not runner.can_overlap,
     )
+
+
+def make_draft_planner(config: Config, runner: Runner, cache: BlockAllocator) -> DraftPlanner | None:
+    """Returns the planner of draft tokens, `None` without --speculative."""
+    facts, num_drafts = config.facts, config.scheduling.num_speculative_tokens
+    if config.scheduling.speculative == "ngram":
+        return DraftPlanner(cache, NgramDrafter(num_drafts, cache), DraftLengths())
+    if runner.draft_runner is None or facts.draft is None:
+        return None
+    limits = DraftLimits(num_drafts, facts.draft.max_model_len, facts.draft.vocab_size, facts.vocab_size)
+    builder = BatchBuilder(cache.num_pages, cache.page_size, facts.max_model_len)
+    clock = time.monotonic if runner.can_overlap else time.thread_time
+    return DraftPlanner(cache, DraftModel(builder, cache, limits, clock), DraftLengths())
 
 
 def _yielding(config: Config, runner: Runner) -> tuple[int, int]:

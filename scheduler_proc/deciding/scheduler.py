@@ -11,10 +11,8 @@ from messages.ring.replies import CacheFlushed, DetokenizeMsg, FinishedRow, ToDe
 from messages.ring.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen, ToScheduler, UserMsg
 from messages.ring.steps import Batch, ForwardOutput
 from messages.ring.uids import GoneRequests
-from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
-from scheduler_proc.deciding.drafting.draft_model import DraftModel, Drafts, DraftSteps
+from scheduler_proc.deciding.drafting.draft_model import Drafts, DraftSteps
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
-from scheduler_proc.deciding.drafting.drafts import Drafter
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_journal import PageJournal
@@ -58,8 +56,7 @@ class Scheduler:
     step. It may call `schedule` once more before that `commit`, with the first step in flight; commits are in the order
     of the steps. If `schedule` leaves a `proposal` of the draft model, the caller runs it and calls `add_drafts`.
     `cache` must have room for a request of `limits.max_model_len` tokens, so that the first in priority can always
-    continue. Without `draft_lengths` each row gets all draft tokens that `drafter` proposes and that have room. With
-    `plans_decodes_alone` only the next step of the same rows in DECODE is planned behind a step in flight.
+    continue. With `plans_decodes_alone` only steps of the same rows in DECODE are planned behind a step in flight.
     """
 
     def __init__(
@@ -67,9 +64,8 @@ class Scheduler:
         cache: BlockAllocator,
         limits: Limits,
         budget: Budget,
-        drafter: Drafter | DraftModel | None = None,
+        draft_planner: DraftPlanner | None = None,
         grammars: GrammarSource | None = None,
-        draft_lengths: DraftLengths | None = None,
         *,
         plans_decodes_alone: bool = False,
     ):
@@ -77,14 +73,13 @@ class Scheduler:
         self._cache = cache
         self._limits = limits
         self._stages = Stages(cache)
-        self._draft_planner = None if drafter is None else DraftPlanner(cache, drafter, draft_lengths)
+        self._draft_planner = draft_planner
         self._tiers = cache.find_observer(PageTiers)
-        self._policy = Policy(self._stages, cache, budget, self._draft_planner, self._tiers)
+        self._policy = Policy(self._stages, cache, budget, draft_planner, self._tiers)
         self._reports = ScheduleReports(self._stages, cache, self._policy)
         self._results = Results(self._stages, cache)
         self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len)
         self._grammars = grammars
-        self._draft_lengths = draft_lengths
         self._plans_decodes_alone = plans_decodes_alone
         self._in_flight: deque[StepInFlight] = deque()
         self._plan: tuple[DecodeRows, list[Chunk]] | None = None
@@ -231,11 +226,11 @@ class Scheduler:
         A step without prompt chunks counts for draft lengths with `cost_s`, measured by the clock of `DraftModel`. A
         step with one counts for loads from lower tiers with `seconds`.
         """
-        lengths, planner, tiers = self._draft_lengths, self._draft_planner, self._tiers
-        if lengths is not None and planner is not None and len(batch.token_ids) == len(batch.sample_tokens):
-            lengths.cost.add(batch.num_tokens, cost_s - planner.seconds)
-        if tiers is not None and len(batch.token_ids) > len(batch.sample_tokens):
-            tiers.note_prefill(batch.num_tokens, seconds)
+        has_prompts = len(batch.token_ids) > len(batch.sample_tokens)
+        if self._draft_planner is not None and not has_prompts:
+            self._draft_planner.note_time(batch.num_tokens, cost_s)
+        if self._tiers is not None and has_prompts:
+            self._tiers.note_prefill(batch.num_tokens, seconds)
 
     def save_cache(self, timeout_s: float) -> None:
         """Puts cached pages into lower tiers for at most `timeout_s`, unless a successor takes the cache over."""

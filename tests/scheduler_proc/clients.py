@@ -20,6 +20,7 @@ from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
+from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 from tests.scheduler_proc.simulated_grammar import SimulatedGrammars
 from tests.scheduler_proc.simulated_runner import Logprob, SimulatedPages, SimulatedRunner, unpack_logprobs
 from tests.scheduler_proc.simulated_store import SimulatedStore
@@ -144,8 +145,9 @@ class Bench:
         self.cache = open_cache(num_pages, page_size, is_sharing, pages, store)
         self.grammars = SimulatedGrammars(self.limits)
         self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding)
+        planner = None if drafter is None else plan_all_drafts(self.cache, drafter)
         self.scheduler = Scheduler(
-            self.cache, self.limits, self.budget, drafter, self.grammars, plans_decodes_alone=plans_decodes_alone
+            self.cache, self.limits, self.budget, planner, self.grammars, plans_decodes_alone=plans_decodes_alone
         )
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
         self.draft_runner: SimulatedRunner | None = None

@@ -21,6 +21,7 @@ from messages.ring.requests import AbortMsg, StopSeen, UserMsg
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
+from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.drafts import Drafter, NgramDrafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
@@ -33,6 +34,7 @@ from supervisor.flags import parse_flags
 from supervisor.run import build_config
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.clients import Inbox, user_msg
+from tests.scheduler_proc.simulated_drafter import AllDrafts
 
 FAMILIES = ("gpt2", "llama-gqa-tied", "qwen3-gqa-tied")
 CONTEXT = 96
@@ -116,8 +118,7 @@ class Client:
             cache,
             Limits(CONTEXT, vocab_size, (0,)),
             Budget(MAX_ROWS, STEP_TOKENS, 2, 3),
-            drafter,
-            draft_lengths=DraftLengths() if adapts else None,
+            drafter and DraftPlanner(cache, drafter, DraftLengths() if adapts else AllDrafts()),
         )
         self._stepper = Stepper(self.scheduler, runner, StepTimes())
         self._messages = {message.uid: message for message in messages}

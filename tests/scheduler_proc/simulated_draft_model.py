@@ -3,9 +3,11 @@
 from messages.ring.steps import Batch, ForwardOutput
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
+from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench
+from tests.scheduler_proc.simulated_drafter import AllDrafts
 from tests.scheduler_proc.simulated_runner import SimulatedRunner
 
 MAX_DRAFTS = 4
@@ -43,5 +45,6 @@ def add_draft_model(
     builder = BatchBuilder(cache.num_pages, cache.page_size, bench.limits.max_model_len)
     model = DraftModel(builder, cache, DraftLimits(**(fields | limits)))
     bench.draft_runner = runner
-    bench.scheduler = Scheduler(cache, bench.limits, bench.budget, model, bench.grammars, lengths)
+    planner = DraftPlanner(cache, model, lengths or AllDrafts())
+    bench.scheduler = Scheduler(cache, bench.limits, bench.budget, planner, bench.grammars)
     return runner

@@ -20,6 +20,7 @@ from scheduler_proc.stepper import Runner, Stepper
 from tests.checkpoints import CONTEXT, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.clients import Inbox, user_msg
 from tests.scheduler_proc.overlapped import OverlappedRunner
+from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 
 SMALLEST_MARGIN = 1e-3
 """Where the reference's two best logits are closer than this, either token is right."""
@@ -108,7 +109,7 @@ class Recalled:
             drafts[self._chance.randrange(len(drafts))] ^= 1
             self.num_wrong += 1
         self.num_right += len(drafts)
-        return Draft(array("i", drafts))
+        return Draft(array("i", drafts), [1.0] * len(drafts))
 
 
 def run(
@@ -121,11 +122,12 @@ def run(
     **params: object,
 ) -> tuple[list[list[int]], Scheduler]:
     """Runs all prompts, to the end of the context unless `params` say otherwise, and returns their output ids."""
+    cache = BlockAllocator(num_pages, page_size)
     scheduler = Scheduler(
-        BlockAllocator(num_pages, page_size),
+        cache,
         Limits(CONTEXT, VOCAB_SIZE),
         Budget(max_num_seqs=32, max_num_batched_tokens=num_step_tokens),
-        drafter,
+        drafter and plan_all_drafts(cache, drafter),
     )
     stepper = Stepper(scheduler, runner, StepTimes())
     inbox = Inbox()

@@ -15,17 +15,17 @@ NO_CHUNKS: Sequence[Chunk] = ()
 
 
 class DraftPlanner:
-    """Gives rows in DECODE the draft tokens that `drafter` proposes: as many as `lengths` choose, or all without them.
+    """Gives rows in DECODE the draft tokens that `drafter` proposes, as many as `lengths` choose.
 
-    A draft model proposes in steps that the caller runs: `proposal` if the latest plan needs any. `seconds` is the time
-    of the latest proposal.
+    A draft model proposes in steps that the caller runs: `proposal`, if the latest plan needs any.
     """
 
-    def __init__(self, cache: BlockAllocator, drafter: Drafter | DraftModel, lengths: DraftLengths | None = None):
+    def __init__(self, cache: BlockAllocator, drafter: Drafter | DraftModel, lengths: DraftLengths):
         self._cache = cache
         self._model, self._drafter = (drafter, None) if isinstance(drafter, DraftModel) else (None, drafter)
         self._lengths = lengths
-        self.seconds = 0.0
+        self._proposal_s = 0.0
+        """The time of the latest plan's proposal."""
         self.proposal: DraftSteps | None = None
         self._chunks: list[Chunk] = []
         self._num_tokens_left = 0
@@ -50,9 +50,8 @@ class DraftPlanner:
                 proposed.append((req, draft, None))
         if not proposed and self._model is None:
             return NO_CHUNKS  # many steps end here, so it must be cheap
-        self._chunks, self._num_tokens_left, self.seconds = [], max_num_tokens, 0.0
-        if self._lengths is not None:
-            self._lengths.begin_step(len(rows))
+        self._chunks, self._num_tokens_left, self._proposal_s = [], max_num_tokens, 0.0
+        self._lengths.begin_step(len(rows))
         if proposed:
             self._add(proposed)
         if self._model is not None and not self._model.has_failed:
@@ -63,23 +62,23 @@ class DraftPlanner:
         """Returns the chunks of those of `rows` for which the draft model proposed `drafts`."""
         self.proposal = None
         if self._model is not None:
-            self.seconds = self._model.seconds
-        if drafts and self._lengths is not None:
+            self._proposal_s = self._model.seconds
+        if drafts:
             self._lengths.num_idle = 0
         return [plan_drafts(req, drafts[req.uid], req.pending.draft.rate) for req in rows.reqs if drafts.get(req.uid)]
 
+    def note_time(self, num_tokens: int, seconds: float) -> None:
+        """Records the time of the latest plan and its step, in which each row decoded."""
+        self._lengths.cost.add(num_tokens, seconds - self._proposal_s)
+
     def _forced(self, req: Req, token_ids: "array[int]") -> tuple[Draft, AcceptanceRate]:
         rate = req.pending.draft.forced_rate
-        if self._lengths is not None:
-            rate.follow(self._lengths.forced)
+        rate.follow(self._lengths.forced)
         return Draft(token_ids, [rate.value] * len(token_ids)), rate
 
     def _add(self, proposed: list[tuple[Req, Draft, AcceptanceRate | None]]) -> None:
         """Plans the rows that get some of their draft tokens."""
-        if self._lengths is None:
-            counts = [len(draft.token_ids) for _, draft, _ in proposed]
-        else:
-            counts = self._lengths.choose([draft.chances for _, draft, _ in proposed], self._num_tokens_left)
+        counts = self._lengths.choose([draft.chances for _, draft, _ in proposed], self._num_tokens_left)
         for count, (req, draft, rate) in zip(counts, proposed, strict=True):
             draft_ids = draft.token_ids[: min(count, self._num_tokens_left)]
             if draft_ids and self._cache.grow(req, len(req.token_ids) + len(draft_ids)):
@@ -94,7 +93,10 @@ class DraftPlanner:
         most = [0 if req.uid in has_drafts else self._most(model.limits, req) for req in rows.reqs]
         if not any(most):
             return None
-        counts = most if self._lengths is None else self._choose(self._lengths, model, rows.reqs, most)
+        rates = [req.pending.draft.rate for req in rows.reqs]
+        for rate in rates:
+            rate.follow(self._lengths.general)
+        counts = self._lengths.choose_all(rates, most, model.cost)
         for row, req in enumerate(rows.reqs):
             counts[row] = min(counts[row], self._num_tokens_left)
             if counts[row] and not self._cache.grow(req, len(req.token_ids) + counts[row]):
@@ -111,9 +113,3 @@ class DraftPlanner:
             return 0
         num_tokens = len(req.token_ids)
         return max(0, min(limits.max_drafts, req.pending.max_len - num_tokens - 1, limits.max_len - num_tokens + 1))
-
-    def _choose(self, lengths: DraftLengths, model: DraftModel, reqs: list[Req], most: list[int]) -> list[int]:
-        rates = [req.pending.draft.rate for req in reqs]
-        for rate in rates:
-            rate.follow(lengths.general)
-        return lengths.choose_all(rates, most, model.cost)

@@ -18,16 +18,13 @@ from scheduler_proc.deciding.pages.running_request import Req
 
 
 class Draft(NamedTuple):
-    """Tokens (int32 ids of the vocabulary) that may come next, and how likely each is right where those before it are.
-
-    `chances` are needed where there are `DraftLengths`.
-    """
+    """Tokens (int32 ids) that may come next; `chances` are the probabilities of each if those before it are right."""
 
     token_ids: "array[int]"
-    chances: Sequence[float] = ()
+    chances: Sequence[float]
 
 
-NO_DRAFT = Draft(array(INT32))
+NO_DRAFT = Draft(array(INT32), ())
 
 SPARSE_CHANCE, SPARSE_TOKENS = 0.28, 4
 """Where a match of two tokens is less likely right than this, and none is found, the next search is so many tokens

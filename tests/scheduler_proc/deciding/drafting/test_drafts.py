@@ -26,7 +26,8 @@ class Proposals:
 
     def propose(self, req: Req, max_tokens: int) -> Draft:
         self.limits.append(max_tokens)
-        return Draft(array("i", self.drafts.pop(0)[:max_tokens] if self.drafts else []))
+        drafts = self.drafts.pop(0)[:max_tokens] if self.drafts else []
+        return Draft(array("i", drafts), [1.0] * len(drafts))
 
 
 @pytest.mark.parametrize(
