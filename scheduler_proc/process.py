@@ -26,7 +26,7 @@ from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.ranks import load_as_leader
 from scheduler_proc.reply_sender import ReplySender
 from scheduler_proc.step_times import StepTimes
-from scheduler_proc.stepper import Runner, Running, Stepper
+from scheduler_proc.stepper import Runner, RunningStep, Stepper
 
 log = logging.getLogger("sluice.scheduler")
 
@@ -152,7 +152,7 @@ def step_name(batch: Batch) -> str:
     return f"step {batch.step_id} {batch.phase} rows={batch.num_rows} tokens={batch.num_tokens}"
 
 
-def result_name(running: Running) -> str:
+def result_name(running: RunningStep) -> str:
     return f"result of step {running.batch.step_id}"
 
 

@@ -16,7 +16,7 @@ from scheduler_proc.computing.torch_import import import_torch
 from scheduler_proc.process import make_observer, step_name
 
 if TYPE_CHECKING:
-    from scheduler_proc.stepper import Launched, Runner
+    from scheduler_proc.stepper import Runner, StepFuture
 
 
 class RankLoop:
@@ -24,7 +24,7 @@ class RankLoop:
 
     def __init__(self, runner: "Runner"):
         self._runner = runner
-        self._latest: Launched | None = None
+        self._latest: StepFuture | None = None
         self._num_steps = 0
 
     def run(self, batch: Batch) -> None:

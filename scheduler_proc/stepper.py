@@ -18,7 +18,7 @@ from scheduler_proc.step_times import StepTimes
 log = logging.getLogger("sluice.scheduler")
 
 
-class Launched(Protocol):
+class StepFuture(Protocol):
     """A step that has been started."""
 
     @property
@@ -69,7 +69,7 @@ class Runner(Protocol):
     @property
     def page_store(self) -> TierStore | None: ...
 
-    def launch(self, batch: Batch) -> Launched:
+    def launch(self, batch: Batch) -> StepFuture:
         """Starts a step. Steps run in the order of their launches; K and V of one are in the cache for the next.
 
         Raises where nothing of the step was started; those before it go on.
@@ -77,18 +77,15 @@ class Runner(Protocol):
         ...
 
 
-Launch = Callable[[Batch], Launched]
+Launch = Callable[[Batch], StepFuture]
 
 
-class Running(NamedTuple):
+class RunningStep(NamedTuple):
     """A step between its launch and its result."""
 
     batch: Batch
-    launched: Launched
+    launched: StepFuture
     start_s: float
-
-
-Ended = tuple[Running, ForwardOutput]
 
 
 class Stepper:
@@ -118,7 +115,7 @@ class Stepper:
         self._can_plan_ahead = runner.can_plan_ahead
         self._has_news = has_news
         self._times = times
-        self._running: deque[Running] = deque()
+        self._running: deque[RunningStep] = deque()
         self._last_end_s = 0.0
         self._cpu_clock = cpu_clock
         self._last_cpu_s = cpu_clock()
@@ -166,35 +163,37 @@ class Stepper:
         if self._running:
             self._forget_all()
 
-    def _launch_and_end(self, batch: Batch | None, start_s: float) -> Ended | None:
+    def _launch_and_end(self, batch: Batch | None, start_s: float) -> tuple[RunningStep, ForwardOutput] | None:
         """A device runs both steps one after another."""
         if batch is not None:
-            self._running.append(Running(batch, self.launch(batch), start_s))
+            self._running.append(RunningStep(batch, self.launch(batch), start_s))
         if len(self._running) == 1 and batch is not None:
             return None  # there is none before it
         return self._end_first()
 
-    def _end_and_launch(self, batch: Batch | None, start_s: float) -> Ended | None:
+    def _end_and_launch(self, batch: Batch | None, start_s: float) -> tuple[RunningStep, ForwardOutput] | None:
         """This thread helps with a step when it asks for the result, and commits it while the next one runs."""
         ended = self._end_first() if self._running else None
         if batch is not None and ended is not None and self._has_news():
             self._scheduler.forget_plan()
         elif batch is not None:
-            self._running.append(Running(batch, self.launch(batch), start_s))
+            self._running.append(RunningStep(batch, self.launch(batch), start_s))
         return ended
 
-    def _may_plan_behind(self, running: Running) -> bool:
+    def _may_plan_behind(self, running: RunningStep) -> bool:
         return self._scheduler.may_plan_behind and not running.launched.has_ended
 
-    def _end_first(self) -> Ended:
+    def _end_first(self) -> tuple[RunningStep, ForwardOutput]:
         first = self._running.popleft()
         return first, self.result(first)
 
-    def result(self, running: Running) -> ForwardOutput:
+    def result(self, running: RunningStep) -> ForwardOutput:
         return running.launched.result()
 
     def _run_alone(self, batch: Batch, start_s: float) -> None:
-        self._scheduler.commit(*run_step(lambda part: self.result(Running(part, self.launch(part), start_s)), batch))
+        self._scheduler.commit(
+            *run_step(lambda part: self.result(RunningStep(part, self.launch(part), start_s)), batch)
+        )
         self._note_time(batch, start_s)
 
     def _forget_all(self) -> None:

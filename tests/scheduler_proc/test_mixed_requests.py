@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_proc.deciding.rows import row_results
+from scheduler_proc.deciding import row_results
 from tests.checkpoints import build_checkpoint
 from tests.scheduler_proc.mixed_requests import FAMILIES, check, family_config
 
