@@ -13,8 +13,7 @@ from scheduler_proc.deciding.in_flight import StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.requests import PendingReq, State
-from scheduler_proc.deciding.row_results import DecodeResults, RowResult, split_result
-from scheduler_proc.deciding.rows.decode_rows import DecodeRows
+from scheduler_proc.deciding.row_results import RowResult, split_result
 from scheduler_proc.deciding.rows.delivery import Delivery
 from scheduler_proc.deciding.rows.finished_rows import finished_row, no_token
 from scheduler_proc.deciding.sampling.endings import NOT_FINITE, Ending, find_ending
@@ -58,7 +57,7 @@ class Results:
         replies: list[ToDetokenizer] = []
         if together is not None:
             delivery.add_decode_rows(decode, *together)
-            endings = dict(_advance(decode, together))
+            endings = dict(decode.advance(together.rows, together.token_ids))
             if decode.sampling.num_with_grammar:
                 _follow_grammars(decode.reqs, together.rows, endings)
             ended += [(decode.reqs[row].pending, ending) for row, ending in endings.items()]
@@ -113,12 +112,6 @@ class Results:
         self.num_accepted_tokens += num_accepted
         if rate is not None:
             rate.add(num_drafts, num_accepted)
-
-
-def _advance(decode: DecodeRows, results: DecodeResults) -> list[tuple[int, Ending]]:
-    if len(results.rows) == len(decode):
-        return decode.advance(results.token_ids)
-    return decode.advance_some(results.rows, results.token_ids)
 
 
 def _cut_run(pending: PendingReq, token_ids: "array[int]") -> tuple["array[int]", Ending | None]:

@@ -138,7 +138,7 @@ class DraftModel(PageObserver):
                     left[req.uid] = 0
             is_kept = [left[req.uid] > 0 for req in rows.reqs]
             rows, tokens = _keep(rows, is_kept), array(INT32, compress(tokens, is_kept))
-            ended = {row for row, _ in rows.advance(tokens)}
+            ended = {row for row, _ in rows.advance(range(len(rows)), tokens)}
             rows = _keep(rows, [row not in ended for row in range(len(rows))])
             rows.enter_pages()
             lacking = [1] * len(rows)

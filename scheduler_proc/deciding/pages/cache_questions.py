@@ -27,7 +27,7 @@ def explain(tree: RadixTree, question: ExplainCache, *, is_sharing: bool) -> Cac
     if not is_sharing:
         return CacheExplained(question.uid, 0, (), DISABLED, 0)
     key = question.input_ids[: max(0, num_pages) * page_bytes]
-    path = tree.match(salt, key)
+    path = tree.match(tree.root, salt, key)
     num_hit_bytes = sum(num_same for _, num_same in path) * page_bytes
     num_hit = num_hit_bytes // 4
     sources = _sources(path, page_bytes // 4)

@@ -72,23 +72,18 @@ class RadixTree:
 
         Splits that node where it goes on differently. `key` is token bytes of whole pages.
         """
-        size = self.page_bytes
         pages: list[int] = []
-        position = 0
-        while position < len(key):
-            child = node.children.get(self._edge(node, salt, key[position : position + size]))
-            if child is None:
-                break
-            num_same = self._num_same_pages(child.key, key, position)
+        for child, num_same in self.match(node, salt, key):
             node = child if num_same == len(child.pages) else self._split(child, num_same)
             pages += node.pages
-            position += num_same * size
         return node, pages
 
-    def match(self, salt: bytes, key: bytes) -> list[tuple[Node, int]]:
-        """Returns the nodes that hold the longest cached beginning of `key`, with how many pages of each; as `find`,
-        but changes nothing."""
-        node, position, path = self.root, 0, list[tuple[Node, int]]()
+    def match(self, node: Node, salt: bytes, key: bytes) -> list[tuple[Node, int]]:
+        """Returns the nodes below `node` with the longest cached prefix of `key`, and how many pages each has of it.
+
+        Changes nothing.
+        """
+        position, path = 0, list[tuple[Node, int]]()
         while position < len(key):
             child = node.children.get(self._edge(node, salt, key[position : position + self.page_bytes]))
             if child is None:

@@ -139,18 +139,10 @@ class DecodeRows:
                 self.slots[row] = page * size
                 self.tables[row * self.table_width + index] = page
 
-    def advance(self, next_tokens: "array[int]") -> list[tuple[int, Ending]]:
-        """Moves every row on by its next token; returns the rows (ascending) that end with it, and how."""
-        for req, token_id in zip(self.reqs, next_tokens, strict=True):
-            req.token_ids.append(token_id)
-        self.token_ids = next_tokens
-        self.context_lens = array(INT32, [context_len + 1 for context_len in self.context_lens])
-        self.slots = array(INT64, [slot + 1 for slot in self.slots])
-        endings = map(find_ending, self._end_tokens, next_tokens, self.context_lens, self._last_context_lens)
-        return [(row, ending) for row, ending in enumerate(endings) if ending is not None]
-
-    def advance_some(self, rows: Sequence[int], next_tokens: "array[int]") -> list[tuple[int, Ending]]:
-        """Does the same with these rows (ascending) alone."""
+    def advance(self, rows: Sequence[int], next_tokens: "array[int]") -> list[tuple[int, Ending]]:
+        """Appends a next token to each of these rows (ascending); returns the rows that end with it, and how."""
+        if len(rows) == len(self.reqs):
+            return self._advance_all(next_tokens)
         ended: list[tuple[int, Ending]] = []
         for row, token_id in zip(rows, next_tokens, strict=True):
             self.reqs[row].token_ids.append(token_id)
@@ -161,6 +153,15 @@ class DecodeRows:
             if ending is not None:
                 ended.append((row, ending))
         return ended
+
+    def _advance_all(self, next_tokens: "array[int]") -> list[tuple[int, Ending]]:
+        for req, token_id in zip(self.reqs, next_tokens, strict=True):
+            req.token_ids.append(token_id)
+        self.token_ids = next_tokens
+        self.context_lens = array(INT32, [context_len + 1 for context_len in self.context_lens])
+        self.slots = array(INT64, [slot + 1 for slot in self.slots])
+        endings = map(find_ending, self._end_tokens, next_tokens, self.context_lens, self._last_context_lens)
+        return [(row, ending) for row, ending in enumerate(endings) if ending is not None]
 
     def advance_to(self, uids: Collection[int]) -> None:
         """Moves the rows of these requests on to the last of their tokens, which they have by now."""

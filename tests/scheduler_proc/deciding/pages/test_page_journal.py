@@ -52,7 +52,7 @@ def seal_some(journal: PageJournal) -> None:
 
 
 def pages_of(tree: RadixTree, salt: bytes, key: bytes) -> list[int]:
-    return [page for node, num in tree.match(salt, key) for page in node.pages[:num]]
+    return [page for node, num in tree.match(tree.root, salt, key) for page in node.pages[:num]]
 
 
 def test_a_successor_finds_what_was_sealed_with_its_salts_and_its_requests():

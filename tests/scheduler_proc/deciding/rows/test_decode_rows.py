@@ -72,7 +72,7 @@ class RowsMachine(RuleBasedStateMachine):
             if self.reqs.index(req) in rows:
                 self.take_pages(req, num_tokens)
         self.rows.enter_pages()
-        ended = self.rows.advance_some(rows, array("i", [token_id] * len(rows)))
+        ended = self.rows.advance(rows, array("i", [token_id] * len(rows)))
         assert ended == [
             (row, self.reqs[row].pending.find_ending())
             for row in rows
@@ -92,7 +92,7 @@ class RowsMachine(RuleBasedStateMachine):
         for row, req in enumerate(self.reqs):
             position = len(req.token_ids) - 1
             assert self.rows.slots[row] == req.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
-        ended = self.rows.advance(array("i", [token_id] * len(self.reqs)))
+        ended = self.rows.advance(range(len(self.reqs)), array("i", [token_id] * len(self.reqs)))
         assert ended == [
             (row, req.pending.find_ending())
             for row, req in enumerate(self.reqs)
