@@ -71,7 +71,7 @@ class _Search:
 
 
 def join_outputs(outputs: list[ForwardOutput]) -> ForwardOutput:
-    """Returns the result of a step whose parts, in order, gave these."""
+    """Joins the results of the parts of a step, in order."""
     return ForwardOutput(
         outputs[0].step_id,
         b"".join(output.next_tokens for output in outputs),

@@ -1,4 +1,4 @@
-"""The policy: which rows run in the next step, who waits, and who gives way."""
+"""The policy: which rows run in the next step, which requests wait, and which are preempted or paused."""
 
 from collections.abc import Collection, Sequence
 

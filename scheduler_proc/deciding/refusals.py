@@ -1,4 +1,4 @@
-"""Which requests are refused: those that no step could run, so that they cannot take others down with them."""
+"""Refuses requests that no step could run, so that they cannot make the steps of others fail."""
 
 import math
 from array import array

@@ -1,4 +1,4 @@
-"""What becomes of each row of a step once its result is there."""
+"""Applies the result of a step to its rows."""
 
 import time
 from array import array
@@ -22,11 +22,11 @@ from scheduler_proc.deciding.sampling.logprob_columns import cut
 from scheduler_proc.deciding.stages import Stages
 
 FAULT = Ending("error")
-"""Stands for the end of a row that got NO_TOKEN, until it is known why."""
+"""The end of a row that got NO_TOKEN, until the reason is known."""
 
 
 class Results:
-    """Moves every row of a step on by what the step computed for it. The counters only grow."""
+    """Applies results to rows. The counters only grow."""
 
     def __init__(self, stages: Stages, cache: BlockAllocator):
         self._stages = stages
@@ -39,7 +39,7 @@ class Results:
         self.num_finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
 
     def finish(self, pending: PendingReq, ending: Ending) -> FinishedRow:
-        """Ends a request in whatever state it is; returns the last word about it."""
+        """Ends a request in any state; returns its final row."""
         self._stages.finish(pending, is_reusable=ending.error is None)
         self.num_finished[ending.finish_reason] += 1
         return finished_row(pending, ending)
@@ -47,9 +47,9 @@ class Results:
     def commit(
         self, step: StepInFlight, output: ForwardOutput, failures: Mapping[int, ErrorInfo]
     ) -> list[ToDetokenizer]:
-        """Gives every row its next tokens, its end, or more prompt to come; returns what clients must hear, in order.
+        """Gives every row its next tokens, its end, or its prefill progress; returns the replies for clients in order.
 
-        `failures` are rows that could not be computed, by index.
+        `failures` has the errors of rows that could not be computed, by index.
         """
         decode, delivery = self._stages.decode, Delivery(output.step_id, time.monotonic_ns())
         together, results = split_result(step, decode.reqs, output, failures)
@@ -75,7 +75,7 @@ class Results:
         return replies
 
     def _commit_row(self, result: RowResult, delivery: Delivery, replies: list[ToDetokenizer]) -> Ending | None:
-        """Gives one row what it got; returns how it ends with that, if it does."""
+        """Applies the result of one row; returns its ending, if it ends."""
         req, chunk, pending = result.req, result.chunk, result.req.pending
         if chunk is not None and chunk.draft_ids:
             self._count_drafts(chunk.draft_rate, len(chunk.draft_ids), max(0, len(result.token_ids) - 1))
@@ -91,11 +91,11 @@ class Results:
         if result.task_entries is not None:
             replies += pending.pop_task_replies()
         if chunk is not None and req.state is State.PREFILL:
-            # A last token that got no next one is computed again, for only then can it get one.
+            # A last token that got no next token is computed again, to sample one.
             req.num_computed_tokens = chunk.end - (chunk.wanted.num_tokens > len(token_ids))
             self._cache.share(req)
             if not chunk.wanted.num_tokens:
-                return pending.find_ending()  # one that gets no token ends with its prompt
+                return pending.find_ending()  # a request without output ends with its prompt
             if token_ids:
                 delivery.add_prefilled(pending)
                 pending.first_token_ns = pending.first_token_ns or delivery.committed_ns
@@ -115,7 +115,7 @@ class Results:
 
 
 def _cut_run(pending: PendingReq, token_ids: "array[int]") -> tuple["array[int]", Ending | None]:
-    """Returns the next tokens of a row up to the one with which it ends, and how it ends, if it does."""
+    """Returns the next tokens of a row up to the one that ends it, and its ending, if it ends."""
     length = len(pending.token_ids)
     for index, token_id in enumerate(token_ids):
         if token_id == NO_TOKEN:
@@ -129,7 +129,7 @@ def _cut_run(pending: PendingReq, token_ids: "array[int]") -> tuple["array[int]"
 
 
 def _follow_grammars(reqs: list[Req], rows: Sequence[int], endings: dict[int, Ending]) -> None:
-    """Does the same for these rows in DECODE, each of which has got a token; `endings`, by row, are changed."""
+    """Follows the grammars of rows in DECODE by their last tokens; updates `endings`, which is by row."""
     for row in rows:
         req = reqs[row]
         if req.pending.grammar is not None:
@@ -139,8 +139,8 @@ def _follow_grammars(reqs: list[Req], rows: Sequence[int], endings: dict[int, En
 
 
 def _follow_grammar(grammar: RequestGrammar, token_id: int, ending: Ending | None) -> Ending | None:
-    """Moves the grammar on by the token with which the row ends so, or does not; returns how it ends.
+    """Advances the grammar by a token unless the token itself ends the row; returns how the row ends.
 
-    A grammar that is complete goes before a length that is reached with it.
+    A complete grammar takes precedence over the maximum length.
     """
     return ending if ending is not None and ending.ended_by_token else grammar.accept(token_id) or ending

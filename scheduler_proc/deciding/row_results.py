@@ -1,4 +1,4 @@
-"""The result of a step, taken apart by rows."""
+"""Splits the result of a step by rows."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class DecodeResults(NamedTuple):
-    """One next token for each of these rows in DECODE (ascending), and the logprobs of those that want any."""
+    """One next token for each of these rows in DECODE (ascending), and logprobs for the rows that request them."""
 
     rows: Sequence[int]
     token_ids: "array[int]"
@@ -46,11 +46,11 @@ class RowResult(NamedTuple):
 def split_result(
     step: StepInFlight, running: list[Req], output: ForwardOutput, failures: Mapping[int, ErrorInfo]
 ) -> tuple[DecodeResults | None, list[RowResult]]:
-    """Returns the result of `step` without rows that have ended since it was planned; `running` are those in DECODE.
+    """Returns the results of `step`, without rows that have ended since it was planned; `running` are those in DECODE.
 
-    Those without draft tokens come together where each of them got one token, so that such a step costs little per row.
-    The others, and all where anything is out of the ordinary, come one by one. `failures` are rows that could not be
-    computed, by index.
+    Rows without draft tokens are returned together if each got one token, which keeps the cost per row low. The others,
+    or all rows in unusual cases, are returned one by one. `failures` has the errors of rows that could not be computed,
+    by index.
     """
     reader = _Reader(output)
     is_odd = not step.decode_reqs or output.num_tokens or failures
@@ -63,7 +63,7 @@ def split_result(
 
 
 def _read_decode_rows(reader: "_Reader", step: StepInFlight, running: list[Req]) -> DecodeResults | None:
-    """Reads the rows in DECODE, unless the step has others than those that run, or one has no token: returns `None`."""
+    """Reads the rows in DECODE together; returns `None` if one has no token or their order has changed."""
     reqs = step.decode_reqs
     is_kept = [] if step.all_run else [step.runs(req) for req in reqs]
     rows = _find_rows(list(compress(reqs, is_kept)) if is_kept else reqs, running)
@@ -81,7 +81,7 @@ def _read_decode_rows(reader: "_Reader", step: StepInFlight, running: list[Req])
 
 
 def _find_rows(reqs: list[Req], running: list[Req]) -> Sequence[int] | None:
-    """Returns the rows of these requests among those that run, `None` where they are others or in another order."""
+    """Returns the indices of `reqs` in `running`, `None` if one is missing or they are in another order."""
     if reqs == running:
         return range(len(running))
     uids = {req.uid for req in reqs}
@@ -90,7 +90,7 @@ def _find_rows(reqs: list[Req], running: list[Req]) -> Sequence[int] | None:
 
 
 class _Reader:
-    """Goes through the columns of a result from row to row."""
+    """Reads the columns of a result row by row."""
 
     def __init__(self, output: ForwardOutput):
         self.next_tokens = unpack_int32(output.next_tokens)
@@ -109,7 +109,7 @@ class _Reader:
         return self.next_tokens[start : self._num_tokens], logprobs
 
     def read_first_tokens(self, count: int) -> "array[int]":
-        """Returns the first tokens, before anything else was read, if only tokens are wanted, as in most steps."""
+        """Returns the first tokens. Faster than `read_tokens`, for steps without logprobs."""
         self._num_tokens = count
         return self.next_tokens[:count]
 
@@ -123,7 +123,7 @@ class _Reader:
         return _cut(getattr(self._output, field), axis, start, count)
 
     def read(self, req: Req, chunk: Chunk | None, error: ErrorInfo | None) -> RowResult:
-        """Returns the result of the next row, without what was sampled after a wrong draft token.
+        """Returns the result of the next row, without tokens sampled after a rejected draft token.
 
         A row with an `error` has no entries.
         """
@@ -145,12 +145,12 @@ def _cut(columns: T | None, axis: Axis, start: int, count: int) -> T | None:
     """Returns `count` entries of `axis` from `start` on; `None` for a count of 0."""
     if not count:
         return None
-    assert columns is not None, f"what is wanted of each {axis.name} is missing"
+    assert columns is not None, f"the result lacks the entries of each {axis.name}"
     return slice_columns(columns, axis, start, start + count)
 
 
 def _compress(columns: LogprobColumns | None, is_kept: list[bool]) -> LogprobColumns | None:
-    """Returns the tokens that are kept."""
+    """Returns the logprobs of the tokens that are kept."""
     if columns is None:
         return None
     kept = [cut(columns, index, index + 1) for index, keeps in enumerate(is_kept) if keeps]

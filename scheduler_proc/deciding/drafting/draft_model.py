@@ -29,7 +29,7 @@ from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 
 MOST_LACKING = 8
-"""A row that lacks no more tokens than this feeds them in the first step that proposes; else in a step before."""
+"""A row that lacks at most this many tokens feeds them in the first step that proposes; else in a step before."""
 
 log = logging.getLogger("sluice.draft_model")
 
@@ -56,9 +56,9 @@ def run_draft_steps(steps: DraftSteps, run: Callable[[Batch], ForwardOutput]) ->
 
 
 class DraftLimits(msgspec.Struct, frozen=True):
-    """What the draft model allows: draft tokens of a row, tokens of a request, and its vocabulary beside the model's.
+    """The limits of the draft model: draft tokens of a row, tokens of a request, and both vocabulary sizes.
 
-    Of two vocabularies that differ in size, the larger one is padded: ids that both have mean the same.
+    If the vocabularies differ in size, the larger one is padded: ids that both have mean the same.
     """
 
     max_drafts: int
@@ -163,7 +163,7 @@ class DraftModel(PageObserver):
         return min(known, len(req.token_ids) - 1)
 
     def _note(self, req: Req, num_tokens: int) -> None:
-        """From now on the first `num_tokens` of a row have K and V of the draft model."""
+        """Records that the first `num_tokens` of a row have K and V of the draft model."""
         size, state = self._cache.page_size, req.pending.draft
         self.pages.update(req.pages[state.num_computed // size : num_tokens // size])
         state.num_computed, state.unverified_ids = num_tokens, NO_IDS
@@ -222,8 +222,10 @@ def _keep(rows: DecodeRows, is_kept: list[bool]) -> DecodeRows:
 
 
 def _feed(req: Req, count: int) -> Chunk:
-    """Returns a row that feeds the last `count` tokens of `req` and samples after each, for a step of decode rows is
-    quicker than one with a prompt's chunk. All but the last of these samples are known."""
+    """Returns a row that feeds the last `count` tokens of `req` and samples after each.
+
+    Such a step is faster than one with a prompt's chunk. Only the last sample is new.
+    """
     start = len(req.token_ids) - count
     first = req.twin(req.token_ids[: start + 1])
     return Chunk(first, start, start + 1, OutputCounts(count), req.token_ids[start + 1 :])

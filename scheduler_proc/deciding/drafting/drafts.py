@@ -1,7 +1,7 @@
-"""Draft tokens: who proposes what may come next, and how much of it was right.
+"""Drafters, which propose draft tokens, and the verification of draft tokens.
 
 A sampled token is a function of the tokens before it, the seed and its position, whatever else is in the step. So a
-draft token is right exactly where it equals the token that is sampled in its place, and drafts change no output.
+draft token is accepted if and only if it equals the token that is sampled in its place, and drafts change no output.
 """
 
 from array import array
@@ -27,8 +27,8 @@ class Draft(NamedTuple):
 NO_DRAFT = Draft(array(INT32), ())
 
 SPARSE_CHANCE, SPARSE_TOKENS = 0.28, 4
-"""Where a match of two tokens is less likely right than this, and none is found, the next search is so many tokens
-later. A search costs a part of a short step, and text that begins to repeat is found only a little later."""
+"""If a match of two tokens is less likely right than `SPARSE_CHANCE` and there is none, the next search is
+`SPARSE_TOKENS` tokens later. A search takes a part of a short step, and repetitions are found only a little later."""
 
 
 class Drafter(Protocol):
@@ -43,9 +43,8 @@ class Drafter(Protocol):
 class NgramDrafter:
     """Proposes at most `num_speculative_tokens` tokens, as in prompt lookup decoding (Saxena, 2023).
 
-    What a request's match and continuation know lives as long as the request. With a `cache`, what another request had
-    behind the very same tokens goes before a match that is less likely right. Where the shortest matches are mostly
-    wrong, and there is none, the next one is looked for some tokens later.
+    With a `cache`, the tokens that another request had after the same prefix take precedence over a match that is less
+    likely right. If the shortest matches are mostly wrong and there is none, the next search is some tokens later.
     """
 
     def __init__(self, num_speculative_tokens: int, cache: BlockAllocator | None = None):
@@ -76,9 +75,9 @@ class NgramDrafter:
 
 
 def num_accepted(draft_ids: "array[int]", sampled: Sequence[int]) -> int:
-    """Returns how many of the tokens `sampled` count: those after right draft tokens, and the one that begins.
+    """Returns how many tokens of `sampled` are valid: the first one, and one after each accepted draft token.
 
-    `sampled[i]` comes after the first i draft tokens; the last ones may be missing.
+    `sampled[i]` was sampled after the first i draft tokens; the last ones may be missing.
     """
     for index, draft_id in enumerate(draft_ids[: len(sampled)]):
         if sampled[index] != draft_id:
