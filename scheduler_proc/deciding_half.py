@@ -1,4 +1,4 @@
-"""Makes the deciding half for the runner that is to run its steps."""
+"""Makes the scheduler for a runner."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler
 from scheduler_proc.stepper import Runner
 
 TURN_STEPS, PART_OF_TURN = 256, 8
-"""On a CPU, while clients have rows, every TURN_STEPS-th step has tokens of batches, for 1/PART_OF_TURN of all rows."""
+"""On a CPU, while clients have rows, one step in `TURN_STEPS` has tokens of batches, 1/`PART_OF_TURN` of all rows."""
 
 log = logging.getLogger("sluice.scheduler")
 
@@ -28,9 +28,9 @@ log = logging.getLogger("sluice.scheduler")
 def make_scheduler(
     config: Config, runner: Runner, grammars: GrammarSource | None = None, wake: Callable[[], None] | None = None
 ) -> Scheduler:
-    """Returns a scheduler for the pages of `runner`, in which a request of full length has room.
+    """Returns a scheduler for the pages of `runner`, which have room for a request of full length.
 
-    `wake` is called, in another thread, when pages have come from a lower tier.
+    `wake` is called in another thread when pages have arrived from a lower tier.
     """
     facts, page_size = config.facts, config.cache.block_size
     budget = Budget(config.scheduling.max_num_seqs, runner.max_num_batched_tokens, *_yielding(config, runner))
@@ -84,7 +84,7 @@ def _yielding(config: Config, runner: Runner) -> tuple[int, int]:
 
 
 def close_store(scheduler: Scheduler, runner: Runner) -> None:
-    """Puts what is cached into the tiers below the KV cache, if there are any, and ends them."""
+    """Saves cached pages to the tiers below the KV cache, if there are any, and closes these."""
     if runner.page_store is not None:
         scheduler.save_cache(SAVE_S)
         runner.page_store.close()

@@ -1,4 +1,4 @@
-"""How long steps take and how large they are, as the frontend shows it."""
+"""Histograms of the duration and size of steps."""
 
 from messages.control.histograms import HistogramCounts
 from messages.ring.steps import Batch
@@ -16,7 +16,7 @@ class StepTimes:
         self._last_s = 0.0
 
     def may_be_long(self, batch: Batch) -> bool:
-        """True if a step may take so long that what is known before it should not wait for its result."""
+        """True if a step may take so long that replies should be sent before it."""
         return batch.num_tokens >= LONG_STEP_TOKENS or self._last_s >= LONG_STEP_S
 
     def add(self, batch: Batch, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Runs planned steps: one after another or, where the runner can, the next before the result of the last is there."""
+"""Runs planned steps: one by one or, if the runner can, the next one before the result of the last is known."""
 
 import contextlib
 import logging
@@ -19,25 +19,25 @@ log = logging.getLogger("sluice.scheduler")
 
 
 class StepFuture(Protocol):
-    """A step that has been started."""
+    """The result of a launched step, which may be pending."""
 
     @property
     def has_ended(self) -> bool:
-        """Tells whether its result is known to be there."""
+        """True if the result is known to be available."""
         ...
 
     def result(self) -> ForwardOutput:
-        """Waits until the step has ended; called once, in the order of the launches. Raises where the step failed."""
+        """Waits until the step has ended; called once, in the order of launches. Raises if the step failed."""
         ...
 
 
 class TierStore(PageStore, Protocol):
-    """A `PageStore` with threads. `wake` is called, in one of them, when pages have come."""
+    """A `PageStore` with threads. One of them calls `wake` when pages have been loaded."""
 
     wake: Callable[[], None]
 
     def close(self) -> None:
-        """Ends the threads; what waits to be written is dropped."""
+        """Ends the threads and drops pending writes."""
         ...
 
 
@@ -70,9 +70,9 @@ class Runner(Protocol):
     def page_store(self) -> TierStore | None: ...
 
     def launch(self, batch: Batch) -> StepFuture:
-        """Starts a step. Steps run in the order of their launches; K and V of one are in the cache for the next.
+        """Starts a step. Steps run in the order of launches, and each finds K and V of the previous ones in the cache.
 
-        Raises where nothing of the step was started; those before it go on.
+        Raises if the step could not be started; earlier steps continue.
         """
         ...
 
@@ -89,13 +89,13 @@ class RunningStep(NamedTuple):
 
 
 class Stepper:
-    """Gives the scheduler the results of its steps, in order.
+    """Runs the scheduler's steps and commits their results in order.
 
-    With `can_overlap` they come one step later than it plans them. With `can_plan_ahead`, so do those of steps that
-    run while the host does something else; where there are `has_news` by their end, the plan behind them is dropped, so
-    that what has come is not a step late.
-    `launch` and `result` are the two halves of a step as a profile shows them. `clock` tells seconds, `cpu_clock` those
-    of this thread: without overlap the thread computes, and what other programs take of its time costs no step.
+    With `can_overlap` a result is committed after the next step is launched. With `can_plan_ahead` the next step is
+    planned while one runs; if messages have arrived by its end (`has_news`), that plan is dropped, so that new requests
+    are not a step late.
+    `launch` and `result` are the two halves of a step in profiles. `clock` returns seconds, `cpu_clock` CPU seconds of
+    this thread: without overlap this thread computes, and time taken by other programs is not counted as a step's.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Stepper:
 
     @property
     def has_step(self) -> bool:
-        """Tells whether a step runs whose result the scheduler has not got."""
+        """True if a step is running whose result is not committed yet."""
         return bool(self._running)
 
     def plan(self) -> Batch | None:
@@ -135,8 +135,8 @@ class Stepper:
     def step(self, batch: Batch | None, start_s: float) -> None:
         """Launches the step, if there is one, and commits the one before it; without overlap this one at once.
 
-        `start_s` is when its plan was begun. Where a step fails, no matter at which of the two, all that run are
-        forgotten, and then one is planned and run with no other beside it, so that its rows can be run apart.
+        `start_s` is when its plan was begun. If one of the steps fails, all are forgotten; then one step is planned and
+        run alone, so that its rows can be run apart.
         """
         if not self._can_overlap and not self._can_plan_ahead:
             assert batch is not None
@@ -145,7 +145,7 @@ class Stepper:
         try:
             ended = self._launch_and_end(batch, start_s) if self._can_overlap else self._end_and_launch(batch, start_s)
         except Exception:
-            log.warning("a step failed, planning it again with no other beside it", exc_info=True)
+            log.warning("a step failed, planning it again alone", exc_info=True)
             self._forget_all()
             batch = self.plan()
             if batch is not None:
@@ -159,20 +159,20 @@ class Stepper:
             self.step(None, start_s)
 
     def close(self) -> None:
-        """Waits for what runs, and forgets it: memory that a step uses must be there until it has ended."""
+        """Waits for the running steps and forgets them: their memory must stay valid until they have ended."""
         if self._running:
             self._forget_all()
 
     def _launch_and_end(self, batch: Batch | None, start_s: float) -> tuple[RunningStep, ForwardOutput] | None:
-        """A device runs both steps one after another."""
+        """Launches a step behind the running one on the device."""
         if batch is not None:
             self._running.append(RunningStep(batch, self.launch(batch), start_s))
         if len(self._running) == 1 and batch is not None:
-            return None  # there is none before it
+            return None  # there is no step before it
         return self._end_first()
 
     def _end_and_launch(self, batch: Batch | None, start_s: float) -> tuple[RunningStep, ForwardOutput] | None:
-        """This thread helps with a step when it asks for the result, and commits it while the next one runs."""
+        """Waits for the running step, with which this thread helps, and launches the next one before the commit."""
         ended = self._end_first() if self._running else None
         if batch is not None and ended is not None and self._has_news():
             self._scheduler.forget_plan()
@@ -198,12 +198,12 @@ class Stepper:
 
     def _forget_all(self) -> None:
         while self._running:
-            with contextlib.suppress(Exception):  # what fails behind a failed step says nothing
+            with contextlib.suppress(Exception):  # a failure behind a failed step is no new information
                 self.result(self._running.popleft())
         self._scheduler.forget_steps()
 
     def _note_time(self, batch: Batch, start_s: float) -> None:
-        """Counts the step; as long as the one before it ran, it did not."""
+        """Records the time of a step, which begins when the previous one has ended."""
         end_s = self._clock()
         seconds = end_s - max(start_s, self._last_end_s)
         self._times.add(batch, seconds)

@@ -18,8 +18,8 @@ NUM_SIZES = 33
 """Steps of fewer tokens are also averaged by size: kernels process tokens in groups, so the cost has jumps."""
 
 MAX_NEW = 32
-"""The number of steps that are counted together. After a step, which reads all weights, the processor's caches hold none
-of this, so counting each step at once would take longer."""
+"""The number of steps that are counted together. A step reads all weights, so the processor's caches hold none of this
+after it, and counting each step at once would take longer."""
 
 MAX_SIZE_WEIGHT, LINE_WEIGHT, SIZE_DECAY = 8.0, 1.0, 0.9
 """In steps: the maximum weight of a size's average, the weight of the line in a prediction, and the factor by which the
@@ -44,7 +44,7 @@ class StepCost:
 
     @property
     def seconds_per_token(self) -> float:
-        """The time of one more token in a step; 0 before the first step. The line predicts at least 0 s for 0 tokens."""
+        """The time of one more token in a step; 0 before the first step. The line is at least 0 s at 0 tokens."""
         self._count_new()
         return self._seconds_per_token
 

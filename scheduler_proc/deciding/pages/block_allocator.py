@@ -1,8 +1,8 @@
-"""The KV cache as the scheduler sees it: every page is free, cached in the radix tree, or held by one running request.
+"""Allocates KV-cache pages: each is free, cached in the radix tree, or held by one running request.
 
 The tokens of a running request, from its first (page-aligned where marked |):
 
-    0 ........ num_shared_pages |      pages of the tree, pinned at req.node: others may read them, nobody writes
+    0 ........ num_shared_pages |      pages of the tree, pinned at req.node: shared, never written
     ........... len(req.pages)  |      pages held by this request alone
     0 ........ num_computed_tokens     K and V are in the cache
     ........... + this step's chunk    written by the running step
@@ -48,7 +48,7 @@ class BlockAllocator:
         self.is_sharing = is_sharing
         self.num_held = 0
         self.num_evicted = 0
-        """Pages that were cached and made room for others, since the start."""
+        """Cached pages evicted since the start."""
         self.observers = list(observers)
         self._tree = RadixTree(page_size) if tree is None else tree
         self._pool = PagePool(num_pages, {page for node in self._tree.nodes() for page in node.pages})
@@ -76,15 +76,15 @@ class BlockAllocator:
 
     @property
     def num_available(self) -> int:
-        """Pages that can be had without taking any from a running request."""
+        """Pages that can be allocated without preempting a running request."""
         return self._pool.num_free + self._tree.num_evictable
 
     def num_missing(self, req: Req, num_tokens: int) -> int:
-        """Returns how many more pages `req` needs to have room for `num_tokens` in all."""
+        """Returns how many more pages `req` needs for `num_tokens` in all."""
         return max(0, -(-num_tokens // self.page_size) - len(req.pages))
 
     def open(self, pending: PendingReq) -> Req:
-        """Returns the request with the pages of its longest cached beginning, pinned until `close`."""
+        """Returns the request without pages yet; those that `find_prefix` finds are pinned until `close`."""
         req = Req(pending, self._tree.root)
         self._tree.pin(req.node)
         return req
@@ -112,14 +112,14 @@ class BlockAllocator:
         req.num_computed_tokens = req.num_shared_pages * size
 
     def next_page(self, req: Req) -> bytes:
-        """Returns the token bytes of the page after the shared ones; empty where it could not be shared."""
+        """Returns the token bytes of the page after the shared ones; empty if it cannot be shared."""
         start, size = req.num_shared_pages * self.page_size, self.page_size
         if not self.is_sharing or start + size >= len(req.token_ids):
             return b""
         return req.token_ids[start : start + size].tobytes()
 
     def find_continuation(self, req: Req, num_tokens: int) -> "array[int]":
-        """Returns at most so many ids (int32) that other requests had behind the tokens of `req`; none is good."""
+        """Returns at most `num_tokens` ids (int32) that followed those of `req` in other requests; may be empty."""
         found: array[int] = array(INT32)
         if req.node.children:
             tail = req.token_ids[req.num_shared_pages * self.page_size :].tobytes()
@@ -152,7 +152,7 @@ class BlockAllocator:
         return [page for node in sorted(self._tree.nodes(), key=lambda node: -node.used) for page in node.pages]
 
     def share(self, req: Req) -> None:
-        """Puts the full computed pages of `req` into the tree; one that the tree had already replaces the own one."""
+        """Puts the full computed pages of `req` into the tree. Pages that the tree already has replace its own."""
         if not self.is_sharing:
             return
         start, end = req.num_shared_pages, req.num_computed_tokens // self.page_size
@@ -170,9 +170,9 @@ class BlockAllocator:
         self._extend_shared(req, node, end)
 
     def close(self, req: Req, is_reusable: bool = True) -> None:
-        """Ends the request's use of its pages: full ones stay cached, others are free.
+        """Ends the request's use of its pages: full ones stay cached, others are freed.
 
-        With `is_reusable` false, none that only this request used is kept: what it computed cannot be trusted.
+        With `is_reusable` false, pages that only this request used are freed, too: their K and V cannot be trusted.
         """
         for observer in self.observers:
             observer.on_closed(req)
@@ -201,7 +201,7 @@ class BlockAllocator:
         return len(pages)
 
     def check(self, running: Iterable[Req]) -> None:
-        """Asserts that every page is free, cached or held, once, and that the pins are those of `running`."""
+        """Asserts that every page has one owner, and that the pins are those of `running`."""
         reqs = list(running)
         free = self._pool.free_pages()
         self._tree.check()

@@ -1,11 +1,10 @@
-"""The tiers below the KV cache as the scheduler sees them: evicted pages go down, and come back ahead of a request.
+"""Moves evicted pages to the tiers below the KV cache, and loads them for requests that need them again.
 
-A page is named by the digest of its tokens and of the page before it (`page_journal.py`), so whoever begins with the
-same tokens finds it. A `PageStore` has the tiers, and copies pages out of the cache and into it; nothing here waits for
-it.
+A page is named by the digest of its tokens and of the previous page (`page_journal.py`), so every request with the same
+prefix finds it. A `PageStore` owns the tiers and copies pages out of the cache and into it, asynchronously.
 
-A request in PREFILL may have a load: pages of its own that the store fills, in order. Until the load has ended the
-request has no chunk, and others go on. A load that breaks off leaves the pages that have come; the rest is computed.
+A request in PREFILL may have a load: pages of its own that the store fills, in order. Until the load ends the request
+has no chunk, and other requests continue. After an incomplete load the remaining pages are computed.
 """
 
 import time
@@ -21,13 +20,13 @@ from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.requests import salt_of
 
 LOAD_TIMEOUT_S = 5.0
-"""A load of which no page has come for so long breaks off."""
+"""A load is cancelled if no page arrives for this long."""
 
 REST_S = 60.0
-"""For so long after that, none begins: a disk hangs."""
+"""No load starts for this long afterwards, since a disk may hang."""
 
 SAVE_S = 2.0
-"""At the end of a process, for cached pages on their way to the store; the launcher waits somewhat longer."""
+"""The time to save cached pages at the end of a process; the launcher waits somewhat longer."""
 
 SAVED_AT_ONCE = 8
 """Pages."""
@@ -36,70 +35,70 @@ MAX_EVICTED_AT_ONCE = 64
 """Pages: a put takes about as long for one page as for ten. A small cache evicts a 32nd of its pages."""
 
 DECAY = 0.9
-"""What a measurement still counts when the next one comes."""
+"""The factor by which the weight of past measurements falls with each new one."""
 
 NUM_MEASURED_PAGES = 4096
-"""Latest evicted pages of which it is counted how many are asked for again."""
+"""The number of latest evicted pages over which repeated requests are counted."""
 
 NUM_HOPED_FOR = 512
-"""So many hits are assumed at first: conversations come back only after many others."""
+"""The number of hits assumed initially: conversations return only after many others."""
 
 NUM_SKIPPED_AT_ONCE = 1024
-"""Behind so many evicted pages that were not put, some are: what that costs is measured again."""
+"""After this many evicted pages that were not put, some are put, to measure the cost again."""
 
 MAX_FORGOTTEN = 65536
-"""Evicted pages that were not put, whose names are remembered to count who asks for them."""
+"""The number of evicted pages that were not put, but whose names are kept to count requests for them."""
 
 IMPATIENCE = 1.05
-"""Each load that was not worth its time lets the next take so much longer: in the end one is tried, and measured."""
+"""The factor by which each load that was not worth its time raises the limit, so that eventually one is measured."""
 
 
 class PageStore(Protocol):
-    """Keeps K and V of pages that the cache has no room for. Only `settle` waits for anything."""
+    """Keeps K and V of evicted pages. Only `settle` blocks."""
 
     @property
     def page_put_s(self) -> float:
-        """What steps lose for each page that is put, as measured; 0 before the first."""
+        """The measured delay of steps for each page that is put; 0 before the first."""
         ...
 
     def find(self, digest: bytes) -> str | None:
-        """Returns the name of the tier that has a page, `None` where it would have to be computed."""
+        """Returns the name of the tier that has a page, `None` if none has it."""
         ...
 
     def touch(self, digests: Sequence[bytes]) -> None:
-        """Lets the pages of a beginning be the last that leave."""
+        """Marks the pages of a prefix as used last, so that they are evicted last."""
         ...
 
     def put(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Keeps what the pages hold, as far as there is time for it. They may be written by any later step."""
+        """Copies the pages into the store, or drops them if there is no time. Any later step may overwrite them."""
         ...
 
     def estimate_s(self, digests: Sequence[bytes]) -> float:
-        """Returns how long a load of these pages would take, at the rates measured; 0 before the first."""
+        """Returns the expected duration of a load of these pages by the measured rates; 0 before the first."""
         ...
 
     def load(self, uid: int, pages: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Has the pages filled with what `put` was given under these names."""
+        """Starts to fill the pages with the contents that `put` stored under these names."""
         ...
 
     def cancel(self, uid: int) -> None:
-        """Leaves the pages of a load alone from now on. There need not be one."""
+        """Stops writing to the pages of a request's load, if it has one."""
         ...
 
     def pop_loaded(self) -> list[tuple[int, int, bool]]:
-        """Returns the loads of which more pages have come, or that have ended, which may be early.
+        """Returns the loads that have made progress or have ended, possibly incomplete.
 
-        Of each its uid, how many of its first pages hold K and V for every step that is launched now, and whether it
-        has ended.
+        Each entry is the uid, the number of its first pages that hold K and V for every step launched from now on, and
+        whether the load has ended.
         """
         ...
 
     def sizes(self) -> dict[str, int]:
-        """Returns how many pages each tier has."""
+        """Returns the number of pages in each tier."""
         ...
 
     def settle(self, timeout_s: float) -> bool:
-        """Returns whether all that was put is kept now, or dropped; waits for that."""
+        """Waits until all pages that were put are stored or dropped. Returns False on a timeout."""
         ...
 
     def clear(self) -> None:
@@ -205,7 +204,7 @@ class PageTiers(PageObserver):
         return True
 
     def _find_worth_loading(self, req: Req) -> list[bytes]:
-        """Returns the names of the pages behind the shared ones that the store has sooner than a step computes them."""
+        """Returns the names of the next pages that the store loads faster than a step computes them."""
         digests: list[bytes] = []
         is_whole = True
         for digest in self._digests_of(req, req.num_shared_pages, req.pending.num_reusable_tokens // self._page_size):
@@ -245,11 +244,11 @@ class PageTiers(PageObserver):
 
     @property
     def _page_compute_s(self) -> float:
-        """What a step takes for the tokens of a page, 0 before the first."""
+        """The time that a step needs for the tokens of a page, 0 before the first."""
         return self._page_size * self._prefill_s / self._num_prefilled_tokens if self._prefill_s else 0.0
 
     def note_prefill(self, num_tokens: int, seconds: float) -> None:
-        """Tells how long a step with prompts took for its tokens."""
+        """Records the time of a step with prompts."""
         self._num_prefilled_tokens = DECAY * self._num_prefilled_tokens + num_tokens
         self._prefill_s = DECAY * self._prefill_s + seconds
 
@@ -279,7 +278,7 @@ class PageTiers(PageObserver):
         return counts
 
     def _digests_of(self, req: Req, start: int, end: int) -> Iterator[bytes]:
-        """Yields the names of pages `start` to `end` of a request; those before are in the tree."""
+        """Yields the names of pages `start` to `end` of a request, whose earlier pages are in the tree."""
         before = self._digests[req.pages[start - 1]] if start else NOTHING_BEFORE
         key = req.token_ids[start * self._page_size : end * self._page_size]
         return _chain(before, req.pending.salt, key.tobytes(), 4 * self._page_size)

@@ -1,4 +1,4 @@
-"""The plan of one step, and how it becomes the columns of a `Batch`."""
+"""Builds the `Batch` of a planned step."""
 
 from array import array
 from typing import NamedTuple
@@ -21,9 +21,7 @@ NO_DRAFTS: "array[int]" = array(INT32)
 class Chunk(NamedTuple):
     """Several tokens of a request as a row of one step: its tokens `start` to `end` (exclusive), then `draft_ids`.
 
-    All tokens before `start` are computed by then.
-
-    `draft_rate`, if there is one, counts how many of those were right.
+    All tokens before `start` are computed before the step. `draft_rate`, if given, counts accepted draft tokens.
     """
 
     req: Req
@@ -35,13 +33,13 @@ class Chunk(NamedTuple):
 
 
 def plan_drafts(req: Req, draft_ids: "array[int]", rate: AcceptanceRate | None) -> Chunk:
-    """Returns the row of a request in DECODE with tokens that may come next."""
+    """Returns the row of a request in DECODE with draft tokens."""
     end = len(req.token_ids)
     return Chunk(req, end - 1, end, req.outputs_in_decode(len(draft_ids)), draft_ids, rate)
 
 
 class _ChunkColumns:
-    """The columns of the chunks, in the order in which they come after the decode rows."""
+    """The columns of the chunks, which follow the decode rows."""
 
     def __init__(self, num_decode_rows: int) -> None:
         self.num_decode_rows = num_decode_rows
@@ -54,14 +52,14 @@ class _ChunkColumns:
         self.sample_tokens: array[int] = array(INT32)
         self.sample_positions: array[int] = array(INT64)
         self.sampled: list[tuple[PendingReq, int]] = []
-        """Who samples how many tokens."""
+        """The requests that sample, with their numbers of tokens."""
         self.tasks: dict[str, TaskColumns] = {}
-        """By their field of `Batch`."""
+        """By field of `Batch`."""
         self.num_drafts: array[int] = array(INT32)
 
 
 class BatchBuilder:
-    """Writes steps down as columns. Keeps all positions and all slots as arrays, for slices of them to be copied."""
+    """Builds steps as columns. Keeps arrays of all positions and all slots, from which slices are copied."""
 
     def __init__(self, num_pages: int, page_size: int, max_model_len: int):
         self._page_size = page_size
@@ -70,7 +68,7 @@ class BatchBuilder:
         self._no_chunks = _ChunkColumns(0)
 
     def build(self, step_id: int, decode: DecodeRows, chunks: list[Chunk]) -> Batch:
-        """Returns the step of all decode rows and these chunks; the pages of their tokens must have been taken."""
+        """Returns the step of all decode rows and these chunks, whose pages must have been allocated."""
         num_decode_rows = len(decode)
         assert NO_SLOT not in decode.slots, "a row has no page for its token"
         columns = _ChunkColumns(num_decode_rows) if chunks else self._no_chunks
@@ -146,9 +144,9 @@ def _logits_processing(decode: DecodeRows, chunks: list[Chunk]) -> LogitsProcess
 def _add_processors(
     columns: LogitsProcessingColumns, index: int, req: Req, token_ids: "array[int]", num_tokens: int
 ) -> None:
-    """Adds what a request changes about the token after these `num_tokens`, the last of which may not be known.
+    """Adds a request's logits processing for the token after these `num_tokens`, the last of which may be unknown.
 
-    Those that the request does not have are draft tokens.
+    Tokens beyond the request's own are draft tokens.
     """
     pending = req.pending
     if pending.logits_processors is not None:

@@ -1,7 +1,7 @@
-"""Logprobs of prompts: which tokens of a step they are wanted of, and which of a prompt are known so far.
+"""Logprobs of prompt tokens, as a prompt task.
 
-The logprob of a prompt token comes from the row of the token before it, so each is known with the chunk that computes
-that one. Such a request takes a prefix from the cache only as far as its logprobs are known.
+The logprob of a prompt token comes from the position before it, so it is known with the chunk that computes that
+position. Such a request uses a cached prefix only as far as its logprobs are known.
 """
 
 from array import array
@@ -15,7 +15,7 @@ from scheduler_proc.deciding.tasks.prompt_task import TaskKind
 
 
 class PromptLogprobsTask:
-    """The logprobs of one prompt's tokens but the first, as far as they are known; they outlive a preemption."""
+    """The known logprobs of one prompt's tokens, without the first token."""
 
     def __init__(self, prompt_ids: "array[int]", num_top: int):
         self._target_ids = prompt_ids[1:]
@@ -32,10 +32,9 @@ class PromptLogprobsTask:
         return self.num_known == len(self._target_ids)
 
     def span(self, start: int, end: int) -> range:
-        """Returns which targets a chunk of the positions `start` to `end` (exclusive) gives the logprobs of.
+        """Returns the targets whose logprobs a chunk of positions `start` to `end` (exclusive) computes.
 
-        Target i is known with position i. Those before `start` that are not known yet are about to be: the step in
-        flight gives theirs.
+        Target i is known with position i. Unknown targets before `start` are computed by the step in flight.
         """
         first = max(start, self.num_known)
         return range(first, max(first, min(end, len(self._target_ids))))
@@ -61,7 +60,7 @@ class PromptLogprobsTask:
 
 
 class PromptLogprobTargetColumns:
-    """The columns of `PromptLogprobTargets` of one step in the making."""
+    """Builds the `PromptLogprobTargets` of one step."""
 
     def __init__(self) -> None:
         self._token_indices: array[int] = array(INT32)
