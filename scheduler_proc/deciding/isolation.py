@@ -1,4 +1,4 @@
-"""What is done about a step that raises: its rows are run apart until those that fail are alone."""
+"""Retries a step that raises in halves, until the failing rows are isolated."""
 
 import logging
 import secrets

@@ -21,7 +21,7 @@ QUEUE = 0
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What one step may hold: rows, and tokens of all rows together.
+    """The limits of one step: rows, and tokens of all rows together.
 
     While other requests have rows, every `yields_every`-th step has at most `max_num_yielding` tokens of requests that
     give way, rows in DECODE first, then prompts; the other steps have none.
@@ -73,12 +73,12 @@ class Policy:
         self._no_rows = DecodeRows(cache.page_size)
         self.budget = budget
         self.notes = PlanNotes()
-        """Of the latest plan."""
+        """Facts about the latest plan."""
         self.admission_rate = AdmissionRate()
         self.is_closed = False
-        """Nothing gets out of the queue any more."""
+        """No more requests are admitted from the queue."""
         self.starved: Collection[int] = ()
-        """By fault injection: the uids that no step has once they decode; 0 stands for the queue."""
+        """Fault injection: the uids that no step has once they decode; 0 means the queue."""
         self._num_without = 0
         """Steps since the last one in which requests that give way could have tokens."""
         self.num_admitted = 0
@@ -86,9 +86,9 @@ class Policy:
         self.num_prompt_tokens = 0
         self.num_hit_tokens = 0
         self.num_resumed_tokens = 0
-        """Of requests that were sent again, after a replacement or a loss."""
+        """Tokens of requests that were sent again, after a replacement or a loss."""
         self.num_recomputed_tokens = 0
-        """Those of them that were not in the cache."""
+        """The part of `num_resumed_tokens` that was not in the cache."""
 
     def choose_rows(self, rows: DecodeRows, before: StepInFlight | None = None) -> tuple[DecodeRows, list[Chunk]]:
         """Returns the rows of the next step: those of `rows`, in DECODE, that feed one token each, and the others.

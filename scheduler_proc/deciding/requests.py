@@ -94,7 +94,7 @@ class PendingReq:
 
     @property
     def needs_last_token(self) -> bool:
-        """Tells whether what it changes depends on which tokens there are, and not only on how many."""
+        """True if its logits processing depends on the last token, and not only on the number of tokens."""
         processors = self.logits_processors
         if self.grammar is not None and self.grammar.needs_last_token:
             return True

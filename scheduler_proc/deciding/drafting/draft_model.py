@@ -111,7 +111,7 @@ class DraftModel(PageObserver):
             return (yield from self._propose(rows, counts, max_tokens))
         except Exception:
             self.has_failed = True
-            log.exception("a step of the draft model failed; requests go on without draft tokens")
+            log.exception("a step of the draft model failed; requests continue without draft tokens")
             return {}
         finally:
             self.seconds = self._clock() - begin_s

@@ -187,7 +187,7 @@ def test_a_draft_model_that_fails_is_not_asked_again(caplog):
     bench.send(*messages)
     bench.run()
     assert [bench.output(uid) for uid in (1, 2)] == [expected(message) for message in messages]
-    assert "requests go on without draft tokens" in caplog.text
+    assert "requests continue without draft tokens" in caplog.text
     num_batches = len(draft.batches)
     bench.send(user_msg(3, PROMPT, 20, **SAMPLED))
     bench.run()
