@@ -1,4 +1,4 @@
-"""A draft model that is a simulated runner, on pages with the numbers of the bench's: it is asked, never told."""
+"""A simulated draft model on pages with the numbers of the bench's."""
 
 from messages.ring.steps import Batch, ForwardOutput
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths

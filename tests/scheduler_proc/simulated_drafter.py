@@ -1,4 +1,4 @@
-"""A drafter that knows what the simulated runner will sample, and now and then says something else."""
+"""A drafter that knows what the simulated runner will sample, and sometimes proposes other tokens."""
 
 import random
 from array import array

@@ -17,7 +17,7 @@ FORCING = 99
 
 
 class SimulatedTokenizer:
-    """Has more tokens than the model, so that bitmasks are longer than what the model needs of them."""
+    """A tokenizer with more tokens than the model, so that bitmasks are longer than the model's."""
 
     eos_tokens = (EOS,)
 

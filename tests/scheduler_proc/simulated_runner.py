@@ -1,7 +1,7 @@
 """A runner without a model: its "K and V" are hashes, so a wrong page, slot or position changes the output.
 
 What a slot holds depends on every token before it, as real K and V do; the next token depends on everything that the
-row reads through its page table. `expected_output` says what a request must get, by the same rule without any pages.
+row reads through its page table. `expected_output` returns the output of a request by the same rule, without pages.
 """
 
 import random
@@ -42,7 +42,7 @@ def _optional(batch: Batch, name: str) -> "array[float]":
 def choose(
     values: Sequence[int], params: tuple[float, ...], position: int, vocab_size: int, edits: Edits = NOTHING
 ) -> int:
-    """Returns the next token after a row with these slots, -1 where all are banned.
+    """Returns the next token after a row with these slots, -1 if all are banned.
 
     Sampling rows depend on seed and position too, and rows with biases or penalties on each of their values.
     """
@@ -157,7 +157,7 @@ class SimulatedRunner:
         return ForwardOutput(batch.step_id, next_tokens, logprobs, self._logprob(batch, slots), counts)
 
     def _withhold(self, sampled: list[Sampled]) -> tuple[list[bool], bytes]:
-        """Returns which of the tokens are told, and the column that says how many of each row that is."""
+        """Returns which of the tokens are in the result, and the column with their number per row."""
         if self.withholds is None:
             return [True] * len(sampled), b""
         num_sampled = Counter(one.row for one in sampled)

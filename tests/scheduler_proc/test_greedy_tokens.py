@@ -224,9 +224,9 @@ def test_alone_and_again_from_the_cache(model: Model):
 
 
 def test_a_cache_of_codes_goes_through_all_that_moves_pages(tmp_path: Path):
-    """Chunks, cached prefixes, preemption and wrong drafts beside a run with none of them.
+    """Chunks, cached prefixes, preemption and wrong drafts, compared with a run with none of them.
 
-    What was added up in another order may round to another code, which may change the text where tokens lie close.
+    Sums in another order may round to another code, which may change the text if two tokens are almost equally likely.
     """
     build_checkpoint(tmp_path, "llama-gqa-tied")
     config = make_config(tmp_path, block_size=PAGE_SIZE, num_pages=PLENTY, kv_cache_dtype="int8")

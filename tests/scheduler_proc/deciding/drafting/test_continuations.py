@@ -1,4 +1,4 @@
-"""Draft tokens from what other requests had behind the same tokens; a search over all of them says what is right."""
+"""Continuations from other requests, compared with a search over all of them."""
 
 from array import array
 

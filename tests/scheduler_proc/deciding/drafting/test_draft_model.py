@@ -1,4 +1,4 @@
-"""A draft model on the pages of the model's: what it lacks it computes, and nothing it does changes a token."""
+"""A draft model on the model's pages: it computes what it lacks, and never changes a token."""
 
 import random
 from array import array
@@ -254,7 +254,7 @@ def test_an_aborted_row_leaves_nothing():
 
 
 class Clock:
-    """Goes on by what a step takes."""
+    """Advances by the time of each step."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -1,4 +1,4 @@
-"""Draft tokens: which are right, which rows may have some, and that a wrong one leaves nothing behind."""
+"""Verification of draft tokens: which are accepted, which rows may have some, and that rejected ones leave no trace."""
 
 from array import array
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ PROMPT = [3, 1, 4, 1, 5]
 
 
 class Proposals:
-    """Proposes what the test says, and remembers how many tokens it was asked for."""
+    """Proposes the given drafts and records the requested numbers of tokens."""
 
     def __init__(self, *drafts: Sequence[int]):
         self.drafts = list(drafts)

@@ -1,4 +1,4 @@
-"""What n-gram lookup finds and proposes; a slow search over all places says what is right."""
+"""N-gram lookup, compared with a slow search over all places."""
 
 import random
 from array import array
@@ -22,7 +22,7 @@ def ids(values) -> "array[int]":
 
 
 def latest(values: list[int]) -> int:
-    """Returns the latest place behind two tokens that are the last two, 0 where there is none."""
+    """Returns the latest place after an earlier occurrence of the last two tokens, 0 if there is none."""
     return next((place for place in range(len(values) - 1, 1, -1) if values[place - 2 : place] == values[-2:]), 0)
 
 

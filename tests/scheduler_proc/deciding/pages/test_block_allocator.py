@@ -1,4 +1,4 @@
-"""Pages of requests: who owns them at each point of a request's life."""
+"""The owners of pages at each point of a request's life."""
 
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.running_request import Req

@@ -1,4 +1,4 @@
-"""Pages outlive a scheduler: what it dies in the middle of, what is damaged, and what of it the next one uses."""
+"""Pages outlive a scheduler: after a crash at any point, or damage, its successor uses only intact pages."""
 
 import random
 from collections.abc import Sequence
@@ -194,7 +194,7 @@ def test_what_was_used_last_is_evicted_last_also_by_a_successor():
 def run_with_deaths(seed: int, drafter: SimulatedDrafter | None = None) -> tuple[float, float, float]:
     """Serves requests by schedulers that die at any time; returns tokens resumed and recomputed, and pages dropped.
 
-    Some die when a step has run that they never hear of, and some leave damage.
+    Some die before they receive the result of a step, and some leave damage.
     """
     chance = random.Random(seed)
     pages = SimulatedPages(NUM_PAGES, PAGE_SIZE)

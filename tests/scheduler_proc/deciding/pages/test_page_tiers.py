@@ -1,4 +1,4 @@
-"""Evicted pages come back from a store: for whom, when it is worth it, and what becomes of loads that fail or hang."""
+"""Evicted pages return from a store: for which requests, when that pays, and what happens if loads fail or hang."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The kept columns against the requests they stand for."""
+"""The columns kept from step to step match their requests."""
 
 from array import array
 

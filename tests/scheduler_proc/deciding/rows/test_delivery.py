@@ -1,4 +1,4 @@
-"""What the detokenizer is told of a step."""
+"""The message about a step for the detokenizer."""
 
 from messages.columns import unpack_int32, unpack_int64
 from messages.ring.steps import LogprobColumns

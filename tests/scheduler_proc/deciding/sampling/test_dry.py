@@ -1,4 +1,4 @@
-"""DRY against a plain search for the longest repetition, and its known examples."""
+"""DRY, compared with a plain search for the longest repetition, and its published examples."""
 
 from array import array
 
@@ -24,7 +24,7 @@ def penalties(params: Dry, token_ids: list[int], *breakers: int) -> dict[int, fl
 
 
 def plain_penalties(params: Dry, token_ids: list[int], *breakers: int) -> dict[int, float]:
-    """As the definition says it: for each earlier place, how many tokens before it equal the last ones."""
+    """The definition: for each earlier place, the number of tokens before it that equal the last ones."""
     window = (
         token_ids
         if params.penalty_last_n < 0

@@ -1,4 +1,4 @@
-"""How requests end, and that each way of ending is told once and leaves nothing behind."""
+"""How requests end: each ending is reported once and leaves nothing behind."""
 
 import pytest
 

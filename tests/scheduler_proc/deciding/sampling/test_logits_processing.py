@@ -1,4 +1,4 @@
-"""Changes to logits: what requests say, as columns of steps and of parts of steps, and over whole requests."""
+"""Logits processing as columns of steps and parts of steps, and over whole requests."""
 
 import math
 from array import array

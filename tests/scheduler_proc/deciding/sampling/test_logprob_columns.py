@@ -1,4 +1,4 @@
-"""Logprobs as columns: cut, joined, and given to the right tokens."""
+"""Columns of logprobs: sliced, joined, and assigned to the right tokens."""
 
 import math
 

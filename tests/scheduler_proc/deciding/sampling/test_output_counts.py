@@ -1,4 +1,4 @@
-"""What a row wants of a step, by what its request asks for."""
+"""The outputs of a row, by its request's parameters."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Logprobs of prompts: every token once, over chunks, cached beginnings, preemptions and continuations."""
+"""Prompt logprobs: one per token, over chunks, cached prefixes, preemptions and continuations."""
 
 import math
 
