@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from messages.columns import pack_int32, unpack_int32
 from messages.ring.requests import AbortMsg
 from scheduler_proc.deciding.drafting.draft_lengths import UNTRIED, DraftLengths
-from scheduler_proc.deciding.drafting.draft_model import MOST_LACKING, DraftModel
+from scheduler_proc.deciding.drafting.draft_model import MOST_LACKING, DraftModel, run_draft_steps
 from scheduler_proc.deciding.sampling.grammars import RequestGrammar
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_draft_model import MAX_DRAFTS, add_draft_model
@@ -65,6 +65,21 @@ def test_it_samples_with_all_that_the_request_asks_for(params, monkeypatch):
     bench.run()
     assert bench.output(1) == expected(message)
     assert all_right(bench)
+
+
+def test_a_plan_runs_no_step_of_the_draft_model_itself():
+    bench = Bench()
+    draft = add_draft_model(bench)
+    bench.send(user_msg(1, PROMPT, 30, **SAMPLED))
+    bench.step()
+    assert bench.scheduler.schedule() is None
+    assert not draft.batches
+    proposal = bench.scheduler.proposal
+    assert proposal is not None
+    batch = bench.scheduler.add_drafts(run_draft_steps(proposal, draft.run))
+    assert len(draft.batches) == 1 + MAX_DRAFTS
+    assert list(unpack_int32(batch.num_drafts)) == [MAX_DRAFTS]
+    assert bench.scheduler.proposal is None
 
 
 def test_a_row_feeds_what_it_lacks_and_no_more():
