@@ -31,16 +31,6 @@ class StepFuture(Protocol):
         ...
 
 
-class TierStore(PageStore, Protocol):
-    """A `PageStore` with threads. One of them calls `wake` when pages have been loaded."""
-
-    wake: Callable[[], None]
-
-    def close(self) -> None:
-        """Ends the threads and drops pending writes."""
-        ...
-
-
 class Runner(Protocol):
     """The computing half as the loop sees it.
 
@@ -67,7 +57,7 @@ class Runner(Protocol):
     def page_memory(self) -> PageMemory | None: ...
 
     @property
-    def page_store(self) -> TierStore | None: ...
+    def page_store(self) -> PageStore | None: ...
 
     def launch(self, batch: Batch) -> StepFuture:
         """Starts a step. Steps run in the order of launches, and each finds K and V of the previous ones in the cache.

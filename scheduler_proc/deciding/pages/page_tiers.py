@@ -54,7 +54,9 @@ IMPATIENCE = 1.05
 
 
 class PageStore(Protocol):
-    """Keeps K and V of evicted pages. Only `settle` blocks."""
+    """Keeps K and V of evicted pages. Only `settle` blocks. A thread of it calls `wake` when pages have been loaded."""
+
+    wake: Callable[[], None]
 
     @property
     def page_put_s(self) -> float:
@@ -107,6 +109,10 @@ class PageStore(Protocol):
 
     def gauges(self) -> dict[str, float]:
         """Returns sizes and counters by name."""
+        ...
+
+    def close(self) -> None:
+        """Ends the threads and drops pending writes."""
         ...
 
 
