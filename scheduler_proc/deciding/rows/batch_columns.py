@@ -11,7 +11,7 @@ from scheduler_proc.deciding.requests import PendingReq
 from scheduler_proc.deciding.rows.decode_rows import NO_SLOT, DecodeRows
 from scheduler_proc.deciding.sampling.logits_processing import LogitsProcessingColumns
 from scheduler_proc.deciding.sampling.output_counts import OutputCounts
-from scheduler_proc.deciding.tasks.prompt_task import TaskColumns
+from scheduler_proc.deciding.tasks.prompt_task import PromptTask, TaskChunk
 
 NO_PAGE_BYTES = pack_int32([-1])
 
@@ -53,7 +53,7 @@ class _ChunkColumns:
         self.sample_positions: array[int] = array(INT64)
         self.sampled: list[tuple[PendingReq, int]] = []
         """The requests that sample, with their numbers of tokens."""
-        self.tasks: dict[str, TaskColumns] = {}
+        self.tasks: dict[str, list[TaskChunk[PromptTask]]] = {}
         """By field of `Batch`."""
         self.num_drafts: array[int] = array(INT32)
 
@@ -95,7 +95,7 @@ class BatchBuilder:
             **(decode.sampling.with_runs(columns.sampled) if chunks else decode.sampling.pack()),
             sample_positions=(next_positions + columns.sample_positions).tobytes(),
             logits_processing=_logits_processing(decode, chunks) if has_processing else None,
-            **{field: tasks.columns() for field, tasks in columns.tasks.items()},
+            **{field: chunks[0].task.kind.pack(chunks) for field, chunks in columns.tasks.items()},
             future_token_indices=decode.future_token_indices.tobytes(),
             num_drafts=bytes(4 * num_decode_rows) + columns.num_drafts.tobytes() if any(columns.num_drafts) else b"",
         )
@@ -103,11 +103,10 @@ class BatchBuilder:
     def _append(self, columns: _ChunkColumns, chunk: Chunk) -> None:
         req, start, num_drafts, num_sampled = chunk.req, chunk.start, len(chunk.draft_ids), chunk.wanted.num_tokens
         end = chunk.end + num_drafts
-        task, first_index = req.pending.prompt_task, columns.num_decode_rows + len(columns.token_ids)
+        task = req.pending.prompt_task
         if task is not None and chunk.wanted.num_task:
-            if task.kind.field not in columns.tasks:
-                columns.tasks[task.kind.field] = task.kind.make_columns()
-            columns.tasks[task.kind.field].add(task, first_index, start, end)
+            first_index = columns.num_decode_rows + len(columns.token_ids)
+            columns.tasks.setdefault(task.kind.field, []).append(TaskChunk(task, start, end, first_index))
         columns.uids.append(req.uid)
         columns.query_lens.append(end - start)
         columns.context_lens.append(start)

@@ -5,13 +5,14 @@ position. Such a request uses a cached prefix only as far as its logprobs are kn
 """
 
 from array import array
+from collections.abc import Sequence
 
 from messages.columns import INT32, num_int32
 from messages.ring.replies import PromptLogprobs
 from messages.ring.requests import SamplingParams
 from messages.ring.steps import WITH_LOGPROB, LogprobColumns, PromptLogprobTargets
 from scheduler_proc.deciding.sampling.logprob_columns import has_nan, join, join_known
-from scheduler_proc.deciding.tasks.prompt_task import TaskKind
+from scheduler_proc.deciding.tasks.prompt_task import TaskChunk, TaskKind
 
 
 class PromptLogprobsTask:
@@ -59,28 +60,19 @@ class PromptLogprobsTask:
         return PromptLogprobs(uid, attempt, join(parts, self.num_top))
 
 
-class PromptLogprobTargetColumns:
-    """Builds the `PromptLogprobTargets` of one step."""
-
-    def __init__(self) -> None:
-        self._token_indices: array[int] = array(INT32)
-        self._target_ids: array[int] = array(INT32)
-        self._num_top = 0
-
-    def add(self, task: PromptLogprobsTask, first_index: int, start: int, end: int) -> None:
-        """Adds the targets of a chunk of positions `start` to `end`; its first token is `first_index` of the step."""
-        span, offset = task.span(start, end), first_index - start
-        self._token_indices.extend(range(offset + span.start, offset + span.stop))
-        self._target_ids += task.targets(span)
-        self._num_top = max(self._num_top, task.num_top)
-
-    def columns(self) -> PromptLogprobTargets:
-        return PromptLogprobTargets(self._token_indices.tobytes(), self._target_ids.tobytes(), self._num_top)
-
-
 def _find(params: SamplingParams, token_ids: "array[int]", num_prompt_tokens: int) -> PromptLogprobsTask | None:
     num_top = params.num_prompt_logprobs
     return None if num_top is None else PromptLogprobsTask(token_ids[:num_prompt_tokens], num_top)
 
 
-PROMPT_LOGPROBS = TaskKind("prompt_logprobs", _find, PromptLogprobTargetColumns, WITH_LOGPROB, join_known)
+def _pack(chunks: Sequence[TaskChunk[PromptLogprobsTask]]) -> PromptLogprobTargets:
+    token_indices, target_ids = array(INT32), array(INT32)
+    for task, start, end, first_index in chunks:
+        span, offset = task.span(start, end), first_index - start
+        token_indices.extend(range(offset + span.start, offset + span.stop))
+        target_ids += task.targets(span)
+    num_top = max(chunk.task.num_top for chunk in chunks)
+    return PromptLogprobTargets(token_indices.tobytes(), target_ids.tobytes(), num_top)
+
+
+PROMPT_LOGPROBS = TaskKind("prompt_logprobs", _find, _pack, WITH_LOGPROB, join_known)

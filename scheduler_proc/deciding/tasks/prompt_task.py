@@ -5,11 +5,13 @@ A new kind of task is one file with a `TaskKind`, listed in `kinds.py`, and its 
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from messages.ring.axes import Axis
 from messages.ring.replies import ToDetokenizer
 from messages.ring.requests import SamplingParams
+
+T = TypeVar("T")
 
 
 class PromptTask(Protocol):
@@ -42,16 +44,13 @@ class PromptTask(Protocol):
         ...
 
 
-class TaskColumns(Protocol):
-    """The columns of one step for all its tasks of one kind."""
+class TaskChunk(NamedTuple, Generic[T]):
+    """Positions `start` to `end` (exclusive) of the prompt; the first is token `first_index` of the step."""
 
-    def add(self, task: Any, first_index: int, start: int, end: int) -> None:
-        """Adds a chunk of positions `start` to `end`, whose first token is token `first_index` of the step."""
-        ...
-
-    def columns(self) -> Any:
-        """Returns the field of `Batch`."""
-        ...
+    task: T
+    start: int
+    end: int
+    first_index: int
 
 
 class TaskKind(NamedTuple):
@@ -60,7 +59,8 @@ class TaskKind(NamedTuple):
     field: str
     find: Callable[[SamplingParams, "array[int]", int], PromptTask | None]
     """Returns the task of a request with these parameters, tokens and number of prompt tokens."""
-    make_columns: Callable[[], TaskColumns]
+    pack: Callable[[Sequence[TaskChunk[Any]]], Any]
+    """Returns the field of `Batch` for the chunks of a step, at least one."""
     axis: Axis
     """The axis of the entries in a result."""
     join: Callable[[Sequence[Any]], Any]
