@@ -19,7 +19,6 @@ from scheduler_proc.deciding.tasks.kinds import find_task
 
 PriorityKey = tuple[int, int]
 
-
 SALT_BYTES = 16
 
 
@@ -38,7 +37,7 @@ class State(enum.Enum):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What the model allows: tokens of prompt plus output, ids in the vocabulary, ids that end an output."""
+    """The limits of the model: tokens of prompt plus output, ids in the vocabulary, and ids that end an output."""
 
     max_model_len: int
     vocab_size: int
