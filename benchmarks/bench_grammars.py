@@ -31,7 +31,7 @@ from messages.errors import SluiceError, UsageError
 from messages.ring.requests import Grammar, SamplingParams, Stamps, UserMsg
 from runtime.grammars import GrammarCompiler
 from scheduler_proc.computing.load_runner import load_runner
-from scheduler_proc.deciding.rows.grammars import make_grammar
+from scheduler_proc.deciding.sampling.grammars import make_grammar
 from scheduler_proc.deciding_half import make_scheduler
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.stepper import Runner

@@ -34,7 +34,7 @@ from messages.errors import SluiceError
 from messages.ring.steps import Batch
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.step_times import StepTimes
-from scheduler_proc.stepper import Launched, Runner
+from scheduler_proc.stepper import Runner, StepFuture
 from supervisor.flags import parse_flags
 from supervisor.run import build_config
 
@@ -54,7 +54,6 @@ class LimitedRunner:
     can_overlap = can_plan_ahead = False
     degraded = ""
     placement: dict[str, str] = {}  # noqa: RUF012 (never written)
-    drafter = None
     draft_runner = None
     page_memory = None
     page_store = None
@@ -64,7 +63,7 @@ class LimitedRunner:
         self.max_num_batched_tokens = setting.max_num_batched_tokens
         self._runner = runner
 
-    def launch(self, batch: Batch) -> Launched:
+    def launch(self, batch: Batch) -> StepFuture:
         return self._runner.launch(batch)
 
 

@@ -28,7 +28,7 @@ from messages.config.server import ModelFacts
 from messages.errors import RequestError
 from messages.ring.requests import Grammar
 from runtime.grammars import GrammarCompiler
-from scheduler_proc.deciding.rows.grammars import make_grammar
+from scheduler_proc.deciding.sampling.grammars import make_grammar
 from tokenizer_proc.grammars import GrammarReader
 
 MAX_TOKENS = 600

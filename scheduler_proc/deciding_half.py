@@ -1,26 +1,26 @@
-"""Makes the deciding half for the runner that is to run its steps."""
+"""Makes the scheduler for a runner."""
 
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 
 from messages.config.server import Config
-from messages.ring.steps import Batch, ForwardOutput
-from scheduler_proc.deciding.batch_columns import BatchBuilder
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
+from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.drafts import NgramDrafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.pages.page_journal import PageJournal
-from scheduler_proc.deciding.pages.page_tiers import SAVE_S, PageTiers
+from scheduler_proc.deciding.pages.page_tiers import SAVE_S
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
+from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler
 from scheduler_proc.stepper import Runner
 
 TURN_STEPS, PART_OF_TURN = 256, 8
-"""On a CPU, while clients have rows, every TURN_STEPS-th step has tokens of batches, for 1/PART_OF_TURN of all rows."""
+"""On a CPU, while clients have rows, one step in `TURN_STEPS` has tokens of batches, 1/`PART_OF_TURN` of all rows."""
 
 log = logging.getLogger("sluice.scheduler")
 
@@ -28,9 +28,9 @@ log = logging.getLogger("sluice.scheduler")
 def make_scheduler(
     config: Config, runner: Runner, grammars: GrammarSource | None = None, wake: Callable[[], None] | None = None
 ) -> Scheduler:
-    """Returns a scheduler for the pages of `runner`, in which a request of full length has room.
+    """Returns a scheduler for the pages of `runner`, which have room for a request of full length.
 
-    `wake` is called, in another thread, when pages have come from a lower tier.
+    `wake` is called in another thread when pages have arrived from a lower tier.
     """
     facts, page_size = config.facts, config.cache.block_size
     budget = Budget(config.scheduling.max_num_seqs, runner.max_num_batched_tokens, *_yielding(config, runner))
@@ -41,33 +41,34 @@ def make_scheduler(
         budget.max_num_seqs,
         budget.max_num_batched_tokens,
     )
-    journal = None if runner.page_memory is None else PageJournal(runner.page_memory, runner.num_pages, page_size)
-    store, is_sharing = runner.page_store, config.cache.enable_prefix_caching
+    memory, store = runner.page_memory, runner.page_store
     if store is not None and wake is not None:
         store.wake = wake
-    tiers = None if store is None else PageTiers(store, runner.num_pages, page_size)
-    cache = BlockAllocator(runner.num_pages, page_size, is_sharing, journal, tiers)
+    cache = open_cache(runner.num_pages, page_size, config.cache.enable_prefix_caching, memory, store)
+    journal = cache.find_observer(PageJournal)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)
-    drafter, draft_lengths = runner.drafter, None
-    if config.scheduling.speculative == "ngram":
-        drafter, draft_lengths = NgramDrafter(config.scheduling.num_speculative_tokens, cache), DraftLengths()
-    elif runner.draft_runner is not None and facts.draft is not None:
-        vocab_sizes = facts.draft.vocab_size, facts.vocab_size
-        limits = DraftLimits(config.scheduling.num_speculative_tokens, facts.draft.max_model_len, *vocab_sizes)
-        builder = BatchBuilder(runner.num_pages, page_size, facts.max_model_len)
-        clock = time.monotonic if runner.can_overlap else time.thread_time
-        run = partial(_run, runner.draft_runner)
-        drafter, draft_lengths = DraftModel(run, builder, cache, limits, clock), DraftLengths()
     return Scheduler(
         cache,
         Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids),
         budget,
-        drafter,
+        make_draft_planner(config, runner, cache),
         grammars,
-        draft_lengths,
         plans_decodes_alone=not runner.can_overlap,
     )
+
+
+def make_draft_planner(config: Config, runner: Runner, cache: BlockAllocator) -> DraftPlanner | None:
+    """Returns the planner of draft tokens, `None` without --speculative."""
+    facts, num_drafts = config.facts, config.scheduling.num_speculative_tokens
+    if config.scheduling.speculative == "ngram":
+        return DraftPlanner(cache, NgramDrafter(num_drafts, cache), DraftLengths())
+    if runner.draft_runner is None or facts.draft is None:
+        return None
+    limits = DraftLimits(num_drafts, facts.draft.max_model_len, facts.draft.vocab_size, facts.vocab_size)
+    builder = BatchBuilder(cache.num_pages, cache.page_size, facts.max_model_len)
+    clock = time.monotonic if runner.can_overlap else time.thread_time
+    return DraftPlanner(cache, DraftModel(builder, cache, limits, clock), DraftLengths())
 
 
 def _yielding(config: Config, runner: Runner) -> tuple[int, int]:
@@ -83,11 +84,7 @@ def _yielding(config: Config, runner: Runner) -> tuple[int, int]:
 
 
 def close_store(scheduler: Scheduler, runner: Runner) -> None:
-    """Puts what is cached into the tiers below the KV cache, if there are any, and ends them."""
+    """Saves cached pages to the tiers below the KV cache, if there are any, and closes these."""
     if runner.page_store is not None:
         scheduler.save_cache(SAVE_S)
         runner.page_store.close()
-
-
-def _run(runner: Runner, batch: Batch) -> ForwardOutput:
-    return runner.launch(batch).result()

@@ -1,4 +1,4 @@
-"""How a process is begun that is to become a scheduler, before its launcher knows anything of the run."""
+"""Starts a scheduler process before its launcher knows the configuration of the run."""
 
 import json
 import os
@@ -10,13 +10,13 @@ from scheduler_proc.computing.torch_import import import_torch
 
 
 def await_command_line(launcher_pid: int) -> None:
-    """Imports what takes long, and then takes the command line of this process from standard input.
+    """Imports torch, then reads the command line of this process from standard input.
 
-    Raises `SystemExit` where the launcher ends without having sent one.
+    Raises `SystemExit` if the launcher ends without sending one.
     """
-    ask_for_death_signal(launcher_pid, signal.SIGKILL)  # which ends one that is stopped, too
+    ask_for_death_signal(launcher_pid, signal.SIGKILL)  # SIGKILL ends a stopped process, too
     import_torch()
-    # Imported here and not above: it needs torch.
+    # Imported late: it needs torch.
     import scheduler_proc.computing.load_runner  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     text = sys.stdin.read()

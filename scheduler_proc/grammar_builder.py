@@ -1,4 +1,4 @@
-"""Compiles the grammars of waiting requests beside the main loop."""
+"""Compiles the grammars of waiting requests in background threads."""
 
 import time
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from runtime.background import BackgroundCalls, NeverBegunError
 from runtime.grammars import GrammarCompiler, GrammarError, grammars_are_busy
 from runtime.histograms import Histogram
 from scheduler_proc.deciding.requests import PendingReq
-from scheduler_proc.deciding.rows.endings import end_tokens_of
-from scheduler_proc.deciding.rows.grammar_time import GrammarTime, TimeAccount
-from scheduler_proc.deciding.rows.grammars import RequestGrammar, make_grammar
-from scheduler_proc.deciding.rows.thought_limits import FollowedThought
+from scheduler_proc.deciding.sampling.endings import end_tokens_of
+from scheduler_proc.deciding.sampling.grammar_time import GrammarTime, TimeAccount
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar, make_grammar
+from scheduler_proc.deciding.sampling.thought_limits import FollowedThought
 
 
 class GrammarBuilder:
-    """`wake` ends the main loop's wait. A grammar that is known is there at once, any other when it has compiled."""
+    """Compiles grammars, or finds compiled ones at once. `wake` ends the main loop's wait."""
 
     def __init__(self, config: Config, wake: Callable[[], None]):
         facts = config.facts
@@ -28,15 +28,15 @@ class GrammarBuilder:
         self._calls: BackgroundCalls[PendingReq, RequestGrammar] = BackgroundCalls(wake, self._timeout_s)
         self._time = GrammarTime()
         self.seconds = Histogram("grammar_seconds")
-        """What requests have waited for a grammar to compile."""
+        """The time that requests have waited for their grammars."""
 
     def start(self, pending: PendingReq) -> None:
-        """Has the grammar of a request made, with its output consumed; `pop_built` returns it."""
+        """Starts to compile the grammar of a request and to consume its output; `pop_built` returns it."""
         account = self._account_of(pending)
         self._calls.start(pending, lambda: self._build(pending, account))
 
     def find(self, pending: PendingReq) -> RequestGrammar | None:
-        """Returns the grammar of a request without output, if it is known, at once."""
+        """Returns the grammar of a request without output if it is already compiled."""
         grammar = pending.sampling_params.grammar
         assert grammar is not None
         if pending.num_output_tokens or None in map(self._compiler.find, _texts_of(grammar)):
@@ -44,7 +44,7 @@ class GrammarBuilder:
         return self._build(pending, self._account_of(pending))
 
     def pop_built(self) -> list[tuple[PendingReq, RequestGrammar | ErrorInfo]]:
-        """Returns the requests whose grammars are there, or why they cannot be."""
+        """Returns the requests whose grammars have been compiled, or have failed to compile, since the last call."""
         done = self._calls.pop_done()
         for pending, _ in done:
             self.seconds.add((time.monotonic_ns() - pending.queued_ns) / 1e9)
@@ -54,7 +54,7 @@ class GrammarBuilder:
         ]
 
     def _account_of(self, pending: PendingReq) -> TimeAccount:
-        """All choices of all prompts of an HTTP request have the same time of receipt."""
+        """Returns the account of the HTTP request: all its prompts and choices have the same time of receipt."""
         return self._time.account_of(pending.stamps.received_ns)
 
     def _build(self, pending: PendingReq, account: TimeAccount) -> RequestGrammar:

@@ -81,7 +81,7 @@ class OfflineEngine:
         try:
             while True:
                 start_s = time.monotonic()
-                batch = self._scheduler.schedule()
+                batch = self._stepper.plan()
                 if batch is None and not self._stepper.has_step:
                     if self._scheduler.is_idle:
                         break

@@ -26,23 +26,23 @@ from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.ranks import load_as_leader
 from scheduler_proc.reply_sender import ReplySender
 from scheduler_proc.step_times import StepTimes
-from scheduler_proc.stepper import Runner, Running, Stepper
+from scheduler_proc.stepper import Runner, RunningStep, Stepper
 
 log = logging.getLogger("sluice.scheduler")
 
 Report = Callable[[str, float | None], None]
 LoadRunner = Callable[[Config, Report, int], Runner]
-"""Loads the model for the scheduler of this number on this machine. Raises `BootError` where that cannot be done."""
+"""Loads the model for the scheduler of this number on this machine. Raises `BootError` if it cannot."""
 
 FindLoader = Callable[[ProcessLink], LoadRunner]
-"""Does what takes time but neither device nor much memory, so that it can be done beside a predecessor."""
+"""Prepares to load the model, without the device or much memory, so that it can run while a predecessor serves."""
 
 
 def import_runner(link: ProcessLink) -> LoadRunner:
     """Returns the loader of the real runner."""
     link.phase("importing torch")
     import_torch()
-    # Imported here and not above: it needs torch, and the operator should see what is being waited for.
+    # Imported late: it needs torch, and the operator should see the phase first.
     from scheduler_proc.computing.load_runner import find_shared_model, load_model
 
     config, files = link.config, link.run_dir
@@ -63,7 +63,7 @@ def import_runner(link: ProcessLink) -> LoadRunner:
 
 
 def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
-    """Runs steps until the launcher says stop. Raises `BootError` where it cannot start."""
+    """Runs steps until the launcher stops it. Raises `BootError` if it cannot start."""
     engine = worker_number(link.name)
     if not link.is_spare:
         prefetch(link.config.model, Path(link.config.facts.model_dir))
@@ -85,7 +85,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     if link.faults is not None:
         inject(link.faults, scheduler, stepper)
     add_profile(link, scheduler, stepper)
-    # What start-up made lives as long as the process: without this, every full collection walks all of it in mid-step.
+    # Objects from start-up live as long as the process; without this, full collections walk them in mid-step.
     gc.collect()
     gc.freeze()
     link.ready(runner.degraded, runner.placement)
@@ -98,8 +98,8 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
                 scheduler.receive(message)
             replies.send()
             start_s = time.monotonic()
-            batch = scheduler.schedule()
-            # What timelines are told of the plan leaves before a step that may be long, else with its result.
+            batch = stepper.plan()
+            # Timeline events of the plan are sent before a long step; otherwise they travel with its result.
             if batch is not None and step_times.may_be_long(batch):
                 replies.send()
             is_busy = batch is not None or stepper.has_step
@@ -112,7 +112,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
             if scheduler.pop_drained():
                 link.drained(scheduler.num_waiting)
             num_idle_turns += 1
-            if num_idle_turns == 2:  # a wait has brought nothing, so no request waits for the check
+            if num_idle_turns == 2:  # a wait brought no message, so the check delays no request
                 check(scheduler)
             replies.flush()
             link.wait()
@@ -122,7 +122,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
 
 
 def inject(faults: Faults, scheduler: Scheduler, stepper: Stepper) -> None:
-    """Lets faults be caused on purpose where they would occur."""
+    """Connects fault injection."""
     stepper.launch = faults.poisoned(stepper.launch)
     scheduler.starve(faults.starved)
     if scheduler.journal is not None:
@@ -130,7 +130,7 @@ def inject(faults: Faults, scheduler: Scheduler, stepper: Stepper) -> None:
 
 
 def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> None:
-    """Says what a profile of this process shows."""
+    """Registers the parts of a profile of this process."""
     link.profiler.make_observer = make_observer
     link.profiler.parts += [
         Part(scheduler, "schedule", lambda *_: "schedule"),
@@ -141,7 +141,7 @@ def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> No
 
 
 def make_observer() -> Observer:
-    # Imported here and not above: it imports torch.
+    # Imported late: it imports torch.
     from scheduler_proc.computing.torch_observer import TorchObserver
 
     return TorchObserver()
@@ -152,12 +152,12 @@ def step_name(batch: Batch) -> str:
     return f"step {batch.step_id} {batch.phase} rows={batch.num_rows} tokens={batch.num_tokens}"
 
 
-def result_name(running: Running) -> str:
+def result_name(running: RunningStep) -> str:
     return f"result of step {running.batch.step_id}"
 
 
 def check(scheduler: Scheduler) -> None:
-    """Looks for leaks and broken accounts while nothing runs; a fault is logged, and the process serves on."""
+    """Checks invariants while idle. A violation is logged, and the process continues."""
     try:
         scheduler.check()
     except AssertionError:

@@ -1,4 +1,4 @@
-"""A rank of an engine other than its scheduler: it runs the same steps with its part of the model.
+"""A rank of an engine other than its scheduler, which runs the same steps with its shard of the model.
 
 python -m scheduler_proc.rank_process --name rank1 --run-dir DIR
 """
@@ -16,19 +16,19 @@ from scheduler_proc.computing.torch_import import import_torch
 from scheduler_proc.process import make_observer, step_name
 
 if TYPE_CHECKING:
-    from scheduler_proc.stepper import Launched, Runner
+    from scheduler_proc.stepper import Runner, StepFuture
 
 
 class RankLoop:
-    """Runs the steps of its scheduler, each as soon as it comes; what they yield is the scheduler's to tell."""
+    """Runs the steps of its scheduler as they arrive. Results are dropped, as the scheduler has its own."""
 
     def __init__(self, runner: "Runner"):
         self._runner = runner
-        self._latest: Launched | None = None
+        self._latest: StepFuture | None = None
         self._num_steps = 0
 
     def run(self, batch: Batch) -> None:
-        """Runs a step or, where the runner can, launches it and waits for the one before it."""
+        """Runs a step or, if the runner can overlap, launches it and waits for the previous one."""
         launched = self._runner.launch(batch)
         self._num_steps += 1
         if self._runner.can_overlap:
@@ -41,11 +41,11 @@ class RankLoop:
 
 
 def serve(link: ProcessLink) -> None:
-    """Runs what the scheduler of its engine runs until the launcher says stop. Raises `BootError`."""
+    """Runs the steps of its engine's scheduler until the launcher stops it. Raises `BootError`."""
     engine, rank = worker_number(link.name), rank_of(link.name)
     link.phase("importing torch")
     import_torch()
-    # Imported here and not above: it needs torch.
+    # Imported late: it needs torch.
     from scheduler_proc.computing.load_runner import load_model
 
     receiver: Receiver[ToRank] = Receiver(link.run_dir.socket(link.name), ToRank)

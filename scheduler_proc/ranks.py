@@ -1,4 +1,4 @@
-"""How the scheduler, rank 0 of its engine, has the other ranks load the model and run its steps."""
+"""Makes the other ranks of an engine load the model and run the steps of its scheduler, rank 0."""
 
 import logging
 from collections.abc import Callable
@@ -24,13 +24,13 @@ def load_as_leader(
     report: Callable[[str, float | None], None],
     engine: int,
 ) -> "Runner":
-    """Has the other ranks load the model with this one; returns a runner whose steps they run too.
+    """Loads the model together with the other ranks; returns a runner whose steps they run, too.
 
-    It uses none of the files in memory that outlive a scheduler: each rank has its own part of weights and KV cache.
+    It does not use the memory files that outlive a scheduler: each rank has its own shard of weights and KV cache.
     """
     log.info("--tensor-parallel: nothing is left to the next engine, as with --no-share-weights and --no-keep-kv-cache")
     ranks_file = link.run_dir.ranks_file(link.name)
-    ranks_file.unlink(missing_ok=True)  # that of the engine before this one
+    ranks_file.unlink(missing_ok=True)  # the file of the previous engine
     senders: list[Sender[ToRank]] = [
         link.open_sender(rank_name(rank, engine)) for rank in range(1, config.run.tensor_parallel)
     ]

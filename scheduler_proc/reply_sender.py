@@ -1,4 +1,4 @@
-"""When the detokenizer is told what: at once, but for tokens that no client gets before the end of its answer."""
+"""Sends replies to the detokenizer: at once, except tokens that no client gets before the end of its answer."""
 
 import time
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from messages.ring.timeline import ScheduleReport
 from scheduler_proc.deciding.scheduler import Scheduler
 
 HOLD_NS = 100_000_000
-"""How long tokens may wait for those of later steps. Telling them all takes the other processes little longer than
-telling those of one step: what they need has to come from memory again each time."""
+"""How long tokens may wait for those of later steps. A message of several steps takes the other processes little longer
+than one of a single step, since each message has to refill their caches."""
 
 
 class ReplySender:
-    """Sends what the scheduler has for the detokenizer, in order, under the number `engine`; never waits for it."""
+    """Sends the scheduler's replies to the detokenizer in order, as engine number `engine`. Never blocks."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class ReplySender:
         self._held: list[ToDetokenizer] = []
 
     def send(self) -> None:
-        """Sends what there is, and what waits; lets it wait if all of it can."""
+        """Sends new and held replies, or holds them if all of them can wait."""
         replies = self._scheduler.pop_replies()
         if not replies and not self._held:
             return
@@ -43,7 +43,7 @@ class ReplySender:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what waits. To be called after `send`, before the loop waits."""
+        """Sends held replies. Call it after `send`, before the loop waits."""
         held, self._held = self._held, []
         for reply in held:
             if self._engine > 1 and isinstance(reply, OpenStream | DetokenizeMsg | ScheduleReport):
@@ -51,11 +51,11 @@ class ReplySender:
             self._sender.send_or_drop(reply)
 
     def close(self) -> None:
-        """Sends what waits, and closes the channel."""
+        """Sends held replies and closes the channel."""
         self.flush()
         self._sender.close()
 
 
 def _can_wait(reply: ToDetokenizer) -> bool:
-    """Tells whether it is about tokens alone: neither the first of a request nor its last."""
+    """True for tokens that are neither the first nor the last ones of a request."""
     return isinstance(reply, DetokenizeMsg) and not reply.finished and not reply.prefilled

@@ -1,4 +1,4 @@
-"""How long steps take and how large they are, as the frontend shows it."""
+"""Histograms of the duration and size of steps."""
 
 from messages.control.histograms import HistogramCounts
 from messages.ring.steps import Batch
@@ -12,26 +12,21 @@ class StepTimes:
     """Distributions over all steps since the process started."""
 
     def __init__(self) -> None:
-        self._seconds = Histogram("step_seconds")
-        self._rows = Histogram("step_rows")
-        self._tokens = Histogram("step_tokens")
+        self._histograms = {name: Histogram(name) for name in ("step_seconds", "step_rows", "step_tokens")}
         self._last_s = 0.0
 
     def may_be_long(self, batch: Batch) -> bool:
-        """Tells whether a step may take so long that what is known before it should not wait for its result."""
+        """True if a step may take so long that replies should be sent before it."""
         return batch.num_tokens >= LONG_STEP_TOKENS or self._last_s >= LONG_STEP_S
 
     def add(self, batch: Batch, seconds: float) -> None:
         """Counts one step; `seconds` from its plan to its result."""
         self._last_s = seconds
-        self._seconds.add(seconds)
-        self._rows.add(batch.num_rows)
-        self._tokens.add(batch.num_tokens)
+        for histogram, value in zip(
+            self._histograms.values(), (seconds, batch.num_rows, batch.num_tokens), strict=True
+        ):
+            histogram.add(value)
 
     def counts(self) -> dict[str, HistogramCounts]:
         """Returns the distributions by name."""
-        return {
-            "step_seconds": self._seconds.counts(),
-            "step_rows": self._rows.counts(),
-            "step_tokens": self._tokens.counts(),
-        }
+        return {name: histogram.counts() for name, histogram in self._histograms.items()}

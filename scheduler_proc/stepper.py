@@ -1,4 +1,4 @@
-"""Runs planned steps: one after another or, where the runner can, the next before the result of the last is there."""
+"""Runs planned steps: one by one or, if the runner can, the next one before the result of the last is known."""
 
 import contextlib
 import logging
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from messages.ring.steps import Batch, ForwardOutput
-from scheduler_proc.deciding.drafting.drafts import Drafter
+from scheduler_proc.deciding.drafting.draft_model import run_draft_steps
 from scheduler_proc.deciding.isolation import run_step
 from scheduler_proc.deciding.pages.page_journal import PageMemory
 from scheduler_proc.deciding.pages.page_tiers import PageStore
@@ -18,26 +18,16 @@ from scheduler_proc.step_times import StepTimes
 log = logging.getLogger("sluice.scheduler")
 
 
-class Launched(Protocol):
-    """A step that has been started."""
+class StepFuture(Protocol):
+    """The result of a launched step, which may be pending."""
 
     @property
     def has_ended(self) -> bool:
-        """Tells whether its result is known to be there."""
+        """True if the result is known to be available."""
         ...
 
     def result(self) -> ForwardOutput:
-        """Waits until the step has ended; called once, in the order of the launches. Raises where the step failed."""
-        ...
-
-
-class TierStore(PageStore, Protocol):
-    """A `PageStore` with threads. `wake` is called, in one of them, when pages have come."""
-
-    wake: Callable[[], None]
-
-    def close(self) -> None:
-        """Ends the threads; what waits to be written is dropped."""
+        """Waits until the step has ended; called once, in the order of launches. Raises if the step failed."""
         ...
 
 
@@ -47,10 +37,10 @@ class Runner(Protocol):
     `max_num_batched_tokens`: the flag, or its default on the device. `can_overlap`: a second step may be launched
     before the result of the first is requested, and it may refer to tokens of the first
     (`Batch.future_token_indices`). `can_plan_ahead`: it may be planned before then and launched right after, with the
-    same kind of references. `drafter` proposes draft tokens, `None` if there is none; `draft_runner` runs the draft
-    model, on pages with the same numbers. `page_memory` is the memory of its pages, if it outlives the process, and
-    `page_store` keeps pages that are evicted, if there is one. `degraded` reports to operators what is missing or
-    slower than it should be; empty if nothing is. `placement` reports the device and formats of the model.
+    same kind of references. `draft_runner` runs the draft model, on pages with the same numbers. `page_memory` is the
+    memory of its pages, if it outlives the process. `page_store` keeps evicted pages, if there is one. `degraded`
+    reports to operators what is missing or slower than it should be; empty if nothing is. `placement` reports the
+    device and formats of the model.
     """
 
     num_pages: int
@@ -61,47 +51,41 @@ class Runner(Protocol):
     placement: dict[str, str]
 
     @property
-    def drafter(self) -> Drafter | None: ...
-
-    @property
     def draft_runner(self) -> "Runner | None": ...
 
     @property
     def page_memory(self) -> PageMemory | None: ...
 
     @property
-    def page_store(self) -> TierStore | None: ...
+    def page_store(self) -> PageStore | None: ...
 
-    def launch(self, batch: Batch) -> Launched:
-        """Starts a step. Steps run in the order of their launches; K and V of one are in the cache for the next.
+    def launch(self, batch: Batch) -> StepFuture:
+        """Starts a step. Steps run in the order of launches, and each finds K and V of the previous ones in the cache.
 
-        Raises where nothing of the step was started; those before it go on.
+        Raises if the step could not be started; earlier steps continue.
         """
         ...
 
 
-Launch = Callable[[Batch], Launched]
+Launch = Callable[[Batch], StepFuture]
 
 
-class Running(NamedTuple):
+class RunningStep(NamedTuple):
     """A step between its launch and its result."""
 
     batch: Batch
-    launched: Launched
+    launched: StepFuture
     start_s: float
 
 
-Ended = tuple[Running, ForwardOutput]
-
-
 class Stepper:
-    """Gives the scheduler the results of its steps, in order.
+    """Runs the scheduler's steps and commits their results in order.
 
-    With `can_overlap` they come one step later than it plans them. With `can_plan_ahead`, so do those of steps that
-    run while the host does something else; where there are `has_news` by their end, the plan behind them is dropped, so
-    that what has come is not a step late.
-    `launch` and `result` are the two halves of a step as a profile shows them. `clock` tells seconds, `cpu_clock` those
-    of this thread: without overlap the thread computes, and what other programs take of its time costs no step.
+    With `can_overlap` a result is committed after the next step is launched. With `can_plan_ahead` the next step is
+    planned while one runs; if messages have arrived by its end (`has_news`), that plan is dropped, so that new requests
+    are not a step late.
+    `launch` and `result` are the two halves of a step in profiles. `clock` returns seconds, `cpu_clock` CPU seconds of
+    this thread: without overlap this thread computes, and time taken by other programs is not counted as a step's.
     """
 
     def __init__(
@@ -114,27 +98,35 @@ class Stepper:
         has_news: Callable[[], bool] = lambda: False,
     ):
         self.launch: Launch = runner.launch
+        self._draft_runner = runner.draft_runner
         self._clock = clock
         self._scheduler = scheduler
         self._can_overlap = runner.can_overlap
         self._can_plan_ahead = runner.can_plan_ahead
         self._has_news = has_news
         self._times = times
-        self._running: deque[Running] = deque()
+        self._running: deque[RunningStep] = deque()
         self._last_end_s = 0.0
         self._cpu_clock = cpu_clock
         self._last_cpu_s = cpu_clock()
 
     @property
     def has_step(self) -> bool:
-        """Tells whether a step runs whose result the scheduler has not got."""
+        """True if a step is running whose result is not committed yet."""
         return bool(self._running)
+
+    def plan(self) -> Batch | None:
+        """Returns the next step, planned with the steps of the draft model that it needs; `None` as `schedule` does."""
+        batch, proposal, runner = self._scheduler.schedule(), self._scheduler.proposal, self._draft_runner
+        if proposal is None or runner is None:
+            return batch
+        return self._scheduler.add_drafts(run_draft_steps(proposal, lambda step: runner.launch(step).result()))
 
     def step(self, batch: Batch | None, start_s: float) -> None:
         """Launches the step, if there is one, and commits the one before it; without overlap this one at once.
 
-        `start_s` is when its plan was begun. Where a step fails, no matter at which of the two, all that run are
-        forgotten, and then one is planned and run with no other beside it, so that its rows can be run apart.
+        `start_s` is when its plan was begun. If one of the steps fails, all are forgotten; then one step is planned and
+        run alone, so that its rows can be run apart.
         """
         if not self._can_overlap and not self._can_plan_ahead:
             assert batch is not None
@@ -143,9 +135,9 @@ class Stepper:
         try:
             ended = self._launch_and_end(batch, start_s) if self._can_overlap else self._end_and_launch(batch, start_s)
         except Exception:
-            log.warning("a step failed, planning it again with no other beside it", exc_info=True)
+            log.warning("a step failed, planning it again alone", exc_info=True)
             self._forget_all()
-            batch = self._scheduler.schedule()
+            batch = self.plan()
             if batch is not None:
                 self._run_alone(batch, self._clock())
             return
@@ -157,49 +149,51 @@ class Stepper:
             self.step(None, start_s)
 
     def close(self) -> None:
-        """Waits for what runs, and forgets it: memory that a step uses must be there until it has ended."""
+        """Waits for the running steps and forgets them: their memory must stay valid until they have ended."""
         if self._running:
             self._forget_all()
 
-    def _launch_and_end(self, batch: Batch | None, start_s: float) -> Ended | None:
-        """A device runs both steps one after another."""
+    def _launch_and_end(self, batch: Batch | None, start_s: float) -> tuple[RunningStep, ForwardOutput] | None:
+        """Launches a step behind the running one on the device."""
         if batch is not None:
-            self._running.append(Running(batch, self.launch(batch), start_s))
+            self._running.append(RunningStep(batch, self.launch(batch), start_s))
         if len(self._running) == 1 and batch is not None:
-            return None  # there is none before it
+            return None  # there is no step before it
         return self._end_first()
 
-    def _end_and_launch(self, batch: Batch | None, start_s: float) -> Ended | None:
-        """This thread helps with a step when it asks for the result, and commits it while the next one runs."""
+    def _end_and_launch(self, batch: Batch | None, start_s: float) -> tuple[RunningStep, ForwardOutput] | None:
+        """Waits for the running step, with which this thread helps, and launches the next one before the commit."""
         ended = self._end_first() if self._running else None
         if batch is not None and ended is not None and self._has_news():
             self._scheduler.forget_plan()
         elif batch is not None:
-            self._running.append(Running(batch, self.launch(batch), start_s))
+            self._running.append(RunningStep(batch, self.launch(batch), start_s))
         return ended
 
-    def _may_plan_behind(self, running: Running) -> bool:
+    def _may_plan_behind(self, running: RunningStep) -> bool:
         return self._scheduler.may_plan_behind and not running.launched.has_ended
 
-    def _end_first(self) -> Ended:
+    def _end_first(self) -> tuple[RunningStep, ForwardOutput]:
         first = self._running.popleft()
         return first, self.result(first)
 
-    def result(self, running: Running) -> ForwardOutput:
+    def result(self, running: RunningStep) -> ForwardOutput:
         return running.launched.result()
 
     def _run_alone(self, batch: Batch, start_s: float) -> None:
-        self._scheduler.commit(*run_step(lambda part: self.result(Running(part, self.launch(part), start_s)), batch))
+        self._scheduler.commit(
+            *run_step(lambda part: self.result(RunningStep(part, self.launch(part), start_s)), batch)
+        )
         self._note_time(batch, start_s)
 
     def _forget_all(self) -> None:
         while self._running:
-            with contextlib.suppress(Exception):  # what fails behind a failed step says nothing
+            with contextlib.suppress(Exception):  # a failure behind a failed step is no new information
                 self.result(self._running.popleft())
         self._scheduler.forget_steps()
 
     def _note_time(self, batch: Batch, start_s: float) -> None:
-        """Counts the step; as long as the one before it ran, it did not."""
+        """Records the time of a step, which begins when the previous one has ended."""
         end_s = self._clock()
         seconds = end_s - max(start_s, self._last_end_s)
         self._times.add(batch, seconds)

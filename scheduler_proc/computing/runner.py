@@ -42,8 +42,6 @@ class Runner:
     """Launches steps in order. What a step returns is a function of its `Batch`, the KV cache and the tokens of the
     step before that it names."""
 
-    drafter = None
-
     def __init__(
         self, decoder: Decoder, device: Device, forward_passes: ForwardPasses, limits: StepLimits, num_pages: int
     ):

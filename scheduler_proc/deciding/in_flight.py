@@ -1,17 +1,17 @@
-"""A step whose result is not known yet: which rows it has, what may be planned behind it, and what of it still counts.
+"""A step whose result is not known yet, and the rows of the step planned behind it.
 
-The scheduler's state is that of its last commit, whatever runs. A step is planned behind one in flight from that state
-and from what is certain of the other: each of its rows gets one token more, which only the device knows, and each chunk
-is computed. Rows that the step in flight does not have stay as they are. To forget a step that was planned is therefore
-no more than that; pages that were taken for it are used later.
+The scheduler's state is always that of its last commit. A step behind one in flight is planned from that state and from
+what is certain about the step in flight: each of its rows gets one more token, which only the device knows, and each
+chunk is computed. Other rows are unchanged. A planned step can therefore simply be forgotten; pages allocated for it
+are used later.
 
-A row may end with a token of the step in flight, or be aborted meanwhile: the step behind computes it all the same, and
-its result is left out. Its pages are free by then, and the step behind still writes the last slot; but whoever gets
-that page writes it in a later step yet, and the radix tree never gets a page with a slot beyond what is committed.
+A row may end with a token of the step in flight, or be aborted meanwhile. The step behind still computes it, and its
+result is dropped. Its pages are free by then although the step behind writes the last slot. That is safe: the next
+owner of the page writes to it in a later step, and the radix tree never gets a page with an uncommitted slot.
 """
 
-from scheduler_proc.deciding.batch_columns import Chunk
-from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.rows.decode_rows import NO_SOURCE, DecodeRows
 from scheduler_proc.deciding.stages import Stages
 
@@ -21,7 +21,7 @@ class MustCommitError(Exception):
 
 
 class StepInFlight:
-    """The rows of a step as they were planned. The first are those in `decode_reqs`, then come the `chunks`."""
+    """The rows of a step as they were planned: first `decode_reqs`, then the `chunks`."""
 
     def __init__(self, decode_reqs: list[Req], chunks: list[Chunk], stages: Stages):
         self.decode_reqs = decode_reqs[:]
@@ -31,19 +31,19 @@ class StepInFlight:
 
     @property
     def all_run(self) -> bool:
-        """Tells whether no row at all has been given up since the step was planned."""
+        """True if no row has ended or been preempted since the step was planned."""
         return self._stages.num_left == self._num_left
 
     def runs(self, req: Req) -> bool:
-        """Tells whether a row of this step still is that of a running request."""
+        """True if a row of this step still belongs to a running request."""
         return self._stages.running.get(req.uid) is req
 
     def rows_behind(self) -> DecodeRows:
-        """Returns the rows in DECODE that the next step has, but for those that will then have all their tokens.
+        """Returns the rows in DECODE of the next step, without those that will have all their tokens by then.
 
-        A row sits out where its next token depends on which one it gets in this step by more than K and V. It is in the
-        step after that one, which knows the token. Raises `MustCommitError` where no more rows go on than sit out: they
-        would fall into two groups that take turns for good, with a token every second step.
+        A row sits out if its logits processing needs the token that it gets in this step; it is in the step after the
+        next one. Raises `MustCommitError` unless more rows continue than sit out: otherwise two groups would take turns
+        for good, with a token every second step.
         """
         sampling = [*self.decode_reqs, *(chunk.req for chunk in self.chunks if chunk.wanted.num_tokens)]
         sources = {req.uid: index for index, req in enumerate(sampling)}
@@ -56,7 +56,7 @@ class StepInFlight:
         return _without_dependent_rows(rows) if rows.sampling.num_that_change_logits else rows
 
     def chunks_in_work(self) -> list[Chunk]:
-        """Returns the chunks whose requests still run."""
+        """Returns the chunks whose requests are still running."""
         return [chunk for chunk in self.chunks if self.runs(chunk.req)]
 
 

@@ -1,4 +1,4 @@
-"""What is done about a step that raises: its rows are run apart until those that fail are alone."""
+"""Retries a step that raises in halves, until the failing rows are isolated."""
 
 import logging
 import secrets
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from messages.columns import num_int32, pack_int32
 from messages.errors import ErrorInfo
 from messages.ring.axes import slice_columns
-from messages.ring.steps import ROW, Batch, ForwardOutput, LogprobColumns
-from scheduler_proc.deciding.rows.logprob_columns import join
+from messages.ring.steps import ROW, Batch, ForwardOutput
+from scheduler_proc.deciding.sampling.logprob_columns import join_known
+from scheduler_proc.deciding.tasks.kinds import KINDS
 
 MAX_RERUNS = 64
 """Runs spent on one failed step: to find one bad row among 256 takes 16; beyond this the fault is not in the rows."""
@@ -70,13 +71,13 @@ class _Search:
 
 
 def join_outputs(outputs: list[ForwardOutput]) -> ForwardOutput:
-    """Returns the result of a step whose parts, in order, gave these."""
+    """Joins the results of the parts of a step, in order."""
     return ForwardOutput(
         outputs[0].step_id,
         b"".join(output.next_tokens for output in outputs),
-        _join_logprobs([output.logprobs for output in outputs]),
-        _join_logprobs([output.prompt_logprobs for output in outputs]),
-        _join_counts(outputs),
+        join_known([output.logprobs for output in outputs]),
+        num_tokens=_join_counts(outputs),
+        **{kind.field: kind.join([getattr(output, kind.field) for output in outputs]) for kind in KINDS},
     )
 
 
@@ -84,11 +85,6 @@ def _join_counts(outputs: list[ForwardOutput]) -> bytes:
     if not any(output.num_tokens for output in outputs):
         return b""
     return b"".join(output.num_tokens or pack_int32([1]) * num_int32(output.next_tokens) for output in outputs)
-
-
-def _join_logprobs(parts: list[LogprobColumns | None]) -> LogprobColumns | None:
-    known = [part for part in parts if part is not None]
-    return join(known, max(part.num_top for part in known)) if known else None
 
 
 def slice_rows(batch: Batch, start: int, stop: int) -> Batch:

@@ -1,4 +1,4 @@
-"""What a plan leaves behind beside its rows: who waits for what, and who gave way."""
+"""Facts about a plan for timelines: what requests wait for, and which ones were preempted or paused."""
 
 import time
 from collections import deque
@@ -6,14 +6,14 @@ from collections import deque
 from messages.ring.timeline import DelayedRow, PausedRow, PreemptedRow, WaitsFor
 
 NUM_MEASURED = 32
-"""Latest admissions from which their rate is taken."""
+"""The number of latest admissions that determine their rate."""
 
 
 class PlanNotes:
-    """Of one plan, made at `planned_ns`. `delayed` are prompts without a chunk, `preempted` the requests that gave way.
+    """Facts about the plan made at `planned_ns`. `delayed` are prompts without a chunk.
 
-    `waits_for` is why the first of the queue stays there. Where that is pages, it needs `num_needed_pages` beside the
-    `num_promised_pages` that rows which run are still to get.
+    `waits_for` is why the first request of the queue is not admitted. If it waits for pages, it needs
+    `num_needed_pages`, in addition to the `num_promised_pages` that running rows are still to get.
     """
 
     def __init__(self) -> None:
@@ -30,15 +30,15 @@ class PlanNotes:
 
 
 class AdmissionRate:
-    """How fast requests leave the queue, since there has been one: what fills free rows at once says nothing."""
+    """The rate at which requests leave the queue. Requests that get a free row at once do not count."""
 
     def __init__(self) -> None:
         self._begin_ns = 0
-        """When the queue began to be, 0 while there is none."""
+        """When the queue last became non-empty, 0 while it is empty."""
         self._latest_ns: deque[int] = deque(maxlen=NUM_MEASURED)
 
     def note_plan(self, num_waiting: int, now_ns: int) -> None:
-        """Call it after each plan: `num_waiting` are left in the queue."""
+        """Call it after each plan, with the number of requests left in the queue."""
         if not num_waiting:
             self._begin_ns = 0
             self._latest_ns.clear()
@@ -46,12 +46,12 @@ class AdmissionRate:
             self._begin_ns = now_ns
 
     def note(self, now_ns: int) -> None:
-        """Counts a request that has got a row."""
+        """Counts an admitted request."""
         if self._begin_ns:
             self._latest_ns.append(now_ns)
 
     def per_s(self, now_ns: int) -> float:
-        """Returns the rate of the latest admissions up to now, so it falls while there is none; 0 before the first."""
+        """Returns the rate of the latest admissions up to now, so that it falls without any; 0 before the first."""
         num_admitted = len(self._latest_ns)
         if not num_admitted:
             return 0.0

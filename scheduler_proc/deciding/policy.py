@@ -1,16 +1,18 @@
-"""The policy: which rows run in the next step, who waits, and who gives way."""
+"""The policy: which rows run in the next step, which requests wait, and which are preempted or paused."""
 
 from collections.abc import Collection, Sequence
 
 import msgspec
 
 from messages.ring.timeline import DelayedRow, PausedRow, PreemptedRow
-from scheduler_proc.deciding.batch_columns import Chunk
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.page_tiers import PageTiers
+from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.plan_notes import AdmissionRate, PlanNotes
-from scheduler_proc.deciding.requests import PendingReq, Req, State
+from scheduler_proc.deciding.requests import PendingReq, State
+from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.stages import Stages
 
@@ -19,7 +21,7 @@ QUEUE = 0
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What one step may hold: rows, and tokens of all rows together.
+    """The limits of one step: rows, and tokens of all rows together.
 
     While other requests have rows, every `yields_every`-th step has at most `max_num_yielding` tokens of requests that
     give way, rows in DECODE first, then prompts; the other steps have none.
@@ -35,40 +37,48 @@ PageKey = tuple[int, bytes, bytes]
 
 
 class _Plan:
-    """The prefill part of the step in the making: its chunks, and the pages that no second row need compute.
+    """A step that is being planned: its chunks, and the pages that they compute.
 
-    `ends_in_flight`: how far the step in flight, if this one is planned behind it, computes its prompts, by uid.
+    Nothing is preempted if it is planned behind a step in flight, `before`. `ends_in_flight` is how far that step
+    computes each of its prompts, by uid.
     """
 
     def __init__(self, num_tokens_left: int, num_yielding_left: int, before: StepInFlight | None):
         self.num_tokens_left = num_tokens_left
         self.num_yielding_left = num_yielding_left
         """The part of `num_tokens_left` for requests that give way."""
+        self.may_preempt = before is None
         self.chunks: list[Chunk] = []
         self.pages_in_work: dict[PageKey, int] = {}
-        """By whom each is computed."""
-        self.before = [] if before is None else before.chunks_in_work()
-        self.ends_in_flight = {chunk.req.uid: chunk.end for chunk in self.before}
+        """The uid of the request that computes each page."""
+        self.chunks_in_flight = [] if before is None else before.chunks_in_work()
+        self.ends_in_flight = {chunk.req.uid: chunk.end for chunk in self.chunks_in_flight}
 
 
 class Policy:
     """Chooses the rows of each step and gives them their pages. The counters only grow."""
 
     def __init__(
-        self, stages: Stages, cache: BlockAllocator, budget: Budget, draft_planner: DraftPlanner | None = None
+        self,
+        stages: Stages,
+        cache: BlockAllocator,
+        budget: Budget,
+        draft_planner: DraftPlanner | None = None,
+        tiers: PageTiers | None = None,
     ):
         self._draft_planner = draft_planner
+        self._tiers = tiers
         self._stages = stages
         self._cache = cache
         self._no_rows = DecodeRows(cache.page_size)
         self.budget = budget
         self.notes = PlanNotes()
-        """Of the latest plan."""
+        """Facts about the latest plan."""
         self.admission_rate = AdmissionRate()
         self.is_closed = False
-        """Nothing gets out of the queue any more."""
+        """No more requests are admitted from the queue."""
         self.starved: Collection[int] = ()
-        """By fault injection: the uids that no step has once they decode; 0 stands for the queue."""
+        """Fault injection: the uids that no step has once they decode; 0 means the queue."""
         self._num_without = 0
         """Steps since the last one in which requests that give way could have tokens."""
         self.num_admitted = 0
@@ -76,9 +86,9 @@ class Policy:
         self.num_prompt_tokens = 0
         self.num_hit_tokens = 0
         self.num_resumed_tokens = 0
-        """Of requests that were sent again, after a replacement or a loss."""
+        """Tokens of requests that were sent again, after a replacement or a loss."""
         self.num_recomputed_tokens = 0
-        """Those of them that were not in the cache."""
+        """The part of `num_resumed_tokens` that was not in the cache."""
 
     def choose_rows(self, rows: DecodeRows, before: StepInFlight | None = None) -> tuple[DecodeRows, list[Chunk]]:
         """Returns the rows of the next step: those of `rows`, in DECODE, that feed one token each, and the others.
@@ -99,35 +109,30 @@ class Policy:
         return chosen, chunks
 
     def _choose(self, rows: DecodeRows, before: StepInFlight | None) -> tuple[DecodeRows, list[Chunk]]:
-        stages, may_preempt = self._stages, before is None
         has_turn = self._max_num_yielding > 0
-        num_yielding_left = self._share(before)
+        plan = _Plan(self.budget.max_num_batched_tokens, self._share(before), before)
         for req, num_tokens in rows.reqs_without_slot():
-            self._make_room(req, num_tokens, may_preempt)
-        plan = _Plan(self.budget.max_num_batched_tokens - len(rows), num_yielding_left, before)
-        plan.pages_in_work.update((self._page_key(chunk.req), chunk.req.uid) for chunk in plan.before)
-        for req in tuple(stages.prefilling):
-            self._add_chunk(req, plan, may_preempt)
-        if not (self.is_closed or QUEUE in self.starved):
-            self._admit(plan, may_preempt)
-        elif self.is_closed and stages.waiting:
-            self.notes.waits_for = "drain"
-        self.admission_rate.note_plan(len(stages.waiting), self.notes.planned_ns)
+            self._make_room(req, num_tokens, plan)
+        plan.num_tokens_left -= len(rows)
+        plan.pages_in_work.update((self._page_key(chunk.req), chunk.req.uid) for chunk in plan.chunks_in_flight)
+        for req in tuple(self._stages.prefilling):
+            self._add_chunk(req, plan)
+        self._admit(plan)
         rows.enter_pages()
         if self.starved:
             rows = rows.kept([req.uid not in self.starved for req in rows.reqs])
-        if self._draft_planner is not None:
-            drafted = self._draft_planner.plan(rows, plan.num_tokens_left)
-            if drafted:
-                plan.chunks += drafted
-                plan.num_tokens_left -= sum([len(chunk.draft_ids) for chunk in drafted])
-                rows = self._without(rows, drafted)
         self._num_without = 0 if has_turn else self._num_without + 1
         self.notes.num_step_tokens = self.budget.max_num_batched_tokens - plan.num_tokens_left
+        if self._draft_planner is not None:
+            rows = self.add_drafts(rows, plan.chunks, self._draft_planner.plan(rows, plan.num_tokens_left))
         return rows, plan.chunks
 
-    def _without(self, rows: DecodeRows, drafted: Sequence[Chunk]) -> DecodeRows:
-        """Returns the rows that have no draft tokens; nobody changes them."""
+    def add_drafts(self, rows: DecodeRows, chunks: list[Chunk], drafted: Sequence[Chunk]) -> DecodeRows:
+        """Adds rows with draft tokens to `chunks`; returns the other `rows`, which must not be changed."""
+        if not drafted:
+            return rows
+        chunks += drafted
+        self.notes.num_step_tokens += sum([len(chunk.draft_ids) for chunk in drafted])
         if len(drafted) == len(rows):
             return self._no_rows
         uids = {chunk.req.uid for chunk in drafted}
@@ -193,17 +198,18 @@ class Policy:
         has_pages = num_pages + num_running <= self._cache.num_available
         return has_pages and num_running < min(budget.max_num_seqs, budget.max_num_batched_tokens)
 
-    def _make_room(self, req: Req, num_tokens: int, may_preempt: bool) -> bool:
-        """Gives `req` pages for `num_tokens` in all; returns False where it had to give way itself."""
+    def _make_room(self, req: Req, num_tokens: int, plan: _Plan) -> bool:
+        """Gives `req` pages for `num_tokens` in all; returns False if it was preempted itself."""
         while req.state is not State.WAITING:
             if self._cache.grow(req, num_tokens):
                 return True
-            if not may_preempt:
-                raise MustCommitError
-            self._preempt(self._stages.last_in_priority(), req)
+            self._preempt(self._stages.last_in_priority(), req, plan)
         return False
 
-    def _preempt(self, last: Req, req: Req) -> None:
+    def _preempt(self, last: Req, req: Req, plan: _Plan) -> None:
+        """Preempts `last` for `req`. Raises `MustCommitError` if a step is in flight."""
+        if not plan.may_preempt:
+            raise MustCommitError
         self._stages.preempt(last)
         self.notes.preempted.append(PreemptedRow(last.uid, last.pending.attempt, req.uid))
         self.num_preemptions += 1
@@ -218,11 +224,11 @@ class Policy:
         has_enough = sum([len(req.pages) for req in rows]) >= num_pages
         return sorted(rows, key=lambda req: req.pending.priority_key) if has_enough else []
 
-    def _add_chunk(self, req: Req, plan: _Plan, may_preempt: bool) -> None:
+    def _add_chunk(self, req: Req, plan: _Plan) -> None:
         """Adds the next chunk of a prompt.
 
-        Not so where an earlier row of this step, or of the one in flight, computes the same page: after the step it can
-        be found (but not by a prompt of which anything is wanted). Nor while pages are loaded from a lower tier.
+        A prompt without a task waits if an earlier row of this step, or of the one in flight, computes the same page,
+        which is cached afterwards. So does a prompt whose pages are being loaded from a lower tier.
         """
         if req.state is State.WAITING:
             return
@@ -239,14 +245,14 @@ class Policy:
             if by_uid is not None and not req.pending.lacks_prompt_result:
                 self._note_delay(req, by_uid)
                 return
-            if self._cache.load(req):
+            if self._tiers is not None and self._tiers.load(req, self._cache.grow):
                 plan.pages_in_work[self._page_key(req)] = req.uid
                 self._note_delay(req, req.uid)
                 return
             start = req.num_computed_tokens
         end = min(start + num_tokens_left, len(req.token_ids))
-        if start < end and self._make_room(req, end, may_preempt):
-            plan.chunks.append(Chunk(req, start, end, req.wanted_in_prefill(start, end)))
+        if start < end and self._make_room(req, end, plan):
+            plan.chunks.append(Chunk(req, start, end, req.outputs_in_prefill(start, end)))
             plan.num_tokens_left -= end - start
             plan.num_yielding_left -= (end - start) * req.pending.gives_way
             plan.pages_in_work[self._page_key(req)] = req.uid
@@ -257,12 +263,21 @@ class Policy:
         page = self._cache.next_page(req)
         return (id(req.node), req.pending.salt, page) if page else (id(req), b"", b"")
 
-    def _admit(self, plan: _Plan, may_preempt: bool) -> None:
-        """Admits requests from the queue while their whole prompt fits in the pages that the running rows do not need.
+    def _admit(self, plan: _Plan) -> None:
+        """Admits requests from the queue, unless it is closed, and notes what its first request waits for."""
+        stages, notes = self._stages, self.notes
+        if not (self.is_closed or QUEUE in self.starved):
+            self._admit_fitting(plan)
+        elif self.is_closed and stages.waiting:
+            notes.waits_for = "drain"
+        self.admission_rate.note_plan(len(stages.waiting), notes.planned_ns)
+
+    def _admit_fitting(self, plan: _Plan) -> None:
+        """Admits requests while their whole prompt fits in the pages that the running rows do not need.
 
         One page per running row is reserved for growth, since a row admitted too early would be preempted again. A row
-        preempted in this plan cannot return in it, as another request uses some of its pages. A request that gives way
-        to none gets the pages of those that do.
+        preempted in this plan cannot return in it, as another request uses some of its pages. A request that does not
+        give way gets the pages of those that do.
         """
         stages, cache, notes, max_num_seqs = self._stages, self._cache, self.notes, self.budget.max_num_seqs
         num_promised = self._num_promised()
@@ -276,9 +291,7 @@ class Policy:
             yielding = self._find_yielding(plan, lacking) if lacking > 0 and not pending.gives_way else []
             if yielding:
                 stages.close_next(req)
-                if not may_preempt:
-                    raise MustCommitError
-                self._preempt(yielding[-1], req)
+                self._preempt(yielding[-1], req, plan)
                 num_promised = self._num_promised()
                 continue
             if lacking > 0:
@@ -289,7 +302,7 @@ class Policy:
             stages.admit(req)
             self.num_admitted += 1
             self.admission_rate.note(notes.planned_ns)
-            self._add_chunk(req, plan, may_preempt)
+            self._add_chunk(req, plan)
             num_promised += cache.num_missing(req, _num_next_tokens(req))
         if stages.waiting:
             is_full = stages.num_active >= max_num_seqs

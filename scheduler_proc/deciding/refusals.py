@@ -1,4 +1,4 @@
-"""Which requests are refused: those that no step could run, so that they cannot take others down with them."""
+"""Refuses requests that no step could run, so that they cannot make the steps of others fail."""
 
 import math
 from array import array
@@ -7,8 +7,8 @@ from messages.columns import FLOAT32, num_int32, pack_int32, pack_int64, unpack_
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.ring.requests import SamplingParams, UserMsg
 from scheduler_proc.deciding.requests import Limits
-from scheduler_proc.deciding.rows.endings import NONE_LEFT
-from scheduler_proc.deciding.rows.logits_processing import find_logits_processors
+from scheduler_proc.deciding.sampling.endings import NONE_LEFT
+from scheduler_proc.deciding.sampling.logits_processing import find_logits_processors
 
 UINT32 = "I"
 

@@ -1,4 +1,4 @@
-"""What becomes of each row of a step once its result is there."""
+"""Applies the result of a step to its rows."""
 
 import time
 from array import array
@@ -11,22 +11,22 @@ from messages.ring.steps import NO_TOKEN, ForwardOutput
 from scheduler_proc.deciding.drafting.draft_lengths import AcceptanceRate
 from scheduler_proc.deciding.in_flight import StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.requests import PendingReq, Req, State
-from scheduler_proc.deciding.rows.decode_rows import DecodeRows
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import PendingReq, State
+from scheduler_proc.deciding.row_results import RowResult, split_result
 from scheduler_proc.deciding.rows.delivery import Delivery
-from scheduler_proc.deciding.rows.endings import NOT_FINITE, Ending, find_ending
 from scheduler_proc.deciding.rows.finished_rows import finished_row, no_token
-from scheduler_proc.deciding.rows.grammars import RequestGrammar
-from scheduler_proc.deciding.rows.logprob_columns import cut
-from scheduler_proc.deciding.rows.row_results import DecodeResults, RowResult, split_result
+from scheduler_proc.deciding.sampling.endings import NOT_FINITE, Ending, find_ending
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar
+from scheduler_proc.deciding.sampling.logprob_columns import cut
 from scheduler_proc.deciding.stages import Stages
 
 FAULT = Ending("error")
-"""Stands for the end of a row that got NO_TOKEN, until it is known why."""
+"""The end of a row that got NO_TOKEN, until the reason is known."""
 
 
 class Results:
-    """Moves every row of a step on by what the step computed for it. The counters only grow."""
+    """Applies results to rows. The counters only grow."""
 
     def __init__(self, stages: Stages, cache: BlockAllocator):
         self._stages = stages
@@ -39,7 +39,7 @@ class Results:
         self.num_finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
 
     def finish(self, pending: PendingReq, ending: Ending) -> FinishedRow:
-        """Ends a request in whatever state it is; returns the last word about it."""
+        """Ends a request in any state; returns its final row."""
         self._stages.finish(pending, is_reusable=ending.error is None)
         self.num_finished[ending.finish_reason] += 1
         return finished_row(pending, ending)
@@ -47,9 +47,9 @@ class Results:
     def commit(
         self, step: StepInFlight, output: ForwardOutput, failures: Mapping[int, ErrorInfo]
     ) -> list[ToDetokenizer]:
-        """Gives every row its next tokens, its end, or more prompt to come; returns what clients must hear, in order.
+        """Gives every row its next tokens, its end, or its prefill progress; returns the replies for clients in order.
 
-        `failures` are rows that could not be computed, by index.
+        `failures` has the errors of rows that could not be computed, by index.
         """
         decode, delivery = self._stages.decode, Delivery(output.step_id, time.monotonic_ns())
         together, results = split_result(step, decode.reqs, output, failures)
@@ -57,7 +57,7 @@ class Results:
         replies: list[ToDetokenizer] = []
         if together is not None:
             delivery.add_decode_rows(decode, *together)
-            endings = dict(_advance(decode, together))
+            endings = dict(decode.advance(together.rows, together.token_ids))
             if decode.sampling.num_with_grammar:
                 _follow_grammars(decode.reqs, together.rows, endings)
             ended += [(decode.reqs[row].pending, ending) for row, ending in endings.items()]
@@ -75,27 +75,27 @@ class Results:
         return replies
 
     def _commit_row(self, result: RowResult, delivery: Delivery, replies: list[ToDetokenizer]) -> Ending | None:
-        """Gives one row what it got; returns how it ends with that, if it does."""
+        """Applies the result of one row; returns its ending, if it ends."""
         req, chunk, pending = result.req, result.chunk, result.req.pending
         if chunk is not None and chunk.draft_ids:
             self._count_drafts(chunk.draft_rate, len(chunk.draft_ids), max(0, len(result.token_ids) - 1))
         token_ids, ending = _cut_run(pending, result.token_ids)
         error = result.error
-        if result.of_prompt is not None:
-            assert pending.prompt_task is not None, "nothing is wanted of this prompt"
-            error = None if pending.prompt_task.add(result.of_prompt) else NOT_FINITE
+        if result.task_entries is not None:
+            assert pending.prompt_task is not None, "the request has no prompt task"
+            error = None if pending.prompt_task.add(result.task_entries) else NOT_FINITE
         if error is None and ending is FAULT and not token_ids:
             error = no_token(pending)
         if error is not None:
             return Ending("error", error=error)
-        if result.of_prompt is not None:
-            replies += pending.take_prompt_replies()
+        if result.task_entries is not None:
+            replies += pending.pop_task_replies()
         if chunk is not None and req.state is State.PREFILL:
-            # A last token that got no next one is computed again, for only then can it get one.
+            # A last token that got no next token is computed again, to sample one.
             req.num_computed_tokens = chunk.end - (chunk.wanted.num_tokens > len(token_ids))
             self._cache.share(req)
             if not chunk.wanted.num_tokens:
-                return pending.find_ending()  # one that gets no token ends with its prompt
+                return pending.find_ending()  # a request without output ends with its prompt
             if token_ids:
                 delivery.add_prefilled(pending)
                 pending.first_token_ns = pending.first_token_ns or delivery.committed_ns
@@ -114,14 +114,8 @@ class Results:
             rate.add(num_drafts, num_accepted)
 
 
-def _advance(decode: DecodeRows, results: DecodeResults) -> list[tuple[int, Ending]]:
-    if len(results.rows) == len(decode):
-        return decode.advance(results.token_ids)
-    return decode.advance_some(results.rows, results.token_ids)
-
-
 def _cut_run(pending: PendingReq, token_ids: "array[int]") -> tuple["array[int]", Ending | None]:
-    """Returns the next tokens of a row up to the one with which it ends, and how it ends, if it does."""
+    """Returns the next tokens of a row up to the one that ends it, and its ending, if it ends."""
     length = len(pending.token_ids)
     for index, token_id in enumerate(token_ids):
         if token_id == NO_TOKEN:
@@ -135,7 +129,7 @@ def _cut_run(pending: PendingReq, token_ids: "array[int]") -> tuple["array[int]"
 
 
 def _follow_grammars(reqs: list[Req], rows: Sequence[int], endings: dict[int, Ending]) -> None:
-    """Does the same for these rows in DECODE, each of which has got a token; `endings`, by row, are changed."""
+    """Follows the grammars of rows in DECODE by their last tokens; updates `endings`, which is by row."""
     for row in rows:
         req = reqs[row]
         if req.pending.grammar is not None:
@@ -145,8 +139,8 @@ def _follow_grammars(reqs: list[Req], rows: Sequence[int], endings: dict[int, En
 
 
 def _follow_grammar(grammar: RequestGrammar, token_id: int, ending: Ending | None) -> Ending | None:
-    """Moves the grammar on by the token with which the row ends so, or does not; returns how it ends.
+    """Advances the grammar by a token unless the token itself ends the row; returns how the row ends.
 
-    A grammar that is complete goes before a length that is reached with it.
+    A complete grammar takes precedence over the maximum length.
     """
     return ending if ending is not None and ending.ended_by_token else grammar.accept(token_id) or ending

@@ -1,37 +1,37 @@
-"""What timelines are told of a plan: which prompts it works on, and for what every other request waits."""
+"""Reports of plans for timelines: the prompts in each step, and what every other request waits for."""
 
 from collections.abc import Sequence
 
 from messages.ring.timeline import ChunkRow, QueueFacts, ScheduleReport, WaitingRow
-from scheduler_proc.deciding.batch_columns import Chunk
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Policy
 from scheduler_proc.deciding.requests import PendingReq, State
+from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.stages import Stages
 
 REFRESH_NS = 1_000_000_000
-"""All that wait are told again after this time; who begins to wait is told at once."""
+"""The report covers all waiting requests again after this time; new ones are reported at once."""
 
 
 class ScheduleReports:
-    """Makes the report of each plan that has something to tell. A step of decode rows alone has not."""
+    """Makes the report of each plan. A step of decode rows alone needs none."""
 
     def __init__(self, stages: Stages, cache: BlockAllocator, policy: Policy):
         self._stages = stages
         self._cache = cache
         self._policy = policy
-        self._told_all_ns = 0
+        self._refreshed_ns = 0
 
     def make(self, step_id: int, chunks: Sequence[Chunk]) -> ScheduleReport | None:
-        """Returns what to tell of the latest plan, of step `step_id`: rows other than decode rows are `chunks`."""
+        """Returns the report of the latest plan, for step `step_id`; `chunks` are its rows other than decode rows."""
         notes, waiting = self._policy.notes, self._stages.waiting
-        is_refresh = bool(waiting or notes.delayed) and notes.planned_ns - self._told_all_ns >= REFRESH_NS
+        is_refresh = bool(waiting or notes.delayed) and notes.planned_ns - self._refreshed_ns >= REFRESH_NS
         new = waiting.pop_new()
         in_prefill = [chunk for chunk in chunks if chunk.req.state is State.PREFILL]
         if not (is_refresh or new or in_prefill or notes.preempted or notes.paused):
             return None
         if is_refresh:
-            self._told_all_ns = notes.planned_ns
+            self._refreshed_ns = notes.planned_ns
             ranked = list(enumerate(waiting))
         else:
             ranked = [(waiting.rank(pending), pending) for pending in new]

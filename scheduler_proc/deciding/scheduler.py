@@ -11,22 +11,22 @@ from messages.ring.replies import CacheFlushed, DetokenizeMsg, FinishedRow, ToDe
 from messages.ring.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen, ToScheduler, UserMsg
 from messages.ring.steps import Batch, ForwardOutput
 from messages.ring.uids import GoneRequests
-from scheduler_proc.deciding.batch_columns import BatchBuilder
-from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
-from scheduler_proc.deciding.drafting.draft_model import DraftModel
+from scheduler_proc.deciding.drafting.draft_model import Drafts, DraftSteps
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
-from scheduler_proc.deciding.drafting.drafts import Drafter
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_journal import PageJournal
+from scheduler_proc.deciding.pages.page_tiers import PageTiers
 from scheduler_proc.deciding.policy import Budget, Policy
 from scheduler_proc.deciding.refusals import check_possible
 from scheduler_proc.deciding.requests import Limits, PendingReq
 from scheduler_proc.deciding.results import Results
-from scheduler_proc.deciding.rows.endings import ABORTED, STOP_STRING, Ending
+from scheduler_proc.deciding.rows.batch_columns import BatchBuilder, Chunk
+from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.finished_rows import refused_row
-from scheduler_proc.deciding.rows.grammars import COMPLETE, RequestGrammar
 from scheduler_proc.deciding.rows.openings import open_stream
+from scheduler_proc.deciding.sampling.endings import ABORTED, STOP_STRING, Ending
+from scheduler_proc.deciding.sampling.grammars import COMPLETE, RequestGrammar
 from scheduler_proc.deciding.schedule_reports import ScheduleReports
 from scheduler_proc.deciding.stages import Stages
 
@@ -34,29 +34,29 @@ NO_FAILURES: Mapping[int, ErrorInfo] = {}
 
 
 class GrammarSource(Protocol):
-    """Compiles grammars beside the loop, as `scheduler_proc/grammar_builder.py` does."""
+    """Compiles grammars outside the main loop, as `scheduler_proc/grammar_builder.py` does."""
 
     def find(self, pending: PendingReq) -> RequestGrammar | None:
-        """Returns the grammar of a request, if it is there at once."""
+        """Returns the grammar of a request if it is available at once."""
         ...
 
     def start(self, pending: PendingReq) -> None:
-        """Has it compiled."""
+        """Starts to compile it."""
         ...
 
     def pop_built(self) -> list[tuple[PendingReq, RequestGrammar | ErrorInfo]]:
-        """Returns those that have compiled, or why they have not; each once."""
+        """Returns the grammars that have been compiled since the last call, or the errors."""
         ...
 
 
 class Scheduler:
-    """Takes messages, plans steps, commits their results, and collects what the detokenizer must know.
+    """Receives messages, plans steps, commits their results, and collects replies for the detokenizer.
 
-    The caller goes round: `receive` (any number), `schedule`, and if that returned a step, `commit` with its result. It
-    may call `schedule` once more before that `commit`, with the first step in flight; commits are in the same order.
-    `cache` must have room for a request of `limits.max_model_len` tokens: the first in priority can then always go on.
-    Without `draft_lengths` each row gets all that `drafter` proposes and that has room. With `plans_decodes_alone`
-    nothing is planned behind a step in flight but the next one of the same rows in DECODE.
+    The caller repeats: `receive` (any number of messages), `schedule`, and `commit` with the result if that returned a
+    step. It may call `schedule` once more before that `commit`, with the first step in flight; commits are in the order
+    of the steps. If `schedule` leaves a `proposal` of the draft model, the caller runs it and calls `add_drafts`.
+    `cache` must have room for a request of `limits.max_model_len` tokens, so that the first in priority can always
+    continue. With `plans_decodes_alone` only steps of the same rows in DECODE are planned behind a step in flight.
     """
 
     def __init__(
@@ -64,9 +64,8 @@ class Scheduler:
         cache: BlockAllocator,
         limits: Limits,
         budget: Budget,
-        drafter: Drafter | DraftModel | None = None,
+        draft_planner: DraftPlanner | None = None,
         grammars: GrammarSource | None = None,
-        draft_lengths: DraftLengths | None = None,
         *,
         plans_decodes_alone: bool = False,
     ):
@@ -74,15 +73,17 @@ class Scheduler:
         self._cache = cache
         self._limits = limits
         self._stages = Stages(cache)
-        self._draft_planner = None if drafter is None else DraftPlanner(cache, drafter, draft_lengths)
-        self._policy = Policy(self._stages, cache, budget, self._draft_planner)
+        self._draft_planner = draft_planner
+        self._tiers = cache.find_observer(PageTiers)
+        self._policy = Policy(self._stages, cache, budget, draft_planner, self._tiers)
         self._reports = ScheduleReports(self._stages, cache, self._policy)
         self._results = Results(self._stages, cache)
         self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len)
         self._grammars = grammars
-        self._draft_lengths = draft_lengths
         self._plans_decodes_alone = plans_decodes_alone
         self._in_flight: deque[StepInFlight] = deque()
+        self._plan: tuple[DecodeRows, list[Chunk]] | None = None
+        """The rows of a step that waits for the draft model."""
         self._replies: list[ToDetokenizer] = []
         self._num_steps = 0
         self._num_steps_ahead = 0
@@ -91,21 +92,21 @@ class Scheduler:
 
     @property
     def journal(self) -> PageJournal | None:
-        return self._cache.journal
+        return self._cache.find_observer(PageJournal)
 
     @property
     def is_idle(self) -> bool:
         return not self._stages.requests
 
     def receive(self, message: ToScheduler) -> None:
-        """Takes a new request, ends known ones, empties the cache; what is older than the known attempt is dropped."""
+        """Carries out a message. One about an older attempt than the known one is dropped."""
         if isinstance(message, FramesLost):
-            self._replies.append(message)  # the frontend hears of it by way of the detokenizer
+            self._replies.append(message)  # the detokenizer forwards it to the frontend
             return
         known = self._stages.requests.get(message.uid)
         match message:
             case UserMsg():
-                # One that a dead frontend has sent may be overtaken by another one's `DropBefore`.
+                # The request of a dead frontend may arrive after another frontend's `DropBefore`.
                 if not self._gone.has(message.uid) and (known is None or known.attempt < message.attempt):
                     self._take_request(message, known)
             case AbortMsg():
@@ -117,17 +118,19 @@ class Scheduler:
             case FlushCache():
                 self._flush(message)
             case ExplainCache() | ListCache():
-                self._replies.append(self._cache.answer(message))
+                answer = self._cache.answer(message)
+                self._replies.append(answer if self._tiers is None else self._tiers.add_tokens(message, answer))
 
     def schedule(self) -> Batch | None:
-        """Returns the next step, or `None` where there is no request, or none that may have a row.
+        """Returns the next step, or `None` if no request can have a row.
 
-        With a step in flight, `None` also means that it has to be committed first. What timelines must know of the plan
-        is among the replies then, and should leave before a long step runs.
+        `None` may also mean that the step in flight has to be committed first, or that the `proposal` has to run. The
+        replies include the plan's report for timelines, which should be sent before a long step.
         """
         if self._grammars is not None:
             self._release_compiled(self._grammars)
-        self._cache.collect_loaded()
+        if self._tiers is not None:
+            self._tiers.collect_loaded(self._cache.share)
         if self.is_idle or (self._policy.is_closed and not self._stages.running):
             return None
         assert len(self._in_flight) < 2, "there are two steps in flight"
@@ -140,11 +143,30 @@ class Scheduler:
         except MustCommitError:
             return None
         if not rows.reqs and not chunks:
-            is_held = self._stages.compiling or self._policy.starved or self._cache.has_loads
+            is_held = self._stages.compiling or self._policy.starved or self.has_loads
             assert before is not None or is_held, "there are requests and none can run"
             return None
+        if self.proposal is not None:
+            self._plan = rows, chunks
+            return None
+        return self._begin_step(rows, chunks)
+
+    @property
+    def proposal(self) -> DraftSteps | None:
+        """The steps of the draft model that must run before the plan is complete; `add_drafts` then completes it."""
+        return None if self._draft_planner is None else self._draft_planner.proposal
+
+    def add_drafts(self, drafts: Drafts) -> Batch:
+        """Returns the step whose plan waited for the result of `proposal`."""
+        assert self._draft_planner is not None
+        assert self._plan is not None, "no plan waits for the draft model"
+        (rows, chunks), self._plan = self._plan, None
+        rows = self._policy.add_drafts(rows, chunks, self._draft_planner.end_proposal(rows, drafts))
+        return self._begin_step(rows, chunks)
+
+    def _begin_step(self, rows: DecodeRows, chunks: list[Chunk]) -> Batch:
         self._num_steps += 1
-        self._num_steps_ahead += before is not None
+        self._num_steps_ahead += bool(self._in_flight)
         self._in_flight.append(StepInFlight(rows.reqs, chunks, self._stages))
         report = self._reports.make(self._num_steps, chunks)
         if report is not None:
@@ -152,21 +174,26 @@ class Scheduler:
         return self._builder.build(self._num_steps, rows, chunks)
 
     @property
+    def has_loads(self) -> bool:
+        """True if a request waits for pages from a lower tier."""
+        return self._tiers is not None and self._tiers.has_loads
+
+    @property
     def may_plan_behind(self) -> bool:
-        """Tells whether a step may be planned behind one in flight, from what is known of it now."""
+        """True if a step may be planned behind the one in flight, as far as is known now."""
         if self._draft_planner is not None:
-            return False  # what may come next is proposed from all tokens, and how many there will be is not known
+            return False  # drafts need all tokens, and how many the step in flight adds is unknown
         stages = self._stages
         return not self._plans_decodes_alone or not (
             self._policy.has_prompts or stages.decode.sampling.num_that_change_logits
         )
 
     def starve(self, uids: Collection[int]) -> None:
-        """From now on leaves out of its steps what is in `uids` at the time, on purpose; 0 stands for the queue."""
+        """Leaves the requests that are in `uids` at the time out of all steps (fault injection); 0 means the queue."""
         self._policy.starved = uids
 
     def close_queue(self) -> None:
-        """Gives no row to what waits from now on: rows that run go on, and then the process will be replaced."""
+        """Admits no more requests from the queue. Running rows continue; then the process will be replaced."""
         self._policy.is_closed = True
         self._must_tell_drained = True
 
@@ -175,53 +202,56 @@ class Scheduler:
         return len(self._stages.waiting) + len(self._stages.compiling)
 
     def pop_drained(self) -> bool:
-        """Tells once, after `close_queue`, that the last row has ended."""
+        """Returns True once, when the last row has ended after `close_queue`."""
         is_drained = self._must_tell_drained and not self._stages.running
         self._must_tell_drained = self._must_tell_drained and not is_drained
         return is_drained
 
     def commit(self, output: ForwardOutput, failures: Mapping[int, ErrorInfo] = NO_FAILURES) -> None:
-        """Moves every row of the first step in flight on by its result, but for those that have ended meanwhile.
+        """Applies the result of the first step in flight to its rows, except those that have ended meanwhile.
 
-        `failures` are rows that could not be computed, by index; those of them that sample have the next token -1.
+        `failures` has the errors of rows that could not be computed, by index; their next tokens are -1.
         """
         step = self._in_flight.popleft()
         assert not (self._in_flight and output.num_tokens), "a step was planned behind one whose rows got other tokens"
         self._replies += self._results.commit(step, output, failures)
-        if self._in_flight:  # it was given pages before those of this step were full
+        if self._in_flight:  # its pages were allocated before this step's were full
             self._stages.decode.enter_pages()
             for req, _ in self._stages.decode.reqs_without_slot():
-                self._cache.seal(req)
+                self._cache.note_filled(req)
 
     def note_time(self, batch: Batch, seconds: float, cost_s: float) -> None:
-        """Tells what a step and its plan took: without a chunk of a prompt `cost_s`, told by the clock of `DraftModel`,
-        decides about draft tokens; with one `seconds` decide about loads."""
-        lengths, planner, tiers = self._draft_lengths, self._draft_planner, self._cache.tiers
-        if lengths is not None and planner is not None and len(batch.token_ids) == len(batch.sample_tokens):
-            lengths.cost.add(batch.num_tokens, cost_s - planner.seconds)
-        if tiers is not None and len(batch.token_ids) > len(batch.sample_tokens):
-            tiers.note_prefill(batch.num_tokens, seconds)
+        """Records the time of a step and its plan.
+
+        A step without prompt chunks counts for draft lengths with `cost_s`, measured by the clock of `DraftModel`. A
+        step with one counts for loads from lower tiers with `seconds`.
+        """
+        has_prompts = len(batch.token_ids) > len(batch.sample_tokens)
+        if self._draft_planner is not None and not has_prompts:
+            self._draft_planner.note_time(batch.num_tokens, cost_s)
+        if self._tiers is not None and has_prompts:
+            self._tiers.note_prefill(batch.num_tokens, seconds)
 
     def save_cache(self, timeout_s: float) -> None:
-        """Keeps what is cached in the tiers below, if there are any and no successor takes it over, for so long."""
-        if not (self._policy.is_closed and self.journal is not None):
-            self._cache.save(timeout_s)
+        """Puts cached pages into lower tiers for at most `timeout_s`, unless a successor takes the cache over."""
+        if self._tiers is not None and not (self._policy.is_closed and self.journal is not None):
+            self._tiers.save(self._cache.cached_pages(), timeout_s)
 
     def forget_plan(self) -> None:
-        """Lets all be as if the step behind the one in flight had not been planned; it has not been launched."""
+        """Undoes the plan of the step behind the one in flight, which must not have been launched."""
         self._in_flight.pop()
 
     def forget_steps(self) -> None:
-        """Lets all be as if the steps in flight had not been planned; they must have ended, well or not."""
+        """Undoes the plans of all steps in flight, which must have ended or failed."""
         self._in_flight.clear()
 
     @property
     def must_tell_tokens(self) -> bool:
-        """Tells whether somebody waits for the tokens of a step: a client, or the search for a stop string."""
+        """True if a client, or the search for a stop string, needs the tokens of each step at once."""
         return self._stages.num_told > 0
 
     def pop_replies(self) -> list[ToDetokenizer]:
-        """Returns, and forgets, what the detokenizer must know, in order."""
+        """Returns the replies for the detokenizer since the last call, in order."""
         replies, self._replies = self._replies, []
         return replies
 
@@ -245,8 +275,8 @@ class Scheduler:
             "pages_in_use": cache.num_pages - cache.num_available,
             "pages_all": cache.num_pages,
             "pages_evicted": cache.num_evicted,
-            "pages_recovered": 0 if cache.journal is None else cache.journal.num_recovered,
-            "pages_dropped": 0 if cache.journal is None else cache.journal.num_dropped,
+            "pages_recovered": 0,
+            "pages_dropped": 0,
             "cache_nodes": cache.num_nodes,
             "steps": self._num_steps,
             "steps_ahead": self._num_steps_ahead,
@@ -262,13 +292,13 @@ class Scheduler:
             "draft_tokens": results.num_draft_tokens,
             "accepted_tokens": results.num_accepted_tokens,
         }
-        if cache.tiers is not None:
-            gauges |= cache.tiers.gauges()
+        for observer in cache.observers:
+            gauges |= observer.gauges()
         gauges.update((f"finished_{reason}", count) for reason, count in results.num_finished.items())
         return gauges
 
     def check(self) -> None:
-        """Asserts everything that is true between two steps (walks all pages: milliseconds for a large cache)."""
+        """Asserts all invariants between two steps. It walks all pages: milliseconds for a large cache."""
         self._stages.check()
 
     def _take_request(self, message: UserMsg, replaced: PendingReq | None) -> None:
@@ -285,7 +315,7 @@ class Scheduler:
             return
         pending = PendingReq(message, self._limits, time.monotonic_ns())
         self._enqueue(pending)
-        self._replies += pending.take_prompt_replies()  # of a prompt of one token all is known
+        self._replies += pending.pop_task_replies()  # the logprobs of a prompt of one token are complete
         ending = pending.find_ending()
         if ending is not None:
             self._reply_end(self._results.finish(pending, ending))
@@ -299,10 +329,10 @@ class Scheduler:
             grammars.start(pending)
 
     def _release_compiled(self, grammars: GrammarSource) -> None:
-        """Lets requests into the queue whose grammars have compiled, and ends those whose grammars have not."""
+        """Moves requests with compiled grammars to the queue, and ends those whose grammars failed to compile."""
         for pending, grammar in grammars.pop_built():
             if self._stages.compiling.get(pending.uid) is not pending:
-                continue  # it has ended meanwhile
+                continue  # the request has ended meanwhile
             if isinstance(grammar, ErrorInfo):
                 self._reply_end(self._results.finish(pending, Ending("error", error=grammar)))
             elif pending.num_output_tokens and grammar.is_complete:

@@ -1,20 +1,21 @@
-"""Which request is in which state, and every move between states: the four arrows of a request's life."""
+"""The state of each request, and every transition between states."""
 
 from bisect import insort
 from itertools import count
 
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.requests import PendingReq, PriorityKey, Req, State
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import PendingReq, PriorityKey, State
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.waiting_queue import WaitingQueue, priority_key_of
 
 
 class Stages:
-    """Every request by uid, and again in the one place that its state has.
+    """Every request by uid, and again in the collection of its state.
 
-    WAITING: `waiting`, or `compiling` until its grammar is there. PREFILL: `prefilling`. DECODE: `decode`, or `paused`:
-    in no step, but with its pages. FINISHED: nowhere. `waiting`, `prefilling` and `paused` are in order of priority:
-    rows are admitted from the front, and only the last in priority gives its row up.
+    WAITING: `waiting`, or `compiling` until its grammar is compiled. PREFILL: `prefilling`. DECODE: `decode`, or
+    `paused`: in no step, but with its pages. FINISHED: in none. `waiting`, `prefilling` and `paused` are in order of
+    priority: rows are admitted from the front, and the last in priority is preempted first.
     """
 
     def __init__(self, cache: BlockAllocator):
@@ -25,25 +26,25 @@ class Stages:
         self.prefilling: list[Req] = []
         self.decode = DecodeRows(cache.page_size)
         self.num_told = 0
-        """Requests whose tokens must be told as they come."""
+        """Requests whose tokens must be sent as they come."""
         self.num_live = 0
-        """Requests that give way to none."""
+        """Requests that do not give way."""
         self.num_live_rows = 0
-        """Requests that give way to none, in PREFILL or DECODE."""
+        """Requests that do not give way, in PREFILL or DECODE."""
         self.paused: list[Req] = []
         self.num_yielding = 0
         """Rows in `decode` whose requests give way."""
         self.num_left = 0
-        """How many rows have been given up so far, by an end or a preemption."""
+        """The number of rows that have ended or been preempted so far."""
         self._cache = cache
         self._numbers = count()
 
     def last_in_priority(self) -> Req:
-        """Returns the running request of lowest priority, a paused one first, as it makes no use of its pages."""
+        """Returns the running request of lowest priority; a paused one first, as it does not use its pages."""
         return self.paused[-1] if self.paused else max(self.running.values(), key=_priority_key)
 
     def enqueue(self, pending: PendingReq, *, lacks_grammar: bool = False) -> None:
-        """→ WAITING, behind those that go before it. One that lacks its grammar lets others by until `release`."""
+        """→ WAITING, by priority. A request that lacks its grammar lets others pass until `release`."""
         priority = pending.sampling_params.priority
         pending.priority_key = priority_key_of(pending.stamps, priority, pending.queued_ns, next(self._numbers))
         self.requests[pending.uid] = pending
@@ -55,7 +56,7 @@ class Stages:
             self.waiting.push(pending)
 
     def release(self, pending: PendingReq) -> None:
-        """The grammar of a request in `compiling` is there."""
+        """Moves a request whose grammar is compiled from `compiling` to the queue."""
         del self.compiling[pending.uid]
         self.waiting.push(pending)
 
@@ -65,7 +66,7 @@ class Stages:
         return len(self.running) - len(self.paused)
 
     def open_next(self, pending: PendingReq) -> Req:
-        """Opens a waiting request with the pages that are cached for it; admit or close it at once."""
+        """Opens a waiting request with its cached pages. The caller must admit or close it next."""
         req = self._cache.open(pending)
         req.pending.state = State.PREFILL
         self._cache.find_prefix(req)
@@ -77,7 +78,7 @@ class Stages:
         req.pending.state = State.WAITING
 
     def admit(self, req: Req) -> None:
-        """WAITING → PREFILL, of the request that `open_next` returned."""
+        """WAITING → PREFILL, for the request that `open_next` returned."""
         self.waiting.remove(req.pending)
         self.running[req.uid] = req
         self.num_live_rows += not req.pending.gives_way
@@ -109,14 +110,14 @@ class Stages:
         return req
 
     def preempt(self, req: Req) -> None:
-        """PREFILL or DECODE → WAITING, in its old place. Its full pages stay in the tree as long as there is room."""
+        """PREFILL or DECODE → WAITING, in its old place. Its full pages stay cached until they are evicted."""
         self._leave_row(req)
         self._cache.close(req)
         req.pending.state = State.WAITING
         self.waiting.push(req.pending)
 
     def finish(self, pending: PendingReq, is_reusable: bool = True) -> None:
-        """Any → FINISHED: all that the request had is free or, with `is_reusable`, cached for others."""
+        """Any → FINISHED: the pages of the request are freed or, with `is_reusable`, cached."""
         del self.requests[pending.uid]
         self.num_told -= pending.sampling_params.must_tell_tokens
         self.num_live -= not pending.gives_way
@@ -130,16 +131,16 @@ class Stages:
         pending.state = State.FINISHED
 
     def check(self) -> None:
-        """Asserts that every request is where its state says."""
+        """Asserts that every request is in the collection of its state."""
         assert all(pending.state is State.WAITING for pending in self.waiting), "a running request waits"
         self.waiting.check()
         must_tell = [pending.sampling_params.must_tell_tokens for pending in self.requests.values()]
-        assert self.num_told == sum(must_tell), "tokens are told that need not be, or the other way round"
+        assert self.num_told == sum(must_tell), "the count of requests whose tokens must be sent is wrong"
         assert self.prefilling == sorted(self.prefilling, key=_priority_key), "rows in PREFILL are out of order"
         assert all(req.state is State.PREFILL for req in self.prefilling), "a row in PREFILL has another state"
         in_decode = (*self.decode.reqs, *self.paused)
         assert all(req.state is State.DECODE for req in in_decode), "a row in DECODE has another state"
-        assert all(req.pending.gives_way for req in self.paused), "a row is paused that gives way to none"
+        assert all(req.pending.gives_way for req in self.paused), "a row is paused that does not give way"
         yielding = [req for req in self.decode.reqs if req.pending.gives_way]
         assert self.num_yielding == len(yielding), "the count of rows that give way is wrong"
         live = [pending for pending in self.requests.values() if not pending.gives_way]

@@ -13,14 +13,14 @@ from messages.ring.replies import (
     Usage,
 )
 from messages.ring.requests import DropBefore, SamplingParams, Stamps, ToScheduler, UserMsg
-from messages.ring.steps import LogprobColumns
+from messages.ring.steps import Batch, LogprobColumns
+from scheduler_proc.deciding.drafting.draft_model import run_draft_steps
 from scheduler_proc.deciding.drafting.drafts import Drafter
-from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.pages.page_journal import PageJournal
-from scheduler_proc.deciding.pages.page_tiers import PageTiers
+from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
+from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 from tests.scheduler_proc.simulated_grammar import SimulatedGrammars
 from tests.scheduler_proc.simulated_runner import Logprob, SimulatedPages, SimulatedRunner, unpack_logprobs
 from tests.scheduler_proc.simulated_store import SimulatedStore
@@ -142,15 +142,15 @@ class Bench:
         yielding: tuple[int, int] = (2, 3),
     ):
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
-        journal = None if pages is None else PageJournal(pages, num_pages, page_size)
-        tiers = None if store is None else PageTiers(store, num_pages, page_size)
-        self.cache = BlockAllocator(num_pages, page_size, is_sharing, journal, tiers)
+        self.cache = open_cache(num_pages, page_size, is_sharing, pages, store)
         self.grammars = SimulatedGrammars(self.limits)
         self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding)
+        planner = None if drafter is None else plan_all_drafts(self.cache, drafter)
         self.scheduler = Scheduler(
-            self.cache, self.limits, self.budget, drafter, self.grammars, plans_decodes_alone=plans_decodes_alone
+            self.cache, self.limits, self.budget, planner, self.grammars, plans_decodes_alone=plans_decodes_alone
         )
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
+        self.draft_runner: SimulatedRunner | None = None
         if pages is not None:
             self.runner.slots = pages.slots
         if store is not None:
@@ -164,11 +164,19 @@ class Bench:
             self.scheduler.check()
         self.inbox.take(self.scheduler.pop_replies())
 
+    def plan(self) -> Batch | None:
+        """Returns the next step; runs those of the draft model that it needs."""
+        batch, proposal = self.scheduler.schedule(), self.scheduler.proposal
+        if proposal is None:
+            return batch
+        assert self.draft_runner is not None
+        return self.scheduler.add_drafts(run_draft_steps(proposal, self.draft_runner.run))
+
     def step(self) -> dict[int, int]:
         """Runs one step; returns the number of tokens that each request had in it, in the order of the rows."""
-        batch = self.scheduler.schedule()
-        while batch is None and (self.grammars.compiling or self.cache.has_loads):
-            batch = self.scheduler.schedule()
+        batch = self.plan()
+        while batch is None and (self.grammars.compiling or self.scheduler.has_loads):
+            batch = self.plan()
         self.inbox.take(self.scheduler.pop_replies())
         if batch is None:
             return {}

@@ -19,13 +19,14 @@ from messages.columns import pack_float32, pack_int32
 from messages.config.server import Config
 from messages.ring.requests import AbortMsg, StopSeen, UserMsg
 from scheduler_proc.computing.load_runner import load_runner
-from scheduler_proc.deciding.batch_columns import BatchBuilder
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
+from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.drafts import Drafter, NgramDrafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
+from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Stepper
@@ -33,6 +34,7 @@ from supervisor.flags import parse_flags
 from supervisor.run import build_config
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.clients import Inbox, user_msg
+from tests.scheduler_proc.simulated_drafter import AllDrafts
 
 FAMILIES = ("gpt2", "llama-gqa-tied", "qwen3-gqa-tied")
 CONTEXT = 96
@@ -116,8 +118,7 @@ class Client:
             cache,
             Limits(CONTEXT, vocab_size, (0,)),
             Budget(MAX_ROWS, STEP_TOKENS, 2, 3),
-            drafter,
-            draft_lengths=DraftLengths() if adapts else None,
+            drafter and DraftPlanner(cache, drafter, DraftLengths() if adapts else AllDrafts()),
         )
         self._stepper = Stepper(self.scheduler, runner, StepTimes())
         self._messages = {message.uid: message for message in messages}
@@ -130,7 +131,7 @@ class Client:
                 if self._unsent:
                     self.scheduler.receive(self._unsent.pop())
             self.inbox.take(self.scheduler.pop_replies())
-            batch = self.scheduler.schedule()
+            batch = self._stepper.plan()
             if batch is None and not self._stepper.has_step:
                 break
             self._stepper.step(batch, 0.0)
@@ -183,7 +184,7 @@ def check(config: Config, num_requests: int, seed: int = 1) -> dict[str, float]:
     messages = mixed_messages(num_requests, vocab_size, seed)
     make_drafter = partial(NgramDrafter, NUM_DRAFTS)
     if runner.draft_runner is not None:
-        make_drafter = partial(_make_draft_model, runner.draft_runner, vocab_size)
+        make_drafter = partial(_make_draft_model, vocab_size)
     plain = Client(runner, messages, vocab_size, lambda cache: None).run()
     eager = Client(runner, messages, vocab_size, make_drafter).run()
     compare(plain, eager)
@@ -191,10 +192,10 @@ def check(config: Config, num_requests: int, seed: int = 1) -> dict[str, float]:
     return eager.gauges
 
 
-def _make_draft_model(runner: Runner, vocab_size: int, cache: BlockAllocator) -> DraftModel:
+def _make_draft_model(vocab_size: int, cache: BlockAllocator) -> DraftModel:
     builder = BatchBuilder(NUM_PAGES, PAGE_SIZE, CONTEXT)
     limits = DraftLimits(NUM_DRAFTS, CONTEXT, vocab_size, vocab_size)
-    return DraftModel(lambda batch: runner.launch(batch).result(), builder, cache, limits)
+    return DraftModel(builder, cache, limits)
 
 
 def family_config(directory: Path, variant: str, draft_dir: Path | None = None) -> Config:

@@ -1,4 +1,4 @@
-"""A runner on which steps take time while the scheduler goes on, and a bench that plans one step ahead on it.
+"""A runner whose steps take time while the scheduler continues, and a bench that plans one step ahead on it.
 
 Steps are computed in the order of their launches, by any function of a `Batch`, and no earlier than their results are
 asked for: whatever the scheduler does meanwhile must not matter. Time is counted, not spent.
@@ -21,7 +21,7 @@ from tests.scheduler_proc.clients import VOCAB_SIZE, Bench
 from tests.scheduler_proc.simulated_runner import rows_of_samples
 
 GHOST = VOCAB_SIZE + 1_000
-"""The token of a row whose request has ended; nobody may ever get it."""
+"""The token of a row whose request has ended; no client may ever get it."""
 
 STEP_S, TOKEN_S = 1.0, 0.05
 """What a step takes, and each of its tokens."""
@@ -44,15 +44,14 @@ class LaunchedStep(NamedTuple):
 class OverlappedRunner:
     """Computes steps with another runner's `run`; fills in the tokens that a step takes from the one before it.
 
-    `fails` is asked at each launch and result with another step in flight, and may make it raise. `attempt_of` says
-    which attempt of a request runs, `None` for none: with it the results of other rows are GHOSTs.
+    `fails` is asked at each launch and result with another step in flight, and may make it raise. `attempt_of`
+    returns the running attempt of a request, or `None`: with it the results of other rows are GHOSTs.
     """
 
     can_overlap = True
     can_plan_ahead = False
     degraded = ""
     placement: dict[str, str] = {}  # noqa: RUF012 (never written)
-    drafter = None
     draft_runner = None
     page_memory = None
     page_store = None
@@ -172,7 +171,7 @@ class OverlappedBench(Bench):
         self.inbox.take(self.scheduler.pop_replies())
 
     def step(self) -> dict[int, int]:
-        """Takes one turn; returns the rows of the newest step, {} where there is nothing to do any more."""
+        """Takes one turn; returns the rows of the newest step, {} if nothing is left to do."""
         batch = self.scheduler.schedule()
         while batch is None and not self.stepper.has_step and self.gauge("waiting"):
             batch = self.scheduler.schedule()

@@ -43,7 +43,7 @@ class AheadRunner(OverlappedRunner):
 
 
 class AheadBench(OverlappedBench):
-    """An `OverlappedBench` on such a runner. Now and then there are news at the end of a step, but for `has_news`."""
+    """An `OverlappedBench` on such a runner. A message arrives during one step in ten (`has_news`)."""
 
     def __init__(self, **settings: Any) -> None:
         self._chance = random.Random(3)

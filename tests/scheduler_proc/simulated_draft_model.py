@@ -1,11 +1,13 @@
-"""A draft model that is a simulated runner, on pages with the numbers of the bench's: it is asked, never told."""
+"""A simulated draft model on pages with the numbers of the bench's."""
 
 from messages.ring.steps import Batch, ForwardOutput
-from scheduler_proc.deciding.batch_columns import BatchBuilder
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
+from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
+from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench
+from tests.scheduler_proc.simulated_drafter import AllDrafts
 from tests.scheduler_proc.simulated_runner import SimulatedRunner
 
 MAX_DRAFTS = 4
@@ -41,6 +43,8 @@ def add_draft_model(
         "model_vocab_size": VOCAB_SIZE,
     }
     builder = BatchBuilder(cache.num_pages, cache.page_size, bench.limits.max_model_len)
-    model = DraftModel(runner.run, builder, cache, DraftLimits(**(fields | limits)))
-    bench.scheduler = Scheduler(cache, bench.limits, bench.budget, model, bench.grammars, lengths)
+    model = DraftModel(builder, cache, DraftLimits(**(fields | limits)))
+    bench.draft_runner = runner
+    planner = DraftPlanner(cache, model, lengths or AllDrafts())
+    bench.scheduler = Scheduler(cache, bench.limits, bench.budget, planner, bench.grammars)
     return runner

@@ -1,13 +1,34 @@
-"""A drafter that knows what the simulated runner will sample, and now and then says something else."""
+"""A drafter that knows what the simulated runner will sample, and sometimes proposes other tokens."""
 
 import random
 from array import array
+from collections.abc import Sequence
 
-from scheduler_proc.deciding.drafting.drafts import Draft
-from scheduler_proc.deciding.requests import PendingReq, Req
+from scheduler_proc.deciding.drafting.draft_lengths import AcceptanceRate, DraftLengths
+from scheduler_proc.deciding.drafting.draft_model import DraftModel
+from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
+from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
+from scheduler_proc.deciding.drafting.step_cost import StepCost
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import PendingReq
 from tests.scheduler_proc.simulated_runner import expected_output
 
 NEVER = 1 << 20
+
+
+class AllDrafts(DraftLengths):
+    """Gives each row all draft tokens that are proposed."""
+
+    def choose(self, chances: Sequence[Sequence[float]], max_tokens: int) -> list[int]:
+        return [len(own) for own in chances]
+
+    def choose_all(self, rates: Sequence[AcceptanceRate], most: Sequence[int], drafting: StepCost) -> list[int]:
+        return list(most)
+
+
+def plan_all_drafts(cache: BlockAllocator, drafter: Drafter | DraftModel) -> DraftPlanner:
+    return DraftPlanner(cache, drafter, AllDrafts())
 
 
 class SimulatedDrafter:
@@ -29,7 +50,7 @@ class SimulatedDrafter:
             for token_id in right
         ]
         self.num_proposed += len(drafts)
-        return Draft(array("i", drafts))
+        return Draft(array("i", drafts), [1.0] * len(drafts))
 
     def _output(self, pending: PendingReq) -> list[int]:
         """Returns the whole output, and what would come after a token that ends it."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from messages.columns import unpack_int32
 from messages.ring.requests import SamplingParams
 from messages.ring.steps import LogitsProcessing
-from scheduler_proc.deciding.rows.dry import DryPenalty
+from scheduler_proc.deciding.sampling.dry import DryPenalty
 
 Penalties = tuple[float, float, float, tuple[int, ...], int]
 """Repetition, frequency, presence, the tokens so far, and how many of them are the prompt."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from messages.errors import ErrorInfo
 from messages.ring.requests import Grammar, SamplingParams
 from scheduler_proc.deciding.requests import Limits, PendingReq
-from scheduler_proc.deciding.rows.endings import end_tokens_of
-from scheduler_proc.deciding.rows.grammars import RequestGrammar, make_grammar
+from scheduler_proc.deciding.sampling.endings import end_tokens_of
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar, make_grammar
 
 EOS = 7
 """The end-of-sequence id of all grammars here, and so of a bench with any."""
@@ -17,7 +17,7 @@ FORCING = 99
 
 
 class SimulatedTokenizer:
-    """Has more tokens than the model, so that bitmasks are longer than what the model needs of them."""
+    """A tokenizer with more tokens than the model, so that bitmasks are longer than the model's."""
 
     eos_tokens = (EOS,)
 

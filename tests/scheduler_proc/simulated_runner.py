@@ -1,7 +1,7 @@
 """A runner without a model: its "K and V" are hashes, so a wrong page, slot or position changes the output.
 
 What a slot holds depends on every token before it, as real K and V do; the next token depends on everything that the
-row reads through its page table. `expected_output` says what a request must get, by the same rule without any pages.
+row reads through its page table. `expected_output` returns the output of a request by the same rule, without pages.
 """
 
 import random
@@ -17,7 +17,6 @@ from messages.columns import pack_float32, pack_int32, unpack_int32, unpack_int6
 from messages.ring.axes import columns_of
 from messages.ring.requests import SamplingParams
 from messages.ring.steps import SAMPLED, Batch, ForwardOutput, LogprobColumns
-from scheduler_proc.deciding.drafting.drafts import Drafter
 from tests.scheduler_proc.simulated_edits import NOTHING, Edits, expected_edits, read_edits
 from tests.scheduler_proc.simulated_grammar import allowed_next
 
@@ -43,7 +42,7 @@ def _optional(batch: Batch, name: str) -> "array[float]":
 def choose(
     values: Sequence[int], params: tuple[float, ...], position: int, vocab_size: int, edits: Edits = NOTHING
 ) -> int:
-    """Returns the next token after a row with these slots, -1 where all are banned.
+    """Returns the next token after a row with these slots, -1 if all are banned.
 
     Sampling rows depend on seed and position too, and rows with biases or penalties on each of their values.
     """
@@ -123,7 +122,6 @@ class SimulatedRunner:
         self.slots: list[tuple[int, int] | None] = [None] * (num_pages * page_size)
         self.poison: set[int] = set()
         self.nan: set[int] = set()
-        self.drafter: Drafter | None = None
         self.withholds: random.Random | None = None
         self.batches: list[Batch] = []
 
@@ -159,7 +157,7 @@ class SimulatedRunner:
         return ForwardOutput(batch.step_id, next_tokens, logprobs, self._logprob(batch, slots), counts)
 
     def _withhold(self, sampled: list[Sampled]) -> tuple[list[bool], bytes]:
-        """Returns which of the tokens are told, and the column that says how many of each row that is."""
+        """Returns which of the tokens are in the result, and the column with their number per row."""
         if self.withholds is None:
             return [True] * len(sampled), b""
         num_sampled = Counter(one.row for one in sampled)

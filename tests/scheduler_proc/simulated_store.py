@@ -14,6 +14,7 @@ class SimulatedStore:
 
     def __init__(self, page_size: int, max_pages: int = 1000, chance: random.Random | None = None):
         self.slots: Slots = []
+        self.wake = lambda: None
         self.kept: dict[bytes, Slots] = {}
         self.pages_at_once = 1000
         self.page_s = 0.0
@@ -91,3 +92,6 @@ class SimulatedStore:
 
     def gauges(self) -> dict[str, float]:
         return {"disk_pages": len(self.kept)}
+
+    def close(self) -> None:
+        pass

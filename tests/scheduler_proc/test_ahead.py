@@ -15,7 +15,7 @@ from tests.scheduler_proc.timed_soak import TimedSoak
 
 
 class SlowSoak(TimedSoak):
-    """Most of the time nobody waits."""
+    """Most of the time no request waits."""
 
     seconds_between = 14.0
 
@@ -35,7 +35,7 @@ class NotingRunner(AheadRunner):
 
 
 class NotingBench(AheadBench):
-    """Notes what is planned, launched, waited for and committed; there are news when `is_news` says so."""
+    """Notes what is planned, launched, waited for and committed; there are news while `is_news`."""
 
     is_news = False
 

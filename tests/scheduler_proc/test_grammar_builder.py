@@ -6,7 +6,7 @@ import msgspec
 from messages.config.server import Config, ModelFacts
 from messages.ring.requests import Grammar, Stamps
 from scheduler_proc.deciding.requests import Limits, PendingReq
-from scheduler_proc.deciding.rows.grammars import RequestGrammar
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar
 from scheduler_proc.grammar_builder import GrammarBuilder
 from tests.scheduler_proc.clients import user_msg
 

@@ -11,14 +11,16 @@ from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasse
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.policy import Budget
-from scheduler_proc.deciding.requests import Limits, Req
+from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Stepper
 from tests.checkpoints import CONTEXT, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.clients import Inbox, user_msg
 from tests.scheduler_proc.overlapped import OverlappedRunner
+from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 
 SMALLEST_MARGIN = 1e-3
 """Where the reference's two best logits are closer than this, either token is right."""
@@ -107,7 +109,7 @@ class Recalled:
             drafts[self._chance.randrange(len(drafts))] ^= 1
             self.num_wrong += 1
         self.num_right += len(drafts)
-        return Draft(array("i", drafts))
+        return Draft(array("i", drafts), [1.0] * len(drafts))
 
 
 def run(
@@ -120,11 +122,12 @@ def run(
     **params: object,
 ) -> tuple[list[list[int]], Scheduler]:
     """Runs all prompts, to the end of the context unless `params` say otherwise, and returns their output ids."""
+    cache = BlockAllocator(num_pages, page_size)
     scheduler = Scheduler(
-        BlockAllocator(num_pages, page_size),
+        cache,
         Limits(CONTEXT, VOCAB_SIZE),
         Budget(max_num_seqs=32, max_num_batched_tokens=num_step_tokens),
-        drafter,
+        drafter and plan_all_drafts(cache, drafter),
     )
     stepper = Stepper(scheduler, runner, StepTimes())
     inbox = Inbox()
@@ -221,9 +224,9 @@ def test_alone_and_again_from_the_cache(model: Model):
 
 
 def test_a_cache_of_codes_goes_through_all_that_moves_pages(tmp_path: Path):
-    """Chunks, cached prefixes, preemption and wrong drafts beside a run with none of them.
+    """Chunks, cached prefixes, preemption and wrong drafts, compared with a run with none of them.
 
-    What was added up in another order may round to another code, which may change the text where tokens lie close.
+    Sums in another order may round to another code, which may change the text if two tokens are almost equally likely.
     """
     build_checkpoint(tmp_path, "llama-gqa-tied")
     config = make_config(tmp_path, block_size=PAGE_SIZE, num_pages=PLENTY, kv_cache_dtype="int8")

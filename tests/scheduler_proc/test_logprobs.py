@@ -1,4 +1,4 @@
-"""Both halves together give transformers' logprobs and penalized tokens: chunked, cached, preempted, beside others."""
+"""Both halves together give transformers' logprobs and penalized tokens: chunked, cached, preempted, with others."""
 
 import random
 from pathlib import Path

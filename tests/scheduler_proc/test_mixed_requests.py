@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_proc.deciding.rows import row_results
+from scheduler_proc.deciding import row_results
 from tests.checkpoints import build_checkpoint
 from tests.scheduler_proc.mixed_requests import FAMILIES, check, family_config
 
@@ -20,7 +20,7 @@ def test_outputs_are_the_same(tmp_path: Path, variant: str):
 
 @pytest.mark.parametrize(("variant", "draft_variant"), [("gpt2", "gpt2"), ("qwen3-gqa-tied", "llama-mqa")])
 def test_outputs_are_the_same_with_a_draft_model(tmp_path: Path, variant: str, draft_variant: str):
-    """With the model as its own draft model, which is nearly always right, and with one that has never heard of it."""
+    """With the model as its own draft model, which is nearly always right, and with an unrelated one."""
     build_checkpoint(tmp_path / "draft", draft_variant)
     gauges = check(family_config(tmp_path / "model", variant, tmp_path / "draft"), 40)
     accepted, drafted = gauges["accepted_tokens"], gauges["draft_tokens"]

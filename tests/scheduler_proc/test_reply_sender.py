@@ -1,4 +1,4 @@
-"""When the detokenizer is told what: the real scheduler, a channel that keeps what is sent, a played clock."""
+"""When replies are sent: the real scheduler, a channel that keeps its messages, and a fake clock."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A soak in which time goes on while steps run."""
+"""A soak with a clock that advances while steps run."""
 
 from tests.scheduler_proc.overlapped import OverlappedBench
 from tests.scheduler_proc.soak import Soak

@@ -1,4 +1,4 @@
-"""What came behind a request's tokens when another request had the same, as the radix tree still knows it."""
+"""Tokens that followed the same prefix in another request, from the radix tree."""
 
 from array import array
 from collections.abc import Callable
@@ -7,16 +7,16 @@ from messages.columns import INT32
 from scheduler_proc.deciding.drafting.match_rates import CONTINUATION, MatchRates
 
 MAX_AHEAD = 256
-"""Tokens that one lookup remembers, so that most steps compare a few tokens and look nothing up."""
+"""The maximum number of tokens of one lookup, so that most steps compare a few tokens and need no lookup."""
 
 LookUp = Callable[[int], "array[int]"]
-"""Returns at most so many int32 ids that another request had behind the request's tokens; none is good."""
+"""Returns at most this many int32 ids that followed the request's tokens in another request; it may be none."""
 
 
 class Continuation:
-    """What one request may go on with. It is looked up at most once for each `interval` of the request's tokens.
+    """A guess at the next tokens of one request. There is at most one lookup per `interval` tokens of the request.
 
-    `rates` count how often it was right. With fewer tokens than `idle_until` there is nothing to find.
+    `rates` counts how often the guess was right. Until the request has `idle_until` tokens there is nothing to find.
     """
 
     __slots__ = ("_guess", "_interval", "_next_lookup", "_rates", "_start", "idle_until")
@@ -26,11 +26,11 @@ class Continuation:
         self._rates = rates
         self._guess: array[int] = array(INT32)
         self._start = 0
-        """How many tokens there were in front of the guess."""
+        """The number of tokens before the guess."""
         self._next_lookup = self.idle_until = 0
 
     def find(self, token_ids: "array[int]", look_up: LookUp) -> "array[int]":
-        """Returns what may come behind all these tokens, which have grown since the last call; it may be nothing."""
+        """Returns the guess after all these tokens, of which there are more than at the last call; it may be empty."""
         num_tokens = len(token_ids)
         if self._guess:
             self._check(token_ids[self._start :])
@@ -42,7 +42,7 @@ class Continuation:
         return self._guess
 
     def _check(self, new_ids: "array[int]") -> None:
-        """Drops what has come of the guess, or all of it where something else has."""
+        """Drops the part of the guess that has come true, or all of it after another token."""
         for index, token_id in enumerate(new_ids[: len(self._guess)]):
             is_right = self._guess[index] == token_id
             self._rates.count(CONTINUATION, is_right)

@@ -1,34 +1,36 @@
-"""How many draft tokens are worth their time: from what was accepted of a row, and from what steps take."""
+"""Chooses the number of draft tokens by the acceptance rate of each row and by the time of steps."""
 
 from collections.abc import Sequence
 
 from scheduler_proc.deciding.drafting.step_cost import StepCost
 
 UNTRIED, FORCED = 2 / 3, 0.97
-"""How likely the draft tokens of a draft model, and of a grammar, are right before any was tried."""
+"""The initial acceptance rates for the draft tokens of a draft model and of a grammar."""
 
 DECAY = 0.9
-"""Weight of what is known of a row after each further run of draft tokens."""
+"""The factor by which the weight of a row's history falls with each further run of draft tokens."""
 
 IDLE_DECAY = 0.99
-"""The same after each step for which what its grammar forces was not worth it: in time it is tried again."""
+"""The same for each step in which forced tokens were not worth their time: eventually they are tried again."""
 
 PROBE_STEPS = 100
-"""After so many steps in which a draft model was not worth it, one row gets a token of it: costs may have changed."""
+"""After this many steps without proposals of the draft model, one row gets a draft token: costs may have changed."""
 
 MIN_CHANCE = 0.1
-"""Draft tokens that are less likely right are not worth their bother, however cheap they seem for want of tries."""
+"""Less likely draft tokens are not proposed, however cheap they seem before costs are measured."""
 
 MAX_GROUP = 16
-"""Kernels take tokens in groups of at most so many: where these do not pay together, more do not either."""
+"""The largest group of tokens in kernels: if a whole group does not pay, more tokens do not either."""
 
 CHEAPEST = 0.25
-"""In `seconds_per_token`: less than this no token costs beside others."""
+"""The minimum cost of a token in a step, in units of `seconds_per_token`."""
 
 
 class AcceptanceRate:
-    """How likely a row's next draft token is right, by its latest ones: without any, as likely as `general` says, which
-    counts those of all rows, or else `untried`."""
+    """The probability that a row's next draft token is accepted, from its latest draft tokens.
+
+    The prior is the rate of all rows (`general`), or else `untried`.
+    """
 
     __slots__ = ("_accepted", "_general", "_tried", "_untried", "value")
 
@@ -39,14 +41,14 @@ class AcceptanceRate:
         self._update()
 
     def follow(self, general: "AcceptanceRate") -> None:
-        """From now on what is not known of this row is taken from `general`, which counts its draft tokens, too."""
+        """Makes `general` the prior; it counts the draft tokens of this row, too."""
         self._general = general
         self._update()
 
     def add(self, num_drafts: int, num_accepted: int) -> None:
-        """Counts the draft tokens of one step: the right ones and the first wrong one, for nothing is known of others.
+        """Counts the accepted draft tokens of one step and the first rejected one, if there is one.
 
-        The first is a wrong one where fewer than all were accepted.
+        Nothing is known about the tokens after it.
         """
         self._accepted = DECAY * self._accepted + num_accepted
         self._tried = DECAY * self._tried + num_accepted + (num_accepted < num_drafts)
@@ -55,7 +57,7 @@ class AcceptanceRate:
         self._update()
 
     def fade(self) -> None:
-        """Forgets a little, `general` too."""
+        """Reduces the weight of the history, also in `general`."""
         if self._general is not None:
             self._general.fade()
         self._accepted *= IDLE_DECAY
@@ -68,11 +70,11 @@ class AcceptanceRate:
 
 
 class DraftLengths:
-    """Gives draft tokens to rows so that the step yields the most tokens a second, all rows together.
+    """Chooses the number of draft tokens per row that maximizes the tokens per second of the step.
 
-    A row's j-th draft token is right with the product of the probabilities of its first j.
+    A row's j-th draft token is accepted with the product of the probabilities of its first j.
 
-    `general` is the rate of all rows with drafts of a draft model, `forced` that with what grammars force.
+    `general` is the acceptance rate of a draft model over all rows, `forced` that of tokens forced by grammars.
     """
 
     def __init__(self) -> None:
@@ -80,16 +82,16 @@ class DraftLengths:
         self.general = AcceptanceRate()
         self.forced = AcceptanceRate(FORCED)
         self.num_idle = 0
-        """Steps since a draft model has proposed anything."""
+        """Steps since the draft model last proposed tokens."""
         self._num_tokens = 0
         self._num_expected = 0.0
         self._seconds = 0.0
         self._seconds_per_token = 0.0
 
     def begin_step(self, num_rows: int) -> None:
-        """From now on `choose` is asked about a step with so many rows in DECODE.
+        """Begins a step with `num_rows` rows in DECODE, for which `choose` is called next.
 
-        What else it computes it computes anyhow: a draft token must be worth its time beside decode rows.
+        Prompts of the step do not count: a draft token must be worth its time in a step of decode rows.
         """
         self._num_tokens = num_rows
         self._num_expected = float(num_rows)
@@ -97,10 +99,10 @@ class DraftLengths:
         self._seconds_per_token = self.cost.seconds_per_token
 
     def choose(self, chances: Sequence[Sequence[float]], max_tokens: int) -> list[int]:
-        """Returns how many draft tokens each of these rows gets, at most so many in all.
+        """Returns the number of draft tokens for each of these rows, at most `max_tokens` in all.
 
-        `chances` say how likely each of its draft tokens is right where those before it are. The likeliest of all rows
-        come first, and as many of them as make the step yield the most tokens a second.
+        `chances` are the probabilities of a row's draft tokens if those before them are right. The likeliest tokens of
+        all rows are chosen first, up to the number that maximizes tokens per second.
         """
         expected, num_chosen, best, least = self._num_expected, 0, 0.0, 0.0
         if self._seconds:
@@ -130,11 +132,10 @@ class DraftLengths:
         return counts
 
     def choose_all(self, rates: Sequence[AcceptanceRate], most: Sequence[int], drafting: StepCost) -> list[int]:
-        """Returns how many draft tokens of a draft model are worth their time for each row, at most so many (0 not for
-        all of them).
+        """Returns the number of the draft model's tokens for each row, at most `most`, which is not 0 for all rows.
 
-        The j-th tokens of all rows are made by one step of that model, which takes what `drafting` says. They are worth
-        it where all of them together make the step yield more, and a row's own where it does by itself.
+        One step of the draft model, whose time `drafting` predicts, makes the j-th tokens of all rows. They are made if
+        they increase the tokens per second together, and for each row if its own token does so by itself.
         """
         counts = [0] * len(rates)
         for depth in range(1, max(most) + 1):

@@ -1,41 +1,64 @@
-"""Draft tokens of a small model: which of its tokens are in its KV cache, and the steps in which it proposes more.
+"""Draft tokens of a draft model: what its KV cache holds, and the steps in which it proposes tokens.
 
 It samples as the model does: with the same parameters, logits processing and noise, which is a function of seed and
-position. Where both have the same likeliest tokens they therefore choose the same one, also at a temperature.
+position. If both have the same likeliest tokens they therefore choose the same one, also at a temperature.
 
-It reads and writes its KV cache by the page tables of the model's, whose pages have the same numbers. Those of
-`BlockAllocator.draft_pages` hold the K and V of the draft model, too. What a row lacks is computed before it gets draft
-tokens, however it came to lack it: its prompt, tokens of steps in which drafting did not pay, a cached prefix that was
-never drafted from, a scheduler that was replaced. No output depends on it.
+It reads and writes its KV cache by the page tables of the model's, whose pages have the same numbers. The pages in
+`DraftModel.pages` hold K and V of the draft model, too. K and V that a row lacks are computed before it gets draft
+tokens, whatever the reason: a new prompt, steps in which drafting did not pay, a cached prefix that was never drafted
+from, a scheduler that was replaced. No output depends on it.
 """
 
 import logging
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from itertools import compress
 
 import msgspec
 
 from messages.columns import INT32, unpack_int32
 from messages.ring.steps import Batch, ForwardOutput
-from scheduler_proc.deciding.batch_columns import BatchBuilder, Chunk
+from scheduler_proc.deciding.drafting.draft_state import NO_IDS
 from scheduler_proc.deciding.drafting.step_cost import StepCost
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.pages.page_observer import PageObserver
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.rows.batch_columns import BatchBuilder, Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
-from scheduler_proc.deciding.rows.wanted import Wanted
+from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 
 MOST_LACKING = 8
-"""A row that lacks no more tokens than this feeds them in the first step that proposes; else in a step before."""
+"""A row that lacks at most this many tokens feeds them in the first step that proposes; else in a step before."""
 
 log = logging.getLogger("sluice.draft_model")
 
+Drafts = Mapping[int, "array[int]"]
+"""Draft tokens (int32) by uid."""
+
+DraftSteps = Generator[Batch, ForwardOutput, Drafts]
+"""Yields the steps of the draft model to run, receives the result of each, and returns the draft tokens."""
+
+
+def run_draft_steps(steps: DraftSteps, run: Callable[[Batch], ForwardOutput]) -> Drafts:
+    """Runs the steps of a proposal; returns the draft tokens."""
+    try:
+        batch = next(steps)
+        while True:
+            try:
+                output = run(batch)
+            except Exception as error:
+                batch = steps.throw(error)
+            else:
+                batch = steps.send(output)
+    except StopIteration as end:
+        return end.value
+
 
 class DraftLimits(msgspec.Struct, frozen=True):
-    """What the draft model allows: draft tokens of a row, tokens of a request, and its vocabulary beside the model's.
+    """The limits of the draft model: draft tokens of a row, tokens of a request, and both vocabulary sizes.
 
-    Of two vocabularies that differ in size, the larger one is padded: ids that both have mean the same.
+    If the vocabularies differ in size, the larger one is padded: ids that both have mean the same.
     """
 
     max_drafts: int
@@ -44,16 +67,15 @@ class DraftLimits(msgspec.Struct, frozen=True):
     model_vocab_size: int
 
 
-class DraftModel:
+class DraftModel(PageObserver):
     """Proposes tokens for all rows of a step together, one step of the draft model after another.
 
-    `run` computes a step. Once one has raised there are no more: rows go on without draft tokens. `cost` is what steps
-    take by their tokens, all around them included, `seconds` what the latest call of `propose` took in all.
+    Once a step has failed there are no more, and rows continue without draft tokens. `cost` is the time of steps by
+    their number of tokens, with everything around them; `seconds` is the time of the latest proposal.
     """
 
     def __init__(
         self,
-        run: Callable[[Batch], ForwardOutput],
         builder: BatchBuilder,
         cache: BlockAllocator,
         limits: DraftLimits,
@@ -63,31 +85,41 @@ class DraftModel:
         self.seconds = 0.0
         self.limits = limits
         self.has_failed = False
-        self._run = run
+        self.pages: set[int] = set()
+        cache.observers.append(self)
         self._builder = builder
         self._cache = cache
         self._clock = clock
 
-    def propose(self, rows: DecodeRows, counts: Sequence[int], max_tokens: int) -> Mapping[int, "array[int]"]:
-        """Returns draft tokens (int32) by uid: at most `counts` (at least 1) of each row, which has pages for them.
+    def on_freed(self, pages: Collection[int]) -> None:
+        self.pages.difference_update(pages)
 
-        A row may have none: where it lacks more tokens than are left of `max_tokens`, these are computed first, in this
-        call and the next ones.
+    def on_closed(self, req: Req) -> None:
+        req.pending.draft.num_computed, req.pending.draft.unverified_ids = 0, NO_IDS
+
+    def check(self, free: Collection[int], cached: Collection[int]) -> None:
+        assert self.pages.isdisjoint(free), "a free page has K and V of the draft model"
+
+    def propose(self, rows: DecodeRows, counts: Sequence[int], max_tokens: int) -> DraftSteps:
+        """Proposes at most `counts` (at least 1) draft tokens for each row, which has pages for them.
+
+        A row may get none: if it lacks more tokens than are left of `max_tokens`, these are computed first, in this
+        proposal and the next ones.
         """
         begin_s = self._clock()
         try:
-            return self._propose(rows, counts, max_tokens)
+            return (yield from self._propose(rows, counts, max_tokens))
         except Exception:
             self.has_failed = True
-            log.exception("a step of the draft model failed; requests go on without draft tokens")
+            log.exception("a step of the draft model failed; requests continue without draft tokens")
             return {}
         finally:
             self.seconds = self._clock() - begin_s
 
-    def _propose(self, rows: DecodeRows, counts: Sequence[int], max_tokens: int) -> Mapping[int, "array[int]"]:
+    def _propose(self, rows: DecodeRows, counts: Sequence[int], max_tokens: int) -> DraftSteps:
         for req in rows.reqs:
             self._note(req, self._find_known(req))
-        self._catch_up(rows, max_tokens)
+        yield from self._catch_up(rows, max_tokens)
         begin_s = self._clock()
         is_ready = [self._is_ready(req) for req in rows.reqs]
         reqs, rows = list(compress(rows.reqs, is_ready)), rows.kept(is_ready)
@@ -97,7 +129,7 @@ class DraftModel:
         lacking, num_steps, num_fed = [self._lacking(req) for req in reqs], 0, 0
         while rows.reqs:
             num_steps, num_fed = num_steps + 1, num_fed + sum(lacking)
-            tokens = self._sample(rows, lacking)
+            tokens = yield from self._sample(rows, lacking)
             for req, token_id in zip(rows.reqs, tokens, strict=True):
                 if 0 <= token_id < self.limits.model_vocab_size:
                     drafts[req.uid].append(token_id)
@@ -106,71 +138,76 @@ class DraftModel:
                     left[req.uid] = 0
             is_kept = [left[req.uid] > 0 for req in rows.reqs]
             rows, tokens = _keep(rows, is_kept), array(INT32, compress(tokens, is_kept))
-            ended = {row for row, _ in rows.advance(tokens)}
+            ended = {row for row, _ in rows.advance(range(len(rows)), tokens)}
             rows = _keep(rows, [row not in ended for row in range(len(rows))])
             rows.enter_pages()
             lacking = [1] * len(rows)
         for req in reqs:
             self._note(req, len(req.token_ids))
-            req.drafted_ids = drafts[req.uid][:-1]
+            req.pending.draft.unverified_ids = drafts[req.uid][:-1]
         if num_steps:
             self.cost.add(num_fed / num_steps, (self._clock() - begin_s) / num_steps)
         return drafts
 
     def _find_known(self, req: Req) -> int:
-        """Returns how many tokens of a row, the last one not among them, have K and V of the draft model."""
-        behind = req.token_ids[req.num_drafted : req.num_drafted + len(req.drafted_ids)]
-        right = [token_id == draft_id for token_id, draft_id in zip(behind, req.drafted_ids, strict=False)]
-        known = req.num_drafted + (right.index(False) if False in right else len(right))
-        size, pages = self._cache.page_size, self._cache.draft_pages
+        """Returns how many tokens of a row, excluding the last one, have K and V of the draft model."""
+        start, draft_ids = req.pending.draft.num_computed, req.pending.draft.unverified_ids
+        behind = req.token_ids[start : start + len(draft_ids)]
+        right = [token_id == draft_id for token_id, draft_id in zip(behind, draft_ids, strict=False)]
+        known = start + (right.index(False) if False in right else len(right))
+        size = self._cache.page_size
         index = known // size
-        while index < len(req.pages) and req.pages[index] in pages:
+        while index < len(req.pages) and req.pages[index] in self.pages:
             index += 1
             known = index * size
         return min(known, len(req.token_ids) - 1)
 
     def _note(self, req: Req, num_tokens: int) -> None:
-        """From now on the first `num_tokens` of a row have K and V of the draft model."""
-        size = self._cache.page_size
-        self._cache.draft_pages.update(req.pages[req.num_drafted // size : num_tokens // size])
-        req.num_drafted, req.drafted_ids = num_tokens, array(INT32)
+        """Records that the first `num_tokens` of a row have K and V of the draft model."""
+        size, state = self._cache.page_size, req.pending.draft
+        self.pages.update(req.pages[state.num_computed // size : num_tokens // size])
+        state.num_computed, state.unverified_ids = num_tokens, NO_IDS
 
     def _lacking(self, req: Req) -> int:
-        return len(req.token_ids) - req.num_drafted
+        return len(req.token_ids) - req.pending.draft.num_computed
 
     def _has_all_ids(self, req: Req) -> bool:
         vocab_size = self.limits.vocab_size
         if vocab_size >= self.limits.model_vocab_size:
             return True
-        return max(req.token_ids[req.num_drafted :]) < vocab_size
+        return max(req.token_ids[req.pending.draft.num_computed :]) < vocab_size
 
     def _is_ready(self, req: Req) -> bool:
-        """Tells whether a row can have draft tokens now: it lacks few tokens, and none in a page that others read."""
-        has_few = self._lacking(req) <= MOST_LACKING and req.num_drafted >= req.num_shared_pages * self._cache.page_size
-        return has_few and self._has_all_ids(req)
+        """True if a row can get draft tokens now: it lacks few tokens, and none in a page that others read."""
+        has_shared = req.pending.draft.num_computed >= req.num_shared_pages * self._cache.page_size
+        return has_shared and self._lacking(req) <= MOST_LACKING and self._has_all_ids(req)
 
-    def _catch_up(self, rows: DecodeRows, max_tokens: int) -> None:
-        """Computes what rows that are not ready lack, but for their last token; of rows that share pages one computes
-        them."""
+    def _catch_up(self, rows: DecodeRows, max_tokens: int) -> Generator[Batch, ForwardOutput, None]:
+        """Computes the tokens that rows lack if they are not ready, except for the last one.
+
+        Pages that rows share are computed by one of them.
+        """
         chunks: list[Chunk] = []
         pages: set[int] = set()
         for req in rows.reqs:
             num_tokens = min(self._lacking(req) - 1, max_tokens)
-            page = req.pages[req.num_drafted // self._cache.page_size]
+            start = req.pending.draft.num_computed
+            page = req.pages[start // self._cache.page_size]
             if num_tokens and page not in pages and not self._is_ready(req) and self._has_all_ids(req):
-                chunks.append(Chunk(req, req.num_drafted, req.num_drafted + num_tokens, Wanted()))
+                chunks.append(Chunk(req, start, start + num_tokens, OutputCounts()))
                 max_tokens -= num_tokens
                 pages.update(req.pages)
         if chunks:
-            self._run(self._build(rows.kept([False] * len(rows)), chunks))
+            yield self._build(rows.kept([False] * len(rows)), chunks)
         for chunk in chunks:
             self._note(chunk.req, chunk.end)
 
-    def _sample(self, rows: DecodeRows, lacking: Sequence[int]) -> "array[int]":
-        """Returns a next token for each row, -1 for none. Each feeds as many of its last tokens as it lacks."""
+    def _sample(self, rows: DecodeRows, lacking: Sequence[int]) -> Generator[Batch, ForwardOutput, "array[int]"]:
+        """Returns a next token for each row, -1 for none. Each row feeds the tokens that it lacks."""
         alone = _keep(rows, [count == 1 for count in lacking])
         chunks = [_feed(req, count) for req, count in zip(rows.reqs, lacking, strict=True) if count > 1]
-        sampled = unpack_int32(self._run(self._build(alone, chunks)).next_tokens)
+        output = yield self._build(alone, chunks)
+        sampled = unpack_int32(output.next_tokens)
         firsts, others = iter(sampled[: len(alone)]), _last_of_each(sampled[len(alone) :], chunks)
         return array(INT32, [next(firsts if count == 1 else others) for count in lacking])
 
@@ -185,11 +222,13 @@ def _keep(rows: DecodeRows, is_kept: list[bool]) -> DecodeRows:
 
 
 def _feed(req: Req, count: int) -> Chunk:
-    """Returns a row that feeds the last `count` tokens of `req` and samples after each, for a step of decode rows is
-    quicker than one with a prompt's chunk. All but the last of these samples are known."""
+    """Returns a row that feeds the last `count` tokens of `req` and samples after each.
+
+    Such a step is faster than one with a prompt's chunk. Only the last sample is new.
+    """
     start = len(req.token_ids) - count
     first = req.twin(req.token_ids[: start + 1])
-    return Chunk(first, start, start + 1, Wanted(count), req.token_ids[start + 1 :])
+    return Chunk(first, start, start + 1, OutputCounts(count), req.token_ids[start + 1 :])
 
 
 def _last_of_each(sampled: "array[int]", chunks: Sequence[Chunk]) -> Iterator[int]:

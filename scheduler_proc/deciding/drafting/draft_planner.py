@@ -1,43 +1,45 @@
-"""Which rows of a step in the making have draft tokens, and which."""
+"""Chooses the draft tokens of the rows of a step."""
 
 from array import array
 from collections.abc import Sequence
 
-from scheduler_proc.deciding.batch_columns import Chunk, plan_drafts
 from scheduler_proc.deciding.drafting.draft_lengths import AcceptanceRate, DraftLengths
-from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
+from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel, Drafts, DraftSteps
 from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.rows.batch_columns import Chunk, plan_drafts
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 
 NO_CHUNKS: Sequence[Chunk] = ()
 
 
 class DraftPlanner:
-    """Gives rows in DECODE what `drafter` proposes, as much of it as `lengths` say, or all without them.
+    """Gives rows in DECODE the draft tokens that `drafter` proposes, as many as `lengths` choose.
 
-    `seconds` is what a draft model has computed for the latest plan.
+    A draft model proposes in steps that the caller runs: `proposal`, if the latest plan needs any.
     """
 
-    def __init__(self, cache: BlockAllocator, drafter: Drafter | DraftModel, lengths: DraftLengths | None = None):
+    def __init__(self, cache: BlockAllocator, drafter: Drafter | DraftModel, lengths: DraftLengths):
         self._cache = cache
         self._model, self._drafter = (drafter, None) if isinstance(drafter, DraftModel) else (None, drafter)
         self._lengths = lengths
-        self.seconds = 0.0
+        self._proposal_s = 0.0
+        """The time of the latest plan's proposal."""
+        self.proposal: DraftSteps | None = None
         self._chunks: list[Chunk] = []
         self._num_tokens_left = 0
 
     def plan(self, rows: DecodeRows, max_num_tokens: int) -> Sequence[Chunk]:
-        """Returns a chunk for each of `rows` that has draft tokens, at most so many in all, as far as there are pages.
+        """Returns a chunk for each of `rows` that has draft tokens: at most `max_num_tokens`, if there are pages.
 
-        What a row's grammar forces goes before what the drafter proposes.
+        Tokens that a row's grammar forces precede those of the drafter.
         """
         drafter = self._drafter
         proposed: list[tuple[Req, Draft, AcceptanceRate | None]] = []
         for req in rows.reqs:
             pending, num_tokens = req.pending, len(req.token_ids)
-            if pending.grammar is None and num_tokens < pending.no_draft_until:
+            if pending.grammar is None and num_tokens < pending.draft.idle_until:
                 continue
             limit = min(max_num_tokens, pending.max_len - num_tokens - 1)
             if limit <= 0:
@@ -47,28 +49,36 @@ class DraftPlanner:
             elif drafter is not None and (draft := drafter.propose(req, limit)).token_ids:
                 proposed.append((req, draft, None))
         if not proposed and self._model is None:
-            return NO_CHUNKS  # many a step is one of these, which is to cost little
-        self._chunks, self._num_tokens_left, self.seconds = [], max_num_tokens, 0.0
-        if self._lengths is not None:
-            self._lengths.begin_step(len(rows))
+            return NO_CHUNKS  # many steps end here, so it must be cheap
+        self._chunks, self._num_tokens_left, self._proposal_s = [], max_num_tokens, 0.0
+        self._lengths.begin_step(len(rows))
         if proposed:
             self._add(proposed)
         if self._model is not None and not self._model.has_failed:
-            self._ask(self._model, rows)
+            self.proposal = self._begin_proposal(self._model, rows)
         return self._chunks
 
+    def end_proposal(self, rows: DecodeRows, drafts: Drafts) -> Sequence[Chunk]:
+        """Returns the chunks of those of `rows` for which the draft model proposed `drafts`."""
+        self.proposal = None
+        if self._model is not None:
+            self._proposal_s = self._model.seconds
+        if drafts:
+            self._lengths.num_idle = 0
+        return [plan_drafts(req, drafts[req.uid], req.pending.draft.rate) for req in rows.reqs if drafts.get(req.uid)]
+
+    def note_time(self, num_tokens: int, seconds: float) -> None:
+        """Records the time of the latest plan and its step, in which each row decoded."""
+        self._lengths.cost.add(num_tokens, seconds - self._proposal_s)
+
     def _forced(self, req: Req, token_ids: "array[int]") -> tuple[Draft, AcceptanceRate]:
-        rate = req.pending.forced_rate
-        if self._lengths is not None:
-            rate.follow(self._lengths.forced)
+        rate = req.pending.draft.forced_rate
+        rate.follow(self._lengths.forced)
         return Draft(token_ids, [rate.value] * len(token_ids)), rate
 
     def _add(self, proposed: list[tuple[Req, Draft, AcceptanceRate | None]]) -> None:
         """Plans the rows that get some of their draft tokens."""
-        if self._lengths is None:
-            counts = [len(draft.token_ids) for _, draft, _ in proposed]
-        else:
-            counts = self._lengths.choose([draft.chances for _, draft, _ in proposed], self._num_tokens_left)
+        counts = self._lengths.choose([draft.chances for _, draft, _ in proposed], self._num_tokens_left)
         for count, (req, draft, rate) in zip(counts, proposed, strict=True):
             draft_ids = draft.token_ids[: min(count, self._num_tokens_left)]
             if draft_ids and self._cache.grow(req, len(req.token_ids) + len(draft_ids)):
@@ -77,37 +87,29 @@ class DraftPlanner:
             elif rate is not None:
                 rate.fade()
 
-    def _ask(self, model: DraftModel, rows: DecodeRows) -> None:
-        """Adds the draft tokens of the draft model to all rows that have none."""
+    def _begin_proposal(self, model: DraftModel, rows: DecodeRows) -> DraftSteps | None:
+        """Allocates pages for draft tokens of the rows that have none; returns the steps that propose them."""
         has_drafts = {chunk.req.uid for chunk in self._chunks}
         most = [0 if req.uid in has_drafts else self._most(model.limits, req) for req in rows.reqs]
         if not any(most):
-            return
-        counts = most if self._lengths is None else self._choose(self._lengths, model, rows.reqs, most)
+            return None
+        rates = [req.pending.draft.rate for req in rows.reqs]
+        for rate in rates:
+            rate.follow(self._lengths.general)
+        counts = self._lengths.choose_all(rates, most, model.cost)
         for row, req in enumerate(rows.reqs):
             counts[row] = min(counts[row], self._num_tokens_left)
             if counts[row] and not self._cache.grow(req, len(req.token_ids) + counts[row]):
                 counts[row] = 0
             self._num_tokens_left -= counts[row]
-        if any(counts):
-            rows = rows.kept([count > 0 for count in counts])
-            drafts = model.propose(rows, [count for count in counts if count], self._num_tokens_left)
-            self.seconds = model.seconds
-            if drafts and self._lengths is not None:
-                self._lengths.num_idle = 0
-            self._chunks += [
-                plan_drafts(req, drafts[req.uid], req.pending.draft_rate) for req in rows.reqs if drafts.get(req.uid)
-            ]
+        if not any(counts):
+            return None
+        rows = rows.kept([count > 0 for count in counts])
+        return model.propose(rows, [count for count in counts if count], self._num_tokens_left)
 
     def _most(self, limits: DraftLimits, req: Req) -> int:
-        """Returns the most draft tokens that a row may have. A slow grammar is asked no more than it must be."""
+        """Returns the maximum number of draft tokens of a row; 0 with a slow grammar, as each needs a bitmask."""
         if req.pending.grammar is not None and req.pending.grammar.is_slow:
             return 0
         num_tokens = len(req.token_ids)
         return max(0, min(limits.max_drafts, req.pending.max_len - num_tokens - 1, limits.max_len - num_tokens + 1))
-
-    def _choose(self, lengths: DraftLengths, model: DraftModel, reqs: list[Req], most: list[int]) -> list[int]:
-        rates = [req.pending.draft_rate for req in reqs]
-        for rate in rates:
-            rate.follow(lengths.general)
-        return lengths.choose_all(rates, most, model.cost)

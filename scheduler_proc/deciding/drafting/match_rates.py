@@ -1,30 +1,30 @@
-"""How likely the token behind a match is right: by the length of the match, of one row and of all rows."""
+"""The probability that the token after a match is right, by the length of the match, per row and overall."""
 
 from typing import Self
 
 MIN_LENGTH, MAX_LENGTH = 2, 20
-"""Tokens by which matches are told apart; a longer one counts as one of so many."""
+"""The lengths of matches, in tokens, that are distinguished; longer ones count as `MAX_LENGTH`."""
 
 KINDS = (0, 0, 0, 1, 2, 3, 4, 5, *[6] * 4, *[7] * 8, 8)
-"""By the length of a match, of at least 2 tokens: which of them count together."""
+"""The kind of a match by its length (at least 2 tokens)."""
 
 CONTINUATION = 9
-"""What another request had behind all tokens of this one."""
+"""The kind of a continuation: tokens that followed the same prefix in another request."""
 
 PRIORS = (0.3, 0.4, 0.65, 0.75, 0.75, 0.75, 0.85, 0.9, 0.93, 0.8)
-"""By kind: how likely it is right where nothing is known yet."""
+"""The initial probability of each kind."""
 
 PRIOR_WEIGHT, MAX_TRIED = 8.0, 64.0
-"""In tokens: how much of what is known of all rows `PRIORS` outweigh, and after how many what is known weighs half."""
+"""The weight of `PRIORS` in tokens, and the number of tokens after which the counts of all rows are halved."""
 
 GENERAL_WEIGHT, MAX_ROW_TRIED = 6.0, 32.0
-"""The same for a row, beside what is known of all rows."""
+"""The same for one row, whose prior is the rate of all rows."""
 
 
 class MatchRates:
-    """Counts how often what a match foretold was right, by kind; each token of a row's output tells, drafted or not.
+    """Counts how often the token after a match was right, by kind, for each token of the output, drafted or not.
 
-    Those of a row begin with what `general`, which counts for all rows, knows by then.
+    The rates of a row have those of all rows, `general`, as their prior.
     """
 
     __slots__ = ("_general", "_right", "_tried")
@@ -44,7 +44,7 @@ class MatchRates:
             self._tried[kind] /= 2
 
     def chance(self, kind: int) -> float:
-        """Returns how likely the next token is right, above 0 and below 1."""
+        """Returns the probability that the next token is right, above 0 and below 1."""
         if self._general is None:
             prior, weight = PRIORS[kind], PRIOR_WEIGHT
         else:

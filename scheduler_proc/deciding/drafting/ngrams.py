@@ -1,21 +1,21 @@
-"""N-gram lookup: where the last tokens of a request stood before, and how long the text goes on as it did there."""
+"""N-gram lookup: finds an earlier occurrence of a request's last tokens and follows it as long as it matches."""
 
 from array import array
 
 from scheduler_proc.deciding.drafting.match_rates import KINDS, MAX_LENGTH, MatchRates
 
 MAX_SEARCHED = 1 << 15
-"""Tokens that are searched, the latest of a request: that takes far less than attention takes for them."""
+"""The number of latest tokens of a request that are searched. Attention over them takes far longer."""
 
 
 class NgramMatch:
-    """What followed the last tokens of one request where they stood before, in its prompt or its output.
+    """The latest earlier occurrence of one request's last tokens, in its prompt or its output.
 
-    A match begins at the latest place where the last two tokens stood and lasts as long as the text goes on as it did
-    there. Only without one is the text searched.
+    A match begins at the latest occurrence of the last two tokens and lasts as long as the text continues in the same
+    way. The text is searched only while there is none.
 
-    `place` is that of the token which would come next, 0 without a match. `length` says how many tokens match, at most
-    `MAX_LENGTH`. `rates` count how often such a token was right.
+    `place` is the index of the token that would come next, 0 without a match. `length` is the number of matching
+    tokens, at most `MAX_LENGTH`. `rates` counts how often such a token was right.
     """
 
     __slots__ = ("_num_known", "length", "place", "rates")
@@ -25,7 +25,7 @@ class NgramMatch:
         self.place = self.length = self._num_known = 0
 
     def follow(self, token_ids: "array[int]") -> None:
-        """Finds the match of all these tokens, which have grown since the last call."""
+        """Updates the match for all these tokens, of which there are more than at the last call."""
         if self.place:
             for token_id in token_ids[self._num_known :]:
                 is_right = token_ids[self.place] == token_id
@@ -40,14 +40,14 @@ class NgramMatch:
             self.length = self.place and _count_back(token_ids, self.place)
 
     def next_ids(self, token_ids: "array[int]", num_tokens: int) -> "array[int]":
-        """Returns so many tokens (int32) that followed. A match that reaches to the end goes on again and again."""
+        """Returns `num_tokens` tokens (int32) that followed. A match that reaches the end is repeated."""
         found = token_ids[self.place : self.place + num_tokens]
         while len(found) < num_tokens:
             found += found[: num_tokens - len(found)]
         return found
 
     def chances(self, num_tokens: int) -> list[float]:
-        """Returns how likely each of so many of these is right where those before it are: the match is longer then."""
+        """Returns the probability of each of these tokens if those before it are right, as the match is longer then."""
         kinds = KINDS[self.length : self.length + num_tokens]
         by_kind = {kind: self.rates.chance(kind) for kind in set(kinds)}
         chances = [by_kind[kind] for kind in kinds]
@@ -55,7 +55,7 @@ class NgramMatch:
 
 
 def _search(token_ids: "array[int]") -> int:
-    """Returns the latest place behind two tokens that are the last two, 0 where there is none."""
+    """Returns the latest place after an earlier occurrence of the last two tokens, 0 if there is none."""
     text, size = token_ids.tobytes(), token_ids.itemsize
     pair, start = text[-2 * size :], -size * MAX_SEARCHED
     found = text.rfind(pair, start, -size)
@@ -65,7 +65,7 @@ def _search(token_ids: "array[int]") -> int:
 
 
 def _count_back(token_ids: "array[int]", place: int) -> int:
-    """Returns how many tokens before `place` are the last ones; two are."""
+    """Returns how many tokens before `place` equal the last tokens; at least two do."""
     length = 2
     while length < min(place, MAX_LENGTH) and token_ids[place - 1 - length] == token_ids[-1 - length]:
         length += 1

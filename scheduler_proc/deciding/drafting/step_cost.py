@@ -1,34 +1,34 @@
-"""What a step takes by its number of tokens, as far as the latest steps tell."""
+"""Predicts the time of a step from its number of tokens, by the latest steps."""
 
 COST_DECAY = 0.97
-"""Weight of what is known of steps after each further step."""
+"""The factor by which the weight of past steps falls with each further step."""
 
 LEAST_COST = 0.02
-"""A token more costs at least this part of what a token of the step costs on average, and so much where nothing is
-known of it: it is tried."""
+"""The minimum cost of one more token, in average costs of a token of the step. It is also the initial value, so that
+drafts are tried."""
 
 PRIOR_VARIANCE = 0.02
-"""In tokens²: how much of a variance that assumption outweighs. So the line flattens as steps stay the same."""
+"""The weight of that assumption, in tokens². The line therefore flattens while all steps have the same size."""
 
 OUTLIER, SLOW_WEIGHT = 1.5, 0.1
-"""A step that takes longer than it should says little, for something else may have had the cores: it has this weight,
-and counts as no longer than so many times what it should take. So the line lies near the quickest steps."""
+"""A step that takes longer than predicted has `SLOW_WEIGHT`, as another process may have had the cores, and counts as
+at most `OUTLIER` times the prediction. The line therefore lies near the fastest steps."""
 
 NUM_SIZES = 33
-"""Steps of fewer tokens are also averaged by their number: kernels take tokens in groups, so the cost has jumps."""
+"""Steps of fewer tokens are also averaged by size: kernels process tokens in groups, so the cost has jumps."""
 
 MAX_NEW = 32
-"""Steps that are noted before they are counted: together, or when somebody asks. Behind a step, which has read all
-weights, the processor's caches hold none of this, and to count each at once would take longer."""
+"""The number of steps that are counted together. A step reads all weights, so the processor's caches hold none of this
+after it, and counting each step at once would take longer."""
 
 MAX_SIZE_WEIGHT, LINE_WEIGHT, SIZE_DECAY = 8.0, 1.0, 0.9
-"""In steps: the most that an average weighs, what the line weighs beside it, and the weight of what is known of one
-size after each further `NUM_SIZES` steps."""
+"""In steps: the maximum weight of a size's average, the weight of the line in a prediction, and the factor by which the
+weight of a size falls with each further `NUM_SIZES` steps."""
 
 
 class StepCost:
-    """What steps take by their tokens: a line through the latest steps (an expectile, by weighted least squares), and
-    for small ones the average of those of the same size."""
+    """The time of steps by their tokens: a line through the latest steps (an expectile, by weighted least squares), and
+    averages of small steps of the same size."""
 
     def __init__(self) -> None:
         self._new: list[tuple[float, float]] = []
@@ -44,18 +44,18 @@ class StepCost:
 
     @property
     def seconds_per_token(self) -> float:
-        """Of one more token in a step; 0 before the first step. The line meets 0 tokens at 0 s or above."""
+        """The time of one more token in a step; 0 before the first step. The line is at least 0 s at 0 tokens."""
         self._count_new()
         return self._seconds_per_token
 
     def predict(self, num_tokens: float) -> float:
-        """Returns seconds; 0 before the first step."""
+        """Returns the seconds of a step; 0 before the first step."""
         if self._new:
             self._count_new()
         return self._predict(num_tokens)
 
     def add(self, num_tokens: float, seconds: float) -> None:
-        """Takes a step into account."""
+        """Adds a step."""
         self._new.append((num_tokens, seconds))
         if len(self._new) == MAX_NEW:
             self._count_new()

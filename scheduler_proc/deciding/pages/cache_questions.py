@@ -1,4 +1,4 @@
-"""What the prefix cache holds of a prompt and why not more, and what its largest nodes are. Changes nothing."""
+"""Explains the cache hit of a prompt and lists the largest nodes of the radix tree. Changes nothing."""
 
 import heapq
 import time
@@ -8,25 +8,26 @@ from itertools import islice
 
 from messages.columns import unpack_int32
 from messages.ring.cache import CacheExplained, CacheListed, CacheNode, CacheSource, ExplainCache, ListCache
-from scheduler_proc.deciding.pages.radix import Node, RadixTree, salt_of
+from scheduler_proc.deciding.pages.radix import Node, RadixTree
+from scheduler_proc.deciding.requests import salt_of
 
 MAX_CANDIDATES = 4096
-"""Continuations at one place of the tree that are compared with a prompt."""
+"""The number of continuations at one place of the tree that are compared with a prompt."""
 
 DISABLED = "disabled"
 
 
 def explain(tree: RadixTree, question: ExplainCache, *, is_sharing: bool) -> CacheExplained:
-    """Returns how many tokens of a prompt a request would find in the cache now, from whom, and why not more.
+    """Returns the cache hit that a prompt would get now: its length, which requests computed it, and what ends it.
 
-    At least one token is left to compute, so that there is a next one; and only whole pages are cached.
+    At least one token is left to compute, so that a next one can be sampled, and only whole pages are cached.
     """
     page_bytes, salt = tree.page_bytes, salt_of(question.cache_salt)
     num_pages = (len(question.input_ids) - 4) // page_bytes
     if not is_sharing:
         return CacheExplained(question.uid, 0, (), DISABLED, 0)
     key = question.input_ids[: max(0, num_pages) * page_bytes]
-    path = tree.match(salt, key)
+    path = tree.match(tree.root, salt, key)
     num_hit_bytes = sum(num_same for _, num_same in path) * page_bytes
     num_hit = num_hit_bytes // 4
     sources = _sources(path, page_bytes // 4)
@@ -62,7 +63,7 @@ def list_nodes(tree: RadixTree, question: ListCache) -> CacheListed:
 
 
 class _Place:
-    """Where a match ends, and the token bytes of the `page` with which the prompt goes on there."""
+    """The place where a match ends, and the token bytes of the prompt's next `page`."""
 
     def __init__(self, tree: RadixTree, path: list[tuple[Node, int]], salt: bytes, page: bytes):
         self._tree = tree
@@ -71,11 +72,11 @@ class _Place:
         self._page = page
 
     def find_evicted(self) -> tuple[int, int] | None:
-        """Returns who computed the page, and when it was evicted; `None` where it is not known to have been cached."""
+        """Returns which request computed the page and when it was evicted; `None` if no eviction is remembered."""
         return self._tree.find_evicted(self._node, self._node.start + self._num_same, self._salt + self._page)
 
     def find_closest(self) -> tuple[int, Node | None, "array[int]"]:
-        """Returns with how many equal tokens a cached page begins, the node that has it, and its tokens."""
+        """Returns the cached page that shares the most leading tokens: their number, its node, and its tokens."""
         wanted = unpack_int32(self._page)
         best: tuple[int, Node | None, array[int]] = 0, None, wanted
         for node, page in islice(self._continuations(), MAX_CANDIDATES):
@@ -86,12 +87,12 @@ class _Place:
         return best
 
     def find_with_other_salt(self) -> Node | None:
-        """Returns a node with this first page that belongs to another namespace."""
+        """Returns a node with this first page under another salt."""
         children = self._tree.root.children.items()
         return next((node for edge, node in islice(children, MAX_CANDIDATES) if edge.endswith(self._page)), None)
 
     def _continuations(self) -> Iterator[tuple[Node, bytes]]:
-        """Yields the cached pages that come after the match, in the prompt's namespace."""
+        """Yields the cached pages after the match, under the prompt's salt."""
         node, size = self._node, self._tree.page_bytes
         if self._num_same < len(node.pages):
             yield node, node.key[self._num_same * size : (self._num_same + 1) * size]
@@ -102,7 +103,7 @@ class _Place:
 
 
 def _sources(path: list[tuple[Node, int]], page_tokens: int) -> tuple[CacheSource, ...]:
-    """Returns who computed which tokens; a request's neighbouring nodes are one part."""
+    """Returns which request computed which tokens; neighbouring nodes of one request are merged."""
     sources: list[CacheSource] = []
     for node, num_same in path:
         start = node.start * page_tokens

@@ -1,13 +1,13 @@
-"""The free pages of the KV cache; whoever takes a page owns it until it gives it back."""
+"""The free pages of the KV cache."""
 
 from collections.abc import Collection, Sequence
 
 
 class PagePool:
-    """A stack of free page ids: the page freed last is taken first, while it is still warm in the device's caches."""
+    """A stack of free page ids: the page freed last is allocated first, while the device's caches still hold it."""
 
     def __init__(self, num_pages: int, used: Collection[int] = ()):
-        """All pages but those in `used` are free; the lowest, which may have memory already, are taken first."""
+        """All pages except `used` are free. The lowest, which may be populated already, are allocated first."""
         self.num_pages = num_pages
         self._free = [page for page in range(num_pages - 1, -1, -1) if page not in used]
 
@@ -16,7 +16,7 @@ class PagePool:
         return len(self._free)
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Removes `num_pages` from the pool and returns them; there must be as many."""
+        """Removes `num_pages` pages from the pool, which must have as many, and returns them."""
         assert 0 <= num_pages <= len(self._free), (num_pages, len(self._free))
         if not num_pages:
             return []
@@ -29,7 +29,7 @@ class PagePool:
         self._free.extend(pages)
 
     def free_pages(self) -> frozenset[int]:
-        """Returns the free pages for a check; asserts that each is free once."""
+        """Returns the free pages; asserts that each is free once."""
         free = frozenset(self._free)
         assert len(free) == len(self._free), "a page was freed twice"
         assert all(0 <= page < self.num_pages for page in free), "a page that does not exist was freed"

@@ -1,33 +1,25 @@
-"""The radix tree of cached pages: which pages hold the K and V of which beginnings of token sequences.
+"""The radix tree of cached pages, which maps prefixes of token sequences to pages with their K and V.
 
 A node is labelled with the token bytes of one or more whole pages. Children are found by the bytes of their first page,
-at the root preceded by the request's salt, so each salt is a namespace that vanishes with its last page.
+which at the root follow the request's salt, so each salt is a namespace that disappears with its last page.
 """
 
-import hashlib
 import heapq
 import time
 from collections.abc import Iterator
 from itertools import islice
 
 MAX_EVICTED = 4096
-"""Evicted pages that are remembered, so that it can be said of a prompt that it was cached."""
+"""The number of evicted pages that are remembered, to explain cache misses."""
 
 MAX_BRANCHES = 32
-"""Children of a node that are looked at where only part of a page is known, the latest first."""
-
-SALT_BYTES = 16
-
-
-def salt_of(cache_salt: str) -> bytes:
-    """Returns what stands for a request's salt in keys: empty for none, else of one length."""
-    return hashlib.blake2b(cache_salt.encode(), digest_size=SALT_BYTES).digest() if cache_salt else b""
+"""The number of children that are compared if only part of a page is known, the latest first."""
 
 
 class Node:
     """A run of whole pages. `pins` counts the requests that use it or a node below; `used` is the time of last use.
 
-    Request `uid` computed it. `start` pages come before it, and its `number` is no other node's.
+    Request `uid` computed it. `start` is the number of pages before it. Its `number` is unique.
     """
 
     __slots__ = ("children", "edge", "key", "number", "pages", "parent", "pins", "start", "uid", "used")
@@ -45,15 +37,15 @@ class Node:
         self.used = 0
 
     def __lt__(self, other: "Node") -> bool:
-        """Breaks ties between leaves used at the same time; any order will do."""
+        """Breaks ties between leaves used at the same time, arbitrarily."""
         return id(self) < id(other)
 
 
 class RadixTree:
-    """Owns the pages of its nodes. Pinned nodes stay; the others can be evicted, the least recently used leaf first.
+    """Owns the pages of its nodes. Nodes without a pin can be evicted, the least recently used leaf first.
 
-    `num_pages` counts all its pages, `num_evictable` those without a pin. `stamps` get, at the last page of a node, the
-    `clock` at which it was used.
+    `num_pages` counts all its pages, `num_evictable` those without a pin. `stamps`, by page, receives the `clock` of a
+    node's last use at its last page.
     """
 
     def __init__(self, page_size: int, stamps: "memoryview[int] | None" = None):
@@ -65,38 +57,33 @@ class RadixTree:
         self.clock = 0
         self._stamps = stamps
         self._num_made = 0
-        """Nodes so far, which gives each its number."""
+        """The number of nodes made so far, from which each gets its number."""
         self._evicted: dict[tuple[int, int, bytes], tuple[int, int]] = {}
-        """Pages that came behind a node: by its number, their place, and edge. Who computed each, and when it went."""
+        """Evicted pages, by the number of the node before them, their place and edge: uid and time of the eviction."""
         self._leaves: list[tuple[int, Node]] = []
-        """Heap of (used, leaf) with every unpinned leaf; entries whose leaf has changed since are skipped."""
+        """A heap of (used, leaf) with every unpinned leaf; entries whose leaf has changed since are skipped."""
 
     def has_child(self, node: Node, salt: bytes, page: bytes) -> bool:
-        """Tells whether the tree goes on from `node` with this page of token bytes."""
+        """True if `node` has a child that begins with this page of token bytes."""
         return self._edge(node, salt, page) in node.children
 
     def find(self, node: Node, salt: bytes, key: bytes) -> tuple[Node, list[int]]:
-        """Returns the pages of the longest cached beginning of `key` below `node`, and the node where they end.
+        """Returns the node where the longest cached prefix of `key` below `node` ends, and the pages of that prefix.
 
-        Splits that node where it goes on differently. `key` is token bytes of whole pages.
+        Splits that node if it continues differently. `key` is token bytes of whole pages.
         """
-        size = self.page_bytes
         pages: list[int] = []
-        position = 0
-        while position < len(key):
-            child = node.children.get(self._edge(node, salt, key[position : position + size]))
-            if child is None:
-                break
-            num_same = self._num_same_pages(child.key, key, position)
+        for child, num_same in self.match(node, salt, key):
             node = child if num_same == len(child.pages) else self._split(child, num_same)
             pages += node.pages
-            position += num_same * size
         return node, pages
 
-    def match(self, salt: bytes, key: bytes) -> list[tuple[Node, int]]:
-        """Returns the nodes that hold the longest cached beginning of `key`, with how many pages of each; as `find`,
-        but changes nothing."""
-        node, position, path = self.root, 0, list[tuple[Node, int]]()
+    def match(self, node: Node, salt: bytes, key: bytes) -> list[tuple[Node, int]]:
+        """Returns the nodes below `node` with the longest cached prefix of `key`, and how many pages each has of it.
+
+        Changes nothing.
+        """
+        position, path = 0, list[tuple[Node, int]]()
         while position < len(key):
             child = node.children.get(self._edge(node, salt, key[position : position + self.page_bytes]))
             if child is None:
@@ -110,9 +97,9 @@ class RadixTree:
         return path
 
     def find_continuation(self, node: Node, salt: bytes, tail: bytes, num_bytes: int) -> bytes:
-        """Returns at most `num_bytes` token bytes that the tree has behind `tail` below `node`; there may be none.
+        """Returns at most `num_bytes` token bytes that follow `tail` below `node`; may be empty.
 
-        `tail` need not be whole pages. Where the tree goes on in several ways, it is the one that was added last.
+        `tail` need not be whole pages. At a branch the child that was added last is followed.
         """
         position, found = 0, b""
         while len(found) < num_bytes:
@@ -126,14 +113,13 @@ class RadixTree:
         return found[:num_bytes]
 
     def find_evicted(self, node: Node, place: int, edge: bytes) -> tuple[int, int] | None:
-        """Returns which request computed the page that was page `place` behind `node`, and when it was evicted."""
+        """Returns which request computed the evicted page at `place` after `node`, and when it was evicted."""
         return self._evicted.get((node.number, place, edge))
 
     def insert(self, node: Node, salt: bytes, key: bytes, pages: list[int], uid: int = 0) -> tuple[Node, list[int]]:
-        """Makes `key` cached below `node`; returns the tree's pages for it and the node where they end.
+        """Caches `key`, which request `uid` computed, below `node`; returns the node where it ends and its pages.
 
-        Request `uid` has computed them.
-        Where these differ from `pages`, the tree had that beginning already and the caller keeps its own page.
+        Returned pages that differ from `pages` were already cached; the caller keeps its own page in their place.
         """
         assert len(key) == len(pages) * self.page_bytes
         node, found = self.find(node, salt, key)
@@ -152,7 +138,7 @@ class RadixTree:
         return node, found
 
     def pin(self, node: Node) -> None:
-        """Keeps the pages from the root to `node` from being evicted, until `unpin`."""
+        """Prevents the eviction of the pages from the root to `node`, until `unpin`."""
         step: Node | None = node
         while step is not None:
             if not step.pins:
@@ -161,7 +147,7 @@ class RadixTree:
             step = step.parent
 
     def unpin(self, node: Node) -> None:
-        """Takes one pin from the pages from the root to `node`; they count as used just now."""
+        """Removes one pin from the pages from the root to `node`; they count as used now."""
         step: Node | None = node
         while step is not None:
             assert step.pins > 0, "a node was unpinned twice"
@@ -172,7 +158,7 @@ class RadixTree:
         self.touch(node)
 
     def touch(self, node: Node) -> None:
-        """Notes that the pages from the root to `node` are used now."""
+        """Records that the pages from the root to `node` are used now."""
         self.clock += 1
         step: Node | None = node
         while step is not None:
@@ -203,7 +189,7 @@ class RadixTree:
         return evicted
 
     def forget(self, node: Node) -> list[int]:
-        """Removes `node` and those above it as far as nothing else uses them; returns their pages."""
+        """Removes `node` and the nodes above it that nothing else uses; returns their pages."""
         forgotten: list[int] = []
         while self._is_evictable_leaf(node):
             parent = node.parent
@@ -225,7 +211,7 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def check(self) -> None:
-        """Asserts that the tree is well formed and its counts are true."""
+        """Asserts that the tree is well formed and its counts are right."""
         nodes = list(self.nodes())
         listed = {id(leaf) for used, leaf in self._leaves if leaf.used == used}
         for node in nodes:
@@ -250,12 +236,12 @@ class RadixTree:
         prefix = self._edge(node, salt, tail[: self.page_bytes])
         if len(tail) >= self.page_bytes:
             return node.children.get(prefix)
-        num_bytes = len(self._edge(node, salt, b"")) + self.page_bytes  # of another salt's edges it is another length
+        num_bytes = len(self._edge(node, salt, b"")) + self.page_bytes  # edges of another salt have another length
         latest = islice(reversed(node.children.values()), MAX_BRANCHES)
         return next((child for child in latest if len(child.edge) == num_bytes and child.edge.startswith(prefix)), None)
 
     def _num_same_pages(self, label: bytes, key: bytes, position: int) -> int:
-        """Returns how many whole pages of `label` are those of `key` from `position` on (bisection over memcmp)."""
+        """Returns how many whole pages of `label` equal those of `key` from `position` on (bisection over memcmp)."""
         size = self.page_bytes
         low, high = 1, min(len(label), len(key) - position) // size
         if label[: high * size] == key[position : position + high * size]:
@@ -273,7 +259,7 @@ class RadixTree:
         return self._num_made
 
     def _remember(self, leaf: Node, num_left: int) -> None:
-        """Notes that all but the first `num_left` pages of `leaf` are being evicted."""
+        """Remembers the eviction of all but the first `num_left` pages of `leaf`."""
         assert leaf.parent is not None
         size = self.page_bytes
         behind = leaf if num_left else leaf.parent
@@ -285,7 +271,7 @@ class RadixTree:
     def _split(self, node: Node, num_pages: int) -> Node:
         """Puts the first `num_pages` of `node` into a new node above it and returns that.
 
-        `node` itself stays the lower one: whoever pinned it pinned its end.
+        `node` itself stays the lower one, since its pins are at its end.
         """
         parent = node.parent
         assert parent is not None

@@ -1,29 +1,30 @@
-"""The rows in DECODE as the columns of the next step, kept from step to step so that a step costs little per row."""
+"""The rows in DECODE as columns of the next step, updated from step to step so that each row costs little."""
 
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from itertools import compress
 
 from messages.columns import INT32, INT64
-from scheduler_proc.deciding.requests import Req
-from scheduler_proc.deciding.rows.endings import Ending, find_ending
+from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.rows.sampling_columns import SamplingColumns
+from scheduler_proc.deciding.sampling.endings import Ending, find_ending
 
 NO_PAGE = -1
 NO_SLOT = -1
 NO_SOURCE = -1
 UNKNOWN = 0
-"""Stands for a token that is still being computed; an id that every vocabulary has."""
+"""A placeholder for a token that is still being computed; every vocabulary has this id."""
 
 
 class DecodeRows:
-    """One entry a row in each column, in the order in which the rows began to decode.
+    """One entry per row in each column, in the order in which the rows began to decode.
 
-    `token_ids` holds the last token, whose K and V the next step writes to `slots`; `context_lens` counts those before.
-    `tables` is [rows, table_width], padded with NO_PAGE. A row at the start of a page has no slot until `enter_pages`.
+    `token_ids` holds the last token, whose K and V the next step writes to `slots`; `context_lens` counts the tokens
+    before it. `tables` is [rows, table_width], padded with NO_PAGE. A row at the start of a page has no slot until
+    `enter_pages`.
 
-    In what `advanced` returns, rows may have one token beyond those of their requests, which is still being computed.
-    Where it comes from is then in `future_token_indices`, as in `Batch`; else that is empty.
+    In the result of `advanced`, rows may have one token more than their requests, which is still being computed.
+    `future_token_indices` then has its source, as in `Batch`; otherwise it is empty.
     """
 
     def __init__(self, page_size: int):
@@ -46,7 +47,7 @@ class DecodeRows:
         return len(self.reqs)
 
     def append(self, req: Req, source: int = NO_SOURCE) -> None:
-        """Adds a row whose prompt is computed and whose next token is known or, with a `source`, on its way."""
+        """Adds a row whose prompt is computed and whose next token is known or, with a `source`, being computed."""
         is_ahead = source != NO_SOURCE
         context_len = len(req.token_ids) - 1 + is_ahead
         if is_ahead:
@@ -77,9 +78,9 @@ class DecodeRows:
         self._has_lost_rows = True
 
     def advanced(self, sources: Mapping[int, int]) -> "DecodeRows":
-        """Returns the rows as they will be with one more token of each request in `sources`, by uid: where it will be.
+        """Returns the rows with one more token for each request in `sources`, which has the sources by uid.
 
-        The other rows stay as they are.
+        The other rows are unchanged.
         """
         rows = DecodeRows(self.page_size)
         rows.reqs, rows.uids, rows.attempts = self.reqs[:], self.uids[:], self.attempts[:]
@@ -97,7 +98,7 @@ class DecodeRows:
         return rows
 
     def kept(self, is_kept: Sequence[bool]) -> "DecodeRows":
-        """Returns those of the rows for which `is_kept` says so."""
+        """Returns the rows for which `is_kept` is true."""
 
         def keep(column: "array[int]") -> "array[int]":
             return array(column.typecode, compress(column, is_kept))
@@ -115,17 +116,17 @@ class DecodeRows:
         return rows
 
     def full_reqs(self) -> list[Req]:
-        """Returns those that have all the tokens they may have."""
+        """Returns the requests that have reached their maximum length."""
         lengths = zip(self.context_lens, self._last_context_lens, strict=True)
         return [self.reqs[row] for row, (now, last) in enumerate(lengths) if now >= last]
 
     def reqs_without_slot(self) -> list[tuple[Req, int]]:
-        """Returns the rows, in order, whose next token begins a page, each with its tokens, that one included."""
+        """Returns the rows whose next token begins a page, in order, with their numbers of tokens including it."""
         size, rows = self.page_size, enumerate(self.context_lens)
         return [(self.reqs[row], context_len + 1) for row, context_len in rows if not context_len % size]
 
     def enter_pages(self) -> None:
-        """Fills in slot and page table of the rows that begin a page and have it by now."""
+        """Sets the slot and the page table of rows that begin a page, once they have it."""
         self._narrow()
         size = self.page_size
         for row, context_len in enumerate(self.context_lens):
@@ -139,18 +140,10 @@ class DecodeRows:
                 self.slots[row] = page * size
                 self.tables[row * self.table_width + index] = page
 
-    def advance(self, next_tokens: "array[int]") -> list[tuple[int, Ending]]:
-        """Moves every row on by its next token; returns the rows (ascending) that end with it, and how."""
-        for req, token_id in zip(self.reqs, next_tokens, strict=True):
-            req.token_ids.append(token_id)
-        self.token_ids = next_tokens
-        self.context_lens = array(INT32, [context_len + 1 for context_len in self.context_lens])
-        self.slots = array(INT64, [slot + 1 for slot in self.slots])
-        endings = map(find_ending, self._end_tokens, next_tokens, self.context_lens, self._last_context_lens)
-        return [(row, ending) for row, ending in enumerate(endings) if ending is not None]
-
-    def advance_some(self, rows: Sequence[int], next_tokens: "array[int]") -> list[tuple[int, Ending]]:
-        """Does the same with these rows (ascending) alone."""
+    def advance(self, rows: Sequence[int], next_tokens: "array[int]") -> list[tuple[int, Ending]]:
+        """Appends a next token to each of these rows (ascending); returns the rows that end with it, and how."""
+        if len(rows) == len(self.reqs):
+            return self._advance_all(next_tokens)
         ended: list[tuple[int, Ending]] = []
         for row, token_id in zip(rows, next_tokens, strict=True):
             self.reqs[row].token_ids.append(token_id)
@@ -162,8 +155,17 @@ class DecodeRows:
                 ended.append((row, ending))
         return ended
 
+    def _advance_all(self, next_tokens: "array[int]") -> list[tuple[int, Ending]]:
+        for req, token_id in zip(self.reqs, next_tokens, strict=True):
+            req.token_ids.append(token_id)
+        self.token_ids = next_tokens
+        self.context_lens = array(INT32, [context_len + 1 for context_len in self.context_lens])
+        self.slots = array(INT64, [slot + 1 for slot in self.slots])
+        endings = map(find_ending, self._end_tokens, next_tokens, self.context_lens, self._last_context_lens)
+        return [(row, ending) for row, ending in enumerate(endings) if ending is not None]
+
     def advance_to(self, uids: Collection[int]) -> None:
-        """Moves the rows of these requests on to the last of their tokens, which they have by now."""
+        """Updates the rows of these requests to their last tokens."""
         for row, req in enumerate(self.reqs):
             if req.uid in uids:
                 context_len = len(req.token_ids) - 1
@@ -175,7 +177,7 @@ class DecodeRows:
                 self.tables[start : start + num_pages] = array(INT32, req.pages[:num_pages])
 
     def check(self) -> None:
-        """Asserts that the columns say what the requests say."""
+        """Asserts that the columns match the requests."""
         for row, req in enumerate(self.reqs):
             context_len = req.num_computed_tokens
             assert self.uids[row] == req.uid, "a row has another's uid"
@@ -184,7 +186,7 @@ class DecodeRows:
             assert self.context_lens[row] == context_len, "a row has another's length"
             offset = context_len % self.page_size
             num_entered = context_len // self.page_size + (1 if offset else self._has_entered(row))
-            pages = req.pages[:num_entered]  # it may have more: for the step after the one in flight, of draft tokens
+            pages = req.pages[:num_entered]  # it may have more: for draft tokens, or the step after the one in flight
             assert self._table(row) == _padded(pages, self.table_width), "a row has another's pages"
             assert not offset or self.slots[row] == pages[-1] * self.page_size + offset, "a row has another's slot"
         assert len(self.tables) == len(self.reqs) * self.table_width, "page tables are left over"
@@ -195,7 +197,7 @@ class DecodeRows:
         return req.pages[context_len // self.page_size] * self.page_size + offset if offset else NO_SLOT
 
     def _has_entered(self, row: int) -> bool:
-        """Tells whether a row at the start of a page has that page in its table."""
+        """True if a row at the start of a page has that page in its table."""
         index = self.context_lens[row] // self.page_size
         return index < self.table_width and self.tables[row * self.table_width + index] != NO_PAGE
 
@@ -214,7 +216,7 @@ class DecodeRows:
                 self._set_width(longest)
 
     def _set_width(self, width: int) -> None:
-        """Lays the tables out anew; doubling and quartering make this rare."""
+        """Copies the tables to another width; doubling and quartering make this rare."""
         old, kept = self.table_width, min(self.table_width, width)
         padding = array(INT32, [NO_PAGE]) * (width - kept)
         tables: array[int] = array(INT32)

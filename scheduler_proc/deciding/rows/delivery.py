@@ -1,4 +1,4 @@
-"""What the detokenizer is told of the tokens of a step."""
+"""Builds the message with the tokens of a step for the detokenizer."""
 
 from array import array
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from messages.ring.steps import LogprobColumns
 from scheduler_proc.deciding.requests import PendingReq
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.finished_rows import usage_of
-from scheduler_proc.deciding.rows.logprob_columns import join
+from scheduler_proc.deciding.sampling.logprob_columns import join
 
 
 class Delivery:
-    """The columns of one `DetokenizeMsg` in the making. The result of the step was there at `committed_ns`."""
+    """Builds the columns of one `DetokenizeMsg`. The result of the step arrived at `committed_ns`."""
 
     def __init__(self, step_id: int, committed_ns: int = 0) -> None:
         self.token_ids: array[int] = array(INT32)
@@ -29,7 +29,7 @@ class Delivery:
     def add_decode_rows(
         self, decode: DecodeRows, rows: Sequence[int], token_ids: "array[int]", logprobs: LogprobColumns | None
     ) -> None:
-        """Adds a token of each of these rows (ascending); it is the first thing that is added."""
+        """Adds one token for each of these rows (ascending), before anything else is added."""
         assert not self._uids
         self._uids, self._attempts, self.token_ids = decode.uids[:], decode.attempts[:], token_ids[:]
         num_logprobs = decode.sampling.num_logprobs
@@ -45,7 +45,7 @@ class Delivery:
             self._logprobs = [logprobs]
 
     def add(self, pending: PendingReq, token_ids: Sequence[int], logprobs: LogprobColumns | None) -> None:
-        """Adds the tokens of one row, if there are any."""
+        """Adds the tokens of one row, if it has any."""
         if not token_ids:
             return
         self._uids.append(pending.uid)
@@ -57,7 +57,7 @@ class Delivery:
         self.token_ids.extend(token_ids)
 
     def add_prefilled(self, pending: PendingReq) -> None:
-        """Adds what the prompt took of a request whose first token is being added."""
+        """Adds the usage of a request with its first token."""
         self._prefilled.append(PrefilledRow(pending.uid, pending.attempt, usage_of(pending)))
 
     def message(self, finished: tuple[FinishedRow, ...]) -> DetokenizeMsg:

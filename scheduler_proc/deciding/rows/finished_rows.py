@@ -1,4 +1,4 @@
-"""What is said about a request when it ends."""
+"""The final rows of requests."""
 
 import time
 
@@ -8,11 +8,11 @@ from messages.errors import ErrorInfo
 from messages.ring.replies import FinishedRow, Usage
 from messages.ring.requests import UserMsg
 from scheduler_proc.deciding.requests import PendingReq
-from scheduler_proc.deciding.rows.endings import NONE_IN_GRAMMAR, NONE_LEFT, NOT_FINITE, Ending
+from scheduler_proc.deciding.sampling.endings import NONE_IN_GRAMMAR, NONE_LEFT, NOT_FINITE, Ending
 
 
 def no_token(pending: PendingReq) -> ErrorInfo:
-    """Returns why a request that has these tokens got none after them."""
+    """Returns the reason why a request got no next token."""
     processors, grammar = pending.logits_processors, pending.grammar
     if grammar is not None:
         if grammar.error is not None:
@@ -28,7 +28,7 @@ def usage_of(pending: PendingReq) -> Usage:
 
 
 def finished_row(pending: PendingReq, ending: Ending) -> FinishedRow:
-    """Returns the last word about a request."""
+    """Returns the final row of a request."""
     return FinishedRow(
         pending.uid,
         pending.attempt,
@@ -42,7 +42,7 @@ def finished_row(pending: PendingReq, ending: Ending) -> FinishedRow:
 
 
 def refused_row(message: UserMsg, error: ErrorInfo) -> FinishedRow:
-    """Returns the last word about a request that was not taken."""
+    """Returns the final row of a refused request."""
     now_ns = time.monotonic_ns()
     stamps = msgspec.structs.replace(message.stamps, queued_ns=now_ns, finished_ns=now_ns)
     return FinishedRow(message.uid, message.attempt, "error", Usage(), stamps, error=error)

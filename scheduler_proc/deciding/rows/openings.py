@@ -1,11 +1,11 @@
-"""What the detokenizer is told of a request before its first token."""
+"""Announces requests to the detokenizer."""
 
 from messages.ring.replies import NUM_CONTEXT_TOKENS, NUM_PROMPT_END_TOKENS, OpenStream
 from messages.ring.requests import UserMsg
 
 
 def open_stream(message: UserMsg) -> OpenStream:
-    """Returns the announcement of a request, with as much of its prompt as its text needs."""
+    """Returns the announcement of a request, with the part of its prompt that decoding needs."""
     params = message.sampling_params
     wants_prompt = params.echo or params.num_prompt_logprobs is not None
     num_read = NUM_PROMPT_END_TOKENS if params.wants_prompt_end else NUM_CONTEXT_TOKENS

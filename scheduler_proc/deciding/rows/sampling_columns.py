@@ -1,4 +1,4 @@
-"""How the rows that sample do so, as columns."""
+"""The sampling parameters of rows as columns."""
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -21,18 +21,18 @@ VALUES: dict[str, Callable[[PendingReq], float]] = {
     "xtc_probabilities": lambda pending: pending.sampling_params.xtc_probability,
     "xtc_thresholds": lambda pending: pending.sampling_params.xtc_threshold,
 }
-"""What a request has in the columns of `Batch` that say how tokens are sampled."""
+"""A request's value in each column of sampling parameters in `Batch`."""
 
 COLUMNS: dict[str, Column] = {name: columns_of(Batch)[name] for name in VALUES}
 REQUIRED = [name for name, column in COLUMNS.items() if not column.is_optional]
 PLACES = {"sample_tokens", "sample_positions"}
-"""The columns of sampled tokens that change with each step."""
+"""The columns of sampled tokens that differ in each step."""
 
 assert {name for name, column in columns_of(Batch).items() if column.axis is SAMPLED} == VALUES.keys() | PLACES
 
 
 class SamplingColumns:
-    """The columns of `VALUES`, one entry a row, and counts of rows: with optional numbers, processing, grammars."""
+    """The columns of `VALUES`, one entry per row, and counts of rows with optional values, processing and grammars."""
 
     def __init__(self) -> None:
         self.columns: dict[str, array[Any]] = {name: array(column.typecode) for name, column in COLUMNS.items()}
@@ -40,14 +40,14 @@ class SamplingColumns:
         self.num_that_change_logits = 0
         self.num_with_grammar = 0
         self._packed: dict[str, bytes] | None = None
-        """What `pack` returns, until rows come or go."""
+        """The result of `pack`, until rows are added or removed."""
 
     @property
     def num_logprobs(self) -> "array[int]":
         return self.columns["num_logprobs"]
 
     def copy(self) -> "SamplingColumns":
-        """Returns columns of the same rows that can be changed by themselves."""
+        """Returns a copy that can be changed independently."""
         copied = SamplingColumns()
         copied.columns = {name: column[:] for name, column in self.columns.items()}
         copied.num_set, copied.num_that_change_logits = self.num_set.copy(), self.num_that_change_logits
@@ -55,7 +55,7 @@ class SamplingColumns:
         return copied
 
     def kept(self, is_kept: Sequence[bool], pendings: Sequence[PendingReq]) -> "SamplingColumns":
-        """Returns the columns of the rows for which `is_kept` says so, which are those of `pendings`."""
+        """Returns the columns of the rows for which `is_kept` is true, whose requests are `pendings`."""
         kept = SamplingColumns()
         for name, column in self.columns.items():
             kept.columns[name].extend(compress(column, is_kept))
@@ -64,7 +64,7 @@ class SamplingColumns:
         return kept
 
     def append(self, pending: PendingReq, num_tokens: int = 1) -> None:
-        """Adds so many entries of this request."""
+        """Adds `num_tokens` entries of this request."""
         for name, value in VALUES.items():
             self.columns[name].extend([value(pending)] * num_tokens)
         self._count(pending, num_tokens)
@@ -78,14 +78,13 @@ class SamplingColumns:
         self._packed = None
 
     def pack(self) -> dict[str, bytes]:
-        """Returns the columns by their names in `Batch`; most steps have the rows of the one before."""
+        """Returns the columns by their names in `Batch`, cached while the rows stay the same."""
         if self._packed is None:
             self._packed = self.joined(SamplingColumns())
         return self._packed
 
     def with_runs(self, runs: Sequence[tuple[PendingReq, int]]) -> dict[str, bytes]:
-        """Returns the columns of these rows and then so many entries of each of these requests, by their names in
-        `Batch`."""
+        """Returns the columns of these rows followed by `runs`, requests with their numbers of entries, by name."""
         packed, entries = self.pack(), [(_packed_entry(pending), count) for pending, count in runs]
         if any(self.num_set.values()) or not all(entry for entry, _ in entries):
             others = SamplingColumns()
@@ -95,7 +94,7 @@ class SamplingColumns:
         return {name: b"".join([packed[name], *[entry[name] * count for entry, count in entries]]) for name in REQUIRED}
 
     def joined(self, other: "SamplingColumns") -> dict[str, bytes]:
-        """Returns the columns of these rows and then of the other's, by their names in `Batch`."""
+        """Returns the columns of these rows followed by the other's, by their names in `Batch`."""
         joined = {name: (column + other.columns[name]).tobytes() for name, column in self.columns.items()}
         for name, count in self.num_set.items():
             if not count and not other.num_set[name]:
@@ -103,12 +102,12 @@ class SamplingColumns:
         return joined
 
     def check(self, pendings: list[PendingReq]) -> None:
-        """Asserts that the columns are those of these requests."""
+        """Asserts that the columns match these requests."""
         expected = SamplingColumns()
         for pending in pendings:
             expected.append(pending)
-        assert self.columns == expected.columns, "a row samples as another does"
-        assert self.num_set == expected.num_set, "rows with an optional number were miscounted"
+        assert self.columns == expected.columns, "a row has the sampling parameters of another"
+        assert self.num_set == expected.num_set, "rows with an optional value were miscounted"
         assert self.num_that_change_logits == expected.num_that_change_logits, (
             "rows that change their logits were miscounted"
         )
@@ -124,7 +123,7 @@ class SamplingColumns:
 
 
 def _packed_entry(pending: PendingReq) -> Mapping[str, bytes]:
-    """Returns one entry of a request in each required column, nothing where it also has optional numbers."""
+    """Returns a request's entry in each required column, or an empty mapping if it also has optional values."""
     if pending.packed_sampling is None:
         columns = SamplingColumns()
         columns.append(pending)

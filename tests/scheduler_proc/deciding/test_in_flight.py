@@ -1,4 +1,4 @@
-"""Steps planned behind a step in flight: their rows, where their tokens come from, and what of them counts."""
+"""Steps planned behind a step in flight: their rows, the sources of their tokens, and which results count."""
 
 from array import array
 

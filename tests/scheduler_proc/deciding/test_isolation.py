@@ -1,4 +1,4 @@
-"""A step that raises costs the rows at fault, and those alone."""
+"""A step that raises fails only the rows at fault."""
 
 import logging
 import random

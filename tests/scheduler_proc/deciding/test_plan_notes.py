@@ -1,4 +1,4 @@
-"""The rate at which a queue moves."""
+"""The admission rate of a queue."""
 
 from scheduler_proc.deciding.plan_notes import NUM_MEASURED, AdmissionRate
 

@@ -1,4 +1,4 @@
-"""Who runs, who waits and who gives way."""
+"""Which requests run, wait, are paused and are preempted."""
 
 import random
 import time
@@ -298,7 +298,7 @@ def test_prompts_of_batches_get_few_tokens_while_others_run():
 
 
 def test_a_request_goes_before_lines_that_wait_longer():
-    """Also where one of these has waited for so long that it is the first of the queue."""
+    """The same if a line of a batch has waited so long that it is the first of the queue."""
     bench = Bench(num_pages=64, max_num_seqs=2, yielding=(1, 1_000_000))
     bench.send(user_msg(50, prompt(6, 50), max_tokens=9, ignore_eos=True))
     bench.step()
@@ -390,7 +390,7 @@ def test_a_starved_row_is_in_no_step_and_goes_on_exactly_when_it_is_not_starved_
 
 
 def test_a_starved_queue_has_room_and_nothing_else_ever_has():
-    """What the scheduler says of itself by itself, after each plan, is that whoever could have a row has one."""
+    """After each plan the scheduler reports by itself that every request that can have a row has one."""
     bench, starved = Bench(num_pages=16, max_num_seqs=3, max_num_batched_tokens=24), set[int]()
     bench.scheduler.starve(starved)
     rng = random.Random(5)

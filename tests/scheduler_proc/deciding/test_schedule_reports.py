@@ -1,4 +1,4 @@
-"""What timelines are told of each plan: the prompts in work, who waits for what, and who gave way."""
+"""Reports of plans for timelines: prompts in work, what others wait for, and preempted rows."""
 
 from typing import Any
 

@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
+from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.drafts import NgramDrafter
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench
-from tests.scheduler_proc.simulated_drafter import SimulatedDrafter
+from tests.scheduler_proc.simulated_drafter import AllDrafts, SimulatedDrafter
 from tests.scheduler_proc.soak import MAX_MODEL_LEN, Soak
 
 
@@ -103,9 +104,10 @@ def test_drafts_that_are_right_save_steps():
 @pytest.mark.parametrize("adapts", [False, True])
 def test_drafts_of_ngram_lookup_lose_nothing(adapts):
     bench = Bench(num_pages=40, page_size=4, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=48)
-    lengths = DraftLengths() if adapts else None
+    lengths = DraftLengths() if adapts else AllDrafts()
     budget = Budget(8, 48)
-    bench.scheduler = Scheduler(bench.cache, bench.limits, budget, NgramDrafter(5), bench.grammars, lengths)
+    planner = DraftPlanner(bench.cache, NgramDrafter(5), lengths)
+    bench.scheduler = Scheduler(bench.cache, bench.limits, budget, planner, bench.grammars)
     soak = Soak(21, 300, bench)
     soak.run()
     soak.check()

@@ -1,4 +1,4 @@
-"""Who goes first: priorities, waiting time, and that no order of them starves or livelocks anybody."""
+"""The order of requests: priorities and waiting time, without starvation or livelock."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Draft tokens from what other requests had behind the same tokens; a search over all of them says what is right."""
+"""Continuations from other requests, compared with a search over all of them."""
 
 from array import array
 
@@ -12,6 +12,7 @@ from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.radix import RadixTree
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.clients import Bench, user_msg
+from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 
 PAGE_SIZE = 4
 PROMPT = [11, 3, 17, 29, 5, 23, 2, 13, 37]
@@ -68,8 +69,8 @@ def test_a_guess_is_followed_as_long_as_it_is_right_and_then_looked_up_once_a_pa
 
 def bench_with_lookup() -> Bench:
     bench = Bench(num_pages=60, page_size=PAGE_SIZE)
-    drafter = NgramDrafter(8, bench.cache)
-    bench.scheduler = Scheduler(bench.cache, bench.limits, bench.budget, drafter, bench.grammars)
+    planner = plan_all_drafts(bench.cache, NgramDrafter(8, bench.cache))
+    bench.scheduler = Scheduler(bench.cache, bench.limits, bench.budget, planner, bench.grammars)
     return bench
 
 
@@ -110,7 +111,8 @@ def test_a_prompt_that_nobody_else_has_is_not_looked_up(monkeypatch):
 def test_without_sharing_there_is_nothing_to_find():
     cache = BlockAllocator(40, PAGE_SIZE, is_sharing=False)
     bench = Bench(num_pages=40, page_size=PAGE_SIZE, is_sharing=False)
-    bench.scheduler = Scheduler(cache, bench.limits, bench.budget, NgramDrafter(8, cache), bench.grammars)
+    planner = plan_all_drafts(cache, NgramDrafter(8, cache))
+    bench.scheduler = Scheduler(cache, bench.limits, bench.budget, planner, bench.grammars)
     for uid in (1, 2):
         bench.send(user_msg(uid, PROMPT, 20, ignore_eos=True, temperature=1.0, seed=5))
         bench.run()

@@ -1,4 +1,4 @@
-"""Draft tokens are used where they are worth their time: by how likely they are right and by what steps took."""
+"""Draft tokens are used if they are worth their time, by their probabilities and the time of steps."""
 
 import random
 from itertools import accumulate
@@ -46,7 +46,7 @@ def test_steps_that_take_as_long_as_they_have_tokens_have_no_draft_tokens():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_of_all_rows_the_tokens_that_make_the_step_yield_most_are_chosen(seed: int):
-    """A search over all numbers of tokens of three rows says what is best."""
+    """A search over all numbers of tokens of three rows finds the best."""
     chance = random.Random(seed)
 
     def seconds(size: int) -> float:

@@ -1,4 +1,4 @@
-"""A draft model on the pages of the model's: what it lacks it computes, and nothing it does changes a token."""
+"""A draft model on the model's pages: it computes what it lacks, and never changes a token."""
 
 import random
 from array import array
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from messages.columns import pack_int32, unpack_int32
 from messages.ring.requests import AbortMsg
 from scheduler_proc.deciding.drafting.draft_lengths import UNTRIED, DraftLengths
-from scheduler_proc.deciding.drafting.draft_model import MOST_LACKING
-from scheduler_proc.deciding.rows.grammars import RequestGrammar
+from scheduler_proc.deciding.drafting.draft_model import MOST_LACKING, DraftModel, run_draft_steps
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_draft_model import MAX_DRAFTS, add_draft_model
 from tests.scheduler_proc.simulated_grammar import grammar_of
@@ -67,6 +67,21 @@ def test_it_samples_with_all_that_the_request_asks_for(params, monkeypatch):
     assert all_right(bench)
 
 
+def test_a_plan_runs_no_step_of_the_draft_model_itself():
+    bench = Bench()
+    draft = add_draft_model(bench)
+    bench.send(user_msg(1, PROMPT, 30, **SAMPLED))
+    bench.step()
+    assert bench.scheduler.schedule() is None
+    assert not draft.batches
+    proposal = bench.scheduler.proposal
+    assert proposal is not None
+    batch = bench.scheduler.add_drafts(run_draft_steps(proposal, draft.run))
+    assert len(draft.batches) == 1 + MAX_DRAFTS
+    assert list(unpack_int32(batch.num_drafts)) == [MAX_DRAFTS]
+    assert bench.scheduler.proposal is None
+
+
 def test_a_row_feeds_what_it_lacks_and_no_more():
     bench = Bench(page_size=4)
     draft = add_draft_model(bench)
@@ -109,10 +124,12 @@ def test_pages_that_were_never_drafted_from_are_computed_once():
 def test_a_page_that_was_freed_holds_nothing_of_the_draft_model():
     bench = Bench(num_pages=16, page_size=4)
     add_draft_model(bench)
+    model = bench.cache.find_observer(DraftModel)
+    assert model is not None
     for uid in range(1, 12):
         bench.send(user_msg(uid, [uid, 40 - uid, *PROMPT], 24, **{**SAMPLED, "seed": uid}))
         bench.run()
-        assert bench.cache.draft_pages
+        assert model.pages
     assert bench.gauge("pages_evicted") > 0
     assert all_right(bench)
 
@@ -185,7 +202,7 @@ def test_a_draft_model_that_fails_is_not_asked_again(caplog):
     bench.send(*messages)
     bench.run()
     assert [bench.output(uid) for uid in (1, 2)] == [expected(message) for message in messages]
-    assert "requests go on without draft tokens" in caplog.text
+    assert "requests continue without draft tokens" in caplog.text
     num_batches = len(draft.batches)
     bench.send(user_msg(3, PROMPT, 20, **SAMPLED))
     bench.run()
@@ -252,7 +269,7 @@ def test_an_aborted_row_leaves_nothing():
 
 
 class Clock:
-    """Goes on by what a step takes."""
+    """Advances by the time of each step."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -273,10 +290,10 @@ def test_it_drafts_as_long_as_it_pays_and_tries_again(draft_s: float, pays: bool
         clock.now_s += draft_s
         return run(batch)
 
-    model._run = timed
+    draft.run = timed
     num_drafted, num_steps = 0, 0
     bench.send(user_msg(1, PROMPT, 600, **SAMPLED))
-    while (batch := bench.scheduler.schedule()) is not None:
+    while (batch := bench.plan()) is not None:
         bench.inbox.take(bench.scheduler.pop_replies())
         seconds = 1.0 + 0.02 * batch.num_tokens
         bench.scheduler.commit(bench.runner.run(batch))
@@ -292,13 +309,13 @@ def test_it_drafts_as_long_as_it_pays_and_tries_again(draft_s: float, pays: bool
 
 def test_new_requests_begin_with_what_is_known_of_others():
     lengths, chance = DraftLengths(), random.Random(1)
-    rates = [user.draft_rate for user in (_pending(uid) for uid in range(3))]
+    rates = [user.draft.rate for user in (_pending(uid) for uid in range(3))]
     for rate in rates:
         rate.follow(lengths.general)
     before = rates[2].value
     for _ in range(30):
         rates[chance.randrange(2)].add(4, 4)
-    late = _pending(9).draft_rate
+    late = _pending(9).draft.rate
     late.follow(lengths.general)
     assert late.value > 0.8 > before == pytest.approx(UNTRIED)
 

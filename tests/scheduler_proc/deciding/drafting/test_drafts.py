@@ -1,4 +1,4 @@
-"""Draft tokens: which are right, which rows may have some, and that a wrong one leaves nothing behind."""
+"""Verification of draft tokens: which are accepted, which rows may have some, and that rejected ones leave no trace."""
 
 from array import array
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from messages.columns import pack_int32, unpack_int32
 from messages.ring.requests import AbortMsg, StopSeen
 from messages.ring.steps import Batch, ForwardOutput
 from scheduler_proc.deciding.drafting.drafts import Draft, num_accepted
-from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.pages.running_request import Req
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.overlapped import OverlappedBench
 from tests.scheduler_proc.simulated_runner import check_shapes, expected_logprobs, expected_output
@@ -18,7 +18,7 @@ PROMPT = [3, 1, 4, 1, 5]
 
 
 class Proposals:
-    """Proposes what the test says, and remembers how many tokens it was asked for."""
+    """Proposes the given drafts and records the requested numbers of tokens."""
 
     def __init__(self, *drafts: Sequence[int]):
         self.drafts = list(drafts)
@@ -26,7 +26,8 @@ class Proposals:
 
     def propose(self, req: Req, max_tokens: int) -> Draft:
         self.limits.append(max_tokens)
-        return Draft(array("i", self.drafts.pop(0)[:max_tokens] if self.drafts else []))
+        drafts = self.drafts.pop(0)[:max_tokens] if self.drafts else []
+        return Draft(array("i", drafts), [1.0] * len(drafts))
 
 
 @pytest.mark.parametrize(

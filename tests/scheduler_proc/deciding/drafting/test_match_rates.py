@@ -1,4 +1,4 @@
-"""How likely a match is right: what its length, the row and all rows have said so far."""
+"""The probability of a match by its length, the history of its row and that of all rows."""
 
 from scheduler_proc.deciding.drafting.match_rates import KINDS, MAX_LENGTH, MatchRates
 

@@ -1,4 +1,4 @@
-"""What n-gram lookup finds and proposes; a slow search over all places says what is right."""
+"""N-gram lookup, compared with a slow search over all places."""
 
 import random
 from array import array
@@ -12,7 +12,8 @@ from scheduler_proc.deciding.drafting.drafts import SPARSE_TOKENS, Draft, NgramD
 from scheduler_proc.deciding.drafting.match_rates import KINDS, MAX_LENGTH, MatchRates
 from scheduler_proc.deciding.drafting.ngrams import NgramMatch
 from scheduler_proc.deciding.pages.radix import RadixTree
-from scheduler_proc.deciding.requests import Limits, PendingReq, Req
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import Limits, PendingReq
 from tests.scheduler_proc.clients import user_msg
 
 
@@ -21,7 +22,7 @@ def ids(values) -> "array[int]":
 
 
 def latest(values: list[int]) -> int:
-    """Returns the latest place behind two tokens that are the last two, 0 where there is none."""
+    """Returns the latest place after an earlier occurrence of the last two tokens, 0 if there is none."""
     return next((place for place in range(len(values) - 1, 1, -1) if values[place - 2 : place] == values[-2:]), 0)
 
 
@@ -96,13 +97,13 @@ def test_where_short_matches_are_mostly_wrong_they_are_looked_for_in_some_steps_
     req = Req(pending, RadixTree(4).root)
     for _ in range(1_000):
         req.token_ids.append(chance.randrange(60))
-        if len(req.token_ids) >= pending.no_draft_until:
+        if len(req.token_ids) >= pending.draft.idle_until:
             num_asked += 1
             drafter.propose(req, 8)
     assert 1_000 / SPARSE_TOKENS < num_asked < 600
     passage, num_steps = ids(range(100, 130)), 0
     req.token_ids.extend(passage)
-    while len(req.token_ids) < pending.no_draft_until or not drafter.propose(req, 8).token_ids:
+    while len(req.token_ids) < pending.draft.idle_until or not drafter.propose(req, 8).token_ids:
         req.token_ids.append(passage[num_steps])
         num_steps += 1
     assert num_steps <= 2 + SPARSE_TOKENS, "it finds a text that begins to repeat"
@@ -113,7 +114,7 @@ def test_where_nothing_is_known_of_short_matches_each_step_looks_for_them():
     req = Req(pending, RadixTree(4).root)
     for token_id in range(4, 40):
         assert not drafter.propose(req, 8).token_ids
-        assert pending.no_draft_until <= len(req.token_ids)
+        assert pending.draft.idle_until <= len(req.token_ids)
         req.token_ids.append(token_id)
 
 

@@ -1,4 +1,4 @@
-"""What is known of a step's cost: a line through the latest ones, near the quickest, and the jumps of small ones."""
+"""The predicted time of a step: a line near the fastest of the latest steps, and the jumps of small ones."""
 
 import random
 

@@ -1,7 +1,8 @@
-"""Pages of requests: who owns them at each point of a request's life."""
+"""The owners of pages at each point of a request's life."""
 
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.requests import Limits, PendingReq, Req, State
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import Limits, PendingReq, State
 from tests.scheduler_proc.clients import VOCAB_SIZE, user_msg
 
 LIMITS = Limits(64, VOCAB_SIZE, ())

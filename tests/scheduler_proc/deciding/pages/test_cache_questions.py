@@ -1,4 +1,4 @@
-"""What the prefix cache says of a prompt: as much as a request would find there, from whom, and why not more."""
+"""Explanations of cache hits: the length of a hit, the requests that computed it, and the reason for its end."""
 
 import random
 from typing import Any

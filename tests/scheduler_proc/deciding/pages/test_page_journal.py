@@ -1,4 +1,4 @@
-"""Pages outlive a scheduler: what it dies in the middle of, what is damaged, and what of it the next one uses."""
+"""Pages outlive a scheduler: after a crash at any point, or damage, its successor uses only intact pages."""
 
 import random
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from messages.columns import pack_int32
 from scheduler_proc.deciding.pages.page_journal import PageJournal
-from scheduler_proc.deciding.pages.radix import Node, RadixTree, salt_of
+from scheduler_proc.deciding.pages.radix import Node, RadixTree
+from scheduler_proc.deciding.requests import salt_of
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_drafter import SimulatedDrafter
 from tests.scheduler_proc.simulated_runner import SimulatedPages, expected_output
@@ -51,7 +52,7 @@ def seal_some(journal: PageJournal) -> None:
 
 
 def pages_of(tree: RadixTree, salt: bytes, key: bytes) -> list[int]:
-    return [page for node, num in tree.match(salt, key) for page in node.pages[:num]]
+    return [page for node, num in tree.match(tree.root, salt, key) for page in node.pages[:num]]
 
 
 def test_a_successor_finds_what_was_sealed_with_its_salts_and_its_requests():
@@ -193,7 +194,7 @@ def test_what_was_used_last_is_evicted_last_also_by_a_successor():
 def run_with_deaths(seed: int, drafter: SimulatedDrafter | None = None) -> tuple[float, float, float]:
     """Serves requests by schedulers that die at any time; returns tokens resumed and recomputed, and pages dropped.
 
-    Some die when a step has run that they never hear of, and some leave damage.
+    Some die before they receive the result of a step, and some leave damage.
     """
     chance = random.Random(seed)
     pages = SimulatedPages(NUM_PAGES, PAGE_SIZE)
@@ -217,8 +218,9 @@ def run_with_deaths(seed: int, drafter: SimulatedDrafter | None = None) -> tuple
             known[uid] = known[uid] + bench.inbox.tokens.get((uid, attempt), [])
         for name in totals:
             totals[name] += bench.gauge(name)
-        if chance.random() < 0.2 and bench.cache.journal is not None:
-            bench.cache.journal.damage(1)
+        journal = bench.scheduler.journal
+        if chance.random() < 0.2 and journal is not None:
+            journal.damage(1)
         attempt += 1
     for uid, prompt in prompts.items():
         params = user_msg(uid, prompt, 40, ignore_eos=True).sampling_params

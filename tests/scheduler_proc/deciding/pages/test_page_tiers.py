@@ -1,4 +1,4 @@
-"""Evicted pages come back from a store: for whom, when it is worth it, and what becomes of loads that fail or hang."""
+"""Evicted pages return from a store: for which requests, when that pays, and what happens if loads fail or hang."""
 
 import random
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from messages.columns import pack_int32
 from messages.ring.cache import CacheExplained, CacheListed, ExplainCache, ListCache
 from messages.ring.requests import AbortMsg, FlushCache, UserMsg
 from scheduler_proc.deciding.pages import page_tiers
+from scheduler_proc.deciding.pages.page_tiers import PageTiers
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_runner import SimulatedPages, expected_output
 from tests.scheduler_proc.simulated_store import SimulatedStore
@@ -177,7 +178,7 @@ def test_what_has_come_of_a_load_that_hangs_is_used(store: SimulatedStore, monke
 
 def test_a_slow_store_is_asked_again_now_and_then(store: SimulatedStore):
     bench = make_bench(store)
-    tiers = bench.cache.tiers
+    tiers = bench.cache.find_observer(PageTiers)
     assert tiers is not None
     serve(bench, 1, prompt_of(1))
     serve(bench, 2, prompt_of(2))
@@ -200,7 +201,7 @@ def test_pages_that_nobody_asks_for_again_are_not_put_until_somebody_does(
 ):
     monkeypatch.setattr(page_tiers, "NUM_HOPED_FOR", 64)
     bench = make_bench(store)
-    tiers = bench.cache.tiers
+    tiers = bench.cache.find_observer(PageTiers)
     assert tiers is not None
     tiers.note_prefill(1000, 1.0)
     store.page_put_s = PAGE_SIZE / 1000 / 10
@@ -218,7 +219,7 @@ def test_pages_that_nobody_asks_for_again_are_not_put_until_somebody_does(
 
 def test_that_putting_has_become_cheap_is_noticed(store: SimulatedStore):
     bench = make_bench(store)
-    tiers = bench.cache.tiers
+    tiers = bench.cache.find_observer(PageTiers)
     assert tiers is not None
     tiers.note_prefill(1000, 1.0)
     store.page_put_s = 1.0

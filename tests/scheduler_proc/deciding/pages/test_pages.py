@@ -1,4 +1,4 @@
-"""The page pool against a set."""
+"""The page pool, compared with a set."""
 
 import pytest
 from hypothesis import settings

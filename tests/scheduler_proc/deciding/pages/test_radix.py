@@ -1,4 +1,4 @@
-"""The radix tree against a dictionary from every cached beginning to its page."""
+"""The radix tree, compared with a dictionary from every cached prefix to its page."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The kept columns against the requests they stand for."""
+"""The columns kept from step to step match their requests."""
 
 from array import array
 
@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.radix import RadixTree
-from scheduler_proc.deciding.requests import Limits, PendingReq, Req, State
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import Limits, PendingReq, State
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from tests.scheduler_proc.clients import user_msg
 
@@ -71,7 +72,7 @@ class RowsMachine(RuleBasedStateMachine):
             if self.reqs.index(req) in rows:
                 self.take_pages(req, num_tokens)
         self.rows.enter_pages()
-        ended = self.rows.advance_some(rows, array("i", [token_id] * len(rows)))
+        ended = self.rows.advance(rows, array("i", [token_id] * len(rows)))
         assert ended == [
             (row, self.reqs[row].pending.find_ending())
             for row in rows
@@ -91,7 +92,7 @@ class RowsMachine(RuleBasedStateMachine):
         for row, req in enumerate(self.reqs):
             position = len(req.token_ids) - 1
             assert self.rows.slots[row] == req.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
-        ended = self.rows.advance(array("i", [token_id] * len(self.reqs)))
+        ended = self.rows.advance(range(len(self.reqs)), array("i", [token_id] * len(self.reqs)))
         assert ended == [
             (row, req.pending.find_ending())
             for row, req in enumerate(self.reqs)

@@ -1,4 +1,4 @@
-"""What the detokenizer is told of a step."""
+"""The message about a step for the detokenizer."""
 
 from messages.columns import unpack_int32, unpack_int64
 from messages.ring.steps import LogprobColumns
@@ -6,7 +6,7 @@ from scheduler_proc.deciding.requests import Limits, PendingReq
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.delivery import Delivery
 from tests.scheduler_proc.clients import user_msg
-from tests.scheduler_proc.deciding.rows.test_logprob_columns import columns
+from tests.scheduler_proc.deciding.sampling.test_logprob_columns import columns
 
 LIMITS = Limits(64, 50)
 

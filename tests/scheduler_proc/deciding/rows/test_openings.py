@@ -1,4 +1,4 @@
-"""What the detokenizer hears of a request first."""
+"""The announcement of a request to the detokenizer."""
 
 import pytest
 

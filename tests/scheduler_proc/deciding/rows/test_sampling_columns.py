@@ -1,4 +1,4 @@
-"""What rows sample with, as columns of a batch: rows that stay, and requests that sample several tokens behind them."""
+"""Sampling parameters as columns of a batch, for decode rows and for requests that sample several tokens."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Logprobs of prompts: every token once, over chunks, cached beginnings, preemptions and continuations."""
+"""Prompt logprobs: one per token, over chunks, cached prefixes, preemptions and continuations."""
 
 import math
 
@@ -201,7 +201,7 @@ def test_logprobs_of_other_tokens_are_a_bug():
     batch = bench.scheduler.schedule()
     assert batch is not None
     output = msgspec.structs.replace(bench.runner.run(batch), prompt_logprobs=None)
-    with pytest.raises(AssertionError, match="is wanted of each token with a logprob is missing"):
+    with pytest.raises(AssertionError, match="the result lacks the entries of each token with a logprob"):
         bench.scheduler.commit(output)
     assert bench.scheduler.schedule() is not None
     others = LogprobColumns(pack_int32([4, 5]), bytes(8), 0, b"", b"")

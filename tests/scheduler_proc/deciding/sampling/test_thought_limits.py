@@ -1,4 +1,4 @@
-"""Limits of thoughts, with the real compiler: exact, the same after each cut of the output, and for draft tokens."""
+"""Limits of thoughts with the real compiler: exact, equal after each cut of the output, and with draft tokens."""
 
 import json
 from array import array
@@ -10,8 +10,8 @@ import pytest
 from messages.columns import pack_int32
 from messages.ring.requests import Thought, ThoughtLimit
 from runtime.grammars import GrammarCompiler
-from scheduler_proc.deciding.rows.grammars import RequestGrammar, make_grammar
-from scheduler_proc.deciding.rows.thought_limits import FollowedThought
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar, make_grammar
+from scheduler_proc.deciding.sampling.thought_limits import FollowedThought
 from tokenizer_proc.thoughts import limit_of
 
 ASSETS = Path(__file__).resolve().parents[4] / "assets"
@@ -43,7 +43,7 @@ def make_limit(compiler: GrammarCompiler, budget: int, place: str) -> ThoughtLim
 def make(
     compiler: GrammarCompiler, budget: int, place: str = "inside", output: Sequence[int] = (), text: str = ""
 ) -> RequestGrammar:
-    """Returns what a request with this output has; `text` is its grammar beside the limit."""
+    """Returns the grammar of a request with this output; `text` is its grammar in addition to the limit."""
     limit, output_ids = make_limit(compiler, budget, place), array("i", output)
     thought = FollowedThought(limit, compiler.compile(limit.text), output_ids)
     matcher = compiler.compile(text) if text else None
@@ -51,7 +51,7 @@ def make(
 
 
 def only_of(bitmask: bytes) -> int | None:
-    """Returns the only token that may come, `None` where any may."""
+    """Returns the only allowed token, `None` if all are allowed."""
     bits = int.from_bytes(bitmask, "little")
     assert not bitmask or bits.bit_count() == 1
     return bits.bit_length() - 1 if bitmask else None

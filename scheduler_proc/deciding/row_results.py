@@ -1,9 +1,8 @@
-"""The result of a step, taken apart by rows."""
+"""Splits the result of a step by rows."""
 
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import compress
-from operator import add
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -12,18 +11,18 @@ from messages.columns import INT32, unpack_int32
 from messages.errors import ErrorInfo
 from messages.ring.axes import Axis, slice_columns
 from messages.ring.steps import NO_TOKEN, WITH_LOGPROB, ForwardOutput, LogprobColumns
-from scheduler_proc.deciding.batch_columns import Chunk
 from scheduler_proc.deciding.drafting.drafts import num_accepted
 from scheduler_proc.deciding.in_flight import StepInFlight
-from scheduler_proc.deciding.requests import NO_IDS, Req
-from scheduler_proc.deciding.rows.logprob_columns import cut, join
-from scheduler_proc.deciding.rows.wanted import Wanted
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.rows.batch_columns import Chunk
+from scheduler_proc.deciding.sampling.logprob_columns import cut, join
+from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 class DecodeResults(NamedTuple):
-    """One next token for each of these rows in DECODE (ascending), and the logprobs of those that want any."""
+    """One next token for each of these rows in DECODE (ascending), and logprobs for the rows that request them."""
 
     rows: Sequence[int]
     token_ids: "array[int]"
@@ -31,8 +30,7 @@ class DecodeResults(NamedTuple):
 
 
 class RowResult(NamedTuple):
-    """What a step computed for one row: its next tokens, the logprobs of each where they are wanted, and what its
-    `prompt_task` wants.
+    """What a step computed for one row: its next tokens, their logprobs if requested, and entries of its prompt task.
 
     `chunk` is `None` for a row in DECODE without draft tokens. `error`: why the row could not be computed.
     """
@@ -41,18 +39,18 @@ class RowResult(NamedTuple):
     chunk: Chunk | None
     token_ids: "array[int]"
     logprobs: LogprobColumns | None
-    of_prompt: LogprobColumns | None
+    task_entries: msgspec.Struct | None
     error: ErrorInfo | None
 
 
 def split_result(
     step: StepInFlight, running: list[Req], output: ForwardOutput, failures: Mapping[int, ErrorInfo]
 ) -> tuple[DecodeResults | None, list[RowResult]]:
-    """Returns the result of `step` without rows that have ended since it was planned; `running` are those in DECODE.
+    """Returns the results of `step`, without rows that have ended since it was planned; `running` are those in DECODE.
 
-    Those without draft tokens come together where each of them got one token, so that such a step costs little per row.
-    The others, and all where anything is out of the ordinary, come one by one. `failures` are rows that could not be
-    computed, by index.
+    Rows without draft tokens are returned together if each got one token, which keeps the cost per row low. The others,
+    or all rows in unusual cases, are returned one by one. `failures` has the errors of rows that could not be computed,
+    by index.
     """
     reader = _Reader(output)
     is_odd = not step.decode_reqs or output.num_tokens or failures
@@ -65,7 +63,7 @@ def split_result(
 
 
 def _read_decode_rows(reader: "_Reader", step: StepInFlight, running: list[Req]) -> DecodeResults | None:
-    """Reads the rows in DECODE, unless the step has others than those that run, or one has no token: returns `None`."""
+    """Reads the rows in DECODE together; returns `None` if one has no token or their order has changed."""
     reqs = step.decode_reqs
     is_kept = [] if step.all_run else [step.runs(req) for req in reqs]
     rows = _find_rows(list(compress(reqs, is_kept)) if is_kept else reqs, running)
@@ -73,9 +71,9 @@ def _read_decode_rows(reader: "_Reader", step: StepInFlight, running: list[Req])
         return None
     is_wanted = [req.pending.num_logprobs >= 0 for req in reqs] if reader.has_logprobs else []
     if is_wanted:
-        token_ids, logprobs, _ = reader.take(Wanted(len(reqs), sum(is_wanted)))
+        token_ids, logprobs = reader.read_tokens(OutputCounts(len(reqs), sum(is_wanted)))
     else:
-        token_ids, logprobs = reader.take_first_tokens(len(reqs)), None
+        token_ids, logprobs = reader.read_first_tokens(len(reqs)), None
     if all(is_kept):
         return DecodeResults(rows, token_ids, logprobs)
     kept = array(INT32, compress(token_ids, is_kept))
@@ -83,7 +81,7 @@ def _read_decode_rows(reader: "_Reader", step: StepInFlight, running: list[Req])
 
 
 def _find_rows(reqs: list[Req], running: list[Req]) -> Sequence[int] | None:
-    """Returns the rows of these requests among those that run, `None` where they are others or in another order."""
+    """Returns the indices of `reqs` in `running`, `None` if one is missing or they are in another order."""
     if reqs == running:
         return range(len(running))
     uids = {req.uid for req in reqs}
@@ -92,59 +90,67 @@ def _find_rows(reqs: list[Req], running: list[Req]) -> Sequence[int] | None:
 
 
 class _Reader:
-    """Goes through the columns of a result from row to row."""
+    """Reads the columns of a result row by row."""
 
     def __init__(self, output: ForwardOutput):
         self.next_tokens = unpack_int32(output.next_tokens)
         self.has_logprobs = output.logprobs is not None
         self._output = output
         self._counts = iter(unpack_int32(output.num_tokens)) if output.num_tokens else None
-        self._read = Wanted()
+        self._num_tokens = self._num_logprobs = 0
+        self._num_task: dict[str, int] = {}
+        """By the field of `ForwardOutput`."""
 
-    def take(self, wanted: Wanted) -> tuple["array[int]", LogprobColumns | None, LogprobColumns | None]:
-        """Returns the next entries: tokens, their logprobs, and what is wanted of prompts."""
-        output, start = self._output, self._read
-        self._read = Wanted(*map(add, start, wanted))
-        return (
-            self.next_tokens[start.num_tokens : self._read.num_tokens],
-            _cut(output.logprobs, WITH_LOGPROB, start.num_logprobs, wanted.num_logprobs),
-            _cut(output.prompt_logprobs, WITH_LOGPROB, start.num_prompt_logprobs, wanted.num_prompt_logprobs),
-        )
+    def read_tokens(self, counts: OutputCounts) -> tuple["array[int]", LogprobColumns | None]:
+        """Returns the next tokens and logprobs."""
+        start, self._num_tokens = self._num_tokens, self._num_tokens + counts.num_tokens
+        logprobs = _cut(self._output.logprobs, WITH_LOGPROB, self._num_logprobs, counts.num_logprobs)
+        self._num_logprobs += counts.num_logprobs
+        return self.next_tokens[start : self._num_tokens], logprobs
 
-    def take_first_tokens(self, count: int) -> "array[int]":
-        """Does the same where nothing has been read and nothing but tokens is wanted: most steps are that."""
-        self._read = Wanted(count)
+    def read_first_tokens(self, count: int) -> "array[int]":
+        """Returns the first tokens. Faster than `read_tokens`, for steps without logprobs."""
+        self._num_tokens = count
         return self.next_tokens[:count]
 
+    def _read_task(self, req: Req, count: int) -> msgspec.Struct | None:
+        task = req.pending.prompt_task
+        if task is None or not count:
+            return None
+        field, axis = task.kind.field, task.kind.axis
+        start = self._num_task.get(field, 0)
+        self._num_task[field] = start + count
+        return _cut(getattr(self._output, field), axis, start, count)
+
     def read(self, req: Req, chunk: Chunk | None, error: ErrorInfo | None) -> RowResult:
-        """Returns the result of the next row, without what was sampled after a wrong draft token.
+        """Returns the result of the next row, without tokens sampled after a rejected draft token.
 
         A row with an `error` has no entries.
         """
         if error is not None:
-            return RowResult(req, chunk, NO_IDS, None, None, error)
-        wanted = req.wanted_in_decode() if chunk is None else chunk.wanted
+            return RowResult(req, chunk, array(INT32), None, None, error)
+        wanted = req.outputs_in_decode() if chunk is None else chunk.wanted
         if wanted.num_tokens and self._counts is not None:
             wanted = wanted.limited(next(self._counts))
-        token_ids, logprobs, of_prompt = self.take(wanted)
+        token_ids, logprobs = self.read_tokens(wanted)
         if chunk is not None and chunk.draft_ids:
             token_ids = token_ids[: num_accepted(chunk.draft_ids, token_ids)]
-        return RowResult(req, chunk, token_ids, logprobs, of_prompt, None)
+        return RowResult(req, chunk, token_ids, logprobs, self._read_task(req, wanted.num_task), None)
 
     def check_end(self) -> None:
-        assert self._read.num_tokens == len(self.next_tokens), "a step must give one token to each row that samples"
+        assert self._num_tokens == len(self.next_tokens), "a step must give one token to each row that samples"
 
 
 def _cut(columns: T | None, axis: Axis, start: int, count: int) -> T | None:
     """Returns `count` entries of `axis` from `start` on; `None` for a count of 0."""
     if not count:
         return None
-    assert columns is not None, f"what is wanted of each {axis.name} is missing"
+    assert columns is not None, f"the result lacks the entries of each {axis.name}"
     return slice_columns(columns, axis, start, start + count)
 
 
 def _compress(columns: LogprobColumns | None, is_kept: list[bool]) -> LogprobColumns | None:
-    """Returns the tokens that are kept."""
+    """Returns the logprobs of the tokens that are kept."""
     if columns is None:
         return None
     kept = [cut(columns, index, index + 1) for index, keeps in enumerate(is_kept) if keeps]

@@ -1,6 +1,6 @@
-"""What requests change about their logits, and how a step's changes become the columns of `LogitsProcessing`.
+"""The logits processors of requests, and the columns of a step's `LogitsProcessing`.
 
-A request says once what it changes (`LogitsProcessors`); a step then joins bytes, for the rows that change anything.
+A request's `LogitsProcessors` are made once; each step only joins the bytes of the rows that have any.
 """
 
 from array import array
@@ -11,18 +11,18 @@ from math import inf
 from messages.columns import FLOAT32, INT32, num_int32, pack_float32, pack_int32, unpack_int32
 from messages.ring.requests import SamplingParams
 from messages.ring.steps import LogitsProcessing
-from scheduler_proc.deciding.rows.dry import DryPenalty
+from scheduler_proc.deciding.sampling.dry import DryPenalty
 
 BAN_BYTES = pack_float32([-inf])
 UNKNOWN_BYTES = pack_int32([0])
 
 
 class LogitsProcessors:
-    """The changes of one request: those of every step, and those that depend on its tokens so far.
+    """The changes that one request makes to its logits, always or depending on its tokens so far.
 
-    `ids` (int32) and `values` (float32) are biases and the bans that always hold; `end_ids` (int32) are banned until
-    there are `min_tokens` of output. `words` are bad words of several tokens, by the last one but one: the tokens
-    before the last, and the last as bytes. `penalties` are (repetition, frequency, presence), `None` without effect.
+    `ids` (int32) and `values` (float32) are biases and permanent bans; `end_ids` (int32) are banned until there are
+    `min_tokens` of output. `words` has the bad words of several tokens by their last token but one: the tokens before
+    the last, and the last as bytes. `penalties` are (repetition, frequency, presence), `None` without effect.
     """
 
     __slots__ = ("allowed_ids", "dry", "end_ids", "ids", "min_tokens", "penalties", "values", "words")
@@ -40,14 +40,14 @@ class LogitsProcessors:
 
     @property
     def needs_last_token(self) -> bool:
-        """Tells whether its columns cannot be made before it is known which token the last one is.
+        """True if the columns depend on the last token.
 
-        Those of penalties can: the device adds the last token to the history.
+        Penalties do not: the device adds the last token to their history.
         """
         return bool(self.words) or self.dry is not None
 
     def banned_now(self, token_ids: "array[int]", num_output_tokens: int) -> bytes:
-        """Returns the int32 ids that may not follow these tokens, beside those in `ids`.
+        """Returns the int32 ids that are banned after these tokens, in addition to those in `ids`.
 
         A bad word that begins in the prompt may be completed, as in vLLM.
         """
@@ -58,14 +58,14 @@ class LogitsProcessors:
         return banned
 
     def leaves_none(self, token_ids: "array[int]", num_output_tokens: int) -> bool:
-        """Tells whether every allowed token is banned after these tokens."""
+        """True if every allowed token is banned after these tokens."""
         if not self.allowed_ids:
             return False
         banned = self._banned(token_ids, num_output_tokens)
         return all(map(banned.__contains__, unpack_int32(self.allowed_ids)))
 
     def bans(self, token_ids: "array[int]", num_output_tokens: int) -> Callable[[int], bool]:
-        """Returns what tells whether a token may not follow these."""
+        """Returns a predicate for the tokens that are banned after these."""
         allowed, banned = frozenset(unpack_int32(self.allowed_ids)), self._banned(token_ids, num_output_tokens)
         return lambda token_id: token_id in banned or (bool(allowed) and token_id not in allowed)
 
@@ -77,7 +77,7 @@ class LogitsProcessors:
 
 @lru_cache(maxsize=4)
 def _split_words(words: tuple[bytes, ...]) -> "tuple[bytes, dict[int, list[tuple[array[int], bytes]]]]":
-    """Returns the ids of words of one token, and the longer words, see `LogitsProcessors`; choices share them."""
+    """Returns the ids of words of one token, and the longer words. Choices share the result."""
     longer: dict[int, list[tuple[array[int], bytes]]] = {}
     for word in words:
         if len(word) > 4:
@@ -89,7 +89,7 @@ def _split_words(words: tuple[bytes, ...]) -> "tuple[bytes, dict[int, list[tuple
 def find_logits_processors(
     params: SamplingParams, eos_token_ids: Collection[int], vocab_size: int
 ) -> LogitsProcessors | None:
-    """Returns what a request changes about its logits, `None` where nothing."""
+    """Returns the logits processors of a request, `None` if it has none."""
     end_ids = b""
     if params.min_tokens:
         ids = {*eos_token_ids, *params.stop_token_ids}
@@ -101,7 +101,7 @@ def find_logits_processors(
 
 
 class LogitsProcessingColumns:
-    """The columns of one step in the making."""
+    """Builds the columns of one step."""
 
     def __init__(self) -> None:
         self._allowed_rows: array[int] = array(INT32)
@@ -124,7 +124,7 @@ class LogitsProcessingColumns:
         num_prompt_tokens: int,
         num_output_tokens: int,
     ) -> None:
-        """Adds what the request changes about its next token; `row` is its index into the S rows.
+        """Adds the processors for a request's next token; `row` is its index into the S rows.
 
         `token_ids` may lack the last of the output if the row does not need it (`needs_last_token`).
         """
@@ -146,12 +146,12 @@ class LogitsProcessingColumns:
             self._num_history_prompt.append(num_prompt_tokens)
 
     def add_bitmask(self, row: int, bitmask: bytes) -> None:
-        """Adds what the grammar of this row allows; all bitmasks have the same number of words."""
+        """Adds the bitmask of this row's grammar. All bitmasks have the same number of words."""
         self._bitmask_rows.append(row)
         self._bitmasks.append(bitmask)
 
     def columns(self) -> LogitsProcessing | None:
-        """Returns the step's changes, `None` where there are none."""
+        """Returns the columns, `None` if no row has a change."""
         if not (self._allowed_rows or self._bias_rows or self._penalty_rows or self._bitmask_rows):
             return None
         return LogitsProcessing(

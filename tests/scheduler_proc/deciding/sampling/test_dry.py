@@ -1,4 +1,4 @@
-"""DRY against a plain search for the longest repetition, and its known examples."""
+"""DRY, compared with a plain search for the longest repetition, and its published examples."""
 
 from array import array
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from messages.columns import pack_int32
 from messages.ring.requests import Dry
-from scheduler_proc.deciding.rows.dry import MAX_PENALTY, DryPenalty
+from scheduler_proc.deciding.sampling.dry import MAX_PENALTY, DryPenalty
 
 IDS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
@@ -24,7 +24,7 @@ def penalties(params: Dry, token_ids: list[int], *breakers: int) -> dict[int, fl
 
 
 def plain_penalties(params: Dry, token_ids: list[int], *breakers: int) -> dict[int, float]:
-    """As the definition says it: for each earlier place, how many tokens before it equal the last ones."""
+    """The definition: for each earlier place, the number of tokens before it that equal the last ones."""
     window = (
         token_ids
         if params.penalty_last_n < 0

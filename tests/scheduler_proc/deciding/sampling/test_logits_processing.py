@@ -1,4 +1,4 @@
-"""Changes to logits: what requests say, as columns of steps and of parts of steps, and over whole requests."""
+"""Logits processing as columns of steps and parts of steps, and over whole requests."""
 
 import math
 from array import array
@@ -12,7 +12,7 @@ from messages.columns import pack_float32, pack_int32, unpack_int32
 from messages.ring.requests import AbortMsg, SamplingParams
 from messages.ring.steps import LogitsProcessing
 from scheduler_proc.deciding.isolation import slice_rows
-from scheduler_proc.deciding.rows.logits_processing import LogitsProcessingColumns, find_logits_processors
+from scheduler_proc.deciding.sampling.logits_processing import LogitsProcessingColumns, find_logits_processors
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.plain_steps import plain_step
 from tests.scheduler_proc.simulated_edits import expected_edits, read_edits

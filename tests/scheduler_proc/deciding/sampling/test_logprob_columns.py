@@ -1,4 +1,4 @@
-"""Logprobs as columns: cut, joined, and given to the right tokens."""
+"""Columns of logprobs: sliced, joined, and assigned to the right tokens."""
 
 import math
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from messages.columns import pack_float32, pack_int32
 from messages.ring.steps import NO_TOKEN, LogprobColumns
-from scheduler_proc.deciding.rows.logprob_columns import cut, has_nan, join, with_num_top
+from scheduler_proc.deciding.sampling.logprob_columns import cut, has_nan, join, with_num_top
 from tests.scheduler_proc.clients import Bench, user_msg
 from tests.scheduler_proc.simulated_runner import expected_logprobs, expected_output, unpack_logprobs
 

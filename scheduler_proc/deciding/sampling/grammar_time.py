@@ -1,4 +1,4 @@
-"""Measures the time of grammars' bitmasks per HTTP request, since all rows of a step wait for them."""
+"""Limits the time of grammars' bitmasks per HTTP request, since all rows of a step wait for them."""
 
 import math
 import time

@@ -3,8 +3,8 @@ from collections.abc import Sequence
 import pytest
 
 from messages.errors import ErrorInfo
-from scheduler_proc.deciding.rows.grammar_time import FREE_MASK_S, MAX_EXCESS_S, GrammarTime, TimeAccount
-from scheduler_proc.deciding.rows.grammars import RequestGrammar
+from scheduler_proc.deciding.sampling.grammar_time import FREE_MASK_S, MAX_EXCESS_S, GrammarTime, TimeAccount
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE
 from tests.scheduler_proc.simulated_grammar import SimulatedMatcher, SimulatedTokenizer
 
@@ -27,8 +27,8 @@ class SlowMatcher(SimulatedMatcher):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now_s = [0.0]
-    monkeypatch.setattr("scheduler_proc.deciding.rows.grammars.time.thread_time", lambda: now_s[0])
-    monkeypatch.setattr("scheduler_proc.deciding.rows.grammar_time.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("scheduler_proc.deciding.sampling.grammars.time.thread_time", lambda: now_s[0])
+    monkeypatch.setattr("scheduler_proc.deciding.sampling.grammar_time.time.monotonic", lambda: now_s[0])
     return now_s
 
 

@@ -1,4 +1,4 @@
-"""Logprobs as columns: cutting them, joining them, and which of a step's tokens they belong to."""
+"""Slices and joins columns of logprobs."""
 
 import math
 from array import array
@@ -15,7 +15,7 @@ def cut(columns: LogprobColumns, start: int, stop: int) -> LogprobColumns:
 
 
 def with_num_top(columns: LogprobColumns, num_top: int) -> LogprobColumns:
-    """Returns the same tokens with `num_top` alternatives; where there were fewer, NO_TOKEN with -inf fills up."""
+    """Returns the same tokens with `num_top` alternatives, padded with NO_TOKEN and -inf."""
     if columns.num_top == num_top:
         return columns
     num_tokens = num_int32(columns.token_ids)
@@ -29,11 +29,17 @@ def with_num_top(columns: LogprobColumns, num_top: int) -> LogprobColumns:
 
 
 def join(parts: Sequence[LogprobColumns], num_top: int) -> LogprobColumns:
-    """Returns the tokens of all parts, one after another, with `num_top` alternatives."""
+    """Concatenates the tokens of all parts, with `num_top` alternatives."""
     empty = LogprobColumns(b"", b"", num_top, b"", b"")
     return join_columns([empty, *(with_num_top(part, num_top) for part in parts)])
 
 
+def join_known(parts: Sequence[LogprobColumns | None]) -> LogprobColumns | None:
+    """Concatenates the parts that are not `None`, with the largest number of alternatives among them."""
+    known = [part for part in parts if part is not None]
+    return join(known, max(part.num_top for part in known)) if known else None
+
+
 def has_nan(columns: LogprobColumns) -> bool:
-    """Tells whether a logprob is not a number, as where a row's logits are not finite."""
+    """True if a logprob is NaN, which means that the logits of its row are not finite."""
     return math.isnan(sum(memoryview(columns.logprobs).cast(FLOAT32)))

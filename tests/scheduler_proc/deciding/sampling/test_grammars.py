@@ -14,9 +14,9 @@ from messages.errors import ErrorInfo
 from messages.ring.requests import AbortMsg, Grammar, SamplingParams
 from runtime.grammars import GrammarCompiler
 from scheduler_proc.deciding.drafting.drafts import NO_DRAFT, Draft
-from scheduler_proc.deciding.requests import Req
-from scheduler_proc.deciding.rows.endings import Ending, end_tokens_of
-from scheduler_proc.deciding.rows.grammars import MAX_FORCED, RequestGrammar, make_grammar
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.sampling.endings import Ending, end_tokens_of
+from scheduler_proc.deciding.sampling.grammars import MAX_FORCED, RequestGrammar, make_grammar
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_grammar import (

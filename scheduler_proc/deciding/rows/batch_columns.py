@@ -1,4 +1,4 @@
-"""The plan of one step, and how it becomes the columns of a `Batch`."""
+"""Builds the `Batch` of a planned step."""
 
 from array import array
 from typing import NamedTuple
@@ -6,11 +6,12 @@ from typing import NamedTuple
 from messages.columns import INT32, INT64, pack_int32
 from messages.ring.steps import Batch, LogitsProcessing
 from scheduler_proc.deciding.drafting.draft_lengths import AcceptanceRate
-from scheduler_proc.deciding.requests import PendingReq, Req
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import PendingReq
 from scheduler_proc.deciding.rows.decode_rows import NO_SLOT, DecodeRows
-from scheduler_proc.deciding.rows.logits_processing import LogitsProcessingColumns
-from scheduler_proc.deciding.rows.wanted import Wanted
-from scheduler_proc.deciding.tasks.prompt_logprobs import PromptLogprobTargetColumns
+from scheduler_proc.deciding.sampling.logits_processing import LogitsProcessingColumns
+from scheduler_proc.deciding.sampling.output_counts import OutputCounts
+from scheduler_proc.deciding.tasks.prompt_task import PromptTask, TaskChunk
 
 NO_PAGE_BYTES = pack_int32([-1])
 
@@ -20,27 +21,25 @@ NO_DRAFTS: "array[int]" = array(INT32)
 class Chunk(NamedTuple):
     """Several tokens of a request as a row of one step: its tokens `start` to `end` (exclusive), then `draft_ids`.
 
-    All tokens before `start` are computed by then.
-
-    `draft_rate`, if there is one, counts how many of those were right.
+    All tokens before `start` are computed before the step. `draft_rate`, if given, counts accepted draft tokens.
     """
 
     req: Req
     start: int
     end: int
-    wanted: Wanted
+    wanted: OutputCounts
     draft_ids: "array[int]" = NO_DRAFTS
     draft_rate: AcceptanceRate | None = None
 
 
 def plan_drafts(req: Req, draft_ids: "array[int]", rate: AcceptanceRate | None) -> Chunk:
-    """Returns the row of a request in DECODE with tokens that may come next."""
+    """Returns the row of a request in DECODE with draft tokens."""
     end = len(req.token_ids)
-    return Chunk(req, end - 1, end, req.wanted_in_decode(len(draft_ids)), draft_ids, rate)
+    return Chunk(req, end - 1, end, req.outputs_in_decode(len(draft_ids)), draft_ids, rate)
 
 
 class _ChunkColumns:
-    """The columns of the chunks, in the order in which they come after the decode rows."""
+    """The columns of the chunks, which follow the decode rows."""
 
     def __init__(self, num_decode_rows: int) -> None:
         self.num_decode_rows = num_decode_rows
@@ -53,13 +52,14 @@ class _ChunkColumns:
         self.sample_tokens: array[int] = array(INT32)
         self.sample_positions: array[int] = array(INT64)
         self.sampled: list[tuple[PendingReq, int]] = []
-        """Who samples how many tokens."""
-        self.prompt_logprobs = PromptLogprobTargetColumns()
+        """The requests that sample, with their numbers of tokens."""
+        self.tasks: dict[str, list[TaskChunk[PromptTask]]] = {}
+        """By field of `Batch`."""
         self.num_drafts: array[int] = array(INT32)
 
 
 class BatchBuilder:
-    """Writes steps down as columns. Keeps all positions and all slots as arrays, for slices of them to be copied."""
+    """Builds steps as columns. Keeps arrays of all positions and all slots, from which slices are copied."""
 
     def __init__(self, num_pages: int, page_size: int, max_model_len: int):
         self._page_size = page_size
@@ -68,7 +68,7 @@ class BatchBuilder:
         self._no_chunks = _ChunkColumns(0)
 
     def build(self, step_id: int, decode: DecodeRows, chunks: list[Chunk]) -> Batch:
-        """Returns the step of all decode rows and these chunks; the pages of their tokens must have been taken."""
+        """Returns the step of all decode rows and these chunks, whose pages must have been allocated."""
         num_decode_rows = len(decode)
         assert NO_SLOT not in decode.slots, "a row has no page for its token"
         columns = _ChunkColumns(num_decode_rows) if chunks else self._no_chunks
@@ -95,7 +95,7 @@ class BatchBuilder:
             **(decode.sampling.with_runs(columns.sampled) if chunks else decode.sampling.pack()),
             sample_positions=(next_positions + columns.sample_positions).tobytes(),
             logits_processing=_logits_processing(decode, chunks) if has_processing else None,
-            prompt_logprobs=columns.prompt_logprobs.columns(),
+            **{field: chunks[0].task.kind.pack(chunks) for field, chunks in columns.tasks.items()},
             future_token_indices=decode.future_token_indices.tobytes(),
             num_drafts=bytes(4 * num_decode_rows) + columns.num_drafts.tobytes() if any(columns.num_drafts) else b"",
         )
@@ -103,9 +103,10 @@ class BatchBuilder:
     def _append(self, columns: _ChunkColumns, chunk: Chunk) -> None:
         req, start, num_drafts, num_sampled = chunk.req, chunk.start, len(chunk.draft_ids), chunk.wanted.num_tokens
         end = chunk.end + num_drafts
-        task, first_index = req.pending.prompt_task, columns.num_decode_rows + len(columns.token_ids)
-        if task is not None and chunk.wanted.num_prompt_logprobs:
-            columns.prompt_logprobs.add(task, first_index, start, end)
+        task = req.pending.prompt_task
+        if task is not None and chunk.wanted.num_task:
+            first_index = columns.num_decode_rows + len(columns.token_ids)
+            columns.tasks.setdefault(task.kind.field, []).append(TaskChunk(task, start, end, first_index))
         columns.uids.append(req.uid)
         columns.query_lens.append(end - start)
         columns.context_lens.append(start)
@@ -142,9 +143,9 @@ def _logits_processing(decode: DecodeRows, chunks: list[Chunk]) -> LogitsProcess
 def _add_processors(
     columns: LogitsProcessingColumns, index: int, req: Req, token_ids: "array[int]", num_tokens: int
 ) -> None:
-    """Adds what a request changes about the token after these `num_tokens`, the last of which may not be known.
+    """Adds a request's logits processing for the token after these `num_tokens`, the last of which may be unknown.
 
-    Those that the request does not have are draft tokens.
+    Tokens beyond the request's own are draft tokens.
     """
     pending = req.pending
     if pending.logits_processors is not None:

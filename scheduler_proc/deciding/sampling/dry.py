@@ -1,4 +1,4 @@
-"""DRY: which tokens would continue a repetition, and by how much their logits fall."""
+"""The DRY penalty on tokens that would continue a repetition."""
 
 import math
 from array import array
@@ -7,17 +7,17 @@ from messages.columns import unpack_int32
 from messages.ring.requests import Dry
 
 MAX_PENALTY = 1e6
-"""What float32 logits bear; a longer repetition is penalized by no more."""
+"""The maximum penalty, safe for float32 logits."""
 
 MAX_LENGTH = 256
-"""Tokens of a repetition that are compared, whatever the base."""
+"""The maximum number of tokens of a repetition that are compared, whatever the base."""
 
 MAX_PLACES = 4096
-"""Places that are looked at, the latest first: in a text that is one token again and again, each place is one."""
+"""The maximum number of places that are compared, the latest first: in a text of one repeated token, every place is."""
 
 
 class DryPenalty:
-    """The penalty of one request. It keeps nothing of the text, so that a continuation has the same."""
+    """The penalty of one request. It has no state, so a continuation has the same penalties."""
 
     __slots__ = ("_allowed_length", "_base", "_breakers", "_last_n", "_longest", "_multiplier")
 
@@ -30,7 +30,7 @@ class DryPenalty:
         self._longest = max(dry.allowed_length, 1, self._longest_that_counts())
 
     def penalties(self, token_ids: "array[int]") -> dict[int, float]:
-        """Returns by how much the logit of each token falls that would continue a repetition (a negative number)."""
+        """Returns the (negative) change of the logit of each token that would continue a repetition."""
         window = token_ids if self._last_n < 0 else token_ids[max(0, len(token_ids) - self._last_n) :]
         suffix = self._suffix(window)
         return {
@@ -45,14 +45,14 @@ class DryPenalty:
         return self._allowed_length + math.ceil(min(max(exponent, 0), MAX_LENGTH))
 
     def _suffix(self, window: "array[int]") -> "array[int]":
-        """Returns the last tokens, as many as a repetition may have, without a breaker."""
+        """Returns the last tokens after the last breaker, at most the length of the longest repetition."""
         begin = len(window)
         while begin > 0 and len(window) - begin < self._longest and window[begin - 1] not in self._breakers:
             begin -= 1
         return window[begin:]
 
     def _repeated(self, window: "array[int]", suffix: "array[int]") -> dict[int, int]:
-        """Returns the tokens that have followed the end of `suffix` earlier, each with the longest match before it."""
+        """Returns the tokens that followed earlier occurrences of `suffix`, with the longest match of each."""
         needed = max(1, self._allowed_length)
         lengths: dict[int, int] = {}
         if len(suffix) < needed:
@@ -74,7 +74,7 @@ class DryPenalty:
 
 
 def _num_equal_before(window: "array[int]", place: int, suffix: "array[int]", index: int) -> int:
-    """Counts the equal tokens directly before `place` of `window` and `index` of `suffix`."""
+    """Returns the number of equal tokens directly before `place` in `window` and `index` in `suffix`."""
     num_equal = 0
     while num_equal < min(place, index) and window[place - num_equal - 1] == suffix[index - num_equal - 1]:
         num_equal += 1

@@ -1,4 +1,4 @@
-"""How requests end: the reasons, and which tokens and lengths end an output."""
+"""How requests end: the reasons, and the tokens and lengths that end an output."""
 
 from collections.abc import Collection, Mapping
 
@@ -31,20 +31,20 @@ class Ending(msgspec.Struct, frozen=True):
 
 ABORTED: dict[AbortReason, Ending] = {"abort": Ending("abort"), "timeout": Ending("timeout")}
 STOP_STRING = Ending("stop")
-"""The detokenizer, which saw the stop string, fills it in."""
+"""The detokenizer, which found the stop string, adds it."""
 LENGTH = Ending("length")
 
 
 def end_tokens_of(params: SamplingParams, eos_token_ids: Collection[int]) -> dict[int, Ending]:
-    """Returns the tokens that end an output with these parameters, and how. End-of-sequence goes before stop tokens."""
+    """Returns the tokens that end an output, with their endings. End-of-sequence takes precedence over stop tokens."""
     endings = {stop_id: Ending("stop", ended_by_token=True, stop_reason=stop_id) for stop_id in params.stop_token_ids}
     eos_ids = () if params.ignore_eos else eos_token_ids
     return endings | dict.fromkeys(eos_ids, Ending("stop", ended_by_token=True))
 
 
 def find_ending(end_tokens: Mapping[int, Ending], token_id: int, length: int, max_length: int) -> Ending | None:
-    """Returns how an output ends with this token, the last of `length` in all, or `None` where it goes on.
+    """Returns how an output of `length` tokens (with its prompt) ends with its last token, or `None` if it continues.
 
-    An end token goes before a length that is reached with it.
+    An end token takes precedence over the maximum length.
     """
     return end_tokens.get(token_id) or (LENGTH if length >= max_length else None)

@@ -1,4 +1,4 @@
-"""What a request's grammar allows next, and when it is complete."""
+"""The tokens that a request's grammar allows next, and whether it is complete."""
 
 import time
 from array import array
@@ -7,12 +7,12 @@ from typing import Protocol
 
 from messages.columns import INT32
 from messages.errors import ErrorInfo, bad_request
-from scheduler_proc.deciding.rows.endings import Ending
-from scheduler_proc.deciding.rows.grammar_time import GrammarTime, TimeAccount
-from scheduler_proc.deciding.rows.thought_limits import FollowedThought
+from scheduler_proc.deciding.sampling.endings import Ending
+from scheduler_proc.deciding.sampling.grammar_time import GrammarTime, TimeAccount
+from scheduler_proc.deciding.sampling.thought_limits import FollowedThought
 
 COMPLETE = Ending("stop")
-"""Nothing more may come, not even white space."""
+"""No token may follow, not even white space."""
 
 MAX_FORCED = 32
 """The maximum number of forced tokens found in one step; each takes a bitmask."""
@@ -22,10 +22,10 @@ MAX_SPELLINGS = 16
 
 
 class Matcher(Protocol):
-    """A compiled grammar somewhere in an output, as `llguidance.LLMatcher` is one."""
+    """The state of a compiled grammar in an output, such as `llguidance.LLMatcher`."""
 
     def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int, /) -> None:
-        """Writes the bitmask to this address. Raises `ValueError` unless the size is that of the tokenizer's."""
+        """Writes the bitmask to this address. Raises `ValueError` unless the size matches the tokenizer."""
         ...
 
     def consume_token(self, sampled_token: int, /) -> bool: ...
@@ -37,23 +37,23 @@ class Matcher(Protocol):
 
 
 class MatcherTokenizer(Protocol):
-    """What matchers are made for, as `llguidance.LLTokenizer` is one."""
+    """The tokenizer of matchers, such as `llguidance.LLTokenizer`."""
 
     @property
     def vocab_size(self) -> int:
-        """Tokens of a bitmask: as many as the model has, or more."""
+        """The number of tokens in a bitmask, at least that of the model."""
         ...
 
     @property
     def eos_tokens(self) -> Collection[int]:
-        """What they take for the end: a guess where the model has none."""
+        """The end-of-sequence tokens of matchers: a guess if the model has none."""
         ...
 
     def decode_bytes(self, tokens: list[int], /) -> bytes: ...
 
 
 class RequestGrammar:
-    """The grammar of one request after the tokens that it has. `end_tokens` end it, `eos_tokens` the matcher.
+    """The grammar of one request after its current tokens. `end_tokens` end the request, `eos_tokens` the matcher.
 
     End tokens are allowed wherever the output may end. Bitmasks are charged to `account`. `thought` is the reasoning
     before the output, if it is limited; without a `matcher` there is only that limit.
@@ -80,7 +80,7 @@ class RequestGrammar:
         self._vocab_size = vocab_size
         words = array(INT32, bytes(4 * -(-tokenizer.vocab_size // 32)))
         self._target = words.buffer_info()[0], 4 * len(words)
-        """Address and bytes of what the matcher fills. `_bits` keeps the array alive and from being resized."""
+        """Address and size of the bitmask that the matcher fills. `_bits` keeps the array alive and its size fixed."""
         self._bits = memoryview(words).cast("B")[: 4 * -(-vocab_size // 32)]
         self._never = [token_id for token_id in matcher_ends if token_id not in end_tokens and token_id < vocab_size]
         self._other_ends = [
@@ -88,7 +88,7 @@ class RequestGrammar:
         ]
         self._account = account or GrammarTime().account_of(0)
         self._ahead: dict[tuple[int, ...], bytes] = {}
-        """Bitmasks of this step, by the draft tokens before them."""
+        """The bitmasks of this step, by the draft tokens before them."""
         self._error: ErrorInfo | None = None
 
     @property
@@ -112,7 +112,7 @@ class RequestGrammar:
         return self._account.is_slow
 
     def accept(self, token_id: int) -> Ending | None:
-        """Moves on by a token that does not end the request; returns how the request ends with it, if it does."""
+        """Advances by a token that is not an end token; returns the ending if the grammar is complete or has failed."""
         if self._thought is not None:
             self._thought.accept(token_id)
         matcher = self._matcher
@@ -169,7 +169,7 @@ class RequestGrammar:
         return token_ids[texts.index(longest)] if all(map(longest.startswith, texts)) else None
 
     def leaves_none(self, is_banned: Callable[[int], bool]) -> bool:
-        """Tells whether all that the grammar allows is banned by something else."""
+        """True if every token that the grammar allows is banned."""
         bits = self.bitmask()
         bitmask = int.from_bytes(bits, "little") if bits else (1 << self._vocab_size) - 1
         return all(map(is_banned, _ids_in(bitmask)))
@@ -211,7 +211,7 @@ def make_grammar(
     account: TimeAccount | None = None,
     thought: FollowedThought | None = None,
 ) -> RequestGrammar:
-    """Returns the grammar of a request that has this output. Raises `RequestError` where the output is none of it."""
+    """Returns the grammar of a request after this output. Raises `RequestError` if the output does not match it."""
     if matcher is not None and output_ids and matcher.try_consume_tokens(output_ids.tolist()) < len(output_ids):
         words = matcher.get_error() or "the output so far is not what it allows"
         raise bad_request(f"the grammar cannot be continued: {words}")
@@ -223,7 +223,7 @@ def _explain(words: str) -> ErrorInfo:
 
 
 def _ids_in(bits: int) -> Iterator[int]:
-    """Yields the ids of a bitmask, the last one first."""
+    """Yields the ids in a bitmask, the last one first."""
     while bits:
         token_id = bits.bit_length() - 1
         bits ^= 1 << token_id

@@ -9,7 +9,7 @@ from messages.ring.requests import ThoughtLimit
 
 
 class ThoughtMatcher(Protocol):
-    """A compiled grammar of a thought and any text after it, as `llguidance.LLMatcher` is one."""
+    """The state of a compiled grammar of a thought and any text after it, such as `llguidance.LLMatcher`."""
 
     def try_consume_tokens(self, tokens: list[int], /) -> int: ...
     def rollback(self, num_tokens: int, /) -> bool: ...

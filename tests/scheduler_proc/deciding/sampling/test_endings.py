@@ -1,11 +1,11 @@
-"""How requests end, and that each way of ending is told once and leaves nothing behind."""
+"""How requests end: each ending is reported once and leaves nothing behind."""
 
 import pytest
 
 from messages.errors import ErrorInfo
 from messages.ring.requests import AbortMsg, StopSeen
 from scheduler_proc.deciding.requests import Limits, PendingReq
-from scheduler_proc.deciding.rows.endings import Ending
+from scheduler_proc.deciding.sampling.endings import Ending
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_runner import expected_output
 

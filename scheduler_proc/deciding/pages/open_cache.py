@@ -1,0 +1,29 @@
+"""Makes the allocator of a server's KV cache with what observes its pages."""
+
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.page_journal import PageJournal, PageMemory
+from scheduler_proc.deciding.pages.page_observer import PageObserver
+from scheduler_proc.deciding.pages.page_tiers import PageStore, PageTiers
+from scheduler_proc.deciding.pages.radix import RadixTree
+
+
+def open_cache(
+    num_pages: int, page_size: int, is_sharing: bool, memory: PageMemory | None, store: PageStore | None
+) -> BlockAllocator:
+    """Returns an allocator in which the intact pages that a predecessor left in `memory` are cached.
+
+    Evicted pages go to `store`.
+    """
+    observers: list[PageObserver] = []
+    tree, digests = RadixTree(page_size), dict[int, bytes]()
+    if memory is not None:
+        journal = PageJournal(memory, num_pages, page_size)
+        tree = RadixTree(page_size, journal.stamps)
+        digests = {page: journal.digest(page) for page in journal.recover(tree)}
+        observers.append(journal)
+    if store is None:
+        return BlockAllocator(num_pages, page_size, is_sharing, tree, observers)
+    tiers = PageTiers(store, num_pages, page_size)
+    for page, digest in digests.items():
+        tiers.set_digest(page, digest)
+    return BlockAllocator(num_pages, page_size, is_sharing, tree, [*observers, tiers], tiers.num_evicted_at_once)

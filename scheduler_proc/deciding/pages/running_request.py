@@ -1,0 +1,60 @@
+"""A request that has a row: its place in the KV cache."""
+
+from array import array
+
+from scheduler_proc.deciding.pages.radix import Node
+from scheduler_proc.deciding.requests import PendingReq, State
+from scheduler_proc.deciding.sampling.output_counts import OutputCounts
+
+
+class Req:
+    """A running request: a `PendingReq` with its place in the KV cache, which only the cache changes.
+
+    `pages` hold its tokens in order; the first `num_shared_pages` belong to the radix tree and end at `node`. While it
+    `is_loading`, pages after these are filled from a lower tier (`page_tiers.py`).
+    """
+
+    def __init__(self, pending: PendingReq, root: Node):
+        self.pending = pending
+        self.uid = pending.uid
+        self.token_ids = pending.token_ids
+        self.pages: list[int] = []
+        self.node = root
+        self.num_shared_pages = 0
+        self.is_loading = False
+        self._num_prefilled = 0
+
+    def twin(self, token_ids: "array[int]") -> "Req":
+        """Returns a request on the same pages with other tokens."""
+        twin = Req(self.pending, self.node)
+        twin.token_ids, twin.pages = token_ids, self.pages
+        return twin
+
+    def outputs_in_prefill(self, start: int, end: int) -> OutputCounts:
+        """Returns the outputs of a chunk of the prompt's tokens `start` to `end` (exclusive).
+
+        A next token is sampled after the prompt's last one, unless the request must not have one.
+        """
+        task = self.pending.prompt_task
+        num_task = 0 if task is None else task.count(start, end)
+        num_tokens = int(end == len(self.token_ids) < self.pending.max_len)
+        return OutputCounts(num_tokens, num_tokens if self.pending.num_logprobs >= 0 else 0, num_task)
+
+    def outputs_in_decode(self, num_drafts: int = 0) -> OutputCounts:
+        """Returns the outputs of a row in DECODE with `num_drafts` draft tokens."""
+        num_tokens = 1 + num_drafts
+        return OutputCounts(num_tokens, num_tokens if self.pending.num_logprobs >= 0 else 0)
+
+    @property
+    def state(self) -> State:
+        return self.pending.state
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose K and V are in the cache. In DECODE that is all but the last, so no step has to count them."""
+        return len(self.token_ids) - 1 if self.pending.state is State.DECODE else self._num_prefilled
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, value: int) -> None:
+        assert self.pending.state is State.PREFILL
+        self._num_prefilled = value
