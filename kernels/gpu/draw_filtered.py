@@ -13,11 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.best_token import LARGEST, VOCAB_SIZES
-from kernels.gpu.compile_case import CompileCase, in_float32
+from kernels.gpu.best_token import LARGEST
 from kernels.gpu.filter_top import between, find_lane, find_row_threshold
 from kernels.gpu.key_blocks import LOG2_E
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
+from kernels.gpu.launch_table import find_launch
 from kernels.gpu.noise import exponential_noise, logarithm, row_key
 from kernels.operations.draw_filtered import RowDraws
 
@@ -214,38 +213,3 @@ def _draw(logits, is_kept, tokens, key, temperature, least_score):
     values = tl.where(is_kept & (scores >= least_score), values, -INF)
     best = tl.max(values, 0)
     return best, tl.min(tl.where(values == best, tokens, BEYOND), 0)
-
-
-_ROWS = {"rows_ptr": "*i64:16", "temperatures_ptr": "*fp32:16"}
-_DRAWS = {
-    **dict.fromkeys(("seeds_ptr", "positions_ptr", "top_ks_ptr"), "*i64:16"),
-    **dict.fromkeys(("top_ps_ptr", "min_ps_ptr"), "*fp32:16"),
-}
-_FOUND = dict.fromkeys(("candidates_ptr", "maxima_ptr", "sums_ptr", "counts_ptr", "floors_ptr"), "*fp32") | {
-    "candidates_ptr": "*fp32:16",
-    "tokens_ptr": "*i32:16",
-}
-
-
-def _cases(vocab_size: int) -> tuple[CompileCase, CompileCase]:
-    launch = launch_on(HOPPER, "draw_filtered", vocab_size)
-    num_parts = triton.cdiv(vocab_size, launch["BLOCK"])
-    row_launch = launch_on(HOPPER, "draw_filtered_row", num_parts * launch["CANDIDATES"])
-    logits = {"logits_ptr": "*bf16:16", **_ROWS, "row_stride": "i32" if vocab_size % 16 else "i32:16"}
-    sizes = {"VOCAB": vocab_size, "NUM_PARTS": num_parts, "PARTS_BLOCK": triton.next_power_of_2(num_parts)}
-    sizes["CANDIDATES"] = launch["CANDIDATES"]
-    return (
-        CompileCase(f"parts of {vocab_size}", candidates_kernel, logits | _FOUND, {"VOCAB": vocab_size}, 128, launch),
-        CompileCase(
-            f"rows of {vocab_size}",
-            draw_row_kernel,
-            logits | _DRAWS | _FOUND | {"out_ptr": "*i32:16"},
-            sizes,
-            128,
-            row_launch,
-        ),
-    )
-
-
-_CASES = tuple(case for vocab_size in VOCAB_SIZES for case in _cases(vocab_size))
-COMPILE_CASES = _CASES + tuple(in_float32(case, max_spilled_bytes=16) for case in _cases(VOCAB_SIZES[-1]))

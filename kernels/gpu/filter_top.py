@@ -14,10 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase
 from kernels.gpu.key_blocks import LOG2_E
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
-from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.launch_table import find_launch
 
 INF = tl.constexpr(float("inf"))
 TO_BASE_2 = tl.constexpr(LOG2_E)
@@ -144,16 +142,3 @@ def _cut(row_ptr, threshold, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
         tokens = start + tl.arange(0, BLOCK)
         x = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=INF)
         tl.store(row_ptr + tokens, tl.full([BLOCK], -INF, tl.float32), mask=x < threshold)
-
-
-COMPILE_CASES = tuple(
-    CompileCase(
-        label=f"{vocab_size} tokens",
-        kernel=filter_top_kernel,
-        signature={"scores_ptr": "*fp32:16", "top_ks_ptr": "*i64:16", "top_ps_ptr": "*fp32:16"},
-        constants={"VOCAB": vocab_size},
-        launch=launch_on(HOPPER, "filter_top", vocab_size),
-        max_registers=128,
-    )
-    for vocab_size in sorted({shape.vocab_size for shape in MODEL_SHAPES.values()})
-)

@@ -8,9 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase, in_float32
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
-from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.launch_table import find_launch
 
 
 def layer_norm(x_TE: Tensor, weight_E: Tensor, bias_E: Tensor, eps: float, update_TE: Tensor | None = None) -> Tensor:
@@ -61,18 +59,3 @@ def layer_norm_kernel(
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + first + columns, (normed * weight + bias).to(out_ptr.dtype.element_ty), mask=mask)
-
-
-_CASES = tuple(
-    CompileCase(
-        label=f"GPT-2 124M, {'with' if has_update else 'without'} update",
-        kernel=layer_norm_kernel,
-        signature=dict.fromkeys(("x_ptr", "update_ptr", "weight_ptr", "bias_ptr", "out_ptr"), "*bf16:16")
-        | {"eps": "fp32"},
-        constants={"SIZE": MODEL_SHAPES["GPT-2 124M"].embedding_size, "HAS_UPDATE": has_update},
-        launch=launch_on(HOPPER, "layer_norm", MODEL_SHAPES["GPT-2 124M"].embedding_size),
-        max_registers=64,
-    )
-    for has_update in (True, False)
-)
-COMPILE_CASES = _CASES + tuple(in_float32(case) for case in _CASES[:1])

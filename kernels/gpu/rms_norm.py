@@ -8,9 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase, in_float32
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
-from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.launch_table import find_launch
 
 
 def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float, update_TE: Tensor | None = None) -> Tensor:
@@ -51,19 +49,3 @@ def rms_norm_kernel(
     normed = (wide * scale).to(x_ptr.dtype.element_ty).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + first + columns, (normed * weight).to(out_ptr.dtype.element_ty), mask=mask)
-
-
-_CASES = tuple(
-    CompileCase(
-        label=f"{model}, {'with' if has_update else 'without'} update",
-        kernel=rms_norm_kernel,
-        signature=dict.fromkeys(("x_ptr", "update_ptr", "weight_ptr", "out_ptr"), "*bf16:16") | {"eps": "fp32"},
-        constants={"SIZE": shape.embedding_size, "HAS_UPDATE": has_update},
-        launch=launch_on(HOPPER, "rms_norm", shape.embedding_size),
-        max_registers=64,
-    )
-    for model, shape in MODEL_SHAPES.items()
-    if model != "GPT-2 124M"
-    for has_update in (True, False)
-)
-COMPILE_CASES = _CASES + tuple(in_float32(case) for case in _CASES[::2])

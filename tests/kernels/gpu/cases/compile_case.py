@@ -10,7 +10,7 @@ MAX_SHARED_BYTES = 227 << 10
 
 @dataclass(frozen=True)
 class CompileCase:
-    """A module of `kernels.gpu` lists those in use as `COMPILE_CASES`; `compile_report` compiles and checks them.
+    """Each module of this package lists its cases as `COMPILE_CASES`; `compile_report` compiles and checks them.
 
     What a launcher chooses by the shape (blocks, warps, stages) comes from the function that the launcher calls, too.
     """
