@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernels.cpu.attention_arguments import AttentionArguments
 from kernels.cpu.library import INTEGER, KINDS, Kernel, LoadedKernel, find_replays, observed_kernels
 
-MAX_ARGUMENTS = 17
+MAX_ARGUMENTS = len(AttentionArguments._fields_)
 """As in source/captured_call.h."""
 
 NEW_MEMORY = {"empty", "empty_like", "new_empty", "empty_strided"}
@@ -25,7 +26,7 @@ VIEWS = {"alias", "as_strided", "detach", "select", "slice", "split", "squeeze",
 Result = TypeVar("Result")
 
 Call = tuple[LoadedKernel, Sequence[Any]]
-"""A kernel and the arguments of a call of it."""
+"""A kernel and the words of a call of it: its arguments, or the fields of its one structure."""
 
 Note = Callable[[str, int, int], None]
 """Takes the name of a kernel, and when a call of it began and ended: `time.monotonic_ns()`."""
@@ -104,7 +105,7 @@ class CaptureMode(TorchDispatchMode):
             if kernel.captured_address is None:
                 self.other = self.other or kernel.name
             else:
-                self.calls.append((kernel, arguments))
+                self.calls.append((kernel, words_of(arguments)))
             kernel.call(*arguments)
 
         return call
@@ -150,6 +151,11 @@ def timed_kernels(note: Note) -> Iterator[None]:
             yield
     finally:
         _notes.remove(note)
+
+
+def words_of(arguments: Sequence[Any]) -> Sequence[Any]:
+    """Returns the words of a call with these arguments."""
+    return arguments[0].words if isinstance(arguments[0], AttentionArguments) else arguments
 
 
 def as_array(calls: Sequence[Call]) -> ctypes.Array[CapturedCall]:

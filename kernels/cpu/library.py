@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from kernels.cpu.attention_arguments import AttentionArguments
 from kernels.cpu.build import (
     PREBUILT,
     SOURCE,
@@ -41,8 +41,11 @@ ISA_NUMBERS = {"portable": 0, "avx2": 1, "avx512": 2, "amx": 3}
 FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 MAX_HEAD_DIM, MAX_QUERIES_A_HEAD = 256, 64
 
-POINTER, INTEGER, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-KINDS = {"P": POINTER, "I": INTEGER, "F": FLOAT}
+POINTER, INTEGER, FLOAT, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_double
+KINDS = {"P": POINTER, "I": INTEGER, "F": FLOAT, "N": NUMBER}
+ATTENTION = "".join({kind: key for key, kind in KINDS.items()}[kind] for _, kind in AttentionArguments._fields_)
+"""The kinds of the fields of `AttentionArguments`."""
+
 LISTED = re.compile(r"^(?:CAPTURED|EAGER)\((VOID|STATUS), (\w+), (.*)\)$", re.MULTILINE)
 
 
@@ -53,9 +56,16 @@ class Signature:
     kinds: str
     has_status: bool
 
+    @property
+    def types(self) -> list[Any]:
+        """The ctypes types of its parameters."""
+        return [ctypes.POINTER(AttentionArguments)] if self.kinds == ATTENTION else [KINDS[kind] for kind in self.kinds]
+
 
 SIGNATURES = {
-    name: Signature("".join(re.findall("[PIF]", arguments)), returns == "STATUS")
+    name: Signature(
+        ATTENTION if arguments == "ATTENTION" else "".join(re.findall("[PIF]", arguments)), returns == "STATUS"
+    )
     for returns, name, arguments in LISTED.findall((SOURCE / "kernel_list.h").read_text(encoding="ascii"))
 }
 """Of all operations. Some exist for one number format, or where the processor has what they need."""
@@ -63,7 +73,7 @@ SIGNATURES = {
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """A C function. `kinds` are the keys in `KINDS` of its parameters."""
+    """A C function. `kinds` are the keys in `KINDS` of its parameters, or of the fields of its one structure."""
 
     name: str
     kinds: str
@@ -92,9 +102,9 @@ _isas: list[str] = []
 """The instruction set of `_loaded`, if any."""
 
 
-def find_kernel(name: str, x: Tensor) -> Kernel | None:
-    """Returns the C kernel of an operation for tensors like `x`; None: the launcher calls its reference."""
-    return _kernels.get((name, x.dtype)) if x.is_cpu else None
+def find_kernel(name: str, dtype: torch.dtype) -> Kernel | None:
+    """Returns the C kernel of an operation for tensors of this dtype, or `None` if none is loaded."""
+    return _kernels.get((name, dtype))
 
 
 def loaded_isa() -> str | None:
@@ -234,7 +244,7 @@ def _loaded_openmp_libraries() -> Sequence[str]:
 def _bind(library: ctypes.CDLL, name: str, suffix: str) -> LoadedKernel:
     signature = SIGNATURES[name]
     function: Any = library[f"{name}_{suffix}"]
-    function.argtypes = [KINDS[kind] for kind in signature.kinds]
+    function.argtypes = signature.types
     function.restype = ctypes.c_int if signature.has_status else None
     if signature.has_status:
         function.errcheck = _check

@@ -13,12 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.arguments.rows import RowDraws
 from kernels.gpu.best_token import LARGEST
 from kernels.gpu.filter_top import between, find_lane, find_row_threshold
 from kernels.gpu.key_blocks import LOG2_E
 from kernels.gpu.launch_table import find_launch
 from kernels.gpu.noise import exponential_noise, logarithm, row_key
-from kernels.operations.draw_filtered import RowDraws
 
 INF = tl.constexpr(float("inf"))
 BEYOND = tl.constexpr(0x7FFFFFFF)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.operations.paged_kv import PagedKV
+from kernels.arguments.paged_kv import PagedKV
 
 LOG2_E = 1.4426950408889634
 """Scores times this are exponents of 2, which the hardware computes."""

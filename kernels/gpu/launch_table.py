@@ -39,6 +39,11 @@ def launch_on(capability: int, kernel: str, *shape: int) -> Launch:
     return {**RULES[kernel](*shape), **TUNED.get((capability, kernel, *shape), {})}
 
 
+def count_tile_tokens(queries_a_head: int, head_dim: int, itemsize: int) -> int:
+    """Returns the new tokens of a prefill tile: each takes a row per query head of a key/value head."""
+    return find_launch("paged_prefill", queries_a_head, head_dim, itemsize)["BLOCK_M"] // queries_a_head
+
+
 @cache
 def find_capability() -> int:
     """Returns the compute capability of the current GPU, that of Hopper without one."""

@@ -14,18 +14,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score
 from kernels.gpu.launch_table import find_launch
 from kernels.gpu.occupancy import count_side_by_side, processor_of
-from kernels.operations.paged_decode import count_programs
-from kernels.operations.paged_kv import PagedKV
-from kernels.operations.quantized_kv import SCALE_DTYPE
 from kernels.plans.decode_work import (
     ENTRIES_PLACE,
     ENTRY_WORDS,
     HEADER_WORDS,
     ITEM_WORDS,
     PARTS_PLACE,
+    UNCOMPILED,
     DecodeLayout,
     DecodeShape,
     DecodeWork,
@@ -133,12 +132,10 @@ def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
 
 def _plan_here(query_RHD: Tensor, cache: PagedKV, page_tables_RP: Tensor, num_keys_R: Tensor) -> DecodeWork:
     num_rows, num_heads, head_dim = query_RHD.shape
-    device = query_RHD.device
-    codes = None if cache.key_scales is None else cache.keys.dtype
-    shape = DecodeShape(num_heads, cache.num_heads, head_dim, cache.page_size, query_RHD.dtype, codes)
-    layout = DecodeLayout(num_rows, num_heads, cache.num_heads, count_programs(shape, device), shares_prefixes=False)
+    layout = DecodeLayout(num_rows, num_heads, cache.num_heads, UNCOMPILED, shares_prefixes=False)
     plan = torch.zeros(layout.num_words, dtype=torch.int32)
     plan_decode_work(layout, num_keys_R.cpu().numpy(), page_tables_RP.cpu().numpy(), cache.page_size, plan.numpy())
+    device = query_RHD.device
     return DecodeWork(layout, plan.to(device), make_decode_scratch(layout, head_dim, device))
 
 

@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.rows import PrefillRows
 from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score
-from kernels.gpu.launch_table import find_launch
-from kernels.operations.paged_kv import PagedKV
-from kernels.operations.paged_prefill import PrefillRows
-from kernels.plans.prefill_tiles import TILE_WORDS, count_tile_tokens, max_prefill_tiles, plan_prefill_tiles
+from kernels.gpu.launch_table import count_tile_tokens, find_launch
+from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 
 _TILE = tl.constexpr(TILE_WORDS)
 

@@ -9,12 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.arguments.paged_kv import MAX_CODES, PagedKV
+from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.gpu.key_blocks import scales_of
 from kernels.gpu.launch_table import find_launch
-from kernels.operations.paged_kv import PagedKV
-from kernels.operations.qk_norm import HeadNorms
-from kernels.operations.quantized_kv import MAX_CODES
-from kernels.operations.rotate_store import RopeTables
 
 
 def rotate_store(

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.gpu.launch_table import find_launch
 
 
-def silu_mul(gate_up_TF2: Tensor) -> Tensor:
+def silu_mul(gate_up_TF2: Tensor, _out_TF: Tensor | None) -> Tensor:
     num_tokens, size = gate_up_TF2.shape[0], gate_up_TF2.shape[1] // 2
     assert gate_up_TF2.is_contiguous()
     out_TF = torch.empty(num_tokens, size, dtype=gate_up_TF2.dtype, device=gate_up_TF2.device)

@@ -8,8 +8,6 @@ from importlib import import_module
 from traceback import walk_tb
 from typing import Any
 
-from torch import Tensor
-
 TritonKernel = Callable[..., Any]
 """Takes what the launcher of the same name takes."""
 
@@ -41,16 +39,14 @@ _loaded: dict[str, TritonKernel] = {}
 _device_type = "cuda"
 
 
-def find_triton_kernel(name: str, x: Tensor) -> TritonKernel | None:
-    """Returns the Triton kernel of an operation for tensors like `x`; None: the launcher goes on without."""
-    triton_kernel = _loaded.get(name)
-    # The dictionary first: where no kernels are loaded, asking the tensor would be most of the cost.
-    return triton_kernel if triton_kernel is not None and x.device.type == _device_type else None
+def find_triton_kernel(name: str) -> TritonKernel | None:
+    """Returns the Triton kernel of an operation, or `None` if it has none or has been left out."""
+    return _loaded.get(name)
 
 
-def find_form(name: str, x: Tensor, reference: TritonKernel) -> TritonKernel:
-    """Returns the Triton kernel of an operation that has no C kernel, else its reference."""
-    return find_triton_kernel(name, x) or reference
+def device_type() -> str:
+    """Returns the type of the device that the kernels are loaded for."""
+    return _device_type
 
 
 def programs_a_processor(name: str, *shape: Any) -> int:

@@ -6,7 +6,7 @@ Shape legend: S rows, V vocabulary, N biases of all rows.
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_form
+from kernels.dispatch import call
 from kernels.operations.pair_sums import find_places, sum_equals
 
 
@@ -16,7 +16,7 @@ def add_biases(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tenso
     Several biases of one token of a row add up first, whatever their order. Logits are float32.
     """
     assert values_N.dtype == torch.float32
-    find_form("add_biases", logits_SV, add_biases_reference)(logits_SV, rows_N, ids_N, values_N)
+    call("add_biases", logits_SV, add_biases_reference, logits_SV, rows_N, ids_N, values_N)
 
 
 def add_biases_reference(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tensor) -> None:

@@ -6,7 +6,7 @@ Shape legend: S rows, V vocabulary, A rows concerned, N allowed tokens of all of
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_form
+from kernels.dispatch import call
 from kernels.operations.pair_sums import find_places
 
 
@@ -16,7 +16,7 @@ def allow_tokens(logits_SV: Tensor, rows_A: Tensor, entry_rows_N: Tensor, ids_N:
     `ids_N` is allowed in row `entry_rows_N` (int64, values of `rows_A`); a pair may come twice. Logits are float32.
     """
     assert rows_A.dtype == torch.int64
-    find_form("allow_tokens", logits_SV, allow_tokens_reference)(logits_SV, rows_A, entry_rows_N, ids_N)
+    call("allow_tokens", logits_SV, allow_tokens_reference, logits_SV, rows_A, entry_rows_N, ids_N)
 
 
 def allow_tokens_reference(logits_SV: Tensor, rows_A: Tensor, entry_rows_N: Tensor, ids_N: Tensor) -> None:

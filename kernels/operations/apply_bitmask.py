@@ -6,8 +6,7 @@ Shape legend: S rows, V vocabulary, A rows concerned, W words of a bitmask, 32 t
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import find_kernel
-from kernels.gpu.triton_kernels import find_triton_kernel
+from kernels.dispatch import call
 
 
 def apply_bitmask(logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None:
@@ -21,15 +20,7 @@ def apply_bitmask(logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None
     assert bitmask_AW.shape == (len(rows_A), -(-logits_SV.shape[1] // 32))
     assert logits_SV.is_contiguous()
     assert bitmask_AW.is_contiguous()
-    triton_kernel = find_triton_kernel("apply_bitmask", logits_SV)
-    if triton_kernel is not None:
-        triton_kernel(logits_SV, rows_A, bitmask_AW)
-        return
-    kernel = find_kernel("apply_bitmask", logits_SV)
-    if kernel is None:
-        apply_bitmask_reference(logits_SV, rows_A, bitmask_AW)
-        return
-    kernel(logits_SV.data_ptr(), rows_A.data_ptr(), bitmask_AW.data_ptr(), len(rows_A), logits_SV.shape[1])
+    call("apply_bitmask", logits_SV, apply_bitmask_reference, logits_SV, rows_A, bitmask_AW)
 
 
 def apply_bitmask_reference(logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None:

@@ -3,30 +3,13 @@
 Shape legend: S rows, N some of them, V vocabulary.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_form
+from kernels.arguments.rows import RowDraws
+from kernels.dispatch import call
 from kernels.operations.filter_scores import filter_min_p, filter_top
 from kernels.operations.sample import NO_TOKEN, greedy, sample
-
-
-class RowDraws(NamedTuple):
-    """How each row is drawn, all [N]; the filters are those of `filter_scores.py`, in its order."""
-
-    temperatures: Tensor
-    """float32, above 0."""
-    seeds: Tensor
-    """int64, as are positions."""
-    positions: Tensor
-    top_ks: Tensor
-    """int64, from V on it takes nothing out."""
-    top_ps: Tensor
-    """float32, 1 takes nothing out."""
-    min_ps: Tensor
-    """float32, 0 takes nothing out."""
 
 
 def draw_filtered(logits_SV: Tensor, rows_N: Tensor, draws: RowDraws) -> Tensor:
@@ -37,7 +20,7 @@ def draw_filtered(logits_SV: Tensor, rows_N: Tensor, draws: RowDraws) -> Tensor:
     assert logits_SV.dim() == 2
     assert rows_N.dtype == torch.int64
     assert all(len(column) == len(rows_N) for column in draws)
-    return find_form("draw_filtered", logits_SV, draw_filtered_reference)(logits_SV, rows_N, draws)
+    return call("draw_filtered", logits_SV, draw_filtered_reference, logits_SV, rows_N, draws)
 
 
 def draw_filtered_reference(logits_SV: Tensor, rows_N: Tensor, draws: RowDraws) -> Tensor:

@@ -6,7 +6,7 @@ Shape legend: S rows, V vocabulary, K candidates, most likely first.
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_form
+from kernels.dispatch import call
 
 FIRST_CANDIDATES = 1024
 """Most nuclei are smaller, and finding the 1,024 best is 8 times faster than sorting a vocabulary of 50,000."""
@@ -22,7 +22,7 @@ def filter_top(scores_SV: Tensor, top_ks_S: Tensor, top_ps_S: Tensor) -> None:
     assert scores_SV.dtype == top_ps_S.dtype == torch.float32
     assert top_ks_S.dtype == torch.int64
     assert len(scores_SV) == len(top_ks_S) == len(top_ps_S)
-    find_form("filter_top", scores_SV, filter_top_reference)(scores_SV, top_ks_S, top_ps_S)
+    call("filter_top", scores_SV, filter_top_reference, scores_SV, top_ks_S, top_ps_S)
 
 
 def filter_top_reference(scores_SV: Tensor, top_ks_S: Tensor, top_ps_S: Tensor) -> None:
@@ -52,7 +52,7 @@ def filter_min_p(scores_SV: Tensor, min_ps_S: Tensor) -> None:
     """Tokens less likely than `min_ps_S[s]` (in [0, 1], float32) times the most likely one become -inf."""
     assert scores_SV.dtype == min_ps_S.dtype == torch.float32
     assert len(scores_SV) == len(min_ps_S)
-    find_form("filter_min_p", scores_SV, filter_min_p_reference)(scores_SV, min_ps_S)
+    call("filter_min_p", scores_SV, filter_min_p_reference, scores_SV, min_ps_S)
 
 
 def filter_min_p_reference(scores_SV: Tensor, min_ps_S: Tensor) -> None:

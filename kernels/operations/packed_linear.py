@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu.huge_pages import empty_huge
-from kernels.cpu.library import find_kernel, loaded_isa
+from kernels.cpu.library import loaded_isa
+from kernels.dispatch import call, find_implementation
 
 STEP, BLOCK = 32, 32
 """The number of inputs is a multiple of STEP; BLOCK outputs lie together."""
@@ -22,7 +23,7 @@ def has_packed_kernel(weight_OI: Tensor) -> bool:
 
     For float32 there is one where torch has no wider vectors than it.
     """
-    if weight_OI.shape[1] % STEP or find_kernel("packed_linear", weight_OI) is None:
+    if weight_OI.shape[1] % STEP or find_implementation("packed_linear", weight_OI) is None:
         return False
     is_narrow = loaded_isa() == "avx2" and torch.backends.cpu.get_cpu_capability() != "AVX2"
     return weight_OI.dtype != torch.float32 or not is_narrow
@@ -55,13 +56,7 @@ def pack_rows(packed: Tensor, first_output: int, rows_OI: Tensor) -> None:
     rows_OI, (num_outputs, num_inputs) = rows_OI.to(packed.dtype), rows_OI.shape
     assert num_inputs == packed.shape[1] * packed.shape[3]
     assert first_output + num_outputs <= BLOCK * len(packed)
-    kernel = find_kernel("pack_linear", rows_OI)
-    if kernel is None:
-        pack_rows_reference(packed, first_output, rows_OI)
-        return
-    is_transposed = rows_OI.T.is_contiguous()
-    rows_OI = rows_OI if is_transposed else rows_OI.contiguous()
-    kernel(rows_OI.data_ptr(), packed.data_ptr(), first_output, num_outputs, num_inputs, is_transposed)
+    call("pack_linear", rows_OI, pack_rows_reference, packed, first_output, rows_OI)
 
 
 def pack_rows_reference(packed: Tensor, first_output: int, rows_OI: Tensor) -> None:
@@ -87,24 +82,19 @@ def packed_linear(
     A token's outputs are the same bits alone and in any batch. The result may be put into `out_TO`, and is a new tensor
     otherwise.
     """
-    kernel = find_kernel("packed_linear", x_TI)
-    if kernel is None or not x_TI.is_contiguous():
-        return packed_linear_reference(x_TI, packed, bias_O, num_outputs, activation)
-    num_tokens, num_inputs = x_TI.shape
-    assert packed.is_contiguous()
     assert packed.shape[0] == -(-num_outputs // BLOCK)
-    assert packed.shape[1] * packed.shape[3] == num_inputs
-    out_TO = torch.empty(num_tokens, num_outputs, dtype=x_TI.dtype) if out_TO is None else out_TO
-    assert out_TO.shape == (num_tokens, num_outputs)
-    assert out_TO.is_contiguous()
-    bias = None if bias_O is None else bias_O.data_ptr()
-    addresses = x_TI.data_ptr(), packed.data_ptr(), bias, out_TO.data_ptr()
-    kernel(*addresses, num_tokens, num_inputs, num_outputs, activation is not None)
-    return out_TO
+    assert packed.shape[1] * packed.shape[3] == x_TI.shape[1]
+    arguments = x_TI.contiguous(), packed, bias_O, num_outputs, activation, out_TO
+    return call("packed_linear", x_TI, packed_linear_reference, *arguments)
 
 
 def packed_linear_reference(
-    x_TI: Tensor, packed: Tensor, bias_O: Tensor | None, num_outputs: int, activation: Literal["tanh"] | None
+    x_TI: Tensor,
+    packed: Tensor,
+    bias_O: Tensor | None,
+    num_outputs: int,
+    activation: Literal["tanh"] | None,
+    _out_TO: Tensor | None = None,
 ) -> Tensor:
     weight_OI = packed.transpose(1, 2).reshape(-1, x_TI.shape[1])[:num_outputs]
     out_TO = functional.linear(x_TI, weight_OI, bias_O)

@@ -7,16 +7,13 @@ P pages a row (padded), L keys of the longest row (rounded up), B = R * G.
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_triton_kernel, programs_a_processor
-from kernels.operations.paged_kv import PagedKV, find_attention_kernel
+from kernels.arguments.paged_kv import PagedKV
+from kernels.dispatch import call
 from kernels.operations.quantized_kv import gather_heads
-from kernels.plans.decode_work import DecodeShape, DecodeWork
+from kernels.plans.decode_work import DecodeWork
 
 MAX_GATHERED_ELEMENTS = 1 << 20
 """K elements that the reference gathers at a time: more leaves the processor's caches and is several times slower."""
-
-UNCOMPILED = 4
-"""Programs that work is planned for where no kernel is compiled."""
 
 KEYS_STEP = 16
 """Lengths are rounded up to multiples of it: for each new shape of a product oneDNN builds, and keeps, new code."""
@@ -46,40 +43,8 @@ def paged_decode(
     assert num_heads % cache.num_heads == 0
     assert page_tables_RP.shape[0] == num_keys_R.shape[0] == num_rows
     assert page_tables_RP.dtype == num_keys_R.dtype == torch.int32
-    triton_kernel = find_triton_kernel("paged_decode", query_RHD)
-    if triton_kernel is not None:
-        triton_kernel(query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD, work)
-        return
-    kernel = find_attention_kernel("paged_decode", query_RHD, cache, out_RHD)
-    if kernel is None:
-        paged_decode_reference(query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD)
-        return
-    kernel(
-        query_RHD.data_ptr(),
-        query_RHD.stride(0),
-        *cache.addresses,
-        page_tables_RP.data_ptr(),
-        page_tables_RP.stride(0),
-        num_keys_R.data_ptr(),
-        out_RHD.data_ptr(),
-        num_rows,
-        cache.num_heads,
-        num_heads // cache.num_heads,
-        head_dim,
-        cache.page_size,
-        scale,
-    )
-
-
-def count_programs(shape: DecodeShape, device: torch.device) -> int:
-    """Returns how many programs of the Triton kernel the device runs side by side.
-
-    It follows from the registers and the shared memory that the compiled kernel takes of a processor.
-    """
-    if device.type != "cuda":
-        return UNCOMPILED
-    properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count * programs_a_processor("paged_decode", shape, properties)
+    arguments = query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD, work
+    call("paged_decode", query_RHD, paged_decode_reference, *arguments)
 
 
 def paged_decode_reference(
@@ -89,6 +54,7 @@ def paged_decode_reference(
     num_keys_R: Tensor,
     scale: float,
     out_RHD: Tensor,
+    _work: DecodeWork | None = None,
 ) -> None:
     num_rows, num_heads, head_dim = query_RHD.shape
     num_keys = num_keys_R.tolist()

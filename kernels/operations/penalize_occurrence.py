@@ -6,7 +6,7 @@ Shape legend: S rows, V vocabulary, N output tokens of all rows.
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_form
+from kernels.dispatch import call
 from kernels.operations.pair_sums import find_places, sum_equals
 
 
@@ -20,9 +20,8 @@ def penalize_occurrence(
     """
     assert frequency_N.dtype == presence_N.dtype == torch.float32
     assert len(frequency_N) == len(presence_N) == len(ids_N)
-    find_form("penalize_occurrence", logits_SV, penalize_occurrence_reference)(
-        logits_SV, rows_N, ids_N, frequency_N, presence_N
-    )
+    arguments = logits_SV, rows_N, ids_N, frequency_N, presence_N
+    call("penalize_occurrence", logits_SV, penalize_occurrence_reference, *arguments)
 
 
 def penalize_occurrence_reference(

@@ -6,7 +6,7 @@ Shape legend: S rows, V vocabulary, N tokens that occurred in all rows.
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_form
+from kernels.dispatch import call
 from kernels.operations.pair_sums import find_places
 
 
@@ -18,7 +18,7 @@ def penalize_repetition(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, penalt
     """
     assert penalties_N.dtype == torch.float32
     assert len(penalties_N) == len(ids_N)
-    find_form("penalize_repetition", logits_SV, penalize_repetition_reference)(logits_SV, rows_N, ids_N, penalties_N)
+    call("penalize_repetition", logits_SV, penalize_repetition_reference, logits_SV, rows_N, ids_N, penalties_N)
 
 
 def penalize_repetition_reference(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, penalties_N: Tensor) -> None:

@@ -4,20 +4,9 @@ Shape legend: T tokens, H query heads, G key/value heads, A = H + 2 G, D head di
 Normalization for Transformers", 2020; here with the norm of `rms_norm`.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from kernels.operations.rms_norm import rms_norm_reference
-
-
-@dataclass(frozen=True)
-class HeadNorms:
-    """The norms of all query heads and of all key heads; each weight is [D], of the heads' dtype."""
-
-    query_weight: Tensor
-    key_weight: Tensor
-    eps: float
 
 
 def qk_norm_reference(

@@ -6,10 +6,7 @@ Shape legend: T tokens, G key/value heads, D head dimension; `...` whatever come
 import torch
 from torch import Tensor
 
-MAX_CODES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""The number formats of codes, and the largest magnitude of each."""
-
-SCALE_DTYPE = torch.bfloat16
+from kernels.arguments.paged_kv import MAX_CODES, SCALE_DTYPE
 
 
 def quantize_heads(x_TGD: Tensor, code_dtype: torch.dtype) -> tuple[Tensor, Tensor]:

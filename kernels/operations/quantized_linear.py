@@ -9,24 +9,14 @@ codes than the others, as in LLM.int8() (Dettmers et al. 2022, section 3.2), eac
 exact.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.cpu.huge_pages import empty_huge
-from kernels.cpu.library import find_kernel
-
-Bits = Literal[4, 8]
-
-GROUPS: dict[Bits, int] = {8: 64, 4: 32}
-"""Inputs that are rounded up to, by the bits of a code; of 4 bits they have a scale. kernels/cpu/source/quantized_dot.h
-has both numbers too."""
-
-BLOCK = 32
-"""Outputs that lie together, there too."""
+from kernels.arguments.codes import BLOCK, Bits, Codes, group_size
+from kernels.dispatch import call
 
 STEPS = 24.0
 """kernels/cpu/source/quantized_codes.h has it too."""
@@ -36,32 +26,14 @@ ROWS_AT_ONCE = 8192
 """Outputs that torch quantizes at once, which bounds the memory it takes."""
 
 
-@dataclass(frozen=True)
-class Codes:
-    """A weight as the C kernel reads it."""
-
-    packed: Tensor
-    """uint8 [K, N, bytes of a group]: 32 scales, then codes; see `_pack`. Of 8 bits, N is 1."""
-    num_outputs: int
-    num_inputs: int
-    bits: Bits
-
-
 def quantize(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> Codes:
     """Returns the weight rounded to so many bits; its values are finite. Every kernel makes the same codes.
 
     Of 8 bits, `weight_OI` may have a part of the inputs: `largest_O` is each output's largest magnitude over all then.
     """
     assert largest_O is None or (largest_O.shape, largest_O.dtype, bits) == (weight_OI.shape[:1], weight_OI.dtype, 8)
-    num_outputs, num_inputs = weight_OI.shape
-    kernel = find_kernel("quantize", weight_OI)
-    if kernel is None or not weight_OI.is_contiguous():
-        return Codes(quantize_reference(weight_OI, bits, largest_O), num_outputs, num_inputs, bits)
-    group = _group_size(num_inputs, bits)
-    shape = (-(-num_outputs // BLOCK), -(-num_inputs // group), BLOCK * (2 + group * bits // 8))
-    packed = empty_huge(shape, torch.uint8)
-    kernel(weight_OI.data_ptr(), _address(largest_O), packed.data_ptr(), num_outputs, num_inputs, bits)
-    return Codes(packed, num_outputs, num_inputs, bits)
+    packed = call("quantize", weight_OI, quantize_reference, weight_OI.contiguous(), bits, largest_O)
+    return Codes(packed, *weight_OI.shape, bits)
 
 
 def quantize_reference(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> Tensor:
@@ -78,12 +50,7 @@ def dequantize(weight: Codes) -> Tensor:
 
 def sum_magnitudes(x_TI: Tensor) -> Tensor:
     """Returns the sum of each token's magnitudes, float32 [T]; the C kernels', the same bits alone and in any batch."""
-    kernel = find_kernel("sum_magnitudes", x_TI)
-    if kernel is None or not x_TI.is_contiguous():
-        return x_TI.float().abs().sum(1)
-    sum_T = torch.empty(len(x_TI), dtype=torch.float32)
-    kernel(x_TI.data_ptr(), sum_T.data_ptr(), *x_TI.shape)
-    return sum_T
+    return call("sum_magnitudes", x_TI, lambda x_TI: x_TI.float().abs().sum(1), x_TI.contiguous())
 
 
 def quantized_linear(
@@ -101,19 +68,10 @@ def quantized_linear(
     magnitude of each token over all then.
     """
     assert mean_T is None or (mean_T.shape, mean_T.dtype, weight.bits) == (x_TI.shape[:1], torch.float32, 8)
-    kernel = find_kernel("quantized_linear", x_TI)
-    if kernel is None or not x_TI.is_contiguous():
-        return quantized_linear_reference(x_TI, weight, bias_O, activation, mean_T)
-    num_tokens, num_inputs = x_TI.shape
-    assert num_inputs == weight.num_inputs
-    assert weight.packed.is_contiguous()
+    assert x_TI.shape[1] == weight.num_inputs
     assert bias_O is None or bias_O.dtype == x_TI.dtype
-    out_TO = torch.empty(num_tokens, weight.num_outputs, dtype=x_TI.dtype) if out_TO is None else out_TO
-    assert out_TO.shape == (num_tokens, weight.num_outputs)
-    assert out_TO.is_contiguous()
-    addresses = x_TI.data_ptr(), weight.packed.data_ptr(), _address(bias_O), _address(mean_T), out_TO.data_ptr()
-    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, weight.bits, activation is not None)
-    return out_TO
+    arguments = x_TI.contiguous(), weight, bias_O, activation, mean_T, out_TO
+    return call("quantized_linear", x_TI, quantized_linear_reference, *arguments)
 
 
 def quantized_linear_reference(
@@ -122,6 +80,7 @@ def quantized_linear_reference(
     bias_O: Tensor | None,
     activation: Literal["tanh"] | None,
     mean_T: Tensor | None = None,
+    _out_TO: Tensor | None = None,
 ) -> Tensor:
     bias = None if bias_O is None else bias_O.float()
     out_TO = functional.linear(_round_activations(x_TI.float(), weight.bits, mean_T), dequantize(weight), bias)
@@ -130,13 +89,9 @@ def quantized_linear_reference(
     return out_TO.to(x_TI.dtype)
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
 def _round_activations(x_TI: Tensor, bits: Bits, mean_T: Tensor | None) -> Tensor:
     """Returns what the activations' codes stand for."""
-    x_TNG = _group(x_TI, _group_size(x_TI.shape[1], bits))
+    x_TNG = _group(x_TI, group_size(x_TI.shape[1], bits))
     if bits == 8:
         mean_T = x_TI.abs().sum(1) / x_TI.shape[1] if mean_T is None else mean_T
         steps, measure_TN1 = STEPS, mean_T[:, None, None]
@@ -148,18 +103,13 @@ def _round_activations(x_TI: Tensor, bits: Bits, mean_T: Tensor | None) -> Tenso
     return ((x_TNG * factor_TN1).round() * scale_TN1).flatten(1)[:, : x_TI.shape[1]]
 
 
-def _group_size(num_inputs: int, bits: Bits) -> int:
-    """Returns how many inputs have one scale: of 8 bits all, with what they are filled up with."""
-    return GROUPS[bits] if bits == 4 else -(-num_inputs // GROUPS[bits]) * GROUPS[bits]
-
-
 def _group(x_RI: Tensor, group: int) -> Tensor:
     """Returns rows in groups [R, N, G], the last filled with zeros."""
     return functional.pad(x_RI, (0, -x_RI.shape[1] % group)).unflatten(1, (-1, group))
 
 
 def _quantize_rows(rows_OI: Tensor, least_O: Tensor, bits: Bits) -> Tensor:
-    group = _group_size(rows_OI.shape[1], bits)
+    group = group_size(rows_OI.shape[1], bits)
     num_filling = -rows_OI.shape[0] % BLOCK
     weight_ONG = _group(functional.pad(rows_OI.float(), (0, 0, 0, num_filling)), group)
     if bits == 8:

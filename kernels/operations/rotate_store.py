@@ -7,14 +7,12 @@ M positions of the tables, X = D / 2.
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_triton_kernel
-from kernels.operations.paged_kv import PagedKV, find_cache_kernel
-from kernels.operations.qk_norm import HeadNorms, qk_norm_reference
+from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.rows import HeadNorms, RopeTables
+from kernels.dispatch import call
+from kernels.operations.qk_norm import qk_norm_reference
 from kernels.operations.rope import rope
 from kernels.operations.store_kv import store_kv
-
-RopeTables = tuple[Tensor, Tensor]
-"""Cosines and sines, each float32 [M, X]."""
 
 
 def rotate_store(
@@ -42,31 +40,10 @@ def rotate_store(
     assert slots_T.dtype == torch.int64
     assert positions_T.dtype == torch.int32
     assert slots_T.shape == positions_T.shape == (num_tokens,)
-    triton_kernel = find_triton_kernel("rotate_store", heads_TAD)
-    if triton_kernel is not None:
-        return triton_kernel(heads_TAD, cache, tables, positions_T, slots_T, norms)
-    kernel = find_cache_kernel("store_kv", heads_TAD, cache)
-    if kernel is None:
-        return rotate_store_reference(heads_TAD, cache, tables, positions_T, slots_T, norms)
-    assert heads_TAD.is_contiguous()
     weights = () if norms is None else (norms.query_weight, norms.key_weight)
     assert all(weight.shape == (head_dim,) and weight.dtype == heads_TAD.dtype for weight in weights)
-    kernel(
-        heads_TAD.data_ptr(),
-        None if tables is None else tables[0].data_ptr(),
-        None if tables is None else tables[1].data_ptr(),
-        positions_T.data_ptr(),
-        slots_T.data_ptr(),
-        *cache.addresses,
-        None if norms is None else norms.query_weight.data_ptr(),
-        None if norms is None else norms.key_weight.data_ptr(),
-        num_tokens,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        0.0 if norms is None else norms.eps,
-    )
-    return heads_TAD[:, :num_heads]
+    arguments = heads_TAD, cache, tables, positions_T, slots_T, norms
+    return call("rotate_store", heads_TAD, rotate_store_reference, *arguments)
 
 
 def rotate_store_reference(

@@ -6,8 +6,7 @@ Shape legend: S rows, V vocabulary.
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import find_kernel
-from kernels.gpu.triton_kernels import find_triton_kernel
+from kernels.dispatch import call
 from kernels.operations.noise import exponential_noise
 
 NO_TOKEN = -1
@@ -19,15 +18,7 @@ def greedy(logits_SV: Tensor) -> Tensor:
     Tokens are int64, and int32 from the Triton kernel.
     """
     assert logits_SV.dim() == 2
-    triton_kernel = find_triton_kernel("greedy", logits_SV)
-    if triton_kernel is not None:
-        return triton_kernel(logits_SV)
-    kernel = find_kernel("greedy", logits_SV)
-    if kernel is None or not logits_SV.is_contiguous():
-        return greedy_reference(logits_SV)
-    tokens_S = torch.empty(logits_SV.shape[0], dtype=torch.int64)
-    kernel(logits_SV.data_ptr(), tokens_S.data_ptr(), *logits_SV.shape)
-    return tokens_S
+    return call("greedy", logits_SV, greedy_reference, logits_SV)
 
 
 def greedy_reference(logits_SV: Tensor) -> Tensor:
@@ -47,16 +38,7 @@ def sample(scores_SV: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
     assert scores_SV.dtype == torch.float32
     assert seeds_S.dtype == positions_S.dtype == torch.int64
     assert len(scores_SV) == len(seeds_S) == len(positions_S)
-    triton_kernel = find_triton_kernel("sample", scores_SV)
-    if triton_kernel is not None:
-        return triton_kernel(scores_SV, seeds_S, positions_S)
-    kernel = find_kernel("sample", scores_SV)
-    if kernel is None:
-        return sample_reference(scores_SV, seeds_S, positions_S)
-    scores_SV, seeds_S, positions_S = scores_SV.contiguous(), seeds_S.contiguous(), positions_S.contiguous()
-    tokens_S = torch.empty(scores_SV.shape[0], dtype=torch.int64)
-    kernel(scores_SV.data_ptr(), seeds_S.data_ptr(), positions_S.data_ptr(), tokens_S.data_ptr(), *scores_SV.shape)
-    return tokens_S
+    return call("sample", scores_SV, sample_reference, scores_SV, seeds_S, positions_S)
 
 
 def sample_reference(scores_SV: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
@@ -75,16 +57,7 @@ def draw(logits_SV: Tensor, temperatures_S: Tensor, seeds_S: Tensor, positions_S
     assert temperatures_S.dtype == torch.float32
     assert seeds_S.dtype == positions_S.dtype == torch.int64
     assert len(logits_SV) == len(temperatures_S) == len(seeds_S) == len(positions_S)
-    triton_kernel = find_triton_kernel("draw", logits_SV)
-    if triton_kernel is not None:
-        return triton_kernel(logits_SV, temperatures_S, seeds_S, positions_S)
-    kernel = find_kernel("draw", logits_SV)
-    if kernel is None or not logits_SV.is_contiguous():
-        return draw_reference(logits_SV, temperatures_S, seeds_S, positions_S)
-    columns = temperatures_S.contiguous(), seeds_S.contiguous(), positions_S.contiguous()
-    tokens_S = torch.empty(logits_SV.shape[0], dtype=torch.int64)
-    kernel(logits_SV.data_ptr(), *(column.data_ptr() for column in columns), tokens_S.data_ptr(), *logits_SV.shape)
-    return tokens_S
+    return call("draw", logits_SV, draw_reference, logits_SV, temperatures_S, seeds_S, positions_S)
 
 
 def draw_reference(logits_SV: Tensor, temperatures_S: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:

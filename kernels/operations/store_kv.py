@@ -6,7 +6,7 @@ Shape legend: T tokens, G key/value heads, D head dimension.
 import torch
 from torch import Tensor
 
-from kernels.operations.paged_kv import PagedKV
+from kernels.arguments.paged_kv import PagedKV
 from kernels.operations.quantized_kv import quantize_heads
 
 

@@ -6,7 +6,7 @@ Shape legend: T tokens of the step, D decode rows, S rows that the step before s
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_form
+from kernels.dispatch import call
 
 
 def take_tokens(token_ids_T: Tensor, sources_D: Tensor, sampled_S: Tensor) -> None:
@@ -22,7 +22,7 @@ def take_tokens(token_ids_T: Tensor, sources_D: Tensor, sampled_S: Tensor) -> No
     assert token_ids_T.is_contiguous()
     assert sources_D.is_contiguous()
     assert sampled_S.is_contiguous()
-    find_form("take_tokens", token_ids_T, take_tokens_reference)(token_ids_T, sources_D, sampled_S)
+    call("take_tokens", token_ids_T, take_tokens_reference, token_ids_T, sources_D, sampled_S)
 
 
 def take_tokens_reference(token_ids_T: Tensor, sources_D: Tensor, sampled_S: Tensor) -> None:

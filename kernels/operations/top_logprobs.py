@@ -6,7 +6,7 @@ Shape legend: N rows, V vocabulary, K likeliest tokens, B blocks of a vocabulary
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_form
+from kernels.dispatch import call
 
 BLOCK_TOKENS = 64
 
@@ -20,7 +20,7 @@ def top_logprobs(logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor
     assert logits_NV.dim() == 2
     assert len(logits_NV) == len(ids_N)
     assert 0 <= num_top <= logits_NV.shape[1]
-    return find_form("top_logprobs", logits_NV, top_logprobs_reference)(logits_NV, ids_N, num_top)
+    return call("top_logprobs", logits_NV, top_logprobs_reference, logits_NV, ids_N, num_top)
 
 
 def top_logprobs_reference(logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,6 +20,9 @@ BLOCK_KEYS = 64
 """Keys that a program reads at a time; items are whole blocks but for a run's end."""
 
 MIN_ITEM_BLOCKS = 2
+UNCOMPILED = 4
+"""Programs that work is planned for if no kernel is compiled."""
+
 LANES = 16
 """The rows of a program's products, each one query head of one entry: the fewest that tensor cores take.
 
@@ -63,7 +66,7 @@ class DecodeLayout:
     num_heads: int
     num_kv_heads: int
     num_programs: int
-    """`paged_decode.count_programs`: a long run is cut until about as many programs have an item."""
+    """`dispatch.count_programs`: a long run is cut until about as many programs have an item."""
     shares_prefixes: bool
     """Rows that share pages read them once."""
     merges_in_kernel: bool = False

@@ -5,15 +5,9 @@ Shape legend: C rows, N tiles.
 
 import numpy as np
 
-from kernels.gpu.launch_table import find_launch
 from kernels.plans.shared_runs import ranges
 
 TILE_WORDS = 4
-
-
-def count_tile_tokens(queries_a_head: int, head_dim: int, itemsize: int) -> int:
-    """Returns the new tokens of a tile: each has one of the kernel's rows for each query head of a key/value head."""
-    return find_launch("paged_prefill", queries_a_head, head_dim, itemsize)["BLOCK_M"] // queries_a_head
 
 
 def max_prefill_tiles(max_tokens: int, max_rows: int, tile_tokens: int) -> int:

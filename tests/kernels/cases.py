@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.operations.paged_kv import PagedKV
-from kernels.operations.quantized_kv import SCALE_DTYPE, gather_heads, quantize_heads
+from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
+from kernels.operations.quantized_kv import gather_heads, quantize_heads
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

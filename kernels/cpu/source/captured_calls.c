@@ -4,6 +4,7 @@
 #define P(index) arguments[index].pointer
 #define I(index) arguments[index].integer
 #define F(index) arguments[index].number
+#define ATTENTION (const attention_arguments *)(const void *)arguments
 #define VOID(call) (call, 0)
 #define STATUS(call) call
 #define CAPTURED(returns, name, ...) \
@@ -16,6 +17,7 @@
 #undef P
 #undef I
 #undef F
+#undef ATTENTION
 #undef VOID
 #undef STATUS
 #undef CAPTURED

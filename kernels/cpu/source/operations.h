@@ -5,7 +5,7 @@
 #include "silu_mul.c"
 #include "gelu.c"
 #include "paged_kv.h"
-#include "store_kv.c"
+#include "rotate_store.c"
 #include "decode_splits.h"
 #include "paged_decode.c"
 #include "tiles.h"

@@ -33,14 +33,8 @@ INLINE float take_block(float *scores, int num_keys, float *highest, float *tota
 }
 #endif
 
-typedef struct {
-  const void *keys, *values;                 /* [slots, num_heads, head_dim]: elements, or codes of int8 */
-  const uint16_t *key_scales, *value_scales; /* bfloat16 [slots, num_heads]; null where there are no codes */
-  int64_t num_heads, head_dim, page_size;
-} NAME(paged_kv);
-
 /* Sets `offsets` to where K and V of head `head` of a row's tokens begin, in elements. */
-INLINE void NAME(find_tokens)(const NAME(paged_kv) *cache, const int32_t *pages, int64_t head, int64_t first,
+INLINE void NAME(find_tokens)(const attention_arguments *cache, const int32_t *pages, int64_t head, int64_t first,
                               int num_tokens, int64_t *offsets) {
   int64_t page_index = first / cache->page_size, offset = first % cache->page_size;
   for (int i = 0; i < num_tokens; i++) {

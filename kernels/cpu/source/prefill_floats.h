@@ -83,7 +83,7 @@ INLINE void NAME(widen_codes)(const int8_t *codes, const uint16_t *scales, int64
 }
 
 /* keys and values: [BLOCK, padded_dim]; 0 beyond `num_keys` and beyond head_dim. */
-INLINE void NAME(pack_block)(const NAME(paged_kv) *cache, int num_keys, int padded_dim, const int is_codes,
+INLINE void NAME(pack_block)(const attention_arguments *cache, int num_keys, int padded_dim, const int is_codes,
                              NAME(prefill_scratch) *s) {
   const int head_dim = (int)cache->head_dim;
   if (num_keys < BLOCK || padded_dim != head_dim) {

@@ -92,11 +92,11 @@ def test_they_are_built_once_and_kept(own_cache: Path, monkeypatch: pytest.Monke
     (library,) = own_cache.iterdir()
     assert load() == (isa, [])
     assert list(own_cache.iterdir()) == [library]
-    assert find_kernel("gelu", FLOATS) is not None
-    assert find_kernel("gelu", BYTES) is None
+    assert find_kernel("gelu", FLOATS.dtype) is not None
+    assert find_kernel("gelu", BYTES.dtype) is None
     monkeypatch.setenv(ISA_VARIABLE, "none")
     assert load() == (None, [])
-    assert find_kernel("gelu", FLOATS) is None
+    assert find_kernel("gelu", FLOATS.dtype) is None
 
 
 def test_the_name_depends_on_compiler_and_flags(compiler: list[str]) -> None:
@@ -158,7 +158,7 @@ def test_without_a_compiler_torch_serves_and_a_warning_says_so(
         assert load() == (None, [])
     assert "there is no C compiler" in caplog.text
     assert "several times as long" in caplog.text
-    assert find_kernel("gelu", FLOATS) is None
+    assert find_kernel("gelu", FLOATS.dtype) is None
 
 
 def test_a_compiler_that_fails_leaves_nothing_behind(
@@ -196,7 +196,7 @@ def test_where_nothing_can_be_kept_they_are_built_for_this_start(
     assert isa in build_module.built_isas()
     assert reports == ["building the C kernels"]
     assert "cannot be written" in caplog.text
-    kernel = find_kernel("gelu", FLOATS)
+    kernel = find_kernel("gelu", FLOATS.dtype)
     assert kernel is not None
     x, out = torch.ones(1, 3), torch.zeros(1, 3)
     kernel(x.data_ptr(), out.data_ptr(), 1, 3)

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kernels.dispatch import count_programs
 from kernels.gpu import launch_table
 from kernels.gpu.launch_table import HOPPER, RULES, TUNED, find_launch, launch_on
-from kernels.operations.paged_decode import count_programs
 from kernels.plans.decode_work import DecodeShape
 
 KERNELS = Path(launch_table.__file__).parent

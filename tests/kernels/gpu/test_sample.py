@@ -176,7 +176,7 @@ def c_sample(device: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         triton_kernel = triton_kernels._loaded.pop("sample")
         use_library(path, "portable")
         try:
-            assert find_kernel("sample", scores.cpu()) is not None
+            assert find_kernel("sample", scores.dtype) is not None
             return sample(scores.cpu(), seeds.cpu(), positions.cpu())
         finally:
             unload_kernels()

@@ -5,10 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.arguments.codes import Bits, Codes
 from kernels.operations.quantized_linear import (
     STEPS,
-    Bits,
-    Codes,
     dequantize,
     quantize,
     quantize_reference,

@@ -2,9 +2,9 @@
 
 import torch
 
+from kernels.arguments.paged_kv import MAX_CODES
 from kernels.gpu.launch_table import HOPPER, launch_on
 from kernels.gpu.rotate_store import rotate_store_kernel
-from kernels.operations.quantized_kv import MAX_CODES
 from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32, with_codes
 from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES
 

@@ -10,7 +10,7 @@ typedef struct {
   const element *query_weight, *key_weight;
   int64_t num_heads, num_kv_heads, head_dim;
   float eps;
-} NAME(store_kv_call);
+} NAME(rotate_store_call);
 
 INLINE void NAME(norm_heads)(element *heads, const element *weight, int64_t num_heads, int64_t head_dim, float eps) {
   const NAME(rms_norm_call) call = {heads, 0, weight, heads, head_dim, eps};
@@ -86,7 +86,7 @@ INLINE uint16_t NAME(quantize_head)(const element *in, int8_t *codes, int64_t he
   return scale;
 }
 
-INLINE void NAME(store_codes)(const NAME(store_kv_call) *call, const element *key, const element *value, int64_t slot) {
+INLINE void NAME(store_codes)(const NAME(rotate_store_call) *call, const element *key, const element *value, int64_t slot) {
   for (int64_t head = 0; head < call->num_kv_heads; head++, key += call->head_dim, value += call->head_dim) {
     const int64_t place = slot * call->num_kv_heads + head, at = place * call->head_dim;
     call->key_scales[place] = NAME(quantize_head)(key, (int8_t *)call->keys + at, call->head_dim);
@@ -107,8 +107,8 @@ INLINE void NAME(turn_heads)(element *in, element *out, const element *weight, i
   }
 }
 
-static void NAME(store_kv_token)(const void *data, int64_t token) {
-  const NAME(store_kv_call) *call = data;
+static void NAME(rotate_store_token)(const void *data, int64_t token) {
+  const NAME(rotate_store_call) *call = data;
   const int64_t head_dim = call->head_dim, kv_size = call->num_kv_heads * head_dim;
   const int64_t slot = call->slots[token], query_size = call->num_heads * head_dim;
   element *query = call->heads + token * (query_size + 2 * kv_size), *key = query + query_size;
@@ -126,12 +126,12 @@ static void NAME(store_kv_token)(const void *data, int64_t token) {
 /* heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key and value heads. cosines and sines: [positions,
    head_dim / 2], or null for no rotation. keys, values: [slots, num_kv_heads, head_dim], of codes where there are scales:
    [slots, num_kv_heads]. query_weight, key_weight: [head_dim], or null for no norms. */
-PUBLIC void NAME(store_kv)(element *heads, const float *cosines, const float *sines, const int32_t *positions,
+PUBLIC void NAME(rotate_store)(element *heads, const float *cosines, const float *sines, const int32_t *positions,
                            const int64_t *slots, void *keys, void *values, uint16_t *key_scales,
                            uint16_t *value_scales, const element *query_weight, const element *key_weight,
                            int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float eps) {
-  NAME(store_kv_call)
+  NAME(rotate_store_call)
   call = {heads, cosines, sines, positions, slots, keys, values, key_scales, value_scales, query_weight, key_weight,
           num_heads, num_kv_heads, head_dim, eps};
-  run_items(num_tokens, num_tokens * (num_heads + 2 * num_kv_heads) * head_dim, NAME(store_kv_token), &call);
+  run_items(num_tokens, num_tokens * (num_heads + 2 * num_kv_heads) * head_dim, NAME(rotate_store_token), &call);
 }
