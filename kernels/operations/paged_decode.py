@@ -43,8 +43,8 @@ def paged_decode(
     assert num_heads % cache.num_heads == 0
     assert page_tables_RP.shape[0] == num_keys_R.shape[0] == num_rows
     assert page_tables_RP.dtype == num_keys_R.dtype == torch.int32
-    arguments = query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD, work
-    call("paged_decode", query_RHD, paged_decode_reference, *arguments)
+    arguments = query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD
+    call("paged_decode", query_RHD, paged_decode_reference, *arguments, *([] if work is None else [work]))
 
 
 def paged_decode_reference(

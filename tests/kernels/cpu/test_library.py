@@ -1,5 +1,7 @@
+import ctypes
 import logging
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -13,7 +15,9 @@ import torch
 
 from kernels.cpu import build as build_module
 from kernels.cpu import library as library_module
+from kernels.cpu.attention_arguments import AttentionArguments
 from kernels.cpu.build import (
+    SOURCE,
     BuildError,
     build,
     build_kept,
@@ -234,6 +238,21 @@ def test_every_listed_kernel_is_there_and_those_of_forward_passes_can_be_capture
     eager = {"quantize", "sum_magnitudes", "greedy", "pack_linear", *float32_alone}
     assert {name for (name, _), kernel in loaded.items() if kernel.captured_address is None} <= eager
     assert not any(kernel.captured_address for (name, _), kernel in loaded.items() if name in eager)
+
+
+def test_the_arguments_of_attention_are_those_of_the_c_kernels() -> None:
+    """Name by name, in the same order, and each one word."""
+    header = (SOURCE / "attention_arguments.h").read_text(encoding="ascii")
+    struct = header.partition("typedef struct {")[2].partition("} attention_arguments;")[0]
+    without_comments = re.sub(r"/\*.*?\*/", "", struct, flags=re.DOTALL)
+    kinds = {"int64_t": ctypes.c_int64, "double": ctypes.c_double}
+    declared = [
+        (name.strip(" *"), ctypes.c_void_p if "*" in name else kinds[kind])
+        for kind, names in re.findall(r"(?:const )?(\w+) ([^;]+);", without_comments)
+        for name in names.split(",")
+    ]
+    assert declared == list(AttentionArguments._fields_)
+    assert ctypes.sizeof(AttentionArguments) == 8 * len(declared)
 
 
 def test_what_another_user_owns_is_not_loaded(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
