@@ -16,10 +16,6 @@ def rope(query_THD: Tensor, key_TGD: Tensor, cos_MX: Tensor, sin_MX: Tensor, pos
     assert cos_MX.shape[1] == half
     assert cos_MX.dtype == sin_MX.dtype == torch.float32
     assert len(query_THD) == len(key_TGD) == len(positions_T)
-    rope_reference(query_THD, key_TGD, cos_MX, sin_MX, positions_T)
-
-
-def rope_reference(query_THD: Tensor, key_TGD: Tensor, cos_MX: Tensor, sin_MX: Tensor, positions_T: Tensor) -> None:
     cos_T1X = cos_MX.index_select(0, positions_T)[:, None]
     sin_T1X = sin_MX.index_select(0, positions_T)[:, None]
     for heads in (query_THD, key_TGD):

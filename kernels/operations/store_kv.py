@@ -16,10 +16,6 @@ def store_kv(key_TGD: Tensor, value_TGD: Tensor, cache: PagedKV, slots_T: Tensor
     assert key_TGD.shape == value_TGD.shape == (len(slots_T), cache.num_heads, cache.head_dim)
     assert key_TGD.dtype == value_TGD.dtype
     assert cache.holds(key_TGD.dtype)
-    store_kv_reference(key_TGD, value_TGD, cache, slots_T)
-
-
-def store_kv_reference(key_TGD: Tensor, value_TGD: Tensor, cache: PagedKV, slots_T: Tensor) -> None:
     is_kept_T = slots_T >= 0
     if not bool(is_kept_T.all()):
         key_TGD, value_TGD, slots_T = key_TGD[is_kept_T], value_TGD[is_kept_T], slots_T[is_kept_T]

@@ -17,21 +17,7 @@ INLINE void linear_sums(const linear_call *call, int64_t row, int64_t block, int
   const int stride = (int)(call->inputs * 2);
   const char *weight = (const char *)call->weight + block * call->inputs * 64 + input * 64;
   const element *first = call->x + row * call->inputs, *second = first + 16 * call->inputs;
-  if (input == 0) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if (has_second) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-  } else {
-    _tile_loadd(0, sums, 4 * LINEAR_BLOCK);
-    _tile_loadd(1, sums + 16, 4 * LINEAR_BLOCK);
-    if (has_second) {
-      _tile_loadd(2, sums + 16 * LINEAR_BLOCK, 4 * LINEAR_BLOCK);
-      _tile_loadd(3, sums + 16 * LINEAR_BLOCK + 16, 4 * LINEAR_BLOCK);
-    }
-  }
+  load_sums(sums, 64, 64 * LINEAR_BLOCK, 4 * LINEAR_BLOCK, input == 0, has_second);
   for (; input < end; input += 32, weight += LINEAR_TILE_STEP) {
     if (is_streamed)
       for (int line = 0; line < LINEAR_TILE_STEP; line += 64)
@@ -47,12 +33,7 @@ INLINE void linear_sums(const linear_call *call, int64_t row, int64_t block, int
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, sums, 4 * LINEAR_BLOCK);
-  _tile_stored(1, sums + 16, 4 * LINEAR_BLOCK);
-  if (has_second) {
-    _tile_stored(2, sums + 16 * LINEAR_BLOCK, 4 * LINEAR_BLOCK);
-    _tile_stored(3, sums + 16 * LINEAR_BLOCK + 16, 4 * LINEAR_BLOCK);
-  }
+  store_sums(sums, 64, 64 * LINEAR_BLOCK, 4 * LINEAR_BLOCK, has_second);
 }
 
 /* An item is some blocks of 32 outputs of a group of rows, which stay in a core's cache from block to block. */

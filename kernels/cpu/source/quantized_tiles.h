@@ -10,21 +10,7 @@ enum { QUANT_CHUNK = 8 };
 INLINE void quant_tile_sums(const int8_t *codes, int64_t width, const uint8_t *weight, int64_t group, int64_t end,
                             int32_t *sums, const int has_second) {
   const int8_t *second = codes + 16 * width;
-  if (group == 0) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if (has_second) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-  } else {
-    _tile_loadd(0, sums, 4 * QUANT_BLOCK);
-    _tile_loadd(1, sums + 16, 4 * QUANT_BLOCK);
-    if (has_second) {
-      _tile_loadd(2, sums + 16 * QUANT_BLOCK, 4 * QUANT_BLOCK);
-      _tile_loadd(3, sums + 16 * QUANT_BLOCK + 16, 4 * QUANT_BLOCK);
-    }
-  }
+  load_sums(sums, 64, 64 * QUANT_BLOCK, 4 * QUANT_BLOCK, group == 0, has_second);
   for (; group < end; group++) {
     const uint8_t *mine = weight + group * quant_group_bytes(8);
     _tile_loadd(4, codes + group * quant_group(8), width);
@@ -38,12 +24,7 @@ INLINE void quant_tile_sums(const int8_t *codes, int64_t width, const uint8_t *w
       _tile_dpbsud(3, 5, 7);
     }
   }
-  _tile_stored(0, sums, 4 * QUANT_BLOCK);
-  _tile_stored(1, sums + 16, 4 * QUANT_BLOCK);
-  if (has_second) {
-    _tile_stored(2, sums + 16 * QUANT_BLOCK, 4 * QUANT_BLOCK);
-    _tile_stored(3, sums + 16 * QUANT_BLOCK + 16, 4 * QUANT_BLOCK);
-  }
+  store_sums(sums, 64, 64 * QUANT_BLOCK, 4 * QUANT_BLOCK, has_second);
 }
 
 /* Sets `sums` [rows, 32] to a block's products with so many rows; `codes`: [rows, width], `weight`: the block's codes. */

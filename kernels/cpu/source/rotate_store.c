@@ -13,7 +13,7 @@ typedef struct {
 } NAME(rotate_store_call);
 
 INLINE void NAME(norm_heads)(element *heads, const element *weight, int64_t num_heads, int64_t head_dim, float eps) {
-  const NAME(rms_norm_call) call = {heads, 0, weight, heads, head_dim, eps};
+  const NAME(norm_call) call = {heads, 0, weight, 0, heads, head_dim, eps};
   for (int64_t head = 0; head < num_heads; head++) NAME(rms_norm_token)(&call, head);
 }
 
@@ -25,7 +25,7 @@ INLINE __m512 NAME(head_scale)(const element *head, int64_t size, float eps) {
     const __m512 x = load_vector(head + i, lanes_of(size - i));
     squares = _mm512_fmadd_ps(x, x, squares);
   }
-  return NAME(rms_scale)(squares, size, eps);
+  return NAME(norm_scale)(squares, size, eps);
 }
 
 INLINE __m512 NAME(load_normed)(const element *in, const element *weight, __m512 scale, __mmask16 lanes) {

@@ -80,20 +80,8 @@ static void NAME(tile_product)(const packed *a, int a_row, int a_step, const pac
   for (int row = 0; row < rows; row += 32)
     for (int vector = 0; vector < vectors; vector += 2) {
       const int has_second = vector + 1 < vectors;
-      float *first = c + row * QUERY_STRIDE + 16 * vector, *second = first + 16 * QUERY_STRIDE;
-      if (is_more) {
-        _tile_loadd(0, first, stride);
-        _tile_loadd(1, second, stride);
-        if (has_second) {
-          _tile_loadd(2, first + 16, stride);
-          _tile_loadd(3, second + 16, stride);
-        }
-      } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-      }
+      float *sums = c + row * QUERY_STRIDE + 16 * vector;
+      load_sums(sums, 16 * stride, 64, stride, !is_more, has_second);
       for (int k = 0; k < steps; k += 16) {
         const packed_step *mine = b + k * QUERY_STRIDE + 16 * vector;
         _tile_loadd(4, a + row * a_row + 2 * k, a_bytes);
@@ -107,12 +95,7 @@ static void NAME(tile_product)(const packed *a, int a_row, int a_step, const pac
           _tile_dpbf16ps(3, 5, 7);
         }
       }
-      _tile_stored(0, first, stride);
-      _tile_stored(1, second, stride);
-      if (has_second) {
-        _tile_stored(2, first + 16, stride);
-        _tile_stored(3, second + 16, stride);
-      }
+      store_sums(sums, 16 * stride, 64, stride, has_second);
     }
 }
 #else

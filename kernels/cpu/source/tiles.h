@@ -19,6 +19,34 @@ static void use_tiles(tile_settings *before) {
   _tile_loadconfig(&mine);
 }
 
+/* Sets tiles 0 to 3 to 2 by 2 sums that lie in memory at `sums`, or to 0. `next` and `second` are the bytes from tile 0 to
+   tile 1 and to tile 2; only with `has_second` are there tiles 2 and 3. */
+INLINE void load_sums(const void *sums, int64_t next, int64_t second, int stride, const int is_zero, const int has_second) {
+  const char *at = sums;
+  if (is_zero) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (!has_second) return;
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, at, stride);
+    _tile_loadd(1, at + next, stride);
+    if (!has_second) return;
+    _tile_loadd(2, at + second, stride);
+    _tile_loadd(3, at + second + next, stride);
+  }
+}
+
+INLINE void store_sums(void *sums, int64_t next, int64_t second, int stride, const int has_second) {
+  char *at = sums;
+  _tile_stored(0, at, stride);
+  _tile_stored(1, at + next, stride);
+  if (!has_second) return;
+  _tile_stored(2, at + second, stride);
+  _tile_stored(3, at + second + next, stride);
+}
+
 static void leave_tiles(const tile_settings *before) { _tile_loadconfig(before); }
 
 /* Tiles 0 to 3 are 2 by 2 sums, 4 and 5 the rows, 6 and 7 the weight. `rows` is at most 32. */

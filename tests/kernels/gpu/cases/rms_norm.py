@@ -1,16 +1,17 @@
 """The specializations of `rms_norm` that are compiled in tests."""
 
 from kernels.gpu.launch_table import HOPPER, launch_on
-from kernels.gpu.rms_norm import rms_norm_kernel
+from kernels.gpu.norms import norm_kernel
 from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32
 from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES
 
 _CASES = tuple(
     CompileCase(
         label=f"{model}, {'with' if has_update else 'without'} update",
-        kernel=rms_norm_kernel,
-        signature=dict.fromkeys(("x_ptr", "update_ptr", "weight_ptr", "out_ptr"), "*bf16:16") | {"eps": "fp32"},
-        constants={"SIZE": shape.embedding_size, "HAS_UPDATE": has_update},
+        kernel=norm_kernel,
+        signature=dict.fromkeys(("x_ptr", "update_ptr", "weight_ptr", "bias_ptr", "out_ptr"), "*bf16:16")
+        | {"eps": "fp32"},
+        constants={"SIZE": shape.embedding_size, "HAS_UPDATE": has_update, "IS_CENTERED": False},
         launch=launch_on(HOPPER, "rms_norm", shape.embedding_size),
         max_registers=64,
     )
