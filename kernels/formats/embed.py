@@ -3,7 +3,7 @@
 Shape legend: T tokens, E embedding size, V vocabulary, M positions.
 
 The table of tokens may have any format: a model with a tied head stores it once, in the head's format. The C kernel
-reads plain and packed tables.
+reads plain and packed tables; other tables are looked up by the weight itself.
 """
 
 import torch
@@ -16,7 +16,7 @@ from kernels.formats.plain import PLAIN
 from kernels.formats.weight_format import Weight
 
 LAYOUTS = {PLAIN.name: False, PACKED.name: True}
-"""The formats that the C kernel reads, and whether each is packed."""
+"""The formats that the C kernel reads, and whether each of them is packed."""
 
 
 def embed(
@@ -26,9 +26,9 @@ def embed(
     position_table_ME: Tensor | None,
     out_TE: Tensor | None = None,
 ) -> Tensor:
-    """Returns each token's row of one table plus its position's of the other [T, E], in `out_TE` if it is given.
+    """Returns each token's row of one table plus its position's row of the other [T, E].
 
-    Both indices are int32 and lie within the tables.
+    Both indices are int32 and within the tables. The C kernel writes the result to `out_TE` if it is given.
     """
     assert token_ids_T.dtype == positions_T.dtype == torch.int32
     assert token_ids_T.shape == positions_T.shape

@@ -26,7 +26,7 @@ class StackedLinear:
 def stack_linears(weights: Sequence[Weight], biases: Sequence[Tensor | None], activation: GeluKind | None) -> Linear:
     """Returns the layer of weights with the same inputs, in the order of their outputs.
 
-    Weights of one format belong into one weight, which takes a single kernel: only different formats are stacked.
+    Weights of one format belong in one weight, which takes a single kernel: only different formats are stacked.
     """
     layers = [weight.linear(bias_O, activation) for weight, bias_O in zip(weights, biases, strict=True)]
     if len(layers) == 1:

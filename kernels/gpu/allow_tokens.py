@@ -1,6 +1,6 @@
 """The Triton kernel of `allow_tokens`: allowed logits are read, the rows are filled, and they are written back.
 
-Shape legend: S rows, V vocabulary, A rows concerned, N allowed tokens of all of them.
+Shape legend: S rows, V vocabulary, A restricted rows, N allowed tokens of all of them.
 """
 
 import triton

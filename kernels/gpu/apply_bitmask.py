@@ -1,6 +1,6 @@
 """The Triton kernel of `apply_bitmask`: one program for a block of the vocabulary of a row.
 
-Shape legend: S rows, V vocabulary, A rows concerned, W words of a bitmask.
+Shape legend: S rows, V vocabulary, A restricted rows, W words of a bitmask.
 """
 
 import triton
@@ -19,7 +19,7 @@ def apply_bitmask(logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None
 
 @triton.jit
 def apply_bitmask_kernel(logits_ptr, rows_ptr, bitmask_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """Only logits of tokens that are not allowed are written; none is read."""
+    """Writes the logits of tokens that are not allowed, and reads none."""
     WORDS: tl.constexpr = (VOCAB + 31) // 32
     row = tl.load(rows_ptr + tl.program_id(0))
     tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

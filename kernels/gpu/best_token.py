@@ -1,7 +1,7 @@
-"""What `greedy`, `sample` and `draw` share: the best token of each part of a row, then the best of the parts.
+"""The kernels of `greedy`, `sample` and `draw`: the best token of each part of a row, then the best of the parts.
 
-Shape legend: S rows, V vocabulary, C parts of a row. A part is one block of one program, so that a single row of a
-large vocabulary is read by many multiprocessors; the grid is a function of the shape alone.
+Shape legend: S rows, V vocabulary, C parts of a row. A part is one block of one program, so that many
+multiprocessors read a single row of a large vocabulary; the grid is a function of the shape alone.
 """
 
 import torch
@@ -16,14 +16,14 @@ INF, LARGEST = tl.constexpr(float("inf")), tl.constexpr(3.4e38)
 NONE = tl.constexpr(-1)
 MAX_TRIES, MAX_PIECE = tl.constexpr(8), tl.constexpr(512)
 BEYOND = tl.constexpr(0x7FFFFFFF)
-"""An index behind all tokens: no token of a part is the best one, because none is a number."""
+"""An index beyond all tokens: the part has no best token because all its values are NaN."""
 
 
 def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | None) -> Tensor:
-    """Returns the best token of each row (int32). `draws`: temperatures, seeds and positions of noise to be added.
+    """Returns the best token of each row (int32). `draws`: temperatures, seeds and positions of the noise to add.
 
-    Without temperatures `logits_SV` are scores, among which -inf means "out". With them, or without draws, a row with
-    a logit that is not finite gets -1; a row of temperature 0 is not drawn.
+    Without temperatures, `logits_SV` are scores, -inf for filtered tokens. With temperatures or without draws, a row
+    with a logit that is not finite gets -1. A row of temperature 0 is not drawn.
     """
     num_rows, vocab_size = logits_SV.shape
     assert logits_SV.stride(1) == 1 or vocab_size == 1
@@ -124,7 +124,7 @@ def _draw(
         value = _value(tl.load(row_ptr + token), key, token, temperature, HAS_TEMPERATURE)
         first = tl.where((value > best) | ((value == best) & (token < first)), token, first)
         best = tl.maximum(best, value)
-        # Bounds may be too small by the rounding of scores, which are as large as the sum but for the noise.
+        # Bounds may be too small by the rounding of scores, which are as large as the sum without the noise.
         least = best - 1e-6 * (tl.abs(best) + 64.0)
         bounds = tl.where(tokens == token, -INF, bounds)
         largest = tl.max(bounds, 0)

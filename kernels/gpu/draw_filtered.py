@@ -1,11 +1,11 @@
-"""The Triton kernel of `draw_filtered`: many programs a row read it once, then one draws from what they found.
+"""The Triton kernel of `draw_filtered`: many programs read a row once, then one draws from their candidates.
 
 Shape legend: S rows, N some of them, V vocabulary, C parts of a row, K candidates of a part at most.
 
-The first kernel lists the candidates of each part: its tokens above a floor, which it searches so that they fit. The
-second has those of all parts in its registers. Above the highest floor they are all tokens of the row, so that what
-the filters keep is known where it ends there: mostly. Where it does not, the row is read again, as often as the search
-of `filter_top` takes. Logits take the place of scores up to the draw itself: a temperature does not change their order.
+The first kernel lists the candidates of each part: its tokens above a floor, chosen so that they fit. The second holds
+the candidates of all parts in its registers. Above the highest floor these are all tokens of the row, so the filters'
+result is known if it ends there, as it mostly does. Otherwise the row is read again, as often as the search of
+`filter_top` takes. Logits take the place of scores up to the draw itself: a temperature does not change their order.
 """
 
 import torch
@@ -25,7 +25,7 @@ BEYOND = tl.constexpr(0x7FFFFFFF)
 NONE = tl.constexpr(-1)
 TO_BASE_2 = tl.constexpr(LOG2_E)
 MAX_TRIES = tl.constexpr(24)
-"""Of pivots of a part; they are halves of what is left, so that floats of any size are told apart well enough."""
+"""Pivots per part. Each halves the remaining range, so that floats of any size are told apart well enough."""
 
 
 def draw_filtered(logits_SV: Tensor, rows_N: Tensor, draws: RowDraws) -> Tensor:
@@ -174,7 +174,7 @@ def draw_row_kernel(
         is_known = is_mass_known
         if has_enough:
             threshold = find_lane(x, ones, top_count, -INF, best)
-            # Of the equals of the last one, top-p counts no more than top-k has room for.
+            # Top-p counts no more equals of the last token than top-k has room for.
             mass = tl.sum(tl.where(x > threshold, weights, 0.0), 0)
             num_equal = top_count - tl.sum(tl.where(x > threshold, ones, 0.0), 0)
             mass += num_equal * tl.exp2((threshold - best) * scale)
@@ -207,7 +207,7 @@ def _scale(temperature):
 
 @triton.jit
 def _draw(logits, is_kept, tokens, key, temperature, least_score):
-    """The largest of the scores with noise, and the first token that has it (see `best_token`)."""
+    """Returns the largest of the scores with noise and the first token that has it (see `best_token`)."""
     scores = tl.math.div_rn(logits, temperature)
     values = scores - logarithm(exponential_noise(key, tokens))
     values = tl.where(is_kept & (scores >= least_score), values, -INF)

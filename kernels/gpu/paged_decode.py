@@ -1,10 +1,10 @@
-"""Decode attention in Triton: one program an item of the work list and key/value head.
+"""Decode attention in Triton: one program per item of the work list and key/value head.
 
 Shape legend: R rows, H query heads, G key/value heads, D head dimension, P pages a row (padded); in a program M lanes
 (query heads of the item's entries), N keys.
 
-A row's keys may be split among programs (FlashDecoding): each writes the attention over its keys alone and the
-logarithm of its sum, by which they are merged.
+A row's keys may be split among programs (FlashDecoding): each writes the attention over its own keys and the logarithm
+of its sum, which the merge needs.
 """
 
 from typing import Any
@@ -95,10 +95,10 @@ def constants_of(layout: DecodeLayout) -> dict[str, int]:
 
 
 def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
-    """Returns how many programs of a processor of the current device, which has these properties, get an item.
+    """Returns how many programs per processor of the current device, which has these properties, get an item.
 
-    If the table does not say, as many as it runs side by side: the kernel is compiled, and not launched, as it will be
-    for tensors of this shape.
+    Unless the table sets it, this is the number that run side by side: the kernel is compiled for tensors of this shape
+    but not launched.
     """
     cut = find_launch("decode_work", *shape.launch_shape)
     if cut["programs"]:
@@ -173,7 +173,7 @@ def attend(
     query_M = row_M.to(tl.int64) * query_stride + head_M * HEAD_DIM
     query_MD = tl.load(query + query_M[:, None] + dim_D[None, :], mask=is_used_MD, other=0.0)
 
-    # All entries hold the same pages here.
+    # All entries have the same pages here.
     page_table = page_tables + tl.load(entries).to(tl.int64) * table_stride
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
@@ -182,7 +182,7 @@ def attend(
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
     acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    # Whole blocks of keys without masks, and then what is left.
+    # Whole blocks of keys without masks, then the rest.
     end_whole = end_key - (end_key - first_key) % BLOCK_N
     for REACHES_END in tl.static_range(2):
         for start in range(end_whole if REACHES_END else first_key, end_key if REACHES_END else end_whole, BLOCK_N):
@@ -221,7 +221,7 @@ def attend(
     tl.store(partials + partial_M[:, None] + dim_D[None, :], acc_MD, mask=is_part_M[:, None] & is_dim_D[None, :])
     tl.store(lses + part_head_M, max_M + tl.log2(sum_M), mask=is_part_M)
     if MERGES:
-        # The barrier puts this program's stores before its release; the last to count has acquired those of the others.
+        # The barrier orders this program's stores before its release; the last one to count has acquired the others'.
         tl.debug_barrier()
         entry_row_M = tl.load(entries + lane_M * _ENTRY, mask=lane_M < num_entries, other=0)
         parts = plan + tl.load(plan + _PARTS_PLACE)
@@ -268,7 +268,7 @@ def _merge_row(
     BLOCK_P: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Writes one head of a row that has parts, adding them up in their order: the same bits each time."""
+    """Writes one head of a row that has parts, adding them in order: the result is the same bits each time."""
     parts = plan + tl.load(plan + _PARTS_PLACE)
     first_part = tl.load(parts + row)
     end_part = tl.load(parts + row + 1)
@@ -282,7 +282,7 @@ def _merge_row(
             part_P = start + tl.arange(0, BLOCK_P)
             is_part_P = part_P < end_part
             part_head_P = part_P.to(tl.int64) * NUM_HEADS + head
-            # Not from the first-level cache, which other processors' stores do not reach.
+            # Bypasses the L1 cache, which other processors' stores do not reach.
             lse_P = tl.load(lses + part_head_P, mask=is_part_P, other=float("-inf"), cache_modifier=".cg")
             partial_PD = tl.load(
                 partials + part_head_P[:, None] * HEAD_DIM + dim_D[None, :],

@@ -1,7 +1,7 @@
-"""Prefill attention in Triton: one program a tile of a row's new tokens and key/value head.
+"""Prefill attention in Triton: one program per tile of a row's new tokens and key/value head.
 
 Shape legend: T tokens of all rows, H query heads, D head dimension; in a program N keys, M rows of products: the query
-heads of the key/value head, of one token after another.
+heads of the key/value head, token by token.
 """
 
 import triton

@@ -1,6 +1,6 @@
 """The Triton kernel of `take_tokens`: the first node of a step's graph.
 
-Shape legend: T tokens of the step, D decode rows, S rows that the step before sampled.
+Shape legend: T tokens of the step, D decode rows, S rows that the previous step sampled.
 """
 
 import triton

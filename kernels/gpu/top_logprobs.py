@@ -13,11 +13,11 @@ from torch import Tensor
 from kernels.gpu.launch_table import find_launch
 
 MAX_TOP = 64
-"""More maxima would take longer than a sort."""
+"""More maxima take longer than a sort."""
 USUAL_TOP = 20
-"""The most that the API gives: fewer are held as so many, so that no other count is compiled for in mid-service."""
+"""The API's maximum: smaller counts are padded to it, so that none is compiled while serving."""
 LAST_ID = tl.constexpr(0x7FFFFFFF)
-"""All bits: what a token is combined with, so that the smaller one gives the larger key."""
+"""All bits: a token is combined with it so that the smaller token gives the larger key."""
 NO_KEY = tl.constexpr(-(1 << 63))
 BEYOND_KEYS = tl.constexpr((1 << 63) - 1)
 

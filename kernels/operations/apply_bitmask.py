@@ -1,6 +1,6 @@
-"""Leaves some rows only the tokens whose bit is set: what a grammar allows next.
+"""Restricts some rows to the tokens whose bit is set: those that a grammar allows next.
 
-Shape legend: S rows, V vocabulary, A rows concerned, W words of a bitmask, 32 tokens each.
+Shape legend: S rows, V vocabulary, A restricted rows, W words of a bitmask, 32 tokens each.
 """
 
 import torch
@@ -10,9 +10,9 @@ from kernels.dispatch import call
 
 
 def apply_bitmask(logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None:
-    """In the rows `rows_A` (int64, each once) the logits of all tokens whose bit is 0 become -inf, in place.
+    """Sets the logits of all tokens whose bit is 0 to -inf in the rows `rows_A` (int64, each once), in place.
 
-    Bit b of the int32 word w is that of token 32 * w + b. Logits are float32.
+    Bit b of the int32 word w belongs to token 32 * w + b. Logits are float32.
     """
     assert logits_SV.dtype == torch.float32
     assert rows_A.dtype == torch.int64

@@ -1,4 +1,4 @@
-"""Draws a token of each of some rows from what top-k, top-p and min-p leave of their logits.
+"""Draws a token for each of some rows from the logits that top-k, top-p and min-p keep.
 
 Shape legend: S rows, N some of them, V vocabulary.
 """
@@ -13,9 +13,9 @@ from kernels.operations.sample import NO_TOKEN, greedy, sample
 
 
 def draw_filtered(logits_SV: Tensor, rows_N: Tensor, draws: RowDraws) -> Tensor:
-    """Returns a token (int32) of each row in `rows_N` (int64), -1 where one of its logits is not finite.
+    """Returns a token (int32) for each row in `rows_N` (int64), -1 if one of its logits is not finite.
 
-    It is drawn with probability softmax(logits / temperature) from the tokens that the filters leave.
+    It is drawn with probability softmax(logits / temperature) from the tokens that the filters keep.
     """
     assert logits_SV.dim() == 2
     assert rows_N.dtype == torch.int64
@@ -24,7 +24,7 @@ def draw_filtered(logits_SV: Tensor, rows_N: Tensor, draws: RowDraws) -> Tensor:
 
 
 def draw_filtered_reference(logits_SV: Tensor, rows_N: Tensor, draws: RowDraws) -> Tensor:
-    """Copies the rows, and reads the copies once for each operation."""
+    """Copies the rows and reads the copies once per operation."""
     logits_NV = logits_SV.index_select(0, rows_N)
     is_possible_N = greedy(logits_NV) != NO_TOKEN
     scores_NV = logits_NV.float().div_(draws.temperatures[:, None])

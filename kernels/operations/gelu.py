@@ -14,7 +14,7 @@ GeluKind = Literal["tanh", "exact"]
 
 
 def gelu(x_TF: Tensor, kind: GeluKind) -> Tensor:
-    """Returns gelu(x): by the normal distribution's own function (`exact`) or by its `tanh` approximation."""
+    """Returns gelu(x): with the normal distribution's own function (`exact`) or its `tanh` approximation."""
     assert kind in ("tanh", "exact")
     return call("gelu", x_TF, gelu_reference, x_TF.contiguous(), kind)
 

@@ -19,8 +19,8 @@ def layer_norm(
 ) -> Tensor:
     """Returns (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, computed in float32.
 
-    With `update_TE`, `x_TE` is the residual stream and has it added in place first. The result may be put into
-    `out_TE`, which is like `x_TE`, and is a new tensor otherwise.
+    With `update_TE`, `x_TE` is the residual stream and has it added in place first. The result may be
+    written to `out_TE`, which is like `x_TE`; otherwise it is a new tensor.
     """
     assert x_TE.shape[-1:] == weight_E.shape == bias_E.shape
     assert x_TE.dtype == weight_E.dtype == bias_E.dtype

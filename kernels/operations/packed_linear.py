@@ -1,7 +1,7 @@
-"""A linear layer whose weight lies as the processor reads it.
+"""A linear layer whose weight is stored in the order in which the processor reads it.
 
-Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, S inputs that lie together: 2 of bfloat16, 1
-of float32.
+Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, S inputs that are stored together: 2 in bfloat16, 1
+in float32.
 """
 
 from typing import Literal
@@ -15,14 +15,11 @@ from kernels.cpu.library import loaded_isa
 from kernels.dispatch import call, find_implementation
 
 STEP, BLOCK = 32, 32
-"""The number of inputs is a multiple of STEP; BLOCK outputs lie together."""
+"""The number of inputs is a multiple of STEP; BLOCK outputs are stored together."""
 
 
 def has_packed_kernel(weight_OI: Tensor) -> bool:
-    """Whether there is a C kernel for such a weight: where there is none, packing it gains nothing.
-
-    For float32 there is one where torch has no wider vectors than it.
-    """
+    """True if packing this weight pays: a C kernel takes it, and in float32 torch has no wider vectors than that."""
     if weight_OI.shape[1] % STEP or find_implementation("packed_linear", weight_OI) is None:
         return False
     is_narrow = loaded_isa() == "avx2" and torch.backends.cpu.get_cpu_capability() != "AVX2"
@@ -30,7 +27,7 @@ def has_packed_kernel(weight_OI: Tensor) -> bool:
 
 
 def pack(weight_OI: Tensor) -> Tensor:
-    """Returns a copy, [K, I / S, 32, S], in huge pages: zeros fill the last block."""
+    """Returns a copy, [K, I / S, 32, S], in huge pages; the last block is padded with zeros."""
     num_outputs, num_inputs = weight_OI.shape
     packed = allocate_packed(num_outputs, num_inputs, weight_OI.dtype)
     pack_rows(packed, 0, weight_OI)
@@ -38,10 +35,10 @@ def pack(weight_OI: Tensor) -> Tensor:
 
 
 def allocate_packed(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
-    """Returns what `pack` would, but outputs hold anything until `pack_rows` has set them.
+    """Returns the tensor that `pack` returns, with uninitialised outputs for `pack_rows` to set.
 
-    A block is one stretch of memory that is read from its first byte to its last. On a Zen 4 core one token streams
-    weights at 32 GB/s so, at 11 where each step's 32 outputs are two halves 1 KB apart, at 17 in pages of 4 KB.
+    A block is one stretch of memory, read from its first byte to its last: on a Zen 4 core one token streams weights at
+    32 GB/s. With each step's 32 outputs in two halves 1 KB apart it is 11 GB/s, in pages of 4 KB 17 GB/s.
     """
     assert num_inputs % STEP == 0
     num_together = 4 // dtype.itemsize
@@ -52,7 +49,7 @@ def allocate_packed(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Te
 
 
 def pack_rows(packed: Tensor, first_output: int, rows_OI: Tensor) -> None:
-    """Sets the outputs from `first_output` on; `rows_OI` is cast where it must be, and may be a transposed tensor."""
+    """Sets the outputs from `first_output` on; `rows_OI` may have another dtype and may be a transposed tensor."""
     rows_OI, (num_outputs, num_inputs) = rows_OI.to(packed.dtype), rows_OI.shape
     assert num_inputs == packed.shape[1] * packed.shape[3]
     assert first_output + num_outputs <= BLOCK * len(packed)
@@ -77,10 +74,10 @@ def packed_linear(
     activation: Literal["tanh"] | None = None,
     out_TO: Tensor | None = None,
 ) -> Tensor:
-    """Returns x W^T + b [T, O], through the tanh approximation of GELU if `activation` says so; `packed` is of `pack`.
+    """Returns x W^T + b [T, O], followed by the tanh GELU if `activation` is set; `packed` comes from `pack`.
 
-    A token's outputs are the same bits alone and in any batch. The result may be put into `out_TO`, and is a new tensor
-    otherwise.
+    A token's outputs are the same bits alone and in any batch. The result may be written to `out_TO`; otherwise it is
+    a new tensor.
     """
     assert packed.shape[0] == -(-num_outputs // BLOCK)
     assert packed.shape[1] * packed.shape[3] == x_TI.shape[1]

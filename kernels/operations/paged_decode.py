@@ -13,10 +13,10 @@ from kernels.operations.quantized_kv import gather_heads
 from kernels.plans.decode_work import DecodeWork
 
 MAX_GATHERED_ELEMENTS = 1 << 20
-"""K elements that the reference gathers at a time: more leaves the processor's caches and is several times slower."""
+"""K elements that the reference gathers at a time: more do not fit the caches, which is several times slower."""
 
 KEYS_STEP = 16
-"""Lengths are rounded up to multiples of it: for each new shape of a product oneDNN builds, and keeps, new code."""
+"""Lengths are rounded up to a multiple of it: oneDNN compiles, and keeps, new code for each shape of a product."""
 
 
 def paged_decode(
@@ -28,12 +28,12 @@ def paged_decode(
     out_RHD: Tensor,
     work: DecodeWork | None = None,
 ) -> None:
-    """`out_RHD` holds softmax(scale * q kᵀ) v of each row over its first `num_keys_R[r]` tokens.
+    """Sets `out_RHD` to softmax(scale * q kᵀ) v of each row over its first `num_keys_R[r]` tokens.
 
-    The row's own token counts and has been stored. `page_tables_RP` (int32) is padded with -1; slots beyond a row's
-    keys are not read and may be uninitialised. The softmax is computed in float32. What `out_RHD` holds of a row of 0
-    keys (the padding of a captured step) is undefined. `work` is the planned work of the same rows: the Triton kernel
-    needs it to run without waiting for the device, the other kernels have no use for it.
+    The row's own token is included and has been stored. `page_tables_RP` (int32) is padded with -1; slots beyond a
+    row's keys are not read and may be uninitialised. The softmax is computed in float32. Outputs of a row of 0 keys
+    (the padding of a captured step) are undefined. `work` is the planned work of these rows, which only the Triton
+    kernel needs.
     """
     num_rows, num_heads, head_dim = query_RHD.shape
     assert out_RHD.shape == query_RHD.shape
@@ -65,7 +65,7 @@ def paged_decode_reference(
         longest = _round_up(max(num_keys[rows]))
         num_keys_R1 = num_keys_R[rows, None]
         positions_L = torch.arange(longest, dtype=torch.int32, device=query_RHD.device)
-        # In place of what lies beyond, which could be NaN, a row reads its last token again, an empty row slot 0.
+        # Slots beyond a row's keys may hold NaN: its last token is read again in their place, slot 0 for an empty row.
         last_R1 = (num_keys_R1 - 1).clamp_(min=0)
         slots_RL = cache.find_slots(page_tables_RP[rows], torch.minimum(positions_L, last_R1)).clamp_(min=0)
         key_BLD, value_BLD = _gather_heads(cache, slots_RL, query_RHD.dtype)
@@ -82,7 +82,7 @@ def _round_up(num_keys: int) -> int:
 
 
 def _gather_heads(cache: PagedKV, slots_RL: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns K and V as [B, L, D]: with the head before the tokens `bmm` needs no further copy."""
+    """Returns K and V as [B, L, D]: with the head before the tokens, `bmm` needs no copy."""
     heads_G1 = torch.arange(cache.num_heads, device=slots_RL.device)[:, None]
     index = (slots_RL[:, None] * cache.num_heads + heads_G1).view(-1)
 

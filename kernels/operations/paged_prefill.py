@@ -1,4 +1,4 @@
-"""Causal attention of rows with many new tokens each, over what the cache already holds and the new tokens.
+"""Causal attention of rows with many new tokens each, over their earlier and their new tokens.
 
 Shape legend: T tokens of all rows, one row after another, R rows, H query heads, G key/value heads, D head dimension,
 P pages a row (padded), N new tokens of a row, L keys of a row.
@@ -15,10 +15,11 @@ from kernels.operations.quantized_kv import gather_heads
 
 
 def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: float, out_THD: Tensor) -> None:
-    """`out_THD` holds the attention of each token over the tokens of its row at its position and before.
+    """Sets `out_THD` to the attention of each token over the tokens of its row up to its own position.
 
-    The K and V of all tokens have been stored; slots of none are not read and may be uninitialised. The softmax is
-    computed in float32. What `out_THD` holds of tokens beyond the rows' (the padding of a captured step) is undefined.
+    The K and V of all tokens have been stored; unused slots are not read and may be uninitialised. The softmax is
+    computed in float32. Outputs beyond the rows' tokens (the padding of a captured step) are undefined. Only
+    the Triton kernel needs `rows.tiles`.
     """
     assert out_THD.shape == query_THD.shape
     assert out_THD.dtype == query_THD.dtype

@@ -1,4 +1,4 @@
-"""The frequency and the presence penalty on tokens of the output, as OpenAI's API defines them.
+"""The frequency and presence penalties on output tokens, as OpenAI's API defines them.
 
 Shape legend: S rows, V vocabulary, N output tokens of all rows.
 """
@@ -13,7 +13,7 @@ from kernels.operations.pair_sums import find_places, sum_equals
 def penalize_occurrence(
     logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, frequency_N: Tensor, presence_N: Tensor
 ) -> None:
-    """Subtracts from the logit of each token how often it occurs times `frequency_N`, and `presence_N`, in place.
+    """Subtracts `frequency_N` times a token's number of occurrences, and `presence_N`, from its logit, in place.
 
     An occurrence is an entry of `ids_N` in row `rows_N` (int64); both penalties (float32) are the same for all entries
     of a row. Logits are float32.

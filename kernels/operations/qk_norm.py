@@ -12,7 +12,7 @@ from kernels.operations.rms_norm import rms_norm_reference
 def qk_norm_reference(
     heads_TAD: Tensor, query_weight_D: Tensor, key_weight_D: Tensor, num_heads: int, eps: float
 ) -> None:
-    """Replaces each of the H = `num_heads` query heads and G key heads in `heads_TAD` by its norm, as `rms_norm` does.
+    """Normalizes each of the H = `num_heads` query heads and G key heads in `heads_TAD`, as `rms_norm` does.
 
     The value heads, which come last, stay as they are.
     """

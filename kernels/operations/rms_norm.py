@@ -14,8 +14,8 @@ def rms_norm(
 ) -> Tensor:
     """Returns x / sqrt(mean(x²) + eps) * weight, computed in float32.
 
-    With `update_TE`, `x_TE` is the residual stream and has it added in place first. The result may be put into
-    `out_TE`, which is like `x_TE`, and is a new tensor otherwise.
+    With `update_TE`, `x_TE` is the residual stream and has it added in place first. The result may be
+    written to `out_TE`, which is like `x_TE`; otherwise it is a new tensor.
     """
     assert x_TE.shape[-1:] == weight_E.shape
     assert x_TE.dtype == weight_E.dtype

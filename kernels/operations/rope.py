@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def rope(query_THD: Tensor, key_TGD: Tensor, cos_MX: Tensor, sin_MX: Tensor, positions_T: Tensor) -> None:
-    """Each head of `query_THD` and `key_TGD` is rotated in place by the angles (float32 tables) of its position."""
+    """Rotates each head of `query_THD` and `key_TGD` in place by the angles (float32 tables) of its position."""
     half = query_THD.shape[-1] // 2
     assert query_THD.shape[-1] == key_TGD.shape[-1] == 2 * half
     assert cos_MX.shape == sin_MX.shape

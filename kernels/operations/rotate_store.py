@@ -1,4 +1,4 @@
-"""Turns queries and keys by their positions and writes K and V of a step's tokens into the paged cache.
+"""Rotates queries and keys by their positions and writes K and V of a step's tokens into the paged cache.
 
 Shape legend: T tokens, H query heads, G key/value heads, A = H + 2 G, D head dimension,
 M positions of the tables, X = D / 2.
@@ -23,13 +23,12 @@ def rotate_store(
     slots_T: Tensor,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """The cache holds the K and V of token t in slot `slots_T[t]` (int64, no slot twice; -1: the token is skipped).
+    """Stores the K and V of token t in slot `slots_T[t]` (int64, no slot twice; -1 skips the token).
 
-    `heads_TAD` holds query, key and value heads; returns the query heads, a view of it. With `tables` query and key are
-    turned by the angles of `positions_T` (int32) as `rope` says; with `norms` they are normed before, as
-    `qk_norm_reference` does. A cache of codes gets the codes of these values
-    (`kernels/operations/quantized_kv.py`).
-    What `heads_TAD` holds as keys is undefined afterwards.
+    `heads_TAD` holds query, key and value heads; returns the query heads, a view of it. With `norms`, queries and keys
+    are normalized (`qk_norm_reference`); then, with `tables`, they are rotated by the angles of `positions_T` (int32).
+    A cache of codes gets the codes of these values (`quantized_kv.py`). The keys in `heads_TAD` are undefined
+    afterwards.
     """
     num_tokens, num_all_heads, head_dim = heads_TAD.shape
     num_kv_heads = cache.num_heads

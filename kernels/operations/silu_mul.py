@@ -10,9 +10,9 @@ from kernels.dispatch import call
 
 
 def silu_mul(gate_up_TF2: Tensor, out_TF: Tensor | None = None) -> Tensor:
-    """Returns silu(gate) * up as [T, F]; `gate_up_TF2` [T, 2F] holds the gate in its first half, and may be changed.
+    """Returns silu(gate) * up as [T, F]; `gate_up_TF2` [T, 2F] holds the gate in its first half and may be overwritten.
 
-    The result may be put into `out_TF`, and is a new tensor otherwise.
+    The result may be written to `out_TF`; otherwise it is a new tensor.
     """
     assert gate_up_TF2.shape[-1] % 2 == 0
     return call("silu_mul", gate_up_TF2, silu_mul_reference, gate_up_TF2.contiguous(), out_TF)

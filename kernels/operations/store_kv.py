@@ -11,7 +11,7 @@ from kernels.operations.quantized_kv import quantize_heads
 
 
 def store_kv(key_TGD: Tensor, value_TGD: Tensor, cache: PagedKV, slots_T: Tensor) -> None:
-    """The cache holds the K and V of token t in slot `slots_T[t]` (int64, no slot twice; -1: the token is skipped)."""
+    """Stores the K and V of token t in slot `slots_T[t]` (int64, no slot twice; -1 skips the token)."""
     assert slots_T.dtype == torch.int64
     assert key_TGD.shape == value_TGD.shape == (len(slots_T), cache.num_heads, cache.head_dim)
     assert key_TGD.dtype == value_TGD.dtype
