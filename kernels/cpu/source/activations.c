@@ -1,4 +1,4 @@
-/* The tanh approximation of GELU and the gated activation: kernels/operations/gelu.py and silu_mul.py say what they do. */
+/* The tanh approximation of GELU and the gated activation: see kernels/operations/gelu.py and silu_mul.py. */
 
 #ifndef SLUICE_ACTIVATIONS
 #define SLUICE_ACTIVATIONS

@@ -1,7 +1,7 @@
 /* A packed linear layer on tiles. */
 
-/* Bytes: of a step's weight, of the rows that stay in a core's cache, and how far ahead of its use the weight is asked
-   for. Then rows of a group at most, and inputs whose weight stays near while a group's rows go by. */
+/* In bytes: a step's weight, the rows that stay in a core's cache, and the prefetch distance of the weight. Then the most rows
+   per group, and the inputs whose weight stays in the cache for all rows of a group. */
 enum { LINEAR_TILE_STEP = 2048, LINEAR_ROWS = 768 << 10, LINEAR_AHEAD = 8192 };
 enum { LINEAR_MOST_TILE_ROWS = 512, LINEAR_TILE_CHUNK = 256 };
 
@@ -11,7 +11,7 @@ static int64_t linear_rows_per_group(int64_t num_rows, int64_t inputs) {
   return rows < 32 ? 32 : rows > LINEAR_MOST_TILE_ROWS ? LINEAR_MOST_TILE_ROWS : rows;
 }
 
-/* Adds what inputs [input, end) give to 32 outputs of at most 32 rows. */
+/* Adds the products of inputs [input, end) to 32 outputs of at most 32 rows. */
 INLINE void linear_sums(const linear_call *call, int64_t row, int64_t block, int64_t input, const int64_t end,
                         float *sums, const int has_second, const int is_streamed) {
   const int stride = (int)(call->inputs * 2);

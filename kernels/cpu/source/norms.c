@@ -1,11 +1,11 @@
-/* Layer and root-mean-square normalization with the residual addition before it: kernels/operations/layer_norm.py and
-   rms_norm.py say what they do.
+/* Layer and root-mean-square normalization with the residual addition before it: see kernels/operations/layer_norm.py and
+   rms_norm.py.
 
    RMS norm rounds the normed values before it applies the weight, as the checkpoints' own code does. */
 
 typedef struct {
   element *x;
-  const element *update, *weight, *bias; /* update: or null; bias: of layer_norm */
+  const element *update, *weight, *bias; /* `update` may be null; only layer_norm has `bias` */
   element *out;
   int64_t size;
   float eps;
@@ -112,7 +112,7 @@ PUBLIC void NAME(layer_norm)(element *x, const element *update, const element *w
   run_items(num_tokens, num_tokens * size, NAME(layer_norm_token), &call);
 }
 
-/* Likewise. */
+/* x, update (or null) and out: [num_tokens, size]. */
 PUBLIC void NAME(rms_norm)(element *x, const element *update, const element *weight, element *out, int64_t num_tokens,
                            int64_t size, float eps) {
   NAME(norm_call) call = {x, update, weight, 0, out, size, eps};

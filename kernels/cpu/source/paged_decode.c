@@ -1,25 +1,25 @@
-/* Attention of rows with one new token each: kernels/operations/paged_decode.py says what it does.
+/* Attention of rows with one new token each: see kernels/operations/paged_decode.py.
 
-   A row's keys are cut into splits of BLOCK keys, from its first key on. An item is (some splits, some key/value heads),
-   and a split is done for all rows that have its keys in the same pages, one row after the other, while they are near.
-   What is computed for a head of a row, and the order in which its splits are put together, hang on the row's length
-   alone: its result is the same whatever the batch and threads.
-   A head's part of a token is two cache lines or four and pages lie anywhere, which no processor foresees. So what an
-   item reads is asked for in the order of memory, some tokens with all the item's heads and then the next, from the
-   first split's K through its V to the last split's V; an item has as many heads as leave the threads items enough. The
-   fewer heads, the shorter are the stretches of memory, and the slower it is read. */
+   A row's keys are cut into splits of BLOCK keys, from its first key on. An item is (some splits, some key/value heads).
+   A split is computed for all rows that have its keys in the same pages, row after row, while the keys are in the cache.
+   The computation of a row's head and the merge order of its splits depend only on the row's length: the result is the same
+   in any batch, with any number of threads.
+   A head's part of a token is two or four cache lines, and pages can be anywhere, so the processor cannot predict them. An
+   item therefore prefetches its memory in order, some tokens with all the item's heads and then the next ones, from the
+   first split's K through its V to the last split's V. An item has as many heads as leave enough items for the threads: with
+   fewer heads the stretches of memory are shorter and are read more slowly. */
 
 #ifndef SLUICE_PAGED_DECODE
 #define SLUICE_PAGED_DECODE
 enum {
-  ENOUGH_ITEMS = 2, /* of a thread, else heads are parted */
-  MANY_ITEMS = 32,  /* then an item is up to MAX_GROUPS splits, one after the other */
+  ENOUGH_ITEMS = 2, /* per thread, or else heads are split among items */
+  MANY_ITEMS = 32,  /* from here on an item is up to MAX_GROUPS splits, one after the other */
   MAX_GROUPS = 4,
   MAX_ITEM_QUERIES = 64,
   NEAR_KEYS = 4
 };
-/* How far ahead memory is asked for, and how near it comes then, for __builtin_prefetch: into the first cache alone, so that
-   the others keep what is there, or into the second one, which more lines can be on their way to. */
+/* The prefetch distance and the locality for __builtin_prefetch: into the L1 cache alone, which keeps the contents of the
+   others, or into the L2 cache, which more lines can be on their way to. */
 #if defined(__AVX512BF16__)
 enum { AHEAD_BYTES = 8 << 10, ASKED_NEAR = 0 };
 #else
@@ -27,7 +27,7 @@ enum { AHEAD_BYTES = 12 << 10, ASKED_NEAR = 2 };
 #endif
 #define SUMS_SIZE(head_dim) (((head_dim) + 31) / 32 * 32) /* whole vectors of bfloat16 */
 
-/* A query's highest score in a split, and the total of its weights, which are relative to that. */
+/* A query's highest score in a split, and the total of its weights relative to that score. */
 typedef struct {
   float highest, total;
 } softmax;
@@ -57,7 +57,7 @@ typedef struct {
 #define IS_CODES 1
 #include "attend_split.h"
 
-/* Puts the splits of one row and query together, in their order. */
+/* Merges the splits of one row and query, in order. */
 static void NAME(paged_decode_merge)(const NAME(paged_decode_call) *call, int64_t row, int64_t query) {
   const int64_t head_dim = call->given.head_dim, step = call->given.num_heads * call->given.queries_a_head;
   const int64_t first = call->plan->first_split[row] * step + query, end = call->plan->first_split[row + 1] * step;

@@ -1,7 +1,7 @@
-/* Causal attention of rows with many new tokens each: kernels/operations/paged_prefill.py says what it does.
+/* Causal attention of rows with many new tokens each: see kernels/operations/paged_prefill.py.
 
    An item is (row, tile of up to MAX_QUERIES queries that share a key/value head, that head). Keys are taken in blocks
-   from the row's first on, so what a token gets depends on its row alone. FlashAttention: Dao et al., 2022. */
+   from the row's first key on, so a token's result depends only on its row. FlashAttention: Dao et al., 2022. */
 
 #ifndef SLUICE_PADDED
 #define SLUICE_PADDED
@@ -16,8 +16,8 @@ typedef struct {
   const int64_t *first_tile, *first_token; /* [rows + 1] */
 } NAME(paged_prefill_call);
 
-/* What an item works on. Queries are columns, so that what is done for one is done for 16 at once, in groups of
-   QUERY_STRIDE: `query` is [groups, head dimension, QUERY_STRIDE], `sums` likewise; scores and weights are one group's. */
+/* The working memory of an item. Queries are columns, so that 16 are computed at once, in groups of QUERY_STRIDE: `query` and
+   `sums` are [groups, head dimension, QUERY_STRIDE]; scores and weights are those of one group. */
 typedef struct {
   packed keys[BLOCK * MAX_HEAD_DIM], values[BLOCK * MAX_HEAD_DIM];
   packed_step query[MAX_HEAD_DIM / STEP * MAX_QUERIES];
@@ -32,7 +32,7 @@ typedef struct {
   float sums[MAX_HEAD_DIM * MAX_QUERIES], highest[MAX_QUERIES], total[MAX_QUERIES];
   int32_t positions[MAX_QUERIES];
   int64_t offsets[BLOCK];
-  int first_line, end_line; /* what a group asks for, see ask_ahead */
+  int first_line, end_line; /* the lines that a group prefetches, see ask_ahead */
 } __attribute__((aligned(64))) NAME(prefill_scratch);
 
 #if STEP == 2
@@ -41,8 +41,8 @@ typedef struct {
 #include "prefill_floats.h"
 #endif
 
-/* Asks for some lines of each of TILE_ROWS keys of the next block, of its K and then of its V: no processor foresees where
-   they are, and drops what is asked for at once. */
+/* Prefetches some lines of each of TILE_ROWS keys of the next block, of K and then of V: the processor cannot predict where
+   they are, and drops prefetches that are made all at once. */
 INLINE void NAME(ask_ahead)(const attention_arguments *cache, int key, const NAME(prefill_scratch) *s) {
   const int64_t size = cache->key_scales ? 1 : sizeof(element), num_lines = KEY_LINES(cache->head_dim * size);
   for (int64_t line = s->first_line; line < s->end_line; line++) {
@@ -53,7 +53,7 @@ INLINE void NAME(ask_ahead)(const attention_arguments *cache, int key, const NAM
 }
 
 /* Attends with a group's `num_queries` queries to the block of keys from the row's `first` on. Each vector of queries takes
-   as many keys as its last one sees, which are more from vector to vector where the block holds later tokens. */
+   the keys that its last query sees, more from vector to vector if the block holds later tokens. */
 INLINE void NAME(attend_block)(const attention_arguments *cache, float scale, int group, int num_queries, int64_t first,
                                int padded_dim, NAME(prefill_scratch) *s) {
   enum { MOST_VECTORS = QUERY_STRIDE / 16 };
@@ -86,7 +86,7 @@ INLINE void NAME(attend_block)(const attention_arguments *cache, float scale, in
        vectors - v, 1);
 }
 
-/* Attends to all keys, a block after the other, each with all groups of queries. */
+/* Attends to all keys, block after block, each with all groups of queries. */
 static void NAME(attend_keys)(const attention_arguments *cache, const int32_t *pages, int64_t head, float scale,
                               int num_queries, int64_t num_keys, int padded_dim, NAME(prefill_scratch) *s) {
   const int num_groups = NUM_GROUPS(num_queries);
@@ -111,7 +111,7 @@ static void NAME(attend_keys)(const attention_arguments *cache, const int32_t *p
 static void NAME(paged_prefill_item)(const void *data, int64_t item) {
   const NAME(paged_prefill_call) *call = data;
   const int64_t num_heads = call->given.num_heads, head_dim = call->given.head_dim, queries = call->given.queries_a_head;
-  /* A head's tiles follow one another, as they read the same K and V; those at a row's end attend to most and come
+  /* A head's tiles follow one another, as they read the same K and V; those at a row's end see the most keys and come
      first. */
   const int64_t num_tiles = call->first_tile[call->given.num_rows], head = item / num_tiles;
   const int64_t tile = num_tiles - 1 - item % num_tiles;
@@ -130,7 +130,7 @@ static void NAME(paged_prefill_item)(const void *data, int64_t item) {
   NAME(prefill_scratch) scratch, *s = &scratch;
   memset(s->sums, 0, sizeof(float) * (size_t)(padded_dim * QUERY_STRIDE * NUM_GROUPS(num_queries)));
   for (int q = 0; q < MAX_QUERIES; q++) {
-    /* What fills the last vector is where the last query is. */
+    /* The padding of the last vector has the position of the last query. */
     s->positions[q] = (int32_t)(position + (q < num_queries ? q / queries : num_tokens - 1));
     s->highest[q] = -INFINITY;
     s->total[q] = 0.0f;

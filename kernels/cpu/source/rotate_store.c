@@ -1,4 +1,4 @@
-/* Norms of heads, rotary positions and the writing of K and V in one pass: kernels/operations/rotate_store.py says what it does. */
+/* Normalizes and rotates heads and stores K and V, in one pass: see kernels/operations/rotate_store.py. */
 
 typedef struct {
   element *heads;
@@ -18,7 +18,7 @@ INLINE void NAME(norm_heads)(element *heads, const element *weight, int64_t num_
 }
 
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
-/* What a head is multiplied by before its weight. */
+/* The factor of a head before its weight is applied. */
 INLINE __m512 NAME(head_scale)(const element *head, int64_t size, float eps) {
   __m512 squares = _mm512_setzero_ps();
   for (int64_t i = 0; i < size; i += 16) {
@@ -43,7 +43,7 @@ INLINE void NAME(rotate_pairs)(const element *in, element *out, const element *w
   store_vector(out + half + i, lanes, _mm512_fmadd_ps(second, cosine, _mm512_mul_ps(first, sine)));
 }
 
-/* A head's scale is computed while the one before is rotated: it is a long chain. */
+/* A head's scale is a long chain of operations: it is computed while the previous head is rotated. */
 INLINE void NAME(rotate_heads)(const element *in, element *out, const element *weight, int64_t num_heads,
                                const float *cosines, const float *sines, int64_t half, float eps) {
   __m512 next = _mm512_setzero_ps();
@@ -69,9 +69,9 @@ INLINE void NAME(rotate_heads)(element *in, element *out, const element *weight,
 }
 #endif
 
-/* Writes a head as codes of -127 to 127; returns their scale. What is not finite makes a scale that is not. */
+/* Writes a head as codes from -127 to 127; returns their scale, which is not finite if an element is not. */
 INLINE uint16_t NAME(quantize_head)(const element *in, int8_t *codes, int64_t head_dim) {
-  uint32_t largest = 0; /* as bits: NaN is more than any number */
+  uint32_t largest = 0; /* as bits: NaN is larger than any number */
   _Pragma("omp simd reduction(max : largest)") for (int64_t i = 0; i < head_dim; i++) {
     const uint32_t magnitude = bits_of(WIDEN(in[i])) & 0x7fffffffu;
     largest = magnitude > largest ? magnitude : largest;
@@ -94,7 +94,7 @@ INLINE void NAME(store_codes)(const NAME(rotate_store_call) *call, const element
   }
 }
 
-/* Puts a token's heads to `out`, normed where there is a weight and rotated where there are cosines; `in` may change. */
+/* Writes a token's heads to `out`, normalized if there is a weight and rotated if there are cosines; may change `in`. */
 INLINE void NAME(turn_heads)(element *in, element *out, const element *weight, int64_t num_heads, const float *cosines,
                              const float *sines, int64_t head_dim, float eps) {
   if (cosines && weight) {
@@ -124,7 +124,7 @@ static void NAME(rotate_store_token)(const void *data, int64_t token) {
 }
 
 /* heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key and value heads. cosines and sines: [positions,
-   head_dim / 2], or null for no rotation. keys, values: [slots, num_kv_heads, head_dim], of codes where there are scales:
+   head_dim / 2], or null for no rotation. keys, values: [slots, num_kv_heads, head_dim], codes if there are scales
    [slots, num_kv_heads]. query_weight, key_weight: [head_dim], or null for no norms. */
 PUBLIC void NAME(rotate_store)(element *heads, const float *cosines, const float *sines, const int32_t *positions,
                            const int64_t *slots, void *keys, void *values, uint16_t *key_scales,

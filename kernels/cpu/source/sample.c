@@ -1,5 +1,5 @@
-/* The most likely token, and draws with probability softmax(scores): kernels/operations/sample.py says what they do,
-   kernels/operations/noise.py where the noise comes from. */
+/* The most likely token, and draws with probability softmax(scores): see kernels/operations/sample.py and, for the noise,
+   kernels/operations/noise.py. */
 
 #ifndef SLUICE_SAMPLE
 #define SLUICE_SAMPLE
@@ -46,7 +46,7 @@ INLINE float gumbel_noise(uint32_t token, uint32_t low, uint32_t high) {
   const uint32_t hash = lowbias32(lowbias32(token ^ low) ^ high);
   float uniform = ((float)(int32_t)(hash & 0x7fffffffu) + 0.5f) * 4.656612873077393e-10f;
   uniform = uniform > 0.99999994f ? 0.99999994f : uniform;
-  /* log(1 - u) loses u where it is small, which is where the draws that win are; Kahan's correction gives it back. */
+  /* log(1 - u) loses small u, which the winning draws have; Kahan's correction restores it. */
   const float other = 1.0f - uniform, lost = 1.0f - other;
   return -logarithm(lost == 0.0f ? uniform : -logarithm(other) * (uniform / lost));
 }
@@ -72,7 +72,7 @@ static void NAME(sample_item)(const void *data, int64_t item) {
   const float temperature = NAME(temperature_of)(call, row);
   float noisy[SAMPLE_PART], best = -INFINITY;
   int32_t num_odd = 0;
-  if (!(temperature > 0.0f)) { /* the first of its best is looked for where it is known to be */
+  if (!(temperature > 0.0f)) { /* sample_rows looks for the first of the best, in the best part only */
     _Pragma("omp simd reduction(max : best) reduction(+ : num_odd)") for (int64_t i = 0; i < size; i++) {
       const float x = WIDEN(scores[i]);
       best = x > best ? x : best;
@@ -92,7 +92,7 @@ static void NAME(sample_item)(const void *data, int64_t item) {
     float most = -INFINITY;
     _Pragma("omp simd reduction(max : most)") for (int32_t i = start; i < end; i++) most =
         noisy[i] > most ? noisy[i] : most;
-    if (most == -INFINITY) continue; /* all are out, and noise is most of the work */
+    if (most == -INFINITY) continue; /* no token is left, and noise is most of the work */
     SIMD for (int32_t i = start; i < end; i++)
         noisy[i] = noisy[i] / temperature + gumbel_noise((uint32_t)first + (uint32_t)i, low, high);
   }
@@ -128,13 +128,13 @@ static int NAME(sample_rows)(NAME(sample_call) call, int64_t *tokens, int64_t nu
   return 0;
 }
 
-/* As `draw` at temperature 0; of equal logits it takes the first. */
+/* Like `draw` at temperature 0: takes the first of equal logits. */
 PUBLIC int NAME(greedy)(const element *logits, int64_t *tokens, int64_t num_rows, int64_t vocab_size) {
   const NAME(sample_call) call = {logits, 0, 0, 0, 0, 0, vocab_size};
   return NAME(sample_rows)(call, tokens, num_rows);
 }
 
-/* logits: [num_rows, vocab_size]; tokens: -1 where a logit of the row is not finite. Returns 0, or -1 without memory. */
+/* logits: [num_rows, vocab_size]; tokens: -1 if a logit of the row is not finite. Returns 0, or -1 without memory. */
 PUBLIC int NAME(draw)(const element *logits, const float *temperatures, const int64_t *seeds, const int64_t *positions,
                       int64_t *tokens, int64_t num_rows, int64_t vocab_size) {
   const NAME(sample_call) call = {logits, temperatures, seeds, positions, 0, 0, vocab_size};
@@ -142,7 +142,7 @@ PUBLIC int NAME(draw)(const element *logits, const float *temperatures, const in
 }
 
 #if !IS_BFLOAT16
-/* scores: [num_rows, vocab_size], -inf for tokens that are out. Returns 0, or -1 without memory. */
+/* scores: [num_rows, vocab_size], -inf for filtered tokens. Returns 0, or -1 without memory. */
 PUBLIC int NAME(sample)(const float *scores, const int64_t *seeds, const int64_t *positions, int64_t *tokens,
                         int64_t num_rows, int64_t vocab_size) {
   const NAME(sample_call) call = {scores, 0, seeds, positions, 0, 0, vocab_size};

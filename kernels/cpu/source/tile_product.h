@@ -1,7 +1,7 @@
 /* Small products of packed blocks, c = a b or c += a b: the arithmetic of prefill attention.
 
-   A step is STEP elements of the summed dimension: bfloat16 in pairs where the processor multiplies pairs, and float32
-   elsewhere. `a` is [rows, steps] of them, rows `a_row` elements apart and steps `a_step`; `b` is [steps, columns] of them
+   A step is STEP elements of the summed dimension: pairs of bfloat16 if the processor multiplies pairs, otherwise
+   float32. `a` is [rows, steps] of them, rows `a_row` elements apart and steps `a_step`; `b` is [steps, columns] of them
    and c [rows, columns], both with rows QUERY_STRIDE columns apart. Columns are taken in vectors of 16. */
 
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
@@ -31,11 +31,11 @@ enum { TILE_LANES = 8 };
 #else
 enum { TILE_LANES = 4 };
 #endif
-/* As many floats as a register holds: of larger vectors compilers make sums that live in memory. */
+/* As many floats as a register holds: compilers keep sums of larger vectors in memory. */
 typedef float tile_vector __attribute__((vector_size(4 * TILE_LANES), aligned(4), may_alias));
 #endif
 
-/* `rows` rows by `vectors` * TILE_LANES columns, in registers where both are constants. Unless `is_more`, c was 0. */
+/* `rows` rows by `vectors` * TILE_LANES columns, in registers if both are constants. Unless `is_more`, c starts at 0. */
 INLINE void NAME(tile_registers)(const packed *a, int a_row, int a_step, const packed_step *b, float *c, const int rows,
                                  int steps, const int vectors, const int is_more) {
 #if STEP == 2
@@ -103,7 +103,7 @@ static void NAME(tile_product)(const packed *a, int a_row, int a_step, const pac
   for (int row = 0; row < rows; row += count)                                                      \
   NAME(tile_registers)(a + row * a_row, a_row, a_step, b, c + row * QUERY_STRIDE, count, steps, width, is_more)
 
-/* An element's value does not hang on the number of rows or vectors. */
+/* An element's value does not depend on the number of rows or vectors. */
 INLINE void NAME(tile_product)(const packed *a, int a_row, int a_step, const packed_step *b, float *c, int rows,
                                int steps, int vectors, const int is_more) {
 #if defined(__AVX512F__)
