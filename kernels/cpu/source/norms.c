@@ -12,12 +12,12 @@ typedef struct {
 } NAME(norm_call);
 
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
-/* Up to 16 elements of x, after the update is added to them. */
-INLINE __m512 NAME(load_updated)(const NAME(norm_call) *call, int64_t at, __mmask16 lanes) {
-  const __m512 wide = load_vector(call->x + at, lanes);
-  if (!call->update) return wide;
-  const __m512 sum = round_vector(_mm512_add_ps(wide, load_vector(call->update + at, lanes)));
-  store_vector(call->x + at, lanes, sum);
+/* Up to 16 elements of x, after the update (or null) is added to them. */
+INLINE __m512 NAME(load_updated)(element *x, const element *update, int64_t i, __mmask16 lanes) {
+  const __m512 wide = load_vector(x + i, lanes);
+  if (!update) return wide;
+  const __m512 sum = round_vector(_mm512_add_ps(wide, load_vector(update + i, lanes)));
+  store_vector(x + i, lanes, sum);
   return sum;
 }
 
@@ -28,10 +28,10 @@ INLINE __m512 NAME(norm_scale)(__m512 squares, int64_t size, float eps) {
 static void NAME(layer_norm_token)(const void *data, int64_t token) {
   const NAME(norm_call) *call = data;
   const int64_t size = call->size;
-  const element *x = call->x + token * size;
+  element *x = call->x + token * size, *out = call->out + token * size;
+  const element *update = call->update ? call->update + token * size : 0;
   __m512 sum = _mm512_setzero_ps(), squares = sum;
-  for (int64_t i = 0; i < size; i += 16)
-    sum = _mm512_add_ps(sum, NAME(load_updated)(call, token * size + i, lanes_of(size - i)));
+  for (int64_t i = 0; i < size; i += 16) sum = _mm512_add_ps(sum, NAME(load_updated)(x, update, i, lanes_of(size - i)));
   const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / (float)size);
   for (int64_t i = 0; i < size; i += 16) {
     const __mmask16 lanes = lanes_of(size - i);
@@ -43,23 +43,25 @@ static void NAME(layer_norm_token)(const void *data, int64_t token) {
     const __mmask16 lanes = lanes_of(size - i);
     const __m512 normed = _mm512_mul_ps(_mm512_sub_ps(load_vector(x + i, lanes), mean), scale);
     const __m512 weight = load_vector(call->weight + i, lanes), bias = load_vector(call->bias + i, lanes);
-    store_vector(call->out + token * size + i, lanes, _mm512_fmadd_ps(normed, weight, bias));
+    store_vector(out + i, lanes, _mm512_fmadd_ps(normed, weight, bias));
   }
 }
 
 static void NAME(rms_norm_token)(const void *data, int64_t token) {
   const NAME(norm_call) *call = data;
   const int64_t size = call->size;
+  element *x = call->x + token * size, *out = call->out + token * size;
+  const element *update = call->update ? call->update + token * size : 0;
   __m512 squares = _mm512_setzero_ps();
   for (int64_t i = 0; i < size; i += 16) {
-    const __m512 wide = NAME(load_updated)(call, token * size + i, lanes_of(size - i));
+    const __m512 wide = NAME(load_updated)(x, update, i, lanes_of(size - i));
     squares = _mm512_fmadd_ps(wide, wide, squares);
   }
   const __m512 scale = NAME(norm_scale)(squares, size, call->eps);
   for (int64_t i = 0; i < size; i += 16) {
     const __mmask16 lanes = lanes_of(size - i);
-    const __m512 normed = round_vector(_mm512_mul_ps(load_vector(call->x + token * size + i, lanes), scale));
-    store_vector(call->out + token * size + i, lanes, _mm512_mul_ps(normed, load_vector(call->weight + i, lanes)));
+    const __m512 normed = round_vector(_mm512_mul_ps(load_vector(x + i, lanes), scale));
+    store_vector(out + i, lanes, _mm512_mul_ps(normed, load_vector(call->weight + i, lanes)));
   }
 }
 #else

@@ -79,7 +79,7 @@ def kept(compiler: list[str], own_cache: Path) -> None:
 
 
 def load() -> tuple[str | None, list[str]]:
-    """Loads them; returns the instruction set and the phases that were told. A phase that ends well has been whole."""
+    """Loads the kernels; returns the instruction set and the reported phases. A phase that ends well was complete."""
     reports: list[tuple[str, float | None]] = []
     isa = load_kernels(lambda text, fraction: reports.append((text, fraction)))
     fractions = [fraction for _, fraction in reports if fraction is not None]

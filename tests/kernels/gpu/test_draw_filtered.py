@@ -1,4 +1,4 @@
-"""The tokens of one read, beside those of copies that are filtered by the reference and then drawn."""
+"""The tokens drawn in one read, compared with copies that the reference filters and then draws."""
 
 from collections import Counter
 

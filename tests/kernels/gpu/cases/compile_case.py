@@ -26,7 +26,7 @@ class CompileCase:
     """
     constants: Mapping[str, Any]
     max_registers: int
-    """Of a thread; a bound with some air for the next compiler, below what would cost a resident block."""
+    """Per thread: a bound with some room for the next compiler, below the number that would cost a resident block."""
     launch: Mapping[str, int] = field(default_factory=dict)
     """More constants, and `num_warps` and `num_stages`, as the launcher passes them."""
     has_wgmma: bool = False

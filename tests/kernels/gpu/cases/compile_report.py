@@ -37,7 +37,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 TOOLS = Path(nvidia.__path__[0]) / "bin"
 ALIGNED = ":16"
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "num_ctas")
-"""What a launch says beside the kernel's parameters."""
+"""Launch options that are not parameters of the kernel."""
 COLUMNS = (
     "registers",
     "spilled_bytes",
@@ -180,7 +180,7 @@ def format_table(lines: Sequence[Line]) -> str:
 
 
 def _case_at(place: tuple[str, int]) -> CompileCase:
-    """Another process is told the place: a kernel does not travel."""
+    """Finds the case in another process: a kernel cannot be pickled."""
     name, index = place
     return cases_of(name)[index]
 

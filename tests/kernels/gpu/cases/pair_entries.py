@@ -11,7 +11,7 @@ COUNT_TYPES = {"num_entries": "i32", "vocab_size": "i32:16"}
 
 
 def entry_case(kernel: triton.JITFunction, types: dict[str, str], constants: dict[str, bool]) -> CompileCase:
-    """Returns the specialization of a kernel over entries; `types` are those of its parameters beside theirs."""
+    """Returns the specialization of a kernel over entries; `types` are the types of its other parameters."""
     return CompileCase(
         label=f"{kernel.__name__} {constants or ''}".strip(),
         kernel=kernel,
