@@ -35,4 +35,4 @@ class AttentionArguments(ctypes.Structure):
     @property
     def words(self) -> list[int | float | None]:
         """The values of the fields, in order."""
-        return [getattr(self, name) for name, _ in self._fields_]
+        return [getattr(self, field[0]) for field in self._fields_]

@@ -125,6 +125,7 @@ def paged_decode(
     num_keys_R: Tensor,
     scale: float,
     out_RHD: Tensor,
+    *_work: Any,
 ) -> Any:
     return _attend(kernel, query_RHD, cache, page_tables_RP, scale, out_RHD, num_keys=_address(num_keys_R))
 

@@ -43,7 +43,7 @@ MAX_HEAD_DIM, MAX_QUERIES_A_HEAD = 256, 64
 
 POINTER, INTEGER, FLOAT, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_double
 KINDS = {"P": POINTER, "I": INTEGER, "F": FLOAT, "N": NUMBER}
-ATTENTION = "".join({kind: key for key, kind in KINDS.items()}[kind] for _, kind in AttentionArguments._fields_)
+ATTENTION = "".join({kind: key for key, kind in KINDS.items()}[field[1]] for field in AttentionArguments._fields_)
 """The kinds of the fields of `AttentionArguments`."""
 
 LISTED = re.compile(r"^(?:CAPTURED|EAGER)\((VOID|STATUS), (\w+), (.*)\)$", re.MULTILINE)

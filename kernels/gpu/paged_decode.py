@@ -24,9 +24,12 @@ from kernels.plans.decode_work import (
     HEADER_WORDS,
     ITEM_WORDS,
     PARTS_PLACE,
+    UNCOMPILED,
     DecodeLayout,
     DecodeShape,
     DecodeWork,
+    make_decode_scratch,
+    plan_decode_work,
 )
 
 _HEADER, _ITEM, _ENTRY = tl.constexpr(HEADER_WORDS), tl.constexpr(ITEM_WORDS), tl.constexpr(ENTRY_WORDS)
@@ -37,12 +40,14 @@ def paged_decode(
     query_RHD: Tensor,
     cache: PagedKV,
     page_tables_RP: Tensor,
-    _num_keys_R: Tensor,
+    num_keys_R: Tensor,
     scale: float,
     out_RHD: Tensor,
-    work: DecodeWork,
+    work: DecodeWork | None,
 ) -> None:
-    """The keys of each row are in the plan of `work`."""
+    """Without `work` the list is planned here for a few programs, which waits for the device."""
+    if work is None:
+        work = _plan_here(query_RHD, cache, page_tables_RP, num_keys_R)
     layout, scratch = work.layout, work.scratch
     num_heads, head_dim = query_RHD.shape[1:]
     assert (layout.num_heads, layout.num_kv_heads) == (num_heads, cache.num_heads)
@@ -123,6 +128,15 @@ def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
     compiled._init_handles()  # its registers are known once it is loaded
     metadata = compiled.metadata
     return count_side_by_side(compiled.n_regs, metadata.shared, metadata.num_warps, processor_of(properties))
+
+
+def _plan_here(query_RHD: Tensor, cache: PagedKV, page_tables_RP: Tensor, num_keys_R: Tensor) -> DecodeWork:
+    num_rows, num_heads, head_dim = query_RHD.shape
+    layout = DecodeLayout(num_rows, num_heads, cache.num_heads, UNCOMPILED, shares_prefixes=False)
+    plan = torch.zeros(layout.num_words, dtype=torch.int32)
+    plan_decode_work(layout, num_keys_R.cpu().numpy(), page_tables_RP.cpu().numpy(), cache.page_size, plan.numpy())
+    device = query_RHD.device
+    return DecodeWork(layout, plan.to(device), make_decode_scratch(layout, head_dim, device))
 
 
 @triton.jit(do_not_specialize=["table_stride"])

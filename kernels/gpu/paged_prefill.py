@@ -4,6 +4,7 @@ Shape legend: T tokens of all rows, H query heads, D head dimension; in a progra
 heads of the key/value head, token by token.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -11,19 +12,19 @@ from torch import Tensor
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import PrefillRows
 from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score
-from kernels.gpu.launch_table import find_launch
-from kernels.plans.prefill_tiles import TILE_WORDS
+from kernels.gpu.launch_table import count_tile_tokens, find_launch
+from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 
 _TILE = tl.constexpr(TILE_WORDS)
 
 
 def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: float, out_THD: Tensor) -> None:
+    """Without `rows.tiles` the list is planned here, which waits for the device."""
     num_heads, head_dim = query_THD.shape[1:]
     assert query_THD.stride()[1:] == (head_dim, 1)
     assert out_THD.is_contiguous()
     launch_shape = num_heads // cache.num_heads, head_dim, query_THD.dtype.itemsize
-    tiles = rows.tiles
-    assert tiles is not None
+    tiles = _plan_here(len(query_THD), rows, launch_shape) if rows.tiles is None else rows.tiles
     assert tiles.shape[1] == TILE_WORDS
     assert tiles.is_contiguous()
     if not len(tiles):
@@ -47,6 +48,14 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
         HAS_SCALES=cache.key_scales is not None,
         **find_launch("paged_prefill", *launch_shape),
     )
+
+
+def _plan_here(num_tokens: int, rows: PrefillRows, launch_shape: tuple[int, int, int]) -> Tensor:
+    tile_tokens = count_tile_tokens(*launch_shape)
+    query_lens, context_lens = rows.query_lens.cpu().numpy(), rows.context_lens.cpu().numpy()
+    tiles = torch.empty(max_prefill_tiles(num_tokens, len(query_lens), tile_tokens), TILE_WORDS, dtype=torch.int32)
+    plan_prefill_tiles(query_lens, context_lens, tiles.numpy(), tile_tokens)
+    return tiles.to(rows.query_lens.device)
 
 
 @triton.jit(do_not_specialize=["table_stride"])

@@ -32,8 +32,8 @@ def paged_decode(
 
     The row's own token is included and has been stored. `page_tables_RP` (int32) is padded with -1; slots beyond a
     row's keys are not read and may be uninitialised. The softmax is computed in float32. Outputs of a row of 0 keys
-    (the padding of a captured step) are undefined. `work` is the planned work of these rows, which only the Triton
-    kernel needs.
+    (the padding of a captured step) are undefined. `work` is the planned work of these rows, without which
+    the Triton kernel waits for the device.
     """
     num_rows, num_heads, head_dim = query_RHD.shape
     assert out_RHD.shape == query_RHD.shape
@@ -43,8 +43,8 @@ def paged_decode(
     assert num_heads % cache.num_heads == 0
     assert page_tables_RP.shape[0] == num_keys_R.shape[0] == num_rows
     assert page_tables_RP.dtype == num_keys_R.dtype == torch.int32
-    arguments = query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD
-    call("paged_decode", query_RHD, paged_decode_reference, *arguments, *([] if work is None else [work]))
+    arguments = query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD, work
+    call("paged_decode", query_RHD, paged_decode_reference, *arguments)
 
 
 def paged_decode_reference(

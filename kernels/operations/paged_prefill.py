@@ -18,8 +18,8 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
     """Sets `out_THD` to the attention of each token over the tokens of its row up to its own position.
 
     The K and V of all tokens have been stored; unused slots are not read and may be uninitialised. The softmax is
-    computed in float32. Outputs beyond the rows' tokens (the padding of a captured step) are undefined. Only
-    the Triton kernel needs `rows.tiles`.
+    computed in float32. Outputs beyond the rows' tokens (the padding of a captured step) are undefined. Without
+    `rows.tiles` the Triton kernel waits for the device.
     """
     assert out_THD.shape == query_THD.shape
     assert out_THD.dtype == query_THD.dtype

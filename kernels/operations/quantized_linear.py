@@ -33,7 +33,7 @@ def quantize(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> 
     """
     assert largest_O is None or (largest_O.shape, largest_O.dtype, bits) == (weight_OI.shape[:1], weight_OI.dtype, 8)
     packed = call("quantize", weight_OI, quantize_reference, weight_OI.contiguous(), bits, largest_O)
-    return Codes(packed, *weight_OI.shape, bits)
+    return Codes(packed, weight_OI.shape[0], weight_OI.shape[1], bits)
 
 
 def quantize_reference(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> Tensor:

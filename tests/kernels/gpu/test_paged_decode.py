@@ -4,6 +4,7 @@ import mmap
 import tempfile
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,9 +17,9 @@ from kernels.plans.decode_work import (
     DecodeScratch,
     DecodeWork,
     make_decode_scratch,
+    plan_decode_work,
 )
 from tests.kernels.cases import PagedCase, Shape, assert_close, dense_attention, make_paged_case
-from tests.kernels.gpu import planned
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 GRID = [
@@ -31,16 +32,18 @@ MERGES = pytest.mark.parametrize("merges_in_kernel", [False, True], ids=["two ke
 
 
 def plan_work(case: PagedCase, layout: DecodeLayout, num_keys: Tensor) -> DecodeWork:
-    return planned.plan_work(case.query, case.cache, case.page_tables, num_keys, layout)
+    words = np.full(layout.num_words, np.iinfo(np.int32).max, np.int32)
+    tables = case.page_tables[: len(num_keys)].cpu().numpy()
+    plan_decode_work(layout, num_keys.cpu().numpy(), tables, case.cache.page_size, words)
+    device = case.query.device
+    return DecodeWork(
+        layout, torch.from_numpy(words).to(device), make_decode_scratch(layout, case.query.shape[2], device)
+    )
 
 
 def run(case: PagedCase, work: DecodeWork | None = None) -> Tensor:
     out = torch.full_like(case.query, float("nan"))
-    arguments = case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out
-    if work is None:
-        planned.decode(*arguments)
-    else:
-        paged_decode(*arguments, work)
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out, work)
     return out
 
 
@@ -169,7 +172,7 @@ def test_takes_a_query_that_is_a_view(device: str) -> None:
 def test_no_rows(device: str) -> None:
     case = decode_case(Shape(4, 2, 16, 16), [3], torch.float32, device)
     none = torch.empty(0, dtype=torch.int32, device=device)
-    planned.decode(case.query[:0], case.cache, case.page_tables[:0], none, case.scale, torch.empty_like(case.query[:0]))
+    paged_decode(case.query[:0], case.cache, case.page_tables[:0], none, case.scale, torch.empty_like(case.query[:0]))
 
 
 def make_huge_cache(device: str) -> tuple[PagedKV, int]:
@@ -194,7 +197,7 @@ def test_slots_beyond_31_bits_of_elements(device: str) -> None:
     query = torch.randn(1, 2, 64, generator=torch.Generator().manual_seed(1)).half().to(device)
     table = torch.tensor([[page]], dtype=torch.int32, device=device)
     out = torch.full_like(query, float("nan"))
-    planned.decode(query, cache, table, torch.tensor([9], dtype=torch.int32, device=device), 0.125, out)
+    paged_decode(query, cache, table, torch.tensor([9], dtype=torch.int32, device=device), 0.125, out)
     kv = cache.keys[slots].cpu()
     assert_close(out.cpu(), dense_attention(query.cpu(), kv, kv, 0.125), torch.float16)
 

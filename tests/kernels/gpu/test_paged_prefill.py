@@ -1,15 +1,16 @@
 import dataclasses
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.arguments.rows import PrefillRows
-from kernels.gpu.launch_table import HOPPER, find_capability
+from kernels.gpu.launch_table import HOPPER, count_tile_tokens, find_capability
 from kernels.operations.paged_prefill import paged_prefill
+from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 from tests.kernels.cases import PagedCase, Shape, assert_close, dense_attention, make_paged_case
-from tests.kernels.gpu import planned
 from tests.kernels.gpu.test_paged_decode import DTYPES, GRID, make_huge_cache
 
 QUERY_LENS = [1, 7, 65, 1]
@@ -17,14 +18,19 @@ CONTEXT_LENS = [0, 129, 3, 64]
 
 
 def plan_tiles(case: PagedCase, max_tokens: int, max_rows: int) -> Tensor:
-    rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
-    return planned.plan_tiles(case.query, case.cache, rows, max_tokens, max_rows)
+    num_heads, head_dim = case.query.shape[1:]
+    tile_tokens = count_tile_tokens(num_heads // case.cache.num_heads, head_dim, case.query.dtype.itemsize)
+    tiles = np.full(
+        (max_prefill_tiles(max_tokens, max_rows, tile_tokens), TILE_WORDS), np.iinfo(np.int32).max, np.int32
+    )
+    plan_prefill_tiles(case.query_lens.cpu().numpy(), case.context_lens.cpu().numpy(), tiles, tile_tokens)
+    return torch.from_numpy(tiles).to(case.query.device)
 
 
 def run(case: PagedCase, tiles: Tensor | None = None) -> Tensor:
     out = torch.full_like(case.query, float("nan"))
     rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens, tiles)
-    (planned.prefill if tiles is None else paged_prefill)(case.query, case.cache, rows, case.scale, out)
+    paged_prefill(case.query, case.cache, rows, case.scale, out)
     return out
 
 
@@ -88,7 +94,7 @@ def test_takes_a_query_that_is_a_view(device: str) -> None:
 def test_no_rows(device: str) -> None:
     case = make_paged_case(Shape(4, 2, 16, 16), [3], [0], torch.float32, device)
     none, empty = torch.empty(0, dtype=torch.int32, device=device), torch.empty_like(case.query[:0])
-    planned.prefill(case.query[:0], case.cache, PrefillRows(case.page_tables[:0], none, none), case.scale, empty)
+    paged_prefill(case.query[:0], case.cache, PrefillRows(case.page_tables[:0], none, none), case.scale, empty)
 
 
 def test_slots_beyond_31_bits_of_elements(device: str) -> None:
@@ -98,6 +104,6 @@ def test_slots_beyond_31_bits_of_elements(device: str) -> None:
     query = torch.randn(4, 2, 64, generator=torch.Generator().manual_seed(1)).half().to(device)
     columns = torch.tensor([[page], [4], [5]], dtype=torch.int32, device=device)
     out = torch.full_like(query, float("nan"))
-    planned.prefill(query, cache, PrefillRows(columns[:1], columns[1], columns[2]), 0.125, out)
+    paged_prefill(query, cache, PrefillRows(columns[:1], columns[1], columns[2]), 0.125, out)
     kv = cache.keys[slots].cpu()
     assert_close(out.cpu(), dense_attention(query.cpu(), kv, kv, 0.125), torch.float16)

@@ -7,9 +7,10 @@ import torch
 
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.arguments.rows import HeadNorms, PrefillRows
+from kernels.operations.paged_decode import paged_decode
+from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import Shape, assert_close, make_paged_case, with_codes
-from tests.kernels.gpu.planned import decode, prefill
 
 FP8 = torch.float8_e4m3fn
 CASES = [
@@ -23,7 +24,7 @@ CASES = [
 def test_decode(shape: Shape, dtype: torch.dtype, device: str, backend: Counter[str]) -> None:
     case = with_codes(make_paged_case(shape, [1, 1, 1], [0, 130, 63], dtype, device), FP8)
     out = torch.full_like(case.query, float("nan"))
-    decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
     assert_close(out, case.expected, dtype)
     assert backend["paged_decode"] == 1
 
@@ -33,7 +34,7 @@ def test_prefill(shape: Shape, dtype: torch.dtype, device: str, backend: Counter
     case = with_codes(make_paged_case(shape, [3, 65], [0, 66], dtype, device), FP8)
     out = torch.full_like(case.query, float("nan"))
     rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
-    prefill(case.query, case.cache, rows, case.scale, out)
+    paged_prefill(case.query, case.cache, rows, case.scale, out)
     assert_close(out, case.expected, dtype)
     assert backend["paged_prefill"] == 1
 
@@ -44,7 +45,7 @@ def test_values_too_small_for_float16_are_not_lost(device: str) -> None:
     case.cache.values.mul_(2e-4)
     case = with_codes(case, FP8)
     out = torch.full_like(case.query, float("nan"))
-    decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
     most = float(case.expected.abs().max())
     assert most < 1e-3
     assert float((out - case.expected).abs().max()) < 0.02 * most
