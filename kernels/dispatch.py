@@ -20,10 +20,10 @@ Implementation = Callable[..., Any]
 
 def find_implementation(name: str, x: Tensor) -> Implementation | None:
     """Returns the kernel of an operation for tensors like `x`, or `None` if their device has none."""
-    device_type = x.device.type
-    if device_type == triton_kernels.device_type() and (kernel := triton_kernels.find_triton_kernel(name)):
+    kernel = triton_kernels.find_triton_kernel(name)
+    if kernel is not None and x.device.type == triton_kernels.device_type():
         return kernel
-    return find_launcher(name, x.dtype) if device_type == "cpu" else None
+    return find_launcher(name, x.dtype) if x.is_cpu else None
 
 
 def call(name: str, x: Tensor, reference: Implementation, *arguments: Any) -> Any:

@@ -26,8 +26,10 @@ def find_launcher(name: str, dtype: torch.dtype) -> Callable[..., Any] | None:
 
 
 def _address(tensor: Tensor | None) -> int | None:
-    assert tensor is None or tensor.is_contiguous()
-    return None if tensor is None else tensor.data_ptr()
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
 
 
 def _addresses(*tensors: Tensor | None) -> list[int | None]:
