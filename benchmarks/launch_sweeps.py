@@ -12,14 +12,16 @@ import torch
 
 from benchmarks.kernels.cases import PAGE_SIZE, Case, MadeCase, make_case
 from benchmarks.kernels.measure import Form
+from kernels.arguments.rows import PrefillRows
+from kernels.dispatch import count_programs
 from kernels.gpu import paged_decode as triton_decode
 from kernels.gpu import paged_prefill as triton_prefill
 from kernels.gpu.launch_table import Launch, find_launch
-from kernels.gpu.model_shapes import ModelShape
-from kernels.operations.paged_decode import count_programs, paged_decode, paged_decode_reference
-from kernels.operations.paged_prefill import PrefillRows, paged_prefill, paged_prefill_reference
+from kernels.operations.paged_decode import paged_decode, paged_decode_reference
+from kernels.operations.paged_prefill import paged_prefill, paged_prefill_reference
 from kernels.plans.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
 from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
+from tests.kernels.gpu.cases.model_shapes import ModelShape
 
 Candidate = Mapping[str, int]
 """Parameters of an operation's entries in the launch table, by name."""

@@ -24,8 +24,8 @@ from benchmarks.kernels.measure import Form, copy_bandwidth, gpu_facts, median_m
 from benchmarks.launch_sweeps import SWEEPS, Candidate, Sweep, Trial, launch_shape, pick
 from benchmarks.result_file import write_result
 from kernels.gpu.launch_table import find_capability
-from kernels.gpu.model_shapes import MODEL_SHAPES
 from kernels.gpu.triton_kernels import load_triton_kernels
+from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES
 
 TOLERANCE = 2e-2
 """Of the largest difference, over the largest value: what bfloat16 and another order of sums explain."""

@@ -8,7 +8,8 @@ import torch
 from benchmarks.kernels.bench_filter_top import TOP_K, TOP_P
 from benchmarks.kernels.measure import Work, forms_of, run
 from benchmarks.kernels.vocab_cases import CASES, VocabCase
-from kernels.operations.draw_filtered import RowDraws, draw_filtered, draw_filtered_reference
+from kernels.arguments.rows import RowDraws
+from kernels.operations.draw_filtered import draw_filtered, draw_filtered_reference
 
 
 def make(case: VocabCase, device: torch.device) -> Work:

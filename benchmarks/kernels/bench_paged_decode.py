@@ -14,9 +14,10 @@ from torch.nn import functional
 
 from benchmarks.kernels.cases import Case, MadeCase, make_case
 from benchmarks.kernels.measure import Form, Work, forms_of, run
+from kernels.dispatch import count_programs
 from kernels.gpu.launch_table import find_launch
 from kernels.gpu.triton_kernels import find_triton_kernel
-from kernels.operations.paged_decode import count_programs, paged_decode, paged_decode_reference
+from kernels.operations.paged_decode import paged_decode, paged_decode_reference
 from kernels.plans.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
 
 CASES = {
@@ -58,7 +59,7 @@ def make(case: Case, device: torch.device) -> Work:
     }
     launch_shape = case.num_heads // case.num_kv_heads, case.head_dim, made.query.dtype.itemsize
     merges = bool(find_launch("decode_work", *launch_shape)["merges"])
-    if find_triton_kernel("paged_decode", made.query) is not None:
+    if find_triton_kernel("paged_decode") is not None:
         others["two kernels" if merges else "one kernel"] = launch(True, not merges)
         if case.num_shared:
             others["not shared"] = launch(False, merges)

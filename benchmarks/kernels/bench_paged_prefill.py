@@ -10,8 +10,10 @@ from torch.nn import functional
 
 from benchmarks.kernels.cases import Case, make_case
 from benchmarks.kernels.measure import Form, Work, forms_of, run
-from kernels.operations.paged_prefill import PrefillRows, paged_prefill, paged_prefill_reference
-from kernels.plans.prefill_tiles import TILE_WORDS, count_tile_tokens, max_prefill_tiles, plan_prefill_tiles
+from kernels.arguments.rows import PrefillRows
+from kernels.gpu.launch_table import count_tile_tokens
+from kernels.operations.paged_prefill import paged_prefill, paged_prefill_reference
+from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 
 CASES = {
     "GPT-2 124M, 512 new": Case(12, 12, 64, 1, 512, 0),

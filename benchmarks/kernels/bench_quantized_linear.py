@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.measure import Row, finish, median_ms, product_rate, read_bandwidth, start
+from kernels.arguments.codes import Bits
 from kernels.cpu.huge_pages import empty_huge
 from kernels.formats.packed import PackedWeight
 from kernels.formats.plain import PlainWeight
 from kernels.formats.quantized import QUANTIZED
 from kernels.formats.weight_format import Linear, Weight
 from kernels.operations.packed_linear import has_packed_kernel, pack
-from kernels.operations.quantized_linear import Bits
 
 SHAPES = {"768 to 2304": (768, 2304), "3072 to 768": (3072, 768), "768 to 50257": (768, 50257)}
 BITS: list[Bits] = [8, 4]

@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.kernels.measure import Work, forms_of, run
 from benchmarks.kernels.model_cases import ModelCase, model_cases
-from kernels.operations.paged_kv import PagedKV
-from kernels.operations.qk_norm import HeadNorms
+from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.rows import HeadNorms
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 
 PAGE_SIZE, NUM_POSITIONS = 16, 8192
@@ -34,7 +34,7 @@ def make(case: ModelCase, device: torch.device) -> Work:
     others = {"torch": lambda: rotate_store_reference(*arguments)}
     # All heads are read and written once, beside a row of both tables.
     num_bytes = 2 * heads.nbytes + num_tokens * 2 * angles[0].nbytes
-    forms = forms_of("rotate_store", heads, lambda: rotate_store(*arguments), others, c_name="store_kv")
+    forms = forms_of("rotate_store", heads, lambda: rotate_store(*arguments), others)
     return Work(forms, num_bytes)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.operations.paged_kv import PagedKV
+from kernels.arguments.paged_kv import PagedKV
 
 PAGE_SIZE = 16
 

@@ -100,13 +100,11 @@ def describe(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def forms_of(
-    name: str, x: torch.Tensor, launcher: Form, others: Mapping[str, Form], c_name: str | None = None
-) -> dict[str, Form]:
+def forms_of(name: str, x: torch.Tensor, launcher: Form, others: Mapping[str, Form]) -> dict[str, Form]:
     """Returns what is compared: the kernel that the launcher takes for tensors like `x`, if any, and others."""
-    if find_triton_kernel(name, x) is not None:
+    if find_triton_kernel(name) is not None:
         return {**others, "Triton": launcher}
-    return {**others, "C": launcher} if find_kernel(c_name or name, x) is not None else dict(others)
+    return {**others, "C": launcher} if find_kernel(name, x.dtype) is not None else dict(others)
 
 
 def median_ms(forms: Mapping[str, Form], rounds: int, device: torch.device = CPU) -> dict[str, float]:
@@ -131,7 +129,7 @@ def read_forms() -> tuple[int, dict[str, Form]]:
     packed = empty_huge((num_bytes // 64 // num_inputs, num_inputs // 2, 32, 2), torch.bfloat16).fill_(0.01)
     x, values = torch.ones(1, num_inputs).bfloat16(), packed.view(torch.float32)
     forms: dict[str, Form] = {"sum": values.sum, "largest": values.max}
-    if find_kernel("packed_linear", x) is not None:
+    if find_kernel("packed_linear", x.dtype) is not None:
         forms["linear"] = lambda: packed_linear(x, packed, None, num_bytes // 2 // num_inputs)
     return num_bytes, forms
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
+from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES, ModelShape
 
 NUM_TOKENS = {"cpu": (1, 16, 256), "cuda": (1, 64, 256, 2048, 8192)}
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.gpu.model_shapes import MODEL_SHAPES
+from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES
 
 NUM_ROWS = {"cpu": (1, 16), "cuda": (1, 16, 64, 256)}
 MODELS = ("GPT-2 124M", "Qwen3-0.6B", "Llama-3-8B")

@@ -1,1 +1,1 @@
-"""C kernels for CPU tensors: their sources, how they are built, and how the launchers find them."""
+"""C kernels for CPU tensors: their sources, their build, and their launchers."""

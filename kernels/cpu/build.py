@@ -1,6 +1,6 @@
-"""Builds the C kernels with the machine's compiler, once: while the package is installed, else at the first start.
+"""Builds the C kernels with the machine's compiler, once: while the package is installed, or else at the first start.
 
-Then the result is kept in the user's cache directory.
+A start keeps the result in the user's cache directory.
 """
 
 import hashlib
@@ -26,23 +26,23 @@ AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vnni")), "-mprefer-vector-width=512"]
 AMX = [*AVX512, *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))]
 ISA_FLAGS = {"portable": [], "avx2": AVX2, "avx512": AVX512, "amx": AMX}
-"""By instruction set that kernels are built for; `portable` is what the compiler makes by default."""
+"""By the instruction set that kernels are built for; `portable` is the compiler's default."""
 
 RUNTIME_UNITS = ("runtime", "crew", "team")
-"""What exists once, whatever the instruction set."""
+"""The units that exist once, for all instruction sets."""
 
 
 class BuildError(Exception):
-    """The kernels cannot be built here. The text says why, in a line or a few."""
+    """The kernels cannot be built here. The text gives the reason in a few lines at most."""
 
 
 def built_isas() -> list[str]:
-    """Returns the instruction sets of this kind of processor, the best first."""
+    """Returns the instruction sets of this processor architecture, the best first."""
     return ["amx", "avx512", "avx2", "portable"] if platform.machine() in ("x86_64", "AMD64") else ["portable"]
 
 
 def cache_dir() -> Path:
-    """Returns where built libraries are kept; it need not exist. Without a home directory it cannot be made."""
+    """Returns the directory for built libraries; it need not exist. Without a home directory it cannot be created."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
     except RuntimeError:
@@ -50,7 +50,7 @@ def cache_dir() -> Path:
 
 
 def can_keep() -> bool:
-    """Whether a library can be kept for the next start: `cache_dir` exists then."""
+    """True if a library can be kept for the next start; creates `cache_dir`."""
     try:
         cache_dir().mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -59,7 +59,7 @@ def can_keep() -> bool:
 
 
 def is_trusted(path: Path) -> bool:
-    """True if `path` exists and belongs to this user or root: others may write where XDG_CACHE_HOME points."""
+    """True if `path` exists and belongs to this user or root: other users may be able to write to XDG_CACHE_HOME."""
     try:
         return path.stat().st_uid in (os.getuid(), 0)
     except OSError:
@@ -77,12 +77,12 @@ def find_compiler() -> list[str]:
 
 
 def prebuilt_name() -> str:
-    """Returns the name that a library of these sources has in `PREBUILT`, whatever compiler made it."""
+    """Returns the name of a library of these sources in `PREBUILT`, whatever the compiler."""
     return f"kernels-{_source_key().hexdigest()[:24]}.so"
 
 
 def library_path(compiler: Sequence[str], extra_flags: Sequence[str] = ()) -> Path:
-    """Returns where the library of these sources, this compiler and these flags is, or belongs. Raises `BuildError`."""
+    """Returns the path of the library of these sources, compiler and flags, built or not. Raises `BuildError`."""
     key = _source_key()
     key.update(repr((list(compiler), _run([*compiler, "--version"]), list(extra_flags))).encode())
     return cache_dir() / f"kernels-{key.hexdigest()[:24]}.so"
@@ -94,9 +94,9 @@ def build(
     extra_flags: Sequence[str] = (),
     tell: Callable[[float], None] = lambda fraction: None,
 ) -> None:
-    """`target` is the library afterwards, whole: it appears under its name in one move. Raises `BuildError`.
+    """Builds the library at `target`, which appears in one atomic move. Raises `BuildError`.
 
-    `tell` hears which part of the compiling is done, up to 1.
+    `tell` is called with the fraction of the compilation that is done, up to 1.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def build(
 
 
 def build_kept(compiler: Sequence[str]) -> Path:
-    """Returns the library that is kept for installs and starts, built if it is not there. Raises `BuildError`."""
+    """Returns the kept library, after building it if it does not exist. Raises `BuildError`."""
     path = library_path(compiler)
     if not is_trusted(path):
         build(compiler, path)
@@ -127,7 +127,7 @@ def _source_key() -> "hashlib._Hash":
 def _compile(
     compiler: Sequence[str], scratch: Path, extra_flags: Sequence[str], tell: Callable[[float], None]
 ) -> list[str]:
-    """Compiles for the instruction sets that the compiler knows, in parallel; returns the object files."""
+    """Compiles in parallel for the instruction sets that the compiler supports; returns the object files."""
     units = [(name, ["-c", str(SOURCE / f"{name}.c")]) for name in RUNTIME_UNITS]
     units += [
         (isa, [*ISA_FLAGS[isa], f"-DISA={isa}", "-c", str(SOURCE / "kernels.c")])
@@ -160,13 +160,13 @@ def _compile(
 
 
 def _knows(compiler: Sequence[str], flags: Sequence[str]) -> bool:
-    """Whether the compiler takes these flags; those for tiles came with GCC 11."""
+    """True if the compiler accepts these flags; those for tiles came with GCC 11."""
     command = [*compiler, *flags, "-E", "-x", "c", os.devnull]
     return subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT_S, check=False).returncode == 0
 
 
 def _run(command: Sequence[str]) -> str:
-    """Returns what the command prints. Raises `BuildError` where it fails."""
+    """Returns the command's output. Raises `BuildError` if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -177,7 +177,7 @@ def _run(command: Sequence[str]) -> str:
 
 
 def _first_lines(messages: str) -> str:
-    return "; ".join(messages.strip().splitlines()[:3]) or "it says nothing"
+    return "; ".join(messages.strip().splitlines()[:3]) or "it printed nothing"
 
 
 if __name__ == "__main__":

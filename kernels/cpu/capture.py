@@ -1,7 +1,7 @@
-"""C kernels' calls, captured while a computation makes them and replayed from C in one parallel region.
+"""Calls of C kernels, captured while a computation makes them and replayed from C in one parallel region.
 
-What the computation does beside calling kernels, its shapes, assertions and allocations, is done once; what it computes
-depends on the contents of the memory that its calls name.
+The rest of the computation (shapes, assertions, allocations) runs once; the result of a replay depends on the contents
+of the memory that the calls point to.
 """
 
 import ctypes
@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernels.cpu.attention_arguments import AttentionArguments
 from kernels.cpu.library import INTEGER, KINDS, Kernel, LoadedKernel, find_replays, observed_kernels
 
-MAX_ARGUMENTS = 17
+MAX_ARGUMENTS = len(AttentionArguments._fields_)
 """As in source/captured_call.h."""
 
 NEW_MEMORY = {"empty", "empty_like", "new_empty", "empty_strided"}
@@ -25,13 +26,13 @@ VIEWS = {"alias", "as_strided", "detach", "select", "slice", "split", "squeeze",
 Result = TypeVar("Result")
 
 Call = tuple[LoadedKernel, Sequence[Any]]
-"""A kernel and the arguments of a call of it."""
+"""A kernel and the words of a call of it: its arguments, or the fields of its one structure."""
 
 Note = Callable[[str, int, int], None]
-"""Takes the name of a kernel, and when a call of it began and ended: `time.monotonic_ns()`."""
+"""Takes the name of a kernel and the begin and end of a call of it: `time.monotonic_ns()`."""
 
 _notes: list[Note] = []
-"""Who wants to know what replayed calls take, the latest last."""
+"""The observers of replayed calls, the latest last."""
 
 
 class Argument(ctypes.Union):
@@ -43,26 +44,26 @@ class CapturedCall(ctypes.Structure):
 
 
 class CapturedCalls:
-    """Calls that can be made again, on the same memory. What the computation allocated lives as long as this."""
+    """Calls that can be repeated on the same memory. The tensors that the computation allocated live as long."""
 
     def __init__(self, calls: Sequence[Call], allocated: list[Tensor]):
         self._names = [kernel.name for kernel, _ in calls]
         self.array = as_array(calls)
-        """What is called; arguments may be changed between replays."""
+        """The calls; their arguments may be changed between replays."""
         self._allocated = allocated
         self._replays = find_replays()
         self._has_begun = False
 
     def begin(self) -> bool:
-        """Has other threads begin to make the calls while this one does something else, up to `replay`.
+        """Makes other threads start the calls while this one does something else, until `replay`.
 
-        Returns False where there are none, or each call is timed; `replay` then makes all.
+        Returns False if there are no other threads or calls are timed; then `replay` makes all calls.
         """
         self._has_begun = not _notes and bool(self._replays.begin(self.array, len(self.array)))
         return self._has_begun
 
     def replay(self) -> None:
-        """Makes the calls in their order, but for those that were made since `begin`. Raises `MemoryError`."""
+        """Makes the calls that have not been made since `begin`, in order. Raises `MemoryError`."""
         if self._has_begun:
             self._has_begun = False
             self._check(self._replays.end())
@@ -80,31 +81,31 @@ class CapturedCalls:
 
     def _note(self, began_ns: int, ended_ns: Iterable[int]) -> None:
         for name, end_ns in zip(self._names, ended_ns, strict=True):
-            if end_ns:  # behind a call that fails, none is made
+            if end_ns:  # no call is made after one that fails
                 _notes[-1](name, began_ns, end_ns)
                 began_ns = end_ns
 
 
 class CaptureMode(TorchDispatchMode):
-    """Sees what a computation calls."""
+    """Records the calls of a computation."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # to skip it, torch imports its compiler at the first call: a second, and nothing is compiled here
+        return False  # True makes torch import its compiler at the first call, which takes a second
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.allocated: list[Tensor] = []
         self.other: str | None = None
-        """The first thing that computes and cannot be captured."""
+        """The first operation that computes and cannot be captured."""
 
     def observe(self, kernel: LoadedKernel) -> Kernel:
         def call(*arguments: Any) -> None:
             if kernel.captured_address is None:
                 self.other = self.other or kernel.name
             else:
-                self.calls.append((kernel, arguments))
+                self.calls.append((kernel, words_of(arguments)))
             kernel.call(*arguments)
 
         return call
@@ -120,9 +121,9 @@ class CaptureMode(TorchDispatchMode):
 
 
 def capture_calls(compute: Callable[[], Result]) -> tuple[Result, CapturedCalls | None, str | None]:
-    """Computes once; returns the result, and calls that leave the next one in the same tensors.
+    """Computes once; returns the result, calls that write the next result to the same tensors, and `None`.
 
-    Where something else computes beside C kernels, there are no such calls, but the name of that.
+    If anything other than C kernels computes, it returns no calls but the name of that operation.
     """
     mode = CaptureMode()
     with observed_kernels(mode.observe), mode:
@@ -134,7 +135,7 @@ def capture_calls(compute: Callable[[], Result]) -> tuple[Result, CapturedCalls 
 
 @contextmanager
 def timed_kernels(note: Note) -> Iterator[None]:
-    """Each call of a C kernel is noted, inside of the block, be it a launcher's or replayed."""
+    """Reports each call of a C kernel inside the block, whether a launcher makes it or a replay."""
 
     def observe(kernel: LoadedKernel) -> Kernel:
         def call(*arguments: Any) -> None:
@@ -152,8 +153,13 @@ def timed_kernels(note: Note) -> Iterator[None]:
         _notes.remove(note)
 
 
+def words_of(arguments: Sequence[Any]) -> Sequence[Any]:
+    """Returns the words of a call with these arguments."""
+    return arguments[0].words if isinstance(arguments[0], AttentionArguments) else arguments
+
+
 def as_array(calls: Sequence[Call]) -> ctypes.Array[CapturedCall]:
-    """Returns the calls as `sluice_replay` reads them. Each is of a kernel that can be captured."""
+    """Returns the calls as `sluice_replay` reads them. Each kernel can be captured."""
     return (CapturedCall * len(calls))(*(_as_call(*call) for call in calls))
 
 

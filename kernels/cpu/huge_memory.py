@@ -1,4 +1,4 @@
-"""Memory in huge pages, by calls that Python's `mmap` lacks. Needs no torch: the launcher makes some, too."""
+"""Memory in huge pages, by system calls that Python's `mmap` lacks. Without torch, for the supervisor uses it too."""
 
 import ctypes
 import mmap
@@ -8,19 +8,19 @@ HUGE_PAGE = 2 << 20
 MAP_FIXED = 0x10
 
 POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE, of Linux 5.14: what the memory holds stays as it is."""
+"""MADV_POPULATE_WRITE, of Linux 5.14: the contents of the memory stay as they are."""
 
 COLLAPSE = 25
-"""MADV_COLLAPSE, of Linux 6.1: memory of which at least one small page is there becomes a huge page, in place."""
+"""MADV_COLLAPSE, of Linux 6.1: memory with at least one small page present becomes a huge page, in place."""
 
 _libc = ctypes.CDLL(None, use_errno=True)  # its calls let Python's other threads run, unlike mmap's
 _libc.mmap.restype = ctypes.c_void_p
 
 
 def map_file(address: int, num_bytes: int, descriptor: int, offset: int = 0, *, is_read_only: bool = False) -> None:
-    """Puts a file, from `offset` on, in the place of memory. Raises `OSError`.
+    """Maps a file, from `offset` on, over memory. Raises `OSError`.
 
-    Python's own call takes no address, and huge pages need one that fits.
+    Python's own call takes no address, and huge pages need an aligned one.
     """
     where, flags = ctypes.c_void_p(address), mmap.MAP_SHARED | MAP_FIXED
     access = mmap.PROT_READ if is_read_only else mmap.PROT_READ | mmap.PROT_WRITE
@@ -29,7 +29,7 @@ def map_file(address: int, num_bytes: int, descriptor: int, offset: int = 0, *, 
 
 
 def make_huge(address: int, num_bytes: int) -> None:
-    """Has memory of a file in huge pages, as far as the system has them; what it holds stays."""
+    """Moves memory of a file into huge pages, as far as the system has them; its contents stay."""
     huge = range(address // HUGE_PAGE * HUGE_PAGE, address + num_bytes, HUGE_PAGE)
     for page in huge:
         advise(page, mmap.PAGESIZE, POPULATE_WRITE)
@@ -37,5 +37,5 @@ def make_huge(address: int, num_bytes: int) -> None:
 
 
 def advise(address: int, num_bytes: int, advice: int) -> bool:
-    """Returns whether the system has taken the advice."""
+    """True if the system has accepted the advice."""
     return _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), advice) == 0

@@ -1,7 +1,7 @@
-"""Memory for what is read from end to end again and again: in huge pages, where Linux has them.
+"""Memory for tensors that are read from end to end again and again, in huge pages if Linux has them.
 
-A core that streams weights or K and V meets a new page every 4 KB otherwise, and each costs it a walk through the page
-tables; in a virtual machine, through two.
+Otherwise a core that streams weights or K and V meets a new page every 4 KB. Each costs a walk through the page tables,
+or through two of them in a virtual machine.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ CHUNK_BYTES, ALIGNMENT = 32 << 20, 64
 
 
 class Chunk:
-    """A stretch of memory that tensors are cut from, one after another; it is given back when the last one is gone.
+    """A stretch of memory that tensors are cut from, one after another; it is freed with the last of them.
 
-    With a `descriptor` it is that file's, of `num_bytes`, and others that map it see the same; not to be written to, if
-    `is_read_only`. Raises `OSError`.
+    With a `descriptor` it is that file's memory, of `num_bytes`, shared with other processes that map the file; it must
+    not be written to if `is_read_only`. Raises `OSError`.
     """
 
     def __init__(self, num_bytes: int, descriptor: int | None = None, is_read_only: bool = False):
@@ -33,31 +33,31 @@ class Chunk:
         self.num_taken_bytes = 0
         if descriptor is not None:
             map_file(self._bytes.data_ptr() + self._begin, num_bytes, descriptor, is_read_only=is_read_only)
-        with contextlib.suppress(AttributeError, OSError):  # a system without them: the memory is as good as any
+        with contextlib.suppress(AttributeError, OSError):  # a system without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """Returns a tensor on the CPU, contiguous, that holds zeros or anything; None where there is no room left."""
+        """Returns a contiguous, uninitialised CPU tensor, or `None` if there is no room left."""
         tensor = self.at(self.num_taken_bytes, shape, dtype)
         if tensor is not None:
             self.num_taken_bytes += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         return tensor
 
     def at(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """Returns the tensor that begins there, in bytes; None where it would end outside."""
+        """Returns the tensor at this offset in bytes, or `None` if it would end outside."""
         begin, num_bytes = self._begin + offset, math.prod(shape) * dtype.itemsize
         if begin + num_bytes > self._end:
             return None
         return self._bytes[begin : begin + num_bytes].view(dtype).view(*shape)
 
     def find(self, tensor: Tensor) -> int | None:
-        """Returns where a tensor begins that was taken of it, in bytes; None for any other."""
+        """Returns the offset in bytes of a tensor of this chunk, or `None` for any other tensor."""
         offset = tensor.data_ptr() - self._bytes.data_ptr() - self._begin
         return offset if 0 <= offset < self.num_taken_bytes else None
 
 
 class _Cut(threading.local):
-    """The chunk that the calling thread cuts from at present: two threads must not be given the same memory."""
+    """The chunk that the calling thread cuts from: two threads must not get the same memory."""
 
     chunk: Chunk | None = None
 
@@ -67,7 +67,7 @@ _cut = _Cut()
 
 @contextlib.contextmanager
 def allocate_from(chunk: Chunk) -> Iterator[None]:
-    """Inside the block `empty_huge` takes of `chunk`, as long as that has room."""
+    """Makes `empty_huge` take memory from `chunk` inside the block, as long as it has room."""
     before, _cut.chunk = _cut.chunk, chunk
     try:
         yield
@@ -76,7 +76,7 @@ def allocate_from(chunk: Chunk) -> Iterator[None]:
 
 
 def empty_huge(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Returns a tensor on the CPU, contiguous, that holds zeros or anything; it takes memory as it is written to.
+    """Returns a contiguous, uninitialised CPU tensor; it takes memory as it is written to.
 
     Small tensors share pages with their neighbours: this is for what lives as long as the model.
     """

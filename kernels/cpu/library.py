@@ -1,4 +1,4 @@
-"""The C kernels of this process: loaded once, looked up by operation and dtype by the launchers of `kernels/`."""
+"""The C kernels of this process: loaded once, looked up by operation and dtype."""
 
 import ctypes
 import logging
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from kernels.cpu.attention_arguments import AttentionArguments
 from kernels.cpu.build import (
     PREBUILT,
     SOURCE,
@@ -30,7 +30,7 @@ from kernels.cpu.build import (
 log = logging.getLogger("sluice.kernels")
 
 Kernel = Callable[..., None]
-"""Takes the addresses, sizes and numbers of its C function. Raises `MemoryError`."""
+"""Takes the arguments of its C function. Raises `MemoryError`."""
 
 Report = Callable[[str, float | None], None]
 
@@ -41,40 +41,50 @@ ISA_NUMBERS = {"portable": 0, "avx2": 1, "avx512": 2, "amx": 3}
 FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 MAX_HEAD_DIM, MAX_QUERIES_A_HEAD = 256, 64
 
-POINTER, INTEGER, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-KINDS = {"P": POINTER, "I": INTEGER, "F": FLOAT}
+POINTER, INTEGER, FLOAT, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_double
+KINDS = {"P": POINTER, "I": INTEGER, "F": FLOAT, "N": NUMBER}
+ATTENTION = "".join({kind: key for key, kind in KINDS.items()}[field[1]] for field in AttentionArguments._fields_)
+"""The kinds of the fields of `AttentionArguments`."""
+
 LISTED = re.compile(r"^(?:CAPTURED|EAGER)\((VOID|STATUS), (\w+), (.*)\)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a C function takes, as keys of `KINDS`, and whether it returns a status: not 0 without memory."""
+    """The parameters of a C function, as keys of `KINDS`, and whether it returns a status (not 0: out of memory)."""
 
     kinds: str
     has_status: bool
 
+    @property
+    def types(self) -> list[Any]:
+        """The ctypes types of its parameters."""
+        return [ctypes.POINTER(AttentionArguments)] if self.kinds == ATTENTION else [KINDS[kind] for kind in self.kinds]
+
 
 SIGNATURES = {
-    name: Signature("".join(re.findall("[PIF]", arguments)), returns == "STATUS")
+    name: Signature(
+        ATTENTION if arguments == "ATTENTION" else "".join(re.findall("[PIF]", arguments)), returns == "STATUS"
+    )
     for returns, name, arguments in LISTED.findall((SOURCE / "kernel_list.h").read_text(encoding="ascii"))
 }
-"""Of all operations. Some exist for one number format, or where the processor has what they need."""
+"""By operation. Some exist for one number format only, or only on processors with certain instructions."""
 
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """A C function. `kinds` are the keys in `KINDS` of its parameters."""
+    """A C function. `kinds` are the keys in `KINDS` of its parameters, or of the fields of its one structure."""
 
     name: str
     kinds: str
     call: Kernel
     captured_address: int | None
-    """Of the function that takes the arguments as data (source/captured_calls.c); None: it cannot be captured."""
+    """The address of the function that takes the arguments as data (source/captured_calls.c); `None`: no capture."""
 
 
 @dataclass(frozen=True)
 class Replays:
-    """What makes captured calls (source/crew.c): at once, or beside what the caller does between two calls."""
+    """The functions that make captured calls (source/crew.c): at once, or while the caller does something else."""
 
     run: Callable[..., int]
     begin: Callable[..., int]
@@ -83,29 +93,29 @@ class Replays:
 
 _loaded: dict[tuple[str, torch.dtype], LoadedKernel] = {}
 _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
-"""What launchers call: those of `_loaded`, or what observes them."""
+"""The functions that launchers call: those of `_loaded`, or their observers."""
 
 _replays: list[Replays] = []
-"""Those of the library in use, if any."""
+"""The functions of the library in use, if any."""
 
 _isas: list[str] = []
 """The instruction set of `_loaded`, if any."""
 
 
-def find_kernel(name: str, x: Tensor) -> Kernel | None:
-    """Returns the C kernel of an operation for tensors like `x`; None: the launcher calls its reference."""
-    return _kernels.get((name, x.dtype)) if x.is_cpu else None
+def find_kernel(name: str, dtype: torch.dtype) -> Kernel | None:
+    """Returns the C kernel of an operation for tensors of this dtype, or `None` if none is loaded."""
+    return _kernels.get((name, dtype))
 
 
 def loaded_isa() -> str | None:
-    """Returns the instruction set of the C kernels; None: there are none."""
+    """Returns the instruction set of the C kernels, or `None` without kernels."""
     return _isas[0] if _isas else None
 
 
 def load_kernels(report: Report) -> str | None:
-    """From now on launchers use the C kernels, built here unless `pip install` has; returns the instruction set.
+    """Loads the C kernels, built now unless `pip install` has built them; returns the instruction set.
 
-    None, with a warning, where they cannot be had; without one, where SLUICE_CPU_ISA is "none".
+    Returns `None` if SLUICE_CPU_ISA is "none", or, with a warning, if there are no kernels.
     """
     wanted = os.environ.get(ISA_VARIABLE, "")
     if wanted == "none":
@@ -141,7 +151,7 @@ def load_kernels(report: Report) -> str | None:
 
 
 def use_library(path: Path, wanted: str = "") -> str:
-    """Launchers use the kernels of this library, for the instruction set `wanted` or else the best that runs here.
+    """Loads the kernels of this library for the instruction set `wanted`, or else the best that runs here.
 
     Returns the instruction set.
     """
@@ -175,7 +185,7 @@ def use_library(path: Path, wanted: str = "") -> str:
 
 
 def unload_kernels() -> None:
-    """Launchers use their references."""
+    """Makes operations use their references."""
     _loaded.clear()
     _kernels.clear()
     _replays.clear()
@@ -184,7 +194,7 @@ def unload_kernels() -> None:
 
 @contextmanager
 def observed_kernels(observe: Callable[[LoadedKernel], Kernel]) -> Iterator[None]:
-    """Launchers call what `observe` makes of each kernel, inside of the block, and then what they called before."""
+    """Makes launchers call the result of `observe` for each kernel, inside the block."""
     before = dict(_kernels)
     _kernels.update({key: observe(_as_called(kernel, before[key])) for key, kernel in _loaded.items()})
     try:
@@ -194,20 +204,19 @@ def observed_kernels(observe: Callable[[LoadedKernel], Kernel]) -> Iterator[None
 
 
 def _as_called(kernel: LoadedKernel, call: Kernel) -> LoadedKernel:
-    """Returns the kernel with what launchers call: who else observes it hears of its calls, too."""
+    """Wraps the kernel; calls through the wrapper still reach its other observers."""
     return kernel if call is kernel.call else replace(kernel, call=call)
 
 
 def find_replays() -> Replays:
-    """Returns what makes captured calls; kernels are loaded."""
+    """Returns the functions that make captured calls; kernels must be loaded."""
     return _replays[0]
 
 
 def find_parallel_region() -> tuple[int | None, int | None] | None:
-    """Returns the addresses of GOMP_parallel and omp_get_max_threads in the OpenMP library that torch has loaded, None
-    where it is not found.
+    """Returns the addresses of GOMP_parallel and omp_get_max_threads in torch's OpenMP library, `None` if not found.
 
-    A second OpenMP library would have threads of its own, which contend with torch's for the cores.
+    A second OpenMP library would have its own threads, which would contend with torch's for the cores.
     """
     candidates: list[Any] = [*_loaded_openmp_libraries(), None]
     for candidate in candidates:
@@ -221,7 +230,7 @@ def find_parallel_region() -> tuple[int | None, int | None] | None:
 
 
 def _loaded_openmp_libraries() -> Sequence[str]:
-    """Returns the OpenMP libraries that this process has mapped, those that came with torch first."""
+    """Returns the OpenMP libraries that this process has mapped, torch's own first."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -234,7 +243,7 @@ def _loaded_openmp_libraries() -> Sequence[str]:
 def _bind(library: ctypes.CDLL, name: str, suffix: str) -> LoadedKernel:
     signature = SIGNATURES[name]
     function: Any = library[f"{name}_{suffix}"]
-    function.argtypes = [KINDS[kind] for kind in signature.kinds]
+    function.argtypes = signature.types
     function.restype = ctypes.c_int if signature.has_status else None
     if signature.has_status:
         function.errcheck = _check

@@ -1,6 +1,6 @@
-"""Parts that make the same calls of C kernels on the same memory, but for weights and caches: the layers of a model.
+"""Parts that make the same calls of C kernels, except for weights and caches: the layers of a model.
 
-In each step one part makes its calls; those of the others are derived from them and replayed from C.
+In each step one part makes its calls; the calls of the others are derived from them and replayed from C.
 """
 
 import ctypes
@@ -12,37 +12,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu.capture import Call, CapturedCall, CapturedCalls, CaptureMode, as_array
+from kernels.cpu.capture import Call, CapturedCall, CapturedCalls, CaptureMode, as_array, words_of
 from kernels.cpu.library import Kernel, LoadedKernel, observed_kernels
 
 Compute = Callable[[int], None]
-"""Computes one part. Memory that it makes is not kept for a replay, so a part that makes some is not replayed."""
+"""Computes one part. A part that allocates memory is not replayed."""
 
 
 class RepeatedCalls:
-    """The calls of parts that differ in addresses alone, which are the same in all steps."""
+    """The calls of parts that differ only in addresses that are the same in all steps."""
 
     def __init__(self, parts: Sequence[Sequence[Call]]):
-        """The first part is the one whose calls tell those of the others."""
+        """The calls of the other parts are derived from those of the first."""
         self._calls = CapturedCalls([call for part in parts[1:] for call in part], [])
         self._words = _words(self._calls.array).reshape(len(parts) - 1, len(parts[0]), -1)
         self._is_common = (self._words == _words(as_array(parts[0]))).all(axis=0)
 
     def replay(self, calls: Sequence[Call]) -> None:
-        """Makes the calls of the other parts for what the first one's calls were now. Raises `MemoryError`."""
+        """Makes the other parts' calls, given this step's calls of the first part. Raises `MemoryError`."""
         np.copyto(self._words, _words(as_array(calls)), where=self._is_common)
         self._calls.replay()
 
 
 class Repeats:
-    """Computes parts one after another, most of them by replays."""
+    """Computes parts one after another, most of them by replay."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[str, ...], RepeatedCalls | None] = {}
-        """By the names of the kernels that a part calls; None: what such parts compute cannot be replayed."""
+        """By the names of the kernels that a part calls; `None` if such parts cannot be replayed."""
 
     def compute(self, compute: Compute, parts: Sequence[int]) -> None:
-        """All parts are computed. Raises what `compute` raises, and `MemoryError`."""
+        """Computes all parts. Raises the errors of `compute`, and `MemoryError`."""
         with _noted_calls() as first:
             compute(parts[0])
         names = tuple(kernel.name for kernel, _ in first)
@@ -56,7 +56,7 @@ class Repeats:
 
 
 def _compute_and_compare(compute: Compute, parts: Sequence[int], first: list[Call]) -> RepeatedCalls | None:
-    """Computes the parts; returns how to replay them, None where they do more than call what the first one did."""
+    """Computes the parts; returns their calls, or `None` if they do more than call the first part's kernels."""
     mode, ends = CaptureMode(), [0]
     with observed_kernels(mode.observe), mode:
         for part in parts:
@@ -74,7 +74,7 @@ def _noted_calls() -> Iterator[list[Call]]:
 
     def observe(kernel: LoadedKernel) -> Kernel:
         def call(*arguments: Any) -> None:
-            calls.append((kernel, arguments))
+            calls.append((kernel, words_of(arguments)))
             kernel.call(*arguments)
 
         return call
@@ -84,7 +84,7 @@ def _noted_calls() -> Iterator[list[Call]]:
 
 
 def _is_like(part: Sequence[Call], other: Sequence[Call]) -> bool:
-    """Whether two parts call the same kernels, with different addresses at most."""
+    """True if two parts call the same kernels with arguments that differ only in addresses."""
     return len(part) == len(other) and all(
         mine.captured_address is not None
         and mine.captured_address == its.captured_address
@@ -94,5 +94,5 @@ def _is_like(part: Sequence[Call], other: Sequence[Call]) -> bool:
 
 
 def _words(array: ctypes.Array[CapturedCall]) -> npt.NDArray[np.uint64]:
-    """Returns the same memory as numbers, [calls, words of a call]."""
+    """Returns a view of the calls as numbers, [calls, words of a call]."""
     return np.frombuffer(memoryview(array), np.uint64).reshape(len(array), -1)

@@ -15,7 +15,7 @@ from kernels.operations.packed_linear import BLOCK, allocate_packed, pack_rows, 
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """`stored` is [K, I / S, 32, S], its last block filled up with zeros."""
+    """`stored` is [K, I / S, 32, S], its last block is padded with zeros."""
 
     stored: Tensor
     num_outputs: int

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from kernels.cpu.huge_memory import HUGE_PAGE
 from kernels.cpu.huge_pages import empty_huge
+from kernels.dispatch import is_on_cpu
 from kernels.formats.weight_format import AllReduce, Linear, WeightFormat, sum_of_ranks
 from kernels.operations.gelu import GeluKind, gelu
 
@@ -42,7 +43,7 @@ class PlainWeight:
     def linear(self, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
         """bfloat16 weights on a CPU are laid out for oneDNN here, once, and not in each call of `functional.linear`."""
         weight_OI = self.stored
-        if weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16 and onednn_has_bfloat16():
+        if is_on_cpu(weight_OI.device) and weight_OI.dtype == torch.bfloat16 and onednn_has_bfloat16():
             return on_onednn(weight_OI, bias_O, activation)
         if activation is None:
             return lambda x_TI, _=None: functional.linear(x_TI, weight_OI, bias_O)
@@ -60,7 +61,7 @@ class PlainFormat:
     most_rows_added = 0
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> PlainWeight:
-        if device.type == "cpu" and torch.Size(shape).numel() * dtype.itemsize >= HUGE_PAGE:
+        if is_on_cpu(device) and torch.Size(shape).numel() * dtype.itemsize >= HUGE_PAGE:
             return PlainWeight(empty_huge(shape, dtype))
         return PlainWeight(torch.empty(shape, dtype=dtype, device=device))
 

@@ -8,18 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.arguments.codes import BLOCK, Bits, Codes
 from kernels.formats.plain import PLAIN, PlainWeight
 from kernels.formats.weight_format import AllReduce, Linear, Weight, WeightFormat, sum_of_ranks
 from kernels.operations.gelu import GeluKind, gelu
-from kernels.operations.quantized_linear import (
-    BLOCK,
-    Bits,
-    Codes,
-    dequantize,
-    quantize,
-    quantized_linear,
-    sum_magnitudes,
-)
+from kernels.operations.quantized_linear import dequantize, quantize, quantized_linear, sum_magnitudes
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.pair_entries import (
-    CLAIM_CASE,
-    GATHER_CASE,
-    SUM_CASE,
-    entry_case,
     entry_grid,
     entry_launch,
     entry_places,
@@ -37,11 +33,3 @@ def add_biases_kernel(
     total = tl.load(sums_ptr + tl.load(leaders_ptr + entries, mask=mask, other=0), mask=mask, other=0.0)
     before = tl.load(before_ptr + entries, mask=mask, other=0.0)
     tl.store(logits_ptr + places, before + total.to(tl.float32), mask=mask)
-
-
-COMPILE_CASES = (
-    GATHER_CASE,
-    CLAIM_CASE,
-    SUM_CASE,
-    entry_case(add_biases_kernel, {"before_ptr": "*fp32:16", "leaders_ptr": "*i32:16", "sums_ptr": "*fp64:16"}, {}),
-)

@@ -1,16 +1,14 @@
 """The Triton kernel of `allow_tokens`: allowed logits are read, the rows are filled, and they are written back.
 
-Shape legend: S rows, V vocabulary, A rows concerned, N allowed tokens of all of them.
+Shape legend: S rows, V vocabulary, A restricted rows, N allowed tokens of all of them.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.best_token import VOCAB_SIZES
-from kernels.gpu.compile_case import CompileCase
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
-from kernels.gpu.pair_entries import GATHER_CASE, SCATTER_CASE, gather_entries, scatter_entries
+from kernels.gpu.launch_table import find_launch
+from kernels.gpu.pair_entries import gather_entries, scatter_entries
 
 
 def allow_tokens(logits_SV: Tensor, rows_A: Tensor, entry_rows_N: Tensor, ids_N: Tensor) -> None:
@@ -27,20 +25,3 @@ def fill_kernel(logits_ptr, rows_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     nothing = tl.full([BLOCK], float("-inf"), tl.float32)
     tl.store(logits_ptr + row * VOCAB + tokens, nothing, mask=tokens < VOCAB)
-
-
-COMPILE_CASES = (
-    GATHER_CASE,
-    SCATTER_CASE,
-    *(
-        CompileCase(
-            label=f"rows of {vocab_size} tokens",
-            kernel=fill_kernel,
-            signature={"logits_ptr": "*fp32:16", "rows_ptr": "*i64:16"},
-            constants={"VOCAB": vocab_size},
-            launch=launch_on(HOPPER, "allow_tokens"),
-            max_registers=32,
-        )
-        for vocab_size in VOCAB_SIZES
-    ),
-)

@@ -1,15 +1,13 @@
 """The Triton kernel of `apply_bitmask`: one program for a block of the vocabulary of a row.
 
-Shape legend: S rows, V vocabulary, A rows concerned, W words of a bitmask.
+Shape legend: S rows, V vocabulary, A restricted rows, W words of a bitmask.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.best_token import VOCAB_SIZES
-from kernels.gpu.compile_case import CompileCase
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
+from kernels.gpu.launch_table import find_launch
 
 
 def apply_bitmask(logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None:
@@ -21,7 +19,7 @@ def apply_bitmask(logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None
 
 @triton.jit
 def apply_bitmask_kernel(logits_ptr, rows_ptr, bitmask_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """Only logits of tokens that are not allowed are written; none is read."""
+    """Writes the logits of tokens that are not allowed, and reads none."""
     WORDS: tl.constexpr = (VOCAB + 31) // 32
     row = tl.load(rows_ptr + tl.program_id(0))
     tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -30,16 +28,3 @@ def apply_bitmask_kernel(logits_ptr, rows_ptr, bitmask_ptr, VOCAB: tl.constexpr,
     is_out = ((words >> (tokens % 32)) & 1) == 0
     nothing = tl.full([BLOCK], float("-inf"), tl.float32)
     tl.store(logits_ptr + row * VOCAB + tokens, nothing, mask=is_out)
-
-
-COMPILE_CASES = tuple(
-    CompileCase(
-        label=f"rows of {vocab_size} tokens",
-        kernel=apply_bitmask_kernel,
-        signature={"logits_ptr": "*fp32:16", "rows_ptr": "*i64:16", "bitmask_ptr": "*i32:16"},
-        constants={"VOCAB": vocab_size},
-        launch=launch_on(HOPPER, "apply_bitmask"),
-        max_registers=64,
-    )
-    for vocab_size in VOCAB_SIZES
-)

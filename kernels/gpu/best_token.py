@@ -1,7 +1,7 @@
-"""What `greedy`, `sample` and `draw` share: the best token of each part of a row, then the best of the parts.
+"""The kernels of `greedy`, `sample` and `draw`: the best token of each part of a row, then the best of the parts.
 
-Shape legend: S rows, V vocabulary, C parts of a row. A part is one block of one program, so that a single row of a
-large vocabulary is read by many multiprocessors; the grid is a function of the shape alone.
+Shape legend: S rows, V vocabulary, C parts of a row. A part is one block of one program, so that many
+multiprocessors read a single row of a large vocabulary; the grid is a function of the shape alone.
 """
 
 import torch
@@ -9,23 +9,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
-from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.launch_table import find_launch
 from kernels.gpu.noise import exponential_noise, least_log_noise, logarithm, row_key
 
 INF, LARGEST = tl.constexpr(float("inf")), tl.constexpr(3.4e38)
 NONE = tl.constexpr(-1)
 MAX_TRIES, MAX_PIECE = tl.constexpr(8), tl.constexpr(512)
 BEYOND = tl.constexpr(0x7FFFFFFF)
-"""An index behind all tokens: no token of a part is the best one, because none is a number."""
+"""An index beyond all tokens: the part has no best token because all its values are NaN."""
 
 
 def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | None) -> Tensor:
-    """Returns the best token of each row (int32). `draws`: temperatures, seeds and positions of noise to be added.
+    """Returns the best token of each row (int32). `draws`: temperatures, seeds and positions of the noise to add.
 
-    Without temperatures `logits_SV` are scores, among which -inf means "out". With them, or without draws, a row with
-    a logit that is not finite gets -1; a row of temperature 0 is not drawn.
+    Without temperatures, `logits_SV` are scores, -inf for filtered tokens. With temperatures or without draws, a row
+    with a logit that is not finite gets -1. A row of temperature 0 is not drawn.
     """
     num_rows, vocab_size = logits_SV.shape
     assert logits_SV.stride(1) == 1 or vocab_size == 1
@@ -126,7 +124,7 @@ def _draw(
         value = _value(tl.load(row_ptr + token), key, token, temperature, HAS_TEMPERATURE)
         first = tl.where((value > best) | ((value == best) & (token < first)), token, first)
         best = tl.maximum(best, value)
-        # Bounds may be too small by the rounding of scores, which are as large as the sum but for the noise.
+        # Bounds may be too small by the rounding of scores, which are as large as the sum without the noise.
         least = best - 1e-6 * (tl.abs(best) + 64.0)
         bounds = tl.where(tokens == token, -INF, bounds)
         largest = tl.max(bounds, 0)
@@ -164,44 +162,3 @@ def best_of_row_kernel(
     # A row of scores that are no numbers has any token: its caller knows it.
     token = tl.where(is_refused, NONE, tl.minimum(token, VOCAB - 1))
     tl.store(out_ptr + row, token)
-
-
-VOCAB_SIZES = sorted({shape.vocab_size for shape in MODEL_SHAPES.values()})
-DRAW_TYPES = {"temperatures_ptr": "*fp32:16", "seeds_ptr": "*i64:16", "positions_ptr": "*i64:16"}
-UNUSED_TYPES = {"temperatures_ptr": "*fp32:16", "seeds_ptr": "*i32:16", "positions_ptr": "*i32:16"}
-PART_TYPES = {"values_ptr": "*fp32:16", "tokens_ptr": "*i32:16"}
-
-
-def part_cases(dtype: str, is_drawn: bool, has_logits: bool) -> tuple[CompileCase, ...]:
-    """Returns the specializations of the first half for the vocabularies of all models."""
-    return tuple(
-        CompileCase(
-            label=f"parts of {vocab_size} tokens",
-            kernel=best_of_part_kernel,
-            signature={"logits_ptr": f"*{dtype}:16"}
-            | (DRAW_TYPES if is_drawn else UNUSED_TYPES)
-            | PART_TYPES
-            | {"row_stride": "i32" if vocab_size % 16 else "i32:16"},
-            constants={"VOCAB": vocab_size, "IS_DRAWN": is_drawn, "HAS_LOGITS": has_logits},
-            launch=launch_on(HOPPER, "draw" if is_drawn else "greedy", vocab_size),
-            max_registers=128 if is_drawn else 96,
-        )
-        for vocab_size in VOCAB_SIZES
-    )
-
-
-def row_cases() -> tuple[CompileCase, ...]:
-    """Returns the specializations of the second half."""
-    cases: list[CompileCase] = []
-    for vocab_size in VOCAB_SIZES:
-        num_parts = triton.cdiv(vocab_size, launch_on(HOPPER, "greedy", vocab_size)["BLOCK"])
-        case = CompileCase(
-            label=f"{num_parts} parts of {vocab_size} tokens",
-            kernel=best_of_row_kernel,
-            signature=PART_TYPES | {"out_ptr": "*i32:16"},
-            constants={"NUM_PARTS": num_parts, "VOCAB": vocab_size},
-            launch=launch_on(HOPPER, "best_of_row", num_parts),
-            max_registers=64,
-        )
-        cases.append(case)
-    return tuple(cases)

@@ -5,13 +5,8 @@ Shape legend: S rows, V vocabulary.
 
 from torch import Tensor
 
-from kernels.gpu.best_token import find_best, part_cases
-from kernels.gpu.compile_case import in_float32
+from kernels.gpu.best_token import find_best
 
 
 def draw(logits_SV: Tensor, temperatures_S: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
     return find_best(logits_SV, (temperatures_S, seeds_S, positions_S))
-
-
-_CASES = part_cases("bf16", is_drawn=True, has_logits=True)
-COMPILE_CASES = (*_CASES, in_float32(_CASES[0]))

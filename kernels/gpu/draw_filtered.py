@@ -1,11 +1,11 @@
-"""The Triton kernel of `draw_filtered`: many programs a row read it once, then one draws from what they found.
+"""The Triton kernel of `draw_filtered`: many programs read a row once, then one draws from their candidates.
 
 Shape legend: S rows, N some of them, V vocabulary, C parts of a row, K candidates of a part at most.
 
-The first kernel lists the candidates of each part: its tokens above a floor, which it searches so that they fit. The
-second has those of all parts in its registers. Above the highest floor they are all tokens of the row, so that what
-the filters keep is known where it ends there: mostly. Where it does not, the row is read again, as often as the search
-of `filter_top` takes. Logits take the place of scores up to the draw itself: a temperature does not change their order.
+The first kernel lists the candidates of each part: its tokens above a floor, chosen so that they fit. The second holds
+the candidates of all parts in its registers. Above the highest floor these are all tokens of the row, so the filters'
+result is known if it ends there, as it mostly does. Otherwise the row is read again, as often as the search of
+`filter_top` takes. Logits take the place of scores up to the draw itself: a temperature does not change their order.
 """
 
 import torch
@@ -13,20 +13,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.best_token import LARGEST, VOCAB_SIZES
-from kernels.gpu.compile_case import CompileCase, in_float32
+from kernels.arguments.rows import RowDraws
+from kernels.gpu.best_token import LARGEST
 from kernels.gpu.filter_top import between, find_lane, find_row_threshold
 from kernels.gpu.key_blocks import LOG2_E
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
+from kernels.gpu.launch_table import find_launch
 from kernels.gpu.noise import exponential_noise, logarithm, row_key
-from kernels.operations.draw_filtered import RowDraws
 
 INF = tl.constexpr(float("inf"))
 BEYOND = tl.constexpr(0x7FFFFFFF)
 NONE = tl.constexpr(-1)
 TO_BASE_2 = tl.constexpr(LOG2_E)
 MAX_TRIES = tl.constexpr(24)
-"""Of pivots of a part; they are halves of what is left, so that floats of any size are told apart well enough."""
+"""Pivots per part. Each halves the remaining range, so that floats of any size are told apart well enough."""
 
 
 def draw_filtered(logits_SV: Tensor, rows_N: Tensor, draws: RowDraws) -> Tensor:
@@ -175,7 +174,7 @@ def draw_row_kernel(
         is_known = is_mass_known
         if has_enough:
             threshold = find_lane(x, ones, top_count, -INF, best)
-            # Of the equals of the last one, top-p counts no more than top-k has room for.
+            # Top-p counts no more equals of the last token than top-k has room for.
             mass = tl.sum(tl.where(x > threshold, weights, 0.0), 0)
             num_equal = top_count - tl.sum(tl.where(x > threshold, ones, 0.0), 0)
             mass += num_equal * tl.exp2((threshold - best) * scale)
@@ -208,44 +207,9 @@ def _scale(temperature):
 
 @triton.jit
 def _draw(logits, is_kept, tokens, key, temperature, least_score):
-    """The largest of the scores with noise, and the first token that has it (see `best_token`)."""
+    """Returns the largest of the scores with noise and the first token that has it (see `best_token`)."""
     scores = tl.math.div_rn(logits, temperature)
     values = scores - logarithm(exponential_noise(key, tokens))
     values = tl.where(is_kept & (scores >= least_score), values, -INF)
     best = tl.max(values, 0)
     return best, tl.min(tl.where(values == best, tokens, BEYOND), 0)
-
-
-_ROWS = {"rows_ptr": "*i64:16", "temperatures_ptr": "*fp32:16"}
-_DRAWS = {
-    **dict.fromkeys(("seeds_ptr", "positions_ptr", "top_ks_ptr"), "*i64:16"),
-    **dict.fromkeys(("top_ps_ptr", "min_ps_ptr"), "*fp32:16"),
-}
-_FOUND = dict.fromkeys(("candidates_ptr", "maxima_ptr", "sums_ptr", "counts_ptr", "floors_ptr"), "*fp32") | {
-    "candidates_ptr": "*fp32:16",
-    "tokens_ptr": "*i32:16",
-}
-
-
-def _cases(vocab_size: int) -> tuple[CompileCase, CompileCase]:
-    launch = launch_on(HOPPER, "draw_filtered", vocab_size)
-    num_parts = triton.cdiv(vocab_size, launch["BLOCK"])
-    row_launch = launch_on(HOPPER, "draw_filtered_row", num_parts * launch["CANDIDATES"])
-    logits = {"logits_ptr": "*bf16:16", **_ROWS, "row_stride": "i32" if vocab_size % 16 else "i32:16"}
-    sizes = {"VOCAB": vocab_size, "NUM_PARTS": num_parts, "PARTS_BLOCK": triton.next_power_of_2(num_parts)}
-    sizes["CANDIDATES"] = launch["CANDIDATES"]
-    return (
-        CompileCase(f"parts of {vocab_size}", candidates_kernel, logits | _FOUND, {"VOCAB": vocab_size}, 128, launch),
-        CompileCase(
-            f"rows of {vocab_size}",
-            draw_row_kernel,
-            logits | _DRAWS | _FOUND | {"out_ptr": "*i32:16"},
-            sizes,
-            128,
-            row_launch,
-        ),
-    )
-
-
-_CASES = tuple(case for vocab_size in VOCAB_SIZES for case in _cases(vocab_size))
-COMPILE_CASES = _CASES + tuple(in_float32(case, max_spilled_bytes=16) for case in _cases(VOCAB_SIZES[-1]))

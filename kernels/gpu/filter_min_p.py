@@ -7,9 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
-from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.launch_table import find_launch
 
 INF = tl.constexpr(float("inf"))
 
@@ -36,16 +34,3 @@ def filter_min_p_kernel(scores_ptr, min_ps_ptr, VOCAB: tl.constexpr, BLOCK: tl.c
             tokens = start + tl.arange(0, BLOCK)
             x = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=INF)
             tl.store(row_ptr + tokens, tl.full([BLOCK], -INF, tl.float32), mask=x < threshold)
-
-
-COMPILE_CASES = tuple(
-    CompileCase(
-        label=f"{vocab_size} tokens",
-        kernel=filter_min_p_kernel,
-        signature={"scores_ptr": "*fp32:16", "min_ps_ptr": "*fp32:16"},
-        constants={"VOCAB": vocab_size},
-        launch=launch_on(HOPPER, "filter_min_p", vocab_size),
-        max_registers=96,
-    )
-    for vocab_size in sorted({shape.vocab_size for shape in MODEL_SHAPES.values()})
-)

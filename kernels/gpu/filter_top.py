@@ -1,23 +1,22 @@
-"""The Triton kernel of `filter_top`: a search for the score from which on tokens stay, in place of a sort.
+"""The Triton kernel of `filter_top`: a search for the lowest score that is kept, in place of a sort.
 
 Shape legend: S rows, V vocabulary.
 One program a row reads it several times, mostly from the L2 cache. A pass tries one pivot: how many tokens and how much
-probability lie above it, and which scores are its neighbours. What is kept is everything from some token's score on, so
-the search ends on a score of the row and equals of the last token kept stay, as in the reference. (Pivots in place of a
-sort: FlashInfer, "Sorting-Free GPU Kernels for LLM Sampling", 2025; here the neighbours make the end exact.)
+probability lie above it, and which scores are its neighbours. The kept tokens are all those from some token's score up.
+So the search ends on a score of the row, and equals of the last token kept are kept too, as in the reference. (Pivots
+in place of a sort: FlashInfer, "Sorting-Free GPU Kernels for LLM Sampling", 2025; here the neighbours make the end
+exact.)
 
-Most passes are saved before they are made: the row's maxima over V / BLOCK tokens each, one a lane, are tokens too. So
-what the best k of them, or those that hold the nucleus, are above is a lower bound, and mostly the very end.
+Most passes are avoided: the row's maxima over V / BLOCK tokens each, one per lane, are tokens too. The threshold of the
+best k of them, or of those that hold the nucleus, is a lower bound, and mostly the result.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase
 from kernels.gpu.key_blocks import LOG2_E
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
-from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.launch_table import find_launch
 
 INF = tl.constexpr(float("inf"))
 TO_BASE_2 = tl.constexpr(LOG2_E)
@@ -44,7 +43,7 @@ def filter_top_kernel(scores_ptr, top_ks_ptr, top_ps_ptr, VOCAB: tl.constexpr, B
 
 @triton.jit
 def find_row_threshold(row_ptr, top_k, top_p, scale, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the smallest score that top-k and then top-p keep, -inf where they take nothing out.
+    """Returns the smallest score that top-k and then top-p keep, -inf if they keep all tokens.
 
     Scores may be logits in place of logits over temperature: 2 to the power of their differences times `scale` are then
     the weights of tokens.
@@ -52,14 +51,14 @@ def find_row_threshold(row_ptr, top_k, top_p, scale, VOCAB: tl.constexpr, BLOCK:
     threshold = -INF
     lanes = _lane_maxima(row_ptr, VOCAB, BLOCK)
     best = tl.max(lanes, 0)
-    # A row with NaN or inf is refused whatever this does; without a finite score there is nothing to take out.
+    # A row with NaN or inf is refused anyway; without a finite score there is nothing to filter.
     if (best < INF) & (best > -INF):
         count, mass, _, threshold = _measure(row_ptr, -INF, best, scale, VOCAB, BLOCK)
         if top_k < count:
             top_count = top_k.to(tl.float32)
             threshold = _find_threshold(row_ptr, lanes, top_count, threshold, best, scale, VOCAB, BLOCK, False)
             count, mass, _, _ = _measure(row_ptr, threshold, best, scale, VOCAB, BLOCK)
-            # Of the equals of the last one, top-p counts no more than top-k has room for.
+            # Top-p counts no more equals of the last token than top-k has room for.
             mass += (top_count - count) * tl.exp2((threshold - best) * scale)
         if top_p < 1.0:
             threshold = _find_threshold(row_ptr, lanes, mass * top_p, threshold, best, scale, VOCAB, BLOCK, True)
@@ -96,10 +95,10 @@ def _measure(row_ptr, pivot, best, scale, VOCAB: tl.constexpr, BLOCK: tl.constex
 def _find_threshold(
     row_ptr, lanes, target, low, best, scale, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BY_MASS: tl.constexpr
 ):
-    """The smallest score of the row, from the score `low` on, above which there is less than the target."""
+    """Returns the smallest score of the row, not below `low`, above which there is less than the target."""
     weights = tl.exp2((lanes - best) * scale) if BY_MASS else (lanes > -INF).to(tl.float32)
     if tl.sum(weights, 0) >= target:
-        # Lanes are scores of the row: where those that are above it reach the target, so do all.
+        # Lanes are scores of the row: if the lanes above a score reach the target, so does the row.
         low = tl.maximum(low, find_lane(lanes, weights, target, -INF, best))
     high = best
     pivot = low
@@ -114,9 +113,9 @@ def _find_threshold(
 
 @triton.jit
 def find_lane(lanes, weights, target, low, best):
-    """Returns the smallest of the lanes, from `low` on, above which the weights are less than the target.
+    """Returns the smallest lane, not below `low`, above which the weights are less than the target.
 
-    All lanes together must reach it; those that are -inf weigh nothing.
+    All lanes together must reach the target; lanes of -inf have no weight.
     """
     low = tl.min(tl.where((lanes > -INF) & (lanes >= low), lanes, INF), 0)
     high = best
@@ -133,7 +132,7 @@ def find_lane(lanes, weights, target, low, best):
 
 @triton.jit
 def between(low, high):
-    """Returns a pivot from `low` on and below `high`, so that each one takes some score out."""
+    """Returns a pivot not below `low` and below `high`, so that each pivot excludes some score."""
     pivot = low * 0.5 + high * 0.5
     return tl.where((pivot >= low) & (pivot < high), pivot, low)
 
@@ -144,16 +143,3 @@ def _cut(row_ptr, threshold, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
         tokens = start + tl.arange(0, BLOCK)
         x = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=INF)
         tl.store(row_ptr + tokens, tl.full([BLOCK], -INF, tl.float32), mask=x < threshold)
-
-
-COMPILE_CASES = tuple(
-    CompileCase(
-        label=f"{vocab_size} tokens",
-        kernel=filter_top_kernel,
-        signature={"scores_ptr": "*fp32:16", "top_ks_ptr": "*i64:16", "top_ps_ptr": "*fp32:16"},
-        constants={"VOCAB": vocab_size},
-        launch=launch_on(HOPPER, "filter_top", vocab_size),
-        max_registers=128,
-    )
-    for vocab_size in sorted({shape.vocab_size for shape in MODEL_SHAPES.values()})
-)

@@ -8,9 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase, in_float32
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
-from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.launch_table import find_launch
 
 
 def gelu(x_TF: Tensor, kind: str) -> Tensor:
@@ -35,17 +33,3 @@ def gelu_kernel(x_ptr, out_ptr, SIZE: tl.constexpr, IS_TANH: tl.constexpr, BLOCK
     else:
         out = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     tl.store(out_ptr + first + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-_CASES = tuple(
-    CompileCase(
-        label=f"GPT-2 124M, {'tanh' if is_tanh else 'exact'}",
-        kernel=gelu_kernel,
-        signature={"x_ptr": "*bf16:16", "out_ptr": "*bf16:16"},
-        constants={"SIZE": MODEL_SHAPES["GPT-2 124M"].mlp_size, "IS_TANH": is_tanh},
-        launch=launch_on(HOPPER, "gelu"),
-        max_registers=40,
-    )
-    for is_tanh in (True, False)
-)
-COMPILE_CASES = _CASES + tuple(in_float32(case) for case in _CASES)

@@ -1,4 +1,4 @@
-"""What decode and prefill attention do with a block of keys: read it through the page table, add it to the softmax.
+"""A block of keys in decode and prefill attention: it is read through the page table and added to the softmax.
 
 Shape legend: M queries of a program, N keys of a block, D head dimension (padded to a power of two).
 
@@ -9,18 +9,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.operations.paged_kv import PagedKV
+from kernels.arguments.paged_kv import PagedKV
 
 LOG2_E = 1.4426950408889634
 """Scores times this are exponents of 2, which the hardware computes."""
 
 PRECISION = tl.constexpr("tf32x3")
-"""Of products of float32, which tensor cores then take as three products of TF32: an error of 2^-22 of each product.
-Those of 16 bits are exact either way. "ieee" has no tensor cores, and spills with heads of 128."""
+"""The precision of float32 products: tensor cores compute each as three TF32 products, with an error of 2^-22.
+16-bit products are exact either way. "ieee" uses no tensor cores, and spills with heads of 128."""
 
 
 def scales_of(cache: PagedKV) -> tuple[Tensor, Tensor]:
-    """Returns the scales of K and V; where there are none, something that no kernel reads."""
+    """Returns the scales of K and V, or tensors that no kernel reads if the cache has none."""
     if cache.key_scales is None or cache.value_scales is None:
         return cache.keys, cache.values
     return cache.key_scales, cache.value_scales
@@ -43,9 +43,9 @@ def load_block(
     WIDE: tl.constexpr,
     REACHES_END: tl.constexpr,
 ):
-    """Returns K as [D, N] and V as [N, D] of one head, 0 from `end_key` on, which only a block that REACHES_END has.
+    """Returns K as [D, N], V as [N, D] and their scales [N] (1 unless the cache HAS_SCALES) of one head.
 
-    And their scales [N], 1 unless the cache HAS_SCALES. Codes are returned as numbers for products with WIDE ones.
+    They are 0 from `end_key` on; only a block that REACHES_END has such keys. Codes become numbers of the type WIDE.
     Pages are widened before they are multiplied: a cache may have more than 2^31 elements.
     """
     key_scale_N, value_scale_N = 1.0, 1.0
@@ -89,7 +89,7 @@ def score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES: tl.constexpr):
 
 @triton.jit
 def fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES: tl.constexpr):
-    """Returns maximum, sum and output after one more block; a masked score is -inf, and no query has all masked."""
+    """Returns maximum, sum and output after one more block. Masked scores are -inf; no query has all of them masked."""
     new_max_M = tl.maximum(max_M, tl.max(score_MN, 1))
     shrink_M = tl.exp2(max_M - new_max_M)
     weight_MN = tl.exp2(score_MN - new_max_M[:, None])

@@ -1,4 +1,4 @@
-"""How the Triton kernels are launched: blocks, warps and stages in one table, by kernel, shape and compute capability.
+"""The launch parameters of the Triton kernels: blocks, warps and stages by kernel, shape and compute capability.
 
 A rule gives a kernel's parameters for any shape on any GPU. An entry of `TUNED` replaces some of them for one shape on
 GPUs of one compute capability; `python -m benchmarks.tune_launches` finds such entries.
@@ -16,32 +16,37 @@ Launch = Mapping[str, int]
 """Constexpr parameters of a kernel by name, `num_warps` and `num_stages`."""
 
 MANY_PROGRAMS = 256
-"""That keep all processors of a large GPU (132 of an H100) reading: with fewer, blocks are narrower."""
+"""Programs that keep all processors of a large GPU (132 in an H100) reading: with fewer, blocks are narrower."""
 
 HOPPER = 90
-"""The compute capability of H100 and H200; the kernels are compiled for it where there is no GPU."""
+"""The compute capability of H100 and H200; without a GPU the kernels are compiled for it."""
 
 MAX_WIDE_BLOCK_BYTES = 8192
-"""Of one head's keys in a block, for types of 4 bytes: their products are held in halves, in twice the registers."""
+"""Bytes of one head's keys in a block, for types of 4 bytes: their products take twice the registers."""
 
 
 def find_launch(kernel: str, *shape: int) -> Launch:
-    """Returns what a kernel is launched with on the current GPU; what `shape` is, its rule says.
+    """Returns the launch parameters of a kernel on the current GPU; its rule defines what `shape` is.
 
-    Without a GPU it is what a Hopper GPU gets: the interpreter runs what is compiled for one.
+    Without a GPU they are those of a Hopper GPU: the interpreter runs the kernels that are compiled for one.
     """
     return launch_on(find_capability(), kernel, *shape)
 
 
 @cache
 def launch_on(capability: int, kernel: str, *shape: int) -> Launch:
-    """Returns the same for GPUs of a compute capability, for example 90."""
+    """Like `find_launch`, for GPUs of a compute capability such as 90."""
     return {**RULES[kernel](*shape), **TUNED.get((capability, kernel, *shape), {})}
+
+
+def count_tile_tokens(queries_a_head: int, head_dim: int, itemsize: int) -> int:
+    """Returns the new tokens of a prefill tile: each takes a row per query head of a key/value head."""
+    return find_launch("paged_prefill", queries_a_head, head_dim, itemsize)["BLOCK_M"] // queries_a_head
 
 
 @cache
 def find_capability() -> int:
-    """Returns the compute capability of the current GPU, that of Hopper without one."""
+    """Returns the compute capability of the current GPU, or Hopper's without one."""
     major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else divmod(HOPPER, 10)
     return 10 * major + minor
 
@@ -55,25 +60,25 @@ def _blocks(block: int) -> Callable[[], Launch]:
 
 
 def _row(size: int) -> Launch:
-    """A program has a whole row in its registers: 16 elements a thread, two loads of 16 bytes of each operand."""
+    """A program holds a whole row in its registers: 16 elements per thread, two loads of 16 bytes per operand."""
     block = _power_of_2(size)
     return {"BLOCK": block, "num_warps": min(16, max(1, block // 512))}
 
 
 def _heads(num_heads: int, num_kv_heads: int, head_dim: int) -> Launch:
-    """As many heads a program as both kinds fill, and half a head dimension."""
+    """As many heads per program as both kinds fill, and half a head dimension."""
     heads, half = min(8, _power_of_2(min(num_heads, num_kv_heads))), _power_of_2((head_dim + 1) // 2)
     return {"HEADS": heads, "HALF": half, "num_warps": max(1, heads * half // 128)}
 
 
 def _part(vocab_size: int) -> Launch:
-    """A part of a row of the vocabulary, so that many multiprocessors read one row."""
+    """A part of a row of the vocabulary: many multiprocessors read one row."""
     block = min(4096, max(128, _power_of_2(vocab_size)))
     return {"BLOCK": block, "num_warps": 8 if block == 4096 else 4}
 
 
 def _drawn_part(vocab_size: int) -> Launch:
-    """Fewer warps: each of them repeats what is done for a single token."""
+    """Fewer warps: each repeats the work for a single token."""
     return {**_part(vocab_size), "num_warps": 4}
 
 
@@ -87,20 +92,20 @@ def _keys_of_parts(num_keys: int) -> Launch:
 
 
 def _candidates(vocab_size: int) -> Launch:
-    """A part, and how many of its tokens are listed at most; numbering them takes registers."""
+    """A part, and the maximum number of candidates it lists; numbering them takes registers."""
     part = _part(vocab_size)
     return {**part, "CANDIDATES": 128, "num_warps": max(4, part["BLOCK"] // 256)}
 
 
 def _lanes(num_tokens: int) -> Launch:
-    """The tokens of a row, or what is left of them, that a program looks at together."""
+    """The tokens of a row, or its candidates, that a program handles together."""
     block = min(8192, max(128, _power_of_2(num_tokens)))
     return {"BLOCK": block, "num_warps": max(1, block // 512)}
 
 
 def _decode(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
-    """In 3 stages the page numbers of a block are read before those of its K and V are needed; large heads leave no
-    memory for as many. `itemsize`: bytes of an element of the cache."""
+    """With 3 stages the page numbers of a block are read before its K and V are loaded; large heads leave memory for
+    fewer stages. `itemsize`: bytes of an element of the cache."""
     block_dim = max(16, _power_of_2(head_dim))
     head_bytes = block_dim * itemsize
     block_keys = BLOCK_KEYS if itemsize < 4 else min(BLOCK_KEYS, max(16, MAX_WIDE_BLOCK_BYTES // head_bytes))
@@ -110,19 +115,19 @@ def _decode(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
 
 
 def _decode_work(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
-    """How the work list of decode attention is cut and merged: `programs` of a processor, 0: as many as it runs side by
-    side; whether the kernel `merges` parts itself."""
+    """How the work list of decode attention is cut and merged: `programs` per processor (0: as many as run side by
+    side), and whether the kernel `merges` parts itself."""
     return {"programs": 0, "merges": 0}
 
 
 def _decode_merge(head_dim: int) -> Launch:
-    """`BLOCK_P`: parts that are read at a time."""
+    """`BLOCK_P`: parts read at a time."""
     return {"BLOCK_P": 32, "BLOCK_D": max(16, _power_of_2(head_dim)), "num_warps": 4}
 
 
 def _prefill(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
-    """As decode, with `BLOCK_M` rows of products, the query heads of a key/value head side by side: 64 are the fewest
-    rows that a warp group's products (wgmma) take."""
+    """Like decode, with `BLOCK_M` rows of products: the query heads of a key/value head are side by side. Products of a
+    warp group (wgmma) take at least 64 rows."""
     return {**_decode(queries_a_head, head_dim, itemsize), "BLOCK_M": max(64, _power_of_2(queries_a_head))}
 
 
@@ -150,7 +155,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "top_logprobs": _part,
     "top_logprobs_row": _keys_of_parts,
 }
-"""By kernel, or by operation where it has one kernel."""
+"""By kernel, or by operation if it has one kernel."""
 
 TUNED: dict[tuple[Any, ...], Launch] = {
     (HOPPER, "decode_work", 1, 64, 2): {"merges": 1},
@@ -162,4 +167,4 @@ TUNED: dict[tuple[Any, ...], Launch] = {
     (HOPPER, "paged_prefill", 4, 128, 2): {"BLOCK_M": 128, "num_warps": 8},
     (HOPPER, "paged_prefill", 5, 128, 2): {"BLOCK_M": 128, "num_warps": 8},
 }
-"""By (compute capability, kernel, *shape). These are by the compile report; none is from a run on a GPU yet."""
+"""By (compute capability, kernel, *shape). They come from the compile report; none was measured on a GPU yet."""

@@ -1,78 +1,11 @@
-"""The Triton kernel of `layer_norm`: one program a row, which is in registers between the addition and the norm.
+"""The Triton kernel of `layer_norm`."""
 
-Shape legend: T tokens, E embedding size.
-"""
-
-import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase, in_float32
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
-from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.norms import normalize
 
 
-def layer_norm(x_TE: Tensor, weight_E: Tensor, bias_E: Tensor, eps: float, update_TE: Tensor | None = None) -> Tensor:
-    num_tokens, size = x_TE.shape
-    assert x_TE.is_contiguous()
-    assert weight_E.is_contiguous()
-    assert bias_E.is_contiguous()
-    assert update_TE is None or update_TE.is_contiguous()
-    out_TE = torch.empty_like(x_TE)
-    has_update = update_TE is not None
-    layer_norm_kernel[(num_tokens,)](
-        x_TE,
-        update_TE if has_update else x_TE,
-        weight_E,
-        bias_E,
-        out_TE,
-        eps,
-        SIZE=size,
-        HAS_UPDATE=has_update,
-        **find_launch("layer_norm", size),
-    )
-    return out_TE
-
-
-@triton.jit
-def layer_norm_kernel(
-    x_ptr,
-    update_ptr,
-    weight_ptr,
-    bias_ptr,
-    out_ptr,
-    eps,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_UPDATE: tl.constexpr,
-):
-    first = tl.program_id(0).to(tl.int64) * SIZE
-    columns = tl.arange(0, BLOCK)
-    mask = columns < SIZE
-    x = tl.load(x_ptr + first + columns, mask=mask, other=0.0)
-    if HAS_UPDATE:
-        update = tl.load(update_ptr + first + columns, mask=mask, other=0.0)
-        x = (x.to(tl.float32) + update.to(tl.float32)).to(x_ptr.dtype.element_ty)
-        tl.store(x_ptr + first + columns, x, mask=mask)
-    wide = x.to(tl.float32)
-    centered = tl.where(mask, wide - tl.sum(wide, 0) / SIZE, 0.0)
-    normed = centered * tl.rsqrt(tl.sum(centered * centered, 0) / SIZE + eps)
-    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + first + columns, (normed * weight + bias).to(out_ptr.dtype.element_ty), mask=mask)
-
-
-_CASES = tuple(
-    CompileCase(
-        label=f"GPT-2 124M, {'with' if has_update else 'without'} update",
-        kernel=layer_norm_kernel,
-        signature=dict.fromkeys(("x_ptr", "update_ptr", "weight_ptr", "bias_ptr", "out_ptr"), "*bf16:16")
-        | {"eps": "fp32"},
-        constants={"SIZE": MODEL_SHAPES["GPT-2 124M"].embedding_size, "HAS_UPDATE": has_update},
-        launch=launch_on(HOPPER, "layer_norm", MODEL_SHAPES["GPT-2 124M"].embedding_size),
-        max_registers=64,
-    )
-    for has_update in (True, False)
-)
-COMPILE_CASES = _CASES + tuple(in_float32(case) for case in _CASES[:1])
+def layer_norm(
+    x_TE: Tensor, weight_E: Tensor, bias_E: Tensor, eps: float, update_TE: Tensor | None, _out_TE: Tensor | None
+) -> Tensor:
+    return normalize("layer_norm", x_TE, weight_E, bias_E, eps, update_TE)

@@ -1,7 +1,7 @@
-"""The noise of `kernels.operations.noise` in Triton kernels: the same integers, and the logarithm of the C kernel.
+"""The noise of `kernels.operations.noise` in Triton kernels: the same integers, and the C kernel's logarithm.
 
-`tl.log` is another function in each library that Triton takes it from; this one differs from the C kernel by no more
-than the rounding of products that are added in the same step.
+`tl.log` differs between the libraries that Triton takes it from. This one differs from the C kernel's only by the
+rounding of fused multiply-adds.
 """
 
 import triton
@@ -25,9 +25,9 @@ def row_key(seed, position):
 
 @triton.jit
 def exponential_noise(key, tokens):
-    """Returns for each of the tokens (int32) its draw of the exponential distribution (float32)."""
+    """Returns the draw from the exponential distribution (float32) of each token (int32)."""
     uniform = tl.minimum(_uniform(key, tokens), LARGEST_BELOW_ONE)
-    # log(1 - u) loses u where it is small; Kahan's correction gives it back.
+    # log(1 - u) loses a small u; Kahan's correction restores it.
     other = 1.0 - uniform
     lost = 1.0 - other
     return tl.where(lost == 0.0, uniform, -logarithm(other) * (uniform / tl.where(lost == 0.0, 1.0, lost)))
@@ -35,10 +35,10 @@ def exponential_noise(key, tokens):
 
 @triton.jit
 def least_log_noise(key, tokens):
-    """Returns what the logarithm of `exponential_noise` is no less than, but for rounding (1e-5).
+    """Returns a lower bound of the logarithm of `exponential_noise`, up to rounding (1e-5).
 
-    It is less by 0.06 at most where the noise is small, as that of tokens that are drawn: -log(1 - u) is no less than
-    u, and a logarithm no less than the line between the powers of 2 around.
+    It is at most 0.06 below for small noise, such as that of drawn tokens: -log(1 - u) is not below u, and a logarithm
+    not below the line between the neighbouring powers of 2.
     """
     bits = _uniform(key, tokens).to(tl.int32, bitcast=True)
     return bits.to(tl.float32) * LN_2_OF_BITS - 127.0 * LN_2
@@ -46,7 +46,7 @@ def least_log_noise(key, tokens):
 
 @triton.jit
 def _uniform(key, tokens):
-    """Above 0, and no more than 1."""
+    """Returns numbers above 0, at most 1."""
     low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
     hashed = _lowbias32(_lowbias32(tokens.to(tl.uint32) ^ low) ^ high)
     return ((hashed & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * 4.656612873077393e-10

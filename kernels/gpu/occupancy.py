@@ -1,4 +1,4 @@
-"""How many programs of a compiled kernel a processor (streaming multiprocessor) of a GPU runs side by side.
+"""The number of programs of a compiled kernel that a streaming multiprocessor of a GPU runs side by side.
 
 The rules of NVIDIA's occupancy calculator for compute capability 7.0 and later.
 """
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 REGISTER_UNIT, WARP_UNIT, SHARED_UNIT = 8, 4, 128
-"""Registers of a thread, warps whose registers are allocated together, and bytes of shared memory come in these."""
+"""The units in which registers per thread, warps and bytes of shared memory are allocated."""
 
 RESERVED_BYTES = 1024
-"""Of shared memory, for each program."""
+"""Shared memory reserved per program."""
 
 MAX_PROGRAMS = 32
 WARP_THREADS = 32
@@ -18,7 +18,7 @@ WARP_THREADS = 32
 
 @dataclass(frozen=True)
 class Processor:
-    """What a processor has for its programs; the defaults are those of Hopper."""
+    """The resources of a processor; the defaults are Hopper's."""
 
     num_registers: int = 65536
     shared_bytes: int = 228 << 10
@@ -26,7 +26,7 @@ class Processor:
 
 
 def processor_of(properties: Any) -> Processor:
-    """Returns the processors of a device, from what `torch.cuda.get_device_properties` returns."""
+    """Returns the processor of a device with these `torch.cuda.get_device_properties`."""
     return Processor(
         properties.regs_per_multiprocessor,
         properties.shared_memory_per_multiprocessor,
@@ -35,7 +35,7 @@ def processor_of(properties: Any) -> Processor:
 
 
 def count_side_by_side(registers: int, shared_bytes: int, num_warps: int, processor: Processor = Processor()) -> int:
-    """Returns how many programs fit beside one another, at least 1; `registers` are those of a thread."""
+    """Returns how many programs run side by side, at least 1; `registers` are per thread."""
     warp_registers = _round_up(registers, REGISTER_UNIT) * WARP_THREADS
     num_warps_by_registers = processor.num_registers // warp_registers // WARP_UNIT * WARP_UNIT
     program_bytes = _round_up(shared_bytes, SHARED_UNIT) + RESERVED_BYTES

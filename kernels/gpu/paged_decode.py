@@ -1,10 +1,10 @@
-"""Decode attention in Triton: one program an item of the work list and key/value head.
+"""Decode attention in Triton: one program per item of the work list and key/value head.
 
 Shape legend: R rows, H query heads, G key/value heads, D head dimension, P pages a row (padded); in a program M lanes
 (query heads of the item's entries), N keys.
 
-A row's keys may be split among programs (FlashDecoding): each writes the attention over its keys alone and the
-logarithm of its sum, by which they are merged.
+A row's keys may be split among programs (FlashDecoding): each writes the attention over its own keys and the logarithm
+of its sum, which the merge needs.
 """
 
 from typing import Any
@@ -14,20 +14,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase, in_float32, with_codes
+from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score
-from kernels.gpu.launch_table import HOPPER, Launch, find_launch, launch_on
-from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
+from kernels.gpu.launch_table import find_launch
 from kernels.gpu.occupancy import count_side_by_side, processor_of
-from kernels.operations.paged_decode import count_programs
-from kernels.operations.paged_kv import PagedKV
-from kernels.operations.quantized_kv import SCALE_DTYPE
 from kernels.plans.decode_work import (
     ENTRIES_PLACE,
     ENTRY_WORDS,
     HEADER_WORDS,
     ITEM_WORDS,
     PARTS_PLACE,
+    UNCOMPILED,
     DecodeLayout,
     DecodeShape,
     DecodeWork,
@@ -46,9 +43,9 @@ def paged_decode(
     num_keys_R: Tensor,
     scale: float,
     out_RHD: Tensor,
-    work: DecodeWork | None = None,
+    work: DecodeWork | None,
 ) -> None:
-    """As the launcher says; without `work` the list is planned here, which waits for the device."""
+    """Without `work` the list is planned here for a few programs, which waits for the device."""
     if work is None:
         work = _plan_here(query_RHD, cache, page_tables_RP, num_keys_R)
     layout, scratch = work.layout, work.scratch
@@ -77,7 +74,7 @@ def paged_decode(
         HEAD_DIM=head_dim,
         PAGE_SIZE=cache.page_size,
         HAS_SCALES=cache.key_scales is not None,
-        **_constants_of(layout),
+        **constants_of(layout),
         **find_launch("paged_decode", layout.queries_a_head, head_dim, query_RHD.dtype.itemsize),
     )
     if layout.merges_in_kernel:
@@ -93,7 +90,7 @@ def paged_decode(
     )
 
 
-def _constants_of(layout: DecodeLayout) -> dict[str, int]:
+def constants_of(layout: DecodeLayout) -> dict[str, int]:
     return {
         "NUM_KV_HEADS": layout.num_kv_heads,
         "QUERIES": layout.queries_a_head,
@@ -103,10 +100,10 @@ def _constants_of(layout: DecodeLayout) -> dict[str, int]:
 
 
 def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
-    """Returns how many programs of a processor of the current device, which has these properties, get an item.
+    """Returns how many programs per processor of the current device, which has these properties, get an item.
 
-    If the table does not say, as many as it runs side by side: the kernel is compiled, and not launched, as it will be
-    for tensors of this shape.
+    Unless the table sets it, this is the number that run side by side: the kernel is compiled for tensors of this shape
+    but not launched.
     """
     cut = find_launch("decode_work", *shape.launch_shape)
     if cut["programs"]:
@@ -124,7 +121,7 @@ def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
         HEAD_DIM=shape.head_dim,
         PAGE_SIZE=shape.page_size,
         HAS_SCALES=shape.kv_codes is not None,
-        **_constants_of(layout),
+        **constants_of(layout),
         **find_launch("paged_decode", *shape.launch_shape),
         grid=(1,),
     )
@@ -135,12 +132,10 @@ def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
 
 def _plan_here(query_RHD: Tensor, cache: PagedKV, page_tables_RP: Tensor, num_keys_R: Tensor) -> DecodeWork:
     num_rows, num_heads, head_dim = query_RHD.shape
-    device = query_RHD.device
-    codes = None if cache.key_scales is None else cache.keys.dtype
-    shape = DecodeShape(num_heads, cache.num_heads, head_dim, cache.page_size, query_RHD.dtype, codes)
-    layout = DecodeLayout(num_rows, num_heads, cache.num_heads, count_programs(shape, device), shares_prefixes=False)
+    layout = DecodeLayout(num_rows, num_heads, cache.num_heads, UNCOMPILED, shares_prefixes=False)
     plan = torch.zeros(layout.num_words, dtype=torch.int32)
     plan_decode_work(layout, num_keys_R.cpu().numpy(), page_tables_RP.cpu().numpy(), cache.page_size, plan.numpy())
+    device = query_RHD.device
     return DecodeWork(layout, plan.to(device), make_decode_scratch(layout, head_dim, device))
 
 
@@ -192,7 +187,7 @@ def attend(
     query_M = row_M.to(tl.int64) * query_stride + head_M * HEAD_DIM
     query_MD = tl.load(query + query_M[:, None] + dim_D[None, :], mask=is_used_MD, other=0.0)
 
-    # All entries hold the same pages here.
+    # All entries have the same pages here.
     page_table = page_tables + tl.load(entries).to(tl.int64) * table_stride
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
@@ -201,7 +196,7 @@ def attend(
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
     acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    # Whole blocks of keys without masks, and then what is left.
+    # Whole blocks of keys without masks, then the rest.
     end_whole = end_key - (end_key - first_key) % BLOCK_N
     for REACHES_END in tl.static_range(2):
         for start in range(end_whole if REACHES_END else first_key, end_key if REACHES_END else end_whole, BLOCK_N):
@@ -240,7 +235,7 @@ def attend(
     tl.store(partials + partial_M[:, None] + dim_D[None, :], acc_MD, mask=is_part_M[:, None] & is_dim_D[None, :])
     tl.store(lses + part_head_M, max_M + tl.log2(sum_M), mask=is_part_M)
     if MERGES:
-        # The barrier puts this program's stores before its release; the last to count has acquired those of the others.
+        # The barrier orders this program's stores before its release; the last one to count has acquired the others'.
         tl.debug_barrier()
         entry_row_M = tl.load(entries + lane_M * _ENTRY, mask=lane_M < num_entries, other=0)
         parts = plan + tl.load(plan + _PARTS_PLACE)
@@ -287,7 +282,7 @@ def _merge_row(
     BLOCK_P: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Writes one head of a row that has parts, adding them up in their order: the same bits each time."""
+    """Writes one head of a row that has parts, adding them in order: the result is the same bits each time."""
     parts = plan + tl.load(plan + _PARTS_PLACE)
     first_part = tl.load(parts + row)
     end_part = tl.load(parts + row + 1)
@@ -301,7 +296,7 @@ def _merge_row(
             part_P = start + tl.arange(0, BLOCK_P)
             is_part_P = part_P < end_part
             part_head_P = part_P.to(tl.int64) * NUM_HEADS + head
-            # Not from the first-level cache, which other processors' stores do not reach.
+            # Bypasses the L1 cache, which other processors' stores do not reach.
             lse_P = tl.load(lses + part_head_P, mask=is_part_P, other=float("-inf"), cache_modifier=".cg")
             partial_PD = tl.load(
                 partials + part_head_P[:, None] * HEAD_DIM + dim_D[None, :],
@@ -317,57 +312,3 @@ def _merge_row(
             largest = new_largest
         out_head = (row.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
         tl.store(out + out_head + dim_D, (acc_D / total).to(out.dtype.element_ty), mask=is_dim_D)
-
-
-def _launch_of(shape: ModelShape, dtype: torch.dtype) -> Launch:
-    return launch_on(HOPPER, "paged_decode", shape.queries_a_head, shape.head_dim, dtype.itemsize)
-
-
-_SIGNATURE = (
-    dict.fromkeys(("query", "keys", "values", "key_scales", "value_scales", "out"), "*bf16:16")
-    | dict.fromkeys(("page_tables", "plan", "counters"), "*i32:16")
-    | dict.fromkeys(("partials", "lses"), "*fp32:16")
-    | {"scale_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
-)
-_MAX_REGISTERS = 168
-"""With them a processor has 3 programs, with 128 it has 4: which of the two differs with Triton's version."""
-_SPILLED_BYTES = {"Qwen3-14B, merges": 24}
-"""With Triton 3.6, of a thread."""
-_CASES = {
-    f"{model}{', merges' if merges else ''}": CompileCase(
-        label=f"{model}{', merges' if merges else ''}",
-        kernel=attend,
-        signature=_SIGNATURE,
-        constants={"HEAD_DIM": shape.head_dim, "PAGE_SIZE": 16, "HAS_SCALES": False}
-        | _constants_of(DecodeLayout(256, shape.num_heads, shape.num_kv_heads, 528, True, merges)),
-        launch=_launch_of(shape, torch.bfloat16),
-        max_registers=_MAX_REGISTERS,
-        max_spilled_bytes=_SPILLED_BYTES.get(f"{model}{', merges' if merges else ''}", 0),
-    )
-    for model, shape in MODEL_SHAPES.items()
-    for merges in (False, True)
-}
-_MERGE_CASES = tuple(
-    CompileCase(
-        label=f"{model}, second kernel",
-        kernel=merge,
-        signature={name: _SIGNATURE[name] for name in ("plan", "partials", "lses", "out")},
-        constants={"NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim},
-        launch=launch_on(HOPPER, "paged_decode_merge", shape.head_dim),
-        max_registers=64,
-    )
-    for model, shape in MODEL_SHAPES.items()
-)
-COMPILE_CASES = (
-    *_CASES.values(),
-    *_MERGE_CASES,
-    *(
-        with_codes(_CASES[model], {"HAS_SCALES": True}, max_registers=232, max_spilled_bytes=8)
-        for model in ("GPT-2 124M", "Qwen3-0.6B")
-    ),
-    *(
-        in_float32(_CASES[model], launch=_launch_of(MODEL_SHAPES[model], torch.float32), max_registers=192)
-        for model in ("GPT-2 124M", "Qwen3-0.6B", "Llama-3-8B")
-    ),
-    in_float32(_MERGE_CASES[0]),
-)

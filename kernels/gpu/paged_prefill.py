@@ -1,7 +1,7 @@
-"""Prefill attention in Triton: one program a tile of a row's new tokens and key/value head.
+"""Prefill attention in Triton: one program per tile of a row's new tokens and key/value head.
 
 Shape legend: T tokens of all rows, H query heads, D head dimension; in a program N keys, M rows of products: the query
-heads of the key/value head, of one token after another.
+heads of the key/value head, token by token.
 """
 
 import torch
@@ -9,19 +9,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase, in_float32, with_codes
+from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.rows import PrefillRows
 from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score
-from kernels.gpu.launch_table import HOPPER, Launch, find_launch, launch_on
-from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
-from kernels.operations.paged_kv import PagedKV
-from kernels.operations.paged_prefill import PrefillRows
-from kernels.plans.prefill_tiles import TILE_WORDS, count_tile_tokens, max_prefill_tiles, plan_prefill_tiles
+from kernels.gpu.launch_table import count_tile_tokens, find_launch
+from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 
 _TILE = tl.constexpr(TILE_WORDS)
 
 
 def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: float, out_THD: Tensor) -> None:
-    """As the launcher says; without `rows.tiles` the list is planned here, which waits for the device."""
+    """Without `rows.tiles` the list is planned here, which waits for the device."""
     num_heads, head_dim = query_THD.shape[1:]
     assert query_THD.stride()[1:] == (head_dim, 1)
     assert out_THD.is_contiguous()
@@ -140,45 +138,3 @@ def attend(
     out_MD = (acc_MD / sum_M[:, None]).to(out.dtype.element_ty)
     out_M = ((first_token + query_M) * NUM_HEADS + head_M) * HEAD_DIM
     tl.store(out + out_M[:, None] + dim_D[None, :], out_MD, mask=is_used_MD)
-
-
-def _launch_of(shape: ModelShape, dtype: torch.dtype) -> Launch:
-    return launch_on(HOPPER, "paged_prefill", shape.queries_a_head, shape.head_dim, dtype.itemsize)
-
-
-_SIGNATURE = (
-    dict.fromkeys(("query", "keys", "values", "key_scales", "value_scales", "out"), "*bf16:16")
-    | dict.fromkeys(("page_tables", "context_lens", "tiles"), "*i32:16")
-    | {"scale_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
-)
-_CASES = {
-    model: CompileCase(
-        label=model,
-        kernel=attend,
-        signature=_SIGNATURE,
-        constants={
-            "QUERIES": shape.queries_a_head,
-            "NUM_KV_HEADS": shape.num_kv_heads,
-            "HEAD_DIM": shape.head_dim,
-            "PAGE_SIZE": 16,
-            "HAS_SCALES": False,
-        },
-        launch=_launch_of(shape, torch.bfloat16),
-        max_registers=168 if shape.head_dim == 64 else 224,
-        has_wgmma=True,
-    )
-    for model, shape in MODEL_SHAPES.items()
-}
-COMPILE_CASES = (
-    *_CASES.values(),
-    with_codes(_CASES["Qwen3-0.6B"], {"HAS_SCALES": True}, max_registers=255, max_spilled_bytes=32),
-    *(
-        in_float32(
-            _CASES[model],
-            launch=_launch_of(MODEL_SHAPES[model], torch.float32),
-            max_registers=255,
-            max_spilled_bytes=176,  # with Triton 3.6
-        )
-        for model in ("GPT-2 124M", "Qwen3-0.6B")
-    ),
-)

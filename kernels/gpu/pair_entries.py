@@ -1,11 +1,10 @@
-"""Entries that name (row, token) pairs, more than once maybe, inside of Triton kernels: what is read before anything is
-written, and sums over entries of the same pair without a sort.
+"""Triton kernels over entries that name (row, token) pairs, possibly more than once: reading them before anything is
+written, and summing entries of the same pair without a sort.
 
 Shape legend: S rows, V vocabulary, N entries.
-For a sum the entries of a pair agree on one of them: all write their index where the pair's logit is, and the one that
-is found there afterwards, whichever it is, gets the sum. It is taken in float64, in which a few float32 add up exactly
-but for extremes, so neither the choice nor the order of the additions shows. Each half is a launch of its own: between
-two launches everything that was written is seen.
+For a sum the entries of a pair agree on a leader: all write their index over the pair's logit, and the one found there
+afterwards gets the sum. Sums are float64, in which a few float32 add up exactly except for extremes, so neither
+the choice nor the order of the additions matters. Each half is a launch of its own, which makes its stores visible.
 """
 
 import torch
@@ -13,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase
-from kernels.gpu.launch_table import HOPPER, Launch, find_launch, launch_on
+from kernels.gpu.launch_table import Launch, find_launch
 
 
 def entry_launch() -> Launch:
@@ -22,7 +20,7 @@ def entry_launch() -> Launch:
 
 
 def entry_grid(rows_N: Tensor) -> tuple[int]:
-    """Returns the grid of a kernel with a program for each block of entries."""
+    """Returns the grid of a kernel with one program per block of entries."""
     return (triton.cdiv(len(rows_N), entry_launch()["BLOCK"]),)
 
 
@@ -36,16 +34,16 @@ def gather_entries(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor) -> Tensor:
 
 
 def scatter_entries(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tensor) -> None:
-    """Writes the value of each entry over its logit; entries of one pair have the same."""
+    """Writes the value of each entry over its logit; entries of one pair have the same value."""
     scatter_kernel[entry_grid(rows_N)](
         logits_SV, rows_N, ids_N, values_N, len(rows_N), logits_SV.shape[1], **entry_launch()
     )
 
 
 def sum_entries(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns which entry has the sum of each entry's pair (int32 [N]) and these sums (float64 [N], the rest is 0).
+    """Returns each entry's leader (int32 [N]) and the sums of the pairs at their leaders (float64 [N], others 0).
 
-    Without values it counts. It overwrites the logits of the entries: they have been gathered before.
+    Without values it counts. It overwrites the logits of the entries, which must have been gathered before.
     """
     leaders_N = torch.empty(len(rows_N), dtype=torch.int32, device=logits_SV.device)
     sums_N = torch.zeros(len(rows_N), dtype=torch.float64, device=logits_SV.device)
@@ -68,7 +66,7 @@ def sum_entries(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tens
 
 @triton.jit
 def entry_places(rows_ptr, ids_ptr, num_entries, vocab_size, BLOCK: tl.constexpr):
-    """The program's entries, which of them exist, and where in the logits their pairs are (int64)."""
+    """Returns the program's entries, the mask of those that exist, and their pairs' places in the logits (int64)."""
     entries = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = entries < num_entries
     rows = tl.load(rows_ptr + entries, mask=mask, other=0).to(tl.int64)
@@ -114,27 +112,3 @@ def sum_kernel(
     else:
         values = tl.full([BLOCK], 1.0, tl.float64)
     tl.atomic_add(sums_ptr + leaders, values, mask=mask, sem="relaxed")
-
-
-ENTRY_TYPES = {"logits_ptr": "*fp32:16", "rows_ptr": "*i64:16", "ids_ptr": "*i32:16"}
-COUNT_TYPES = {"num_entries": "i32", "vocab_size": "i32:16"}
-
-
-def entry_case(kernel: triton.JITFunction, types: dict[str, str], constants: dict[str, bool]) -> CompileCase:
-    """Returns the specialization of a kernel over entries; `types` are those of its parameters beside theirs."""
-    return CompileCase(
-        label=f"{kernel.__name__} {constants or ''}".strip(),
-        kernel=kernel,
-        signature=ENTRY_TYPES | types | COUNT_TYPES,
-        constants=constants,
-        launch=launch_on(HOPPER, "pair_entries"),
-        max_registers=48,
-    )
-
-
-SUM_TYPES = {"values_ptr": "*fp32:16", "leaders_ptr": "*i32:16", "sums_ptr": "*fp64:16"}
-GATHER_CASE = entry_case(gather_kernel, {"before_ptr": "*fp32:16"}, {})
-SCATTER_CASE = entry_case(scatter_kernel, {"values_ptr": "*fp32:16"}, {})
-CLAIM_CASE = entry_case(claim_kernel, {}, {})
-SUM_CASE = entry_case(sum_kernel, SUM_TYPES, {"HAS_VALUES": True})
-COUNT_CASE = entry_case(sum_kernel, SUM_TYPES, {"HAS_VALUES": False})

@@ -8,10 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.pair_entries import (
-    CLAIM_CASE,
-    COUNT_CASE,
-    GATHER_CASE,
-    entry_case,
     entry_grid,
     entry_launch,
     entry_places,
@@ -61,21 +57,3 @@ def penalize_occurrence_kernel(
     frequency = tl.load(frequency_ptr + entries, mask=mask, other=0.0)
     presence = tl.load(presence_ptr + entries, mask=mask, other=0.0)
     tl.store(logits_ptr + places, before - count.to(tl.float32) * frequency - presence, mask=mask)
-
-
-COMPILE_CASES = (
-    GATHER_CASE,
-    CLAIM_CASE,
-    COUNT_CASE,
-    entry_case(
-        penalize_occurrence_kernel,
-        {
-            "before_ptr": "*fp32:16",
-            "leaders_ptr": "*i32:16",
-            "counts_ptr": "*fp64:16",
-            "frequency_ptr": "*fp32:16",
-            "presence_ptr": "*fp32:16",
-        },
-        {},
-    ),
-)

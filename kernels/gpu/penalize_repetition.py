@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.pair_entries import GATHER_CASE, entry_case, entry_grid, entry_launch, entry_places, gather_entries
+from kernels.gpu.pair_entries import entry_grid, entry_launch, entry_places, gather_entries
 
 
 def penalize_repetition(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, penalties_N: Tensor) -> None:
@@ -27,9 +27,3 @@ def penalize_repetition_kernel(
     penalty = tl.load(penalties_ptr + entries, mask=mask, other=1.0)
     after = tl.where(before > 0, tl.math.div_rn(before, penalty), before * penalty)
     tl.store(logits_ptr + places, after, mask=mask)
-
-
-COMPILE_CASES = (
-    GATHER_CASE,
-    entry_case(penalize_repetition_kernel, {"before_ptr": "*fp32:16", "penalties_ptr": "*fp32:16"}, {}),
-)

@@ -5,19 +5,14 @@ Shape legend: T tokens, H query heads, G key/value heads, A = H + 2 G, D head di
 A program takes some heads of one kind (query, key or value) of one token, as two halves of D: the rotation pairs them.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase, in_float32, with_codes
+from kernels.arguments.paged_kv import MAX_CODES, PagedKV
+from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.gpu.key_blocks import scales_of
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
-from kernels.gpu.model_shapes import MODEL_SHAPES
-from kernels.operations.paged_kv import PagedKV
-from kernels.operations.qk_norm import HeadNorms
-from kernels.operations.quantized_kv import MAX_CODES
-from kernels.operations.rotate_store import RopeTables
+from kernels.gpu.launch_table import find_launch
 
 
 def rotate_store(
@@ -161,32 +156,3 @@ def _norm(half_1, half_2, weight_ptr, eps, HEAD_DIM: tl.constexpr, X: tl.constex
     normed_1 = (wide_1 * scale).to(half_1.dtype).to(tl.float32) * weight_1
     normed_2 = (wide_2 * scale).to(half_2.dtype).to(tl.float32) * weight_2
     return normed_1.to(half_1.dtype), normed_2.to(half_2.dtype)
-
-
-_POINTERS = ("heads_ptr", "keys", "values", "key_scales", "value_scales", "query_weight_ptr", "key_weight_ptr")
-_CASES = tuple(
-    CompileCase(
-        label=model,
-        kernel=rotate_store_kernel,
-        signature=dict.fromkeys(_POINTERS, "*bf16:16")
-        | {"cos_ptr": f"*{table}:16", "sin_ptr": f"*{table}:16", "positions_ptr": "*i32:16", "slots_ptr": "*i64:16"}
-        | {"eps": "fp32"},
-        constants={
-            "NUM_HEADS": shape.num_heads,
-            "NUM_KV_HEADS": shape.num_kv_heads,
-            "HEAD_DIM": shape.head_dim,
-            "HAS_ROPE": table == "fp32",
-            "HAS_NORM": model.startswith("Qwen3"),
-            "MAX_CODE": 0.0,
-        },
-        launch=launch_on(HOPPER, "rotate_store", shape.num_heads, shape.num_kv_heads, shape.head_dim),
-        max_registers=64,
-    )
-    for model, shape in MODEL_SHAPES.items()
-    for table in ["bf16" if model.startswith("GPT-2") else "fp32"]
-)
-COMPILE_CASES = (
-    *_CASES,
-    with_codes(_CASES[1], {"MAX_CODE": MAX_CODES[torch.float8_e4m3fn]}),
-    *(in_float32(case) for case in _CASES[:2]),
-)

@@ -5,11 +5,8 @@ Shape legend: S rows, V vocabulary.
 
 from torch import Tensor
 
-from kernels.gpu.best_token import find_best, part_cases
+from kernels.gpu.best_token import find_best
 
 
 def sample(scores_SV: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
     return find_best(scores_SV, (None, seeds_S, positions_S))
-
-
-COMPILE_CASES = part_cases("fp32", is_drawn=True, has_logits=False)

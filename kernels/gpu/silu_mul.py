@@ -8,12 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase, in_float32
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
-from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.launch_table import find_launch
 
 
-def silu_mul(gate_up_TF2: Tensor) -> Tensor:
+def silu_mul(gate_up_TF2: Tensor, _out_TF: Tensor | None) -> Tensor:
     num_tokens, size = gate_up_TF2.shape[0], gate_up_TF2.shape[1] // 2
     assert gate_up_TF2.is_contiguous()
     out_TF = torch.empty(num_tokens, size, dtype=gate_up_TF2.dtype, device=gate_up_TF2.device)
@@ -33,17 +31,3 @@ def silu_mul_kernel(gate_up_ptr, out_ptr, SIZE: tl.constexpr, BLOCK: tl.constexp
     # Rounded before it is multiplied, as in the models' own code.
     silu = (gate / (1.0 + tl.exp(-gate))).to(out_ptr.dtype.element_ty).to(tl.float32)
     tl.store(out_ptr + row * SIZE + columns, (silu * up).to(out_ptr.dtype.element_ty), mask=mask)
-
-
-_CASES = tuple(
-    CompileCase(
-        label=model,
-        kernel=silu_mul_kernel,
-        signature={"gate_up_ptr": "*bf16:16", "out_ptr": "*bf16:16"},
-        constants={"SIZE": MODEL_SHAPES[model].mlp_size},
-        launch=launch_on(HOPPER, "silu_mul"),
-        max_registers=40,
-    )
-    for model in ("Qwen3-0.6B", "Llama-3-8B", "Qwen3-14B")
-)
-COMPILE_CASES = _CASES + tuple(in_float32(case) for case in _CASES[:1])

@@ -1,14 +1,13 @@
 """The Triton kernel of `take_tokens`: the first node of a step's graph.
 
-Shape legend: T tokens of the step, D decode rows, S rows that the step before sampled.
+Shape legend: T tokens of the step, D decode rows, S rows that the previous step sampled.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
+from kernels.gpu.launch_table import find_launch
 
 
 def take_tokens(token_ids_T: Tensor, sources_D: Tensor, sampled_S: Tensor) -> None:
@@ -24,21 +23,3 @@ def take_tokens_kernel(token_ids_ptr, sources_ptr, sampled_ptr, num_rows, BLOCK:
     is_taken = sources >= 0
     tokens = tl.load(sampled_ptr + sources, mask=is_taken, other=0)
     tl.store(token_ids_ptr + rows, tl.maximum(tokens, 0).to(tl.int32), mask=is_taken)
-
-
-COMPILE_CASES = tuple(
-    CompileCase(
-        label=f"tokens sampled as {dtype}",
-        kernel=take_tokens_kernel,
-        signature={
-            "token_ids_ptr": "*i32:16",
-            "sources_ptr": "*i32:16",
-            "sampled_ptr": f"*{dtype}:16",
-            "num_rows": "i32",
-        },
-        constants={},
-        launch=launch_on(HOPPER, "take_tokens"),
-        max_registers=32,
-    )
-    for dtype in ("i32", "i64")
-)

@@ -10,24 +10,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.best_token import VOCAB_SIZES
-from kernels.gpu.compile_case import CompileCase, in_float32
-from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
-from kernels.operations.top_logprobs import top_logprobs_reference
+from kernels.gpu.launch_table import find_launch
 
 MAX_TOP = 64
-"""More maxima would take longer than a sort."""
+"""More maxima take longer than a sort."""
 USUAL_TOP = 20
-"""The most that the API gives: fewer are held as so many, so that no other count is compiled for in mid-service."""
+"""The API's maximum: smaller counts are padded to it, so that none is compiled while serving."""
 LAST_ID = tl.constexpr(0x7FFFFFFF)
-"""All bits: what a token is combined with, so that the smaller one gives the larger key."""
+"""All bits: a token is combined with it so that the smaller token gives the larger key."""
 NO_KEY = tl.constexpr(-(1 << 63))
 BEYOND_KEYS = tl.constexpr((1 << 63) - 1)
 
 
 def top_logprobs(logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     if num_top > MAX_TOP:
-        return top_logprobs_reference(logits_NV, ids_N, num_top)
+        return NotImplemented
     num_rows, vocab_size = logits_NV.shape
     assert logits_NV.stride(1) == 1 or vocab_size == 1
     device, block = logits_NV.device, find_launch("top_logprobs", vocab_size)
@@ -147,32 +144,3 @@ def _row_totals(maxima_ptr, sums_ptr, row, NUM_PARTS: tl.constexpr, PARTS_BLOCK:
 def _order(bits):
     """Turns the bits of a float into an int32 of the same order, and back."""
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-LOGITS_TYPES = {"logits_ptr": "*bf16:16"}
-SUMS_TYPES = {"maxima_ptr": "*fp32:16", "sums_ptr": "*fp32:16", "keys_ptr": "*i64:16", "num_top": "i32"}
-OUT_TYPES = {"ids_ptr": "*i32:16", "logprobs_ptr": "*fp32:16", "top_ids_ptr": "*i32:16", "top_logprobs_ptr": "*fp32:16"}
-
-
-def _cases(vocab_size: int) -> tuple[CompileCase, ...]:
-    block = launch_on(HOPPER, "top_logprobs", vocab_size)
-    num_parts = triton.cdiv(vocab_size, block["BLOCK"])
-    sizes = {"VOCAB": vocab_size, "NUM_PARTS": num_parts, "PARTS_BLOCK": triton.next_power_of_2(num_parts)}
-    logits = LOGITS_TYPES | {"row_stride": "i32" if vocab_size % 16 else "i32:16"}
-    sums = {name: SUMS_TYPES[name] for name in ("maxima_ptr", "sums_ptr")}
-    return (
-        CompileCase(f"sums of {vocab_size}", part_sums_kernel, logits | sums, {"VOCAB": vocab_size}, 64, block),
-        CompileCase(f"keys of {vocab_size}", part_keys_kernel, logits | SUMS_TYPES, sizes, 128, block),
-        CompileCase(
-            f"top 20 of {vocab_size}",
-            row_top_kernel,
-            logits | SUMS_TYPES | OUT_TYPES,
-            sizes,
-            96,
-            launch_on(HOPPER, "top_logprobs_row", num_parts * USUAL_TOP),
-        ),
-    )
-
-
-_CASES = tuple(case for vocab_size in VOCAB_SIZES for case in _cases(vocab_size))
-COMPILE_CASES = _CASES + tuple(in_float32(case) for case in _cases(VOCAB_SIZES[-1]))

@@ -1,6 +1,6 @@
-"""The Triton kernels of this process: loaded once, looked up by operation by the launchers of `kernels/`.
+"""The Triton kernels of this process: loaded once, looked up by operation.
 
-Triton is not installed beside a CPU build of torch, so nothing but this file names the modules that import it.
+Triton is not installed with a CPU build of torch, so only this file names the modules that import it.
 """
 
 from collections.abc import Callable
@@ -8,10 +8,8 @@ from importlib import import_module
 from traceback import walk_tb
 from typing import Any
 
-from torch import Tensor
-
 TritonKernel = Callable[..., Any]
-"""Takes what the launcher of the same name takes."""
+"""Takes the arguments of the operation of the same name."""
 
 NAMES: tuple[str, ...] = (
     "add_biases",
@@ -41,28 +39,26 @@ _loaded: dict[str, TritonKernel] = {}
 _device_type = "cuda"
 
 
-def find_triton_kernel(name: str, x: Tensor) -> TritonKernel | None:
-    """Returns the Triton kernel of an operation for tensors like `x`; None: the launcher goes on without."""
-    triton_kernel = _loaded.get(name)
-    # The dictionary first: where no kernels are loaded, asking the tensor would be most of the cost.
-    return triton_kernel if triton_kernel is not None and x.device.type == _device_type else None
+def find_triton_kernel(name: str) -> TritonKernel | None:
+    """Returns the Triton kernel of an operation, or `None` if it has none or has been left out."""
+    return _loaded.get(name)
 
 
-def find_form(name: str, x: Tensor, reference: TritonKernel) -> TritonKernel:
-    """Returns the Triton kernel of an operation that has no C kernel, else its reference."""
-    return find_triton_kernel(name, x) or reference
+def device_type() -> str:
+    """Returns the type of the device that the kernels are loaded for."""
+    return _device_type
 
 
 def programs_a_processor(name: str, *shape: Any) -> int:
     """Returns how many programs of an operation's kernel, compiled for `shape`, a processor runs side by side.
 
-    Only on a CUDA device, where it compiles the kernel; 1 where the kernel has been left out.
+    It compiles the kernel, and needs a CUDA device; 1 if the kernel has been left out.
     """
     return import_module(f"kernels.gpu.{name}").programs_a_processor(*shape) if name in _loaded else 1
 
 
 def load_triton_kernels(device_type: str = "cuda") -> None:
-    """From now on launchers use the Triton kernels for tensors on `device_type` ("cpu": Triton's interpreter)."""
+    """Makes operations use the Triton kernels for tensors on `device_type` ("cpu": Triton's interpreter)."""
     global _device_type  # noqa: PLW0603
     _device_type = device_type
     for name in NAMES:
@@ -70,9 +66,9 @@ def load_triton_kernels(device_type: str = "cuda") -> None:
 
 
 def leave_out_failed(error: Exception) -> str | None:
-    """Launchers no longer use the kernel whose compilation or launch raised `error`; returns its operation.
+    """Makes operations no longer use the kernel whose compilation or launch raised `error`; returns its operation.
 
-    `None`, and nothing is left out, where the error did not come out of Triton below one of the kernels.
+    Returns `None`, and leaves out no kernel, if the error was not raised by Triton below one of the kernels.
     """
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
     if not any(module.startswith("triton.") for module in modules):

@@ -1,1 +1,1 @@
-"""The operations of a forward pass: each file has a launcher and a plain-torch reference."""
+"""The operations of a forward pass: each file has the operation, which checks its arguments, and a torch reference."""

@@ -1,19 +1,18 @@
-"""Leaves some rows only the tokens whose bit is set: what a grammar allows next.
+"""Restricts some rows to the tokens whose bit is set: those that a grammar allows next.
 
-Shape legend: S rows, V vocabulary, A rows concerned, W words of a bitmask, 32 tokens each.
+Shape legend: S rows, V vocabulary, A restricted rows, W words of a bitmask, 32 tokens each.
 """
 
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import find_kernel
-from kernels.gpu.triton_kernels import find_triton_kernel
+from kernels.dispatch import call
 
 
 def apply_bitmask(logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None:
-    """In the rows `rows_A` (int64, each once) the logits of all tokens whose bit is 0 become -inf, in place.
+    """Sets the logits of all tokens whose bit is 0 to -inf in the rows `rows_A` (int64, each once), in place.
 
-    Bit b of the int32 word w is that of token 32 * w + b. Logits are float32.
+    Bit b of the int32 word w belongs to token 32 * w + b. Logits are float32.
     """
     assert logits_SV.dtype == torch.float32
     assert rows_A.dtype == torch.int64
@@ -21,15 +20,7 @@ def apply_bitmask(logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None
     assert bitmask_AW.shape == (len(rows_A), -(-logits_SV.shape[1] // 32))
     assert logits_SV.is_contiguous()
     assert bitmask_AW.is_contiguous()
-    triton_kernel = find_triton_kernel("apply_bitmask", logits_SV)
-    if triton_kernel is not None:
-        triton_kernel(logits_SV, rows_A, bitmask_AW)
-        return
-    kernel = find_kernel("apply_bitmask", logits_SV)
-    if kernel is None:
-        apply_bitmask_reference(logits_SV, rows_A, bitmask_AW)
-        return
-    kernel(logits_SV.data_ptr(), rows_A.data_ptr(), bitmask_AW.data_ptr(), len(rows_A), logits_SV.shape[1])
+    call("apply_bitmask", logits_SV, apply_bitmask_reference, logits_SV, rows_A, bitmask_AW)
 
 
 def apply_bitmask_reference(logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None:

@@ -1,47 +1,30 @@
-"""Draws a token of each of some rows from what top-k, top-p and min-p leave of their logits.
+"""Draws a token for each of some rows from the logits that top-k, top-p and min-p keep.
 
 Shape legend: S rows, N some of them, V vocabulary.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_form
+from kernels.arguments.rows import RowDraws
+from kernels.dispatch import call
 from kernels.operations.filter_scores import filter_min_p, filter_top
 from kernels.operations.sample import NO_TOKEN, greedy, sample
 
 
-class RowDraws(NamedTuple):
-    """How each row is drawn, all [N]; the filters are those of `filter_scores.py`, in its order."""
-
-    temperatures: Tensor
-    """float32, above 0."""
-    seeds: Tensor
-    """int64, as are positions."""
-    positions: Tensor
-    top_ks: Tensor
-    """int64, from V on it takes nothing out."""
-    top_ps: Tensor
-    """float32, 1 takes nothing out."""
-    min_ps: Tensor
-    """float32, 0 takes nothing out."""
-
-
 def draw_filtered(logits_SV: Tensor, rows_N: Tensor, draws: RowDraws) -> Tensor:
-    """Returns a token (int32) of each row in `rows_N` (int64), -1 where one of its logits is not finite.
+    """Returns a token (int32) for each row in `rows_N` (int64), -1 if one of its logits is not finite.
 
-    It is drawn with probability softmax(logits / temperature) from the tokens that the filters leave.
+    It is drawn with probability softmax(logits / temperature) from the tokens that the filters keep.
     """
     assert logits_SV.dim() == 2
     assert rows_N.dtype == torch.int64
     assert all(len(column) == len(rows_N) for column in draws)
-    return find_form("draw_filtered", logits_SV, draw_filtered_reference)(logits_SV, rows_N, draws)
+    return call("draw_filtered", logits_SV, draw_filtered_reference, logits_SV, rows_N, draws)
 
 
 def draw_filtered_reference(logits_SV: Tensor, rows_N: Tensor, draws: RowDraws) -> Tensor:
-    """Copies the rows, and reads the copies once for each operation."""
+    """Copies the rows and reads the copies once per operation."""
     logits_NV = logits_SV.index_select(0, rows_N)
     is_possible_N = greedy(logits_NV) != NO_TOKEN
     scores_NV = logits_NV.float().div_(draws.temperatures[:, None])

@@ -1,7 +1,7 @@
 """Filters that few requests use: top-n-sigma, typical-p and XTC, in torch alone on any device.
 
-Shape legend: S rows, V vocabulary. Scores are float32 logits by their temperature, -inf for tokens that are out
-already; what a filter takes out becomes -inf, in place. None of them waits for the device.
+Shape legend: S rows, V vocabulary. Scores are float32 logits over temperature, -inf for tokens that are already
+filtered out; a filter sets more of them to -inf, in place. No filter waits for the device.
 """
 
 from torch import Tensor
@@ -12,7 +12,7 @@ OUT = float("-inf")
 
 
 def filter_top_n_sigma(scores_SV: Tensor, top_n_sigmas_S: Tensor) -> None:
-    """Keeps the tokens within so many standard deviations of the scores below the best one.
+    """Keeps the tokens within `top_n_sigmas_S` standard deviations of the scores below the best one.
 
     Tang et al., "Top-nσ: Not All Logits Are You Need", 2024. The choice does not depend on the temperature.
     """
@@ -25,9 +25,9 @@ def filter_top_n_sigma(scores_SV: Tensor, top_n_sigmas_S: Tensor) -> None:
 
 
 def filter_typical_p(scores_SV: Tensor, typical_ps_S: Tensor) -> None:
-    """Keeps the tokens whose information is nearest to the entropy, as few as have the probability `typical_ps_S`.
+    """Keeps the fewest tokens nearest to the entropy in information whose probability reaches `typical_ps_S`.
 
-    Meister et al., "Locally Typical Sampling", 2022. Tokens as near as the last one kept stay.
+    Meister et al., "Locally Typical Sampling", 2022. Tokens as near as the last one kept are kept too.
     """
     logprobs_SV = scores_SV.log_softmax(-1)
     probs_SV = logprobs_SV.exp()
@@ -42,9 +42,9 @@ def filter_typical_p(scores_SV: Tensor, typical_ps_S: Tensor) -> None:
 def filter_xtc(
     scores_SV: Tensor, probabilities_S: Tensor, thresholds_S: Tensor, seeds_S: Tensor, positions_S: Tensor
 ) -> None:
-    """With a probability, takes out all but the least likely of the tokens that are at least as likely as a threshold.
+    """With a probability, removes all tokens at least as likely as a threshold except the least likely of them.
 
-    "Exclude Top Choices" by p-e-w (text-generation-webui, 2024). Chance is a function of seed and position (int64).
+    "Exclude Top Choices" by p-e-w (text-generation-webui, 2024). The chance is a function of seed and position (int64).
     """
     probs_SV = scores_SV.softmax(-1)
     is_top_SV = probs_SV >= thresholds_S[:, None]

@@ -3,12 +3,10 @@
 Shape legend: T tokens, E embedding size. Formula: Ba, Kiros and Hinton, "Layer Normalization", 2016.
 """
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.cpu.library import find_kernel
-from kernels.gpu.triton_kernels import find_triton_kernel
+from kernels.dispatch import call
 
 
 def layer_norm(
@@ -21,38 +19,18 @@ def layer_norm(
 ) -> Tensor:
     """Returns (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, computed in float32.
 
-    With `update_TE`, `x_TE` is the residual stream and has it added in place first. The result may be put into
-    `out_TE`, which is like `x_TE`, and is a new tensor otherwise.
+    With `update_TE`, `x_TE` is the residual stream and has it added in place first. The result may be
+    written to `out_TE`, which is like `x_TE`; otherwise it is a new tensor.
     """
     assert x_TE.shape[-1:] == weight_E.shape == bias_E.shape
     assert x_TE.dtype == weight_E.dtype == bias_E.dtype
     assert update_TE is None or (update_TE.shape == x_TE.shape and update_TE.dtype == x_TE.dtype)
-    triton_kernel = find_triton_kernel("layer_norm", x_TE)
-    if triton_kernel is not None:
-        return triton_kernel(x_TE, weight_E, bias_E, eps, update_TE)
-    kernel = find_kernel("layer_norm", x_TE)
-    if kernel is None:
-        return layer_norm_reference(x_TE, weight_E, bias_E, eps, update_TE)
-    assert x_TE.is_contiguous()
-    assert update_TE is None or update_TE.is_contiguous()
-    out_TE = torch.empty_like(x_TE) if out_TE is None else out_TE
-    assert out_TE.shape == x_TE.shape
-    assert out_TE.is_contiguous()
-    kernel(
-        x_TE.data_ptr(),
-        None if update_TE is None else update_TE.data_ptr(),
-        weight_E.data_ptr(),
-        bias_E.data_ptr(),
-        out_TE.data_ptr(),
-        x_TE.shape[0],
-        x_TE.shape[1],
-        eps,
-    )
-    return out_TE
+    assert out_TE is None or out_TE.shape == x_TE.shape
+    return call("layer_norm", x_TE, layer_norm_reference, x_TE, weight_E, bias_E, eps, update_TE, out_TE)
 
 
 def layer_norm_reference(
-    x_TE: Tensor, weight_E: Tensor, bias_E: Tensor, eps: float, update_TE: Tensor | None
+    x_TE: Tensor, weight_E: Tensor, bias_E: Tensor, eps: float, update_TE: Tensor | None, _out_TE: Tensor | None = None
 ) -> Tensor:
     if update_TE is not None:
         x_TE.add_(update_TE)

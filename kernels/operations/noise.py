@@ -5,7 +5,7 @@ A row's 64-bit key is the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast 
 Generators", 2014, with Stafford's variant 13) over the seed and then the position. Each token is hashed with one half
 of the key and then with the other by `lowbias32` (Wellons, "Prospecting for Hash Functions", 2018), nested as in
 Jarzynski and Olano, "Hash Functions for GPU Rendering", 2020. All of it is wrapping integer arithmetic, so a row's
-noise is the same alone and in any batch, on any device; only the logarithms may differ there in the last bit.
+noise is the same alone and in any batch, on any device; only the logarithms may differ between devices in the last bit.
 """
 
 import torch
@@ -22,7 +22,7 @@ LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 def exponential_noise(seeds_S: Tensor, positions_S: Tensor, vocab_size: int) -> Tensor:
     """Returns [S, V] float32 draws of the exponential distribution, all positive and finite.
 
-    31 random bits give the probability its fine steps near 0, where the draws that win a race are.
+    31 random bits give the probability fine steps near 0, where the winning draws are.
     """
     assert seeds_S.dtype == positions_S.dtype == torch.int64
     assert seeds_S.shape == positions_S.shape
@@ -32,7 +32,7 @@ def exponential_noise(seeds_S: Tensor, positions_S: Tensor, vocab_size: int) -> 
 
 
 def row_noise(seeds_S: Tensor, positions_S: Tensor) -> Tensor:
-    """Returns float32 [S], uniform in (0, 1]: for choices of a whole row, independent of the noise of its tokens."""
+    """Returns float32 [S], uniform in (0, 1]: for a choice per row, independent of the noise of its tokens."""
     no_token = torch.full((1,), -1, dtype=torch.int32, device=seeds_S.device)
     return _uniform(seeds_S, positions_S, no_token)[:, 0]
 

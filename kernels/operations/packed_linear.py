@@ -1,7 +1,7 @@
-"""A linear layer whose weight lies as the processor reads it.
+"""A linear layer whose weight is stored in the order in which the processor reads it.
 
-Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, S inputs that lie together: 2 of bfloat16, 1
-of float32.
+Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, S inputs that are stored together: 2 in bfloat16, 1
+in float32.
 """
 
 from typing import Literal
@@ -11,25 +11,23 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu.huge_pages import empty_huge
-from kernels.cpu.library import find_kernel, loaded_isa
+from kernels.cpu.library import loaded_isa
+from kernels.dispatch import call, find_implementation
 
 STEP, BLOCK = 32, 32
-"""The number of inputs is a multiple of STEP; BLOCK outputs lie together."""
+"""The number of inputs is a multiple of STEP; BLOCK outputs are stored together."""
 
 
 def has_packed_kernel(weight_OI: Tensor) -> bool:
-    """Whether there is a C kernel for such a weight: where there is none, packing it gains nothing.
-
-    For float32 there is one where torch has no wider vectors than it.
-    """
-    if weight_OI.shape[1] % STEP or find_kernel("packed_linear", weight_OI) is None:
+    """True if packing this weight pays: a C kernel takes it, and in float32 torch has no wider vectors than that."""
+    if weight_OI.shape[1] % STEP or find_implementation("packed_linear", weight_OI) is None:
         return False
     is_narrow = loaded_isa() == "avx2" and torch.backends.cpu.get_cpu_capability() != "AVX2"
     return weight_OI.dtype != torch.float32 or not is_narrow
 
 
 def pack(weight_OI: Tensor) -> Tensor:
-    """Returns a copy, [K, I / S, 32, S], in huge pages: zeros fill the last block."""
+    """Returns a copy, [K, I / S, 32, S], in huge pages; the last block is padded with zeros."""
     num_outputs, num_inputs = weight_OI.shape
     packed = allocate_packed(num_outputs, num_inputs, weight_OI.dtype)
     pack_rows(packed, 0, weight_OI)
@@ -37,10 +35,10 @@ def pack(weight_OI: Tensor) -> Tensor:
 
 
 def allocate_packed(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
-    """Returns what `pack` would, but outputs hold anything until `pack_rows` has set them.
+    """Returns the tensor that `pack` returns, with uninitialised outputs for `pack_rows` to set.
 
-    A block is one stretch of memory that is read from its first byte to its last. On a Zen 4 core one token streams
-    weights at 32 GB/s so, at 11 where each step's 32 outputs are two halves 1 KB apart, at 17 in pages of 4 KB.
+    A block is one stretch of memory, read from its first byte to its last: on a Zen 4 core one token streams weights at
+    32 GB/s. With each step's 32 outputs in two halves 1 KB apart it is 11 GB/s, in pages of 4 KB 17 GB/s.
     """
     assert num_inputs % STEP == 0
     num_together = 4 // dtype.itemsize
@@ -51,17 +49,11 @@ def allocate_packed(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Te
 
 
 def pack_rows(packed: Tensor, first_output: int, rows_OI: Tensor) -> None:
-    """Sets the outputs from `first_output` on; `rows_OI` is cast where it must be, and may be a transposed tensor."""
+    """Sets the outputs from `first_output` on; `rows_OI` may have another dtype and may be a transposed tensor."""
     rows_OI, (num_outputs, num_inputs) = rows_OI.to(packed.dtype), rows_OI.shape
     assert num_inputs == packed.shape[1] * packed.shape[3]
     assert first_output + num_outputs <= BLOCK * len(packed)
-    kernel = find_kernel("pack_linear", rows_OI)
-    if kernel is None:
-        pack_rows_reference(packed, first_output, rows_OI)
-        return
-    is_transposed = rows_OI.T.is_contiguous()
-    rows_OI = rows_OI if is_transposed else rows_OI.contiguous()
-    kernel(rows_OI.data_ptr(), packed.data_ptr(), first_output, num_outputs, num_inputs, is_transposed)
+    call("pack_linear", rows_OI, pack_rows_reference, packed, first_output, rows_OI)
 
 
 def pack_rows_reference(packed: Tensor, first_output: int, rows_OI: Tensor) -> None:
@@ -82,29 +74,24 @@ def packed_linear(
     activation: Literal["tanh"] | None = None,
     out_TO: Tensor | None = None,
 ) -> Tensor:
-    """Returns x W^T + b [T, O], through the tanh approximation of GELU if `activation` says so; `packed` is of `pack`.
+    """Returns x W^T + b [T, O], followed by the tanh GELU if `activation` is set; `packed` comes from `pack`.
 
-    A token's outputs are the same bits alone and in any batch. The result may be put into `out_TO`, and is a new tensor
-    otherwise.
+    A token's outputs are the same bits alone and in any batch. The result may be written to `out_TO`; otherwise it is
+    a new tensor.
     """
-    kernel = find_kernel("packed_linear", x_TI)
-    if kernel is None or not x_TI.is_contiguous():
-        return packed_linear_reference(x_TI, packed, bias_O, num_outputs, activation)
-    num_tokens, num_inputs = x_TI.shape
-    assert packed.is_contiguous()
     assert packed.shape[0] == -(-num_outputs // BLOCK)
-    assert packed.shape[1] * packed.shape[3] == num_inputs
-    out_TO = torch.empty(num_tokens, num_outputs, dtype=x_TI.dtype) if out_TO is None else out_TO
-    assert out_TO.shape == (num_tokens, num_outputs)
-    assert out_TO.is_contiguous()
-    bias = None if bias_O is None else bias_O.data_ptr()
-    addresses = x_TI.data_ptr(), packed.data_ptr(), bias, out_TO.data_ptr()
-    kernel(*addresses, num_tokens, num_inputs, num_outputs, activation is not None)
-    return out_TO
+    assert packed.shape[1] * packed.shape[3] == x_TI.shape[1]
+    arguments = x_TI.contiguous(), packed, bias_O, num_outputs, activation, out_TO
+    return call("packed_linear", x_TI, packed_linear_reference, *arguments)
 
 
 def packed_linear_reference(
-    x_TI: Tensor, packed: Tensor, bias_O: Tensor | None, num_outputs: int, activation: Literal["tanh"] | None
+    x_TI: Tensor,
+    packed: Tensor,
+    bias_O: Tensor | None,
+    num_outputs: int,
+    activation: Literal["tanh"] | None,
+    _out_TO: Tensor | None = None,
 ) -> Tensor:
     weight_OI = packed.transpose(1, 2).reshape(-1, x_TI.shape[1])[:num_outputs]
     out_TO = functional.linear(x_TI, weight_OI, bias_O)

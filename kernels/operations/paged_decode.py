@@ -7,19 +7,16 @@ P pages a row (padded), L keys of the longest row (rounded up), B = R * G.
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_triton_kernel, programs_a_processor
-from kernels.operations.paged_kv import PagedKV, find_attention_kernel
+from kernels.arguments.paged_kv import PagedKV
+from kernels.dispatch import call
 from kernels.operations.quantized_kv import gather_heads
-from kernels.plans.decode_work import DecodeShape, DecodeWork
+from kernels.plans.decode_work import DecodeWork
 
 MAX_GATHERED_ELEMENTS = 1 << 20
-"""K elements that the reference gathers at a time: more leaves the processor's caches and is several times slower."""
-
-UNCOMPILED = 4
-"""Programs that work is planned for where no kernel is compiled."""
+"""K elements that the reference gathers at a time: more do not fit the caches, which is several times slower."""
 
 KEYS_STEP = 16
-"""Lengths are rounded up to multiples of it: for each new shape of a product oneDNN builds, and keeps, new code."""
+"""Lengths are rounded up to a multiple of it: oneDNN compiles, and keeps, new code for each shape of a product."""
 
 
 def paged_decode(
@@ -31,12 +28,12 @@ def paged_decode(
     out_RHD: Tensor,
     work: DecodeWork | None = None,
 ) -> None:
-    """`out_RHD` holds softmax(scale * q kᵀ) v of each row over its first `num_keys_R[r]` tokens.
+    """Sets `out_RHD` to softmax(scale * q kᵀ) v of each row over its first `num_keys_R[r]` tokens.
 
-    The row's own token counts and has been stored. `page_tables_RP` (int32) is padded with -1; slots beyond a row's
-    keys are not read and may be uninitialised. The softmax is computed in float32. What `out_RHD` holds of a row of 0
-    keys (the padding of a captured step) is undefined. `work` is the planned work of the same rows: the Triton kernel
-    needs it to run without waiting for the device, the other kernels have no use for it.
+    The row's own token is included and has been stored. `page_tables_RP` (int32) is padded with -1; slots beyond a
+    row's keys are not read and may be uninitialised. The softmax is computed in float32. Outputs of a row of 0 keys
+    (the padding of a captured step) are undefined. `work` is the planned work of these rows, without which
+    the Triton kernel waits for the device.
     """
     num_rows, num_heads, head_dim = query_RHD.shape
     assert out_RHD.shape == query_RHD.shape
@@ -46,40 +43,8 @@ def paged_decode(
     assert num_heads % cache.num_heads == 0
     assert page_tables_RP.shape[0] == num_keys_R.shape[0] == num_rows
     assert page_tables_RP.dtype == num_keys_R.dtype == torch.int32
-    triton_kernel = find_triton_kernel("paged_decode", query_RHD)
-    if triton_kernel is not None:
-        triton_kernel(query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD, work)
-        return
-    kernel = find_attention_kernel("paged_decode", query_RHD, cache, out_RHD)
-    if kernel is None:
-        paged_decode_reference(query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD)
-        return
-    kernel(
-        query_RHD.data_ptr(),
-        query_RHD.stride(0),
-        *cache.addresses,
-        page_tables_RP.data_ptr(),
-        page_tables_RP.stride(0),
-        num_keys_R.data_ptr(),
-        out_RHD.data_ptr(),
-        num_rows,
-        cache.num_heads,
-        num_heads // cache.num_heads,
-        head_dim,
-        cache.page_size,
-        scale,
-    )
-
-
-def count_programs(shape: DecodeShape, device: torch.device) -> int:
-    """Returns how many programs of the Triton kernel the device runs side by side.
-
-    It follows from the registers and the shared memory that the compiled kernel takes of a processor.
-    """
-    if device.type != "cuda":
-        return UNCOMPILED
-    properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count * programs_a_processor("paged_decode", shape, properties)
+    arguments = query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD, work
+    call("paged_decode", query_RHD, paged_decode_reference, *arguments)
 
 
 def paged_decode_reference(
@@ -89,6 +54,7 @@ def paged_decode_reference(
     num_keys_R: Tensor,
     scale: float,
     out_RHD: Tensor,
+    _work: DecodeWork | None = None,
 ) -> None:
     num_rows, num_heads, head_dim = query_RHD.shape
     num_keys = num_keys_R.tolist()
@@ -99,7 +65,7 @@ def paged_decode_reference(
         longest = _round_up(max(num_keys[rows]))
         num_keys_R1 = num_keys_R[rows, None]
         positions_L = torch.arange(longest, dtype=torch.int32, device=query_RHD.device)
-        # In place of what lies beyond, which could be NaN, a row reads its last token again, an empty row slot 0.
+        # Slots beyond a row's keys may hold NaN: its last token is read again in their place, slot 0 for an empty row.
         last_R1 = (num_keys_R1 - 1).clamp_(min=0)
         slots_RL = cache.find_slots(page_tables_RP[rows], torch.minimum(positions_L, last_R1)).clamp_(min=0)
         key_BLD, value_BLD = _gather_heads(cache, slots_RL, query_RHD.dtype)
@@ -116,7 +82,7 @@ def _round_up(num_keys: int) -> int:
 
 
 def _gather_heads(cache: PagedKV, slots_RL: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns K and V as [B, L, D]: with the head before the tokens `bmm` needs no further copy."""
+    """Returns K and V as [B, L, D]: with the head before the tokens, `bmm` needs no copy."""
     heads_G1 = torch.arange(cache.num_heads, device=slots_RL.device)[:, None]
     index = (slots_RL[:, None] * cache.num_heads + heads_G1).view(-1)
 

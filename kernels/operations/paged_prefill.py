@@ -1,40 +1,25 @@
-"""Causal attention of rows with many new tokens each, over what the cache already holds and the new tokens.
+"""Causal attention of rows with many new tokens each, over their earlier and their new tokens.
 
 Shape legend: T tokens of all rows, one row after another, R rows, H query heads, G key/value heads, D head dimension,
 P pages a row (padded), N new tokens of a row, L keys of a row.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.gpu.triton_kernels import find_triton_kernel
-from kernels.operations.paged_kv import PagedKV, find_attention_kernel
+from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.rows import PrefillRows
+from kernels.dispatch import call
 from kernels.operations.quantized_kv import gather_heads
 
 
-@dataclass(frozen=True)
-class PrefillRows:
-    """The rows of a step with many new tokens each, all columns int32."""
-
-    page_tables: Tensor
-    """[R, P], padded with -1."""
-    query_lens: Tensor
-    """[R]: new tokens; 0: the row is the padding of a captured step."""
-    context_lens: Tensor
-    """[R]: earlier tokens."""
-    tiles: Tensor | None = None
-    """[N, 4]: the tiles that `kernels.plans.prefill_tiles` planned. With them the Triton kernel
-    runs without waiting for the device; other kernels do not need them."""
-
-
 def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: float, out_THD: Tensor) -> None:
-    """`out_THD` holds the attention of each token over the tokens of its row at its position and before.
+    """Sets `out_THD` to the attention of each token over the tokens of its row up to its own position.
 
-    The K and V of all tokens have been stored; slots of none are not read and may be uninitialised. The softmax is
-    computed in float32. What `out_THD` holds of tokens beyond the rows' (the padding of a captured step) is undefined.
+    The K and V of all tokens have been stored; unused slots are not read and may be uninitialised. The softmax is
+    computed in float32. Outputs beyond the rows' tokens (the padding of a captured step) are undefined. Without
+    `rows.tiles` the Triton kernel waits for the device.
     """
     assert out_THD.shape == query_THD.shape
     assert out_THD.dtype == query_THD.dtype
@@ -44,30 +29,7 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
     num_rows = rows.page_tables.shape[0]
     assert rows.query_lens.shape == rows.context_lens.shape == (num_rows,)
     assert rows.page_tables.dtype == rows.query_lens.dtype == rows.context_lens.dtype == torch.int32
-    triton_kernel = find_triton_kernel("paged_prefill", query_THD)
-    if triton_kernel is not None:
-        triton_kernel(query_THD, cache, rows, scale, out_THD)
-        return
-    kernel = find_attention_kernel("paged_prefill", query_THD, cache, out_THD)
-    if kernel is None:
-        paged_prefill_reference(query_THD, cache, rows, scale, out_THD)
-        return
-    kernel(
-        query_THD.data_ptr(),
-        query_THD.stride(0),
-        *cache.addresses,
-        rows.page_tables.data_ptr(),
-        rows.page_tables.stride(0),
-        rows.query_lens.data_ptr(),
-        rows.context_lens.data_ptr(),
-        out_THD.data_ptr(),
-        num_rows,
-        cache.num_heads,
-        query_THD.shape[1] // cache.num_heads,
-        cache.head_dim,
-        cache.page_size,
-        scale,
-    )
+    call("paged_prefill", query_THD, paged_prefill_reference, query_THD, cache, rows, scale, out_THD)
 
 
 def paged_prefill_reference(

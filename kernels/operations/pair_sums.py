@@ -1,4 +1,4 @@
-"""Entries that name (row, token) pairs, in any order and more than once: their places, and sums over equal pairs.
+"""Entries that name (row, token) pairs, in any order and possibly more than once: their places and sums.
 
 Shape legend: S rows, V vocabulary, N entries.
 """
@@ -16,9 +16,9 @@ def find_places(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor) -> tuple[Tenso
 
 
 def sum_equals(places_N: Tensor, values_N: Tensor) -> Tensor:
-    """Returns for each entry the sum of the values of all entries with its place, float64 [N].
+    """Returns, per entry, the sum of the values of all entries with the same place, float64 [N].
 
-    In float64 sums of a few float32 are exact but for extremes, so the order of the entries does not show.
+    Sums of a few float32 values are exact in float64 except for extremes, so the order of the entries does not matter.
     """
     sorted_N, order_N = places_N.sort()
     is_first_N = torch.ones_like(sorted_N, dtype=torch.bool)

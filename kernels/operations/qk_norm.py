@@ -4,26 +4,15 @@ Shape legend: T tokens, H query heads, G key/value heads, A = H + 2 G, D head di
 Normalization for Transformers", 2020; here with the norm of `rms_norm`.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from kernels.operations.rms_norm import rms_norm_reference
 
 
-@dataclass(frozen=True)
-class HeadNorms:
-    """The norms of all query heads and of all key heads; each weight is [D], of the heads' dtype."""
-
-    query_weight: Tensor
-    key_weight: Tensor
-    eps: float
-
-
 def qk_norm_reference(
     heads_TAD: Tensor, query_weight_D: Tensor, key_weight_D: Tensor, num_heads: int, eps: float
 ) -> None:
-    """Replaces each of the H = `num_heads` query heads and G key heads in `heads_TAD` by its norm, as `rms_norm` does.
+    """Normalizes each of the H = `num_heads` query heads and G key heads in `heads_TAD`, as `rms_norm` does.
 
     The value heads, which come last, stay as they are.
     """

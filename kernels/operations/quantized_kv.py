@@ -6,16 +6,13 @@ Shape legend: T tokens, G key/value heads, D head dimension; `...` whatever come
 import torch
 from torch import Tensor
 
-MAX_CODES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""The number formats of codes, and the largest magnitude of each."""
-
-SCALE_DTYPE = torch.bfloat16
+from kernels.arguments.paged_kv import MAX_CODES, SCALE_DTYPE
 
 
 def quantize_heads(x_TGD: Tensor, code_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns the codes [T, G, D], and their scales [T, G]: the head's largest magnitude becomes the largest code.
+    """Returns the codes [T, G, D] and their scales [T, G]; a head's largest magnitude becomes the largest code.
 
-    A head with an element that is not finite has a scale that is not.
+    The scale of a head with an element that is not finite is not finite.
     """
     wide_TGD, max_code = x_TGD.float(), MAX_CODES[code_dtype]
     scale_TG = (wide_TGD.abs().amax(-1) / max_code).to(SCALE_DTYPE)
@@ -27,7 +24,7 @@ def quantize_heads(x_TGD: Tensor, code_dtype: torch.dtype) -> tuple[Tensor, Tens
 
 
 def gather_heads(values: Tensor, scales: Tensor | None, index: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the entries of K or V [..., D] at `index` of the first dimension; of codes, what they stand for."""
+    """Returns the entries of K or V [..., D] at `index` of the first dimension, codes times their scales."""
     if scales is None:
         return values.index_select(0, index)
     # As bytes: torch does not gather every 8-bit format.

@@ -2,66 +2,38 @@
 
 Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, N groups of G inputs.
 
-A weight is its code times its scale (bfloat16). Of 4 bits, each group of 32 inputs has a scale; activations become
-codes of 8 bits with a scale for each token and group, where 127 stands for the largest magnitude. Of 8 bits, an output
-has one scale and so has a token: `STEPS` stand for the mean of its magnitudes. Activations far above the mean get wider
-codes than the others, as in LLM.int8() (Dettmers et al. 2022, section 3.2), each token's for itself. Sums of codes are
-exact.
+A weight is its code times its scale (bfloat16). With 4 bits, each group of 32 inputs has a scale; activations become
+codes of 8 bits with a scale per token and group, and 127 is the largest magnitude. With 8 bits, an output has one scale
+and so has a token: a magnitude of `STEPS` is the mean of the token's. Activations far above their token's mean get
+wider codes, as in LLM.int8() (Dettmers et al. 2022, section 3.2). Sums of codes are exact.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.cpu.huge_pages import empty_huge
-from kernels.cpu.library import find_kernel
-
-Bits = Literal[4, 8]
-
-GROUPS: dict[Bits, int] = {8: 64, 4: 32}
-"""Inputs that are rounded up to, by the bits of a code; of 4 bits they have a scale. kernels/cpu/source/quantized_dot.h
-has both numbers too."""
-
-BLOCK = 32
-"""Outputs that lie together, there too."""
+from kernels.arguments.codes import BLOCK, Bits, Codes, group_size
+from kernels.dispatch import call
 
 STEPS = 24.0
-"""kernels/cpu/source/quantized_codes.h has it too."""
+"""kernels/cpu/source/quantized_codes.h repeats it."""
 
 LEAST_MAGNITUDE = 1e-30
 ROWS_AT_ONCE = 8192
-"""Outputs that torch quantizes at once, which bounds the memory it takes."""
-
-
-@dataclass(frozen=True)
-class Codes:
-    """A weight as the C kernel reads it."""
-
-    packed: Tensor
-    """uint8 [K, N, bytes of a group]: 32 scales, then codes; see `_pack`. Of 8 bits, N is 1."""
-    num_outputs: int
-    num_inputs: int
-    bits: Bits
+"""Outputs that torch quantizes at a time, which bounds its memory."""
 
 
 def quantize(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> Codes:
-    """Returns the weight rounded to so many bits; its values are finite. Every kernel makes the same codes.
+    """Returns the weight rounded to `bits` bits; its values are finite. Every kernel makes the same codes.
 
-    Of 8 bits, `weight_OI` may have a part of the inputs: `largest_O` is each output's largest magnitude over all then.
+    With 8 bits, `weight_OI` may have a part of the inputs: then `largest_O` is each output's largest magnitude over
+    all of them.
     """
     assert largest_O is None or (largest_O.shape, largest_O.dtype, bits) == (weight_OI.shape[:1], weight_OI.dtype, 8)
-    num_outputs, num_inputs = weight_OI.shape
-    kernel = find_kernel("quantize", weight_OI)
-    if kernel is None or not weight_OI.is_contiguous():
-        return Codes(quantize_reference(weight_OI, bits, largest_O), num_outputs, num_inputs, bits)
-    group = _group_size(num_inputs, bits)
-    shape = (-(-num_outputs // BLOCK), -(-num_inputs // group), BLOCK * (2 + group * bits // 8))
-    packed = empty_huge(shape, torch.uint8)
-    kernel(weight_OI.data_ptr(), _address(largest_O), packed.data_ptr(), num_outputs, num_inputs, bits)
-    return Codes(packed, num_outputs, num_inputs, bits)
+    packed = call("quantize", weight_OI, quantize_reference, weight_OI.contiguous(), bits, largest_O)
+    return Codes(packed, weight_OI.shape[0], weight_OI.shape[1], bits)
 
 
 def quantize_reference(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> Tensor:
@@ -77,13 +49,8 @@ def dequantize(weight: Codes) -> Tensor:
 
 
 def sum_magnitudes(x_TI: Tensor) -> Tensor:
-    """Returns the sum of each token's magnitudes, float32 [T]; the C kernels', the same bits alone and in any batch."""
-    kernel = find_kernel("sum_magnitudes", x_TI)
-    if kernel is None or not x_TI.is_contiguous():
-        return x_TI.float().abs().sum(1)
-    sum_T = torch.empty(len(x_TI), dtype=torch.float32)
-    kernel(x_TI.data_ptr(), sum_T.data_ptr(), *x_TI.shape)
-    return sum_T
+    """Returns the sum of magnitudes per token, float32 [T]; in the C kernels it does not depend on the batch."""
+    return call("sum_magnitudes", x_TI, lambda x_TI: x_TI.float().abs().sum(1), x_TI.contiguous())
 
 
 def quantized_linear(
@@ -94,26 +61,17 @@ def quantized_linear(
     out_TO: Tensor | None = None,
     mean_T: Tensor | None = None,
 ) -> Tensor:
-    """Returns x W^T + b [T, O], through the tanh approximation of GELU if `activation` says so.
+    """Returns x W^T + b [T, O], followed by the tanh GELU if `activation` is set.
 
-    A token's outputs are the same bits alone and in any batch, in the C kernels. The result may be put into `out_TO`,
-    and is a new tensor otherwise. Of 8 bits, `x_TI` may have a part of the inputs: `mean_T`, float32, is the mean
-    magnitude of each token over all then.
+    In the C kernels a token's outputs are the same bits alone and in any batch. The result may be written to `out_TO`;
+    otherwise it is a new tensor. With 8 bits, `x_TI` may have a part of the inputs: then `mean_T` (float32) is the mean
+    magnitude of each token over all.
     """
     assert mean_T is None or (mean_T.shape, mean_T.dtype, weight.bits) == (x_TI.shape[:1], torch.float32, 8)
-    kernel = find_kernel("quantized_linear", x_TI)
-    if kernel is None or not x_TI.is_contiguous():
-        return quantized_linear_reference(x_TI, weight, bias_O, activation, mean_T)
-    num_tokens, num_inputs = x_TI.shape
-    assert num_inputs == weight.num_inputs
-    assert weight.packed.is_contiguous()
+    assert x_TI.shape[1] == weight.num_inputs
     assert bias_O is None or bias_O.dtype == x_TI.dtype
-    out_TO = torch.empty(num_tokens, weight.num_outputs, dtype=x_TI.dtype) if out_TO is None else out_TO
-    assert out_TO.shape == (num_tokens, weight.num_outputs)
-    assert out_TO.is_contiguous()
-    addresses = x_TI.data_ptr(), weight.packed.data_ptr(), _address(bias_O), _address(mean_T), out_TO.data_ptr()
-    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, weight.bits, activation is not None)
-    return out_TO
+    arguments = x_TI.contiguous(), weight, bias_O, activation, mean_T, out_TO
+    return call("quantized_linear", x_TI, quantized_linear_reference, *arguments)
 
 
 def quantized_linear_reference(
@@ -122,6 +80,7 @@ def quantized_linear_reference(
     bias_O: Tensor | None,
     activation: Literal["tanh"] | None,
     mean_T: Tensor | None = None,
+    _out_TO: Tensor | None = None,
 ) -> Tensor:
     bias = None if bias_O is None else bias_O.float()
     out_TO = functional.linear(_round_activations(x_TI.float(), weight.bits, mean_T), dequantize(weight), bias)
@@ -130,13 +89,9 @@ def quantized_linear_reference(
     return out_TO.to(x_TI.dtype)
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
 def _round_activations(x_TI: Tensor, bits: Bits, mean_T: Tensor | None) -> Tensor:
-    """Returns what the activations' codes stand for."""
-    x_TNG = _group(x_TI, _group_size(x_TI.shape[1], bits))
+    """Returns the activations rounded to their codes."""
+    x_TNG = _group(x_TI, group_size(x_TI.shape[1], bits))
     if bits == 8:
         mean_T = x_TI.abs().sum(1) / x_TI.shape[1] if mean_T is None else mean_T
         steps, measure_TN1 = STEPS, mean_T[:, None, None]
@@ -148,18 +103,13 @@ def _round_activations(x_TI: Tensor, bits: Bits, mean_T: Tensor | None) -> Tenso
     return ((x_TNG * factor_TN1).round() * scale_TN1).flatten(1)[:, : x_TI.shape[1]]
 
 
-def _group_size(num_inputs: int, bits: Bits) -> int:
-    """Returns how many inputs have one scale: of 8 bits all, with what they are filled up with."""
-    return GROUPS[bits] if bits == 4 else -(-num_inputs // GROUPS[bits]) * GROUPS[bits]
-
-
 def _group(x_RI: Tensor, group: int) -> Tensor:
-    """Returns rows in groups [R, N, G], the last filled with zeros."""
+    """Returns rows in groups [R, N, G], the last one padded with zeros."""
     return functional.pad(x_RI, (0, -x_RI.shape[1] % group)).unflatten(1, (-1, group))
 
 
 def _quantize_rows(rows_OI: Tensor, least_O: Tensor, bits: Bits) -> Tensor:
-    group = _group_size(rows_OI.shape[1], bits)
+    group = group_size(rows_OI.shape[1], bits)
     num_filling = -rows_OI.shape[0] % BLOCK
     weight_ONG = _group(functional.pad(rows_OI.float(), (0, 0, 0, num_filling)), group)
     if bits == 8:
@@ -167,7 +117,7 @@ def _quantize_rows(rows_OI: Tensor, least_O: Tensor, bits: Bits) -> Tensor:
         least_O11 = functional.pad(least_O.float(), (0, num_filling))[:, None, None]
         scale_ON1 = weight_ONG.abs().amax(-1, keepdim=True).maximum(least_O11) / highest
     else:
-        # The largest magnitude becomes -8, which has no counterpart, whatever its sign: the scale may be negative.
+        # The largest magnitude becomes -8, which has no positive counterpart: the scale may be negative.
         lowest, highest = -8, 7
         scale_ON1 = weight_ONG.gather(-1, weight_ONG.abs().argmax(-1, keepdim=True)) / lowest
     scale_ON1 = scale_ON1.bfloat16()
@@ -176,9 +126,9 @@ def _quantize_rows(rows_OI: Tensor, least_O: Tensor, bits: Bits) -> Tensor:
 
 
 def _pack(scale_ON1: Tensor, codes_ONG: Tensor, bits: Bits) -> Tensor:
-    """Returns [K, N, bytes]: a group's 32 scales, then its codes, of 4 neighbouring inputs of all 32 outputs together.
+    """Returns [K, N, bytes]: a group's 32 scales, then its codes, 4 neighbouring inputs of all 32 outputs together.
 
-    Codes are stored without sign, 128 or 8 higher. Two of 4 bits share a byte: that of input i, low, and of i + 4.
+    Codes are stored unsigned, 128 or 8 higher. Two 4-bit codes share a byte: input i in its low half, and input i + 4.
     """
     num_groups = scale_ON1.shape[1]
     scales_KNB = scale_ON1.view(-1, BLOCK, num_groups).transpose(1, 2).contiguous().view(torch.uint8)

@@ -9,17 +9,13 @@ from torch import Tensor
 
 
 def rope(query_THD: Tensor, key_TGD: Tensor, cos_MX: Tensor, sin_MX: Tensor, positions_T: Tensor) -> None:
-    """Each head of `query_THD` and `key_TGD` is rotated in place by the angles (float32 tables) of its position."""
+    """Rotates each head of `query_THD` and `key_TGD` in place by the angles (float32 tables) of its position."""
     half = query_THD.shape[-1] // 2
     assert query_THD.shape[-1] == key_TGD.shape[-1] == 2 * half
     assert cos_MX.shape == sin_MX.shape
     assert cos_MX.shape[1] == half
     assert cos_MX.dtype == sin_MX.dtype == torch.float32
     assert len(query_THD) == len(key_TGD) == len(positions_T)
-    rope_reference(query_THD, key_TGD, cos_MX, sin_MX, positions_T)
-
-
-def rope_reference(query_THD: Tensor, key_TGD: Tensor, cos_MX: Tensor, sin_MX: Tensor, positions_T: Tensor) -> None:
     cos_T1X = cos_MX.index_select(0, positions_T)[:, None]
     sin_T1X = sin_MX.index_select(0, positions_T)[:, None]
     for heads in (query_THD, key_TGD):

@@ -1,4 +1,4 @@
-"""Turns queries and keys by their positions and writes K and V of a step's tokens into the paged cache.
+"""Rotates queries and keys by their positions and writes K and V of a step's tokens into the paged cache.
 
 Shape legend: T tokens, H query heads, G key/value heads, A = H + 2 G, D head dimension,
 M positions of the tables, X = D / 2.
@@ -7,14 +7,12 @@ M positions of the tables, X = D / 2.
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_triton_kernel
-from kernels.operations.paged_kv import PagedKV, find_cache_kernel
-from kernels.operations.qk_norm import HeadNorms, qk_norm_reference
+from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.rows import HeadNorms, RopeTables
+from kernels.dispatch import call
+from kernels.operations.qk_norm import qk_norm_reference
 from kernels.operations.rope import rope
 from kernels.operations.store_kv import store_kv
-
-RopeTables = tuple[Tensor, Tensor]
-"""Cosines and sines, each float32 [M, X]."""
 
 
 def rotate_store(
@@ -25,13 +23,12 @@ def rotate_store(
     slots_T: Tensor,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """The cache holds the K and V of token t in slot `slots_T[t]` (int64, no slot twice; -1: the token is skipped).
+    """Stores the K and V of token t in slot `slots_T[t]` (int64, no slot twice; -1 skips the token).
 
-    `heads_TAD` holds query, key and value heads; returns the query heads, a view of it. With `tables` query and key are
-    turned by the angles of `positions_T` (int32) as `rope` says; with `norms` they are normed before, as
-    `qk_norm_reference` does. A cache of codes gets the codes of these values
-    (`kernels/operations/quantized_kv.py`).
-    What `heads_TAD` holds as keys is undefined afterwards.
+    `heads_TAD` holds query, key and value heads; returns the query heads, a view of it. With `norms`, queries and keys
+    are normalized (`qk_norm_reference`); then, with `tables`, they are rotated by the angles of `positions_T` (int32).
+    A cache of codes gets the codes of these values (`quantized_kv.py`). The keys in `heads_TAD` are undefined
+    afterwards.
     """
     num_tokens, num_all_heads, head_dim = heads_TAD.shape
     num_kv_heads = cache.num_heads
@@ -42,31 +39,10 @@ def rotate_store(
     assert slots_T.dtype == torch.int64
     assert positions_T.dtype == torch.int32
     assert slots_T.shape == positions_T.shape == (num_tokens,)
-    triton_kernel = find_triton_kernel("rotate_store", heads_TAD)
-    if triton_kernel is not None:
-        return triton_kernel(heads_TAD, cache, tables, positions_T, slots_T, norms)
-    kernel = find_cache_kernel("store_kv", heads_TAD, cache)
-    if kernel is None:
-        return rotate_store_reference(heads_TAD, cache, tables, positions_T, slots_T, norms)
-    assert heads_TAD.is_contiguous()
     weights = () if norms is None else (norms.query_weight, norms.key_weight)
     assert all(weight.shape == (head_dim,) and weight.dtype == heads_TAD.dtype for weight in weights)
-    kernel(
-        heads_TAD.data_ptr(),
-        None if tables is None else tables[0].data_ptr(),
-        None if tables is None else tables[1].data_ptr(),
-        positions_T.data_ptr(),
-        slots_T.data_ptr(),
-        *cache.addresses,
-        None if norms is None else norms.query_weight.data_ptr(),
-        None if norms is None else norms.key_weight.data_ptr(),
-        num_tokens,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        0.0 if norms is None else norms.eps,
-    )
-    return heads_TAD[:, :num_heads]
+    arguments = heads_TAD, cache, tables, positions_T, slots_T, norms
+    return call("rotate_store", heads_TAD, rotate_store_reference, *arguments)
 
 
 def rotate_store_reference(

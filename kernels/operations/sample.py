@@ -1,4 +1,4 @@
-"""Chooses one token a row from its logits.
+"""Chooses one token per row from its logits.
 
 Shape legend: S rows, V vocabulary.
 """
@@ -6,33 +6,24 @@ Shape legend: S rows, V vocabulary.
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import find_kernel
-from kernels.gpu.triton_kernels import find_triton_kernel
+from kernels.dispatch import call
 from kernels.operations.noise import exponential_noise
 
 NO_TOKEN = -1
 
 
 def greedy(logits_SV: Tensor) -> Tensor:
-    """Returns the most likely token of each row (the first of equals), -1 where a logit is not finite.
+    """Returns the most likely token of each row (the first of equals), -1 if a logit is not finite.
 
-    Tokens are int64, and int32 from the Triton kernel.
+    Tokens are int64, or int32 from the Triton kernel.
     """
     assert logits_SV.dim() == 2
-    triton_kernel = find_triton_kernel("greedy", logits_SV)
-    if triton_kernel is not None:
-        return triton_kernel(logits_SV)
-    kernel = find_kernel("greedy", logits_SV)
-    if kernel is None or not logits_SV.is_contiguous():
-        return greedy_reference(logits_SV)
-    tokens_S = torch.empty(logits_SV.shape[0], dtype=torch.int64)
-    kernel(logits_SV.data_ptr(), tokens_S.data_ptr(), *logits_SV.shape)
-    return tokens_S
+    return call("greedy", logits_SV, greedy_reference, logits_SV)
 
 
 def greedy_reference(logits_SV: Tensor) -> Tensor:
     tokens_S = logits_SV.max(dim=-1).indices
-    # A sum is infinite or NaN as soon as one term is, and reads the logits several times faster than isfinite().all().
+    # A sum is infinite or NaN as soon as one term is; it reads the logits several times faster than isfinite().all().
     is_finite_S = logits_SV.sum(-1, dtype=torch.float32).isfinite()
     return tokens_S.masked_fill_(~is_finite_S, NO_TOKEN)
 
@@ -40,23 +31,14 @@ def greedy_reference(logits_SV: Tensor) -> Tensor:
 def sample(scores_SV: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
     """Returns a token of each row, drawn with probability softmax(scores); may overwrite `scores_SV`.
 
-    `scores_SV` (float32) are logits over temperature, -inf for tokens that are out; one token a row is finite at
-    least. The draw is a function of the row's scores, its seed and the token's position (both int64).
-    Tokens are as those of `greedy`.
+    `scores_SV` (float32) are logits over temperature, -inf for filtered tokens; each row has a finite one.
+    The draw is a function of the row's scores, its seed and the token's position (both int64). Tokens have the dtype of
+    `greedy`.
     """
     assert scores_SV.dtype == torch.float32
     assert seeds_S.dtype == positions_S.dtype == torch.int64
     assert len(scores_SV) == len(seeds_S) == len(positions_S)
-    triton_kernel = find_triton_kernel("sample", scores_SV)
-    if triton_kernel is not None:
-        return triton_kernel(scores_SV, seeds_S, positions_S)
-    kernel = find_kernel("sample", scores_SV)
-    if kernel is None:
-        return sample_reference(scores_SV, seeds_S, positions_S)
-    scores_SV, seeds_S, positions_S = scores_SV.contiguous(), seeds_S.contiguous(), positions_S.contiguous()
-    tokens_S = torch.empty(scores_SV.shape[0], dtype=torch.int64)
-    kernel(scores_SV.data_ptr(), seeds_S.data_ptr(), positions_S.data_ptr(), tokens_S.data_ptr(), *scores_SV.shape)
-    return tokens_S
+    return call("sample", scores_SV, sample_reference, scores_SV, seeds_S, positions_S)
 
 
 def sample_reference(scores_SV: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
@@ -67,28 +49,19 @@ def sample_reference(scores_SV: Tensor, seeds_S: Tensor, positions_S: Tensor) ->
 
 def draw(logits_SV: Tensor, temperatures_S: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
     """Returns a token of each row: drawn with probability softmax(logits / temperature), or, at temperature 0
-    (float32), the most likely one; -1 where a logit of the row is not finite.
+    (float32), the most likely one; -1 if a logit of the row is not finite.
 
-    It is `greedy` and `sample` in one read of the logits; seeds and positions are those of `sample`.
+    It does `greedy` and `sample` in one read of the logits; seeds and positions are those of `sample`.
     """
     assert logits_SV.dim() == 2
     assert temperatures_S.dtype == torch.float32
     assert seeds_S.dtype == positions_S.dtype == torch.int64
     assert len(logits_SV) == len(temperatures_S) == len(seeds_S) == len(positions_S)
-    triton_kernel = find_triton_kernel("draw", logits_SV)
-    if triton_kernel is not None:
-        return triton_kernel(logits_SV, temperatures_S, seeds_S, positions_S)
-    kernel = find_kernel("draw", logits_SV)
-    if kernel is None or not logits_SV.is_contiguous():
-        return draw_reference(logits_SV, temperatures_S, seeds_S, positions_S)
-    columns = temperatures_S.contiguous(), seeds_S.contiguous(), positions_S.contiguous()
-    tokens_S = torch.empty(logits_SV.shape[0], dtype=torch.int64)
-    kernel(logits_SV.data_ptr(), *(column.data_ptr() for column in columns), tokens_S.data_ptr(), *logits_SV.shape)
-    return tokens_S
+    return call("draw", logits_SV, draw_reference, logits_SV, temperatures_S, seeds_S, positions_S)
 
 
 def draw_reference(logits_SV: Tensor, temperatures_S: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
-    """Greedy rows are not drawn, which is most of the work; to find the others it waits for the device."""
+    """Only draws the rows that are not greedy, which is most of the work; finding them waits for the device."""
     tokens_S = greedy(logits_SV)
     rows_N = temperatures_S.nonzero()[:, 0]
     scores_NV = logits_SV.index_select(0, rows_N).float().div_(temperatures_S[rows_N][:, None])

@@ -1,20 +1,20 @@
-"""Puts the tokens that the step before sampled where this step reads its tokens, without the host's knowing them.
+"""Copies the tokens that the previous step sampled to where this step reads its tokens, on the device.
 
-Shape legend: T tokens of the step, D decode rows, S rows that the step before sampled.
+Shape legend: T tokens of the step, D decode rows, S rows that the previous step sampled.
 """
 
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_form
+from kernels.dispatch import call
 
 
 def take_tokens(token_ids_T: Tensor, sources_D: Tensor, sampled_S: Tensor) -> None:
-    """The token of each decode row with a source becomes `sampled_S[source]`, in place; source -1: it stays.
+    """Sets the token of each decode row to `sampled_S[source]`, in place; source -1 keeps it.
 
-    The decode rows are the first tokens of the step. Tokens and sources are int32, the sampled int32 or int64. A row
-    that has no token (-1: its logits were not finite) becomes token 0, which every vocabulary has: what is computed
-    from it is dropped.
+    The decode rows are the first tokens of the step. Tokens and sources are int32, sampled tokens int32 or
+    int64. A row without a token (-1: its logits were not finite) becomes token 0, which every vocabulary has; its
+    result is dropped.
     """
     assert token_ids_T.dtype == sources_D.dtype == torch.int32
     assert sampled_S.dtype in (torch.int32, torch.int64)
@@ -22,7 +22,7 @@ def take_tokens(token_ids_T: Tensor, sources_D: Tensor, sampled_S: Tensor) -> No
     assert token_ids_T.is_contiguous()
     assert sources_D.is_contiguous()
     assert sampled_S.is_contiguous()
-    find_form("take_tokens", token_ids_T, take_tokens_reference)(token_ids_T, sources_D, sampled_S)
+    call("take_tokens", token_ids_T, take_tokens_reference, token_ids_T, sources_D, sampled_S)
 
 
 def take_tokens_reference(token_ids_T: Tensor, sources_D: Tensor, sampled_S: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Logarithms of probabilities: of one given token a row, and of the likeliest ones.
+"""Logprobs of one given token per row and of the likeliest tokens.
 
 Shape legend: N rows, V vocabulary, K likeliest tokens, B blocks of a vocabulary, C candidates.
 """
@@ -6,7 +6,7 @@ Shape legend: N rows, V vocabulary, K likeliest tokens, B blocks of a vocabulary
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_form
+from kernels.dispatch import call
 
 BLOCK_TOKENS = 64
 
@@ -14,13 +14,14 @@ BLOCK_TOKENS = 64
 def top_logprobs(logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the logprobs of `ids_N` (float32 [N]), the ids of the K likeliest (int32 [N, K]) and their logprobs.
 
-    The distribution is the softmax of the logits in float32. The likeliest come first, of equal ones the smaller id.
-    An id of -1 has the logprob NaN; so has every id of a row with a NaN or +inf, whose likeliest are any.
+    The distribution is the softmax of the logits in float32. The likeliest come first, the smaller id of
+    equal ones. An id of -1 has the logprob NaN. So has every id of a row with a NaN or +inf; its likeliest tokens are
+    undefined.
     """
     assert logits_NV.dim() == 2
     assert len(logits_NV) == len(ids_N)
     assert 0 <= num_top <= logits_NV.shape[1]
-    return find_form("top_logprobs", logits_NV, top_logprobs_reference)(logits_NV, ids_N, num_top)
+    return call("top_logprobs", logits_NV, top_logprobs_reference, logits_NV, ids_N, num_top)
 
 
 def top_logprobs_reference(logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -32,10 +33,10 @@ def top_logprobs_reference(logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tu
 
 
 def _find_top(values_NV: Tensor, num_top: int) -> Tensor:
-    """Returns the ids (int64 [N, K]) of the largest values, of equal ones the smaller id.
+    """Returns the ids (int64 [N, K]) of the largest values; of equal values, the smaller id comes first.
 
-    They lie in the K blocks whose largest values come first in that same order: a token in another block has a token
-    before it in each of these. So only K blocks are sorted, not a vocabulary.
+    They lie in the K blocks whose largest values come first in the same order: a token of another block comes after a
+    token in each of these. So only K blocks are sorted, not a vocabulary.
     """
     if num_top == 1:
         return values_NV.max(dim=-1, keepdim=True).indices

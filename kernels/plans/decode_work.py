@@ -1,7 +1,7 @@
 """The work list of decode attention: which program reads which keys for which rows, planned on the host.
 
 A *run* is a stretch of one row's keys, or of keys that several rows share. It is cut into *items*; an item is read
-once for all its rows. Each row of an item is an *entry*. A row with one entry is written out by it; the entries of
+once for all its rows. Each row of an item is an *entry*. A row's only entry writes the row's output; the entries of
 other rows write *parts*, which are merged.
 
 Shape legend: R rows, P pages a row (padded), N runs, I items, E entries.
@@ -17,24 +17,27 @@ from torch import Tensor
 from kernels.plans.shared_runs import MAX_LEVELS, find_shared_runs, ranges
 
 BLOCK_KEYS = 64
-"""Keys that a program reads at a time; items are whole blocks but for a run's end."""
+"""Keys that a program reads at a time; items are whole blocks except at a run's end."""
 
 MIN_ITEM_BLOCKS = 2
+UNCOMPILED = 4
+"""Programs that work is planned for if no kernel is compiled."""
+
 LANES = 16
 """The rows of a program's products, each one query head of one entry: the fewest that tensor cores take.
 
-With 64 an item could have four times the rows, and a shared run be read as many times less often. But a program then
-takes 255 registers in place of 114 (heads of 128), and only 2 run beside one another in place of 4, shared rows or not.
+With 64 an item could have four times the rows, and a shared run would be read a quarter as often. But a program then
+takes 255 registers instead of 114 (heads of 128), and only 2 run side by side instead of 4, shared rows or not.
 """
 
 HEADER_WORDS, ITEM_WORDS, ENTRY_WORDS = 4, 4, 2
 ENTRIES_PLACE, PARTS_PLACE = 1, 2
-"""Header words: where things are is read, not compiled in, so that one compiled kernel serves all layouts."""
+"""Header words with the offsets of entries and parts: they are read, so that one compiled kernel serves all layouts."""
 
 
 @dataclass(frozen=True)
 class DecodeShape:
-    """What decode attention is compiled for."""
+    """The shape that decode attention is compiled for."""
 
     num_heads: int
     num_kv_heads: int
@@ -42,32 +45,32 @@ class DecodeShape:
     page_size: int
     dtype: torch.dtype
     kv_codes: torch.dtype | None = None
-    """Of the cache; `None`: it is of `dtype`."""
+    """The dtype of the cache's codes; `None` if the cache has the dtype above."""
 
     @property
     def launch_shape(self) -> tuple[int, int, int]:
-        """The launch table knows attention by it: query heads a key/value head, head dimension, bytes of an element."""
+        """The key of the launch table: query heads per key/value head, head dimension, bytes of an element."""
         return self.num_heads // self.num_kv_heads, self.head_dim, self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class DecodeLayout:
-    """What a work list can hold at most, and where in it things are: fixed, so that a captured graph serves any step.
+    """The capacity of a work list and the offsets in it: fixed, so that a captured graph serves any step.
 
-    The words of a plan, int32: the number of items, where entries and parts begin, an unused one; the items, each
-    (first key, end of keys, first entry, number of entries), the longest first; the entries, each (row, part or -1: the
-    row has no other entry); the first part of each row and, at last, the number of parts.
+    The words of a plan, int32: the number of items, the offsets of entries and parts, an unused one; the items, each
+    (first key, end of keys, first entry, number of entries), the longest first; the entries, each (row, part), with
+    part -1 if the row has no other entry; the first part of each row and, last, the number of parts.
     """
 
     max_rows: int
     num_heads: int
     num_kv_heads: int
     num_programs: int
-    """`paged_decode.count_programs`: a long run is cut until about as many programs have an item."""
+    """`dispatch.count_programs`: a long run is cut until about this many programs have an item."""
     shares_prefixes: bool
-    """Rows that share pages read them once."""
+    """True if rows that share pages read them once."""
     merges_in_kernel: bool = False
-    """The last item of a row to finish merges the row's parts; else a second kernel does."""
+    """True if the last item of a row to finish merges the row's parts; otherwise a second kernel does."""
 
     @property
     def queries_a_head(self) -> int:
@@ -79,12 +82,12 @@ class DecodeLayout:
 
     @cached_property
     def max_item_rows(self) -> int:
-        """Rows that one item can have."""
+        """The maximum number of rows per item."""
         return self.block_lanes // self.queries_a_head if self.shares_prefixes else 1
 
     @cached_property
     def max_items(self) -> int:
-        # Each run gives one item, and cutting gives fewer more than the programs that a head has.
+        # Each run gives one item; cutting adds fewer than the programs per head.
         return self.max_rows + self._max_shared_blocks + self.num_programs // self.num_kv_heads
 
     @cached_property
@@ -102,26 +105,26 @@ class DecodeLayout:
 
     @cached_property
     def num_words(self) -> int:
-        """A multiple of 4, so that columns of 16 bytes' alignment stay so."""
+        """A multiple of 4, which keeps the next column aligned to 16 bytes."""
         return -(-(self.parts_word + self.max_rows + 1) // 4) * 4
 
     @property
     def _max_shared_blocks(self) -> int:
-        """Shared runs cut by rows: a run of c rows gives ceil(c / most) blocks, the most a row at c = 2 or most + 1."""
+        """Shared runs cut by rows: c rows give ceil(c / most) blocks, most per row at c = 2 or most + 1."""
         most = self.max_item_rows
         return MAX_LEVELS * max(self.max_rows // 2, 2 * self.max_rows // (most + 1)) if most > 1 else 0
 
 
 @dataclass(frozen=True)
 class DecodeScratch:
-    """Memory between items and merge; one, made for the largest layout, serves smaller ones and all layers."""
+    """Memory between items and merge. One made for the largest layout serves smaller layouts and all layers."""
 
     partials: Tensor
-    """float32 [E, H, D]: of each part the attention over its keys alone."""
+    """float32 [E, H, D]: the attention of each part over its own keys."""
     lses: Tensor
-    """float32 [E, H]: the logarithms, to base 2, of the sums that the partials were divided by."""
+    """float32 [E, H]: base-2 logarithms of the sums that the partials were divided by."""
     counters: Tensor
-    """int32 [R, G], zero between launches: the row's entries that have finished."""
+    """int32 [R, G], zero between launches: the number of the row's finished entries."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +150,13 @@ def plan_decode_work(
 ) -> None:
     """Writes the work list of the rows into `plan` (int32 [layout.num_words]).
 
-    `num_keys_R` (int32) counts the row's new token; a row of 0 keys gets no work, nor do those beyond R.
+    `num_keys_R` (int32) includes the row's new token. A row of 0 keys gets no work, nor do rows beyond R.
     """
     assert len(num_keys_R) == len(page_tables_RP) <= layout.max_rows
     assert plan.dtype == np.int32
     assert plan.shape == (layout.num_words,)
     items_I4, members = _plan_items(layout, num_keys_R, page_tables_RP, page_size)
-    # Long items first: what is left at the end is short, and the processors finish together.
+    # Long items first: the last ones are short, and the processors finish together.
     items_I4 = items_I4[(items_I4[:, 0] - items_I4[:, 1]).argsort(kind="stable")]
     num_entries_I = items_I4[:, 3]
     rows_E = members[ranges(items_I4[:, 2], num_entries_I)]
@@ -169,7 +172,7 @@ def plan_decode_work(
 def _plan_items(
     layout: DecodeLayout, num_keys_R: np.ndarray, page_tables_RP: np.ndarray, page_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the items (int64 [I, 4]), whose entries are yet stretches of the row indices that are returned beside."""
+    """Returns the items (int64 [I, 4]) and row indices; an item's entries are a stretch of these indices."""
     runs_N4, members = _plan_runs(layout, num_keys_R, page_tables_RP, page_size)
     num_keys_N = runs_N4[:, 1] - runs_N4[:, 0]
     num_blocks_N = -(-num_keys_N // BLOCK_KEYS)
@@ -185,7 +188,7 @@ def _plan_items(
 def _plan_runs(
     layout: DecodeLayout, num_keys_R: np.ndarray, page_tables_RP: np.ndarray, page_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the runs as `_plan_items` returns items: what rows share, cut by rows, and what each has alone."""
+    """Returns the runs as `_plan_items` returns items: shared runs, cut by rows, and the rest of each row."""
     rows = num_keys_R.nonzero()[0]
     none, ones = np.zeros_like(rows), np.ones_like(rows)
     alone_N4 = np.stack((none, num_keys_R[rows], np.arange(len(rows)), ones), axis=1)
@@ -208,7 +211,7 @@ def _plan_runs(
 
 
 def _cut(sizes: np.ndarray, num_pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cuts each size into pieces that differ by 1 at most; returns for each piece the size's index, start and end."""
+    """Cuts each size into pieces that differ by at most 1; returns the index of the size, start and end per piece."""
     wholes = np.repeat(np.arange(len(sizes)), num_pieces)
     pieces = ranges(np.zeros_like(num_pieces), num_pieces)
     sizes, num_pieces = sizes[wholes], num_pieces[wholes]
@@ -216,13 +219,13 @@ def _cut(sizes: np.ndarray, num_pieces: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _number_parts(rows_E: np.ndarray, max_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each entry's part, -1 where its row has no other, and the first part of each row, the end included."""
+    """Returns each entry's part, -1 if its row has no other entry, and the first part of each row, end included."""
     assert max_rows < 1 << 15
     num_entries_R = np.bincount(rows_E, minlength=max_rows)
     num_parts_R = np.where(num_entries_R > 1, num_entries_R, 0)
     first_parts = np.zeros(max_rows + 1, np.int64)
     np.cumsum(num_parts_R, out=first_parts[1:])
-    # 16 bits are sorted by digits, several times as fast.
+    # 16-bit numbers are sorted by radix, several times as fast.
     by_row = rows_E.astype(np.int16).argsort(kind="stable")
     parts_E = np.empty(len(rows_E), np.int64)
     parts_E[by_row] = ranges(first_parts[:-1], num_entries_R)

@@ -5,29 +5,23 @@ Shape legend: C rows, N tiles.
 
 import numpy as np
 
-from kernels.gpu.launch_table import find_launch
 from kernels.plans.shared_runs import ranges
 
 TILE_WORDS = 4
 
 
-def count_tile_tokens(queries_a_head: int, head_dim: int, itemsize: int) -> int:
-    """Returns the new tokens of a tile: each has one of the kernel's rows for each query head of a key/value head."""
-    return find_launch("paged_prefill", queries_a_head, head_dim, itemsize)["BLOCK_M"] // queries_a_head
-
-
 def max_prefill_tiles(max_tokens: int, max_rows: int, tile_tokens: int) -> int:
-    """Returns how many tiles a step of at most so many new tokens, of at most so many rows, can need."""
+    """Returns the maximum number of tiles of a step with up to `max_tokens` new tokens in up to `max_rows` rows."""
     return min(max_tokens, max_tokens // tile_tokens + max_rows)
 
 
 def plan_prefill_tiles(
     query_lens_C: np.ndarray, context_lens_C: np.ndarray, tiles_N4: np.ndarray, tile_tokens: int
 ) -> None:
-    """Writes the tiles of the rows' new tokens into `tiles_N4` (int32), those that read most keys first.
+    """Writes the tiles of the rows' new tokens into `tiles_N4` (int32), the ones with the most keys first.
 
-    A tile: (row, first token in the row's new ones, first token in the step's, number of tokens). What is left of the
-    list has row -1. A row of 0 new tokens gets no tile.
+    A tile: (row, first token in the row's new ones, first token in the step's, number of tokens). The rest of
+    the list has row -1. A row without new tokens gets no tile.
     """
     assert tiles_N4.dtype == np.int32
     query_lens_C = query_lens_C.astype(np.int64)

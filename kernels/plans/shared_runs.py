@@ -1,7 +1,6 @@
-"""Which rows of a step hold the same leading pages: found from their page tables alone, on the host.
+"""Which rows of a step share leading pages: found on the host, from their page tables alone.
 
-Shape legend: R rows, P pages a row (padded), K rows that share something, side by side
-where their tables are alike, N runs.
+Shape legend: R rows, P pages a row (padded), K rows that share pages, ordered by their tables, N runs.
 """
 
 from dataclasses import dataclass
@@ -9,28 +8,28 @@ from dataclasses import dataclass
 import numpy as np
 
 MIN_TOKENS = 128
-"""A shorter run would cost more in items and in merging than it saves in reading."""
+"""A shorter run costs more in items and merging than it saves in reading."""
 
 MAX_LEVELS = 2
-"""A row is in at most so many runs: what many share (a system prompt), and within it what a few share."""
+"""The maximum number of runs per row: one that many rows share (a system prompt), then one that a few share."""
 
 
 @dataclass(frozen=True)
 class SharedRuns:
-    """Runs of whole pages, each held by two rows or more at the same place. All arrays are int64."""
+    """Runs of whole pages, each shared by two or more rows at the same place. All arrays are int64."""
 
     first_pages: np.ndarray
     """[N]"""
     end_pages: np.ndarray
     """[N]"""
     first_members: np.ndarray
-    """[N]: a run's rows stand side by side in `members`, from here on."""
+    """[N]: the index in `members` of a run's first row; its other rows follow."""
     num_members: np.ndarray
     """[N]"""
     members: np.ndarray
     """[K], row indices."""
     num_pages: np.ndarray
-    """[R]: the leading pages of each row that its runs cover, each once and without a gap."""
+    """[R]: the leading pages of each row that its runs cover, without a gap."""
 
 
 def find_shared_runs(num_keys_R: np.ndarray, page_tables_RP: np.ndarray, page_size: int) -> SharedRuns:
@@ -51,14 +50,14 @@ def find_shared_runs(num_keys_R: np.ndarray, page_tables_RP: np.ndarray, page_si
 
 
 def ranges(firsts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Returns firsts[0], firsts[0] + 1, … (sizes[0] numbers), then the same of firsts[1], and so on."""
+    """Returns firsts[0], firsts[0] + 1, … (sizes[0] numbers), then the same for firsts[1], and so on."""
     ends = np.cumsum(sizes)
     total = int(ends[-1]) if len(ends) else 0
     return np.arange(total) + np.repeat(firsts - ends + sizes, sizes)
 
 
 def _find_candidates(num_full_R: np.ndarray, page_tables_RP: np.ndarray, least: int) -> np.ndarray:
-    """Returns the rows whose page at the end of a shortest run is some other row's too: most often there is none."""
+    """Returns the rows that share the last page of a shortest run with another row: usually none."""
     if page_tables_RP.shape[1] < least:
         return np.empty(0, np.int64)
     rows = (num_full_R >= least).nonzero()[0]
@@ -71,7 +70,7 @@ def _find_candidates(num_full_R: np.ndarray, page_tables_RP: np.ndarray, least: 
 def _order_by_pages(
     rows_K: np.ndarray, num_full_R: np.ndarray, page_tables_RP: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows in the order of their tables, and how many leading pages each shares with the one after it."""
+    """Returns the rows in the order of their tables, and how many leading pages each shares with the next one."""
     width = int(num_full_R[rows_K].max())
     tables = np.ascontiguousarray(page_tables_RP[rows_K, :width])
     order = tables.view(f"V{tables.itemsize * width}")[:, 0].argsort()
@@ -84,10 +83,10 @@ def _order_by_pages(
 
 
 def _find_level(num_equal: np.ndarray, covered_K: np.ndarray, least: int) -> list[np.ndarray]:
-    """Returns the runs that go on where `covered_K` ends, and moves that to their ends.
+    """Returns the runs that continue where `covered_K` ends, and moves `covered_K` to their ends.
 
-    A run's members: neighbours that all share `least` pages more than is covered. Neighbours that the level before put
-    into different runs share no more than was covered.
+    The members of a run are neighbours that all share `least` pages more than are covered. Neighbours that the previous
+    level put into different runs share no more than was covered.
     """
     goes_on = num_equal - covered_K[1:] >= least
     edges = np.diff(goes_on, prepend=False, append=False).nonzero()[0].reshape(-1, 2)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.operations.quantized_linear import Bits
+from kernels.arguments.codes import Bits
 from messages.config.server import CacheConfig, ModelConfig
 from messages.errors import BootError
 from runtime.machine import CPU_INFO, computes_bfloat16

@@ -3,9 +3,9 @@
 import pytest
 
 from benchmarks.model_shapes import SHAPES
-from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.families.registry import find_family
+from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES, ModelShape
 
 
 @pytest.mark.parametrize("name", MODEL_SHAPES)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.operations.paged_kv import PagedKV
-from kernels.operations.quantized_kv import SCALE_DTYPE, gather_heads, quantize_heads
+from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
+from kernels.operations.quantized_kv import gather_heads, quantize_heads
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -72,9 +72,9 @@ def make_paged_case(
 
 
 def with_codes(case: PagedCase, code_dtype: torch.dtype) -> PagedCase:
-    """Returns the case over a cache of codes, where tokens and heads differ in size by up to a hundred times.
+    """Returns the case over a cache of codes; tokens and heads differ in size by up to a hundred times.
 
-    What is expected is the attention over what the codes stand for. The scales of slots of no token are NaN.
+    The expected result is the attention over the decoded values. The scales of unused slots are NaN.
     """
     cache, parts, expected, first = case.cache, [], [], 0
     is_used_S = cache.keys[:, 0, 0].isfinite()

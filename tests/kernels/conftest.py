@@ -15,7 +15,7 @@ MODULES_WITH_TILES = {
     "test_paged_prefill": ["avx512"],
     "test_quantized_linear": ["avx512", "avx2"],
 }
-"""What the tests of tiles need beside tiles, which there are in software: one of these instruction sets."""
+"""The instruction sets with which tests can use tiles in software."""
 
 WITHOUT_C_KERNELS = (
     *("test_add_biases", "test_allow_tokens", "test_decode_work", "test_filter_scores", "test_filter_unusual"),

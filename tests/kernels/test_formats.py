@@ -2,13 +2,14 @@ import pytest
 import torch
 from torch.nn import functional
 
+from kernels.arguments.codes import Bits
 from kernels.formats import plain
 from kernels.formats.packed import PackedWeight
 from kernels.formats.plain import PlainWeight
 from kernels.formats.quantized import QUANTIZED
 from kernels.operations.gelu import GeluKind
 from kernels.operations.packed_linear import has_packed_kernel, pack
-from kernels.operations.quantized_linear import Bits, dequantize
+from kernels.operations.quantized_linear import dequantize
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

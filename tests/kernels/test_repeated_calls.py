@@ -17,7 +17,7 @@ NUM_PARTS, SIZE, MOST_TOKENS = 4, 48, 9
 
 @pytest.fixture(autouse=True)
 def with_kernels(backend: str) -> None:
-    if find_kernel("rms_norm", torch.zeros(1)) is None:
+    if find_kernel("rms_norm", torch.float32) is None:
         pytest.skip(f"{backend} has no calls to repeat")
 
 

@@ -1,4 +1,4 @@
-/* Tokens that a grammar does not allow: kernels/operations/apply_bitmask.py says what it does. */
+/* Masks tokens that a grammar does not allow: see kernels/operations/apply_bitmask.py. */
 
 #if !IS_BFLOAT16
 typedef struct {
@@ -25,7 +25,7 @@ static void NAME(apply_bitmask_item)(const void *data, int64_t item) {
   }
 }
 
-/* logits: [rows, vocab_size], bitmask: [num_rows, words], of the rows that `rows` names. */
+/* logits: [rows, vocab_size], bitmask: [num_rows, words], one row for each index in `rows`. */
 PUBLIC void NAME(apply_bitmask)(float *logits, const int64_t *rows, const uint32_t *bitmask, int64_t num_rows,
                                 int64_t vocab_size) {
   const apply_bitmask_call call = {logits, rows, bitmask, vocab_size};

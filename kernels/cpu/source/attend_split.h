@@ -2,7 +2,7 @@
 
    KV(x) is the name of x for a cache of `kv_element`; WIDEN_KV and LOAD_KV make floats of `kv_wide`. */
 
-/* Asks for `size` elements from each of the places on, in the order of memory, so that they are near when they are read. */
+/* Prefetches `size` elements at each offset, in the order of memory. */
 INLINE void KV(ask_for)(const kv_element *values, const int64_t *offsets, int num_keys, int64_t size) {
   for (int j = 0; j < num_keys; j++)
     for (int64_t i = 0; i < size; i += LINE_BYTES / (int)sizeof(kv_element)) __builtin_prefetch(values + offsets[j] + i, 0, ASKED_NEAR);
@@ -15,7 +15,7 @@ typedef struct {
   int num_tokens;
 } KV(stretch);
 
-/* Asks for tokens [j, j + num_tokens) of `here` and what comes after it. */
+/* Prefetches tokens [j, j + num_tokens) of `here` continued by `next`. */
 INLINE void KV(ask_beyond)(KV(stretch) here, KV(stretch) next, int j, int num_tokens, int64_t size) {
   const int left = here.num_tokens - j, from_here = left < 0 ? 0 : left < num_tokens ? left : num_tokens;
   if (from_here) KV(ask_for)(here.from, here.offsets + j, from_here, size);
@@ -23,14 +23,14 @@ INLINE void KV(ask_beyond)(KV(stretch) here, KV(stretch) next, int j, int num_to
   if (rest && most > 0) KV(ask_for)(next.from, next.offsets + skip, rest < most ? rest : most, size);
 }
 
-/* Asks for head `h`'s share of these tokens, whole ones: asked for all at once, they would wait for one another. */
+/* Prefetches head `h`'s share of these tokens, whole ones: all prefetches at once would wait for one another. */
 INLINE void KV(ask_share)(KV(stretch) here, KV(stretch) next, int j, int num_tokens, int64_t h, int64_t num_heads,
                           int64_t head_dim) {
   const int begin = (int)(h * num_tokens / num_heads), end = (int)((h + 1) * num_tokens / num_heads);
   if (begin < end) KV(ask_beyond)(here, next, j + begin, end - begin, num_heads * head_dim);
 }
 
-/* Queries of an item, and what their products with K are multiplied by. */
+/* The queries of an item and the factors of their products with K. */
 #if IS_BFLOAT16 && defined(__AVX512BF16__) && IS_CODES
 typedef struct {
   int16_t rows[MAX_ITEM_QUERIES * SUMS_SIZE(MAX_HEAD_DIM)];
@@ -54,7 +54,8 @@ INLINE void KV(take_queries)(const element *query, int64_t num_queries, const in
 #elif IS_BFLOAT16 && defined(__AVX512BF16__)
 #include "decode_pairs.h"
 #else
-/* A head of K or V of some tokens for all of its queries: codes become floats once. Beyond `num_keys` the first again. */
+/* Loads a head of K or V of some tokens for all of its queries; codes become floats once. Keys beyond `num_keys` repeat
+   the first. */
 INLINE void KV(widen)(const kv_element *from, const int64_t *offsets, int num_keys, const int head_dim,
                       kv_wide room[NEAR_KEYS][MAX_HEAD_DIM], const kv_wide *near[NEAR_KEYS]) {
   for (int k = 0; k < NEAR_KEYS; k++) {
@@ -93,7 +94,7 @@ INLINE float KV(round_weights)(float *weights) {
   return 1.0f;
 }
 
-/* Beyond `num_keys` weights are 0. */
+/* Weights beyond `num_keys` are 0. */
 INLINE void KV(add_values)(const float *weights, int j, int64_t num_queries, const kv_element *values,
                            const int64_t *offsets, int num_keys, const int head_dim, float *sums) {
   kv_wide room[NEAR_KEYS][MAX_HEAD_DIM];
@@ -116,7 +117,7 @@ INLINE void KV(put_in_order)(float *sums, const int head_dim, float unit) {
 }
 #endif
 
-/* Multiplies what each key has with the queries of each head by the key's scale for that head. */
+/* Multiplies the scores or weights of each key and head by the key's scale for that head. */
 INLINE void KV(apply_scales)(const uint16_t *scales, KV(stretch) keys, int64_t num_heads, int64_t queries_a_head,
                              const int head_dim, float *scores) {
 #if IS_CODES
@@ -131,17 +132,17 @@ INLINE void KV(apply_scales)(const uint16_t *scales, KV(stretch) keys, int64_t n
 #endif
 }
 
-/* Attends to a split's keys with all queries of `num_heads` heads of a row. What is `ahead` tokens further on, with `next`
-   after the split's V, is asked for; where `ahead` is 0, it is near already. */
+/* Attends to a split's keys with all queries of `num_heads` heads of a row. It prefetches the tokens `ahead` of the current
+   one, those of `next` after the split's V; `ahead` is 0 if they are already in the cache. */
 INLINE void KV(attend_split)(const NAME(paged_decode_call) *call, const element *query, KV(stretch) keys,
                              KV(stretch) next, int64_t num_heads, const int head_dim, int ahead, softmax *softmaxes,
                              float *sums) {
-  const int64_t queries = call->queries_a_head, num_queries = num_heads * queries;
+  const int64_t queries = call->given.queries_a_head, num_queries = num_heads * queries;
   const int num_keys = keys.num_tokens;
-  const KV(stretch) values = {call->cache.values, keys.offsets, num_keys};
+  const KV(stretch) values = {call->given.values, keys.offsets, num_keys};
   float scores[MAX_ITEM_QUERIES * BLOCK], units[MAX_ITEM_QUERIES];
   KV(decode_queries) taken;
-  KV(take_queries)(query, num_queries, head_dim, call->scale * LOG2_E, &taken);
+  KV(take_queries)(query, num_queries, head_dim, (float)call->given.scale * LOG2_E, &taken);
   for (int j = 0; j < num_keys; j += NEAR_KEYS) {
     const int near = num_keys - j < NEAR_KEYS ? num_keys - j : NEAR_KEYS;
     for (int64_t h = 0; h < num_heads; h++) {
@@ -150,12 +151,12 @@ INLINE void KV(attend_split)(const NAME(paged_decode_call) *call, const element 
                      scores + h * queries * BLOCK + j);
     }
   }
-  KV(apply_scales)(call->cache.key_scales, keys, num_heads, queries, head_dim, scores);
+  KV(apply_scales)(call->given.key_scales, keys, num_heads, queries, head_dim, scores);
   for (int64_t q = 0; q < num_queries; q++) {
     softmaxes[q] = (softmax){-INFINITY, 0.0f};
     take_block(scores + q * BLOCK, num_keys, &softmaxes[q].highest, &softmaxes[q].total);
   }
-  KV(apply_scales)(call->cache.value_scales, keys, num_heads, queries, head_dim, scores);
+  KV(apply_scales)(call->given.value_scales, keys, num_heads, queries, head_dim, scores);
   for (int64_t q = 0; q < num_queries; q++) units[q] = KV(round_weights)(scores + q * BLOCK);
   memset(sums, 0, (size_t)(num_queries * SUMS_SIZE(head_dim)) * sizeof(float));
   for (int j = 0; j < num_keys; j += NEAR_KEYS) {
@@ -174,28 +175,29 @@ static KV(stretch) KV(find_keys)(const NAME(paged_decode_call) *call, int64_t gr
   const decode_plan *plan = call->plan;
   const int64_t split = plan->groups[group], row = plan->splits[split].row, start = split_start(plan, split);
   const int num_keys = split_keys(plan, split);
-  NAME(find_tokens)(&call->cache, plan->page_tables + row * plan->table_stride, head, start, num_keys, offsets);
+  NAME(find_tokens)(&call->given, plan->page_tables + row * plan->table_stride, head, start, num_keys, offsets);
 #if IS_CODES
   for (int j = 0; j < num_keys; j++) {
-    const int64_t place = offsets[j] / call->cache.head_dim;
-    __builtin_prefetch(call->cache.key_scales + place, 0, 2);
-    __builtin_prefetch(call->cache.value_scales + place, 0, 2);
+    const int64_t place = offsets[j] / call->given.head_dim;
+    __builtin_prefetch(call->given.key_scales + place, 0, 2);
+    __builtin_prefetch(call->given.value_scales + place, 0, 2);
   }
 #endif
-  return (KV(stretch)){call->cache.keys, offsets, num_keys};
+  return (KV(stretch)){call->given.keys, offsets, num_keys};
 }
 
 /* Attends to the keys of a split with its row. */
 static void KV(attend_row)(const NAME(paged_decode_call) *call, int64_t split, KV(stretch) keys, KV(stretch) next,
                            int64_t head, int64_t num_heads, int ahead) {
-  const int64_t head_dim = call->cache.head_dim, queries = call->queries_a_head;
-  const element *query = call->query + call->plan->splits[split].row * call->query_stride + head * queries * head_dim;
-  const int64_t place = (split * call->cache.num_heads + head) * queries;
+  const int64_t head_dim = call->given.head_dim, queries = call->given.queries_a_head;
+  const int64_t row = call->plan->splits[split].row;
+  const element *query = (const element *)call->given.query + row * call->given.query_stride + head * queries * head_dim;
+  const int64_t place = (split * call->given.num_heads + head) * queries;
   softmax *softmaxes = call->softmaxes + place;
   float *sums = call->sums + place * SUMS_SIZE(head_dim);
   switch (head_dim) {
     case 64: KV(attend_split)(call, query, keys, next, num_heads, 64, ahead, softmaxes, sums); break;
-#if !IS_CODES /* of them, only the most common sizes: each takes seconds to compile */
+#if !IS_CODES /* only the most common sizes: each takes seconds to compile */
     case 80: KV(attend_split)(call, query, keys, next, num_heads, 80, ahead, softmaxes, sums); break;
     case 96: KV(attend_split)(call, query, keys, next, num_heads, 96, ahead, softmaxes, sums); break;
 #endif
@@ -208,7 +210,7 @@ static void KV(attend_row)(const NAME(paged_decode_call) *call, int64_t split, K
 #include "decode_near.h"
 #endif
 
-/* Attends to a group's keys with the rows of all its splits but the first, `split`. */
+/* Attends to a group's keys with the rows of all its splits except the first, `split`. */
 INLINE void KV(attend_others)(const NAME(paged_decode_call) *call, int64_t split, KV(stretch) keys, int64_t head,
                               int64_t num_heads) {
   const decode_split *splits = call->plan->splits;
@@ -227,8 +229,8 @@ INLINE void KV(attend_others)(const NAME(paged_decode_call) *call, int64_t split
 static void KV(paged_decode_item)(const void *data, int64_t item) {
   const NAME(paged_decode_call) *call = data;
   const decode_plan *plan = call->plan;
-  const int64_t num_heads = call->cache.num_heads, head_dim = call->cache.head_dim;
-  /* All splits of some heads come before those of the next, so that each thread gets as much where heads are parted. */
+  const int64_t num_heads = call->given.num_heads, head_dim = call->given.head_dim;
+  /* All splits of some heads come before those of the next heads, so that threads get equal shares of split heads. */
   const int64_t items_a_part = (plan->num_groups + call->groups_an_item - 1) / call->groups_an_item;
   const int64_t head = item / items_a_part * call->heads_an_item, rest = num_heads - head;
   const int64_t count = rest < call->heads_an_item ? rest : call->heads_an_item, size = count * head_dim;
@@ -237,7 +239,7 @@ static void KV(paged_decode_item)(const void *data, int64_t item) {
   const int tokens_ahead = (int)(AHEAD_BYTES / (size * (int64_t)sizeof(kv_element))) + 1;
   int64_t offsets[2][BLOCK];
   KV(stretch) keys = KV(find_keys)(call, begin, head, offsets[0]), next = keys;
-  KV(ask_beyond)(keys, (KV(stretch)){call->cache.values, offsets[0], keys.num_tokens}, 0, tokens_ahead, size);
+  KV(ask_beyond)(keys, (KV(stretch)){call->given.values, offsets[0], keys.num_tokens}, 0, tokens_ahead, size);
   for (int64_t group = begin; group < end; group++, keys = next) {
     if (group + 1 < end) next = KV(find_keys)(call, group + 1, head, offsets[(group + 1 - begin) % 2]);
     else next.num_tokens = 0;

@@ -1,9 +1,10 @@
-/* Each captured operation of kernel_list.h as a function of arguments that are data: `call_NAME`. For the others, the
-   compiler checks that their arguments are as the list says. */
+/* For each captured operation of kernel_list.h, a function `call_NAME` that takes the arguments as data. For the other
+   operations, the compiler only checks their arguments against the list. */
 
 #define P(index) arguments[index].pointer
 #define I(index) arguments[index].integer
 #define F(index) arguments[index].number
+#define ATTENTION (const attention_arguments *)(const void *)arguments
 #define VOID(call) (call, 0)
 #define STATUS(call) call
 #define CAPTURED(returns, name, ...) \
@@ -16,6 +17,7 @@
 #undef P
 #undef I
 #undef F
+#undef ATTENTION
 #undef VOID
 #undef STATUS
 #undef CAPTURED

@@ -1,4 +1,4 @@
-/* Crews (crew.h), and the replay of captured calls by one (kernels/cpu/capture.py). */
+/* Crews (crew.h), and the replay of captured calls by a crew (kernels/cpu/capture.py). */
 #define _GNU_SOURCE
 #include "parallel.h"
 #include "captured_call.h"
@@ -8,12 +8,12 @@
 #include <stdatomic.h>
 #include <time.h>
 
-/* An operation's items are cut into a stretch for each thread, which takes them from the first on: what they read lies
-   together as a rule, and one long stretch of memory for each thread is read faster than short ones by turns. Who is done
-   gets half of what is left of another's. By turns, all threads have one stretch.
-   Items are claimed by a compare-and-swap on the stretch's word: the number of the operation, the end of what is left and
-   the next item. So nothing of an operation that is over can be claimed, however late a thread comes, and what its claim
-   succeeds for is what it has read about it. */
+/* An operation's items are cut into one stretch per thread, which takes them in order: neighbouring items mostly read
+   neighbouring memory, and one long stretch of memory per thread is read faster than short ones by turns. A thread that is
+   done takes half of the remaining items of another thread. By turns, all threads share one stretch.
+   Items are claimed by a compare-and-swap on the stretch's word: the number of the operation, the end of the remaining items
+   and the next item. So a late thread cannot claim an item of an operation that is over, and a claim that succeeds is for the
+   operation whose fields the thread has read. */
 enum { ITEM_BITS = 20, MOST_STRETCHES = 256 };
 #define MAX_ITEMS ((int64_t)(1 << ITEM_BITS) - 1)
 #define NEXT_ITEM(word) ((int64_t)((word) & (uint64_t)MAX_ITEMS))
@@ -39,7 +39,7 @@ static _Thread_local crew *led_crew = 0;
 
 int sluice_leads_crew(void) { return led_crew != 0; }
 
-/* Runs the first item that is left of a thread's own stretch, if there is one; returns whether there was. */
+/* Runs the next item of a thread's own stretch; returns 0 if there is none. */
 static int take_item(crew *mine, stretch *own) {
   uint64_t word = atomic_load_explicit(&own->word, memory_order_acquire);
   while (NEXT_ITEM(word) < END_ITEM(word)) {
@@ -54,9 +54,9 @@ static int take_item(crew *mine, stretch *own) {
   return 0;
 }
 
-/* Moves the second half of what is left of another's stretch to a thread's own, if nothing is left of that; returns whether
-   the own one has items. The leader sets the stretches of the next operation while a late thread still looks for items of
-   the last: nothing is moved from one to the other. */
+/* Moves the second half of the remaining items of another thread's stretch to a thread's own, if that is empty; returns whether
+   its own has items. The leader may set the stretches of the next operation while a late thread still looks for items of
+   the last one: no item moves from one operation to the other. */
 static int take_half(stretch *own, stretch *other) {
   const uint64_t mine = atomic_load_explicit(&own->word, memory_order_relaxed);
   if (NEXT_ITEM(mine) < END_ITEM(mine)) return 1;
@@ -72,7 +72,7 @@ static int take_half(stretch *own, stretch *other) {
   return 0;
 }
 
-/* Runs what items it can get, as the thread of that number. */
+/* Runs items as thread number `thread`, until it finds none. */
 static void take_items(crew *mine, int thread) {
   const int num_stretches = atomic_load_explicit(&mine->num_stretches, memory_order_relaxed);
   stretch *own = mine->stretches + thread % num_stretches;
@@ -145,7 +145,7 @@ typedef struct {
   void *data;
 } region;
 
-/* The thread that comes first leads: nobody waits for those that must be woken. */
+/* The first thread to arrive leads, so that no thread waits for others to wake up. */
 static void join(void *data) {
   region *mine = data;
   const int thread = atomic_fetch_add_explicit(&mine->crew.num_threads, 1, memory_order_relaxed);
@@ -159,7 +159,7 @@ static void join(void *data) {
   atomic_store_explicit(&mine->crew.is_over, 1, memory_order_release);
 }
 
-/* Of a region, stretches are set by the first operation, which nobody looks at before. */
+/* The first operation sets the stretches of a region; no thread looks at them before. */
 static void init_region(region *mine, lead_fn lead, void *data, int has_one_operation) {
   const int num_threads = sluice_num_threads();
   mine->crew.most_stretches = num_threads < MOST_STRETCHES ? num_threads : MOST_STRETCHES;
@@ -170,11 +170,11 @@ static void init_region(region *mine, lead_fn lead, void *data, int has_one_oper
   mine->lead = lead, mine->data = data;
 }
 
-/* Has a crew for as long as `lead` runs. */
+/* Runs `lead` with a crew. */
 static void run_region(lead_fn lead, void *data, int has_one_operation) {
   region mine;
   init_region(&mine, lead, data, has_one_operation);
-  if (sluice_parallel_region) sluice_parallel_region(join, &mine, 0, 0); /* 0 threads: as many as torch was told to use */
+  if (sluice_parallel_region) sluice_parallel_region(join, &mine, 0, 0); /* 0 threads: the number set in torch */
   else join(&mine);
 }
 
@@ -215,8 +215,8 @@ static void lead_replay(void *data) {
   }
 }
 
-/* Makes the calls one after another; returns -1, or the index of the one that ran out of memory: none after it is made.
-   `ended_ns`, where it is not null, is set to the time at which each call ended. */
+/* Makes the calls one after another; returns -1, or the index of the call that ran out of memory, after which it stops.
+   Unless `ended_ns` is null, it is set to the time at which each call ended. */
 __attribute__((visibility("default"))) int64_t sluice_replay(const captured_call *calls, int64_t num_calls,
                                                              int64_t *ended_ns) {
   replay mine = {calls, num_calls, -1, ended_ns};
@@ -224,14 +224,14 @@ __attribute__((visibility("default"))) int64_t sluice_replay(const captured_call
   return mine.failed;
 }
 
-/* The replay that is under way, if there is one. */
+/* The replay in progress, if any. */
 static struct {
   region region;
   replay replay;
 } begun;
 
-/* Has other threads begin to make the calls, while this one does something else until `sluice_end_replay`. Returns 0
-   where there are none, or another such replay has not ended. */
+/* Makes other threads start the calls, while this one does something else until `sluice_end_replay`. Returns 0 if there
+   are no other threads or another such replay has not ended. */
 __attribute__((visibility("default"))) int sluice_begin_replay(const captured_call *calls, int64_t num_calls) {
   const int num_others = sluice_num_threads() - 1;
   if (num_others <= 0 || !sluice_take_team()) return 0;
@@ -241,7 +241,7 @@ __attribute__((visibility("default"))) int sluice_begin_replay(const captured_ca
   return 1;
 }
 
-/* Helps until all calls of the replay that has begun are made; returns as `sluice_replay` does. */
+/* Helps until all calls of the started replay are made; returns as `sluice_replay` does. */
 __attribute__((visibility("default"))) int64_t sluice_end_replay(void) {
   join(&begun.region);
   const int64_t failed = begun.replay.failed;

@@ -1,5 +1,5 @@
-/* Threads that stay together for many operations, so that none of these pays for waking them: one leads, the others
-   follow it from operation to operation. */
+/* Threads that stay awake for many operations, so that no operation pays for waking them: one leads, the others follow it
+   from operation to operation. */
 #ifndef SLUICE_CREW_H
 #define SLUICE_CREW_H
 
@@ -13,8 +13,8 @@ typedef enum { IN_STRETCHES, BY_TURNS } item_order;
 /* Returns whether this thread leads a crew. */
 int sluice_leads_crew(void);
 
-/* Runs all items, with the crew that this thread leads or else with one for them alone; nobody is waited for who has taken
-   none. */
+/* Runs all items with the crew that this thread leads, or else with a new one. It does not wait for threads that have taken
+   no item. */
 void sluice_run_with_crew(item_order order, int64_t num_items, item_fn run_item, const void *call);
 
 #endif

@@ -1,4 +1,4 @@
-/* What decode attention does with a few keys of int8, where the processor sums up products of pairs of int16.
+/* Decode attention of a few int8 keys, for processors that sum products of int16 pairs.
 
    Queries and weights become whole numbers of up to 32767, so that sums are exact: 127 * 32767 * 256 is less than 2^31. */
 
@@ -7,7 +7,7 @@ INLINE __m256i KV(to_int16)(__m512 x, float inverse) {
   return _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(inverse))));
 }
 
-/* What is not finite makes a unit that is not: as bits, NaN is more than any number. */
+/* The unit is not finite if a number is not: as bits, NaN is larger than any number. */
 INLINE float KV(unit_for)(__m512i largest_bits) {
   return float_of((uint32_t)_mm512_reduce_max_epu32(largest_bits)) / 32767.0f;
 }
@@ -40,8 +40,7 @@ INLINE __m512 KV(dot_lanes)(const int16_t *query, const int8_t *key, const int h
   return _mm512_cvtepi32_ps(sum);
 }
 
-/* Scores of some keys, but for their scales, with the queries of their head; a query's scores are BLOCK after those of
-   the query before. */
+/* Scores of some keys, without their scales, with the queries of their head; the queries' scores are BLOCK apart. */
 INLINE void KV(score_keys)(const KV(decode_queries) *queries, int64_t first, int64_t num_queries, const int8_t *keys,
                            const int64_t *offsets, int num_keys, const int head_dim, float *scores) {
   for (int64_t q = first; q < first + num_queries; q++, scores += BLOCK) {
@@ -53,7 +52,7 @@ INLINE void KV(score_keys)(const KV(decode_queries) *queries, int64_t first, int
   }
 }
 
-/* Makes whole numbers of a block's weights, in place: a number holds those of two keys. Returns their unit. */
+/* Turns a block's weights into int16, in place: each float's place holds those of two keys. Returns their unit. */
 INLINE float KV(round_weights)(float *weights) {
   __m512i largest = _mm512_setzero_si512();
   for (int j = 0; j < BLOCK; j += 16) largest = _mm512_max_epu32(largest, _mm512_castps_si512(_mm512_loadu_ps(weights + j)));
@@ -65,8 +64,8 @@ INLINE float KV(round_weights)(float *weights) {
   return unit;
 }
 
-/* Adds keys [j, j + num_keys) of a block, to whole numbers. 32 elements of two keys after the other become two vectors of
-   sums, of the first and the second eight of each 16 elements: put_in_order says where they belong. */
+/* Adds keys [j, j + num_keys) of a block, in integers. 32 elements of two consecutive keys become two vectors of sums, of the
+   first and the second eight of each 16 elements; put_in_order restores their order. */
 INLINE void KV(add_values)(const float *weights, int j, int64_t num_queries, const int8_t *values, const int64_t *offsets,
                            int num_keys, const int head_dim, float *sums) {
   for (int first = 0; first < head_dim; first += 32) {

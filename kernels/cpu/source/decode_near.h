@@ -1,9 +1,9 @@
-/* Decode attention of rows whose K and V another row has just read, where the processor multiplies pairs of bfloat16.
+/* Decode attention of rows whose K and V another row has just read, for processors that multiply pairs of bfloat16.
 
-   Nothing has to be asked for, so a head is done at a time: V is paired once for all rows, and a query's sums stay in the
+   Nothing is prefetched, so one head is done at a time: V is paired once for all rows, and a query's sums stay in the
    registers. Each number is computed as attend_split computes it. */
 
-/* K of a head, one key after the other: where they lie, they may share few places of the first cache. */
+/* Copies K of a head, key after key: in the cache of pages they may map to few sets of the L1 cache. */
 INLINE void KV(copy_keys)(const uint16_t *keys, const int64_t *offsets, int num_keys, const int head_dim, uint16_t *near) {
   for (int k = 0; k < num_keys; k++, near += SUMS_SIZE(head_dim))
     for (int first = 0; first < head_dim; first += 32) {
@@ -12,7 +12,7 @@ INLINE void KV(copy_keys)(const uint16_t *keys, const int64_t *offsets, int num_
     }
 }
 
-/* Queries at a time, and rows of a group for which copying K and V does not pay. */
+/* Queries at a time, and the number of rows of a group up to which copying K and V does not pay. */
 enum { NEAR_QUERIES = 4, FEW_SHARING = 2 };
 
 /* V of a head as pairs of two keys' elements, in the order of add_values' sums. */
@@ -28,8 +28,8 @@ INLINE void KV(pair_values)(const uint16_t *values, const int64_t *offsets, int 
     }
 }
 
-/* Scores of a query with the first `num_keys` of these, of which there is room for whole sixteens: score_keys' additions,
-   in its order. */
+/* Scores of a query with the first `num_keys` of these keys, padded to a multiple of 16; it adds in the order of
+   score_keys. */
 INLINE void KV(score_near)(const uint16_t *query, float scale, const uint16_t *near, int num_keys, const int head_dim,
                            float *scores) {
   for (int j = 0; j < num_keys; j += 16) {
@@ -45,7 +45,7 @@ INLINE void KV(score_near)(const uint16_t *query, float scale, const uint16_t *n
   }
 }
 
-/* A query of a row, its keys, and where its softmax and sums belong. */
+/* A query of a row, the number of its keys, and the places of its softmax and sums. */
 typedef struct {
   const uint16_t *query;
   int num_keys;
@@ -59,7 +59,7 @@ INLINE void KV(add_pair)(const float *weights, int pair, const __m512i *pairs, c
     sum[i] = _mm512_dpbf16_ps(sum[i], both, (__m512bh)_mm512_maskz_mov_epi16(lanes, pairs[pair * num_sums + i]));
 }
 
-/* Adds what is left from pair `pair` on. Of a last pair that is half a row's, V of the other key may be anything. */
+/* Adds the pairs from `pair` on. If the row has only the first key of the last pair, V of the other may be anything. */
 INLINE void KV(finish_sums)(const KV(near_query) *mine, const float *weights, int pair, const __m512i *pairs,
                             const int head_dim, __m512 *sum) {
   const int num_sums = SUMS_SIZE(head_dim) / 16;
@@ -69,7 +69,7 @@ INLINE void KV(finish_sums)(const KV(near_query) *mine, const float *weights, in
   KV(put_in_order)(mine->sums, head_dim, 1.0f);
 }
 
-/* Two queries at a time: one's additions would wait for one another. */
+/* Two queries at a time: the additions of one would wait for each other. */
 INLINE void KV(add_near)(const KV(near_query) *mine, int num_queries, float scores[][BLOCK], const __m512i *pairs,
                          const int head_dim) {
   const int num_sums = SUMS_SIZE(head_dim) / 16;
@@ -104,18 +104,19 @@ INLINE void KV(attend_near)(const KV(near_query) *mine, int num_queries, float s
 INLINE void KV(attend_heads)(const NAME(paged_decode_call) *call, int64_t first_split, KV(stretch) keys, int64_t head,
                              int64_t num_heads, const int head_dim) {
   const decode_plan *plan = call->plan;
-  const int64_t queries = call->queries_a_head;
-  const float scale = call->scale * LOG2_E;
+  const int64_t queries = call->given.queries_a_head;
+  const float scale = (float)call->given.scale * LOG2_E;
   uint16_t near[BLOCK * SUMS_SIZE(MAX_HEAD_DIM)] __attribute__((aligned(LINE_BYTES)));
   __m512i pairs[BLOCK / 2 * (SUMS_SIZE(MAX_HEAD_DIM) / 16)];
   for (int64_t h = 0; h < num_heads; h++) {
     KV(near_query) batch[NEAR_QUERIES];
     int count = 0;
     KV(copy_keys)(keys.from + h * head_dim, keys.offsets, keys.num_tokens, head_dim, near);
-    KV(pair_values)((const uint16_t *)call->cache.values + h * head_dim, keys.offsets, keys.num_tokens, head_dim, pairs);
+    KV(pair_values)((const uint16_t *)call->given.values + h * head_dim, keys.offsets, keys.num_tokens, head_dim, pairs);
     for (int64_t split = first_split; split != NO_SPLIT; split = plan->splits[split].next) {
-      const uint16_t *query = call->query + plan->splits[split].row * call->query_stride + (head + h) * queries * head_dim;
-      const int64_t place = (split * call->cache.num_heads + head + h) * queries;
+      const uint16_t *row = (const uint16_t *)call->given.query + plan->splits[split].row * call->given.query_stride;
+      const uint16_t *query = row + (head + h) * queries * head_dim;
+      const int64_t place = (split * call->given.num_heads + head + h) * queries;
       for (int64_t q = 0; q < queries; q++) {
         float *sums = call->sums + (place + q) * SUMS_SIZE(head_dim);
         batch[count++] = (KV(near_query)){query + q * head_dim, split_keys(plan, split), call->softmaxes + place + q, sums};
@@ -132,11 +133,11 @@ INLINE void KV(attend_heads)(const NAME(paged_decode_call) *call, int64_t first_
 /* Attends to a group's keys with the rows of all splits from `split` on. */
 static void KV(attend_near_rows)(const NAME(paged_decode_call) *call, int64_t split, KV(stretch) keys, int64_t head,
                                  int64_t num_heads) {
-  switch (call->cache.head_dim) {
+  switch (call->given.head_dim) {
     case 64: KV(attend_heads)(call, split, keys, head, num_heads, 64); break;
     case 80: KV(attend_heads)(call, split, keys, head, num_heads, 80); break;
     case 96: KV(attend_heads)(call, split, keys, head, num_heads, 96); break;
     case 128: KV(attend_heads)(call, split, keys, head, num_heads, 128); break;
-    default: KV(attend_heads)(call, split, keys, head, num_heads, (int)call->cache.head_dim);
+    default: KV(attend_heads)(call, split, keys, head, num_heads, (int)call->given.head_dim);
   }
 }

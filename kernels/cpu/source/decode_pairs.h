@@ -1,4 +1,4 @@
-/* What decode attention does with a few keys, where the processor multiplies pairs of bfloat16. */
+/* Decode attention of a few keys, for processors that multiply pairs of bfloat16. */
 
 INLINE __m512 KV(dot_lanes)(const uint16_t *query, const uint16_t *key, const int head_dim) {
   __m512 sum = _mm512_setzero_ps();
@@ -13,7 +13,7 @@ INLINE __m512 KV(dot_lanes)(const uint16_t *query, const uint16_t *key, const in
   return sum;
 }
 
-/* Scores of some keys with the queries of their head; a query's scores are BLOCK after those of the query before. */
+/* Scores of some keys with the queries of their head; the queries' scores are BLOCK apart. */
 INLINE void KV(score_keys)(const KV(decode_queries) *queries, int64_t first, int64_t num_queries, const uint16_t *keys,
                            const int64_t *offsets, int num_keys, const int head_dim, float *scores) {
   const uint16_t *query = queries->rows + first * head_dim;
@@ -25,7 +25,7 @@ INLINE void KV(score_keys)(const KV(decode_queries) *queries, int64_t first, int
   }
 }
 
-/* Rounds a block's weights as the prefill's are, in place: a number holds those of two keys. */
+/* Rounds a block's weights as prefill does, in place: each float's place holds those of two keys. */
 INLINE float KV(round_weights)(float *weights) {
   for (int j = 0; j < BLOCK; j += 32) {
     const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(weights + j + 16), _mm512_loadu_ps(weights + j));
@@ -34,8 +34,8 @@ INLINE float KV(round_weights)(float *weights) {
   return 1.0f;
 }
 
-/* Adds keys [j, j + num_keys) of a block. 32 elements of two keys after the other become two vectors of sums, of the first
-   and the second four of each eight elements: put_in_order says where they belong. */
+/* Adds keys [j, j + num_keys) of a block. 32 elements of two consecutive keys become two vectors of sums, of the first and
+   the second four of each eight elements; put_in_order restores their order. */
 INLINE void KV(add_values)(const float *weights, int j, int64_t num_queries, const uint16_t *values,
                            const int64_t *offsets, int num_keys, const int head_dim, float *sums) {
   for (int first = 0; first < head_dim; first += 32) {

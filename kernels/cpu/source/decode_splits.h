@@ -2,12 +2,12 @@
 #ifndef SLUICE_DECODE_SPLITS
 #define SLUICE_DECODE_SPLITS
 
-/* Splits in a group; where more are the same, there are several groups of them for the threads to take. */
+/* Splits in a group; more equal splits than this form several groups, for several threads. */
 enum { MAX_SHARING = 16, NO_SPLIT = -1 };
 
 typedef struct {
   int32_t row, next;   /* the next split of its group, or NO_SPLIT */
-  int32_t num_sharing; /* of a group's first split: how many they are */
+  int32_t num_sharing; /* of a group's first split: the size of the group */
 } decode_split;
 
 typedef struct {
@@ -31,7 +31,7 @@ static int split_keys(const decode_plan *plan, int64_t split) {
   return left < BLOCK ? (int)left : BLOCK;
 }
 
-/* Whether all keys of split `b` are the first ones of `a`: in the same pages, from the same position on. */
+/* True if all keys of split `b` are the first ones of `a`: in the same pages, from the same position on. */
 static int has_split(const decode_plan *plan, int64_t a, int64_t b) {
   const int64_t start = split_start(plan, b), num_keys = split_keys(plan, b);
   const int64_t num_pages = (start + num_keys - 1) / plan->page_size - start / plan->page_size + 1;
@@ -39,8 +39,8 @@ static int has_split(const decode_plan *plan, int64_t a, int64_t b) {
          memcmp(split_pages(plan, a), split_pages(plan, b), (size_t)num_pages * sizeof(int32_t)) == 0;
 }
 
-/* Returns the place in the table, of groups by their first page, for this split: the first split, plus 1, of a group that
-   has all of its keys, or 0 where there is none yet. */
+/* Returns this split's entry in the hash table of groups by first page: 1 plus the first split of a group that has all of
+   its keys, or 0 if there is no such group yet. */
 static int32_t *find_place(const decode_plan *plan, int32_t *table, uint64_t table_size, int64_t split) {
   const uint64_t key = (uint64_t)(uint32_t)*split_pages(plan, split) << 32 | (uint32_t)split_start(plan, split);
   for (uint64_t index = key * 0x9e3779b97f4a7c15u >> 32;; index++) {
@@ -49,8 +49,8 @@ static int32_t *find_place(const decode_plan *plan, int32_t *table, uint64_t tab
   }
 }
 
-/* Puts each split into a group. The first of a group has the most keys: the tokens of a draft are rows of the same pages,
-   one key longer from row to row, so the last row is the first to be put into groups. */
+/* Puts each split into a group. The first split of a group has the most keys: the tokens of a draft are rows of the same
+   pages, each one key longer than the previous, so rows are grouped from the last one on. */
 static void group_splits(decode_plan *plan, int32_t *table, int64_t table_size) {
   for (int64_t row = plan->num_rows - 1; row >= 0; row--)
     for (int64_t split = plan->first_split[row]; split < plan->first_split[row + 1]; split++) {
@@ -70,7 +70,7 @@ static void group_splits(decode_plan *plan, int32_t *table, int64_t table_size) 
     }
 }
 
-/* Fills the rest of a plan, all of it in the memory at `first_split`. Returns 0, or -1 without memory. */
+/* Fills in the rest of a plan, in one allocation at `first_split`. Returns 0, or -1 without memory. */
 static int plan_splits(decode_plan *plan) {
   for (int64_t row = 0; row < plan->num_rows; row++) {
     plan->num_splits += (plan->num_keys[row] + BLOCK - 1) / BLOCK;

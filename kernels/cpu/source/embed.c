@@ -1,4 +1,4 @@
-/* Rows of the embeddings: kernels/operations/embed.py says what it does. */
+/* Rows of the embeddings: see kernels/formats/embed.py. */
 
 typedef struct {
   const int32_t *token_ids, *positions;
@@ -8,7 +8,7 @@ typedef struct {
   int is_packed;
 } NAME(embed_call);
 
-/* Of a table that is laid out for packed_linear, too. */
+/* Copies a row of a table that is packed for packed_linear. */
 INLINE void NAME(copy_packed_row)(const element *packed, int64_t row, element *out, int64_t size) {
   enum { ROWS = 32, STEP = 4 / sizeof(element) };
   const element *in = packed + row / ROWS * ROWS * size + row % ROWS * STEP;
@@ -29,7 +29,7 @@ static void NAME(embed_token)(const void *data, int64_t token) {
   SIMD for (int64_t i = 0; i < size; i++) out[i] = NARROW(WIDEN(out[i]) + WIDEN(place[i]));
 }
 
-/* tokens: [vocabulary, size], as it is or as pack_linear writes it; places (or null): [positions, size]; out:
+/* tokens: [vocabulary, size], plain or as pack_linear packs it; places (or null): [positions, size]; out:
    [num_tokens, size]. */
 PUBLIC void NAME(embed)(const int32_t *token_ids, const int32_t *positions, const element *tokens,
                         const element *places, element *out, int64_t num_tokens, int64_t size,

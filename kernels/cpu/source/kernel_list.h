@@ -1,13 +1,14 @@
-/* The operations: what each returns (STATUS: 0, or -1 without memory) and is given, in order: P a pointer, I an int64_t,
-   F a float. CAPTURED are those of forward passes, EAGER the others. ../library.py reads the same lines. */
+/* The operations: what each returns (STATUS: 0, or -1 without memory) and takes, in order: P a pointer, I an int64_t, F a
+   float; or ATTENTION, a pointer to attention_arguments. Only CAPTURED ones can be part of a captured step.
+   ../library.py reads these lines. */
 CAPTURED(VOID, embed, P(0), P(1), P(2), P(3), P(4), I(5), I(6), I(7))
 CAPTURED(VOID, layer_norm, P(0), P(1), P(2), P(3), P(4), I(5), I(6), F(7))
 CAPTURED(VOID, rms_norm, P(0), P(1), P(2), P(3), I(4), I(5), F(6))
 CAPTURED(VOID, silu_mul, P(0), P(1), I(2), I(3))
 CAPTURED(VOID, gelu, P(0), P(1), I(2), I(3))
-CAPTURED(VOID, store_kv, P(0), P(1), P(2), P(3), P(4), P(5), P(6), P(7), P(8), P(9), P(10), I(11), I(12), I(13), I(14), F(15))
-CAPTURED(STATUS, paged_decode, P(0), I(1), P(2), P(3), P(4), P(5), P(6), I(7), P(8), P(9), I(10), I(11), I(12), I(13), I(14), F(15))
-CAPTURED(STATUS, paged_prefill, P(0), I(1), P(2), P(3), P(4), P(5), P(6), I(7), P(8), P(9), P(10), I(11), I(12), I(13), I(14), I(15), F(16))
+CAPTURED(VOID, rotate_store, P(0), P(1), P(2), P(3), P(4), P(5), P(6), P(7), P(8), P(9), P(10), I(11), I(12), I(13), I(14), F(15))
+CAPTURED(STATUS, paged_decode, ATTENTION)
+CAPTURED(STATUS, paged_prefill, ATTENTION)
 CAPTURED(STATUS, quantized_linear, P(0), P(1), P(2), P(3), P(4), I(5), I(6), I(7), I(8), I(9))
 EAGER(VOID, sum_magnitudes, P(0), P(1), I(2), I(3))
 EAGER(VOID, quantize, P(0), P(1), P(2), I(3), I(4), I(5))

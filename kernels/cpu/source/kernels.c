@@ -1,4 +1,4 @@
-/* All operations for one instruction set. Compiled once for each, with ISA as the last part of every name. */
+/* All operations for one instruction set. Compiled once per instruction set, ISA, which ends every name. */
 #include "numbers.h"
 #include "parallel.h"
 #include "captured_call.h"
@@ -10,7 +10,7 @@
 #define PUBLIC __attribute__((visibility("default")))
 
 /* The files below are templates: `element` is the number format of tensors, NAME(x) the name of x for this format
-   and instruction set, WIDEN and NARROW go to float and back. */
+   and instruction set, WIDEN and NARROW convert to float and back. */
 #define NAME(x) JOIN3(x, FORMAT, ISA)
 
 #define FORMAT float32

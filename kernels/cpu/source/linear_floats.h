@@ -1,4 +1,4 @@
-/* A packed linear layer where vectors have 8 floats: a weight of bfloat16 becomes floats in the registers, once for up to
+/* A packed linear layer on vectors of 8 floats: a weight of bfloat16 becomes floats in the registers, once for up to
    6 rows. */
 
 #ifndef SLUICE_LINEAR_FLOATS
@@ -8,11 +8,11 @@
 /* Rows of a group at most: two vectors of sums each. With up to 2 rows there are four. */
 enum { LINEAR_MOST_ROWS = 6, LINEAR_FEW_ROWS = 2, LINEAR_MOST_VECTORS = 4 };
 
-enum { LINEAR_ASKING_ROWS = 24 }; /* so many at most wait for a block; of more, it would be put out of the cache again */
+enum { LINEAR_ASKING_ROWS = 24 }; /* the most rows that prefetch a block: more would evict it from the cache again */
 
 /* 8 inputs of 6 rows, to [8, 6]. */
 INLINE void linear_transpose(const __m256 *rows, float *out) {
-  for (int pair = 0; pair < 4; pair += 2) { /* inputs `pair`, the next one, and those 4 behind them */
+  for (int pair = 0; pair < 4; pair += 2) { /* inputs `pair`, the next one, and those 4 after them */
     __m256 both[3];
     for (int i = 0; i < 3; i++)
       both[i] = pair ? _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]) : _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
@@ -29,8 +29,8 @@ INLINE void linear_transpose(const __m256 *rows, float *out) {
 }
 #endif
 
-/* Of each of eight outputs the first weight, or the second one: an output's LINEAR_PAIR weights lie together, and the next
-   input's of float32 behind the block's 32. */
+/* Returns the first or the second weight of each of eight outputs. An output's LINEAR_PAIR weights are neighbours; in float32
+   the next input's weights follow the block's 32. */
 INLINE __m256 linear_weights(const element *weight, const int is_second) {
 #if IS_BFLOAT16
   const __m256i pairs = _mm256_loadu_si256((const __m256i *)weight);
@@ -49,15 +49,15 @@ INLINE void linear_store(const linear_call *call, int64_t row, int64_t first, fl
   SIMD for (int64_t i = 0; i < count; i++) out[i] = NARROW(sums[i]);
 }
 
-/* So many of a row's outputs, as their sums are: fewer at the end of the last block. */
+/* Writes `count` of a row's outputs from their sums, fewer at the end of the last block. */
 INLINE void linear_finish(const linear_call *call, int64_t row, int64_t first, float *sums, const int size) {
   const int64_t left = call->outputs - first;
   if (left >= size) linear_store(call, row, first, sums, size);
   else linear_store(call, row, first, sums, left);
 }
 
-/* 8 outputs for each of so many vectors, from the `offset`-th of a block on: all, or a half. A half's weights do not lie
-   behind each other, so the processor does not see them coming: whoever `asks` asks for half of the next block with each.
+/* 8 outputs for each of `vectors` vectors, from the `offset`-th of a block on: all, or a half. The weights of a half are not
+   contiguous, so the processor does not prefetch them: a call that `asks` prefetches half of the next block with each half.
    x: floats [inputs, rows]. */
 INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, int64_t offset, const int rows,
                            const int vectors, const int asks) {
@@ -88,7 +88,8 @@ INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, 
   for (int r = 0; r < rows; r++) linear_finish(call, row + r, first, sums[r], 8 * vectors);
 }
 
-/* A group's product in code for just as many rows. The first of few groups asks: it waits for memory more than it computes. */
+/* A group's product, in code for its number of rows. The first of few groups prefetches: it waits for memory more than it
+   computes. */
 static void linear_group(const linear_call *call, int64_t row, int64_t block, int64_t rows) {
 #define HALVES(count, asks) \
   for (int64_t offset = 0; offset < LINEAR_BLOCK; offset += 16) linear_product(call, row, block, offset, count, 2, asks)
@@ -106,8 +107,8 @@ static void linear_group(const linear_call *call, int64_t row, int64_t block, in
 #include "linear_blocks.h"
 #include "linear_strips.h"
 
-/* A group's rows as floats: of few rows [inputs, rows], of many chunk after chunk [groups, inputs of the chunk, 6] with
-   zeros where a row is missing. */
+/* Converts a group's rows to floats: few rows to [inputs, rows], many rows to [groups, inputs of a chunk, 6] per chunk, with
+   zeros for missing rows. */
 static void linear_widen_group(const void *data, int64_t group) {
   const linear_call *call = data;
   const int64_t num_groups = (call->num_rows + call->rows_per_group - 1) / call->rows_per_group;

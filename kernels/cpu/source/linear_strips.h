@@ -1,14 +1,14 @@
-/* A packed linear layer of many rows where vectors have 8 floats. Some inputs' weights of a block become floats, two strips
-   of 16 outputs: one fills half of the first cache while all tiles of 6 rows go by, whose sums wait in memory for the
-   inputs that follow. */
+/* A packed linear layer of many rows on vectors of 8 floats. A block's weights of some inputs become floats, in two strips of
+   16 outputs: a strip fills half of the L1 cache while all tiles of 6 rows use it. Their sums wait in memory for the next
+   inputs. */
 
 #ifndef SLUICE_LINEAR_STRIPS
 #define SLUICE_LINEAR_STRIPS
-/* Rows at least, as fewer are not worth the making of strips; outputs of a strip; inputs that become floats at once, and
-   tiles of a group, at most. */
+/* The fewest rows that are worth making strips; outputs per strip; the most inputs converted at a time, and the most tiles
+   per group. */
 enum { LINEAR_STRIP_ROWS = 41, LINEAR_STRIP = 16, LINEAR_CHUNK = 256, LINEAR_TILES = 86 };
 
-/* Tiles are of 6 rows, as far as it takes, the last one or two of 4: of 512 rows 84 and 2. A last one may have a row less. */
+/* Tiles have 6 rows, the last one or two have 4: 512 rows are 84 and 2 tiles. The last one may lack a row. */
 INLINE int64_t linear_num_tiles(int64_t num_rows) { return (num_rows + LINEAR_MOST_ROWS - 1) / LINEAR_MOST_ROWS; }
 
 INLINE int64_t linear_first_row(int64_t tile, int64_t num_rows) {
@@ -17,8 +17,8 @@ INLINE int64_t linear_first_row(int64_t tile, int64_t num_rows) {
   return num_before > 0 ? rows - 2 * num_before : rows;
 }
 
-/* Adds what some inputs give to a tile: weight [inputs, 16], x [inputs, 6], sums [6, 16]. GCC would read a weight again for
-   each product if it were not bound to a register, and keep the sums in memory if their loops were not unrolled. */
+/* Adds the products of some inputs to a tile: weight [inputs, 16], x [inputs, 6], sums [6, 16]. GCC would read a weight again
+   for each product if it were not bound to a register, and keep the sums in memory if their loops were not unrolled. */
 INLINE void linear_tile_of(const float *weight, const float *x, int64_t inputs, float *sums, int is_first, const int rows) {
   __m256 sum[LINEAR_MOST_ROWS][2];
   PRAGMA(GCC unroll 6) for (int r = 0; r < rows; r++)
@@ -45,7 +45,7 @@ static void linear_tile(const float *weight, const float *x, int64_t inputs, flo
 }
 #endif
 
-/* weight: a block's of some inputs. */
+/* weight: of a block and some inputs. */
 INLINE void linear_widen_block(const element *weight, int64_t inputs, float *strips) {
   for (int64_t input = 0; input < inputs; input += 2, weight += 2 * LINEAR_BLOCK, strips += 2 * LINEAR_STRIP)
     for (int which = 0; which < 2; which++)
@@ -54,7 +54,7 @@ INLINE void linear_widen_block(const element *weight, int64_t inputs, float *str
                          linear_weights(weight + 8 * LINEAR_PAIR * v, which));
 }
 
-/* An item is a block of a group of tiles. While these go by, the weights that follow are asked for. */
+/* An item is a block of a group of tiles. Meanwhile it prefetches the following weights. */
 static void linear_strip_item(const void *data, int64_t item) {
   const linear_call *call = data;
   const int64_t num_tiles = linear_num_tiles(call->num_rows), block = item % call->num_blocks;

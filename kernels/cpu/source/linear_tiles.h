@@ -1,7 +1,7 @@
 /* A packed linear layer on tiles. */
 
-/* Bytes: of a step's weight, of the rows that stay in a core's cache, and how far ahead of its use the weight is asked
-   for. Then rows of a group at most, and inputs whose weight stays near while a group's rows go by. */
+/* In bytes: a step's weight, the rows that stay in a core's cache, and the prefetch distance of the weight. Then the most rows
+   per group, and the inputs whose weight stays in the cache for all rows of a group. */
 enum { LINEAR_TILE_STEP = 2048, LINEAR_ROWS = 768 << 10, LINEAR_AHEAD = 8192 };
 enum { LINEAR_MOST_TILE_ROWS = 512, LINEAR_TILE_CHUNK = 256 };
 
@@ -11,27 +11,13 @@ static int64_t linear_rows_per_group(int64_t num_rows, int64_t inputs) {
   return rows < 32 ? 32 : rows > LINEAR_MOST_TILE_ROWS ? LINEAR_MOST_TILE_ROWS : rows;
 }
 
-/* Adds what inputs [input, end) give to 32 outputs of at most 32 rows. */
+/* Adds the products of inputs [input, end) to 32 outputs of at most 32 rows. */
 INLINE void linear_sums(const linear_call *call, int64_t row, int64_t block, int64_t input, const int64_t end,
                         float *sums, const int has_second, const int is_streamed) {
   const int stride = (int)(call->inputs * 2);
   const char *weight = (const char *)call->weight + block * call->inputs * 64 + input * 64;
   const element *first = call->x + row * call->inputs, *second = first + 16 * call->inputs;
-  if (input == 0) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if (has_second) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-  } else {
-    _tile_loadd(0, sums, 4 * LINEAR_BLOCK);
-    _tile_loadd(1, sums + 16, 4 * LINEAR_BLOCK);
-    if (has_second) {
-      _tile_loadd(2, sums + 16 * LINEAR_BLOCK, 4 * LINEAR_BLOCK);
-      _tile_loadd(3, sums + 16 * LINEAR_BLOCK + 16, 4 * LINEAR_BLOCK);
-    }
-  }
+  load_sums(sums, 64, 64 * LINEAR_BLOCK, 4 * LINEAR_BLOCK, input == 0, has_second);
   for (; input < end; input += 32, weight += LINEAR_TILE_STEP) {
     if (is_streamed)
       for (int line = 0; line < LINEAR_TILE_STEP; line += 64)
@@ -47,12 +33,7 @@ INLINE void linear_sums(const linear_call *call, int64_t row, int64_t block, int
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, sums, 4 * LINEAR_BLOCK);
-  _tile_stored(1, sums + 16, 4 * LINEAR_BLOCK);
-  if (has_second) {
-    _tile_stored(2, sums + 16 * LINEAR_BLOCK, 4 * LINEAR_BLOCK);
-    _tile_stored(3, sums + 16 * LINEAR_BLOCK + 16, 4 * LINEAR_BLOCK);
-  }
+  store_sums(sums, 64, 64 * LINEAR_BLOCK, 4 * LINEAR_BLOCK, has_second);
 }
 
 /* An item is some blocks of 32 outputs of a group of rows, which stay in a core's cache from block to block. */

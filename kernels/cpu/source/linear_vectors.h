@@ -4,15 +4,14 @@
 #define SLUICE_LINEAR_VECTORS
 #include "pairs.h"
 
-/* Rows of a group at most: two vectors of sums each, and three for the operands. Weights that one group reads are asked for
-   so many bytes ahead, past the outer caches: nothing reads them again before the next step, and what is there stays. Of
-   several groups that have at least so many rows, the first two ask for the next block. Full groups, as steps of many rows
-   have, also ask for inputs so many bytes ahead: these lie in pages of 4 KB, at whose ends the processor stops reading
-   ahead. */
+/* The most rows per group: each takes two vectors of sums, the operands take three. The prefetch distance in bytes of weights
+   that one group reads, past the outer caches: they are not read again before the next step, and evict nothing there. The
+   fewest rows of several groups whose first two prefetch the next block. The prefetch distance in bytes of inputs, in full
+   groups only: inputs are in pages of 4 KB, at whose ends the processor stops reading ahead. */
 enum { LINEAR_MOST_ROWS = 14, LINEAR_WEIGHT_AHEAD = 8192, LINEAR_ROWS_AHEAD = 3, LINEAR_FULL_ROWS = 13, LINEAR_X_AHEAD = 4096 };
 #endif
 
-/* Adds the products of 16 outputs' weights of a step with a row's inputs, which stand in each lane. */
+/* Adds the products of 16 outputs' weights of a step with a row's inputs, which are in each lane. */
 INLINE __m512 linear_multiply(__m512 sum, __m512i inputs, __m512i weights) {
 #if IS_BFLOAT16
   return _mm512_dpbf16_ps(sum, (__m512bh)inputs, (__m512bh)weights);
@@ -21,8 +20,8 @@ INLINE __m512 linear_multiply(__m512 sum, __m512i inputs, __m512i weights) {
 #endif
 }
 
-/* `x`: steps of inputs, those of a group's rows side by side. `next`: what a group of several asks for on the way, with each
-   step `pace` elements more; null: it is alone. */
+/* `x`: steps of inputs, with a group's rows side by side. `next`: the memory that one of several groups prefetches, `pace`
+   elements per step; null for a single group. */
 INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, const element *next, int64_t pace,
                            const int rows) {
   const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK, *x = call->x + row * call->inputs;
@@ -50,14 +49,14 @@ INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, 
   for (int r = 0; r < rows; r++) linear_finish(call, row + r, block, sum[r][0], sum[r][1]);
 }
 
-/* Returns the block that this thread is likely to compute after one, by turns, or the number of blocks. */
+/* Returns the block that this thread will probably compute next, by turns, or the number of blocks. */
 INLINE int64_t linear_next_block(const linear_call *call, int64_t block) {
   const int64_t next = block + 1 + ((block + 1) % call->blocks_per_item ? 0 : call->blocks_between);
   return next < call->num_blocks ? next : call->num_blocks;
 }
 
-/* A group's product in code for just as many rows. Of several groups the first two ask for half of the next block each: all
-   of it in the time of one of them is more than the memory gives. */
+/* A group's product, in code for its number of rows. The first two of several groups prefetch half of the next block each:
+   memory is too slow for all of it in the time of one group. */
 static void linear_group(const linear_call *call, int64_t row, int64_t block, int64_t rows) {
   const int64_t block_size = call->inputs * LINEAR_BLOCK, after = linear_next_block(call, block);
   const int asks = after < call->num_blocks && row <= call->rows_per_group;

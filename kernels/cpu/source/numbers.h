@@ -41,7 +41,7 @@ INLINE lanes load_bfloat16(const uint16_t *x) {
   return (lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16);
 }
 
-/* The sums of four vectors; each in the same order of additions. */
+/* The sums of four vectors, each added in the same order. */
 INLINE void sum_four(const lanes *x, float *sums) {
   const __m256 low = _mm256_hadd_ps((__m256)x[0], (__m256)x[1]), high = _mm256_hadd_ps((__m256)x[2], (__m256)x[3]);
   const __m256 halves = _mm256_hadd_ps(low, high);
@@ -73,7 +73,7 @@ INLINE float widen_float32(float x) { return x; }
 INLINE float narrow_float32(float x) { return x; }
 
 /* Returns 2^x for x <= 127: 0 below -126, NaN for NaN. The polynomial's relative error is at most 9.2e-8, the result's 2e-7;
-   its halves are independent (Estrin's scheme), since a chain of six operations keeps the processor waiting. */
+   its halves are independent (Estrin's scheme), since a chain of six operations would stall the processor. */
 INLINE float power_of_2(float x) {
   const float to_integer = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer in the low bits */
   float clamped = x < -126.0f ? -126.0f : x;
@@ -101,7 +101,7 @@ INLINE __m512 powers_of_2(__m512 x) {
   return _mm512_scalef_ps(p, whole);
 }
 
-/* 2^x with a relative error of 9e-5: rounding to bfloat16 adds up to forty times as much. NaN where x is not finite. */
+/* 2^x with a relative error of 9e-5: rounding to bfloat16 adds up to forty times as much. NaN if x is not finite. */
 INLINE __m512 rough_powers_of_2(__m512 x) {
   const __m512 f = _mm512_sub_ps(x, _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
   __m512 p = _mm512_set1_ps(0.0770672f);
@@ -111,10 +111,10 @@ INLINE __m512 rough_powers_of_2(__m512 x) {
   return _mm512_scalef_ps(p, x); /* which rounds x down */
 }
 
-/* Which of 16 elements there are where `left` are left. */
+/* The mask of the first `left` of 16 elements. */
 INLINE __mmask16 lanes_of(int64_t left) { return left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0; }
 
-/* Which of 32 elements there are from the d-th on. */
+/* The mask of the 32 elements from the d-th on that exist. */
 INLINE __mmask32 lanes_from(int64_t d, int64_t num_elements) {
   return num_elements - d >= 32 ? 0xffffffffu : (__mmask32)((1ull << (num_elements - d)) - 1);
 }
@@ -122,7 +122,7 @@ INLINE __mmask32 lanes_from(int64_t d, int64_t num_elements) {
 INLINE __m512 widen_vector(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 INLINE __m256i narrow_vector(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 
-/* The sums of each quarter of four vectors: those of the four in each quarter of the result. */
+/* The sums of each quarter of four vectors: each quarter of the result holds those of the four vectors. */
 INLINE __m512 sum_parts(__m512 a, __m512 b, __m512 c, __m512 d) {
   __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
   __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
@@ -130,12 +130,12 @@ INLINE __m512 sum_parts(__m512 a, __m512 b, __m512 c, __m512 d) {
                        _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
 }
 
-/* Each one's halves added: the first one's, then the second one's. */
+/* Adds the halves of each vector: those of the first, then those of the second. */
 INLINE __m512 add_halves(__m512 a, __m512 b) {
   return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
 }
 
-/* The sums of four vectors; each in the same order of additions. */
+/* The sums of four vectors, each added in the same order. */
 INLINE __m128 sum_lanes(__m512 a, __m512 b, __m512 c, __m512 d) {
   const __m512 all = sum_parts(a, b, c, d);
   __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
@@ -144,8 +144,8 @@ INLINE __m128 sum_lanes(__m512 a, __m512 b, __m512 c, __m512 d) {
 
 INLINE __m512 round_vector(__m512 x) { return widen_vector(narrow_vector(x)); }
 
-/* Loads, with 0 where there is no lane, and stores. Only what is not whole goes by a mask: from and to memory outside of a
-   core's caches that is several times as slow. */
+/* Loads and stores; missing lanes are 0. Only partial vectors use a mask, which is several times slower with memory outside
+   of a core's caches. */
 INLINE __m512 load_vector(const uint16_t *x, __mmask16 lanes) {
   return widen_vector(lanes == 0xffff ? _mm256_loadu_si256((const __m256i *)x) : _mm256_maskz_loadu_epi16(lanes, x));
 }

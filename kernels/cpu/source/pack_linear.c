@@ -1,13 +1,13 @@
-/* Lays a linear layer's weight out as packed_linear reads it: kernels/operations/packed_linear.py says how. */
+/* Packs a linear layer's weight for packed_linear: see kernels/operations/packed_linear.py. */
 #if defined(__AVX2__)
 
 #ifndef SLUICE_PACK
 #define SLUICE_PACK
-/* Steps of inputs that are moved at once: the first cache holds where they come from and where they go. */
+/* Steps of inputs moved at a time: the L1 cache holds both source and target. */
 enum { PACK_BLOCK = 32, PACK_STEPS = 64 };
 #endif
 
-#define PACK_STEP (IS_BFLOAT16 ? 2 : 1) /* inputs that lie together */
+#define PACK_STEP (IS_BFLOAT16 ? 2 : 1) /* inputs stored together */
 
 typedef struct {
   const element *weight;
@@ -50,7 +50,7 @@ static void NAME(pack_outputs)(const void *data, int64_t item) {
 }
 
 /* Sets the outputs [first, first + outputs) of packed [blocks, inputs / PACK_STEP, 32, PACK_STEP] from weight
-   [outputs, inputs], or [inputs, outputs] where it is transposed. */
+   [outputs, inputs], or [inputs, outputs] if it is transposed. */
 PUBLIC void NAME(pack_linear)(const element *weight, element *packed, int64_t first, int64_t outputs, int64_t inputs,
                               int64_t is_transposed) {
   const NAME(pack_call) call = {weight, packed, first, first + outputs, inputs, is_transposed != 0};

@@ -1,11 +1,11 @@
-/* A linear layer whose weight is packed: kernels/operations/packed_linear.py says what it does and how the weight lies.
+/* A linear layer whose weight is packed: see kernels/operations/packed_linear.py.
 
-   A row's value is summed in the same order whatever the number of rows: one alone and one of a batch are equal. */
+   A row is summed in the same order whatever the number of rows: its outputs are the same alone and in a batch. */
 #if defined(__AVX2__)
 
 #ifndef SLUICE_LINEAR
 #define SLUICE_LINEAR
-/* Bytes of an item's weight at least and at most, and items at least; outputs of a block. */
+/* The fewest and the most bytes of an item's weight, and the fewest items; outputs per block. */
 enum { LINEAR_LEAST_ITEM = 128 << 10, LINEAR_LARGEST_ITEM = 1 << 20, LINEAR_ITEMS = 16, LINEAR_BLOCK = 32 };
 
 #define linear_call NAME(linear_call)
@@ -29,7 +29,7 @@ enum { LINEAR_LEAST_ITEM = 128 << 10, LINEAR_LARGEST_ITEM = 1 << 20, LINEAR_ITEM
 #define linear_packing NAME(linear_packing)
 #define linear_pack_group NAME(linear_pack_group)
 
-#define LINEAR_PAIR (IS_BFLOAT16 ? 2 : 1)         /* inputs that lie together: a step */
+#define LINEAR_PAIR (IS_BFLOAT16 ? 2 : 1)         /* inputs stored together: a step */
 #define LINEAR_STEP (LINEAR_PAIR * LINEAR_BLOCK) /* weights of a block's step */
 #endif
 
@@ -39,14 +39,14 @@ typedef struct {
   int64_t num_rows, inputs, outputs, rows_per_group, num_blocks, blocks_per_item, items_per_group;
   int is_gelu;
   item_order order;
-  int64_t blocks_between; /* an item and the one that its thread is likely to take next, by turns */
-  float *floats; /* these two of linear_floats.h alone: x as floats, of so many inputs at a time */
+  int64_t blocks_between; /* between an item and the one that its thread will probably take next, by turns */
+  float *floats; /* only in linear_floats.h: x as floats, `inputs_per_chunk` inputs at a time */
   int64_t inputs_per_chunk;
 } linear_call;
 
 #if defined(__AVX512BF16__)
 #if IS_BFLOAT16
-/* gelu_tanh of 16 numbers, as near as bfloat16 can tell. */
+/* gelu_tanh of 16 numbers, to the precision of bfloat16. */
 INLINE __m512 linear_gelu(__m512 x) {
   const __m512 rate = _mm512_set1_ps(-2.0f * 0.79788456080286536f * LOG2_E), limit = _mm512_set1_ps(126.0f);
   const __m512 slope = _mm512_fmadd_ps(_mm512_mul_ps(x, x), _mm512_mul_ps(rate, _mm512_set1_ps(0.044715f)), rate);
@@ -69,7 +69,7 @@ INLINE __m512 linear_load(const element *x, __mmask16 lanes) { return _mm512_mas
 INLINE void linear_put(element *out, __mmask16 lanes, __m512 x) { _mm512_mask_storeu_ps(out, lanes, x); }
 #endif
 
-/* 16 outputs: the last block's end where fewer are left. */
+/* Writes 16 outputs, fewer at the end of the last block. */
 INLINE void linear_narrow(const linear_call *call, __m512 values, const element *bias, element *out, int64_t left) {
   const __mmask16 lanes = lanes_of(left);
   if (bias) values = _mm512_add_ps(values, linear_load(bias, lanes));
@@ -77,7 +77,7 @@ INLINE void linear_narrow(const linear_call *call, __m512 values, const element 
   linear_put(out, lanes, values);
 }
 
-/* A row's 32 outputs of a block, as their sums are. */
+/* Writes a row's 32 outputs of a block from their sums. */
 INLINE void linear_finish(const linear_call *call, int64_t row, int64_t block, __m512 first_half, __m512 second_half) {
   const int64_t first = block * LINEAR_BLOCK, left = call->outputs - first;
   const element *bias = call->bias ? call->bias + first : 0;
@@ -110,7 +110,7 @@ PUBLIC int NAME(packed_linear)(const element *x, const element *weight, const el
   int64_t blocks_per_item = item_bytes / block_bytes;
   if (blocks_per_item < 1) blocks_per_item = 1;
   const int64_t items_per_group = (num_blocks + blocks_per_item - 1) / blocks_per_item;
-  /* Who reads weights from memory reads a long stretch; who has many rows computes beside the others what they share. */
+  /* With few rows a thread reads a long stretch of weights; with many rows threads work on neighbouring blocks together. */
   const item_order order = num_rows <= rows_per_group ? IN_STRETCHES : BY_TURNS;
   const int64_t blocks_between = (sluice_num_threads() - 1) * blocks_per_item;
   linear_call call = {x, weight, bias, out, num_rows, inputs, outputs, rows_per_group, num_blocks, blocks_per_item,

@@ -1,25 +1,25 @@
-/* Attention of rows with one new token each: kernels/operations/paged_decode.py says what it does.
+/* Attention of rows with one new token each: see kernels/operations/paged_decode.py.
 
-   A row's keys are cut into splits of BLOCK keys, from its first key on. An item is (some splits, some key/value heads),
-   and a split is done for all rows that have its keys in the same pages, one row after the other, while they are near.
-   What is computed for a head of a row, and the order in which its splits are put together, hang on the row's length
-   alone: its result is the same whatever the batch and threads.
-   A head's part of a token is two cache lines or four and pages lie anywhere, which no processor foresees. So what an
-   item reads is asked for in the order of memory, some tokens with all the item's heads and then the next, from the
-   first split's K through its V to the last split's V; an item has as many heads as leave the threads items enough. The
-   fewer heads, the shorter are the stretches of memory, and the slower it is read. */
+   A row's keys are cut into splits of BLOCK keys, from its first key on. An item is (some splits, some key/value heads).
+   A split is computed for all rows that have its keys in the same pages, row after row, while the keys are in the cache.
+   The computation of a row's head and the merge order of its splits depend only on the row's length: the result is the same
+   in any batch, with any number of threads.
+   A head's part of a token is two or four cache lines, and pages can be anywhere, so the processor cannot predict them. An
+   item therefore prefetches its memory in order, some tokens with all the item's heads and then the next ones, from the
+   first split's K through its V to the last split's V. An item has as many heads as leave enough items for the threads: with
+   fewer heads the stretches of memory are shorter and are read more slowly. */
 
 #ifndef SLUICE_PAGED_DECODE
 #define SLUICE_PAGED_DECODE
 enum {
-  ENOUGH_ITEMS = 2, /* of a thread, else heads are parted */
-  MANY_ITEMS = 32,  /* then an item is up to MAX_GROUPS splits, one after the other */
+  ENOUGH_ITEMS = 2, /* per thread, or else heads are split among items */
+  MANY_ITEMS = 32,  /* from here on an item is up to MAX_GROUPS splits, one after the other */
   MAX_GROUPS = 4,
   MAX_ITEM_QUERIES = 64,
   NEAR_KEYS = 4
 };
-/* How far ahead memory is asked for, and how near it comes then, for __builtin_prefetch: into the first cache alone, so that
-   the others keep what is there, or into the second one, which more lines can be on their way to. */
+/* The prefetch distance and the locality for __builtin_prefetch: into the L1 cache alone, which keeps the contents of the
+   others, or into the L2 cache, which more lines can be on their way to. */
 #if defined(__AVX512BF16__)
 enum { AHEAD_BYTES = 8 << 10, ASKED_NEAR = 0 };
 #else
@@ -27,18 +27,14 @@ enum { AHEAD_BYTES = 12 << 10, ASKED_NEAR = 2 };
 #endif
 #define SUMS_SIZE(head_dim) (((head_dim) + 31) / 32 * 32) /* whole vectors of bfloat16 */
 
-/* A query's highest score in a split, and the total of its weights, which are relative to that. */
+/* A query's highest score in a split, and the total of its weights relative to that score. */
 typedef struct {
   float highest, total;
 } softmax;
 #endif
 
 typedef struct {
-  NAME(paged_kv) cache;
-  const element *query;
-  element *out;
-  int64_t query_stride, queries_a_head;
-  float scale;
+  attention_arguments given;
   const decode_plan *plan;
   softmax *softmaxes; /* [splits, heads, queries] */
   float *sums;        /* [splits, heads, queries, SUMS_SIZE] */
@@ -61,11 +57,11 @@ typedef struct {
 #define IS_CODES 1
 #include "attend_split.h"
 
-/* Puts the splits of one row and query together, in their order. */
+/* Merges the splits of one row and query, in order. */
 static void NAME(paged_decode_merge)(const NAME(paged_decode_call) *call, int64_t row, int64_t query) {
-  const int64_t head_dim = call->cache.head_dim, step = call->cache.num_heads * call->queries_a_head;
+  const int64_t head_dim = call->given.head_dim, step = call->given.num_heads * call->given.queries_a_head;
   const int64_t first = call->plan->first_split[row] * step + query, end = call->plan->first_split[row + 1] * step;
-  element *out = call->out + (row * step + query) * head_dim;
+  element *out = (element *)call->given.out + (row * step + query) * head_dim;
   float highest = -INFINITY, total = 0.0f, sums[MAX_HEAD_DIM] = {0};
   for (int64_t i = first; i < end; i += step)
     highest = call->softmaxes[i].highest > highest ? call->softmaxes[i].highest : highest;
@@ -80,18 +76,16 @@ static void NAME(paged_decode_merge)(const NAME(paged_decode_call) *call, int64_
 
 static void NAME(paged_decode_row)(const void *data, int64_t row) {
   const NAME(paged_decode_call) *call = data;
-  for (int64_t query = 0; query < call->cache.num_heads * call->queries_a_head; query++)
+  for (int64_t query = 0; query < call->given.num_heads * call->given.queries_a_head; query++)
     NAME(paged_decode_merge)(call, row, query);
 }
 
-/* query: [rows, num_heads * queries_a_head, head_dim], rows `query_stride` elements apart; out: the same, contiguous.
-   page_tables: rows `table_stride` apart. Returns 0, or -1 without memory. */
-PUBLIC int NAME(paged_decode)(const element *query, int64_t query_stride, const void *keys, const void *values,
-                              const uint16_t *key_scales, const uint16_t *value_scales,
-                              const int32_t *page_tables, int64_t table_stride, const int32_t *num_keys, element *out,
-                              int64_t num_rows, int64_t num_heads, int64_t queries_a_head, int64_t head_dim,
-                              int64_t page_size, float scale) {
-  decode_plan plan = {page_tables, num_keys, table_stride, page_size, num_rows, 0, 0, 0, NULL, NULL, NULL};
+/* Returns 0, or -1 without memory. */
+PUBLIC int NAME(paged_decode)(const attention_arguments *given) {
+  const int64_t num_rows = given->num_rows, num_heads = given->num_heads, head_dim = given->head_dim;
+  const int64_t queries_a_head = given->queries_a_head;
+  decode_plan plan = {.page_tables = given->page_tables, .num_keys = given->num_keys, .num_rows = num_rows,
+                      .table_stride = given->table_stride, .page_size = given->page_size};
   if (plan_splits(&plan)) return -1;
   const int64_t num_splits = plan.num_splits, num_sums = num_splits * num_heads * queries_a_head;
   if (num_splits == 0) { /* rows of no keys are padding */
@@ -113,11 +107,9 @@ PUBLIC int NAME(paged_decode)(const element *query, int64_t query_stride, const 
   const int64_t num_items = (plan.num_groups + groups_an_item - 1) / groups_an_item *
                             ((num_heads + heads_an_item - 1) / heads_an_item);
   NAME(paged_decode_call)
-  call = {{keys, values, key_scales, value_scales, num_heads, head_dim, page_size}, query, out, query_stride,
-          queries_a_head, scale, &plan, (softmax *)(void *)((char *)sums + sums_bytes), sums, heads_an_item,
-          groups_an_item};
+  call = {*given, &plan, (softmax *)(void *)((char *)sums + sums_bytes), sums, heads_an_item, groups_an_item};
   run_items(num_items, plan.total_keys * num_heads * (1 + queries_a_head) * head_dim,
-            key_scales ? NAME(paged_decode_item_int8) : NAME(paged_decode_item), &call);
+            given->key_scales ? NAME(paged_decode_item_int8) : NAME(paged_decode_item), &call);
   run_items(num_rows, num_sums * SUMS_SIZE(head_dim) / 4, NAME(paged_decode_row), &call);
   free(sums);
   free(plan.first_split);

@@ -4,8 +4,8 @@
 #define SLUICE_PAGED_KV
 enum { BLOCK = 64 /* keys at a time */, MAX_HEAD_DIM = 256, LINE_BYTES = 64 };
 
-/* Queries that share K and V in one item, and those of a group, whose columns lie side by side. Without AVX-512 a group is
-   what the registers multiply at once, so that its scores stay in the first cache. */
+/* Queries that share K and V in one item, and queries per group, whose columns are side by side. Without AVX-512 a group is
+   as large as one product in registers, so that its scores stay in the L1 cache. */
 #if defined(__AVX512F__)
 enum { MAX_QUERIES = 128, QUERY_STRIDE = 64 };
 #else
@@ -15,8 +15,8 @@ enum { MAX_QUERIES = 192, QUERY_STRIDE = 16 };
 /* Where a query's column begins in [groups, rows, QUERY_STRIDE]. */
 INLINE int column_of(int query, int rows) { return query / QUERY_STRIDE * QUERY_STRIDE * rows + query % QUERY_STRIDE; }
 
-/* Turns a block's scores of one query (already times log2 e) into weights, in place; returns the factor by which what
-   was summed up before must be multiplied. Beyond `num_keys` the weights are 0. */
+/* Turns a block's scores of one query (already times log2 e) into weights, in place; returns the factor for the
+   sums so far. Weights beyond `num_keys` are 0. */
 INLINE float take_block(float *scores, int num_keys, float *highest, float *total) {
   for (int i = num_keys; i < BLOCK; i++) scores[i] = -INFINITY;
   float best = *highest, sum = 0.0f;
@@ -33,14 +33,8 @@ INLINE float take_block(float *scores, int num_keys, float *highest, float *tota
 }
 #endif
 
-typedef struct {
-  const void *keys, *values;                 /* [slots, num_heads, head_dim]: elements, or codes of int8 */
-  const uint16_t *key_scales, *value_scales; /* bfloat16 [slots, num_heads]; null where there are no codes */
-  int64_t num_heads, head_dim, page_size;
-} NAME(paged_kv);
-
-/* Sets `offsets` to where K and V of head `head` of a row's tokens begin, in elements. */
-INLINE void NAME(find_tokens)(const NAME(paged_kv) *cache, const int32_t *pages, int64_t head, int64_t first,
+/* Sets `offsets` to the offsets of K and V of head `head` of a row's tokens, in elements. */
+INLINE void NAME(find_tokens)(const attention_arguments *cache, const int32_t *pages, int64_t head, int64_t first,
                               int num_tokens, int64_t *offsets) {
   int64_t page_index = first / cache->page_size, offset = first % cache->page_size;
   for (int i = 0; i < num_tokens; i++) {

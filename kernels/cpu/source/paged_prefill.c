@@ -1,7 +1,7 @@
-/* Causal attention of rows with many new tokens each: kernels/operations/paged_prefill.py says what it does.
+/* Causal attention of rows with many new tokens each: see kernels/operations/paged_prefill.py.
 
    An item is (row, tile of up to MAX_QUERIES queries that share a key/value head, that head). Keys are taken in blocks
-   from the row's first on, so what a token gets depends on its row alone. FlashAttention: Dao et al., 2022. */
+   from the row's first key on, so a token's result depends only on its row. FlashAttention: Dao et al., 2022. */
 
 #ifndef SLUICE_PADDED
 #define SLUICE_PADDED
@@ -11,18 +11,13 @@
 #endif
 
 typedef struct {
-  NAME(paged_kv) cache;
-  const element *query;
-  element *out;
-  const int32_t *page_tables, *query_lens, *context_lens;
-  int64_t query_stride, table_stride, queries_a_head, tokens_a_tile;
-  float scale;
+  attention_arguments given;
+  int64_t tokens_a_tile;
   const int64_t *first_tile, *first_token; /* [rows + 1] */
-  int64_t num_rows;
 } NAME(paged_prefill_call);
 
-/* What an item works on. Queries are columns, so that what is done for one is done for 16 at once, in groups of
-   QUERY_STRIDE: `query` is [groups, head dimension, QUERY_STRIDE], `sums` likewise; scores and weights are one group's. */
+/* The working memory of an item. Queries are columns, so that 16 are computed at once, in groups of QUERY_STRIDE: `query` and
+   `sums` are [groups, head dimension, QUERY_STRIDE]; scores and weights are those of one group. */
 typedef struct {
   packed keys[BLOCK * MAX_HEAD_DIM], values[BLOCK * MAX_HEAD_DIM];
   packed_step query[MAX_HEAD_DIM / STEP * MAX_QUERIES];
@@ -37,7 +32,7 @@ typedef struct {
   float sums[MAX_HEAD_DIM * MAX_QUERIES], highest[MAX_QUERIES], total[MAX_QUERIES];
   int32_t positions[MAX_QUERIES];
   int64_t offsets[BLOCK];
-  int first_line, end_line; /* what a group asks for, see ask_ahead */
+  int first_line, end_line; /* the lines that a group prefetches, see ask_ahead */
 } __attribute__((aligned(64))) NAME(prefill_scratch);
 
 #if STEP == 2
@@ -46,9 +41,9 @@ typedef struct {
 #include "prefill_floats.h"
 #endif
 
-/* Asks for some lines of each of TILE_ROWS keys of the next block, of its K and then of its V: no processor foresees where
-   they are, and drops what is asked for at once. */
-INLINE void NAME(ask_ahead)(const NAME(paged_kv) *cache, int key, const NAME(prefill_scratch) *s) {
+/* Prefetches some lines of each of TILE_ROWS keys of the next block, of K and then of V: the processor cannot predict where
+   they are, and drops prefetches that are made all at once. */
+INLINE void NAME(ask_ahead)(const attention_arguments *cache, int key, const NAME(prefill_scratch) *s) {
   const int64_t size = cache->key_scales ? 1 : sizeof(element), num_lines = KEY_LINES(cache->head_dim * size);
   for (int64_t line = s->first_line; line < s->end_line; line++) {
     const char *from = line < num_lines ? (const char *)cache->keys + line * LINE_BYTES
@@ -58,8 +53,8 @@ INLINE void NAME(ask_ahead)(const NAME(paged_kv) *cache, int key, const NAME(pre
 }
 
 /* Attends with a group's `num_queries` queries to the block of keys from the row's `first` on. Each vector of queries takes
-   as many keys as its last one sees, which are more from vector to vector where the block holds later tokens. */
-INLINE void NAME(attend_block)(const NAME(paged_kv) *cache, float scale, int group, int num_queries, int64_t first,
+   the keys that its last query sees, more from vector to vector if the block holds later tokens. */
+INLINE void NAME(attend_block)(const attention_arguments *cache, float scale, int group, int num_queries, int64_t first,
                                int padded_dim, NAME(prefill_scratch) *s) {
   enum { MOST_VECTORS = QUERY_STRIDE / 16 };
   const int vectors = (num_queries + 15) / 16;
@@ -91,8 +86,8 @@ INLINE void NAME(attend_block)(const NAME(paged_kv) *cache, float scale, int gro
        vectors - v, 1);
 }
 
-/* Attends to all keys, a block after the other, each with all groups of queries. */
-static void NAME(attend_keys)(const NAME(paged_kv) *cache, const int32_t *pages, int64_t head, float scale,
+/* Attends to all keys, block after block, each with all groups of queries. */
+static void NAME(attend_keys)(const attention_arguments *cache, const int32_t *pages, int64_t head, float scale,
                               int num_queries, int64_t num_keys, int padded_dim, NAME(prefill_scratch) *s) {
   const int num_groups = NUM_GROUPS(num_queries);
   const int num_lines = 2 * (int)KEY_LINES(cache->head_dim * (cache->key_scales ? 1 : sizeof(element)));
@@ -115,67 +110,62 @@ static void NAME(attend_keys)(const NAME(paged_kv) *cache, const int32_t *pages,
 
 static void NAME(paged_prefill_item)(const void *data, int64_t item) {
   const NAME(paged_prefill_call) *call = data;
-  const int64_t num_heads = call->cache.num_heads, head_dim = call->cache.head_dim, queries = call->queries_a_head;
-  /* A head's tiles follow one another, as they read the same K and V; those at a row's end attend to most and come
+  const int64_t num_heads = call->given.num_heads, head_dim = call->given.head_dim, queries = call->given.queries_a_head;
+  /* A head's tiles follow one another, as they read the same K and V; those at a row's end see the most keys and come
      first. */
-  const int64_t num_tiles = call->first_tile[call->num_rows], head = item / num_tiles;
+  const int64_t num_tiles = call->first_tile[call->given.num_rows], head = item / num_tiles;
   const int64_t tile = num_tiles - 1 - item % num_tiles;
-  int64_t row = 0, beyond = call->num_rows;
+  int64_t row = 0, beyond = call->given.num_rows;
   while (beyond - row > 1) {
     const int64_t middle = (row + beyond) / 2;
     if (call->first_tile[middle] <= tile) row = middle;
     else beyond = middle;
   }
-  const int64_t start = (tile - call->first_tile[row]) * call->tokens_a_tile, rest = call->query_lens[row] - start;
+  const int64_t start = (tile - call->first_tile[row]) * call->tokens_a_tile, rest = call->given.query_lens[row] - start;
   const int num_tokens = (int)(rest < call->tokens_a_tile ? rest : call->tokens_a_tile);
   const int num_queries = num_tokens * (int)queries, padded_dim = PADDED_DIM((int)head_dim);
-  const int64_t position = call->context_lens[row] + start, num_keys = position + num_tokens;
+  const int64_t position = call->given.context_lens[row] + start, num_keys = position + num_tokens;
   const int64_t token = call->first_token[row] + start;
-  const element *query = call->query + token * call->query_stride + head * queries * head_dim;
+  const element *query = (const element *)call->given.query + token * call->given.query_stride + head * queries * head_dim;
   NAME(prefill_scratch) scratch, *s = &scratch;
   memset(s->sums, 0, sizeof(float) * (size_t)(padded_dim * QUERY_STRIDE * NUM_GROUPS(num_queries)));
   for (int q = 0; q < MAX_QUERIES; q++) {
-    /* What fills the last vector is where the last query is. */
+    /* The padding of the last vector has the position of the last query. */
     s->positions[q] = (int32_t)(position + (q < num_queries ? q / queries : num_tokens - 1));
     s->highest[q] = -INFINITY;
     s->total[q] = 0.0f;
   }
-  NAME(pack_queries)(query, call->query_stride, (int)queries, num_queries, (int)head_dim, s);
+  NAME(pack_queries)(query, call->given.query_stride, (int)queries, num_queries, (int)head_dim, s);
 #if STEP == 2 && defined(__AMX_BF16__)
   tile_settings before;
   use_tiles(&before);
 #endif
-  const int32_t *pages = call->page_tables + row * call->table_stride;
-  NAME(attend_keys)(&call->cache, pages, head, call->scale * LOG2_E, num_queries, num_keys, padded_dim, s);
+  const int32_t *pages = call->given.page_tables + row * call->given.table_stride;
+  NAME(attend_keys)(&call->given, pages, head, (float)call->given.scale * LOG2_E, num_queries, num_keys, padded_dim, s);
 #if STEP == 2 && defined(__AMX_BF16__)
   leave_tiles(&before);
 #endif
-  element *out = call->out + (token * num_heads + head) * queries * head_dim;
+  element *out = (element *)call->given.out + (token * num_heads + head) * queries * head_dim;
   NAME(unpack_sums)(s, num_queries, (int)queries, (int)head_dim, out, num_heads * queries * head_dim);
 }
 
-/* query: [tokens of all rows, heads, head_dim], tokens `query_stride` elements apart; out: the same, contiguous.
-   Returns 0, or -1 without memory. */
-PUBLIC int NAME(paged_prefill)(const element *query, int64_t query_stride, const void *keys,
-                               const void *values, const uint16_t *key_scales, const uint16_t *value_scales,
-                               const int32_t *page_tables, int64_t table_stride, const int32_t *query_lens,
-                               const int32_t *context_lens, element *out, int64_t num_rows, int64_t num_heads,
-                               int64_t queries_a_head, int64_t head_dim, int64_t page_size, float scale) {
+/* The query holds the tokens of all rows, one row after another. Returns 0, or -1 without memory. */
+PUBLIC int NAME(paged_prefill)(const attention_arguments *given) {
+  const int64_t num_rows = given->num_rows;
+  const int32_t *query_lens = given->query_lens, *context_lens = given->context_lens;
   if (num_rows == 0) return 0;
   int64_t *firsts = malloc((size_t)(2 * (num_rows + 1)) * sizeof *firsts);
   if (!firsts) return -1;
   int64_t *first_tile = firsts, *first_token = firsts + num_rows + 1, num_scores = 0;
-  const int64_t tokens_a_tile = MAX_QUERIES / queries_a_head;
+  const int64_t tokens_a_tile = MAX_QUERIES / given->queries_a_head;
   first_tile[0] = first_token[0] = 0;
   for (int64_t row = 0; row < num_rows; row++) {
     first_tile[row + 1] = first_tile[row] + (query_lens[row] + tokens_a_tile - 1) / tokens_a_tile;
     first_token[row + 1] = first_token[row] + query_lens[row];
     num_scores += (int64_t)query_lens[row] * (context_lens[row] + query_lens[row]);
   }
-  NAME(paged_prefill_call)
-  call = {{keys, values, key_scales, value_scales, num_heads, head_dim, page_size}, query, out, page_tables,
-          query_lens, context_lens, query_stride, table_stride, queries_a_head, tokens_a_tile, scale, first_tile, first_token, num_rows};
-  run_ordered_items(BY_TURNS, first_tile[num_rows] * num_heads, num_scores * num_heads * head_dim / 16,
+  const NAME(paged_prefill_call) call = {*given, tokens_a_tile, first_tile, first_token};
+  run_ordered_items(BY_TURNS, first_tile[num_rows] * given->num_heads, num_scores * given->num_heads * given->head_dim / 16,
                     NAME(paged_prefill_item), &call);
   free(firsts);
   return 0;

@@ -27,7 +27,7 @@ INLINE void transpose_pairs(__m512i *rows) {
   }
 }
 
-/* Pairs of what stands at the same place of both, rounded. */
+/* Pairs of the elements at the same place of both vectors, rounded. */
 INLINE __m512i pair_up(__m512 first, __m512 second) {
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
                                          20, 4, 19, 3, 18, 2, 17, 1, 16, 0);

@@ -1,4 +1,4 @@
-/* One parallel operation: threads take its items until none is left. */
+/* One parallel operation: threads take items until none is left. */
 #ifndef SLUICE_PARALLEL_H
 #define SLUICE_PARALLEL_H
 
@@ -14,11 +14,11 @@ extern parallel_region_fn sluice_parallel_region;
 /* Returns how many threads take items. */
 int sluice_num_threads(void);
 
-/* Returns memory that this thread's next call gets again, so that it need not be made each time, or null. */
+/* Returns memory that is kept for this thread's next call, or null. */
 void *kept_room(size_t size);
 
-/* Runs all items, shared out as `order` says; in this thread alone where their `work` (elements, roughly) is less than the
-   others' attention costs: little where a crew waits for it, more where threads must be woken. */
+/* Runs all items, distributed in this order; in this thread alone if their `work` (elements, roughly) is less than the cost
+   of other threads, which is small if a crew is waiting and larger if threads must be woken. */
 static inline void run_ordered_items(item_order order, int64_t num_items, int64_t work, item_fn run_item, const void *call) {
   enum { LEAST_WORK = 1 << 15, LEAST_WORK_OF_A_CREW = 1 << 12 };
   const int64_t least_work = sluice_leads_crew() ? LEAST_WORK_OF_A_CREW : LEAST_WORK;

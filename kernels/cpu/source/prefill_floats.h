@@ -1,6 +1,6 @@
-/* What prefill attention does between its products in float32. */
+/* The steps of prefill attention between its products, in float32. */
 
-/* How `values` lie, for tile_product. */
+/* The strides of `values`, for tile_product. */
 #define VALUES_ROW(padded_dim) 1
 #define VALUES_STEP(padded_dim) (padded_dim)
 
@@ -26,7 +26,7 @@ INLINE tile_vector tile_select(tile_numbers which, tile_vector a, tile_vector b)
   return (tile_vector)((which & (tile_numbers)a) | (~which & (tile_numbers)b));
 }
 
-/* Of 8 rows, row i's j-th number becomes row j's i-th. */
+/* Transposes LANES rows. */
 INLINE void transpose_lanes(lanes *rows) {
 #if defined(__AVX2__)
   __m256 pairs[LANES];
@@ -56,7 +56,7 @@ INLINE void transpose_lanes(lanes *rows) {
 }
 #endif
 
-/* 0 beyond the last query of its vector and beyond head_dim. */
+/* Elements beyond the last query of its vector and beyond head_dim are 0. */
 static void NAME(pack_queries)(const element *query, int64_t stride, int queries_a_token, int num_queries, int head_dim,
                                NAME(prefill_scratch) *s) {
   const int padded_dim = PADDED_DIM(head_dim);
@@ -83,7 +83,7 @@ INLINE void NAME(widen_codes)(const int8_t *codes, const uint16_t *scales, int64
 }
 
 /* keys and values: [BLOCK, padded_dim]; 0 beyond `num_keys` and beyond head_dim. */
-INLINE void NAME(pack_block)(const NAME(paged_kv) *cache, int num_keys, int padded_dim, const int is_codes,
+INLINE void NAME(pack_block)(const attention_arguments *cache, int num_keys, int padded_dim, const int is_codes,
                              NAME(prefill_scratch) *s) {
   const int head_dim = (int)cache->head_dim;
   if (num_keys < BLOCK || padded_dim != head_dim) {
@@ -103,9 +103,9 @@ INLINE void NAME(pack_block)(const NAME(paged_kv) *cache, int num_keys, int padd
   }
 }
 
-/* Makes the weights of 16 queries for the block's first `num_keys` keys of their scores, relative to a level: the highest
-   score, once that is more than 8 above the level before. What was summed up is scaled where the level has risen. Where
-   `is_masked`, tokens later than a query's weigh nothing for it. */
+/* Turns the scores of 16 queries for the block's first `num_keys` keys into weights relative to a level. The level rises to
+   the highest score once that is more than 8 above it; the sums so far are then scaled. If `is_masked`, keys later than a
+   query have weight 0. */
 INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, int padded_dim, const int is_masked,
                          NAME(prefill_scratch) *s) {
   float *scores = s->scores + query % QUERY_STRIDE, *sums = s->sums + column_of(query, padded_dim);

@@ -1,8 +1,8 @@
-/* What prefill attention does between its products, where the processor multiplies pairs of bfloat16. */
+/* The steps of prefill attention between its products, for processors that multiply pairs of bfloat16. */
 
 #include "pairs.h"
 
-/* How `values` lie, for tile_product. */
+/* The strides of `values`, for tile_product. */
 #if defined(__AMX_BF16__)
 #define VALUES_ROW(padded_dim) BLOCK
 #define VALUES_STEP(padded_dim) 2
@@ -11,7 +11,7 @@
 #define VALUES_STEP(padded_dim) (2 * (padded_dim))
 #endif
 
-/* 32 elements of the cache; 0 where there is none. */
+/* Loads 32 elements of the cache; missing ones are 0. */
 INLINE __m512i NAME(load_cached)(const void *from, int64_t at, __mmask32 lanes, const int is_codes, float scale) {
   const element *elements = (const element *)from + at;
   if (!is_codes) return lanes == 0xffffffffu ? _mm512_loadu_si512(elements) : _mm512_maskz_loadu_epi16(lanes, elements);
@@ -22,7 +22,7 @@ INLINE __m512i NAME(load_cached)(const void *from, int64_t at, __mmask32 lanes, 
   return (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(high, unit), _mm512_mul_ps(low, unit));
 }
 
-/* 0 beyond the last query of its vector and beyond head_dim. */
+/* Elements beyond the last query of its vector and beyond head_dim are 0. */
 static void NAME(pack_queries)(const element *query, int64_t stride, int queries_a_token, int num_queries, int head_dim,
                                NAME(prefill_scratch) *s) {
   for (int q = 0; q < num_queries; q += 16)
@@ -55,7 +55,7 @@ static void NAME(turn_values)(int padded_dim, NAME(prefill_scratch) *s) {
 
 /* keys: [BLOCK, padded_dim]; values: [BLOCK / 2, padded_dim] pairs, or [padded_dim, BLOCK / 2] for tiles; 0 beyond
    `num_keys` and beyond head_dim. */
-INLINE void NAME(pack_block)(const NAME(paged_kv) *cache, int num_keys, int padded_dim, const int is_codes,
+INLINE void NAME(pack_block)(const attention_arguments *cache, int num_keys, int padded_dim, const int is_codes,
                              NAME(prefill_scratch) *s) {
   const int head_dim = (int)cache->head_dim;
   const __m512i neighbours = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
@@ -89,8 +89,8 @@ INLINE void NAME(pack_block)(const NAME(paged_kv) *cache, int num_keys, int padd
 #endif
 }
 
-/* The weights of 16 queries for the block's first `num_keys` keys, from their scores; what was summed up before is
-   scaled to the new highest score. Where `is_masked`, tokens later than a query's weigh nothing for it. */
+/* Computes the weights of 16 queries for the block's first `num_keys` keys from their scores, and scales the sums so far to
+   the new highest score. If `is_masked`, keys later than a query have weight 0. */
 INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, int padded_dim, const int is_masked,
                          NAME(prefill_scratch) *s) {
   const int column = query % QUERY_STRIDE;
@@ -103,7 +103,7 @@ INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, in
     for (int i = 0; i < 4; i++) {
       const __m512 score = _mm512_load_ps(scores + (j + i) * QUERY_STRIDE);
       const __mmask16 seen = is_masked ? _mm512_cmpge_epi32_mask(num_before, _mm512_set1_epi32(j + i)) : 0xffff;
-      highs[i] = _mm512_mask_max_ps(highs[i], seen, score, highs[i]); /* what is not a number is not the most */
+      highs[i] = _mm512_mask_max_ps(highs[i], seen, score, highs[i]); /* NaN is never the maximum */
     }
   const __m512 high = _mm512_max_ps(_mm512_max_ps(highs[0], highs[1]), _mm512_max_ps(highs[2], highs[3]));
   const __m512 rise = _mm512_mul_ps(_mm512_sub_ps(high, highest), rate);

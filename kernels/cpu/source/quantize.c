@@ -1,4 +1,4 @@
-/* Makes a quantized weight: kernels/operations/quantized_linear.py says what it is and how it lies. */
+/* Quantizes a weight: see kernels/operations/quantized_linear.py. */
 
 #ifndef SLUICE_QUANTIZE
 #define SLUICE_QUANTIZE
@@ -9,8 +9,8 @@ typedef struct {
   int bits;
 } quantize_call;
 
-/* Returns the scale of values of `bits` bits, of which `extreme` has the largest magnitude: of 4 bits it becomes -8, whatever
-   its sign. */
+/* Returns the scale for codes of `bits` bits if `extreme` has the largest magnitude: with 4 bits it becomes -8, whatever its
+   sign. */
 INLINE uint16_t quantize_scale(float extreme, const int bits) {
   return narrow_bfloat16(bits == 4 ? extreme / -8.0f : fabsf(extreme) / 127.0f);
 }
@@ -27,7 +27,7 @@ INLINE float quantize_extreme(const float *values, const int size) {
   return values[first];
 }
 
-/* Sets the codes of one output of a group at their places. */
+/* Writes the codes of one output of a group. */
 INLINE void quantize_values(const float *values, uint16_t scale, uint8_t *place, const int bits) {
   const int size = quant_group(bits);
   const float to_integer = 12582912.0f, lowest = bits == 4 ? -8.0f : -127.0f, highest = bits == 4 ? 7.0f : 127.0f;
@@ -49,7 +49,7 @@ INLINE void quantize_values(const float *values, uint16_t scale, uint8_t *place,
 }
 #endif
 
-/* Sets `values` to an output's of a group; those beyond the last output, and inputs beyond the last, are zeros. */
+/* Sets `values` to an output's values of a group; outputs and inputs beyond the last are zeros. */
 INLINE void NAME(quantize_load)(const quantize_call *call, int64_t output, int64_t group, float *values, const int size) {
   const int64_t begin = group * size, left = call->inputs - begin;
   const int num_inputs = output >= call->outputs ? 0 : left < size ? (int)left : size;
@@ -57,7 +57,7 @@ INLINE void NAME(quantize_load)(const quantize_call *call, int64_t output, int64
   for (int i = 0; i < size; i++) values[i] = i < num_inputs ? WIDEN(from[i]) : 0.0f;
 }
 
-/* One output of a block: of 4 bits, each group has a scale; of 8, they share one. */
+/* One output of a block: with 4 bits each group has a scale, with 8 bits all groups share one. */
 INLINE void NAME(quantize_output)(const quantize_call *call, int64_t block, int output, const int bits) {
   const int64_t row = block * QUANT_BLOCK + output;
   const int size = quant_group(bits);
@@ -93,7 +93,7 @@ static void NAME(quantize_block)(const void *data, int64_t block) {
       NAME(quantize_output)(call, block, output, 8);
 }
 
-/* weight: [outputs, inputs], largest (or null, of 8 bits): [outputs], packed: [blocks, bytes of a block]. */
+/* weight: [outputs, inputs], largest (with 8 bits, or null): [outputs], packed: [blocks, bytes of a block]. */
 PUBLIC void NAME(quantize)(const element *weight, const element *largest, uint8_t *packed, int64_t outputs, int64_t inputs, int64_t bits) {
   const int64_t num_groups = (inputs + quant_group((int)bits) - 1) / quant_group((int)bits);
   quantize_call call = {weight, largest, packed, outputs, inputs, num_groups, (int)bits};

@@ -1,6 +1,6 @@
-/* Codes of activations. Beside weights of 4 bits, 127 stands for the largest magnitude of a group; beside those of 8, a token
-   has one scale: QUANT_STEPS stand for the mean of its magnitudes. A code that is too large for the product is an outlier:
-   what is left of it is added on its own. */
+/* Codes of activations. With 4-bit weights, the code 127 is the largest magnitude of a group. With 8-bit weights, a token has
+   one scale: the code QUANT_STEPS is the mean of its magnitudes. A code that is too large for the product is an outlier, whose
+   excess is added separately. */
 #ifndef SLUICE_QUANTIZED_CODES
 #define SLUICE_QUANTIZED_CODES
 
@@ -9,20 +9,20 @@
 #define QUANT_STEPS 24.0f
 #endif
 
-/* Of a token's input: what its code in the product lacks, and where in a block the input's weights are. Near ones have the
-   place and the codes of four neighbours, of which but one are 0. */
+/* An outlier of a token: the excess of its code, and the place of the input's weights in a block. Near ones have the place and
+   the codes of four neighbours, three of which are 0. */
 typedef struct {
   uint32_t place;
   int32_t rest;
 } quant_outlier;
 
-/* What a row's codes lack: outliers, near ones, whose rest is a code itself, and far ones, from `most` downwards; and
-   `shift`, which all codes were made smaller by. */
+/* The corrections of a row's codes: near outliers, whose excess is itself a code; far ones, from `most` downwards; and `shift`,
+   which was subtracted from all codes. */
 typedef struct {
   int32_t num_near, num_far, shift;
 } quant_rests;
 
-/* The least and the largest number of a row, or 0 where all are above or below. */
+/* The smallest and the largest number of a row, or 0 if all are above or below it. */
 typedef struct {
   float least, largest;
 } quant_range;
@@ -30,9 +30,9 @@ typedef struct {
 /* With AVX2 two of the codes 43, 43, 43 and 43 are outliers. */
 #define QUANT_LEAST_OUTLIER (QUANT_LANES == 8 ? 85.0f : 127.0f)
 
-/* Room for as many outliers as a row of `inputs` can have, and one more. Each takes more than QUANT_LEAST_OUTLIER /
-   QUANT_STEPS means of itself and what is beside it; of a part of a token, which may be far larger than the others, all can
-   be outliers. */
+/* The most outliers that a row of `inputs` can have, and one more. An outlier and its neighbours are more than
+   QUANT_LEAST_OUTLIER / QUANT_STEPS means together. If x is a part of a token, all of its inputs can be outliers, since the
+   part may be far larger than the rest. */
 INLINE int64_t quant_most_outliers(int64_t inputs, int is_part) {
   return 1 + (is_part ? inputs : (int64_t)((float)inputs * QUANT_STEPS / QUANT_LEAST_OUTLIER));
 }
@@ -45,20 +45,20 @@ INLINE void quant_note(quant_outlier *outliers, int64_t most, quant_rests *rests
     outliers[most - ++rests->num_far] = (quant_outlier){four + byte, rest};
 }
 
-/* What a group is multiplied by for its codes. `magnitude`: the bits of the largest, which are in the order of numbers. */
+/* The factor that turns a group into codes. `magnitude`: the bits of the largest, which sort like numbers. */
 INLINE float quant_rate(uint32_t magnitude) {
   const float largest = float_of(magnitude);
   return largest > QUANT_LEAST_MAGNITUDE ? 127.0f / largest : 0.0f;
 }
 
-/* A group with what is no finite number has the scale NaN, so that all outputs of its row are NaN. */
+/* A group with a number that is not finite has the scale NaN, which makes all outputs of its row NaN. */
 INLINE quant_factor quant_factor_of(uint32_t magnitude, int32_t sum) {
   const float largest = float_of(magnitude);
   if (magnitude >= 0x7f800000u) return (quant_factor){0, NAN};
   return (quant_factor){-8 * sum, largest > QUANT_LEAST_MAGNITUDE ? largest / 127.0f : 0.0f};
 }
 
-/* Four neighbours lie together, the next four `stride` bytes on. */
+/* Four neighbours are stored together, the next four `stride` bytes later. */
 INLINE void quant_lay(const int8_t *together, int8_t *codes, int64_t stride, const int size) {
   for (int i = 0; i < size; i += 4) memcpy(codes + i / 4 * stride, together + i, 4);
 }
@@ -89,8 +89,8 @@ INLINE quant_factor quant_round(const float *values, uint32_t magnitude, int8_t 
 #endif
 
 #if QUANT_LANES == 8
-/* Returns the magnitudes of 32 inputs' codes of one sign, the others 0, such that no four which are added in 16 bits are
-   more than QUANT_ROOM: inputs 0, 1, 4 and 5 of eight, and 2, 3, 6 and 7. The largest is made smaller, the first of such. */
+/* Returns the magnitudes of 32 inputs' codes of one sign, 0 for the others. Four codes that are added in 16 bits (inputs 0,
+   1, 4 and 5 of eight, and 2, 3, 6 and 7) sum to QUANT_ROOM at most: the largest of them is reduced, the first of equals. */
 INLINE __m256i quant_limited(__m256i sizes) {
   for (;;) {
     const __m256i pairs = _mm256_maddubs_epi16(sizes, _mm256_set1_epi8(1));
@@ -108,13 +108,13 @@ INLINE __m256i quant_limited(__m256i sizes) {
   }
 }
 
-/* Returns four vectors of whole numbers as bytes in their order, those that do not fit as the nearest that does. */
+/* Returns four vectors of integers as bytes in order, with saturation. */
 INLINE __m256i quant_narrowed(const __m256i *whole) {
   const __m256i low = _mm256_packs_epi32(whole[0], whole[1]), high = _mm256_packs_epi32(whole[2], whole[3]);
   return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-/* Makes the codes of 64 inputs of a row from `begin` on, and adds their sum and their outliers. */
+/* Makes the codes of 64 inputs of a row from `begin` on; adds their sum and their outliers. */
 INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *codes, int32_t *sum, quant_outlier *outliers,
                         int64_t most, quant_rests *rests) {
   int32_t exact[QUANT_MOST_INPUTS] __attribute__((aligned(32)));
@@ -144,16 +144,16 @@ INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *
   *sum += _mm_extract_epi32(half, 0) + _mm_extract_epi32(half, 1);
 }
 #elif defined(__AVX512VNNI__)
-/* Returns what all codes of a row are made smaller by. Where the negative ones are small, as behind a GELU, there is room
-   for positive ones that would be outliers. No code gets below -127 by it. */
+/* Returns the shift to subtract from all codes of a row. If the negative ones are small, as after a GELU, it makes room for
+   positive ones that would be outliers. No code falls below -127. */
 INLINE int32_t quant_shift(quant_range range, float rate) {
   const float least = range.least * rate, largest = range.largest * rate;
-  if (!(least >= -64.0f && largest > 127.0f)) return 0; /* NaN where a number is not finite */
+  if (!(least >= -64.0f && largest > 127.0f)) return 0; /* NaN if a number is not finite */
   const float room = 126.0f + least, wanted = largest - 126.0f;
   return (int32_t)(wanted < room ? wanted : room);
 }
 
-/* Takes `rests->shift` off the codes, but not off their sum. */
+/* Subtracts `rests->shift` from the codes, but not from their sum. */
 INLINE void quant_split(const __m512 *values, float rate, int32_t begin, int8_t *codes, __m512i *sums, quant_outlier *outliers,
                         int64_t most, quant_rests *rests) {
   int32_t exact[QUANT_MOST_INPUTS] __attribute__((aligned(64)));

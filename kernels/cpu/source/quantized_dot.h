@@ -6,8 +6,8 @@
 /* A block of outputs is one stretch of memory. */
 enum { QUANT_BLOCK = 32, QUANT_MOST_INPUTS = 64 /* of a group */ };
 
-/* Inputs whose codes lie together: those that have one scale, of 4 bits, and a part of a row, of 8.
-   kernels/operations/quantized_linear.py has the numbers too. */
+/* Inputs whose codes are stored together: with 4 bits those that share a scale, with 8 bits a part of a row.
+   kernels/arguments/codes.py repeats the numbers. */
 INLINE int quant_group(const int bits) { return bits == 4 ? 32 : 64; }
 INLINE int64_t quant_scale_bytes(int bits, int of) { return bits == of ? 2 * QUANT_BLOCK : 0; }
 INLINE int64_t quant_group_bytes(int bits) { return quant_scale_bytes(bits, 4) + quant_group(bits) * QUANT_BLOCK * bits / 8; }
@@ -15,19 +15,20 @@ INLINE int64_t quant_block_bytes(int bits, int64_t num_groups) {
   return quant_scale_bytes(bits, 8) + num_groups * quant_group_bytes(bits);
 }
 
-/* What is added to the products with activation codes that have one scale, for codes of weights are without sign, and what
-   the sum is multiplied by. */
+/* The correction of the sum of products with activation codes of one scale, as codes of weights are unsigned, and the factor
+   of the sum. */
 typedef struct {
   int32_t first;
   float scale;
 } quant_factor;
 
 #if defined(__AVX512VNNI__)
-#define QUANT_LANES 16 /* outputs of a vector */
-#define QUANT_ROWS 14 /* of a tile: their sums of a group fit in the registers, beside the operands */
+#define QUANT_LANES 16 /* outputs per vector */
+#define QUANT_ROWS 14 /* per tile: their sums of a group fit in the registers with the operands */
 #define QUANT_UNROLL PRAGMA(GCC unroll 2)
 #define QUANT_WHOLLY PRAGMA(GCC unroll 14)
-enum { QUANT_FEW_ROWS = 4 }; /* so many have the codes of eight inputs in registers; more take four at a time, in place */
+/* Up to this many rows keep the codes of eight inputs in registers; more rows take four at a time from memory. */
+enum { QUANT_FEW_ROWS = 4 };
 typedef __m512i quant_codes;
 
 INLINE quant_codes quant_load(const uint8_t *codes) { return _mm512_loadu_si512(codes); }
@@ -38,7 +39,7 @@ INLINE quant_codes quant_four(quant_codes sums, quant_codes codes, int32_t four)
   return _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(four));
 }
 
-/* In one register: else GCC has sums in two by turns, and others in memory for want of them. */
+/* Keeps sums in one register: otherwise GCC alternates between two, and runs out of registers. */
 INLINE quant_codes quant_four_in_place(quant_codes sums, quant_codes codes, int32_t four) {
   sums = quant_four(sums, codes, four);
   __asm__("" : "+v"(sums));
@@ -51,7 +52,8 @@ INLINE quant_codes quant_four_in_place(quant_codes sums, quant_codes codes, int3
 #define QUANT_ROWS 4
 #define QUANT_UNROLL
 #define QUANT_WHOLLY
-#define QUANT_ROOM 128 /* most of four codes of one sign whose products are added in 16 bits, with weights up to 255 */
+/* The largest sum of four codes of one sign whose products with weights up to 255 are added in 16 bits. */
+#define QUANT_ROOM 128
 typedef __m256i quant_codes;
 
 INLINE quant_codes quant_load(const uint8_t *codes) { return _mm256_loadu_si256((const void *)codes); }
@@ -81,14 +83,14 @@ INLINE quant_codes quant_four(quant_codes sums, quant_codes codes, int32_t four)
 }
 #endif
 
-/* Adds the products of eight inputs. AVX2 adds four of them in 16 bits: of 8 bits, 255 * QUANT_ROOM fits; of 4 bits a whole
-   group's do, 32 * 15 * 127 / 2, so those stay in 16 bits until its end. */
+/* Adds the products of eight inputs. AVX2 adds four of them in 16 bits: with 8 bits, 255 * QUANT_ROOM fits; with 4 bits the
+   products of a whole group fit (32 * 15 * 127 / 2) and stay in 16 bits until its end. */
 INLINE quant_codes quant_eight(quant_codes sums, quant_codes first, quant_codes second, int32_t four, int32_t next,
                                const int bits) {
 #if QUANT_LANES == 8
   const __m256i pairs = _mm256_add_epi16(quant_pairs(first, four), quant_pairs(second, next));
   sums = bits == 4 ? _mm256_add_epi16(sums, pairs) : _mm256_add_epi32(sums, quant_widened(pairs));
-  __asm__("" : "+x"(sums)); /* or GCC has sums in two registers by turns, and others in memory for want of them */
+  __asm__("" : "+x"(sums)); /* or GCC alternates between two registers for sums, and runs out of registers */
   return sums;
 #else
   (void)bits;
@@ -96,7 +98,7 @@ INLINE quant_codes quant_eight(quant_codes sums, quant_codes first, quant_codes 
 #endif
 }
 
-/* Numbers of a vector of outputs. */
+/* The numbers of a vector of outputs. */
 typedef int32_t quant_ints __attribute__((vector_size(4 * QUANT_LANES), aligned(4), may_alias));
 typedef float quant_floats __attribute__((vector_size(4 * QUANT_LANES), aligned(4), may_alias));
 
@@ -121,13 +123,13 @@ INLINE quant_ints quant_total(quant_codes sums, const int bits) {
 
 enum { QUANT_VECTORS = QUANT_BLOCK / QUANT_LANES };
 
-/* Vectors of a block that are summed at once: all, where the registers have room for the sums of so many rows. */
+/* Vectors of a block that are summed at once: all, if the registers have room for the sums of this many rows. */
 INLINE int quant_vectors(const int rows) { return rows <= 2 ? QUANT_VECTORS : 2; }
 
-/* How often a tile goes over a block's weight. */
+/* The number of passes of a tile over a block's weight. */
 INLINE int quant_passes(int64_t rows) { return QUANT_VECTORS / quant_vectors((int)rows); }
 
-/* Adds to `sums` a group's products; `from`: its codes, from the first of the outputs on, `codes`: [inputs / 4, rows, 4]. */
+/* Adds a group's products to `sums`; `from`: its codes, from the first output on; `codes`: [inputs / 4, rows, 4]. */
 INLINE void quant_products(quant_codes sums[][QUANT_VECTORS], const uint8_t *from, const int8_t *codes, const int rows,
                            const int vectors, const int bits) {
 #if defined(__AVX512VNNI__)
@@ -165,9 +167,9 @@ INLINE void quant_products(quant_codes sums[][QUANT_VECTORS], const uint8_t *fro
   }
 }
 
-/* What a tile of rows is multiplied by: `num_groups` groups of a block's weight, from the first group's first byte on.
-   `codes`: [groups, inputs of a group / 4, rows, 4]. `later`: as many groups that will be wanted soon, of which each of the
-   first `passes` over the weight asks for `lines` cache lines each. */
+/* The operands of a tile of rows: `num_groups` groups of a block's weight, from the first group's first byte on, and `codes`
+   [groups, inputs of a group / 4, rows, 4]. `later`: as many groups that are needed soon; each of the first `passes` over
+   the weight prefetches `lines` cache lines per group. */
 typedef struct {
   const uint8_t *weight, *later;
   const int8_t *codes;
@@ -203,7 +205,7 @@ INLINE void quant_tile_8(const quant_operands *of, int32_t *sums, const int rows
   }
 }
 
-/* Sets `sums` [rows, 32] to a block's outputs for a tile, before the bias, of weights of 4 bits; `factors`: [groups, rows]. */
+/* Sets `sums` [rows, 32] to a block's outputs for a tile, before the bias, for 4-bit weights; `factors`: [groups, rows]. */
 INLINE void quant_tile_4(const quant_operands *of, float *sums, const int rows) {
   const int vectors = quant_vectors(rows);
   memset(sums, 0, sizeof(float) * (size_t)(rows * QUANT_BLOCK));
@@ -213,7 +215,7 @@ INLINE void quant_tile_4(const quant_operands *of, float *sums, const int rows) 
     const quant_factor *factors = of->factors;
     for (int64_t group = 0; group < of->num_groups; group++, factors += rows) {
       quant_ask(of, group, output / (vectors * QUANT_LANES), 4);
-      __asm__ volatile("" ::: "memory"); /* sums stay in memory: in registers they would drive the products out */
+      __asm__ volatile("" ::: "memory"); /* sums stay in memory: in registers they would displace the products */
       quant_codes products[QUANT_ROWS][QUANT_VECTORS];
       for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) products[r][v] = quant_none();

@@ -1,30 +1,31 @@
-/* A linear layer of int8 or int4 weights: kernels/operations/quantized_linear.py says what it does and how the weight lies.
+/* A linear layer of int8 or int4 weights: see kernels/operations/quantized_linear.py.
 
-   Activations become codes; products are exact sums of whole numbers, and groups of 4-bit weights are added up in their
-   order. So a row's value is the same bits alone and in any batch. */
+   Activations become codes; products are exact sums of integers, and groups of 4-bit weights are added in order. So a row's
+   outputs are the same bits alone and in any batch. */
 
 #ifndef SLUICE_QUANTIZED_LINEAR
 #define SLUICE_QUANTIZED_LINEAR
-/* Bytes of an item's weight at least and at most, items at least, and most rows of an item but for what fills its last tile. */
+/* The fewest and the most bytes of an item's weight, the fewest items, and the most rows per item without its last tile's
+   padding. */
 enum { QUANT_LEAST_ITEM = 32 << 10, QUANT_LARGEST_ITEM = 1 << 20, QUANT_ITEMS = 16, QUANT_MOST_ROWS = 256 };
 
-/* Rows from which on tile registers, where there are any, are worth their settings. */
+/* The fewest rows that are worth configuring tile registers. */
 enum { QUANT_TILE_ROWS = 32 };
 
-/* Rows of a tile alone from which it asks for memory by itself, and how far ahead: as the processor would ask, if it did not
-   compute meanwhile. Of 4 bits it computes more for each byte. */
+/* The fewest rows of a single tile that prefetches its own memory, and the distance: the processor is too busy to read ahead.
+   With 4 bits it computes more per byte. */
 enum { QUANT_BUSY_ROWS = QUANT_LANES == 8 ? 3 : 2, QUANT_BUSY_ROWS_4 = 1, QUANT_AHEAD = 8 << 10 };
 
-/* Rows of a call from which on codes are shifted: the codes of a block's weight are added up for it. */
+/* The fewest rows of a call whose codes are shifted, which needs the sums of a block's weight codes. */
 enum { QUANT_SHIFTED_ROWS = 32 };
 
-/* Bytes ahead that a row is asked for: it lies in pages of 4 KB, at whose ends the processor stops reading ahead. */
+/* The prefetch distance of a row in bytes: it is in pages of 4 KB, at whose ends the processor stops reading ahead. */
 enum { QUANT_X_AHEAD = 4096 };
 
-/* Rows lie in tiles, which are as equal as may be. Of 8 bits, factors are [rows], and each row has outliers. */
+/* Rows form tiles that are as equal as possible. With 8 bits, factors are [rows], and each row has outliers. */
 typedef struct {
   const void *x, *bias;
-  const float *means; /* [rows], of whole tokens of which x is a part, or null */
+  const float *means; /* [rows], of the whole tokens if x is a part of them, or null */
   void *out;
   const uint8_t *weight;
   int8_t *codes;         /* [tiles, num_groups, inputs of a group / 4, rows of a tile, 4] */
@@ -32,7 +33,7 @@ typedef struct {
   quant_outlier *outliers;
   quant_rests *rests;
   int64_t num_rows, rows_per_tile, rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows;
-  int64_t most_outliers; /* of a row */
+  int64_t most_outliers; /* per row */
   int bits, is_gelu, has_tiles, is_shifted /* any row */;
 } quant_call;
 
@@ -47,7 +48,7 @@ INLINE quant_outlier *quant_row_outliers(const quant_call *call, int64_t row) {
   return call->outliers + row * call->most_outliers;
 }
 
-/* Sets `sums` [rows, 32] to what a block and a tile give, in code for just as many rows. */
+/* Sets `sums` [rows, 32] to the products of a block and a tile, in code for its number of rows. */
 static void quant_any_tile(const quant_call *call, const uint8_t *weight, int64_t row, void *sums, const uint8_t *later,
                            int lines, int passes) {
   const int64_t num_factors = call->bits == 4 ? call->num_groups : 1;
@@ -90,7 +91,7 @@ INLINE void quant_add_up(const quant_call *call, const uint8_t *weight, quant_in
   }
 }
 
-/* Adds to a row's `sums` of a block what its codes lack. */
+/* Adds the corrections of a row's codes to its `sums` of a block. */
 INLINE void quant_add_rests(const quant_call *call, const uint8_t *weight, const quant_ints *totals, int64_t row, void *sums) {
   const quant_rests rests = call->rests[row];
   if (!(rests.num_near | rests.num_far | rests.shift)) return;
@@ -110,7 +111,7 @@ INLINE void quant_add_rests(const quant_call *call, const uint8_t *weight, const
   for (int v = 0; v < QUANT_VECTORS; v++) ((quant_ints *)sums)[v] = all[v];
 }
 
-/* Makes a row's outputs of a block, before the bias, of sums of codes of 8 bits. */
+/* Turns sums of 8-bit codes into a row's outputs of a block, before the bias. */
 INLINE void quant_scale_row(const quant_call *call, const quant_floats *scales, int64_t row, void *sums) {
   const quant_factor factor = call->factors[row];
   for (int v = 0; v < QUANT_VECTORS; v++) {
@@ -136,7 +137,7 @@ INLINE uint32_t NAME(quant_largest)(const element *x, const int64_t count) {
   return largest;
 }
 
-/* Sets `values` to those of a group of `size`, 0 beyond `left`. */
+/* Sets `values` to the values of a group of `size`, 0 beyond `left`. */
 INLINE void NAME(quant_values)(const element *x, int64_t left, float *values, const int size) {
   if (left >= size) {
     SIMD for (int i = 0; i < size; i++) values[i] = WIDEN(x[i]);
@@ -145,8 +146,8 @@ INLINE void NAME(quant_values)(const element *x, int64_t left, float *values, co
   }
 }
 
-/* Makes a row's codes beside weights of 4 bits, one of `rows` of a tile. Each group's largest magnitude is found before any
-   code is made: a group need not wait for the one before it then. */
+/* Makes a row's codes for 4-bit weights; the row is one of `rows` of a tile. Each group's largest magnitude is found before any
+   code is made, so that groups do not wait for each other. */
 INLINE void NAME(quant_code_groups)(const quant_call *call, const element *x, int8_t *codes, quant_factor *factors,
                                     int64_t rows) {
   const int size = quant_group(4);
@@ -165,8 +166,8 @@ INLINE void NAME(quant_code_groups)(const quant_call *call, const element *x, in
   }
 }
 
-/* Returns the sum of magnitudes, added in the same order in all forms. With AVX-512 VNNI sets `range`, unless it is null, to
-   the least and the largest number, or 0. */
+/* Returns the sum of magnitudes, added in the same order for all instruction sets. With AVX-512 VNNI it sets `range`, unless
+   null, to the smallest and the largest number, or 0. */
 INLINE float NAME(quant_magnitudes)(const element *x, int64_t inputs, quant_range *range) {
   float sums[16] __attribute__((aligned(64))) = {0}, total = 0.0f;
 #if defined(__AVX512VNNI__)
@@ -194,7 +195,7 @@ INLINE float NAME(quant_magnitudes)(const element *x, int64_t inputs, quant_rang
   return total;
 }
 
-/* Makes a row's codes beside weights of 8 bits. With what is no finite number all outputs are NaN. */
+/* Makes a row's codes for 8-bit weights. If a number is not finite, all outputs are NaN. */
 INLINE void NAME(quant_code_row)(const quant_call *call, int64_t row, int8_t *codes, int64_t rows) {
   const element *x = (const element *)call->x + row * call->inputs;
   quant_range range = {0};
@@ -246,7 +247,7 @@ static void NAME(quant_code_tile)(const void *data, int64_t tile) {
   }
 }
 
-/* A row's 32 outputs of a block, as their sums are. */
+/* Writes a row's 32 outputs of a block from their sums. */
 static void NAME(quant_finish)(const quant_call *call, int64_t row, int64_t block, float *sums) {
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
   const linear_call same = {.bias = call->bias, .out = call->out, .outputs = call->outputs, .is_gelu = call->is_gelu};
@@ -270,15 +271,15 @@ static void NAME(quant_finish)(const quant_call *call, int64_t row, int64_t bloc
 #endif
 }
 
-/* Rows [begin, end) of a block. While its tiles go by, each pass asks for its part of the next block, which lies behind; a
-   tile alone in its first one, for what it needs itself a little later: memory is read while there is something to compute. */
+/* Computes rows [begin, end) of a block. Each pass of its tiles prefetches a part of the next block, which follows in memory. A
+   single tile prefetches, in its first pass, what it needs itself a little later. So memory is read during computation. */
 static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t begin, int64_t end) {
   const int64_t block_bytes = quant_block_bytes(call->bits, call->num_groups);
   const int64_t num_tiles = (end - begin + call->rows_per_tile - 1) / call->rows_per_tile;
   const int64_t passes = num_tiles > 1 ? quant_passes(call->rows_per_tile) : 1, num_passes = num_tiles * passes;
   const int64_t num_lines = quant_group_bytes(call->bits) / 64, share = (num_lines + num_passes - 1) / num_passes;
   const uint8_t *first = call->weight + block * block_bytes, *weight = first + quant_scale_bytes(call->bits, 8);
-  quant_floats scales[QUANT_VECTORS]; /* of 8 bits */
+  quant_floats scales[QUANT_VECTORS]; /* with 8 bits */
   for (int v = 0; v < QUANT_VECTORS; v++) scales[v] = quant_scales(first + 2 * QUANT_LANES * v);
   const uint8_t *later = weight + (num_tiles > 1 ? block_bytes : QUANT_AHEAD);
   const int is_busy = end - begin >= (call->bits == 4 ? QUANT_BUSY_ROWS_4 : QUANT_BUSY_ROWS);
@@ -335,7 +336,7 @@ PUBLIC void NAME(sum_magnitudes)(const element *x, float *sums, int64_t num_rows
   run_items(num_rows, inputs, NAME(quant_sum_row), &call);
 }
 
-/* x: [num_rows, inputs], weight: [blocks, bytes of a block], bias (or null): [outputs], means (or null, of 8 bits): [num_rows],
+/* x: [num_rows, inputs], weight: [blocks, bytes of a block], bias (or null): [outputs], means (or null): [num_rows],
    out: [num_rows, outputs]. Returns 0, or -1 without memory. */
 PUBLIC int NAME(quantized_linear)(const element *x, const uint8_t *weight, const element *bias, const float *means, element *out,
                                   int64_t num_rows, int64_t inputs, int64_t outputs, int64_t bits, int64_t is_gelu) {

@@ -1,30 +1,16 @@
-/* Sums of products of codes of 8 bits on tiles, the same whole numbers as elsewhere: a block's 32 outputs, 32 rows at a time,
-   16 rows or outputs and 64 inputs a tile. */
+/* Sums of products of 8-bit codes on tiles, the same integers as without tiles: a block's 32 outputs, 32 rows at a time, with
+   16 rows or outputs and 64 inputs per tile. */
 #if defined(__AMX_INT8__) && !defined(SLUICE_QUANTIZED_TILES)
 #define SLUICE_QUANTIZED_TILES
 
-/* Groups of inputs whose weight stays near while all rows go by. */
+/* Groups of inputs whose weight stays in the cache for all rows. */
 enum { QUANT_CHUNK = 8 };
 
-/* Adds what groups [group, end) give to 32 outputs of at most 32 rows; from the first group on, sets `sums` [32, 32]. */
+/* Adds the products of groups [group, end) to 32 outputs of at most 32 rows; the first group sets `sums` [32, 32]. */
 INLINE void quant_tile_sums(const int8_t *codes, int64_t width, const uint8_t *weight, int64_t group, int64_t end,
                             int32_t *sums, const int has_second) {
   const int8_t *second = codes + 16 * width;
-  if (group == 0) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if (has_second) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-  } else {
-    _tile_loadd(0, sums, 4 * QUANT_BLOCK);
-    _tile_loadd(1, sums + 16, 4 * QUANT_BLOCK);
-    if (has_second) {
-      _tile_loadd(2, sums + 16 * QUANT_BLOCK, 4 * QUANT_BLOCK);
-      _tile_loadd(3, sums + 16 * QUANT_BLOCK + 16, 4 * QUANT_BLOCK);
-    }
-  }
+  load_sums(sums, 64, 64 * QUANT_BLOCK, 4 * QUANT_BLOCK, group == 0, has_second);
   for (; group < end; group++) {
     const uint8_t *mine = weight + group * quant_group_bytes(8);
     _tile_loadd(4, codes + group * quant_group(8), width);
@@ -38,15 +24,10 @@ INLINE void quant_tile_sums(const int8_t *codes, int64_t width, const uint8_t *w
       _tile_dpbsud(3, 5, 7);
     }
   }
-  _tile_stored(0, sums, 4 * QUANT_BLOCK);
-  _tile_stored(1, sums + 16, 4 * QUANT_BLOCK);
-  if (has_second) {
-    _tile_stored(2, sums + 16 * QUANT_BLOCK, 4 * QUANT_BLOCK);
-    _tile_stored(3, sums + 16 * QUANT_BLOCK + 16, 4 * QUANT_BLOCK);
-  }
+  store_sums(sums, 64, 64 * QUANT_BLOCK, 4 * QUANT_BLOCK, has_second);
 }
 
-/* Sets `sums` [rows, 32] to a block's products with so many rows; `codes`: [rows, width], `weight`: the block's codes. */
+/* Sets `sums` [rows, 32] to a block's products with `rows` rows; `codes`: [rows, width], `weight`: the block's codes. */
 static void quant_tiles(const int8_t *codes, int64_t width, const uint8_t *weight, int64_t num_groups, int64_t rows,
                         int32_t *sums) {
   tile_settings before;

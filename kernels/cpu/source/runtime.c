@@ -1,4 +1,4 @@
-/* What exists once whatever the instruction set: the threads to use, and the choice of instruction set. */
+/* The parts that exist once for all instruction sets: threads, and the choice of instruction set. */
 #define _GNU_SOURCE
 #include "parallel.h"
 
@@ -24,7 +24,7 @@ parallel_region_fn sluice_parallel_region = 0;
 static int (*most_threads)(void) = 0;
 
 /* `region` is GOMP_parallel of the OpenMP library that torch uses: its threads are used, and no others are started.
-   `threads`, omp_get_max_threads of the same, says how many they are. Both are null where there is none. */
+   `threads`, omp_get_max_threads of the same library, returns their number. Both are null without such a library. */
 __attribute__((visibility("default"))) void sluice_set_parallel_region(parallel_region_fn region, int (*threads)(void)) {
   sluice_parallel_region = region;
   most_threads = threads;
@@ -43,7 +43,7 @@ void *kept_room(size_t size) {
   return room;
 }
 
-/* Returns whether this processor (and its operating system) can run what was compiled as `isa`: 3 amx, 2 avx512,
+/* Returns whether this processor and its operating system can run code compiled for `isa`: 3 amx, 2 avx512,
    1 avx2, 0 portable. */
 __attribute__((visibility("default"))) int sluice_supports(int isa) {
 #if defined(__x86_64__)

@@ -1,4 +1,5 @@
-/* A draw with probability softmax(scores): kernels/operations/sample.py says what it does, kernels/operations/noise.py whence its noise. */
+/* The most likely token, and draws with probability softmax(scores): see kernels/operations/sample.py and, for the noise,
+   kernels/operations/noise.py. */
 
 #ifndef SLUICE_SAMPLE
 #define SLUICE_SAMPLE
@@ -45,7 +46,7 @@ INLINE float gumbel_noise(uint32_t token, uint32_t low, uint32_t high) {
   const uint32_t hash = lowbias32(lowbias32(token ^ low) ^ high);
   float uniform = ((float)(int32_t)(hash & 0x7fffffffu) + 0.5f) * 4.656612873077393e-10f;
   uniform = uniform > 0.99999994f ? 0.99999994f : uniform;
-  /* log(1 - u) loses u where it is small, which is where the draws that win are; Kahan's correction gives it back. */
+  /* log(1 - u) loses small u, which the winning draws have; Kahan's correction restores it. */
   const float other = 1.0f - uniform, lost = 1.0f - other;
   return -logarithm(lost == 0.0f ? uniform : -logarithm(other) * (uniform / lost));
 }
@@ -53,23 +54,25 @@ INLINE float gumbel_noise(uint32_t token, uint32_t low, uint32_t high) {
 
 typedef struct {
   const element *scores;
-  const float *temperatures; /* or null: all 1 */
+  const float *temperatures; /* null: all are 1, or 0 without seeds */
   const int64_t *seeds, *positions;
   sample_part *parts;
   int64_t num_parts, vocab_size;
 } NAME(sample_call);
+
+INLINE float NAME(temperature_of)(const NAME(sample_call) *call, int64_t row) {
+  return call->temperatures ? call->temperatures[row] : call->seeds ? 1.0f : 0.0f;
+}
 
 static void NAME(sample_item)(const void *data, int64_t item) {
   const NAME(sample_call) *call = data;
   const int64_t row = item / call->num_parts, first = item % call->num_parts * SAMPLE_PART;
   const int64_t rest = call->vocab_size - first, size = rest < SAMPLE_PART ? rest : SAMPLE_PART;
   const element *scores = call->scores + row * call->vocab_size + first;
-  const float temperature = call->temperatures ? call->temperatures[row] : 1.0f;
-  const uint64_t key = mix64(mix64((uint64_t)call->seeds[row]) + (uint64_t)call->positions[row]);
-  const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
+  const float temperature = NAME(temperature_of)(call, row);
   float noisy[SAMPLE_PART], best = -INFINITY;
   int32_t num_odd = 0;
-  if (!(temperature > 0.0f)) { /* the first of its best is looked for where it is known to be */
+  if (!(temperature > 0.0f)) { /* sample_rows looks for the first of the best, in the best part only */
     _Pragma("omp simd reduction(max : best) reduction(+ : num_odd)") for (int64_t i = 0; i < size; i++) {
       const float x = WIDEN(scores[i]);
       best = x > best ? x : best;
@@ -78,6 +81,8 @@ static void NAME(sample_item)(const void *data, int64_t item) {
     call->parts[item] = (sample_part){best, (int32_t)first, num_odd == 0};
     return;
   }
+  const uint64_t key = mix64(mix64((uint64_t)call->seeds[row]) + (uint64_t)call->positions[row]);
+  const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
   SIMD_SUM(num_odd) for (int64_t i = 0; i < size; i++) {
     noisy[i] = WIDEN(scores[i]);
     num_odd += (bits_of(noisy[i]) & 0x7f800000u) == 0x7f800000u;
@@ -87,7 +92,7 @@ static void NAME(sample_item)(const void *data, int64_t item) {
     float most = -INFINITY;
     _Pragma("omp simd reduction(max : most)") for (int32_t i = start; i < end; i++) most =
         noisy[i] > most ? noisy[i] : most;
-    if (most == -INFINITY) continue; /* all are out, and noise is most of the work */
+    if (most == -INFINITY) continue; /* no token is left, and noise is most of the work */
     SIMD for (int32_t i = start; i < end; i++)
         noisy[i] = noisy[i] / temperature + gumbel_noise((uint32_t)first + (uint32_t)i, low, high);
   }
@@ -105,7 +110,7 @@ static int NAME(sample_rows)(NAME(sample_call) call, int64_t *tokens, int64_t nu
   sample_part *parts = malloc((size_t)(num_rows * num_parts) * sizeof *parts);
   if (!parts) return -1;
   call.parts = parts, call.num_parts = num_parts;
-  run_items(num_rows * num_parts, num_rows * vocab_size * 8, NAME(sample_item), &call);
+  run_items(num_rows * num_parts, num_rows * vocab_size * (call.seeds ? 8 : 1), NAME(sample_item), &call);
   for (int64_t row = 0; row < num_rows; row++) {
     const sample_part *mine = parts + row * num_parts;
     int64_t best = 0;
@@ -115,15 +120,21 @@ static int NAME(sample_rows)(NAME(sample_call) call, int64_t *tokens, int64_t nu
       if (mine[part].best > mine[best].best) best = part;
     }
     tokens[row] = mine[best].token < vocab_size ? mine[best].token : 0;
-    if (call.temperatures && !is_finite) tokens[row] = -1;
-    else if (call.temperatures && !(call.temperatures[row] > 0.0f))
+    if ((call.temperatures || !call.seeds) && !is_finite) tokens[row] = -1;
+    else if (!(NAME(temperature_of)(&call, row) > 0.0f))
       while (WIDEN(call.scores[row * vocab_size + tokens[row]]) != mine[best].best) tokens[row]++;
   }
   free(parts);
   return 0;
 }
 
-/* logits: [num_rows, vocab_size]; tokens: -1 where a logit of the row is not finite. Returns 0, or -1 without memory. */
+/* Like `draw` at temperature 0: takes the first of equal logits. */
+PUBLIC int NAME(greedy)(const element *logits, int64_t *tokens, int64_t num_rows, int64_t vocab_size) {
+  const NAME(sample_call) call = {logits, 0, 0, 0, 0, 0, vocab_size};
+  return NAME(sample_rows)(call, tokens, num_rows);
+}
+
+/* logits: [num_rows, vocab_size]; tokens: -1 if a logit of the row is not finite. Returns 0, or -1 without memory. */
 PUBLIC int NAME(draw)(const element *logits, const float *temperatures, const int64_t *seeds, const int64_t *positions,
                       int64_t *tokens, int64_t num_rows, int64_t vocab_size) {
   const NAME(sample_call) call = {logits, temperatures, seeds, positions, 0, 0, vocab_size};
@@ -131,7 +142,7 @@ PUBLIC int NAME(draw)(const element *logits, const float *temperatures, const in
 }
 
 #if !IS_BFLOAT16
-/* scores: [num_rows, vocab_size], -inf for tokens that are out. Returns 0, or -1 without memory. */
+/* scores: [num_rows, vocab_size], -inf for filtered tokens. Returns 0, or -1 without memory. */
 PUBLIC int NAME(sample)(const float *scores, const int64_t *seeds, const int64_t *positions, int64_t *tokens,
                         int64_t num_rows, int64_t vocab_size) {
   const NAME(sample_call) call = {scores, 0, seeds, positions, 0, 0, vocab_size};

@@ -1,4 +1,4 @@
-/* The team's threads (team.h): started when they are first needed, and asleep when there is nothing to do for long. */
+/* The team's threads (team.h): started on first use, and asleep after a while without work. */
 #define _GNU_SOURCE
 #include "team.h"
 
@@ -46,7 +46,7 @@ static void *serve(void *data) {
   for (uint32_t seen = 0;;) {
     wait_for_round(seen);
     atomic_fetch_add(&team.num_inside, 1);
-    /* Only now is it certain that the round is not over before this thread has left it. */
+    /* Only now the round cannot end before this thread has left it. */
     const uint32_t round = atomic_load(&team.round);
     if (round & 1) {
       seen = round;

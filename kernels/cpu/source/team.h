@@ -1,16 +1,16 @@
-/* This process's own threads, which work beside the one that asks for them, also while it does something else. */
+/* This process's own threads, which work while the thread that started them does something else. */
 #ifndef SLUICE_TEAM_H
 #define SLUICE_TEAM_H
 
 typedef void (*team_fn)(void *data);
 
-/* Returns whether the team is the caller's from now on; else it is somebody else's. */
+/* Takes the team for the caller; returns 0 if another caller has it. */
 int sluice_take_team(void);
 
-/* Has so many other threads do `work`, each as soon as it comes; returns at once. */
+/* Makes `num_threads` other threads run `work`, each as soon as it wakes up; returns at once. */
 void sluice_begin_team(team_fn work, void *data, int num_threads);
 
-/* Nobody begins `work` any more, and who has begun has ended; the team is nobody's then. */
+/* Lets no more threads begin `work`, waits for those that have begun, and releases the team. */
 void sluice_end_team(void);
 
 #endif

@@ -1,7 +1,7 @@
 /* Small products of packed blocks, c = a b or c += a b: the arithmetic of prefill attention.
 
-   A step is STEP elements of the summed dimension: bfloat16 in pairs where the processor multiplies pairs, and float32
-   elsewhere. `a` is [rows, steps] of them, rows `a_row` elements apart and steps `a_step`; `b` is [steps, columns] of them
+   A step is STEP elements of the summed dimension: pairs of bfloat16 if the processor multiplies pairs, otherwise
+   float32. `a` is [rows, steps] of them, rows `a_row` elements apart and steps `a_step`; `b` is [steps, columns] of them
    and c [rows, columns], both with rows QUERY_STRIDE columns apart. Columns are taken in vectors of 16. */
 
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
@@ -31,11 +31,11 @@ enum { TILE_LANES = 8 };
 #else
 enum { TILE_LANES = 4 };
 #endif
-/* As many floats as a register holds: of larger vectors compilers make sums that live in memory. */
+/* As many floats as a register holds: compilers keep sums of larger vectors in memory. */
 typedef float tile_vector __attribute__((vector_size(4 * TILE_LANES), aligned(4), may_alias));
 #endif
 
-/* `rows` rows by `vectors` * TILE_LANES columns, in registers where both are constants. Unless `is_more`, c was 0. */
+/* `rows` rows by `vectors` * TILE_LANES columns, in registers if both are constants. Unless `is_more`, c starts at 0. */
 INLINE void NAME(tile_registers)(const packed *a, int a_row, int a_step, const packed_step *b, float *c, const int rows,
                                  int steps, const int vectors, const int is_more) {
 #if STEP == 2
@@ -80,20 +80,8 @@ static void NAME(tile_product)(const packed *a, int a_row, int a_step, const pac
   for (int row = 0; row < rows; row += 32)
     for (int vector = 0; vector < vectors; vector += 2) {
       const int has_second = vector + 1 < vectors;
-      float *first = c + row * QUERY_STRIDE + 16 * vector, *second = first + 16 * QUERY_STRIDE;
-      if (is_more) {
-        _tile_loadd(0, first, stride);
-        _tile_loadd(1, second, stride);
-        if (has_second) {
-          _tile_loadd(2, first + 16, stride);
-          _tile_loadd(3, second + 16, stride);
-        }
-      } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-      }
+      float *sums = c + row * QUERY_STRIDE + 16 * vector;
+      load_sums(sums, 16 * stride, 64, stride, !is_more, has_second);
       for (int k = 0; k < steps; k += 16) {
         const packed_step *mine = b + k * QUERY_STRIDE + 16 * vector;
         _tile_loadd(4, a + row * a_row + 2 * k, a_bytes);
@@ -107,12 +95,7 @@ static void NAME(tile_product)(const packed *a, int a_row, int a_step, const pac
           _tile_dpbf16ps(3, 5, 7);
         }
       }
-      _tile_stored(0, first, stride);
-      _tile_stored(1, second, stride);
-      if (has_second) {
-        _tile_stored(2, first + 16, stride);
-        _tile_stored(3, second + 16, stride);
-      }
+      store_sums(sums, 16 * stride, 64, stride, has_second);
     }
 }
 #else
@@ -120,7 +103,7 @@ static void NAME(tile_product)(const packed *a, int a_row, int a_step, const pac
   for (int row = 0; row < rows; row += count)                                                      \
   NAME(tile_registers)(a + row * a_row, a_row, a_step, b, c + row * QUERY_STRIDE, count, steps, width, is_more)
 
-/* An element's value does not hang on the number of rows or vectors. */
+/* An element's value does not depend on the number of rows or vectors. */
 INLINE void NAME(tile_product)(const packed *a, int a_row, int a_step, const packed_step *b, float *c, int rows,
                                int steps, int vectors, const int is_more) {
 #if defined(__AVX512F__)

@@ -4,10 +4,10 @@
 
 #include <sched.h>
 
-/* Some 0.1 ms. */
+/* About 0.1 ms. */
 enum { SPINS = 4096 };
 
-/* Waits a little; soon, other programs' threads and those that this one waits for may have the core. */
+/* Waits a little; after a while it yields the core to other threads. */
 static inline void wait_a_little(int *num_waits) {
   if (++*num_waits > SPINS) sched_yield();
 #if defined(__x86_64__)

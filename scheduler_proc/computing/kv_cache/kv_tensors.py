@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.cpu.huge_pages import empty_huge
-from kernels.operations.paged_kv import PagedKV
-from kernels.operations.quantized_kv import SCALE_DTYPE
 from messages.config.server import Config
 from messages.errors import BootError
 from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes

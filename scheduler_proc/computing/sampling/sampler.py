@@ -9,8 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_triton_kernel
-from kernels.operations.draw_filtered import RowDraws, draw_filtered
+from kernels.arguments.rows import RowDraws
+from kernels.dispatch import find_implementation
+from kernels.operations.draw_filtered import draw_filtered
 from kernels.operations.sample import NO_TOKEN, draw, greedy, sample
 from scheduler_proc.computing.sampling.filters import filter_scores
 from scheduler_proc.computing.sampling.logits_processing import process_logits
@@ -30,7 +31,7 @@ def choose_tokens(
     -1. Filters come after temperature, in the order of `FILTERS`. Rows without one do not pay for it.
     With a Triton kernel, rows that are filtered by `ONE_READ` alone are read once and not copied.
     """
-    draws_once = find_triton_kernel("draw_filtered", logits_SV) is not None
+    draws_once = find_implementation("draw_filtered", logits_SV) is not None
     if draws_once and plan.num_one_read == len(logits_SV):
         tokens_S = torch.empty(len(logits_SV), dtype=torch.int32, device=logits_SV.device)
     elif plain_S is not None:

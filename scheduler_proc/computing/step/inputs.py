@@ -17,8 +17,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from kernels.operations.paged_kv import PagedKV
-from kernels.operations.paged_prefill import PrefillRows
+from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.rows import PrefillRows
 from kernels.plans.decode_work import DecodeLayout, DecodeWork
 from kernels.plans.prefill_tiles import TILE_WORDS
 from messages.columns import num_int32, pack_int32, unpack_int32

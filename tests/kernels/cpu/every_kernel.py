@@ -8,18 +8,18 @@ from pathlib import Path
 
 import torch
 
+from kernels.arguments.rows import HeadNorms, PrefillRows
 from kernels.cpu.build import built_isas
 from kernels.cpu.capture import capture_calls
 from kernels.cpu.library import use_library
+from kernels.formats.embed import embed
 from kernels.formats.plain import PlainWeight
 from kernels.operations.apply_bitmask import apply_bitmask
-from kernels.operations.embed import embed
 from kernels.operations.gelu import gelu
 from kernels.operations.layer_norm import layer_norm
 from kernels.operations.packed_linear import pack, packed_linear
 from kernels.operations.paged_decode import paged_decode
-from kernels.operations.paged_prefill import PrefillRows, paged_prefill
-from kernels.operations.qk_norm import HeadNorms
+from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.quantized_linear import quantize, quantized_linear
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store

@@ -1,7 +1,7 @@
 /* The tile instructions in plain C, for processors without them: included before the sources of the `amx` kernels.
 
-   As Intel's manual has them (Software Developer's Manual, volume 2: LDTILECFG, TILELOADD, TDPBF16PS, TDPBSUD). What was never
-   configured, or reaches beyond what was, ends the process. */
+   They follow Intel's Software Developer's Manual, volume 2: LDTILECFG, TILELOADD, TDPBF16PS, TDPBSUD. Using a tile that was
+   not configured, or beyond its configured size, ends the process. */
 #include <immintrin.h>
 #include <stdint.h>
 #include <stdlib.h>

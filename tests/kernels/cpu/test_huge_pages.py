@@ -21,7 +21,7 @@ def test_a_large_tensor_begins_a_huge_page() -> None:
 
 
 def test_a_chunk_has_no_more_than_its_bytes() -> None:
-    """What lies behind them is not in the file of a chunk that has one."""
+    """The memory after them is not in the chunk's file."""
     chunk = Chunk(HUGE_PAGE)
     assert chunk.take((1,), torch.uint8) is not None
     assert chunk.take((HUGE_PAGE,), torch.uint8) is None

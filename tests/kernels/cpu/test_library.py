@@ -1,5 +1,7 @@
+import ctypes
 import logging
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -13,7 +15,9 @@ import torch
 
 from kernels.cpu import build as build_module
 from kernels.cpu import library as library_module
+from kernels.cpu.attention_arguments import AttentionArguments
 from kernels.cpu.build import (
+    SOURCE,
     BuildError,
     build,
     build_kept,
@@ -75,7 +79,7 @@ def kept(compiler: list[str], own_cache: Path) -> None:
 
 
 def load() -> tuple[str | None, list[str]]:
-    """Loads them; returns the instruction set and the phases that were told. A phase that ends well has been whole."""
+    """Loads the kernels; returns the instruction set and the reported phases. A phase that ends well was complete."""
     reports: list[tuple[str, float | None]] = []
     isa = load_kernels(lambda text, fraction: reports.append((text, fraction)))
     fractions = [fraction for _, fraction in reports if fraction is not None]
@@ -92,11 +96,11 @@ def test_they_are_built_once_and_kept(own_cache: Path, monkeypatch: pytest.Monke
     (library,) = own_cache.iterdir()
     assert load() == (isa, [])
     assert list(own_cache.iterdir()) == [library]
-    assert find_kernel("gelu", FLOATS) is not None
-    assert find_kernel("gelu", BYTES) is None
+    assert find_kernel("gelu", FLOATS.dtype) is not None
+    assert find_kernel("gelu", BYTES.dtype) is None
     monkeypatch.setenv(ISA_VARIABLE, "none")
     assert load() == (None, [])
-    assert find_kernel("gelu", FLOATS) is None
+    assert find_kernel("gelu", FLOATS.dtype) is None
 
 
 def test_the_name_depends_on_compiler_and_flags(compiler: list[str]) -> None:
@@ -158,7 +162,7 @@ def test_without_a_compiler_torch_serves_and_a_warning_says_so(
         assert load() == (None, [])
     assert "there is no C compiler" in caplog.text
     assert "several times as long" in caplog.text
-    assert find_kernel("gelu", FLOATS) is None
+    assert find_kernel("gelu", FLOATS.dtype) is None
 
 
 def test_a_compiler_that_fails_leaves_nothing_behind(
@@ -196,7 +200,7 @@ def test_where_nothing_can_be_kept_they_are_built_for_this_start(
     assert isa in build_module.built_isas()
     assert reports == ["building the C kernels"]
     assert "cannot be written" in caplog.text
-    kernel = find_kernel("gelu", FLOATS)
+    kernel = find_kernel("gelu", FLOATS.dtype)
     assert kernel is not None
     x, out = torch.ones(1, 3), torch.zeros(1, 3)
     kernel(x.data_ptr(), out.data_ptr(), 1, 3)
@@ -234,6 +238,21 @@ def test_every_listed_kernel_is_there_and_those_of_forward_passes_can_be_capture
     eager = {"quantize", "sum_magnitudes", "greedy", "pack_linear", *float32_alone}
     assert {name for (name, _), kernel in loaded.items() if kernel.captured_address is None} <= eager
     assert not any(kernel.captured_address for (name, _), kernel in loaded.items() if name in eager)
+
+
+def test_the_arguments_of_attention_are_those_of_the_c_kernels() -> None:
+    """Name by name, in the same order, and each one word."""
+    header = (SOURCE / "attention_arguments.h").read_text(encoding="ascii")
+    struct = header.partition("typedef struct {")[2].partition("} attention_arguments;")[0]
+    without_comments = re.sub(r"/\*.*?\*/", "", struct, flags=re.DOTALL)
+    kinds = {"int64_t": ctypes.c_int64, "double": ctypes.c_double}
+    declared = [
+        (name.strip(" *"), ctypes.c_void_p if "*" in name else kinds[kind])
+        for kind, names in re.findall(r"(?:const )?(\w+) ([^;]+);", without_comments)
+        for name in names.split(",")
+    ]
+    assert declared == list(AttentionArguments._fields_)
+    assert ctypes.sizeof(AttentionArguments) == 8 * len(declared)
 
 
 def test_what_another_user_owns_is_not_loaded(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

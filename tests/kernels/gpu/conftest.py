@@ -26,9 +26,9 @@ def device() -> str:
 
 @pytest.fixture(autouse=True)
 def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Launchers take the Triton kernels; counts, by operation, how often one was taken.
+    """Operations use the Triton kernels; counts the calls of each operation's kernel.
 
-    What they allocate is filled with NaN (integers: the largest), so that what no kernel writes is seen.
+    Their allocations are filled with NaN (integers: the largest), which shows elements that no kernel writes.
     """
     with triton_in_use() as taken:
         poison_allocations(monkeypatch)

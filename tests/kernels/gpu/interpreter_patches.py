@@ -1,8 +1,8 @@
 """Makes Triton's interpreter faster, with the same results.
 
-It patches the language once a launch and not in each call of a function of the device: it looks through all names of
-`triton.language` each time, which took two thirds of the time of a kernel that calls many functions. What is patched
-for a launch stays until its end, so that the next call finds nothing new.
+It patches the language once per launch, not in each call of a device function: patching looks through all names of
+`triton.language` each time, which took two thirds of the time of a kernel that calls many functions. The patches
+of a launch stay until its end, so that the next call finds nothing new.
 
 Each sum and product of integers is not computed once more in 64 bits for an assertion of overflow, which without
 `debug` is then left out; and the table of numpy's types is made once and not in each operation.
@@ -52,7 +52,7 @@ def _leave_out_unused_assertions() -> None:
 
 def _patch_once_a_launch(module: Any) -> None:
     launches: list[set[tuple[bool, bool]]] = []
-    """What is patched in each launch that runs."""
+    """The patches of each launch that runs."""
 
     patch_language: Callable[[Any], Any] = module._patch_lang
     run_grid: Callable[..., None] = module.GridExecutor.__call__

@@ -1,8 +1,8 @@
 """Makes products of float32 in Triton's interpreter as inexact as tensor cores make them.
 
-The interpreter multiplies float32 exactly whatever `input_precision` says. Here "tf32" rounds both operands to the 10
+The interpreter multiplies float32 exactly whatever `input_precision` is. Here "tf32" rounds both operands to the 10
 bits of TF32, and "tf32x3" adds three such products of the operands' upper and lower halves, as Triton compiles them.
-What is not shown: how a tensor core orders and rounds the sum of a product.
+It does not model how a tensor core orders and rounds the sum of a product.
 """
 
 from collections.abc import Callable

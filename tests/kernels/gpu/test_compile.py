@@ -1,6 +1,6 @@
 """The kernels as a Hopper GPU would run them: compiled with no GPU, for a small model of each kind.
 
-`python -m kernels.gpu.compile_report` compiles them for larger models too.
+`python -m tests.kernels.gpu.cases.compile_report` compiles them for larger models too.
 """
 
 import json
@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kernels.gpu.compile_case import CompileCase
 from kernels.gpu.triton_kernels import NAMES
+from tests.kernels.gpu.cases.compile_case import CompileCase
 
 TIMEOUT_S = 600
 LEFT_OUT = (
@@ -28,7 +28,7 @@ LEFT_OUT = (
 def make_report() -> dict[str, list[dict[str, Any]]]:
     """Returns the lines of each operation; in a process of its own, for here kernels are interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "kernels.gpu.compile_report", "--jobs", "1", "--only-checks", "--json"]
+    command = [sys.executable, "-m", "tests.kernels.gpu.cases.compile_report", "--jobs", "1", "--only-checks", "--json"]
     command += [word for text in LEFT_OUT for word in ("--skip", text)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
     assert done.stdout, done.stderr
@@ -42,7 +42,7 @@ def make_report() -> dict[str, list[dict[str, Any]]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles_for_hopper_within_its_bounds(name: str) -> None:
     lines = make_report()[name]
-    assert lines, f"kernels/gpu/{name}.py lists no COMPILE_CASES"
+    assert lines, f"tests/kernels/gpu/cases/{name}.py lists no COMPILE_CASES"
     assert len({line["label"] for line in lines}) == len(lines)
     for line in lines:
         assert not line["complaints"], f"{line['label']}: {line['complaints']} {line['compiled']}"
@@ -60,7 +60,7 @@ def test_compiles_for_hopper_within_its_bounds(name: str) -> None:
     ],
 )
 def test_what_is_out_of_bounds_is_complained_of(compiled: tuple[int, ...], complaint: str | None) -> None:
-    report = pytest.importorskip("kernels.gpu.compile_report")
+    report = pytest.importorskip("tests.kernels.gpu.cases.compile_report")
     case = CompileCase("a shape", None, {}, {}, max_registers=64, has_wgmma=True, max_spilled_bytes=8)
     complaints = report.check(case, report.Compiled(*compiled, num_instructions=9, loop_instructions=0))
     assert len(complaints) == (complaint is not None)
@@ -69,7 +69,7 @@ def test_what_is_out_of_bounds_is_complained_of(compiled: tuple[int, ...], compl
 
 def test_instructions_are_counted_in_all_and_in_the_first_innermost_loop() -> None:
     """Two loops within a third one; no-operations, and the branch to itself at the end, are not counted as a loop."""
-    report = pytest.importorskip("kernels.gpu.compile_report")
+    report = pytest.importorskip("tests.kernels.gpu.cases.compile_report")
     listing = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;        /* 0x00000a00ff017b82 */
         /*0010*/                   IADD3 R1, R1, 0x1, RZ ;

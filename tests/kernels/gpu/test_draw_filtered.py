@@ -1,4 +1,4 @@
-"""The tokens of one read, beside those of copies that are filtered by the reference and then drawn."""
+"""The tokens drawn in one read, compared with copies that the reference filters and then draws."""
 
 from collections import Counter
 
@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.arguments.rows import RowDraws
 from kernels.gpu import triton_kernels
 from kernels.gpu.launch_table import find_launch
-from kernels.operations.draw_filtered import RowDraws, draw_filtered, draw_filtered_reference
+from kernels.operations.draw_filtered import draw_filtered, draw_filtered_reference
 from kernels.operations.sample import NO_TOKEN
 
 ALL, CANDIDATES = 1 << 30, 128

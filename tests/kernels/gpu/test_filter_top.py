@@ -1,4 +1,4 @@
-"""What is kept, token by token, beside the reference; a nucleus may differ only where its mass is top-p itself."""
+"""The kept tokens, compared with the reference; a nucleus may differ only if its mass is top-p itself."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from kernels.operations.filter_scores import filter_top, filter_top_reference
 
 INF, NAN = float("inf"), float("nan")
 ROUNDING = 2e-6
-"""Of a sum of probabilities in float32."""
+"""The rounding of a sum of probabilities in float32."""
 
 
 def run(scores_SV: Tensor, rows: list[tuple[int, float]]) -> Tensor:
@@ -81,7 +81,7 @@ def test_best_tokens_that_share_a_lane_are_all_found(device: str) -> None:
 
 
 def test_lanes_that_do_not_hold_enough_bound_nothing(device: str) -> None:
-    """Of 5 tokens in each of 4 lanes 10 are kept, though the lanes' best are 4; and most of the mass is below them."""
+    """10 of 20 tokens in 4 lanes are kept, though only 4 are a lane's best; most of the mass is below these."""
     generator = torch.Generator().manual_seed(9)
     scores = torch.randn(3, 40_000, generator=generator).to(device)
     is_in = torch.arange(40_000, device=device) % 8192 < 4

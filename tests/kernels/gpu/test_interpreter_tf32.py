@@ -29,7 +29,7 @@ def multiply(x: Tensor, y: Tensor, precision: str, device: str) -> Tensor:
 def test_the_error_of_a_product_is_that_of_its_precision(
     precision: str, least: float, most: float, device: str
 ) -> None:
-    """Of the sum of the products' magnitudes."""
+    """Errors are relative to the sum of the products' magnitudes."""
     x, y = torch.randn(2, SIZE, SIZE, generator=torch.Generator().manual_seed(3))
     error = (multiply(x, y, precision, device).double() - x.double() @ y.double()).abs()
     relative = float((error / (x.abs().double() @ y.abs().double())).max())

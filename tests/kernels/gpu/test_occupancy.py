@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.arguments.paged_kv import PagedKV
+from kernels.dispatch import count_programs
 from kernels.gpu.launch_table import find_launch
 from kernels.gpu.occupancy import Processor, count_side_by_side, processor_of
-from kernels.operations.paged_decode import UNCOMPILED, count_programs, paged_decode
-from kernels.operations.paged_kv import PagedKV
-from kernels.plans.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch
+from kernels.operations.paged_decode import paged_decode
+from kernels.plans.decode_work import UNCOMPILED, DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch
 
 HOPPER = SimpleNamespace(
     regs_per_multiprocessor=65536,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.arguments.paged_kv import PagedKV
 from kernels.operations.paged_decode import paged_decode
-from kernels.operations.paged_kv import PagedKV
 from kernels.plans.decode_work import (
     LANES,
     DecodeLayout,

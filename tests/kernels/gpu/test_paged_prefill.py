@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.gpu.launch_table import HOPPER, find_capability
-from kernels.operations.paged_prefill import PrefillRows, paged_prefill
-from kernels.plans.prefill_tiles import TILE_WORDS, count_tile_tokens, max_prefill_tiles, plan_prefill_tiles
+from kernels.arguments.rows import PrefillRows
+from kernels.gpu.launch_table import HOPPER, count_tile_tokens, find_capability
+from kernels.operations.paged_prefill import paged_prefill
+from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 from tests.kernels.cases import PagedCase, Shape, assert_close, dense_attention, make_paged_case
 from tests.kernels.gpu.test_paged_decode import DTYPES, GRID, make_huge_cache
 

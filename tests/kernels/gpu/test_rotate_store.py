@@ -3,8 +3,8 @@ from collections import Counter
 import pytest
 import torch
 
-from kernels.operations.paged_kv import PagedKV
-from kernels.operations.qk_norm import HeadNorms
+from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.rows import HeadNorms
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import assert_close
 

@@ -96,7 +96,7 @@ LOGITS: dict[str, Callable[[int, int, torch.Generator], Tensor]] = {
 
 @pytest.mark.parametrize(("kind", "vocab_size"), [*((kind, 4_200) for kind in LOGITS), ("ties", 3), ("huge", 3)])
 def test_draws_what_all_values_give_bit_for_bit(kind: str, vocab_size: int, device: str) -> None:
-    """Of tokens whose values are equal the first, wherever the rounding of scores hides the noise."""
+    """Takes the first of tokens with equal values, wherever the rounding of scores hides the noise."""
     temperatures = torch.tensor([1.0, 0.6, 1e-5, 1e3, 1e-38], device=device)
     logits = LOGITS[kind](5, vocab_size, torch.Generator().manual_seed(vocab_size)).to(device)
     seeds, positions = make_seeds(5, device)
@@ -109,7 +109,7 @@ def test_draws_what_all_values_give_bit_for_bit(kind: str, vocab_size: int, devi
 
 
 def test_the_token_with_the_largest_bound_is_not_always_the_one(device: str) -> None:
-    """Of many seeds those are taken with which that token is another."""
+    """Uses the seeds, out of many, for which another token wins."""
     scores = torch.randn(128, generator=torch.Generator().manual_seed(6))
     seeds, positions = make_seeds(4_000, "cpu")
     values = exponential_noise(seeds, positions, 128)
@@ -176,7 +176,7 @@ def c_sample(device: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         triton_kernel = triton_kernels._loaded.pop("sample")
         use_library(path, "portable")
         try:
-            assert find_kernel("sample", scores.cpu()) is not None
+            assert find_kernel("sample", scores.dtype) is not None
             return sample(scores.cpu(), seeds.cpu(), positions.cpu())
         finally:
             unload_kernels()

@@ -1,4 +1,4 @@
-"""The Triton kernels as tests use them: compiled on a CUDA device where there is one, else interpreted on the CPU."""
+"""The Triton kernels as tests use them: compiled on a CUDA device if there is one, or else interpreted on the CPU."""
 
 import warnings
 from collections import Counter
@@ -17,9 +17,9 @@ DEVICE = DEVICES[-1]
 
 @contextmanager
 def triton_in_use() -> Iterator[Counter[str]]:
-    """Launchers take the Triton kernels for tensors on `DEVICE`; counts, by operation, how often one was taken.
+    """Operations use the Triton kernels for tensors on `DEVICE`; counts the calls of each operation's kernel.
 
-    Skips the test where there is no Triton, or none that fits the device.
+    Skips the test without Triton, or if Triton does not fit the device.
     """
     triton = pytest.importorskip("triton", reason="needs triton")
     is_interpreted = triton.knobs.runtime.interpret
@@ -35,7 +35,7 @@ def triton_in_use() -> Iterator[Counter[str]]:
         triton_kernels._loaded[name] = _counted(name, found, taken)
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
-            # What is masked may overflow or be NaN, as on a GPU; loops to a loaded bound make numpy complain.
+            # Masked values may overflow or be NaN, as on a GPU; loops to a loaded bound make numpy complain.
             warnings.filterwarnings("ignore", "Conversion of an array with ndim > 0", DeprecationWarning)
             yield taken
     finally:

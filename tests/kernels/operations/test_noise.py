@@ -65,7 +65,7 @@ def test_follows_the_exponential_distribution() -> None:
 
 @pytest.mark.parametrize("axis", ["seeds", "positions", "tokens"])
 def test_neighbours_are_independent(axis: str) -> None:
-    """Of pairs that are neighbours along one axis, each of 8 x 8 cells gets its share."""
+    """Each of 8 x 8 cells gets its share of pairs that are neighbours along one axis."""
     counter = list(range(400))
     if axis == "seeds":
         noise = draw(counter, [9] * 400, 500)

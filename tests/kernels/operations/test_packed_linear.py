@@ -23,7 +23,7 @@ def make_case(num_tokens: int, num_inputs: int, num_outputs: int, dtype: torch.d
 def test_it_is_the_product(
     dtype: torch.dtype, num_inputs: int, num_outputs: int, activation: Literal["tanh"] | None
 ) -> None:
-    """Of steps of fewer tokens than a tile, as many, more, and several tiles."""
+    """With fewer tokens than a tile has rows, as many, more, and several tiles."""
     for num_tokens, has_bias in itertools.product((1, 2, 15, 16, 17, 32, 33, 48, 100), (True, False)):
         x, weight, bias = make_case(num_tokens, num_inputs, num_outputs, dtype)
         added = bias if has_bias else None
@@ -40,9 +40,9 @@ def test_it_is_the_product(
 def test_a_row_is_the_same_bits_in_any_batch(
     backend: str, num_tokens: int, num_inputs: int, num_outputs: int, dtype: torch.dtype
 ) -> None:
-    """Also where steps are cut into groups of rows, and sums into chunks of inputs."""
+    """Even if steps are cut into groups of rows, and sums into chunks of inputs."""
     x, weight, bias = make_case(num_tokens, num_inputs, num_outputs, dtype)
-    if find_kernel("packed_linear", x) is None:
+    if find_kernel("packed_linear", x.dtype) is None:
         pytest.skip(f"{backend} has no kernel for it")
     packed = pack(weight)
     together = packed_linear(x, packed, bias, num_outputs)
@@ -56,7 +56,7 @@ def test_rows_are_the_same_bits_for_every_number_of_them(
     backend: str, dtype: torch.dtype, activation: Literal["tanh"] | None
 ) -> None:
     x, weight, bias = make_case(70, 96, 165, dtype)
-    if find_kernel("packed_linear", x) is None:
+    if find_kernel("packed_linear", x.dtype) is None:
         pytest.skip(f"{backend} has no kernel for it")
     packed = pack(weight)
     together = packed_linear(x, packed, bias, 165, activation)

@@ -26,7 +26,7 @@ SHARING_SHAPES = [
 ]
 SHARING_NUM_KEYS = [300, 300, 300, 290, 257, 256, 280, 300, 300, 150, 400]
 NUM_SHARED = [0, 0, 256, 256, 192, 192, 128, 80, 16, 64, 300]
-"""Of each row of `SHARING_NUM_KEYS`, its first tokens in the first row's pages; rounded down to whole pages."""
+"""Leading tokens of each row of `SHARING_NUM_KEYS` in the first row's pages, rounded down to whole pages."""
 GRID = [
     Shape(2 * (1 + index % 8), 2, head_dim, page_size)
     for index, (head_dim, page_size) in enumerate(itertools.product((64, 80, 96, 128), (1, 16, 64)))
@@ -84,7 +84,7 @@ def test_rows_of_more_keys_than_one_part_takes(shape: Shape, dtype: torch.dtype,
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_alone_and_in_a_batch(backend: str, dtype: torch.dtype, num_threads: int) -> None:
-    """To the last bit, whatever the threads: so a request gives the same tokens beside any others."""
+    """To the last bit, with any number of threads: a request gives the same tokens in any batch."""
     if backend == "torch":
         pytest.skip("torch's products may add in another order for another number of rows")
     case = decode_case(Shape(6, 2, 64, 16), [*NUM_KEYS, *LONG_NUM_KEYS], dtype, "cpu")

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from kernels.operations.paged_prefill import PrefillRows, paged_prefill
+from kernels.arguments.rows import PrefillRows
+from kernels.operations.paged_prefill import paged_prefill
 from tests.kernels.cases import DEVICES, PagedCase, Shape, assert_close, dense_attention, make_paged_case
 from tests.kernels.operations.test_paged_decode import GRID, SHAPES
 

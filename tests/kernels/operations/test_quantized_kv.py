@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kernels.arguments.paged_kv import MAX_CODES, SCALE_DTYPE, PagedKV
+from kernels.arguments.rows import HeadNorms, PrefillRows
 from kernels.operations.paged_decode import paged_decode
-from kernels.operations.paged_kv import PagedKV
-from kernels.operations.paged_prefill import PrefillRows, paged_prefill
-from kernels.operations.qk_norm import HeadNorms
-from kernels.operations.quantized_kv import MAX_CODES, SCALE_DTYPE, gather_heads, quantize_heads
+from kernels.operations.paged_prefill import paged_prefill
+from kernels.operations.quantized_kv import gather_heads, quantize_heads
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import PagedCase, Shape, assert_close, make_paged_case, with_codes
 

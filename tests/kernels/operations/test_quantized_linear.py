@@ -5,10 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.arguments.codes import Bits, Codes
 from kernels.operations.quantized_linear import (
     STEPS,
-    Bits,
-    Codes,
     dequantize,
     quantize,
     quantize_reference,
@@ -89,7 +88,7 @@ def test_a_row_is_the_same_bits_in_any_batch(
 @pytest.mark.parametrize("num_tokens", [1, 5, 77])
 def test_eight_bits_are_the_same_bits_on_every_processor(backend: str, num_tokens: int) -> None:
     """Sums of the codes are exact. The activations are such that torch finds the same codes; some are far too large for
-    8 bits, alone and as neighbours; in two rows, as many codes as can be are too large beside their neighbours; others
+    8 bits, alone and as neighbours; in two rows, as many codes as possible are too large with their neighbours; others
     have small negative ones and too large positive ones, or the other way round."""
     if backend == "torch":
         pytest.skip("torch multiplies floats")
@@ -123,7 +122,7 @@ def test_large_activations_do_not_blur_the_others() -> None:
 @pytest.mark.usefixtures("no_clean_memory")
 @pytest.mark.parametrize("num_tokens", [1, 6, 40])
 def test_parts_of_the_inputs_add_up(backend: str, num_tokens: int) -> None:
-    """Ranks have the codes of one, also where nearly all of a token is in one part: all that is there is an outlier."""
+    """Ranks make the same codes as one, even if nearly all of a token is in one part, whose inputs are all outliers."""
     x, weight, _ = make_case(num_tokens, 400, 70, torch.float32)
     x[::2, :64] *= 300
     parts = [slice(0, 64), slice(64, 164), slice(164, 400)]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.operations.paged_kv import PagedKV
+from kernels.arguments.paged_kv import PagedKV
 from kernels.operations.store_kv import store_kv
 from tests.kernels.cases import DEVICES
 

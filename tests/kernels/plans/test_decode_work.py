@@ -84,7 +84,7 @@ def check_plan(plan: Plan, layout: DecodeLayout, num_keys: list[int], tables: np
 
 @st.composite
 def tables_that_share(draw: st.DrawFn, page_size: int) -> tuple[list[int], np.ndarray]:
-    """Rows that grew as a tree grows: each goes on from some length of an earlier row, or begins anew."""
+    """Rows that form a tree: each continues an earlier row from some length, or starts fresh."""
     fresh = iter(range(1 << 20))
     rows: list[list[int]] = []
     num_keys: list[int] = []

@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.gpu.launch_table import find_launch
-from kernels.operations.paged_decode import count_programs
+from kernels.dispatch import count_programs
+from kernels.gpu.launch_table import count_tile_tokens, find_launch
 from kernels.plans.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
-from kernels.plans.prefill_tiles import count_tile_tokens, max_prefill_tiles, plan_prefill_tiles
+from kernels.plans.prefill_tiles import max_prefill_tiles, plan_prefill_tiles
 from messages.ring.steps import Batch
 from scheduler_proc.computing.step.inputs import Arrays, StepInputs, StepShape
 

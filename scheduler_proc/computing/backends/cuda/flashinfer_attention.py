@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.operations.paged_kv import PagedKV
+from kernels.arguments.paged_kv import PagedKV
 from kernels.plans.decode_work import DecodeShape
 from messages.errors import BootError
 from messages.ring.steps import Batch

@@ -5,10 +5,10 @@ Shape legend: T tokens of the step, E embedding size, H query heads, G key/value
 
 from torch import Tensor
 
+from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.rows import HeadNorms, PrefillRows
 from kernels.operations.paged_decode import paged_decode
-from kernels.operations.paged_kv import PagedKV
-from kernels.operations.paged_prefill import PrefillRows, paged_prefill
-from kernels.operations.qk_norm import HeadNorms
+from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.rotate_store import rotate_store
 from scheduler_proc.computing.model.blocks.norm import norm_parameters
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor

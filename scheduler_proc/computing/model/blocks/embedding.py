@@ -6,7 +6,7 @@ Shape legend: T tokens, E embedding size, V this rank's entries of the vocabular
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.operations.embed import embed
+from kernels.formats.embed import embed
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.parameters import ByRows, Parameter

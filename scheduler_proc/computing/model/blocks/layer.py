@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.operations.paged_kv import PagedKV
+from kernels.arguments.paged_kv import PagedKV
 from scheduler_proc.computing.model.blocks.attention import Attention, attention_parameters
 from scheduler_proc.computing.model.blocks.dense_mlp import DenseMlp, mlp_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.operations.quantized_kv import SCALE_DTYPE
+from kernels.arguments.paged_kv import SCALE_DTYPE
 from messages.errors import BootError
 from scheduler_proc.computing.backends.cpu.device import CpuDevice
 from scheduler_proc.computing.device import Device

@@ -32,7 +32,7 @@ def load(model_dir: Path, **settings: object) -> Runner:
 def test_tokens_are_those_of_steps_that_are_not_captured(tmp_path: Path, variant: str, dtype: str) -> None:
     build_checkpoint(tmp_path, variant)
     captured, plain = (load(tmp_path, quantization="int8", dtype=dtype) for _ in range(2))
-    if find_kernel("embed", torch.zeros(1)) is None:
+    if find_kernel("embed", torch.float32) is None:
         pytest.skip("there are no C kernels here")
     compare(captured, plain)
 
@@ -87,7 +87,7 @@ def test_steps_with_draft_tokens_are_replayed_and_give_the_same_tokens(tmp_path:
     outputs, _ = run(runner, PROMPTS, PLENTY, 4096, drafter, max_tokens=40, temperature=0.7)
     assert outputs == expected
     assert min(drafter.num_right, drafter.num_wrong) > 5
-    if find_kernel("embed", torch.zeros(1)) is not None:
+    if find_kernel("embed", torch.float32) is not None:
         assert max(passes_of(runner).captures) > max(plain) == len(PROMPTS)
 
 

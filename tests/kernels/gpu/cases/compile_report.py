@@ -1,6 +1,6 @@
 """Compiles the Triton kernels for Hopper GPUs, which needs none, and checks what the compiler made of them.
 
-python -m kernels.gpu.compile_report [NAME ...] [--jobs N] [--skip REGEX] [--only-checks] [--json]
+python -m tests.kernels.gpu.cases.compile_report [NAME ...] [--jobs N] [--skip REGEX] [--only-checks] [--json]
 
 Results are kept in a directory under the system's temporary one: a kernel is compiled again when its source, the
 specialization or Triton has changed.
@@ -29,15 +29,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.cpu.build import cache_dir
-from kernels.gpu.compile_case import CompileCase
 from kernels.gpu.occupancy import count_side_by_side
 from kernels.gpu.triton_kernels import NAMES
+from tests.kernels.gpu.cases.compile_case import CompileCase
 
 TARGET = GPUTarget("cuda", 90, 32)
 TOOLS = Path(nvidia.__path__[0]) / "bin"
 ALIGNED = ":16"
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "num_ctas")
-"""What a launch says beside the kernel's parameters."""
+"""Launch options that are not parameters of the kernel."""
 COLUMNS = (
     "registers",
     "spilled_bytes",
@@ -124,7 +124,7 @@ def make_report(names: Sequence[str], jobs: int, skip: Sequence[str] = (), *, co
 
 
 def cases_of(name: str) -> Sequence[CompileCase]:
-    return importlib.import_module(f"kernels.gpu.{name}").COMPILE_CASES
+    return importlib.import_module(f"tests.kernels.gpu.cases.{name}").COMPILE_CASES
 
 
 def check(case: CompileCase, compiled: Compiled) -> list[str]:
@@ -180,7 +180,7 @@ def format_table(lines: Sequence[Line]) -> str:
 
 
 def _case_at(place: tuple[str, int]) -> CompileCase:
-    """Another process is told the place: a kernel does not travel."""
+    """Finds the case in another process: a kernel cannot be pickled."""
     name, index = place
     return cases_of(name)[index]
 

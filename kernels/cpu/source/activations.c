@@ -1,21 +1,28 @@
-/* The gated activation: kernels/operations/silu_mul.py says what it does. */
+/* The tanh approximation of GELU and the gated activation: see kernels/operations/gelu.py and silu_mul.py. */
 
-#ifndef SLUICE_SILU_MUL
-#define SLUICE_SILU_MUL
-/* Bytes ahead that both parts of a row are asked for: of many rows they come from outside of a core's caches. */
+#ifndef SLUICE_ACTIVATIONS
+#define SLUICE_ACTIVATIONS
+/* How far ahead both halves of a row are prefetched, in bytes: with many rows they come from outside of a core's caches. */
 enum { SILU_AHEAD = 4096 };
 #endif
 
 typedef struct {
-  const element *gate_up;
+  const element *x;
   element *out;
   int64_t size;
-} NAME(silu_mul_call);
+} NAME(activation_call);
+
+static void NAME(gelu_token)(const void *data, int64_t token) {
+  const NAME(activation_call) *call = data;
+  const element *x = call->x + token * call->size;
+  element *out = call->out + token * call->size;
+  SIMD for (int64_t i = 0; i < call->size; i++) out[i] = NARROW(gelu_tanh(WIDEN(x[i])));
+}
 
 static void NAME(silu_mul_token)(const void *data, int64_t token) {
-  const NAME(silu_mul_call) *call = data;
+  const NAME(activation_call) *call = data;
   const int64_t size = call->size;
-  const element *gate = call->gate_up + 2 * token * size, *up = gate + size;
+  const element *gate = call->x + 2 * token * size, *up = gate + size;
   element *out = call->out + token * size;
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
   const __m512 one = _mm512_set1_ps(1.0f), limit = _mm512_set1_ps(126.0f), rate = _mm512_set1_ps(-LOG2_E);
@@ -40,8 +47,14 @@ static void NAME(silu_mul_token)(const void *data, int64_t token) {
 #endif
 }
 
+/* x and out: [num_tokens, size]. */
+PUBLIC void NAME(gelu)(const element *x, element *out, int64_t num_tokens, int64_t size) {
+  const NAME(activation_call) call = {x, out, size};
+  run_items(num_tokens, num_tokens * size * 4, NAME(gelu_token), &call);
+}
+
 /* gate_up: [num_tokens, 2 * size]; out: [num_tokens, size]. */
 PUBLIC void NAME(silu_mul)(const element *gate_up, element *out, int64_t num_tokens, int64_t size) {
-  NAME(silu_mul_call) call = {gate_up, out, size};
+  const NAME(activation_call) call = {gate_up, out, size};
   run_items(num_tokens, num_tokens * size * 4, NAME(silu_mul_token), &call);
 }

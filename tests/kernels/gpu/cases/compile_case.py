@@ -10,7 +10,7 @@ MAX_SHARED_BYTES = 227 << 10
 
 @dataclass(frozen=True)
 class CompileCase:
-    """A module of `kernels.gpu` lists those in use as `COMPILE_CASES`; `compile_report` compiles and checks them.
+    """Each module of this package lists its cases as `COMPILE_CASES`; `compile_report` compiles and checks them.
 
     What a launcher chooses by the shape (blocks, warps, stages) comes from the function that the launcher calls, too.
     """
@@ -26,7 +26,7 @@ class CompileCase:
     """
     constants: Mapping[str, Any]
     max_registers: int
-    """Of a thread; a bound with some air for the next compiler, below what would cost a resident block."""
+    """Per thread: a bound with some room for the next compiler, below the number that would cost a resident block."""
     launch: Mapping[str, int] = field(default_factory=dict)
     """More constants, and `num_warps` and `num_stages`, as the launcher passes them."""
     has_wgmma: bool = False

@@ -23,3 +23,5 @@ MODEL_SHAPES = {
     "Llama-3-8B": ModelShape(32, 8, 128, 4096, 14336, 128256),
     "Qwen3-14B": ModelShape(40, 8, 128, 5120, 17408, 151936),
 }
+
+VOCAB_SIZES = sorted({shape.vocab_size for shape in MODEL_SHAPES.values()})

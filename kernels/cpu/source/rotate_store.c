@@ -1,4 +1,4 @@
-/* Norms of heads, rotary positions and the writing of K and V in one pass: kernels/operations/rotate_store.py says what it does. */
+/* Normalizes and rotates heads and stores K and V, in one pass: see kernels/operations/rotate_store.py. */
 
 typedef struct {
   element *heads;
@@ -10,22 +10,22 @@ typedef struct {
   const element *query_weight, *key_weight;
   int64_t num_heads, num_kv_heads, head_dim;
   float eps;
-} NAME(store_kv_call);
+} NAME(rotate_store_call);
 
 INLINE void NAME(norm_heads)(element *heads, const element *weight, int64_t num_heads, int64_t head_dim, float eps) {
-  const NAME(rms_norm_call) call = {heads, 0, weight, heads, head_dim, eps};
+  const NAME(norm_call) call = {heads, 0, weight, 0, heads, head_dim, eps};
   for (int64_t head = 0; head < num_heads; head++) NAME(rms_norm_token)(&call, head);
 }
 
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
-/* What a head is multiplied by before its weight. */
+/* The factor of a head before its weight is applied. */
 INLINE __m512 NAME(head_scale)(const element *head, int64_t size, float eps) {
   __m512 squares = _mm512_setzero_ps();
   for (int64_t i = 0; i < size; i += 16) {
     const __m512 x = load_vector(head + i, lanes_of(size - i));
     squares = _mm512_fmadd_ps(x, x, squares);
   }
-  return NAME(rms_scale)(squares, size, eps);
+  return NAME(norm_scale)(squares, size, eps);
 }
 
 INLINE __m512 NAME(load_normed)(const element *in, const element *weight, __m512 scale, __mmask16 lanes) {
@@ -43,7 +43,7 @@ INLINE void NAME(rotate_pairs)(const element *in, element *out, const element *w
   store_vector(out + half + i, lanes, _mm512_fmadd_ps(second, cosine, _mm512_mul_ps(first, sine)));
 }
 
-/* A head's scale is computed while the one before is rotated: it is a long chain. */
+/* A head's scale is a long chain of operations: it is computed while the previous head is rotated. */
 INLINE void NAME(rotate_heads)(const element *in, element *out, const element *weight, int64_t num_heads,
                                const float *cosines, const float *sines, int64_t half, float eps) {
   __m512 next = _mm512_setzero_ps();
@@ -69,9 +69,9 @@ INLINE void NAME(rotate_heads)(element *in, element *out, const element *weight,
 }
 #endif
 
-/* Writes a head as codes of -127 to 127; returns their scale. What is not finite makes a scale that is not. */
+/* Writes a head as codes from -127 to 127; returns their scale, which is not finite if an element is not. */
 INLINE uint16_t NAME(quantize_head)(const element *in, int8_t *codes, int64_t head_dim) {
-  uint32_t largest = 0; /* as bits: NaN is more than any number */
+  uint32_t largest = 0; /* as bits: NaN is larger than any number */
   _Pragma("omp simd reduction(max : largest)") for (int64_t i = 0; i < head_dim; i++) {
     const uint32_t magnitude = bits_of(WIDEN(in[i])) & 0x7fffffffu;
     largest = magnitude > largest ? magnitude : largest;
@@ -86,7 +86,7 @@ INLINE uint16_t NAME(quantize_head)(const element *in, int8_t *codes, int64_t he
   return scale;
 }
 
-INLINE void NAME(store_codes)(const NAME(store_kv_call) *call, const element *key, const element *value, int64_t slot) {
+INLINE void NAME(store_codes)(const NAME(rotate_store_call) *call, const element *key, const element *value, int64_t slot) {
   for (int64_t head = 0; head < call->num_kv_heads; head++, key += call->head_dim, value += call->head_dim) {
     const int64_t place = slot * call->num_kv_heads + head, at = place * call->head_dim;
     call->key_scales[place] = NAME(quantize_head)(key, (int8_t *)call->keys + at, call->head_dim);
@@ -94,7 +94,7 @@ INLINE void NAME(store_codes)(const NAME(store_kv_call) *call, const element *ke
   }
 }
 
-/* Puts a token's heads to `out`, normed where there is a weight and rotated where there are cosines; `in` may change. */
+/* Writes a token's heads to `out`, normalized if there is a weight and rotated if there are cosines; may change `in`. */
 INLINE void NAME(turn_heads)(element *in, element *out, const element *weight, int64_t num_heads, const float *cosines,
                              const float *sines, int64_t head_dim, float eps) {
   if (cosines && weight) {
@@ -107,8 +107,8 @@ INLINE void NAME(turn_heads)(element *in, element *out, const element *weight, i
   }
 }
 
-static void NAME(store_kv_token)(const void *data, int64_t token) {
-  const NAME(store_kv_call) *call = data;
+static void NAME(rotate_store_token)(const void *data, int64_t token) {
+  const NAME(rotate_store_call) *call = data;
   const int64_t head_dim = call->head_dim, kv_size = call->num_kv_heads * head_dim;
   const int64_t slot = call->slots[token], query_size = call->num_heads * head_dim;
   element *query = call->heads + token * (query_size + 2 * kv_size), *key = query + query_size;
@@ -124,14 +124,14 @@ static void NAME(store_kv_token)(const void *data, int64_t token) {
 }
 
 /* heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key and value heads. cosines and sines: [positions,
-   head_dim / 2], or null for no rotation. keys, values: [slots, num_kv_heads, head_dim], of codes where there are scales:
+   head_dim / 2], or null for no rotation. keys, values: [slots, num_kv_heads, head_dim], codes if there are scales
    [slots, num_kv_heads]. query_weight, key_weight: [head_dim], or null for no norms. */
-PUBLIC void NAME(store_kv)(element *heads, const float *cosines, const float *sines, const int32_t *positions,
+PUBLIC void NAME(rotate_store)(element *heads, const float *cosines, const float *sines, const int32_t *positions,
                            const int64_t *slots, void *keys, void *values, uint16_t *key_scales,
                            uint16_t *value_scales, const element *query_weight, const element *key_weight,
                            int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float eps) {
-  NAME(store_kv_call)
+  NAME(rotate_store_call)
   call = {heads, cosines, sines, positions, slots, keys, values, key_scales, value_scales, query_weight, key_weight,
           num_heads, num_kv_heads, head_dim, eps};
-  run_items(num_tokens, num_tokens * (num_heads + 2 * num_kv_heads) * head_dim, NAME(store_kv_token), &call);
+  run_items(num_tokens, num_tokens * (num_heads + 2 * num_kv_heads) * head_dim, NAME(rotate_store_token), &call);
 }

@@ -1,12 +1,13 @@
 import pytest
 import torch
 
+from kernels.arguments.codes import Bits
+from kernels.formats.embed import embed
 from kernels.formats.packed import PackedWeight
 from kernels.formats.plain import PlainWeight
 from kernels.formats.quantized import QUANTIZED
-from kernels.operations.embed import embed
 from kernels.operations.packed_linear import pack
-from kernels.operations.quantized_linear import Bits, dequantize
+from kernels.operations.quantized_linear import dequantize
 from tests.kernels.cases import DEVICES
 
 

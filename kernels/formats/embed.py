@@ -3,20 +3,20 @@
 Shape legend: T tokens, E embedding size, V vocabulary, M positions.
 
 The table of tokens may have any format: a model with a tied head stores it once, in the head's format. The C kernel
-reads plain and packed tables.
+reads plain and packed tables; other tables are looked up by the weight itself.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.cpu.library import find_kernel
+from kernels.dispatch import find_implementation
 from kernels.formats.packed import PACKED
 from kernels.formats.plain import PLAIN
 from kernels.formats.weight_format import Weight
 
 LAYOUTS = {PLAIN.name: False, PACKED.name: True}
-"""The formats that the C kernel reads, and whether each is packed."""
+"""The formats that the C kernel reads, and whether each of them is packed."""
 
 
 def embed(
@@ -26,33 +26,17 @@ def embed(
     position_table_ME: Tensor | None,
     out_TE: Tensor | None = None,
 ) -> Tensor:
-    """Returns each token's row of one table plus its position's of the other [T, E], in `out_TE` if it is given.
+    """Returns each token's row of one table plus its position's row of the other [T, E].
 
-    Both indices are int32 and lie within the tables.
+    Both indices are int32 and within the tables. The C kernel writes the result to `out_TE` if it is given.
     """
     assert token_ids_T.dtype == positions_T.dtype == torch.int32
     assert token_ids_T.shape == positions_T.shape
     table, is_packed = token_table_VE.stored, LAYOUTS.get(token_table_VE.format.name)
-    assert table.is_contiguous()
-    assert position_table_ME is None or position_table_ME.is_contiguous()
-    kernel = None if is_packed is None else find_kernel("embed", table)
-    if kernel is None:
+    implementation = None if is_packed is None else find_implementation("embed", table)
+    if implementation is None:
         return embed_reference(token_ids_T, positions_T, token_table_VE, position_table_ME)
-    num_tokens, size = len(token_ids_T), table.shape[1] * table.shape[3] if is_packed else table.shape[1]
-    if out_TE is None:
-        out_TE = torch.empty(num_tokens, size, dtype=table.dtype)
-    assert out_TE.is_contiguous()
-    kernel(
-        token_ids_T.data_ptr(),
-        positions_T.data_ptr(),
-        table.data_ptr(),
-        None if position_table_ME is None else position_table_ME.data_ptr(),
-        out_TE.data_ptr(),
-        num_tokens,
-        size,
-        is_packed,
-    )
-    return out_TE
+    return implementation(token_ids_T, positions_T, table, is_packed, position_table_ME, out_TE)
 
 
 def embed_reference(

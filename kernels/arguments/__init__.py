@@ -1,0 +1,1 @@
+"""The structures that operations pass to the kernels of every device."""

@@ -1,0 +1,53 @@
+"""Arguments that describe the rows or the heads of a step.
+
+Shape legend: R rows, P pages a row (padded), N tiles or drawn rows, M positions, D head dimension, X = D / 2,
+V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+RopeTables = tuple[Tensor, Tensor]
+"""Cosines and sines, each float32 [M, X]."""
+
+
+@dataclass(frozen=True)
+class PrefillRows:
+    """The rows of a step with many new tokens each, all columns int32."""
+
+    page_tables: Tensor
+    """[R, P], padded with -1."""
+    query_lens: Tensor
+    """[R]: new tokens; 0 for the padding of a captured step."""
+    context_lens: Tensor
+    """[R]: earlier tokens."""
+    tiles: Tensor | None = None
+    """[N, 4]: the tiles that `kernels.plans.prefill_tiles` planned. With them the Triton kernel
+    runs without waiting for the device; other kernels do not need them."""
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """The norms of all query heads and of all key heads; each weight is [D], of the heads' dtype."""
+
+    query_weight: Tensor
+    key_weight: Tensor
+    eps: float
+
+
+class RowDraws(NamedTuple):
+    """How each row is drawn, all [N]; the filters are those of `filter_scores.py`, in its order."""
+
+    temperatures: Tensor
+    """float32, above 0."""
+    seeds: Tensor
+    """int64, as are positions."""
+    positions: Tensor
+    top_ks: Tensor
+    """int64; V or more keeps all tokens."""
+    top_ps: Tensor
+    """float32; 1 keeps all tokens."""
+    min_ps: Tensor
+    """float32; 0 keeps all tokens."""

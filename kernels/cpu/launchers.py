@@ -1,0 +1,254 @@
+"""Calls of the C kernels with the arguments of their operations (`kernels/operations`).
+
+A launcher returns `NotImplemented` for shapes and formats that its kernel does not take; the reference computes those.
+Shape legends are those of the operations.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kernels.arguments.codes import BLOCK, Bits, Codes, group_size
+from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
+from kernels.cpu.attention_arguments import AttentionArguments
+from kernels.cpu.huge_pages import empty_huge
+from kernels.cpu.library import MAX_HEAD_DIM, MAX_QUERIES_A_HEAD, Kernel, find_kernel
+
+
+def find_launcher(name: str, dtype: torch.dtype) -> Callable[..., Any] | None:
+    """Returns the launcher of an operation, or `None` if no C kernel of it is loaded for this dtype."""
+    kernel = find_kernel(name, dtype)
+    return None if kernel is None else partial(LAUNCHERS[name], kernel)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+def _addresses(*tensors: Tensor | None) -> list[int | None]:
+    return [_address(tensor) for tensor in tensors]
+
+
+def _output(out: Tensor | None, num_rows: int, size: int, dtype: torch.dtype) -> Tensor:
+    out = torch.empty(num_rows, size, dtype=dtype) if out is None else out
+    assert out.shape == (num_rows, size)
+    return out
+
+
+def embed(
+    kernel: Kernel,
+    token_ids_T: Tensor,
+    positions_T: Tensor,
+    table: Tensor,
+    is_packed: bool,
+    position_table_ME: Tensor | None,
+    out_TE: Tensor | None,
+) -> Tensor:
+    num_tokens, size = len(token_ids_T), table.shape[1] * table.shape[3] if is_packed else table.shape[1]
+    out_TE = _output(out_TE, num_tokens, size, table.dtype)
+    addresses = _addresses(token_ids_T, positions_T, table, position_table_ME, out_TE)
+    kernel(*addresses, num_tokens, size, is_packed)
+    return out_TE
+
+
+def layer_norm(
+    kernel: Kernel,
+    x_TE: Tensor,
+    weight_E: Tensor,
+    bias_E: Tensor,
+    eps: float,
+    update_TE: Tensor | None,
+    out_TE: Tensor | None,
+) -> Tensor:
+    out_TE = torch.empty_like(x_TE) if out_TE is None else out_TE
+    kernel(*_addresses(x_TE, update_TE, weight_E, bias_E, out_TE), *x_TE.shape, eps)
+    return out_TE
+
+
+def rms_norm(
+    kernel: Kernel, x_TE: Tensor, weight_E: Tensor, eps: float, update_TE: Tensor | None, out_TE: Tensor | None
+) -> Tensor:
+    out_TE = torch.empty_like(x_TE) if out_TE is None else out_TE
+    kernel(*_addresses(x_TE, update_TE, weight_E, out_TE), *x_TE.shape, eps)
+    return out_TE
+
+
+def silu_mul(kernel: Kernel, gate_up_TF2: Tensor, out_TF: Tensor | None) -> Tensor:
+    num_tokens, size = gate_up_TF2.shape[0], gate_up_TF2.shape[1] // 2
+    out_TF = _output(out_TF, num_tokens, size, gate_up_TF2.dtype)
+    kernel(*_addresses(gate_up_TF2, out_TF), num_tokens, size)
+    return out_TF
+
+
+def gelu(kernel: Kernel, x_TF: Tensor, kind: str) -> Tensor:
+    if kind == "exact":
+        return NotImplemented
+    out_TF = torch.empty_like(x_TF)
+    kernel(*_addresses(x_TF, out_TF), *x_TF.shape)
+    return out_TF
+
+
+def rotate_store(
+    kernel: Kernel,
+    heads_TAD: Tensor,
+    cache: PagedKV,
+    tables: RopeTables | None,
+    positions_T: Tensor,
+    slots_T: Tensor,
+    norms: HeadNorms | None,
+) -> Tensor:
+    if not _has_kernel(cache):
+        return NotImplemented
+    num_tokens, num_all_heads, head_dim = heads_TAD.shape
+    num_heads = num_all_heads - 2 * cache.num_heads
+    weights = (None, None) if norms is None else (norms.query_weight, norms.key_weight)
+    kernel(
+        *_addresses(heads_TAD, *(tables or (None, None)), positions_T, slots_T),
+        *cache.addresses,
+        *_addresses(*weights),
+        *(num_tokens, num_heads, cache.num_heads, head_dim),
+        0.0 if norms is None else norms.eps,
+    )
+    return heads_TAD[:, :num_heads]
+
+
+def paged_decode(
+    kernel: Kernel,
+    query_RHD: Tensor,
+    cache: PagedKV,
+    page_tables_RP: Tensor,
+    num_keys_R: Tensor,
+    scale: float,
+    out_RHD: Tensor,
+    *_work: Any,
+) -> Any:
+    return _attend(kernel, query_RHD, cache, page_tables_RP, scale, out_RHD, num_keys=_address(num_keys_R))
+
+
+def paged_prefill(
+    kernel: Kernel, query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: float, out_THD: Tensor
+) -> Any:
+    lens = {"query_lens": _address(rows.query_lens), "context_lens": _address(rows.context_lens)}
+    return _attend(kernel, query_THD, cache, rows.page_tables, scale, out_THD, **lens)
+
+
+def _attend(
+    kernel: Kernel,
+    query_THD: Tensor,
+    cache: PagedKV,
+    page_tables_RP: Tensor,
+    scale: float,
+    out_THD: Tensor,
+    **lens: int | None,
+) -> Any:
+    queries_a_head = query_THD.shape[1] // cache.num_heads
+    if not _has_kernel(cache) or cache.head_dim > MAX_HEAD_DIM or queries_a_head > MAX_QUERIES_A_HEAD:
+        return NotImplemented
+    assert query_THD.stride()[1:] == (cache.head_dim, 1)
+    keys, values, key_scales, value_scales = cache.addresses
+    arguments = AttentionArguments(
+        query=query_THD.data_ptr(),
+        query_stride=query_THD.stride(0),
+        keys=keys,
+        values=values,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        page_tables=page_tables_RP.data_ptr(),
+        table_stride=page_tables_RP.stride(0),
+        out=_address(out_THD),
+        num_rows=len(page_tables_RP),
+        num_heads=cache.num_heads,
+        queries_a_head=queries_a_head,
+        head_dim=cache.head_dim,
+        page_size=cache.page_size,
+        scale=scale,
+        **lens,
+    )
+    kernel(arguments)
+    return None
+
+
+def _has_kernel(cache: PagedKV) -> bool:
+    return cache.keys.dtype != torch.float8_e4m3fn
+
+
+def pack_linear(kernel: Kernel, packed: Tensor, first_output: int, rows_OI: Tensor) -> None:
+    is_transposed = rows_OI.T.is_contiguous()
+    rows_OI = rows_OI if is_transposed else rows_OI.contiguous()
+    kernel(rows_OI.data_ptr(), packed.data_ptr(), first_output, *rows_OI.shape, is_transposed)
+
+
+def packed_linear(
+    kernel: Kernel,
+    x_TI: Tensor,
+    packed: Tensor,
+    bias_O: Tensor | None,
+    num_outputs: int,
+    activation: Literal["tanh"] | None,
+    out_TO: Tensor | None,
+) -> Tensor:
+    num_tokens, num_inputs = x_TI.shape
+    out_TO = _output(out_TO, num_tokens, num_outputs, x_TI.dtype)
+    addresses = _addresses(x_TI, packed, bias_O, out_TO)
+    kernel(*addresses, num_tokens, num_inputs, num_outputs, activation is not None)
+    return out_TO
+
+
+def quantize(kernel: Kernel, weight_OI: Tensor, bits: Bits, largest_O: Tensor | None) -> Tensor:
+    num_outputs, num_inputs = weight_OI.shape
+    group = group_size(num_inputs, bits)
+    shape = (-(-num_outputs // BLOCK), -(-num_inputs // group), BLOCK * (2 + group * bits // 8))
+    packed = empty_huge(shape, torch.uint8)
+    kernel(*_addresses(weight_OI, largest_O, packed), num_outputs, num_inputs, bits)
+    return packed
+
+
+def sum_magnitudes(kernel: Kernel, x_TI: Tensor) -> Tensor:
+    sum_T = torch.empty(len(x_TI), dtype=torch.float32)
+    kernel(*_addresses(x_TI, sum_T), *x_TI.shape)
+    return sum_T
+
+
+def quantized_linear(
+    kernel: Kernel,
+    x_TI: Tensor,
+    weight: Codes,
+    bias_O: Tensor | None,
+    activation: Literal["tanh"] | None,
+    mean_T: Tensor | None,
+    out_TO: Tensor | None,
+) -> Tensor:
+    num_tokens, num_inputs = x_TI.shape
+    out_TO = _output(out_TO, num_tokens, weight.num_outputs, x_TI.dtype)
+    addresses = _addresses(x_TI, weight.packed, bias_O, mean_T, out_TO)
+    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, weight.bits, activation is not None)
+    return out_TO
+
+
+def choose_tokens(kernel: Kernel, logits_SV: Tensor, *columns_S: Tensor) -> Tensor:
+    """`greedy`, `sample` and `draw`."""
+    tokens_S = torch.empty(len(logits_SV), dtype=torch.int64)
+    inputs = [tensor.contiguous() for tensor in (logits_SV, *columns_S)]
+    kernel(*_addresses(*inputs, tokens_S), *logits_SV.shape)
+    return tokens_S
+
+
+def apply_bitmask(kernel: Kernel, logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None:
+    kernel(*_addresses(logits_SV, rows_A, bitmask_AW), len(rows_A), logits_SV.shape[1])
+
+
+LAUNCHERS: dict[str, Callable[..., Any]] = {
+    launcher.__name__: launcher
+    for launcher in (
+        *(embed, layer_norm, rms_norm, silu_mul, gelu, rotate_store, paged_decode, paged_prefill),
+        *(pack_linear, packed_linear, quantize, sum_magnitudes, quantized_linear, apply_bitmask),
+    )
+} | dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)
+"""By operation."""

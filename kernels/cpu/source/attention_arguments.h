@@ -1,0 +1,22 @@
+/* The arguments of the attention kernels. Each field is one word, so that a captured call holds the structure in place of its
+   arguments. ../attention_arguments.py mirrors it field by field. */
+#ifndef SLUICE_ATTENTION_ARGUMENTS_H
+#define SLUICE_ATTENTION_ARGUMENTS_H
+
+#include <stdint.h>
+
+typedef struct {
+  const void *query; /* [tokens, num_heads * queries_a_head, head_dim], tokens `query_stride` elements apart */
+  int64_t query_stride;
+  const void *keys, *values;                 /* [slots, num_heads, head_dim]: elements, or codes of int8 */
+  const uint16_t *key_scales, *value_scales; /* bfloat16 [slots, num_heads]; null without codes */
+  const int32_t *page_tables;                /* [rows, pages], rows `table_stride` apart */
+  int64_t table_stride;
+  const int32_t *num_keys;                  /* [rows], for decode */
+  const int32_t *query_lens, *context_lens; /* [rows], for prefill */
+  void *out;                                /* like query, contiguous */
+  int64_t num_rows, num_heads, queries_a_head, head_dim, page_size; /* `num_heads`: key/value heads */
+  double scale;
+} attention_arguments;
+
+#endif
