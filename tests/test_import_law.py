@@ -5,6 +5,7 @@ import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,50 @@ LAYERS = {
         "scheduler_proc/computing/__init__.py",
         "scheduler_proc/computing/hf_config.py scheduler_proc/computing/openmp.py scheduler_proc/computing/report.py "
         "scheduler_proc/computing/torch_import.py",
+    ),
+    "messages": (
+        "messages/frame_files.py",
+        "messages/schema.py",
+        "messages/engines.py messages/frontends.py",
+        "messages/channels.py",
+        "messages/frames.py",
+        "messages/ring",
+        "messages/control messages/config",
+        "messages/columns.py messages/errors.py",
+        "messages/__init__.py",
+    ),
+    "runtime": (
+        "runtime/process.py",
+        "runtime/black_box runtime/lifeline.py runtime/logs.py runtime/profiling.py runtime/stacks.py",
+        "runtime/run_dir.py runtime/grammars.py runtime/chat_files.py runtime/prefetch.py",
+        "runtime/own_directory.py runtime/tokenizer_files.py",
+        "runtime/special_tokens.py",
+        "runtime/model_files.py",
+        "runtime/background.py runtime/histograms.py runtime/machine.py runtime/numa.py",
+    ),
+    "tokenizer_proc": (
+        "tokenizer_proc/__main__.py",
+        "tokenizer_proc/process.py",
+        "tokenizer_proc/backlog.py tokenizer_proc/calls.py tokenizer_proc/grammar_checks.py "
+        "tokenizer_proc/prompts.py tokenizer_proc/template_process.py",
+        "tokenizer_proc/grammar_child.py tokenizer_proc/template_child.py",
+        "tokenizer_proc/grammars.py tokenizer_proc/chat.py tokenizer_proc/child_process.py "
+        "tokenizer_proc/bad_words.py tokenizer_proc/biases.py tokenizer_proc/breakers.py",
+        "tokenizer_proc/call_grammars.py tokenizer_proc/thoughts.py tokenizer_proc/encoding.py "
+        "tokenizer_proc/message_forms.py tokenizer_proc/template_sandbox.py",
+        "tokenizer_proc/marked_text.py",
+        "tokenizer_proc/structural_tags.py",
+        "tokenizer_proc/schema_rules.py",
+        "tokenizer_proc/schema_faults.py",
+    ),
+    "detokenizer_proc": (
+        "detokenizer_proc/__main__.py",
+        "detokenizer_proc/process.py",
+        "detokenizer_proc/detokenizer.py",
+        "detokenizer_proc/streams.py",
+        "detokenizer_proc/logprobs.py",
+        "detokenizer_proc/vocabulary.py detokenizer_proc/stop_strings.py",
+        "detokenizer_proc/decoders.py",
     ),
 }
 """Of a package, its rooms from the top down: each imports from itself and from lines below it, and from no other."""
@@ -273,6 +318,15 @@ def test_layers_import_downward():
     ]
 
 
+def test_no_files_import_each_other_in_a_circle():
+    modules = {name_of(file).removesuffix(".py").replace("/", ".") for file in FILES}
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for file, module, node in all_imports():
+        if not node.col_offset:
+            graph[name_of(file).removesuffix(".py").replace("/", ".")] |= {module, module.rpartition(".")[0]} & modules
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
 @pytest.mark.parametrize(
     ("name", "module"),
     [
@@ -281,6 +335,10 @@ def test_layers_import_downward():
         ("frontend/http/stream.py", "frontend.api"),
         ("frontend/recovery/quarantine.py", "frontend.metrics.workers"),
         ("supervisor/lifecycle.py", "supervisor.admin.tasks"),
+        ("messages/control/processes.py", "messages.ring.requests"),
+        ("messages/ring/requests.py", "messages.channels"),
+        ("runtime/run_dir.py", "runtime.process"),
+        ("tokenizer_proc/thoughts.py", "tokenizer_proc.grammars"),
         ("scheduler_proc/computing/model/decoder.py", "scheduler_proc.computing.kv_cache.kv_tensors"),
         ("scheduler_proc/computing/backends/cpu/weight_memory.py", "scheduler_proc.computing.loading.weights"),
     ],
