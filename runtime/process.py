@@ -44,7 +44,7 @@ from messages.control.processes import (
     PhaseReport,
     ProcessTable,
     Ready,
-    Refused,
+    Refusal,
     StandingBy,
     Stop,
     TakeOver,
@@ -134,7 +134,7 @@ class ProcessLink:
                             os.truncate(self._pid_file, 0)
                             os.pwrite(self._pid_file, f"{os.getpid()}".encode("ascii"), 0)
                         return
-                    case Refused(reason):
+                    case Refusal(reason):
                         raise BootError(f"the launcher refused this {self.name}: {reason}")
                     case Stop():
                         self.is_stopping = True
@@ -270,7 +270,7 @@ class ProcessLink:
             match message:
                 case Stop():
                     self.is_stopping = True
-                case Refused(reason):
+                case Refusal(reason):
                     log.error("the launcher refused this process: %s", reason)
                     self.is_stopping = True
                 case Drain() | Leave() | ProcessTable() | Answer():

@@ -13,7 +13,7 @@ from messages.ring.requests import AbortMsg, Grammar, UserMsg
 from runtime.background import BackgroundCalls, NeverBegunError
 from runtime.grammars import NUM_KEPT, grammars_are_busy
 from tokenizer_proc.child_process import ChildEndedError, ChildProcess, ChildTimeoutError
-from tokenizer_proc.grammar_child import MAX_CPU_S, Checked
+from tokenizer_proc.grammar_child import MAX_CPU_S, GrammarCheck
 
 
 class GrammarChild:
@@ -23,7 +23,7 @@ class GrammarChild:
         self._facts = msgspec.json.encode(facts)
         self._process: ChildProcess | None = None
 
-    def check(self, grammar: Grammar, timeout_s: float) -> Checked:
+    def check(self, grammar: Grammar, timeout_s: float) -> GrammarCheck:
         """Raises `ChildEndedError`; the next grammar then gets a new child.
 
         A child that may have been killed for another reason, or while it had nothing to do, is replaced once.
@@ -37,7 +37,7 @@ class GrammarChild:
                 raise
         return self._ask(grammar, timeout_s)
 
-    def _ask(self, grammar: Grammar, timeout_s: float) -> Checked:
+    def _ask(self, grammar: Grammar, timeout_s: float) -> GrammarCheck:
         if self._process is None:
             self._process = ChildProcess("tokenizer_proc.grammar_child")
             self._process.send(self._facts)
@@ -46,7 +46,7 @@ class GrammarChild:
         except ChildEndedError:
             self._process = None
             raise
-        return msgspec.json.decode(reply, type=Checked)
+        return msgspec.json.decode(reply, type=GrammarCheck)
 
     @property
     def pid(self) -> int | None:
@@ -64,7 +64,7 @@ class _Lane:
     def __init__(self, config: Config, wake: Callable[[], None]):
         self._child = GrammarChild(config.facts)
         self._timeout_s = config.scheduling.grammar_timeout_s
-        self._calls: BackgroundCalls[Grammar, Checked] = BackgroundCalls(wake, self._timeout_s, num_threads=1)
+        self._calls: BackgroundCalls[Grammar, GrammarCheck] = BackgroundCalls(wake, self._timeout_s, num_threads=1)
 
     def start(self, grammar: Grammar) -> None:
         self._calls.start(grammar, lambda: self._child.check(grammar, self._timeout_s))
@@ -72,10 +72,10 @@ class _Lane:
     def close(self) -> None:
         self._child.close()
 
-    def pop_done(self) -> Iterator[tuple[Grammar, Checked]]:
+    def pop_done(self) -> Iterator[tuple[Grammar, GrammarCheck]]:
         for grammar, outcome in self._calls.pop_done():
-            is_checked = isinstance(outcome, Checked)
-            yield grammar, outcome if is_checked else Checked(error=self._explain(grammar.param, outcome))
+            is_checked = isinstance(outcome, GrammarCheck)
+            yield grammar, outcome if is_checked else GrammarCheck(error=self._explain(grammar.param, outcome))
 
     def _explain(self, param: str, error: Exception) -> ErrorInfo:
         if isinstance(error, NeverBegunError):
@@ -102,8 +102,8 @@ class GrammarChecks:
         self._schemas = _Lane(config, wake)
         self._languages = _Lane(config, wake)
         """Lark and GBNF, which take longest, have their own child: no schema waits for them."""
-        self._known: OrderedDict[Grammar, Checked] = OrderedDict()
-        self._ready: list[tuple[Grammar, Checked]] = []
+        self._known: OrderedDict[Grammar, GrammarCheck] = OrderedDict()
+        self._ready: list[tuple[Grammar, GrammarCheck]] = []
         self._messages: dict[Grammar, list[UserMsg]] = {}
         """Messages with the same grammar, such as those of all choices of a request, wait for the same check."""
         self._uids: Counter[int] = Counter()
@@ -152,7 +152,7 @@ class GrammarChecks:
         self._schemas.close()
         self._languages.close()
 
-    def _remember(self, grammar: Grammar, checked: Checked) -> None:
+    def _remember(self, grammar: Grammar, checked: GrammarCheck) -> None:
         """Keeps the outcome for later requests with the same grammar, unless a retry could give another one."""
         if checked.error is None or checked.error.status == 400:
             self._known[grammar] = checked
@@ -160,7 +160,7 @@ class GrammarChecks:
                 self._known.popitem(last=False)
 
 
-def _answer(message: UserMsg, checked: Checked) -> UserMsg | UserReply:
+def _answer(message: UserMsg, checked: GrammarCheck) -> UserMsg | UserReply:
     if checked.error is not None:
         return UserReply(message.uid, message.attempt, "error", stamps=message.stamps, error=checked.error)
     params = msgspec.structs.replace(message.sampling_params, grammar=checked.grammar)

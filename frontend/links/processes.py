@@ -8,7 +8,7 @@ import msgspec
 
 from frontend.errors import UnavailableError
 from messages.control.admin import Scaling
-from messages.control.histograms import Counted
+from messages.control.histograms import CounterTotals
 from messages.control.processes import (
     FRONTEND,
     RING,
@@ -205,7 +205,7 @@ class ProcessView:
         """The part of all pages that running requests use, by the schedulers' gauges."""
         return kv_cache_usage({key: self._sum_gauge(key) for key in ("pages_in_use", "pages_all")})
 
-    def counted(self) -> dict[int, Counted]:
+    def counted(self) -> dict[int, CounterTotals]:
         """Returns what each scheduler and those before it in its place have counted since the run began, by number."""
         return {worker_number(status.name): status.counted for status in self._of_kind(SCHEDULER)}
 

@@ -212,7 +212,7 @@ ProcessResult = Acknowledged | Failed
 
 
 class InstructProcesses(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Have each of `processes` (empty: all that serve) carry out `command`. Answered with `Collected`.
+    """Have each of `processes` (empty: all that serve) carry out `command`. Answered with `ProcessResults`.
 
     A process that does not answer within `timeout_s` is in the result as `Failed`.
     """
@@ -237,7 +237,7 @@ class LogLines(msgspec.Struct, frozen=True, array_like=True, tag=True):
     next_number: int
 
 
-class Collected(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class ProcessResults(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The result of each process by name."""
 
     results: dict[str, ProcessResult]
@@ -255,7 +255,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag=True):
     text: str
 
 
-Result = ProcessList | LogLines | Collected | Done | Failed | Progress
+Result = ProcessList | LogLines | ProcessResults | Done | Failed | Progress
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=True):

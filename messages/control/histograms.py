@@ -49,7 +49,7 @@ class HistogramCounts(msgspec.Struct, frozen=True, array_like=True):
         return HistogramCounts(tuple(map(sum, zip(self.counts, other.counts, strict=True))), self.total + other.total)
 
 
-class Counted(msgspec.Struct, frozen=True, array_like=True):
+class CounterTotals(msgspec.Struct, frozen=True, array_like=True):
     """What processes that have had one place after each other have counted, as far as each has told.
 
     `counters` have the names in `COUNTERS`, `histograms` those in `BOUNDS`.
@@ -58,7 +58,7 @@ class Counted(msgspec.Struct, frozen=True, array_like=True):
     counters: dict[str, float] = {}
     histograms: dict[str, HistogramCounts] = {}
 
-    def plus(self, gauges: Mapping[str, float], histograms: Mapping[str, HistogramCounts]) -> "Counted":
+    def plus(self, gauges: Mapping[str, float], histograms: Mapping[str, HistogramCounts]) -> "CounterTotals":
         """Returns this and what one more process has counted, by its gauges and histograms."""
         counters, sums = dict(self.counters), dict(self.histograms)
         for name in COUNTERS:
@@ -66,4 +66,4 @@ class Counted(msgspec.Struct, frozen=True, array_like=True):
                 counters[name] = counters.get(name, 0.0) + gauges[name]
         for name, histogram in histograms.items():
             sums[name] = sums[name].plus(histogram) if name in sums else histogram
-        return Counted(counters, sums)
+        return CounterTotals(counters, sums)

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from messages.control.admin import Answer, Ask, Instruction, InstructionDone, Scaling
-from messages.control.histograms import Counted, HistogramCounts
+from messages.control.histograms import CounterTotals, HistogramCounts
 
 ProcessState = Literal["starting", "ready", "busy", "hung", "dead", "restarting", "standby"]
 """`restarting`: it is dead and will be started again; `dead`: it will not; `standby`: it waits to take a place."""
@@ -47,7 +47,7 @@ def age_s(since_ns: int, now_ns: int) -> float | None:
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """process → launcher: the first message; the launcher answers `Welcome` or `Refused`."""
+    """process → launcher: the first message; the launcher answers `Welcome` or `Refusal`."""
 
     name: str
     pid: int
@@ -151,7 +151,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=True):
     uid_block: int = 0
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """launcher → process: it does not belong to the run; it must exit."""
 
     reason: str
@@ -214,7 +214,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     """As in its latest `Beat`."""
     uid_block: int = 0
     """Of a frontend, the block of uids that it gives; 0 before its start."""
-    counted_before: Counted = Counted()
+    counted_before: CounterTotals = CounterTotals()
     """What those who had the place before it have counted."""
     degraded: str = ""
     """As in its `Ready`."""
@@ -232,7 +232,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
         return self.is_serving or self.state == "hung"
 
     @property
-    def counted(self) -> Counted:
+    def counted(self) -> CounterTotals:
         """What has been counted in this place since the run began."""
         return self.counted_before.plus(self.gauges, self.histograms)
 
@@ -264,4 +264,4 @@ class ProcessTable(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 ToLauncher = Hello | PhaseReport | StandingBy | Ready | BootFailed | Beat | Drained | InstructionDone | Ask
-ToProcess = Welcome | Refused | TakeOver | Drain | Leave | Stop | ProcessTable | Instruction | Answer
+ToProcess = Welcome | Refusal | TakeOver | Drain | Leave | Stop | ProcessTable | Instruction | Answer

@@ -14,7 +14,7 @@ import zmq
 
 import messages.channels
 from messages.channels import ControlClient, ControlServer, Receiver, Sender, Waiter
-from messages.control.processes import Beat, Hello, Ready, Refused, Stop, ToLauncher, ToProcess, Welcome
+from messages.control.processes import Beat, Hello, Ready, Refusal, Stop, ToLauncher, ToProcess, Welcome
 from messages.errors import ChannelFullError
 from messages.ring.replies import OpenStream, ToDetokenizer
 from messages.ring.requests import AbortMsg, DropBefore, FramesLost, StopSeen, ToScheduler
@@ -233,9 +233,9 @@ def test_a_process_that_takes_the_name_of_an_admitted_one_gets_its_own_answer_an
         second = ControlClient[Any](socket_path, "scheduler", ToProcess)
     second.send(Hello("scheduler", 77, 1))
     assert take(server, 1) == [("scheduler", Hello("scheduler", 77, 1))]
-    server.send_to_pid("scheduler", 77, Refused("one is enough"))
+    server.send_to_pid("scheduler", 77, Refusal("one is enough"))
     server.send("scheduler", Stop())
-    assert take(second, 1) == [Refused("one is enough")]
+    assert take(second, 1) == [Refusal("one is enough")]
     assert take(admitted, 1) == [Stop()]
     admitted.send(Ready())
     assert take(server, 1) == [("scheduler", Ready())]

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from messages.control.admin import Collected, InstructProcesses, ProcessCommand, ProcessResult
+from messages.control.admin import InstructProcesses, ProcessCommand, ProcessResult, ProcessResults
 from runtime.run_dir import RunDir
 from supervisor.client.admin_client import AdminClient
 
@@ -88,7 +88,7 @@ class RingClient:
         """Gives an instruction to one process, as an operator would."""
         with AdminClient(self.run_dir) as line:
             result = line.give(InstructProcesses((process,), command, timeout_s), 2 * TIMEOUT_S)
-        assert isinstance(result, Collected), result
+        assert isinstance(result, ProcessResults), result
         return result.results[process]
 
     def status(self, process: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from messages.control.processes import (
     PhaseReport,
     ProcessTable,
     Ready,
-    Refused,
+    Refusal,
     Stop,
     ToLauncher,
     Welcome,
@@ -125,7 +125,7 @@ def test_a_full_disk_is_no_reason_not_to_run(launcher: Launcher, monkeypatch: py
 
 def test_a_refused_process_says_why(launcher: Launcher):
     with pytest.raises(BootError, match="the launcher refused this scheduler: too old"):
-        launcher.connect(Refused("too old"))
+        launcher.connect(Refusal("too old"))
 
 
 def test_a_process_that_is_stopped_before_it_is_welcome_does_not_run(launcher: Launcher):

@@ -15,10 +15,10 @@ from frontend.http.responses import JsonReply
 from frontend.links.launcher import Launcher
 from messages.control.admin import (
     Acknowledged,
-    Collected,
     Failed,
     InstructProcesses,
     ProcessCommand,
+    ProcessResults,
     StartProfile,
     StopProfile,
 )
@@ -78,7 +78,7 @@ class ProfileApi:
         result = await self._launcher.ask(InstructProcesses((), command, TIMEOUT_S), TIMEOUT_S)
         if isinstance(result, Failed):
             raise command_error(result)
-        assert isinstance(result, Collected)
+        assert isinstance(result, ProcessResults)
         texts = {name: one.text for name, one in result.results.items() if isinstance(one, Acknowledged)}
         if not texts:
             reasons = [f"{name}: {one.message}" for name, one in result.results.items() if isinstance(one, Failed)]
