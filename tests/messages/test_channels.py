@@ -164,7 +164,7 @@ def test_what_finds_no_room_is_dropped_and_told_once(
     sender.send_or_drop(StopSeen(8, 0))
     assert take(receiver, 2) == [FramesLost("x", sender.sender_id, 6, 8), StopSeen(8, 0)]
     told = [record.getMessage() for record in caplog.records if record.name == "sluice.channels"]
-    assert told[0].startswith("dropped StopSeen and what follows: ")
+    assert told[0].startswith("dropped StopSeen and the messages after it: ")
     assert told[1].endswith("the receiver reads again; 3 messages were dropped")
     sender.close()
     receiver.close()
@@ -250,7 +250,7 @@ def test_a_client_without_a_launcher_that_reads_drops_and_goes_on(
     client = ControlClient[Any](socket_path, "scheduler", ToProcess)
     for _ in range(10):
         client.send(Ready())
-    assert "the launcher does not read, dropped Ready" in caplog.text
+    assert "the launcher is not reading, dropped Ready" in caplog.text
     client.close()
 
 

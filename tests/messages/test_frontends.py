@@ -173,5 +173,5 @@ def test_a_frontend_that_does_not_read_takes_nothing_from_the_others(
         senders.close()
         receiver.close()
     assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [
-        "dropped StepReplies and what follows"
+        "dropped StepReplies and the messages after it"
     ]
