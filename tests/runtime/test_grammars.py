@@ -82,7 +82,7 @@ def test_only_so_many_are_kept(compiler: GrammarCompiler) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (schema(**{"$ref": "#"}), "without end"),
+        (schema(**{"$ref": "#"}), "never ends"),
         (schema(**{"not": {}}), 'Unimplemented keys: ["not"]'),
         (LLMatcher.grammar_from_regex("(a"), "unclosed group"),
         (LLMatcher.grammar_from_lark("start: foo"), 'unknown name: "foo"'),

@@ -65,7 +65,7 @@ def execute(command: SetLogLevel) -> ProcessResult:
 
 def test_a_process_carries_out_what_it_has_taken_on(launcher: Launcher):
     link = launcher.connect()
-    unknown = Failed("impossible", "the scheduler does not know SetLogLevel")
+    unknown = Failed("impossible", "the scheduler does not support SetLogLevel")
     assert tell(launcher, link, SetLogLevel("info")) == unknown
     link.register(SetLogLevel, execute)
     assert tell(launcher, link, SetLogLevel("info")) == Acknowledged("info")
