@@ -144,7 +144,7 @@ def grammars(path: str) -> list[Bad]:
         *field(path, "response_format", response_format({"type": "objct"}), fragment="objct"),
         *field(path, "guided_json", 5, [], "{", "", fragment="guided_json"),
         *field(path, "guided_json", {"properties": {"a": {"uniqueItems": True}}}, fragment="(at #/properties/a)"),
-        *field(path, "guided_json", {"$ref": "#"}, endless, fragment="without end"),
+        *field(path, "guided_json", {"$ref": "#"}, endless, fragment="never ends"),
         *field(path, "guided_json", {"$ref": "http://x/y.json"}, fragment="http://x/y.json"),
         *field(path, "guided_json", deep_schema(300), fragment="recursion limit"),
         *field(path, "guided_json", {"minimum": 5, "maximum": 3, "type": "integer"}, fragment="Unsatisfiable"),
