@@ -145,7 +145,7 @@ LAYERS = {
         "tokenizer_proc/prompts.py tokenizer_proc/template_process.py",
         "tokenizer_proc/grammar_child.py tokenizer_proc/template_child.py",
         "tokenizer_proc/grammars.py tokenizer_proc/chat.py tokenizer_proc/child_process.py "
-        "tokenizer_proc/bad_words.py tokenizer_proc/biases.py tokenizer_proc/breakers.py",
+        "tokenizer_proc/parameter_texts.py",
         "tokenizer_proc/call_grammars.py tokenizer_proc/thoughts.py tokenizer_proc/encoding.py "
         "tokenizer_proc/message_forms.py tokenizer_proc/template_sandbox.py",
         "tokenizer_proc/marked_text.py",

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable, Sized
 from heapq import heappop, heappush
 from itertools import count
 
@@ -89,17 +90,15 @@ class Backlog:
 
     def pop_short(self) -> Entry | None:
         """Returns the next short text that is wanted, `None` if there is none."""
-        while self._short:
-            entry = self._short.popleft()
-            if entry.wanted:
-                return entry
-            self.done(entry)
-        return None
+        return self._pop(self._short, self._short.popleft)
 
     def pop_long(self) -> Entry | None:
         """Returns the shortest wanted long text, `None` if there is none."""
-        while self._long:
-            _, _, entry = heappop(self._long)
+        return self._pop(self._long, lambda: heappop(self._long)[2])
+
+    def _pop(self, queue: Sized, pop: Callable[[], Entry]) -> Entry | None:
+        while queue:
+            entry = pop()
             if entry.wanted:
                 return entry
             self.done(entry)

@@ -4,8 +4,8 @@ from messages.columns import pack_int32
 from messages.errors import RequestError
 from tests.conftest import SHARED
 from tests.tokenizer_proc.parts import encoding_of
-from tokenizer_proc.bad_words import bad_word_ids
 from tokenizer_proc.encoding import Encoding, load_encoding
+from tokenizer_proc.parameter_texts import bad_word_ids
 
 WORDS = {"bad": 1, " bad": 2, "ba": 3, " ba": 4, "d": 5, " ": 6, "x": 7, "b": 8, "a": 9, "y": 300}
 

@@ -6,7 +6,7 @@ from messages.columns import pack_float32, pack_int32, unpack_int32
 from messages.errors import RequestError
 from messages.ring.requests import SamplingParams
 from tests.tokenizer_proc.parts import encoding_of
-from tokenizer_proc.biases import with_text_biases
+from tokenizer_proc.parameter_texts import with_text_biases
 
 ENCODING = encoding_of(lambda text: [ord(letter) for letter in text.strip()])
 
