@@ -359,7 +359,7 @@ def spell_nothing(token_id: int) -> Spelling:
 def test_a_stream_that_cannot_be_decoded_fails_alone(
     ids: list[int], num_counted: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    detokenizer = Detokenizer(Vocabulary(lambda hidden: FailingDecoder(), frozenset(), spell_nothing, spell_nothing))
+    detokenizer = Detokenizer(Vocabulary(lambda hidden: FailingDecoder(), frozenset(), spell_nothing))
     detokenizer.open_stream(OpenStream(7, 0))
     detokenizer.open_stream(OpenStream(8, 0))
     with caplog.at_level(logging.ERROR):
@@ -376,7 +376,7 @@ def test_a_stream_that_cannot_be_decoded_fails_alone(
 
 
 def test_a_continuation_that_cannot_be_decoded_fails_alone() -> None:
-    detokenizer = Detokenizer(Vocabulary(lambda hidden: FailingDecoder(), frozenset(), spell_nothing, spell_nothing))
+    detokenizer = Detokenizer(Vocabulary(lambda hidden: FailingDecoder(), frozenset(), spell_nothing))
     assert detokenizer.open_stream(OpenStream(7, 1, output_ids=pack_int32([1, 13]))) == ([], [StopSeen(7, 1)])
     replies, _ = detokenizer.handle_step(step([], end(7, 2, attempt=1)))
     assert replies.finals[0].finish_reason == "error"
