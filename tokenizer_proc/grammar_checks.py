@@ -12,54 +12,24 @@ from messages.ring.replies import UserReply
 from messages.ring.requests import AbortMsg, Grammar, UserMsg
 from runtime.background import BackgroundCalls, NeverBegunError
 from runtime.grammars import NUM_KEPT, grammars_are_busy
-from tokenizer_proc.child_process import ChildEndedError, ChildProcess, ChildTimeoutError
+from tokenizer_proc.child_process import ChildEndedError, ChildTimeoutError, RestartedChild
 from tokenizer_proc.grammar_child import MAX_CPU_S, GrammarCheck
 
 
-class GrammarChild:
-    """A process that checks grammars, started when the first one arrives. Only for one thread at a time."""
+class GrammarChild(RestartedChild):
+    """A child process that checks grammars. Only for one thread at a time."""
 
     def __init__(self, facts: ModelFacts):
-        self._facts = msgspec.json.encode(facts)
-        self._process: ChildProcess | None = None
+        greeting = msgspec.json.encode(facts)
+        super().__init__("tokenizer_proc.grammar_child", greeting=greeting, limit_signal=signal.SIGXCPU)
 
     def check(self, grammar: Grammar, timeout_s: float) -> GrammarCheck:
-        """Raises `ChildEndedError`; the next grammar then gets a new child.
-
-        A child that may have been killed for another reason, or while it had nothing to do, is replaced once.
-        """
-        try:
-            return self._ask(grammar, timeout_s)
-        except ChildTimeoutError:
-            raise
-        except ChildEndedError as error:
-            if error.exit_code == -signal.SIGXCPU:
-                raise
-        return self._ask(grammar, timeout_s)
-
-    def _ask(self, grammar: Grammar, timeout_s: float) -> GrammarCheck:
-        if self._process is None:
-            self._process = ChildProcess("tokenizer_proc.grammar_child")
-            self._process.send(self._facts)
-        try:
-            reply = self._process.ask(msgspec.json.encode(grammar), timeout_s)
-        except ChildEndedError:
-            self._process = None
-            raise
-        return msgspec.json.decode(reply, type=GrammarCheck)
-
-    @property
-    def pid(self) -> int | None:
-        return self._process and self._process.pid
-
-    def close(self) -> None:
-        """Ends the process, if there is one."""
-        if self._process is not None:
-            self._process.end()
+        """Raises `ChildEndedError`."""
+        return msgspec.json.decode(self.ask(msgspec.json.encode(grammar), timeout_s), type=GrammarCheck)
 
 
 class _Lane:
-    """Grammars that wait for the same child."""
+    """The grammars that wait for the same child."""
 
     def __init__(self, config: Config, wake: Callable[[], None]):
         self._child = GrammarChild(config.facts)
@@ -92,16 +62,16 @@ class _Lane:
 
 
 class GrammarChecks:
-    """Checks the grammars of requests in the background; `wake` is called when results are ready for `pop_done`.
+    """Checks the grammars of requests in the background. Calls `wake` when `pop_done` has results.
 
-    `hold` holds an abort back while its request is being checked, so that it does not overtake the request.
+    `hold` holds back an abort while its request is being checked, so that it does not overtake the request.
     """
 
     def __init__(self, config: Config, wake: Callable[[], None]):
         self._wake = wake
         self._schemas = _Lane(config, wake)
         self._languages = _Lane(config, wake)
-        """Lark and GBNF, which take longest, have their own child: no schema waits for them."""
+        """Lark and GBNF take longest. They have their own child, so that schemas do not wait for them."""
         self._known: OrderedDict[Grammar, GrammarCheck] = OrderedDict()
         self._ready: list[tuple[Grammar, GrammarCheck]] = []
         self._messages: dict[Grammar, list[UserMsg]] = {}
@@ -127,7 +97,7 @@ class GrammarChecks:
             (self._languages if grammar.kind == "lark" else self._schemas).start(grammar)
 
     def hold(self, message: AbortMsg) -> bool:
-        """Holds an abort back if its request is being checked; returns whether it did."""
+        """Holds back an abort if its request is being checked. Returns True if it did."""
         is_here = message.uid in self._uids
         if is_here:
             self._aborts.append(message)
