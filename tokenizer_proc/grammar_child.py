@@ -1,6 +1,6 @@
 """`python -m tokenizer_proc.grammar_child PARENT_PID`: checks grammars in a process that may be killed at any time.
 
-A grammar of a few lines can take minutes and gigabytes to compile, or nest so deep that its process crashes.
+A grammar of a few lines can take minutes and gigabytes to compile, or be nested so deeply that the process crashes.
 Frames (`child_process.py`) are JSON: first `ModelFacts`, then one `GrammarCheck` in reply to each `Grammar`.
 """
 

@@ -79,7 +79,7 @@ class FrameRecorder:
 
 
 def make_black_box(folder: Path, name: str, num_bytes: int) -> FrameWriter:
-    """Returns the ring of this process in `folder`. Of earlier processes' files with this name, keeps the latest.
+    """Returns the ring of this process in `folder`. Keeps only the latest file of earlier processes with this name.
 
     Raises `OSError`.
     """

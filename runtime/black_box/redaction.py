@@ -36,7 +36,7 @@ def redact(message: T) -> T:
 
 
 def redact_file(source: Path, target: Path) -> None:
-    """Writes the redacted frames of `source` to `target`. Of a frame that does not decode, only the header is kept.
+    """Writes the redacted frames of `source` to `target`. A frame that does not decode keeps only its header.
 
     Raises `FrameFileError` if `source` is not a file of frames.
     """
