@@ -1,4 +1,4 @@
-"""`make test-gpu` without a GPU: what it runs and in which order, and what it says of files that fail, die or hang."""
+"""`make test-gpu` without a GPU: the files it runs, their order, and its reports of files that fail, die or hang."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def one_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], *flags: str) -> tuple[int, list[Any]]:
-    """Runs files of these contents; returns the exit code and what the result says of each."""
+    """Runs files with these contents. Returns the exit code and the result of each."""
     runs: list[TestRun] = []
     for name, text in files.items():
         path = tmp_path / f"test_{name}.py"

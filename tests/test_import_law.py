@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Rule:
-    """What the files of one place may import: of ours, and of others'. The standard library is free."""
+    """What the files of one place may import: our packages and third-party ones. The standard library is allowed."""
 
     ours: frozenset[str]
     others: frozenset[str]
@@ -69,7 +69,7 @@ RULES = {
     "extras/tracing": rule("extras.tracing frontend runtime messages", "msgspec opentelemetry"),
     "extras/whatif": rule("extras.whatif scheduler_proc supervisor messages", "msgspec numpy"),
 }
-"""The longest prefix of a file's path decides. A missing place is no error: the file that appears there has a rule."""
+"""The longest prefix of a file's path decides. A place may be missing: a file that is added there has a rule."""
 
 LAYERS = {
     "frontend": (
@@ -163,7 +163,7 @@ LAYERS = {
         "detokenizer_proc/decoders.py",
     ),
 }
-"""Of a package, its rooms from the top down: each imports from itself and from lines below it, and from no other."""
+"""The rooms of each package from the top down. A room imports only from itself and from lines below it."""
 
 LOAD_RUNNER = "scheduler_proc/computing/load_runner.py"
 FUNCTION_LEVEL_IMPORTS = {
@@ -297,7 +297,7 @@ def find_layer(package: str, name: str) -> tuple[int, str]:
 
 
 def is_downward(package: str, name: str, module: str) -> bool:
-    """Tells whether the file `name` may import `module` of its own package."""
+    """True if the file `name` may import `module` of its own package."""
     line, room = find_layer(package, name)
     imported_line, imported_room = find_layer(package, module.replace(".", "/"))
     return imported_line > line or imported_room == room

@@ -17,7 +17,7 @@ exit $CODE
 
 @pytest.mark.parametrize("code", [0, 1, 5])
 def test_all_tests_run_and_must_pass(tmp_path: Path, code: int) -> None:
-    """pytest's 5 says that no test ran. No process compiles what it imports again and again."""
+    """pytest's exit code 5 means that no test ran. No process compiles its imports more than once."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "pyproject.toml").touch()
     binaries = tmp_path / ".venv/bin"

@@ -42,7 +42,7 @@ def prompt_logprobs_of(prompt_ids: list[int], uid: int = 7) -> PromptLogprobs:
 
 
 def tell_prompt(detokenizer: Detokenizer, prompt_ids: list[int]) -> PromptReply:
-    """Opens stream 7 and returns what the client hears of the prompt."""
+    """Opens stream 7 and returns the reply about the prompt."""
     opening = OpenStream(7, 0, prompt_ids=pack_int32(prompt_ids), num_prompt_logprobs=1)
     assert detokenizer.handle(opening) == ([], [])
     (reply,), _ = detokenizer.handle(prompt_logprobs_of(prompt_ids))

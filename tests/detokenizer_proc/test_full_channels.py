@@ -47,7 +47,7 @@ print("lost", flush=True)
 
 
 class StoppedFrontend:
-    """Binds the socket of the frontend with block 1 and is stopped; says "lost" when it has noticed what it lacks."""
+    """Binds the socket of the frontend with block 1 and is stopped. Prints "lost" when it detects missing frames."""
 
     def __init__(self, socket: Path):
         self._process = subprocess.Popen(

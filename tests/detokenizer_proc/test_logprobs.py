@@ -223,7 +223,7 @@ def test_vectors_with_their_places_and_bytes(name: str) -> None:
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_bytes_of_any_ids_are_those_of_the_text(name: str, data: st.DataObject) -> None:
-    """With special tokens shown, and but for characters that are broken: there the decoders differ in U+FFFD."""
+    """With special tokens shown, and except for broken characters, where the decoders differ in U+FFFD."""
     tokenizer, size = real_tokenizer(name), real_tokenizer(name).get_vocab_size()
     any_id = st.integers(0, size - 1) | st.integers(0, min(size, 260) - 1)
     ids = data.draw(st.lists(any_id, min_size=1, max_size=16))
@@ -248,7 +248,7 @@ def test_bytes_of_any_ids_are_those_of_the_text(name: str, data: st.DataObject) 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_prompt_and_output_joined_are_the_decoding_of_both(name: str, data: st.DataObject) -> None:
-    """But for broken characters: a run of bytes with a flaw in the output was shown before as far as it was good."""
+    """Except for broken characters: the valid part of an invalid run of bytes has already been shown."""
     tokenizer = PIECE_TOKENIZERS[name]
     some_id = st.integers(0, tokenizer.get_vocab_size() - 1) | st.integers(0, min(10, tokenizer.get_vocab_size()) - 1)
     prompt = data.draw(st.lists(some_id, min_size=1, max_size=6))

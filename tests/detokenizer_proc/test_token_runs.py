@@ -41,7 +41,7 @@ def run_step(
 
 
 class Reader:
-    """Everything that a client is told of stream 7."""
+    """Everything that a client receives of stream 7."""
 
     def __init__(self) -> None:
         self.text = ""

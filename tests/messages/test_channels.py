@@ -287,7 +287,7 @@ LATE_S = 0.08
 
 
 def test_what_a_process_says_last_is_heard_by_who_comes_late(socket_path: Path):
-    """It has closed its sender before anybody reads. On a busy machine that may be too late, so it may try again."""
+    """The sender is closed before the receiver reads. On a busy machine that may be too late, so it may try again."""
     for _ in range(NUM_TRIES):
         command = [sys.executable, "-c", LAST_WORDS, str(socket_path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:

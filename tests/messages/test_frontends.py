@@ -78,7 +78,7 @@ def test_a_step_of_one_frontend_crosses_as_it_is(frontends: Frontends):
 
 
 def test_all_hear_of_lost_frames_also_those_that_nothing_has_been_sent(frontends: Frontends):
-    """What was lost may have been the first of theirs."""
+    """The lost frames may have been the first ones of their requests."""
     frontends.senders.expect(2 * N + 1)
     frontends.senders.forget(DropBefore(2 * N))
     lost = FramesLost("detokenizer", 7, 1, 1)

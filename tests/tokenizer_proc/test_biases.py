@@ -12,7 +12,7 @@ ENCODING = encoding_of(lambda text: [ord(letter) for letter in text.strip()])
 
 
 def biased(*texts: tuple[str, float | None]) -> tuple[dict[int, float], list[list[int]]]:
-    """Returns the biases and the bans beside a bias of 1.5 for "a" and a banned "z"."""
+    """Returns the biases and the bans in addition to a bias of 1.5 for "a" and a banned "z"."""
     params = SamplingParams(
         *(8,),
         bias_ids=pack_int32([ord("a")]),

@@ -71,7 +71,7 @@ def matcher_of(checks: GrammarReader, grammar: Grammar) -> tuple[LLMatcher, LLTo
 
 
 def takes(checks: GrammarReader, grammar: Grammar, text: str) -> bool:
-    """Tells whether the grammar takes the whole text, and nothing may follow."""
+    """True if the grammar accepts the whole text and nothing may follow."""
     matcher, tokenizer = matcher_of(checks, grammar)
     tokens = tokenizer.tokenize_str(text, parse_special=True)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
