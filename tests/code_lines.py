@@ -48,7 +48,7 @@ C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 def count_lines(path: Path) -> int:
-    """Returns the lines of code of a file of Python or of a language with C's comments."""
+    """Returns the lines of code of a Python file, or of a file in a language with C's comments."""
     text = path.read_text(encoding="utf-8")
     return _count_python(text) if path.suffix == ".py" else _count_c(text)
 
@@ -93,7 +93,7 @@ def _count_c(text: str) -> int:
 
 
 def count_core(counts: Counter[str]) -> int:
-    """Returns the lines of everything that is no extra."""
+    """Returns the lines of everything except the extras."""
     return counts.total() - counts[EXTRAS]
 
 

@@ -1,4 +1,4 @@
-"""Files that the documents name exist."""
+"""Files that are named in the documents exist."""
 
 import re
 from pathlib import Path

@@ -21,7 +21,7 @@ HANGS = "import time\n\ndef test_one(): time.sleep(600)\n"
 
 @pytest.fixture(autouse=True)
 def one_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processes of pytest load no plugin but the one that is asked for, in a third of the time."""
+    """The pytest processes load only the plugin that they need, which takes a third of the time."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p pytest_timeout")
 

@@ -1,4 +1,4 @@
-"""Who may import what: the table of packages in docs/ARCHITECTURE.md as a test."""
+"""Allowed imports: the table of packages in docs/ARCHITECTURE.md as a test."""
 
 import ast
 import functools
@@ -215,9 +215,9 @@ def rule_for(name: str) -> Rule:
 
 
 def imports_of(tree: ast.AST) -> Iterator[tuple[str, ast.Import | ast.ImportFrom | ast.Call]]:
-    """Yields each imported module; of ours, what is imported from a package may be a module too.
+    """Yields each imported module. A name that is imported from one of our packages may be a module, too.
 
-    `import_module("…")` imports as well.
+    `import_module("…")` counts as an import.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -304,7 +304,7 @@ def is_downward(package: str, name: str, module: str) -> bool:
 
 
 def find_package(name: str) -> str | None:
-    """Returns the package with layers that a file or a module's path belongs to."""
+    """Returns the package with layers that contains a file or a module's path, `None` if there is none."""
     return next((package for package in LAYERS if name.startswith(f"{package}/")), None)
 
 
