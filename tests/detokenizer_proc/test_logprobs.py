@@ -106,7 +106,7 @@ def test_a_continuation_counts_places_over_the_whole_request(detokenizer: Detoke
 
 
 def test_places_of_characters_of_several_tokens(llama_detokenizer: Detokenizer) -> None:
-    """é is two tokens; then a first byte that nothing follows."""
+    """é is two tokens, followed by an incomplete character."""
     ids = llama_ids("▁a", "<0xC3>", "<0xA9>", "<0xC3>", "<0xA9>", "b", "<s>", "<0xC3>", "b")
     _, positions = run_with_logprobs(llama_detokenizer, OpenStream(7, 0, num_logprobs=0), ids)
     assert [token.text_offset for token in positions] == [0, 1, 1, 2, 2, 3, 4, 4, 5]
@@ -197,7 +197,7 @@ def test_spaces_that_the_decoder_puts_between_words() -> None:
 
 
 def check_places(text: str, prompt: PromptReply) -> None:
-    """Tokens begin where they say: what is between two places is what the earlier token adds, of whole characters."""
+    """Offsets are correct: the text between two of them is what the earlier token adds in complete characters."""
     offsets = [token.text_offset for token in prompt.tokens] + [len(text)]
     assert offsets == sorted(offsets)
     for token, (start, stop) in zip(prompt.tokens, pairwise(offsets), strict=True):

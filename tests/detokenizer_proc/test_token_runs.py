@@ -1,4 +1,4 @@
-"""Several tokens of a row in one step: the same reply as one a step, whatever the runs are."""
+"""Several tokens of a row in one step give the same reply as one token per step."""
 
 from itertools import accumulate, pairwise
 from typing import Any

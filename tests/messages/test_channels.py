@@ -293,7 +293,7 @@ def test_what_a_process_says_last_is_heard_by_who_comes_late(socket_path: Path):
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"leaves\n"
-            time.sleep(LATE_S)  # an exit that does not wait is over by then
+            time.sleep(LATE_S)  # longer than an exit that does not wait
             receiver: Receiver[Any] = Receiver(socket_path, ToScheduler)
             assert process.wait(TIMEOUT_S) == 0
         waiter = Waiter()

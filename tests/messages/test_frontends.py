@@ -1,4 +1,4 @@
-"""Replies find the frontend that gave their uid."""
+"""Replies reach the frontend that assigned their uid."""
 
 import tempfile
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ TIMEOUT_S = 30.0
 
 
 class Frontends:
-    """The receivers of three frontends, and what sends to them."""
+    """The receivers of three frontends, and the senders to them."""
 
     def __init__(self, run_dir: RunDir):
         self.receivers: dict[int, Receiver[ToFrontend]] = {

@@ -19,7 +19,7 @@ TIMEOUT_S = 20.0
 
 
 class Loop:
-    """A main loop with a command to take and work to do."""
+    """A main loop that receives messages and works."""
 
     def __init__(self, run_dir: RunDir):
         self.profiler = ProcessProfiler("scheduler", run_dir)

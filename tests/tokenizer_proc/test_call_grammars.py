@@ -1,4 +1,4 @@
-"""Forced calls as grammars: what they take, with marks that are special tokens and marks that are text."""
+"""Grammars of forced calls: the outputs they accept, with marks that are special tokens or text."""
 
 from pathlib import Path
 

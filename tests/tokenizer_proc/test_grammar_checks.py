@@ -29,11 +29,11 @@ FACTS = ModelFacts(
 )
 
 SLOW_SCHEMA = json.dumps({"allOf": [{"type": "string", "pattern": f".*{number:x}.*"} for number in range(20)]})
-"""An intersection of patterns: hours of computing."""
+"""An intersection of patterns, which would take hours to compile."""
 
 RULES = [f'r{number} ::= "{number:x}" r{number + 1}?' for number in range(9_000)]
 SLOW_GBNF = "\n".join(["root ::= r0", *RULES, 'r9000 ::= "a"'])
-"""245 KB, 110 s of computing in llguidance's translator."""
+"""245 KB, which take llguidance's translator 110 s."""
 
 
 class Checks:

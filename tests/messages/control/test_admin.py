@@ -42,7 +42,7 @@ def launcher(directory: Path) -> Iterator[Launcher]:
 
 
 def tell(launcher: Launcher, link: ProcessLink, command: SetLogLevel) -> Any:
-    """Returns what the process answers to an instruction."""
+    """Returns the process's answer to an instruction."""
     launcher.control.send("scheduler", Instruction(5, command))
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
