@@ -23,7 +23,7 @@ pytestmark = pytest.mark.ring
 
 NUM_STREAMS = 8
 NUM_CLIENTS = 4
-"""Of a load."""
+"""Clients of a load."""
 MAX_STREAMS = 160
 MAX_TRIES = 5
 COUNTED = ("_total", "_bucket", "_count", "_sum")
@@ -31,7 +31,7 @@ FRONTENDS = ("frontend", "frontend-2")
 NAMES = {*FRONTENDS, "tokenizer", "scheduler", "detokenizer"}
 TIMEOUT_S = 60.0
 PAUSE_S = 0.2
-"""Between questions of one who asks again and again."""
+"""Interval between polls."""
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -88,7 +88,7 @@ class Stream:
 async def begin_on_both(
     client: httpx.AsyncClient, requests: list[dict[str, Any]]
 ) -> tuple[list[Stream], list[asyncio.Task[None]]]:
-    """Begins streams, each on a new connection, until each frontend has some. Any idle frontend accepts a connection."""
+    """Begins streams, each on a new connection, until each frontend has some. Any idle frontend may accept."""
     streams: list[Stream] = []
     tasks: list[asyncio.Task[None]] = []
     while len(streams) < NUM_STREAMS or len({stream.block for stream in streams}) < 2:
