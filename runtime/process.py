@@ -97,7 +97,7 @@ class ProcessLink:
         self._was_busy: bool = False
         self._kept_messages: list[ControlMessage] = []
         """Messages that arrived during `stand_by`."""
-        self._hears_nothing = False
+        self._has_no_control = False
         """The last `wait` found nothing from the launcher, so the next `receive_control` need not check."""
         self._executors: dict[type[Any], Callable[[Any], ProcessResult]] = {}
         self.on_instruction: Callable[[Instruction], None] = self._carry_out
@@ -186,7 +186,7 @@ class ProcessLink:
         if not self.is_stopping:
             if self._wakeup_reader in self._waiter.wait(min(timeout_s, BEAT_INTERVAL_S)):
                 os.read(self._wakeup_reader, 4096)
-            self._hears_nothing = not self._waiter.has_found(self._control)
+            self._has_no_control = not self._waiter.has_found(self._control)
 
     def wake(self) -> None:
         """Makes `wait` return. May be called in any thread."""
@@ -262,8 +262,8 @@ class ProcessLink:
         `Stop` sets `is_stopping`; instructions are executed by the functions given to `register`.
         """
         messages, self._kept_messages = self._kept_messages, []
-        if self._hears_nothing:
-            self._hears_nothing = False
+        if self._has_no_control:
+            self._has_no_control = False
             return messages
         for message in self._control.receive():
             match message:

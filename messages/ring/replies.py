@@ -38,7 +38,7 @@ class OpenStream(msgspec.Struct, frozen=True, array_like=True, tag=True):
     For a continuation, the detokenizer decodes `output_ids` (int32) silently and resumes after `num_chars_sent`.
     `prompt_ids` (int32) are the last `NUM_CONTEXT_TOKENS` of the prompt, as context for the output. With `echo` or
     `num_prompt_logprobs` they are the whole prompt, which is returned in a `PromptReply`: at once, or together with
-    its logprobs. With `tells_prompt_end` they are at least the last `NUM_PROMPT_END_TOKENS`, whose text is returned.
+    its logprobs. With `wants_prompt_end` they are at least the last `NUM_PROMPT_END_TOKENS`, whose text is returned.
     """
 
     uid: int
@@ -54,7 +54,7 @@ class OpenStream(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_prompt_logprobs: int | None = None
     min_tokens: int = 0
     """No stop string may end in the first `min_tokens` tokens of all attempts; it may begin there (as in vLLM)."""
-    tells_prompt_end: bool = False
+    wants_prompt_end: bool = False
     engine: int = 1
     """The number of the scheduler that sends it."""
 

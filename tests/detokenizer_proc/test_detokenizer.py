@@ -224,7 +224,7 @@ def test_special_tokens_are_shown_where_they_are_asked_for(detokenizer: Detokeni
 
 
 def test_the_end_of_the_prompt_is_told_where_it_is_wanted(detokenizer: Detokenizer) -> None:
-    opening = OpenStream(7, 0, prompt_ids=pack_int32(ids_of("hello")), tells_prompt_end=True)
+    opening = OpenStream(7, 0, prompt_ids=pack_int32(ids_of("hello")), wants_prompt_end=True)
     assert detokenizer.open_stream(opening) == ([PromptReply(7, 0, "hello")], [])
     client, _ = run(detokenizer, 7, ids_of("lo"))
     assert client.texts == ["l", "o"]
