@@ -148,13 +148,8 @@ class PieceRules:
     has_byte_tokens: bool = False
     strip: tuple[str, int] = ("", 0)
 
-    def piece(self, token: str) -> str | int:
-        return self._text_or_byte(token, " ")
-
-    def first_piece(self, token: str) -> str | int:
-        return self._text_or_byte(token, "")
-
-    def _text_or_byte(self, token: str, space: str) -> str | int:
+    def piece(self, token: str, space: str = " ") -> str | int:
+        """Returns the text of a token, or the value of a byte token."""
         for pattern, content in self.replacements:
             token = token.replace(pattern, content)
         if self.metaspace is not None:
@@ -194,12 +189,9 @@ def _piece_rules(steps: list[dict[str, Any]]) -> PieceRules | None:
 
 
 def _first_pieces(tokens: list[str | None], rules: PieceRules) -> dict[int, str]:
-    first_pieces: dict[int, str] = {}
-    for token_id, token in enumerate(tokens):
-        piece = None if token is None else rules.first_piece(token)
-        if token is not None and isinstance(piece, str) and piece != rules.piece(token):
-            first_pieces[token_id] = piece
-    return first_pieces
+    named = ((token_id, token) for token_id, token in enumerate(tokens) if token is not None)
+    pieces = ((token_id, rules.piece(token, space=""), rules.piece(token)) for token_id, token in named)
+    return {token_id: first for token_id, first, later in pieces if isinstance(first, str) and first != later}
 
 
 def _byte_level_pieces(tokens: list[str | None]) -> list[str | bytes]:

@@ -41,9 +41,12 @@ class PromptReader:
         if message.chat is not None and text is not None:
             asked = with_thought(asked, message.chat, text)
         max_prompt_tokens = self._max_model_len - min(1, asked.max_tokens)
-        ids = unpack_int32(message.prompt_ids) if text is None else self._ids_of(text, message, max_prompt_tokens)
+        param = "prompt" if message.chat is None else "messages"
+        ids = (
+            unpack_int32(message.prompt_ids) if text is None else self._ids_of(text, message, max_prompt_tokens, param)
+        )
         ids = self._cut(ids, message)
-        self._check(ids, max_prompt_tokens, _param_of(message))
+        self._check(ids, max_prompt_tokens, param)
         max_tokens = min(asked.max_tokens, self._max_model_len - len(ids))
         params = msgspec.structs.replace(self._params_of(asked), max_tokens=max_tokens)
         first = UserMsg(
@@ -63,15 +66,17 @@ class PromptReader:
             own = msgspec.structs.replace(params, seed=sibling.seed)
             yield msgspec.structs.replace(first, uid=sibling.uid, engine=sibling.engine, sampling_params=own)
 
-    def _ids_of(self, text: str, message: TokenizeMsg, max_prompt_tokens: int) -> "array[int]":
+    def _ids_of(self, text: str, message: TokenizeMsg, max_prompt_tokens: int, param: str) -> "array[int]":
         key = (text, message.add_special_tokens)
         last = self._last_ids
         if last is not None and last[0] == key:
             return last[1]
         if message.truncation is None:
-            self._refuse_far_too_long(text, max_prompt_tokens, _param_of(message))
+            self._refuse_far_too_long(text, max_prompt_tokens, param)
         elif len(text) > MAX_ENCODED_CHARS:
-            raise _too_long_to_cut(text, _param_of(message))
+            limit = f"A prompt with truncate_prompt_tokens may have at most {MAX_ENCODED_CHARS} characters"
+            words = f"{limit}, the request has {len(text)} in the {param}"
+            raise bad_request(words, param, "context_length_exceeded")
         ids = unpack_int32(pack_int32(self._encoding.encode(*key)))
         self._last_ids = key, ids
         return ids
@@ -131,17 +136,3 @@ class PromptReader:
         )
         too_long = (num_tokens, max_prompt_tokens)
         return RequestError(ErrorInfo(400, message, param=param, code="context_length_exceeded", too_long=too_long))
-
-
-def _too_long_to_cut(text: str, param: str) -> RequestError:
-    return bad_request(
-        f"A prompt with truncate_prompt_tokens may have at most {MAX_ENCODED_CHARS} characters, the request has "
-        f"{len(text)} in the {param}",
-        param,
-        "context_length_exceeded",
-    )
-
-
-def _param_of(message: TokenizeMsg) -> str:
-    """Returns the field of the request that holds the prompt."""
-    return "prompt" if message.chat is None else "messages"
