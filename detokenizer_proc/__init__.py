@@ -1,1 +1,1 @@
-"""Turns token ids into text as they come, and finds stop strings in it."""
+"""Decodes token ids into text incrementally and finds stop strings in it."""

@@ -1,10 +1,10 @@
-"""Token ids to text, one at a time: the increments joined are the decoding of all ids at once.
+"""Decodes token ids to text one at a time. The increments add up to the decoding of all ids at once.
 
-Text that a later token could still change is held back, so no increment ends inside a character. One decoder serves one
-stream. `hidden` are the ids that are left out, the special tokens of a stream that skips them.
+Text that a later token could still change is held back, so no increment ends inside a character. Each stream has its
+own decoder. `hidden` are the ids that are left out: the special tokens of a stream that skips them.
 
-A decoder may be given the end of the prompt first, whose text is dropped, so that the output is read as what follows:
-its first token keeps its space, and completes a character whose beginning the prompt ends with (as in vLLM's decoder).
+A decoder may be given the end of the prompt first, whose text is dropped. Then the output is decoded as its
+continuation: its first token keeps its space and completes a character that the prompt has begun (as in vLLM).
 """
 
 from codecs import utf_8_decode
@@ -18,26 +18,26 @@ class Decoder(Protocol):
     """The state of one stream."""
 
     def push(self, token_id: int) -> str:
-        """Returns the text that is certain with this token and was not before, often all of the token's."""
+        """Returns the text that this token completes: usually its own, unless it ends inside a character."""
         ...
 
     def finish(self) -> str:
-        """Returns what was held back; no token follows."""
+        """Returns the text that was held back; no token follows."""
         ...
 
     def settle(self) -> str:
-        """Returns what was held back but the beginning of a character: what follows belongs to another text."""
+        """Returns the text that was held back, except an incomplete character: later tokens belong to another text."""
         ...
 
     def num_held_before(self, token_id: int) -> int:
-        """Returns how many characters that are held back come before the first one to which `token_id` would add."""
+        """Returns the number of held characters before the first one to which `token_id` would add."""
         ...
 
 
 class ByteLevelDecoder:
-    """Tokens are bytes (GPT-2, Llama 3, Qwen): their concatenation is read as UTF-8, each broken part as U+FFFD.
+    """Tokens are bytes (GPT-2, Llama 3, Qwen): their concatenation is decoded as UTF-8, invalid parts as U+FFFD.
 
-    `pieces`, by token id: the text of a token that is whole characters, else its bytes; "" for an id without a token.
+    `pieces`, by token id: a token's text if it has only complete characters, otherwise its bytes; "" without a token.
     """
 
     __slots__ = ("_hidden", "_pending", "_pieces")
@@ -46,7 +46,7 @@ class ByteLevelDecoder:
         self._pieces = pieces
         self._hidden = hidden
         self._pending = b""
-        """The beginning of a character, at most 3 bytes."""
+        """An incomplete character, at most 3 bytes."""
 
     def push(self, token_id: int) -> str:
         if token_id in self._hidden:
@@ -73,20 +73,19 @@ class ByteLevelDecoder:
             return 0
         piece = self._pieces[token_id]
         data = self._pending + (piece.encode() if isinstance(piece, str) else piece)[:1]
-        # A whole character and the beginning of one count as one; a surrogate's beginning, which is held too, as more.
+        # A complete or incomplete character counts as one; an incomplete surrogate, which is also held, counts as more.
         continues = len(data.decode(errors="replace")) == 1
         return 0 if continues else len(self._pending.decode(errors="replace"))
 
 
 class PieceDecoder:
-    """Tokens are text, but for tokens of one byte (Llama 2, Gemma: `<0xE2>`).
+    """Tokens are text, except tokens of a single byte (Llama 2, Gemma: `<0xE2>`).
 
-    A run of byte tokens is read as UTF-8 when it ends; a run with a flaw is one U+FFFD for each of its bytes. So the
-    run is what is held back.
+    A run of byte tokens is held back until it ends, then decoded as UTF-8. An invalid run becomes one U+FFFD per byte.
 
-    `pieces`, by token id: text, or the value of a byte token, or `None` for an id without a token. `first_pieces`: the
-    ids whose text is another one where the first token of the stream is. `strip`: a character and how many of it are
-    cut off the beginning of the text.
+    `pieces`, by token id: text, the value of a byte token, or `None` without a token. `first_pieces`: the texts of
+    tokens that differ at the beginning of the stream. `strip`: a character, and the maximum number of times that it is
+    removed from the beginning of the text.
     """
 
     __slots__ = ("_first_pieces", "_hidden", "_num_to_strip", "_pieces", "_run", "_strip_char")
@@ -130,7 +129,7 @@ class PieceDecoder:
         return text
 
     def num_held_before(self, token_id: int) -> int:
-        """Takes a run as it is so far: a flaw in it may show later, and then there are more characters than it said."""
+        """Judges the run by its bytes so far: if it turns out invalid later, it has more characters than returned."""
         if not self._run or token_id in self._hidden:
             return 0
         piece = self._pieces[token_id]
@@ -160,7 +159,7 @@ class PieceDecoder:
 
 
 def _num_unfinished(data: bytearray) -> int:
-    """Returns how many of the last bytes are the beginning of a UTF-8 character, 0 where the last one is whole."""
+    """Returns how many of the last bytes belong to an incomplete UTF-8 character, 0 if there is none."""
     for num_bytes in range(1, min(3, len(data)) + 1):
         lead = data[-num_bytes]
         if lead >= 0xC0:
@@ -171,13 +170,13 @@ def _num_unfinished(data: bytearray) -> int:
 
 
 class WindowDecoder:
-    """Tokens are what `decode` says: for decoders whose rules are not known here.
+    """Decodes with `decode`, for decoders with unknown rules.
 
-    The text of a token is how much longer the decoding of the last few tokens gets by it. That is the decoding of all
-    ids where the text of a token depends on no token farther away than `NUM_CONTEXT_TOKENS`. U+FFFD at the end of the
-    text is held back for as many tokens, since a character may come of it.
+    The text of a token is what it adds to the decoding of the last few tokens. This equals the decoding of all ids if
+    the text of a token depends on no token farther away than `NUM_CONTEXT_TOKENS`. U+FFFD at the end of the text is
+    held back for some tokens, since it may become a character.
 
-    `decode` gets the ids of existing tokens that are not hidden.
+    `decode` gets only ids of existing tokens that are not hidden.
     """
 
     __slots__ = ("_decode", "_hidden", "_num_shown", "_window")
@@ -187,7 +186,7 @@ class WindowDecoder:
         self._hidden = hidden
         self._window: list[int] = []
         self._num_shown = 0
-        """Characters of the window's text that have been returned."""
+        """Number of characters of the window's text that have been returned."""
 
     def push(self, token_id: int) -> str:
         if token_id in self._hidden:
@@ -214,7 +213,7 @@ class WindowDecoder:
         return 0
 
     def _shorten(self) -> None:
-        """Forgets the older tokens, but only where the rest has letters: a decoder may treat a text's start apart."""
+        """Drops the older tokens if the rest is not blank: a decoder may treat the start of a text specially."""
         rest = self._window[-NUM_CONTEXT_TOKENS:]
         text = self._decode(rest)
         if text.strip():
@@ -222,7 +221,7 @@ class WindowDecoder:
 
 
 class CountingDecoder:
-    """A decoder that knows how many characters it has returned, for streams whose tokens are shown with their place."""
+    """A decoder that counts the characters it has returned, for streams that report the offset of each token."""
 
     __slots__ = ("_decoder", "_num_chars")
 
@@ -247,5 +246,5 @@ class CountingDecoder:
         return self._decoder.num_held_before(token_id)
 
     def offset_of(self, token_id: int) -> int:
-        """Returns how many characters come before the first one to which `token_id` would add, since `settle`."""
+        """Returns the number of characters, since `settle`, before the first one to which `token_id` would add."""
         return self._num_chars + self._decoder.num_held_before(token_id)

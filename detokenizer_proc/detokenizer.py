@@ -1,4 +1,4 @@
-"""All open streams, and what the tokens of a step do to them."""
+"""Decodes the tokens of each step into the open streams."""
 
 import logging
 import secrets
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from detokenizer_proc.decoders import CountingDecoder
-from detokenizer_proc.logprobs import OutputLogprobs, PromptLogprobReader, StepLogprobs
+from detokenizer_proc.logprobs import LogprobFormatter, LogprobTable, PromptLogprobReader
 from detokenizer_proc.streams import NO_TOKENS, Stream, TokenRun
 from detokenizer_proc.vocabulary import Vocabulary
 from messages.columns import pack_counts, pack_int32, pack_int64, runs_of, unpack_int32, unpack_int64
@@ -31,13 +31,13 @@ from messages.ring.timeline import ScheduleReport
 from messages.ring.uids import GoneRequests
 
 Answer = tuple[list[ToFrontend], list[StopSeen]]
-"""What a message makes the frontend hear, and the scheduler."""
+"""The messages for frontends and for schedulers that result from one message."""
 
 log = logging.getLogger("sluice.detokenizer")
 
 
 class Detokenizer:
-    """Owns one `Stream` for each request from its `OpenStream` to its `FinishedRow`."""
+    """Owns the `Stream` of each request from its `OpenStream` to its `FinishedRow`."""
 
     def __init__(self, vocabulary: Vocabulary):
         self._vocabulary = vocabulary
@@ -45,12 +45,12 @@ class Detokenizer:
         self._gone = GoneRequests()
 
     def gauges(self) -> dict[str, float]:
-        """`ended_streams` have their stop string and wait for the scheduler to end the row."""
+        """`ended_streams` have found a stop string and wait until the scheduler ends the row."""
         streams = self._streams.values()
         return {"streams": len(streams), "ended_streams": sum(stream.has_ended for stream in streams)}
 
     def handle(self, message: ToDetokenizer) -> Answer:
-        """Does what `message` asks for. Never raises for what is wrong with one request."""
+        """Processes one message. Never raises for an error of a single request."""
         match message:
             case DetokenizeMsg():
                 replies, stops = self.handle_step(message)
@@ -58,20 +58,22 @@ class Detokenizer:
             case OpenStream():
                 return self.open_stream(message)
             case PromptLogprobs():
-                return self._tell_prompt(message)
+                return self._send_prompt(message)
             case CacheFlushed() | ScheduleReport() | CacheExplained() | CacheListed():
                 return [message], []
             case DropBefore():
                 self.drop(message)
                 return [], []
             case FramesLost():
-                self.forget_all()
+                # Some streams may lack a token, so all are dropped. The frontend resubmits their requests.
+                self._streams.clear()
                 return [message], []
 
     def open_stream(self, opening: OpenStream) -> Answer:
-        """Makes the stream, in place of an older attempt's; the prompt is told if wanted, unless its logprobs come.
+        """Creates the stream, which replaces that of an older attempt.
 
-        The scheduler hears `StopSeen` where the stream has ended already.
+        Replies with the prompt if it is requested, unless its logprobs will come. Sends `StopSeen` if the text of
+        earlier attempts already contains a stop string.
         """
         known = self._streams.get(opening.uid)
         if known is not None and known.attempt >= opening.attempt:
@@ -81,10 +83,10 @@ class Detokenizer:
         replies: list[ToFrontend] = []
         try:
             prompt_text = stream.catch_up(opening)
-        except BaseException:  # fails alone; a panic in the tokenizers library is no Exception
+        except BaseException:  # fails alone; a panic in the tokenizers library is not an Exception
             stream.fail(_failure(opening.uid))
         else:
-            if (opening.echo or opening.tells_prompt_end) and opening.num_prompt_logprobs is None:
+            if (opening.echo or opening.wants_prompt_end) and opening.num_prompt_logprobs is None:
                 token_ids = opening.prompt_ids if opening.echo else b""
                 replies.append(PromptReply(opening.uid, opening.attempt, prompt_text, token_ids=token_ids))
         return replies, [StopSeen(opening.uid, opening.attempt, opening.engine)] if stream.has_ended else []
@@ -97,15 +99,15 @@ class Detokenizer:
         if opening.num_logprobs is None:
             return Stream(opening, decoder, hidden_stops, prompt_logprobs=prompt_logprobs)
         counting = CountingDecoder(decoder)
-        output_logprobs = OutputLogprobs(self._vocabulary, counting, opening.num_logprobs)
+        output_logprobs = LogprobFormatter(self._vocabulary, counting, opening.num_logprobs)
         return Stream(opening, counting, hidden_stops, output_logprobs, prompt_logprobs)
 
-    def _tell_prompt(self, message: PromptLogprobs) -> Answer:
+    def _send_prompt(self, message: PromptLogprobs) -> Answer:
         stream = self._streams.get(message.uid)
         if stream is None or stream.attempt != message.attempt or stream.prompt_logprobs is None or stream.has_ended:
             return [], []
         try:
-            return [stream.prompt_logprobs.tell(message)], []
+            return [stream.prompt_logprobs.make_reply(message)], []
         except BaseException:
             stream.fail(_failure(message.uid))
             return [], [StopSeen(message.uid, message.attempt, stream.engine)]
@@ -113,12 +115,12 @@ class Detokenizer:
             stream.prompt_logprobs = None
 
     def handle_step(self, step: DetokenizeMsg) -> tuple[StepReplies, list[StopSeen]]:
-        """Returns the replies of the step, and the streams that ended in it before the scheduler knows.
+        """Returns the replies of the step, and a `StopSeen` for each stream that ended in it.
 
-        Tokens of unknown requests, of older attempts, and those after the end of the text are dropped.
+        Tokens of unknown requests, of older attempts and after the end of the text are dropped.
         """
         replies, stops = _Replies(), list[StopSeen]()
-        step_logprobs = None if step.logprobs is None else StepLogprobs(step.logprob_entries, step.logprobs)
+        step_logprobs = None if step.logprobs is None else LogprobTable(step.logprobs, step.logprob_entries)
         ending = {(row.uid, row.attempt) for row in step.finished}
         last_tokens: dict[int, TokenRun] = {}
         first = 0
@@ -133,7 +135,7 @@ class Detokenizer:
                 last_tokens[uid] = TokenRun(token_ids, run_start, step_logprobs)
                 continue
             try:
-                if len(token_ids) == 1 and step_logprobs is None:  # most are, and each step has one for each stream
+                if len(token_ids) == 1 and step_logprobs is None:  # the most frequent case
                     text = stream.push(token_ids[0])
                 else:
                     text, token_ids, logprobs = stream.push_run(TokenRun(token_ids, run_start, step_logprobs))
@@ -151,17 +153,10 @@ class Detokenizer:
         return replies.message(step, self._finish(step.finished, last_tokens)), stops
 
     def drop(self, message: DropBefore) -> None:
-        """Forgets the streams of requests whose frontend is gone: nobody waits for their end, and none may come."""
+        """Removes the streams of requests whose frontend is gone. They may never end."""
         self._gone.note(message)
         for orphan in [uid for uid in self._streams if self._gone.has(uid)]:
             del self._streams[orphan]
-
-    def forget_all(self) -> None:
-        """Forgets every stream, because some may lack a token: what still comes for them is dropped.
-
-        The frontend continues their requests, as new attempts with new streams.
-        """
-        self._streams.clear()
 
     def _finish(self, rows: tuple[FinishedRow, ...], last_tokens: dict[int, TokenRun]) -> tuple[UserReply, ...]:
         finals: list[UserReply] = []
@@ -182,7 +177,7 @@ class Detokenizer:
 
 
 class _Replies:
-    """The columns of one `StepReplies` in the making."""
+    """Collects the columns of one `StepReplies`."""
 
     def __init__(self) -> None:
         self.uids: list[int] = []
@@ -193,7 +188,7 @@ class _Replies:
         self._logprobs: list[PositionLogprobs] = []
 
     def add_logprobs(self, logprobs: list[PositionLogprobs]) -> None:
-        """Adds those of the run that is appended next: of all its tokens, or none."""
+        """Adds the logprobs of the run that is appended next: of all its tokens, or none."""
         if logprobs:
             first = sum(map(len, self.runs))
             self._logprob_entries.extend(range(first, first + len(logprobs)))
@@ -218,7 +213,7 @@ class _Replies:
 
 
 def _failure(uid: int) -> ErrorInfo:
-    """Logs the exception at hand and returns what the client gets to know of it."""
+    """Logs the current exception and returns the error for the client."""
     reference = secrets.token_hex(4)
     log.exception("request %d failed in the detokenizer, reference %s", uid, reference)
     return ErrorInfo(500, f"The output could not be decoded (reference {reference})", "server_error")

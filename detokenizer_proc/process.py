@@ -1,4 +1,4 @@
-"""The detokenizer's main loop: a step's tokens come in, their text leaves, and the scheduler hears of stop strings."""
+"""The detokenizer's main loop: receives tokens, sends their text, and notifies the scheduler of stop strings."""
 
 import gc
 
@@ -14,7 +14,7 @@ from runtime.process import ProcessLink, run_process
 
 
 def serve(link: ProcessLink) -> None:
-    """Detokenizes until told to stop. Raises `BootError` where the model has no tokenizer."""
+    """Detokenizes until the process is stopped. Raises `BootError` if the model has no tokenizer."""
     facts = link.config.facts
     link.phase("loading the tokenizer")
     detokenizer = Detokenizer(load_vocabulary(facts.tokenizer_dir, facts.vocab_size))
@@ -24,7 +24,7 @@ def serve(link: ProcessLink) -> None:
     to_schedulers = SchedulerSenders(link.open_sender, link.close_sender)
     to_frontends = FrontendSenders(link.open_sender, link.close_sender, lambda: frontend_blocks(link.run_dir.sockets()))
     link.add_receiver(inbox)
-    # The vocabulary lives as long as the process: without this, every full collection walks all of it.
+    # The vocabulary lives as long as the process. Without this, every full garbage collection traverses it.
     gc.collect()
     gc.freeze()
     link.ready()

@@ -1,12 +1,12 @@
-"""Stop strings in a text that comes in pieces.
+"""Finds stop strings in a text that arrives in pieces.
 
-The match that ends first wins, and of those that end together the longest: both hold whatever the pieces are. (vLLM
-takes the first of the list that is in the last piece, so there the result depends on how the text was cut.)
+The match that ends first wins; of matches that end together, the longest. So the result does not depend on how the text
+is cut. (vLLM uses the first of the list that is in the last piece, so its result does.)
 """
 
 
 class StopString:
-    """One stop string, and how much of it the text so far ends with (Knuth, Morris, Pratt 1977)."""
+    """One stop string, and how much of it the text currently ends with (Knuth, Morris, Pratt 1977)."""
 
     __slots__ = ("_borders", "num_matched", "string")
 
@@ -15,12 +15,12 @@ class StopString:
         self.string = string
         self.num_matched = 0
         self._borders = [0, 0]
-        """[n]: the longest beginning of the string that also ends its first n characters; known as far as matched."""
+        """[n]: length of the longest proper prefix that ends the first n characters, known up to the match."""
 
     def advance(self, char: str) -> bool:
-        """Takes the next character of the text; tells whether the text now ends with the whole string.
+        """Advances by one character of the text. Returns True if the text now ends with the whole string.
 
-        After that `restart` must come before the next character.
+        Then call `restart` before the next character.
         """
         num_matched = self._extend(self.num_matched, char)
         self.num_matched = num_matched
@@ -29,7 +29,7 @@ class StopString:
         return num_matched == len(self.string)
 
     def restart(self) -> None:
-        """Goes on after the whole string, as if it were not there but its end might begin another one."""
+        """Continues after the whole string, whose end may be the beginning of another match."""
         self.num_matched = self._borders[len(self.string)]
 
     def _extend(self, num_matched: int, char: str) -> int:
@@ -39,10 +39,10 @@ class StopString:
 
 
 class StopFinder:
-    """Passes the text of one stream on, up to the first stop string.
+    """Passes on the text of one stream up to the first stop string.
 
-    What could be the beginning of a stop string is held back, and no more than that; nothing where the stop string
-    itself is shown (`is_shown`). `found` is the stop string once it is there; then nothing may be pushed any more.
+    Holds back only text that could be the beginning of a stop string, and none if the stop string itself is shown
+    (`is_shown`). `found` is the stop string once it is complete; then no more text may be pushed.
     """
 
     __slots__ = ("_active", "_by_first_char", "_held", "_is_shown", "found")
@@ -53,15 +53,15 @@ class StopFinder:
         for string in dict.fromkeys(strings):
             self._by_first_char.setdefault(string[0], []).append(StopString(string))
         self._active: list[StopString] = []
-        """Those with whose beginning the text ends; the others have matched nothing."""
+        """The stop strings with a partial match at the end of the text."""
         self._is_shown = is_shown
         self._held = ""
-        """The longest end of the text that is the beginning of a stop string."""
+        """The longest suffix of the text that is the beginning of a stop string."""
 
     def push(self, text: str, may_end: bool = True) -> str:
-        """Returns what may be shown now that `text` has come. Without `may_end` no stop string that ends in it counts.
+        """Returns the text that can be shown after `text`.
 
-        One that begins in it and ends later does.
+        Without `may_end`, stop strings that end in `text` do not count; those that begin in it and end later do.
         """
         if not self._active and self._by_first_char.keys().isdisjoint(text):
             return text
@@ -77,7 +77,7 @@ class StopFinder:
         return text[shown_before:] if self._is_shown else text[: len(text) - num_held]
 
     def _advance(self, char: str) -> list[StopString]:
-        """Takes one character and returns the stop strings that the text now ends with."""
+        """Advances by one character. Returns the stop strings that the text now ends with."""
         starting = self._by_first_char.get(char)
         if starting is not None:
             self._active += [stop for stop in starting if not stop.num_matched]
@@ -93,7 +93,7 @@ class StopFinder:
         self._active = [stop for stop in self._active if stop.num_matched]
 
     def finish(self) -> str:
-        """Returns what was held back; no text follows."""
+        """Returns the text that was held back; no text follows."""
         held, self._held = self._held, ""
         return "" if self._is_shown or self.found is not None else held
 

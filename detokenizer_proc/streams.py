@@ -1,4 +1,4 @@
-"""The text of one request while it is written: what is shown of it, when a stop string ends it, its final reply."""
+"""The text of one request: its increments, the stop string that ends it, and its final reply."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from detokenizer_proc.decoders import Decoder
-from detokenizer_proc.logprobs import OutputLogprobs, PromptLogprobReader, StepLogprobs, read_prompt
+from detokenizer_proc.logprobs import LogprobFormatter, LogprobTable, PromptLogprobReader, read_prompt
 from detokenizer_proc.stop_strings import StopFinder
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import ErrorInfo
@@ -14,22 +14,23 @@ from messages.ring.replies import FinishedRow, FinishReason, OpenStream, Positio
 
 
 class TokenRun(NamedTuple):
-    """The tokens that one row got in a step: those of the step from place `first` on. `logprobs` are the step's."""
+    """The tokens of one row in a step: those of the step from index `first` on. `logprobs` are the whole step's."""
 
     token_ids: Sequence[int]
     first: int
-    logprobs: StepLogprobs | None
+    logprobs: LogprobTable | None
 
 
 NO_TOKENS = TokenRun((), 0, None)
 
 
 class Stream:
-    """One attempt of one request. Holds at most a partial character and the beginning of a stop string.
+    """One attempt of one request. Holds back at most a partial character and the beginning of a stop string.
 
     `hidden_stops`: by token id, the stop strings that are special tokens not shown in the text.
     `has_ended`: a stop string was found or decoding failed, so later tokens are not part of the reply.
-    `output_logprobs` and `prompt_logprobs` make the replies about logprobs; `None` if none are requested, or no longer.
+    `output_logprobs` formats the logprobs of the output, `prompt_logprobs` replies with those of the prompt; `None` if
+    they are not requested, or have been sent.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Stream:
         opening: OpenStream,
         decoder: Decoder,
         hidden_stops: Mapping[int, str],
-        output_logprobs: OutputLogprobs | None = None,
+        output_logprobs: LogprobFormatter | None = None,
         prompt_logprobs: PromptLogprobReader | None = None,
     ):
         self.attempt = opening.attempt
@@ -53,12 +54,12 @@ class Stream:
         self._stops = StopFinder(opening.stop, self._shows_stop) if opening.stop else None
         self._error: ErrorInfo | None = None
         self._unsent = ""
-        """Text of earlier tokens that an earlier attempt has not sent."""
+        """Text of output tokens that earlier attempts have not sent."""
 
     def catch_up(self, opening: OpenStream) -> str:
-        """Reads the prompt, or its end, and returns its text; repeats what earlier attempts did.
+        """Decodes the prompt, or its end, and returns its text. Then decodes the output of earlier attempts.
 
-        That is silent but for text that they had not sent. May set `has_ended`.
+        Only output text that they have not sent will be sent. May set `has_ended`.
         """
         prompt_text = read_prompt(self._decoder, unpack_int32(opening.prompt_ids))
         texts: list[str] = []
@@ -70,9 +71,9 @@ class Stream:
         return prompt_text
 
     def push_run(self, run: TokenRun) -> tuple[str, Sequence[int], list[PositionLogprobs]]:
-        """Returns the text that may be shown now, the tokens that belong to it, and their logprobs.
+        """Returns the text that can be shown now, its tokens, and their logprobs.
 
-        Tokens after a stop string, with which the stream has ended, do not.
+        Drops the tokens after a stop string, which ends the stream.
         """
         texts: list[str] = []
         logprobs: list[PositionLogprobs] = []
@@ -84,7 +85,7 @@ class Stream:
         return "".join(texts), run.token_ids[: len(texts)], logprobs
 
     def push(self, token_id: int) -> str:
-        """Returns the text that may be shown now that this token has come; may set `has_ended`."""
+        """Returns the text that can be shown after this token. May set `has_ended`."""
         self.num_tokens += 1
         if self._stops is not None and token_id in self._hidden_stops and self.num_tokens > self._min_tokens:
             text = self._end_at(self._stops, self._hidden_stops[token_id])
@@ -97,12 +98,12 @@ class Stream:
         return text
 
     def fail(self, error: ErrorInfo) -> None:
-        """Ends the text here; the final reply says `error`."""
+        """Ends the text; the final reply will have `error`."""
         self.has_ended = True
         self._error = error
 
     def finish(self, row: FinishedRow, run: TokenRun, now_ns: int) -> UserReply:
-        """Returns the final reply, with the row's last tokens (none where it ended without one) and all held text."""
+        """Returns the final reply, with the row's last tokens, if any, and all text that was held back."""
         text = self._take_unsent()
         token_ids: Sequence[int] = ()
         logprobs: list[PositionLogprobs] = []
@@ -129,7 +130,7 @@ class Stream:
         )
 
     def _outcome(self, row: FinishedRow) -> tuple[FinishReason, str | int | None, ErrorInfo | None]:
-        """What ended the text came before what ended the row."""
+        """Returns how the request ended; the end of the text takes precedence over the end of the row."""
         if self._error is not None:
             return "error", None, self._error
         if self._stops is not None and self._stops.found is not None:
@@ -137,7 +138,7 @@ class Stream:
         return row.finish_reason, row.stop_reason, row.error
 
     def _push_last(self, row: FinishedRow, run: TokenRun) -> tuple[str, Sequence[int], list[PositionLogprobs]]:
-        """Does as `push_run`; of a token that ended the row, the text is shown only where that is wanted."""
+        """Like `push_run`, but shows the text of a token that ended the row only if the request includes it."""
         if not row.ended_by_token or (self._shows_stop and row.stop_reason is not None):
             return self.push_run(run)
         text, token_ids, logprobs = self.push_run(run._replace(token_ids=run.token_ids[:-1]))
@@ -147,17 +148,13 @@ class Stream:
             token_ids = run.token_ids
         return text, token_ids, logprobs
 
-    def _append_logprobs(
-        self, step_logprobs: StepLogprobs | None, place: int, logprobs: list[PositionLogprobs]
-    ) -> None:
-        """Appends the logprobs of a token that is about to be pushed, where it has any."""
-        if step_logprobs is not None and self.output_logprobs is not None:
-            index = step_logprobs.index_of.get(place)
-            if index is not None:
-                logprobs.append(self.output_logprobs.describe(step_logprobs.table, index))
+    def _append_logprobs(self, table: LogprobTable | None, place: int, logprobs: list[PositionLogprobs]) -> None:
+        """Appends the logprobs of a token that is about to be pushed, if it has any."""
+        if table is not None and self.output_logprobs is not None and place in table.index_of:
+            logprobs.append(self.output_logprobs.format(table, table.index_of[place]))
 
     def _flush(self) -> str:
-        """Returns the text that was held back; a stop string may end in it."""
+        """Returns the text that was held back. A stop string may end in it."""
         text = self._decoder.finish()
         if self._stops is None:
             return text
@@ -170,7 +167,7 @@ class Stream:
         return shown
 
     def _end_at(self, stops: StopFinder, stop: str) -> str:
-        """Ends the text at a hidden stop string, unless another stop string ends in the text that was held back."""
+        """Ends the text at a hidden stop string, unless another one ends in the text that was held back."""
         text = self._flush()
         if not self.has_ended:
             self.has_ended = True

@@ -1,7 +1,7 @@
-"""The model's tokenizer as this process needs it: what each token id stands for, and how pieces become text.
+"""The vocabulary of the model's tokenizer: the text of each token id, and the rules that join tokens to text.
 
 The rules are those of the `tokenizers` library's decoders, read from the decoder's own description. A decoder with
-other rules than the known ones is asked itself, through a window of tokens.
+unknown rules is called itself, on a window of tokens.
 """
 
 import json
@@ -20,20 +20,28 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 
 
 Spelling = tuple[str, bytes]
-"""The text of one token by itself, U+FFFD for parts of characters, and its bytes."""
+"""The text of one token on its own, with U+FFFD for parts of characters, and its bytes."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """Makes the decoder of each stream. `special_ids` are the tokens that a stream may leave out.
 
-    `spell` gives a token as it is in the middle of a text, `spell_first` as it is at the beginning.
+    `spell` returns a token's spelling in the middle of a text.
     """
 
     make_decoder: Callable[[frozenset[int]], Decoder]
     special_ids: frozenset[int]
     spell: Callable[[int], Spelling]
-    spell_first: Callable[[int], Spelling]
+
+    def spell_first(self, token_id: int) -> Spelling:
+        """Returns the token's spelling at the beginning of a text."""
+        text, data = self.spell(token_id)
+        if text.encode() != data:  # a part of a character
+            return text, data
+        decoder = self.open_decoder(False)
+        text = decoder.push(token_id) + decoder.finish()
+        return text, text.encode()
 
     def open_decoder(self, skip_special_tokens: bool) -> Decoder:
         return self.make_decoder(self.special_ids if skip_special_tokens else frozenset())
@@ -48,9 +56,9 @@ class Vocabulary:
 
 
 def load_vocabulary(directory: str, vocab_size: int) -> Vocabulary:
-    """Returns the vocabulary of the tokenizer in `directory` for a model with ids below `vocab_size`.
+    """Returns the vocabulary of the tokenizer in `directory`, for a model with ids below `vocab_size`.
 
-    Raises `BootError` where there is none.
+    Raises `BootError` if it cannot be loaded.
     """
     return load_tokenizer(
         directory,
@@ -60,15 +68,14 @@ def load_vocabulary(directory: str, vocab_size: int) -> Vocabulary:
 
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
-    """Returns the vocabulary of `tokenizer`; ids from its size up to `vocab_size` stand for nothing."""
+    """Returns the vocabulary of `tokenizer`; ids from its size up to `vocab_size` have no token."""
     tokens = [tokenizer.id_to_token(token_id) for token_id in range(vocab_size)]
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     special_ids = frozenset(token_id for token_id, token in enumerate(tokens) if token in special)
     steps = _steps_of(tokenizer.decoder)
     if steps is not None and [step["type"] for step in steps] == ["ByteLevel"]:
         bytes_of = _byte_level_pieces(tokens)
-        spell = partial(_spell, bytes_of)
-        return Vocabulary(partial(ByteLevelDecoder, bytes_of), special_ids, spell, spell)
+        return Vocabulary(partial(ByteLevelDecoder, bytes_of), special_ids, partial(_spell, bytes_of))
     rules = None if steps is None else _piece_rules(steps)
     if rules is not None:
         pieces = [None if token is None else rules.piece(token) for token in tokens]
@@ -76,9 +83,7 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
         make: Callable[[frozenset[int]], Decoder] = partial(
             PieceDecoder, pieces, first_pieces=first_pieces, strip=rules.strip
         )
-        return Vocabulary(
-            make, special_ids, partial(_spell, pieces), partial(_spell_first, pieces, first_pieces, rules)
-        )
+        return Vocabulary(make, special_ids, partial(_spell, pieces))
     missing_ids = {token_id for token_id, token in enumerate(tokens) if token is None}
     return _windowed(partial(tokenizer.decode, skip_special_tokens=False), special_ids, missing_ids)
 
@@ -87,13 +92,8 @@ def _windowed(
     decode: Callable[[list[int]], str], special_ids: frozenset[int], missing_ids: Iterable[int]
 ) -> Vocabulary:
     missing = frozenset(missing_ids)
-    spell_first = partial(_spell_windowed_first, decode, missing)
-    return Vocabulary(
-        lambda hidden: WindowDecoder(decode, hidden | missing),
-        special_ids,
-        partial(_spell_windowed, decode, missing),
-        spell_first,
-    )
+    spell = partial(_spell_windowed, decode, missing)
+    return Vocabulary(lambda hidden: WindowDecoder(decode, hidden | missing), special_ids, spell)
 
 
 def _spell(pieces: Sequence[str | bytes | int | None], token_id: int) -> Spelling:
@@ -104,30 +104,11 @@ def _spell(pieces: Sequence[str | bytes | int | None], token_id: int) -> Spellin
     return data.decode(errors="replace"), data
 
 
-def _spell_first(
-    pieces: Sequence[str | int | None], first_pieces: dict[int, str], rules: "PieceRules", token_id: int
-) -> Spelling:
-    """Cuts off what the decoder strips, as far as it is in this token."""
-    text, data = _spell(pieces, token_id)
-    if isinstance(pieces[token_id], int):
-        return text, data
-    text = first_pieces.get(token_id, text)
-    char, num_to_strip = rules.strip
-    while num_to_strip and text.startswith(char):
-        text, num_to_strip = text[1:], num_to_strip - 1
-    return text, text.encode()
-
-
 def _spell_windowed(decode: Callable[[list[int]], str], missing: frozenset[int], token_id: int) -> Spelling:
-    """What a second one adds to the text of a first one, so that a space between them counts."""
-    alone, data = _spell_windowed_first(decode, missing, token_id)
+    """Returns the text that the token adds after itself, so that a space between tokens is included."""
+    alone = "" if token_id in missing else decode([token_id])
     twice = decode([token_id, token_id]) if alone else ""
-    text = twice[len(alone) :] if twice.startswith(alone) else ""
-    return (text, text.encode()) if text else (alone, data)
-
-
-def _spell_windowed_first(decode: Callable[[list[int]], str], missing: frozenset[int], token_id: int) -> Spelling:
-    text = "" if token_id in missing else decode([token_id])
+    text = (twice[len(alone) :] if twice.startswith(alone) else "") or alone
     return text, text.encode()
 
 
@@ -143,7 +124,7 @@ def _from_transformers(loaded: Any, vocab_size: int) -> Vocabulary:
 
 
 def _steps_of(decoder: Any) -> list[dict[str, Any]] | None:
-    """Returns the decoder's steps in order, nested sequences laid flat; `None` for a tokenizer without a decoder."""
+    """Returns the decoder's steps in order, with nested sequences flattened; `None` without a decoder."""
     if decoder is None:
         return None
     steps: list[dict[str, Any]] = []
@@ -159,21 +140,16 @@ def _steps_of(decoder: Any) -> list[dict[str, Any]] | None:
 
 @dataclass(frozen=True)
 class PieceRules:
-    """What a known chain of decoders does to a token by itself, and to the beginning of the text."""
+    """The effect of a known chain of decoders on a single token, and on the beginning of the text."""
 
     replacements: tuple[tuple[str, str], ...] = ()
     metaspace: str | None = None
-    """The character that means a space in a token, and is left out of the first token of a text."""
+    """The character that stands for a space in a token and is dropped from the first token of a text."""
     has_byte_tokens: bool = False
     strip: tuple[str, int] = ("", 0)
 
-    def piece(self, token: str) -> str | int:
-        return self._text_or_byte(token, " ")
-
-    def first_piece(self, token: str) -> str | int:
-        return self._text_or_byte(token, "")
-
-    def _text_or_byte(self, token: str, space: str) -> str | int:
+    def piece(self, token: str, space: str = " ") -> str | int:
+        """Returns the text of a token, or the value of a byte token."""
         for pattern, content in self.replacements:
             token = token.replace(pattern, content)
         if self.metaspace is not None:
@@ -183,7 +159,7 @@ class PieceRules:
 
 
 def _piece_rules(steps: list[dict[str, Any]]) -> PieceRules | None:
-    """Returns the rules of the chain Replace*, Metaspace?, ByteFallback?, Fuse?, Strip?, `None` for another one."""
+    """Returns the rules of the chain Replace*, Metaspace?, ByteFallback?, Fuse?, Strip?; `None` for other chains."""
     rest = list(steps)
 
     def take(kind: str) -> dict[str, Any] | None:
@@ -213,12 +189,9 @@ def _piece_rules(steps: list[dict[str, Any]]) -> PieceRules | None:
 
 
 def _first_pieces(tokens: list[str | None], rules: PieceRules) -> dict[int, str]:
-    first_pieces: dict[int, str] = {}
-    for token_id, token in enumerate(tokens):
-        piece = None if token is None else rules.first_piece(token)
-        if token is not None and isinstance(piece, str) and piece != rules.piece(token):
-            first_pieces[token_id] = piece
-    return first_pieces
+    named = ((token_id, token) for token_id, token in enumerate(tokens) if token is not None)
+    pieces = ((token_id, rules.piece(token, space=""), rules.piece(token)) for token_id, token in named)
+    return {token_id: first for token_id, first, later in pieces if isinstance(first, str) and first != later}
 
 
 def _byte_level_pieces(tokens: list[str | None]) -> list[str | bytes]:
@@ -227,7 +200,7 @@ def _byte_level_pieces(tokens: list[str | None]) -> list[str | bytes]:
 
 
 def _byte_level_piece(token: str, byte_of_char: dict[str, int]) -> str | bytes:
-    """A token with a character outside of the alphabet is an added token, which stands for itself."""
+    """Returns a token's text or bytes. A token with a character outside the alphabet is an added token, plain text."""
     try:
         data = bytes([byte_of_char[char] for char in token])
     except KeyError:
@@ -239,7 +212,7 @@ def _byte_level_piece(token: str, byte_of_char: dict[str, int]) -> str | bytes:
 
 
 def byte_level_alphabet() -> list[str]:
-    """Returns the character that stands for each byte: itself where it is printable, else the next one from U+0100.
+    """Returns the character for each byte: the byte itself if it is printable, otherwise the next one from U+0100.
 
     The table of GPT-2 (`bytes_to_unicode` in openai/gpt-2, src/encoder.py).
     """

@@ -1,3 +1,3 @@
-"""Everything that crosses a process border: structs, channels, configuration and errors."""
+"""Everything that processes exchange: message structs, channels, configuration and errors."""
 
 VERSION = "0.1.0"

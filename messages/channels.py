@@ -1,8 +1,8 @@
-"""ZeroMQ, and nothing else of it anywhere: typed one-way channels for requests, a two-way one for control.
+"""All use of ZeroMQ: typed one-way channels for requests, and two-way channels for control.
 
 The receiver binds, senders connect. A frame that does not decode is a bug between our own processes: it is logged with
-its path and dropped. Frames of requests are numbered (`messages/frames.py`): one that comes twice is taken once, and in
-the place of lost ones the receiver takes a `FramesLost`.
+its path and dropped. Frames of requests are numbered (`messages/frames.py`): a duplicate is dropped, and a `FramesLost`
+takes the place of missing frames.
 """
 
 import atexit
@@ -23,19 +23,19 @@ from messages.ring.requests import FramesLost
 T = TypeVar("T")
 
 EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
-"""As plain numbers: an operation on pyzmq's own enumerations takes several times as long."""
+"""Plain numbers: operations on pyzmq's enumerations take several times as long."""
 
 MAX_QUEUED_FRAMES = 100_000
-"""Frames a channel holds for a receiver that does not read. A step is one frame, so this is minutes of steps."""
+"""Frames that a channel queues for a receiver that does not read. A step is one frame, so this is minutes of steps."""
 
 RECONNECT_INTERVAL_MS = 20
-"""How often a sender looks for a receiver that is not there (yet, or because it is being replaced): a try is one system
-call, and what waits in the channel reaches the receiver by so much later."""
+"""How often a sender tries to reach a receiver that has not started or is being replaced. A try is one system call;
+queued messages are delayed by up to this interval."""
 
 log = logging.getLogger("sluice.channels")
 
 
-# A context that is left at exit takes with it what is not sent yet; its end is waited for, as long as sockets linger.
+# Without this, messages that are still queued at exit would be lost. Waits at most as long as the sockets linger.
 atexit.register(lambda: zmq.Context.instance().destroy())
 
 
@@ -50,26 +50,26 @@ def _make_socket(kind: int) -> "zmq.Socket[bytes]":
 
 
 class Receiver(Generic[T]):
-    """The one reader of a channel; `union` is the tagged union of what may arrive, `FramesLost` among it."""
+    """The one reader of a channel. `union` is the tagged union of the messages that may arrive, with `FramesLost`."""
 
     def __init__(self, path: Path, union: Any):
         self.path = path
         self.arrivals = Arrivals(path.stem)
         self.on_frame: Callable[[bytes], None] | None = None
-        """Called with each frame that arrives, before it is looked at."""
+        """Called with each frame that arrives, before it is checked."""
         self._behind_gap: T | None = None
-        """What came after lost frames, while word of those is being taken."""
+        """The message that came after lost frames, until `FramesLost` has been returned."""
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
         self.socket = _make_socket(zmq.PULL)
         path.unlink(missing_ok=True)
         self.socket.bind(f"ipc://{path}")
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when something arrives (edge-triggered: then `receive` until empty)."""
+        """A descriptor that becomes readable when a frame arrives (edge-triggered: then `receive` until empty)."""
         return int(self.socket.getsockopt(zmq.FD))
 
     def receive(self, limit: int = 1024) -> Iterator[T]:
-        """Iterates over what has arrived, at most `limit` frames, and never waits."""
+        """Yields the messages that have arrived, of at most `limit` frames. Never waits."""
         num_taken = 0
         while num_taken < limit:
             if self._behind_gap is None:
@@ -83,11 +83,11 @@ class Receiver(Generic[T]):
                 yield message
 
     def has_arrived(self) -> bool:
-        """Tells whether `receive` has something."""
+        """True if `receive` would yield a message."""
         return self._behind_gap is not None or has_arrived(self.socket)
 
     def receive_frames(self) -> Iterator[bytes]:
-        """Iterates over the frames that have arrived as they are, for one who hands them on, and never waits."""
+        """Yields the frames that have arrived, undecoded, so that they can be forwarded. Never waits."""
         while has_arrived(self.socket):
             frame = self.socket.recv(zmq.NOBLOCK)
             if self.on_frame is not None:
@@ -95,34 +95,34 @@ class Receiver(Generic[T]):
             yield frame
 
     def _open(self, frame: bytes) -> T | None:
-        """Returns the message in the frame, `None` where it is not to be taken; after a gap that has to wait."""
+        """Returns the message in the frame, `None` if it is dropped. After a gap, `FramesLost` comes first."""
         if len(frame) < HEADER.size:
             log.error("%s: dropped a frame of %d bytes, which has no number", self.path, len(frame))
             return None
         if self.on_frame is not None:
             self.on_frame(frame)
         sender, number = HEADER.unpack_from(frame)
-        news = self.arrivals.note(sender, number)
-        if news is False:
-            log.warning("%s: dropped frame %d of sender %x, which has come before", self.path, number, sender)
+        arrival = self.arrivals.note(sender, number)
+        if arrival is False:
+            log.warning("%s: dropped frame %d of sender %x, a duplicate", self.path, number, sender)
             return None
         message = _decode(self._decoder, memoryview(frame)[HEADER.size :], self.path)
         if message is None:
-            message = self._tell(self.arrivals.lost(sender, number))
-        if news is not True:
-            self._behind_gap, message = message, self._tell(news)
+            message = self._report(self.arrivals.lost(sender, number))
+        if arrival is not True:
+            self._behind_gap, message = message, self._report(arrival)
         return message
 
-    def _tell(self, news: FramesLost) -> T:
-        log.error("%s: frames %d to %d of sender %x are lost", self.path, news.first, news.last, news.sender)
-        return cast(T, news)
+    def _report(self, lost: FramesLost) -> T:
+        log.error("%s: frames %d to %d of sender %x are lost", self.path, lost.first, lost.last, lost.sender)
+        return cast(T, lost)
 
     def close(self) -> None:
         self.socket.close()
 
 
 class Sender(Generic[T]):
-    """One of the writers of a channel. `num_sent` is the number of its latest frame."""
+    """One writer of a channel. `num_sent` is the number of its latest frame."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -131,18 +131,18 @@ class Sender(Generic[T]):
         self.on_frame: Callable[[bytes], None] | None = None
         """Called with each frame before it is sent."""
         self._num_dropped = 0
-        """Since the channel was found full."""
+        """Messages dropped since the channel became full."""
         self._encoder = msgspec.msgpack.Encoder()
         self.socket = _make_socket(zmq.PUSH)
         self.socket.connect(f"ipc://{path}")
 
     def send(self, message: T) -> None:
-        """Queues `message` and returns at once. Raises `ChannelFullError` where the receiver has stopped reading."""
-        self.num_sent += 1  # also where there is no room, so that the receiver can notice what is missing
+        """Queues `message` and returns at once. Raises `ChannelFullError` if the receiver has stopped reading."""
+        self.num_sent += 1  # even if the channel is full, so that the receiver notices the missing frame
         self.hand_on(HEADER.pack(self.sender_id, self.num_sent) + self._encoder.encode(message))
 
     def hand_on(self, frame: bytes) -> None:
-        """As `send`, for a frame that another sender has numbered."""
+        """Like `send`, for a frame that another sender has numbered."""
         if self.on_frame is not None:
             self.on_frame(frame)
         try:
@@ -151,16 +151,16 @@ class Sender(Generic[T]):
             raise ChannelFullError(f"{self.path}: {MAX_QUEUED_FRAMES} messages are waiting to be read") from None
 
     def send_or_drop(self, message: T) -> None:
-        """Queues `message` and returns at once; it is dropped where the receiver has stopped reading.
+        """Queues `message` and returns at once. Drops it if the receiver has stopped reading.
 
-        That is no loss for good: a receiver that reads again finds that frames are missing, one that does not is
-        replaced, and either way the frontend continues the requests concerned.
+        The affected requests recover: a receiver that reads again notices the missing frames, one that does not is
+        replaced, and in both cases the frontend continues the requests.
         """
         try:
             self.send(message)
         except ChannelFullError as error:
             if not self._num_dropped:
-                log.error("dropped %s and what follows: %s", type(message).__name__, error)
+                log.error("dropped %s and the messages after it: %s", type(message).__name__, error)
             self._num_dropped += 1
             return
         if self._num_dropped:
@@ -171,12 +171,12 @@ class Sender(Generic[T]):
         self.socket.send(frame, zmq.NOBLOCK)
 
     def close(self) -> None:
-        """Closes the channel after at most 0.2 s in which queued messages may still leave."""
+        """Closes the channel. Waits at most 0.2 s for queued messages to be sent."""
         self.socket.close(linger=200)
 
 
 class _Client(Generic[T]):
-    """An end that connects, to send and to receive. `union` is what may arrive."""
+    """The connecting end of a two-way channel. `union` is the union of the messages that may arrive."""
 
     def __init__(self, path: Path, union: Any):
         self.path = path
@@ -185,7 +185,7 @@ class _Client(Generic[T]):
         self.socket = _make_socket(zmq.DEALER)
 
     def receive(self) -> Iterator[T]:
-        """Iterates over what has arrived and never waits."""
+        """Yields the messages that have arrived. Never waits."""
         for _ in range(MAX_QUEUED_FRAMES):
             if not has_arrived(self.socket):
                 return
@@ -195,7 +195,7 @@ class _Client(Generic[T]):
 
 
 class ControlClient(_Client[T]):
-    """A process's end of the control plane. `union` is what the launcher may send."""
+    """A process's end of the control plane. `union` is the union of the launcher's messages."""
 
     def __init__(self, path: Path, name: str, union: Any):
         super().__init__(path, union)
@@ -206,19 +206,19 @@ class ControlClient(_Client[T]):
         return int(self.socket.getsockopt(zmq.FD))
 
     def send(self, message: Any) -> None:
-        """Queues `message`; it is dropped where the launcher has stopped reading (the lifeline tells of its death)."""
+        """Queues `message`. Drops it if the launcher has stopped reading; the lifeline reports a dead launcher."""
         try:
             self.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
         except zmq.Again:
-            log.warning("%s: the launcher does not read, dropped %s", self.path, type(message).__name__)
+            log.warning("%s: the launcher is not reading, dropped %s", self.path, type(message).__name__)
 
     def close(self) -> None:
-        """Closes after at most 0.5 s in which the last reports may still leave, also at the end of the process."""
+        """Closes the channel. The last reports have 0.5 s to be sent, even if the process is exiting."""
         self.socket.close(linger=500)
 
 
 class AskClient(_Client[T]):
-    """Asks at an `AskServer`; `union` is what it may answer."""
+    """Sends questions to an `AskServer`. `union` is the union of its answers."""
 
     def __init__(self, path: Path, union: Any):
         super().__init__(path, union)
@@ -232,7 +232,7 @@ class AskClient(_Client[T]):
 
 
 class _Server(Generic[T]):
-    """An end that binds, to receive from many connections and to send to each. `union` is what may arrive."""
+    """The binding end of a two-way channel, with many connections. `union` is the union of messages that may arrive."""
 
     def __init__(self, path: Path, union: Any):
         self.path = path
@@ -243,11 +243,11 @@ class _Server(Generic[T]):
         self.socket.bind(f"ipc://{path}")
 
     def send_to(self, identity: bytes, message: Any) -> None:
-        """Queues `message` for one connection; it is dropped where that is gone."""
+        """Queues `message` for one connection. Drops it if the connection is gone."""
         self.socket.send_multipart([identity, self._encoder.encode(message)], zmq.NOBLOCK)
 
     def _receive(self) -> Iterator[tuple[bytes, T]]:
-        """Yields (connection, message) of what has arrived and never waits."""
+        """Yields (connection, message) for each message that has arrived. Never waits."""
         while has_arrived(self.socket):
             frames = self.socket.recv_multipart(zmq.NOBLOCK)
             message = _decode(self._decoder, frames[-1], self.path)
@@ -255,14 +255,15 @@ class _Server(Generic[T]):
                 yield frames[0], message
 
     def close(self) -> None:
-        """Closes after at most 0.2 s in which the last messages may still leave."""
+        """Closes the channel. Waits at most 0.2 s for the last messages to be sent."""
         self.socket.close(linger=200)
 
 
 class ControlServer(_Server[T]):
-    """The launcher's end of the control plane; `union` is what processes may send.
+    """The launcher's end of the control plane. `union` is the union of the processes' messages.
 
-    Processes are told apart by name. Of two under one name the admitted one is meant, or else the one heard last.
+    Processes are identified by name. If two have the same name, it refers to the admitted one, or if none is admitted,
+    to the one that sent the latest message.
     """
 
     def __init__(self, path: Path, union: Any):
@@ -271,41 +272,42 @@ class ControlServer(_Server[T]):
         self._admitted: dict[str, bytes] = {}
         self._heard: dict[str, bytes] = {}
         self._names: dict[bytes, str] = {}
-        """The names of connections that have been renamed."""
+        """Names of connections that were renamed."""
 
     def send(self, name: str, message: Any) -> None:
-        """Queues `message` for process `name`; it is dropped where that process is not connected."""
+        """Queues `message` for process `name`. Drops it if that process is not connected."""
         self.send_to(self.identity_of(name), message)
 
     def admit(self, name: str, pid: int) -> None:
-        """Lets `name` mean the process `pid` from now on, whoever else calls itself so."""
+        """Makes `name` refer to process `pid` from now on, even if other processes use the name."""
         self._admitted[name] = _identity(name, pid)
 
     def identity_of(self, name: str) -> bytes:
-        """Returns the connection that `name` means now, to send to it also when the name has gone to another."""
+        """Returns the connection that `name` refers to now. It stays valid after the name has passed to another."""
         return self._admitted.get(name) or self._heard.get(name) or name.encode()
 
     def send_to_pid(self, name: str, pid: int, message: Any) -> None:
-        """Queues `message` for the process `pid` that calls itself `name`, admitted or not."""
+        """Queues `message` for the process `pid` that connected as `name`, admitted or not."""
         self.send_to(_identity(name, pid), message)
 
     def rename(self, name: str, new_name: str) -> None:
-        """Lets `new_name` mean the process that `name` means now, and `name` nobody."""
+        """Makes `new_name` refer to the process that `name` refers to now; `name` becomes unused."""
         identity = self._admitted.pop(name)
         self._admitted[new_name] = identity
         self._names[identity] = new_name
 
     def forget(self, name: str) -> None:
-        """Lets `name` mean nobody."""
+        """Makes `name` unused."""
         identity = self._admitted.pop(name, None)
         self._heard.pop(name, None)
         if identity is not None:
             self._names.pop(identity, None)
 
     def receive(self, from_anybody: Any = object) -> Iterator[tuple[str, T]]:
-        """Yields (name, message) of what has arrived and never waits.
+        """Yields (name, message) for each message that has arrived. Never waits.
 
-        Where a name has been admitted, others that call themselves so are heard only with `from_anybody`, a type.
+        If a process was admitted under a name, messages of others with that name are dropped, except of the type
+        `from_anybody`.
         """
         for identity, message in self._receive():
             name = self._names.get(identity) or identity.rpartition(b".")[0].decode(errors="replace")
@@ -316,21 +318,21 @@ class ControlServer(_Server[T]):
 
 
 class AskServer(_Server[T]):
-    """A socket at which anybody who may open it asks and is answered; `union` is what may be asked."""
+    """Answers questions from any process that may open the socket. `union` is the union of the questions."""
 
     def receive(self) -> Iterator[tuple[bytes, T]]:
-        """Iterates over (asker, message) of what has arrived and never waits."""
+        """Yields (connection, question) for each question that has arrived. Never waits."""
         return self._receive()
 
 
 class Readable(Protocol):
-    """A channel at which something may arrive."""
+    """A channel that can receive."""
 
     socket: "zmq.Socket[bytes]"
 
 
 class Waiter:
-    """Blocks until one of its channels or descriptors has something, or a time is over."""
+    """Waits for its channels and descriptors, with a timeout."""
 
     def __init__(self) -> None:
         self._poller = zmq.Poller()
@@ -346,12 +348,12 @@ class Waiter:
         self._poller.unregister(descriptor)
 
     def wait(self, timeout_s: float) -> set[int]:
-        """Returns the readable plain descriptors; messages are then taken from the channels."""
+        """Blocks until a channel or descriptor is readable. Returns the readable descriptors."""
         self._ready = self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
         return {item for item, _ in self._ready if isinstance(item, int)}
 
     def has_found(self, channel: Readable) -> bool:
-        """Tells whether the last `wait` returned with something in this channel."""
+        """True if the last `wait` found this channel readable."""
         for item, _ in self._ready:  # noqa: SIM110 (a third of the time of `any`; this runs once a step)
             if item is channel.socket:
                 return True
@@ -359,12 +361,12 @@ class Waiter:
 
 
 def has_arrived(socket: "zmq.Socket[bytes]") -> bool:
-    """Tells whether `recv` has something to return. A third of the time of a `recv` that raises `zmq.Again`."""
+    """True if `recv` would return a frame. Takes a third of the time of a `recv` that raises `zmq.Again`."""
     return bool(cast("int", socket.get(EVENTS)) & POLLIN)
 
 
 def _identity(name: str, pid: int) -> bytes:
-    """Unique for each process: a second one under a name must not take over the first one's connection."""
+    """Unique per process: a second one with the same name must not take over the first one's connection."""
     return f"{name}.{pid}".encode()
 
 

@@ -1,6 +1,6 @@
-"""Columns of integers and floats as raw bytes, the form in which token ids and a step's results cross a border.
+"""Columns of integers and floats as raw bytes: the form of token ids and step results in messages.
 
-Native byte order: all processes of a run live on one host.
+The byte order is native.
 """
 
 from array import array
@@ -13,7 +13,7 @@ INT32, INT64, FLOAT32 = "i", "q", "f"
 Int32s = Annotated[bytes, INT32]
 Int64s = Annotated[bytes, INT64]
 Float32s = Annotated[bytes, FLOAT32]
-"""Columns in the fields of messages."""
+"""Field types for columns in messages."""
 
 
 def pack_int32(values: Iterable[int]) -> bytes:
@@ -47,17 +47,17 @@ def unpack_float32(column: bytes) -> "array[float]":
 
 
 def num_int32(column: bytes) -> int:
-    """Returns how many int32 values the column holds, without unpacking it."""
+    """Returns the number of int32 values in the column, without unpacking it."""
     return len(column) // 4
 
 
 def pack_counts(counts: Sequence[int]) -> bytes:
-    """Returns how many entries of another column each row has, as int32; empty where each has one."""
+    """Packs the number of entries that each row has in another column as int32; empty if each has one."""
     return b"" if counts.count(1) == len(counts) else pack_int32(counts)
 
 
 def runs_of(column: bytes, counts: bytes) -> Iterable[Sequence[int]]:
-    """Returns the int32 values of each row, one row after another; `counts` is what `pack_counts` returned."""
+    """Returns the int32 values of each row, row after row. `counts` comes from `pack_counts`."""
     values = unpack_int32(column)
     if not counts:
         return zip(values, strict=True)

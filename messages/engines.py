@@ -1,7 +1,7 @@
-"""The engines of a server (`--data-parallel`), each with a KV cache of its own: their names, and the way to each.
+"""The engines of a server (`--data-parallel`), each with its own KV cache: their names, and senders to them.
 
-A message about a request carries the number of its engine, from 1 on, as `engine`; the frontend has chosen it. An
-engine is a scheduler, which is its rank 0, and its other ranks (`--tensor-parallel`), which run the same steps.
+An engine is a scheduler, its rank 0, together with its other ranks (`--tensor-parallel`), which run the same steps.
+The frontend chooses an engine for each request; messages about the request carry its number, counted from 1.
 """
 
 import time
@@ -22,7 +22,7 @@ def engine_name(engine: int) -> str:
 
 
 def rank_name(rank: int, engine: int = 1) -> str:
-    """Returns the name of a process other than the scheduler: `rank1`, of the second engine `rank1-2`."""
+    """Returns the name of a rank other than the scheduler: `rank1`, or `rank1-2` in the second engine."""
     return worker_name(f"{RANK}{rank}", engine)
 
 
@@ -32,7 +32,7 @@ def rank_of(name: str) -> int:
 
 
 class SchedulerSenders:
-    """A sender to each scheduler: to the first from the beginning, to another from the first message for it on."""
+    """Senders to the schedulers. The sender to scheduler 1 is opened at once, others with their first message."""
 
     def __init__(self, open_sender: Callable[[str], Sender[Any]], close_sender: Callable[[Sender[Any]], None]):
         self._open_sender = open_sender
@@ -41,17 +41,17 @@ class SchedulerSenders:
         self._due_s = 0.0
 
     def send(self, engine: int, message: ToScheduler) -> None:
-        """Sends `message` to one scheduler; dropped where that has stopped reading."""
+        """Sends `message` to a scheduler. Drops it if that scheduler has stopped reading."""
         sender = self._senders.get(engine)
         if sender is None:
             sender = self._senders[engine] = self._open_sender(engine_name(engine))
         sender.send_or_drop(message)
 
     def tidy(self) -> None:
-        """Closes the ways to schedulers that have left: they have taken their sockets with them.
+        """Closes the senders to schedulers whose sockets have disappeared.
 
-        One that is only being replaced gets a new way with the next message for it. It looks once a second, so it may
-        be called in each turn of a loop.
+        If such a scheduler is only being replaced, the next message to it opens a new sender. Checks once a second, so
+        the main loop may call this in every iteration.
         """
         if len(self._senders) > 1 and time.monotonic() >= self._due_s:
             self._due_s = time.monotonic() + TIDY_INTERVAL_S

@@ -1,4 +1,4 @@
-"""The exceptions that a client, an operator or a model file can cause."""
+"""Exceptions that a client, an operator or a model file can cause."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class SluiceError(Exception):
-    """An error whose text is written for the person who has to act on it."""
+    """An error whose message is written for the person who can fix it."""
 
 
 class UsageError(SluiceError):
@@ -17,13 +17,13 @@ class UsageError(SluiceError):
 
 
 class BootError(SluiceError):
-    """A process cannot start (missing weights, no memory, a port in use); the launcher exits with code 1."""
+    """A process cannot start (missing weights, too little memory, a port in use); the launcher exits with code 1."""
 
 
 class MissingExtraError(BootError):
-    """The libraries of an extra of pyproject.toml, which `flag` needs, are not installed.
+    """The libraries of an extra in pyproject.toml, which `flag` needs, are not installed.
 
-    The command installs from the checkout: on PyPI, the program's name belongs to another project.
+    The message suggests an installation from the checkout: on PyPI, the program's name belongs to another project.
     """
 
     def __init__(self, flag: str, extra: str, error: ImportError):
@@ -32,13 +32,13 @@ class MissingExtraError(BootError):
 
 
 class ChannelFullError(SluiceError):
-    """A peer has not read its messages for so long that its queue is full."""
+    """The queue is full because its receiver has stopped reading."""
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
-    """A refusal on its way to the client: the body of an HTTP error.
+    """The body of an HTTP error, on its way to the client.
 
-    `param` names the request's field at fault, `code` is a short machine-readable word; both may be `None`.
+    `param` names the invalid field of the request, `code` is a short machine-readable word; both may be `None`.
     """
 
     status: int
@@ -47,11 +47,11 @@ class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
     param: str | None = None
     code: str | None = None
     too_long: tuple[int, int] | None = None
-    """For a prompt that is too long: its number of tokens (at least), and the maximum."""
+    """For a prompt that is too long: its number of tokens (a lower bound) and the maximum."""
 
 
 class RequestError(SluiceError):
-    """A request is refused; carries the HTTP status and the body's fields."""
+    """A request is rejected. Carries the HTTP status and the fields of the body."""
 
     def __init__(self, info: ErrorInfo):
         super().__init__(info.message)
@@ -59,5 +59,5 @@ class RequestError(SluiceError):
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> RequestError:
-    """Returns the 400 that names `param` as the field at fault."""
+    """Returns a 400 error that names `param` as the invalid field."""
     return RequestError(ErrorInfo(status=400, message=message, param=param, code=code))

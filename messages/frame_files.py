@@ -1,9 +1,9 @@
-"""Files of frames: what one process has sent and received, with stamps; a ring of bytes, or all from a beginning.
+"""Files of the frames that one process sent and received, with timestamps: a ring of bytes, or a complete recording.
 
-A file is a header, then `capacity` bytes of records. Positions count all bytes that were ever written, so a record is
-at its position modulo `capacity`. Bytes from `tail` to `head` are whole records: the writer moves `tail` before it
-writes over old records, and `head` after it has written new ones, so a process may die at any instruction. A reader of
-a living process reads `tail` again after the bytes, and drops what lies before it.
+A file is a header followed by `capacity` bytes of records. Positions count all bytes ever written, so a record is at
+its position modulo `capacity`. The bytes from `tail` to `head` are complete records: the writer advances `tail` before
+it overwrites old records and `head` after it has written new ones, so the process may die at any instruction. While
+the process runs, a reader reads `tail` again after the bytes and drops those before it.
 """
 
 import contextlib
@@ -26,25 +26,25 @@ from messages.schema import SCHEMA_VERSION
 SUFFIX = ".frames"
 MAGIC = b"SLUICEFR"
 FORMAT = 1
-"""Of the file. The messages in it have the schema version in its header, and fields are only ever added to them."""
+"""Version of the file format. The header has the schema version of the messages; fields are only ever appended."""
 
 FILE_HEADER = struct.Struct("<8sIIQQQQ48s")
-"""Magic, format, pid, schema version, wall clock and monotonic stamp of the beginning (ns), capacity, process name."""
+"""Magic, format, pid, schema version, wall-clock and monotonic time of the beginning (ns), capacity, process name."""
 
 TAIL, HEAD, DATA = 112, 120, 128
-"""Where two int64 positions and the records are."""
+"""Offsets of the two positions (uint64) and of the records."""
 
 POSITION = struct.Struct("<Q")
 RECORD = struct.Struct("<IBBHQ")
-"""Bytes of the frame here, flags, bytes of the receiver's name, 0, monotonic stamp (ns). Then name, frame, and anything
-up to a multiple of `ALIGNMENT`."""
+"""Size of the frame, flags, size of the receiver's name, 0, monotonic time (ns). Name and frame follow, padded to a
+multiple of `ALIGNMENT`."""
 
 ALIGNMENT = 8
 IS_SENT, IS_CUT = 1, 2
-"""Flags: this process has sent it, or else received it; it is too large, and only its number is here."""
+"""Flags: the process sent the frame (otherwise it received it); the frame is too large, only its header is kept."""
 
 SKIP = b"\xff" * 4
-"""In place of a size: the next record is at the beginning of the ring."""
+"""Stands in place of a size if the next record is at the beginning of the ring."""
 
 UNIONS: dict[str, Any] = {
     "frontend": ToFrontend,
@@ -53,7 +53,7 @@ UNIONS: dict[str, Any] = {
     "detokenizer": ToDetokenizer,
     "rank": ToRank,
 }
-"""What each kind of process receives."""
+"""The messages that each kind of process receives."""
 
 DECODERS = {kind: msgspec.msgpack.Decoder(union) for kind, union in UNIONS.items()}
 
@@ -64,19 +64,19 @@ class FrameFileError(SluiceError):
 
 @contextlib.contextmanager
 def reporting_damage(path: Path) -> Generator[None, None, None]:
-    """Turns errors of code that reads messages into `FrameFileError`: a message may decode and yet contradict itself.
+    """Converts errors of code that reads messages into `FrameFileError`: a message may decode but be inconsistent.
 
-    A flipped bit can cause this, as a file has no checksums.
+    A flipped bit can cause this, as files have no checksums.
     """
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         kind = type(error).__name__
-        raise FrameFileError(f"{path} is damaged: a message in it contradicts itself ({kind}: {error})") from error
+        raise FrameFileError(f"{path} is damaged: it has an inconsistent message ({kind}: {error})") from error
 
 
 class Record(NamedTuple):
-    """One frame as a process sent or received it; `receiver` is the process at the end of the channel."""
+    """One frame as a process sent or received it. `receiver` is the process that reads the channel."""
 
     process: str
     pid: int
@@ -88,7 +88,7 @@ class Record(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
-        """Tells whether the message is missing, because it was too large."""
+        """True if the message is missing because it was too large."""
         return len(self.frame) <= HEADER.size
 
     @property
@@ -101,26 +101,26 @@ class Record(NamedTuple):
 
     @property
     def edge(self) -> str:
-        """`scheduler:detokenizer`; of a received frame it is not known here who sent it."""
+        """`scheduler:detokenizer`. The sender of a received frame is not known here."""
         return f"{self.process if self.is_sent else '?'}:{self.receiver}"
 
     @property
     def body(self) -> bytes:
-        """The message as it was encoded."""
+        """The encoded message."""
         return self.frame[HEADER.size :]
 
     def decode(self) -> Any:
-        """Returns the message. Raises `msgspec.DecodeError`, also where it is cut."""
+        """Returns the message. Raises `msgspec.DecodeError`, also if it is cut."""
         return DECODERS[kind_of(self.receiver)].decode(self.body)
 
 
 def padded(size: int) -> int:
-    """Returns `size` up to a multiple of `ALIGNMENT`."""
+    """Rounds `size` up to a multiple of `ALIGNMENT`."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 class FrameReader:
-    """Reads one file, also while its process writes. Raises `FrameFileError` for what it cannot read."""
+    """Reads one file, even while its process is writing. Raises `FrameFileError` if it cannot be read."""
 
     def __init__(self, path: Path):
         try:
@@ -129,7 +129,7 @@ class FrameReader:
         except OSError as error:
             raise FrameFileError(f"{path} cannot be read: {error.strerror}") from None
         if len(header) < DATA or not header.startswith(MAGIC):
-            raise FrameFileError(f"{path} is no file of frames")
+            raise FrameFileError(f"{path} is not a file of frames")
         _, version, self.pid, self.schema_version, self.wall_ns, self.begun_ns, self._capacity, name = (
             FILE_HEADER.unpack_from(header)
         )
@@ -189,18 +189,18 @@ class FrameReader:
 
 
 def find_readers(path: Path) -> list[FrameReader]:
-    """Returns the readers of a file, or of all files of frames in a directory, by the time of their beginning.
+    """Returns the readers of a file, or of all files of frames in a directory, ordered by their beginning.
 
-    Raises `FrameFileError` where there is none.
+    Raises `FrameFileError` if there is none.
     """
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files:
-        raise FrameFileError(f"{path} holds no files of frames (*{SUFFIX})")
+        raise FrameFileError(f"{path} contains no files of frames (*{SUFFIX})")
     return sorted(map(FrameReader, files), key=lambda reader: reader.begun_ns)
 
 
 def write_frames(path: Path, reader: FrameReader, frames: Iterable[tuple[Record, bytes]]) -> None:
-    """Writes a file as that of `reader`, in which each record has the frame beside it, of messages of this version."""
+    """Writes a file with the header of `reader`. Each record gets the frame next to it, of this schema version."""
     data = bytearray()
     for record, frame in frames:
         name = record.receiver.encode()

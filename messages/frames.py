@@ -1,7 +1,8 @@
-"""Numbers on the frames of a channel, by which a receiver notices those that are lost or come twice.
+"""Sequence numbers of frames, by which a receiver detects lost and duplicate ones.
 
-A frame is a header (who sends it, and its number from 1 on), then the message. A sender is one end of a channel in one
-incarnation of a process, so a new one begins at 1 again; a receiver that is replaced begins with whatever number comes.
+A frame is a header (its sender, and its number counted from 1) followed by the message. A sender is one end of a
+channel in one incarnation of a process, so a new one begins at 1 again. A new receiver begins with the first number
+that arrives.
 """
 
 import secrets
@@ -13,23 +14,23 @@ HEADER = struct.Struct("<QQ")
 """Sender and number."""
 
 MAX_SENDERS = 64
-"""Senders that a receiver remembers: the living ones, and some that have been replaced."""
+"""Senders that a receiver remembers: the current ones, and some that have been replaced."""
 
 
 def new_sender_id() -> int:
-    """Returns a name for a sender that no other in the run has."""
+    """Returns a random id for a sender, unique in the run."""
     return secrets.randbits(63)
 
 
 class Arrivals:
-    """What has arrived at the receiver `name`. `received`: the first and the last number by sender."""
+    """The frames that have arrived at the receiver `name`. `received`: first and last number by sender."""
 
     def __init__(self, name: str):
         self._name = name
         self.received: dict[int, tuple[int, int]] = {}
 
     def note(self, sender: int, number: int) -> "FramesLost | bool":
-        """Returns True for the next frame of its sender, False for one that has come before, or what is missing."""
+        """Returns True for the sender's next frame, False for a duplicate, or the missing frames before this one."""
         known = self.received.get(sender)
         if known is None:
             while len(self.received) >= MAX_SENDERS:
@@ -43,5 +44,5 @@ class Arrivals:
         return True if number == last + 1 else FramesLost(self._name, sender, last + 1, number - 1)
 
     def lost(self, sender: int, number: int) -> FramesLost:
-        """Returns that one frame has arrived and cannot be read."""
+        """Returns the report of a frame that has arrived but cannot be decoded."""
         return FramesLost(self._name, sender, number, number)

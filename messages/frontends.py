@@ -1,4 +1,4 @@
-"""The way of replies to the frontend whose request they are about: each one alive has a socket of its own."""
+"""Sends replies to the frontend that owns the request. Each frontend has its own socket."""
 
 from collections.abc import Callable, Iterable
 from itertools import accumulate
@@ -13,9 +13,9 @@ from messages.ring.uids import GoneRequests, block_of, first_uid_of, frontend_so
 
 
 class FrontendSenders:
-    """A sender to each frontend that has requests, made when the first of them comes.
+    """Senders to the frontends, each opened with the first request of that frontend.
 
-    `find_blocks` returns the blocks of uids of all frontends, also of those whose requests this process has not seen.
+    `find_blocks` returns the uid blocks of all frontends, including those whose requests this process has not seen.
     """
 
     def __init__(
@@ -28,17 +28,17 @@ class FrontendSenders:
         self._close_sender = close_sender
         self._find_blocks = find_blocks
         self._senders: dict[int, Sender[ToFrontend]] = {}
-        """By block of uids."""
+        """By uid block."""
         self._gone = GoneRequests()
 
     def send(self, message: ToFrontend) -> None:
-        """Sends replies, to each frontend its own, and to all word of lost frames and of the scheduler's plans.
+        """Sends each frontend its own replies; lost frames and schedule reports go to all frontends.
 
-        What is for one that is gone or has stopped reading is dropped; the others get theirs.
+        Messages to a frontend that is gone or has stopped reading are dropped.
         """
         match message:
             case FramesLost():
-                # What was lost may be the first that this process, if it is new, would have seen of a frontend.
+                # In a new process, the lost frames may include the first one of a frontend.
                 for block in {*self._senders, *self._find_blocks()}:
                     self.send_to(block, message)
             case ScheduleReport():
@@ -53,19 +53,19 @@ class FrontendSenders:
                 self.send_to(block_of(message.uid), message)
 
     def send_to(self, block: int, message: ToFrontend) -> None:
-        """Sends `message` to the frontend with this block; dropped where that is gone or has stopped reading."""
+        """Sends `message` to the frontend with this block. Drops it if that is gone or has stopped reading."""
         sender = self._find_sender(block)
         if sender is not None:
             sender.send_or_drop(message)
 
     def forget(self, drop: DropBefore) -> None:
-        """Closes the ways to the frontends that are gone."""
+        """Closes the senders to frontends that are gone."""
         self._gone.note(drop)
         for block in [known for known in self._senders if self._gone.has(first_uid_of(known))]:
             self._close_sender(self._senders.pop(block))
 
     def expect(self, uid: int) -> None:
-        """Makes sure that the frontend of `uid` will hear of plans, also before its first reply."""
+        """Opens the sender to the frontend of `uid`, so that it gets schedule reports before its first reply."""
         self._find_sender(block_of(uid))
 
     @property
@@ -87,7 +87,7 @@ class FrontendSenders:
             self.send_to(block, _part_of(step, lambda uid, block=block: block_of(uid) == block))
 
     def _find_sender(self, block: int) -> Sender[ToFrontend] | None:
-        """Returns the sender to the frontend with this block, `None` where it is gone."""
+        """Returns the sender to the frontend with this block, `None` if it is gone."""
         sender = self._senders.get(block)
         if sender is None and not self._gone.has(first_uid_of(block)):
             sender = self._senders[block] = self._open_sender(frontend_socket(block))

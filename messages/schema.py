@@ -1,4 +1,4 @@
-"""The version of all that crosses a process border, derived from the messages themselves."""
+"""The version of the messages between processes, derived from the structs themselves."""
 
 import hashlib
 import typing
@@ -14,7 +14,7 @@ from messages.ring.steps import ToRank
 
 
 def make_version(*types: Any) -> int:
-    """Returns a number that changes with a name, a type or the order of fields in the structs that occur in `types`."""
+    """Returns a digest of the structs in `types`: it changes with a name, a type or the order of fields."""
     found: dict[str, str] = {}
     _describe(types, found)
     text = msgspec.json.encode(sorted(found.items()))
@@ -22,7 +22,7 @@ def make_version(*types: Any) -> int:
 
 
 def _describe(types: typing.Iterable[Any], found: dict[str, str]) -> None:
-    """Adds the fields of each struct in `types`, and of those in its fields, by its name (the tag on the wire)."""
+    """Adds the fields of each struct in `types`, and of nested structs, by name (the tag on the wire)."""
     for part in types:
         if not (isinstance(part, type) and issubclass(part, msgspec.Struct)):
             _describe(typing.get_args(part), found)
@@ -35,4 +35,4 @@ def _describe(types: typing.Iterable[Any], found: dict[str, str]) -> None:
 SCHEMA_VERSION = make_version(
     ToTokenizer, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess, ToRank, ToProxy, ToJoiner
 )
-"""Launcher and processes must have the same, on all machines."""
+"""The launcher and all processes, on every machine, must have the same version."""

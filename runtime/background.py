@@ -1,4 +1,4 @@
-"""Calls that take long, made in threads beside a main loop, each with a deadline."""
+"""Runs slow calls in threads next to a main loop, each with a deadline."""
 
 import contextlib
 import os
@@ -14,29 +14,28 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 NUM_THREADS = 2
-"""By default."""
+"""The default number of threads."""
 
 STACK_BYTES = 256 << 20
-"""Of address space: a parser may go as deep as its input is nested. A page is memory once it is touched."""
-
+"""Address space, because a parser's recursion may be as deep as its input. Untouched pages use no memory."""
 
 LOWEST_PRIORITY = 19
 
 
 def lower_priority() -> None:
-    """The calling thread, which cannot go back, runs when others do not want to; where threads have priorities."""
+    """Gives the calling thread the lowest priority for good, on systems where threads have priorities."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
 def call_at_low_priority(call: Callable[[], R]) -> R:
-    """Returns what `call` does, in a thread of its own that has ended then; this one waits, and keeps its priority."""
+    """Runs `call` in a low-priority thread and returns its result. The calling thread waits and keeps its priority."""
     with ThreadPoolExecutor(1, initializer=lower_priority) as thread:
         return thread.submit(call).result()
 
 
 class NeverBegunError(TimeoutError):
-    """A call reached its deadline while it waited for others to end."""
+    """A call reached its deadline while it was waiting for others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,14 +45,14 @@ class _Job(Generic[K, R]):
     deadline_s: float
     has_begun: bool = False
     outcomes: list[R | Exception] = field(default_factory=list[R | Exception])
-    """Empty until it has ended, or if it is given up."""
+    """Empty until the call has ended."""
 
 
 class BackgroundCalls(Generic[K, R]):
-    """Makes calls in order, in at most `num_threads` threads; `wake` is called in the thread when a call ends.
+    """Runs calls in order in at most `num_threads` threads. The thread calls `wake` when a call has ended.
 
     A call fails if it has not begun `timeout_s` after `start`, or has not ended `timeout_s` after it began. Its thread
-    cannot be stopped and runs to its end, so every call must end at some time.
+    cannot be stopped, so every call must end eventually.
     """
 
     def __init__(self, wake: Callable[[], None], timeout_s: float, num_threads: int = NUM_THREADS):
@@ -65,14 +64,14 @@ class BackgroundCalls(Generic[K, R]):
         self._has_job = threading.Condition()
         self._num_threads = 0
         self._num_idle = 0
-        """Threads without a call; one whose call was given up is not among them."""
+        """Threads without a call."""
 
     def __len__(self) -> int:
-        """Returns how many calls have not been popped."""
+        """Returns the number of calls that have not been popped."""
         return len(self._open)
 
     def start(self, key: K, call: Callable[[], R]) -> None:
-        """Has `call` made; its outcome comes out of `pop_done`. Never waits for it."""
+        """Queues `call` and returns at once. `pop_done` returns its outcome."""
         job = _Job[K, R](key, call, time.monotonic() + self.timeout_s)
         self._open.append(job)
         with self._has_job:
@@ -85,8 +84,8 @@ class BackgroundCalls(Generic[K, R]):
     def pop_done(self) -> list[tuple[K, R | Exception]]:
         """Returns the finished calls, each with its result or exception.
 
-        A call that missed its deadline has `TimeoutError`, or `NeverBegunError` if it did not begin. Call this once a
-        second while there are calls, so that deadlines hold.
+        A call that missed its deadline has `TimeoutError`, or `NeverBegunError` if it did not begin. Call this at least
+        once a second while there are calls, so that deadlines are enforced.
         """
         if not self._open:
             return []
@@ -124,6 +123,6 @@ class BackgroundCalls(Generic[K, R]):
                 job.has_begun = True
                 try:
                     job.outcomes.append(job.call())
-                except BaseException as error:  # a panic in a library is no Exception
+                except BaseException as error:  # a panic in a Rust library is not an Exception
                     job.outcomes.append(error if isinstance(error, Exception) else RuntimeError(str(error)))
             self._wake()

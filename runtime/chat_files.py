@@ -1,4 +1,4 @@
-"""Where a model's chat template comes from, and the special tokens that it may name."""
+"""Reads a model's chat templates and the special tokens that they may use."""
 
 import logging
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ DEFAULT = "default"
 PLAIN_TEMPLATE = """\
 {%- for message in messages %}{{ message.role }}: {{ message.content }}
 {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
-"""For models without one: each message is a line `role: content`, and the last line is `assistant:`."""
+"""The template for models without one: a line `role: content` per message, and `assistant:` at the end."""
 
 log = logging.getLogger("sluice.runtime")
 
 
 @dataclass(frozen=True)
 class ChatFiles:
-    """`templates` by name; a model with one template has it as "default". `special_tokens`: as `bos_token`, by name.
+    """`templates` by name, "default" if a model has only one. `special_tokens` by name, such as `bos_token`.
 
-    `response_template` says how its answers are to be read (as in `transformers`), `None` where it does not.
+    `response_template` defines how to parse the model's answers (as in `transformers`); `None` if it is not given.
     """
 
     templates: dict[str, str]
@@ -33,10 +33,10 @@ class ChatFiles:
 
 
 def read_chat_files(directory: str, template_file: str = "") -> ChatFiles:
-    """Returns what the tokenizer in `directory` says, but the template of `template_file` where that is given.
+    """Reads the chat files in `directory`, with the template in `template_file` instead of the model's, if given.
 
-    As in `transformers`, chat_template.jinja goes before tokenizer_config.json. Raises `BootError` where
-    `template_file` cannot be read; a file of the model that cannot is as good as none, and is logged.
+    As in `transformers`, chat_template.jinja takes precedence over tokenizer_config.json. Raises `BootError` if
+    `template_file` cannot be read; unreadable files of the model are logged and ignored.
     """
     folder = Path(directory)
     fields = read_fields(folder)

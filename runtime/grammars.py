@@ -1,4 +1,4 @@
-"""What an output may be, compiled by `llguidance` for the model's tokenizer; tokenizer and scheduler both do it.
+"""Compiles grammars with `llguidance` for the model's tokenizer, in the tokenizer and scheduler processes.
 
 Nothing is imported or loaded before the first grammar: the tokenizer takes up to a second and 100 MB.
 """
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 NUM_KEPT = 64
-"""Compiled grammars that are kept for the next request that has the same."""
+"""Compiled grammars that are cached for later requests."""
 
 MAX_USES = 1_000
-"""Of one that is kept: all its matchers share the lexer's states, of which there are more and more."""
+"""Maximum uses of a cached grammar: all its matchers share the lexer's states, which keep growing."""
 
 MAX_WORDS_CHARS = 240
 
@@ -37,11 +37,11 @@ LIMITS = {
     "step_lexer_fuel": 100_000,
     "verbose_errors": False,
 }
-"""Of `LLParserLimits`: with the default ones a bitmask can take more than a second."""
+"""Parameters of `LLParserLimits`. With the defaults a bitmask can take more than a second."""
 
 
 class GrammarError(SluiceError):
-    """A grammar cannot be used, in the words of llguidance where they are its own."""
+    """A grammar cannot be used. The message may be llguidance's."""
 
 
 class _Whole(msgspec.Struct, frozen=True):
@@ -57,9 +57,9 @@ class _Compiled:
 
 
 class GrammarCompiler:
-    """Compiles grammars in llguidance's form. Its methods may be called in several threads.
+    """Compiles grammars in llguidance's form. Its methods are thread-safe.
 
-    `vocab_size` is the model's; the tokens `eos_token_ids` may only come where the output may end.
+    `vocab_size` is the model's. The tokens `eos_token_ids` are only allowed where the output may end.
     """
 
     def __init__(self, directory: str, vocab_size: int, eos_token_ids: Collection[int]):
@@ -68,14 +68,14 @@ class GrammarCompiler:
         self._eos_token_ids = list(eos_token_ids)
         self._lock = threading.Lock()
         self._load_lock = threading.Lock()
-        """One of its own: nobody who looks for a compiled grammar waits for the tokenizer."""
+        """Separate, so that looking up a compiled grammar never waits for the tokenizer."""
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
 
     def find(self, text: str) -> "LLMatcher | None":
-        """Returns a matcher of the grammar, if it is known already; in microseconds.
+        """Returns a matcher of the grammar if it is cached, within microseconds.
 
-        A panic in llguidance spoils all copies of a matcher: such a grammar is forgotten.
+        A panic in llguidance invalidates all copies of a matcher, so such a grammar is removed from the cache.
         """
         with self._lock:
             known = self._compiled.get(text)
@@ -84,13 +84,13 @@ class GrammarCompiler:
             self._compiled.move_to_end(text)
             known.num_uses += 1
             matcher = known.matcher.deep_copy()
-            matcher.validate_tokens([0])  # only to see an error
+            matcher.validate_tokens([0])  # only to detect an error
             if known.num_uses == MAX_USES or matcher.get_error():
                 del self._compiled[text]
             return None if matcher.get_error() else matcher
 
     def compile(self, text: str) -> "LLMatcher":
-        """Returns a matcher that stands at the beginning. Raises `GrammarError` for one that no output can satisfy."""
+        """Returns a matcher in its initial state. Raises `GrammarError` if no output can satisfy the grammar."""
         known = self.find(text)
         if known is not None:
             return known
@@ -106,7 +106,7 @@ class GrammarCompiler:
             return matcher.deep_copy()
 
     def _check_beginning(self, matcher: "LLMatcher", text: str) -> None:
-        """Raises `GrammarError` if no output can begin. Computing the first bitmask here makes the next one fast."""
+        """Raises `GrammarError` if no output can begin. Computing the first bitmask here speeds up the next one."""
         if matcher.is_error():
             raise GrammarError(shortened(matcher.get_error()))
         matcher.compute_bitmask()
@@ -116,7 +116,7 @@ class GrammarCompiler:
             of_bytes = library.LLMatcher(library.LLTokenizer("byte"), _without_forcing(text), log_level=0)
             of_bytes.compute_bitmask()
             if of_bytes.get_error().startswith("NoExtension"):
-                raise GrammarError("nothing satisfies the grammar: it continues without end")
+                raise GrammarError("nothing satisfies the grammar: it never ends")
             raise GrammarError("the model's vocabulary cannot write the beginning that the grammar requires")
         if words:
             raise GrammarError(shortened(words))
@@ -124,7 +124,7 @@ class GrammarCompiler:
             raise GrammarError("nothing but an empty output satisfies the grammar")
 
     def tokenizer(self) -> "LLTokenizer":
-        """Returns the model's tokenizer, loaded at the first call. Raises `GrammarError` where llguidance cannot."""
+        """Returns the model's tokenizer, loaded at the first call. Raises `GrammarError` if that fails."""
         with self._load_lock:
             if self._tokenizer is None:
                 self._tokenizer = self._load()
@@ -144,10 +144,10 @@ class GrammarCompiler:
 
 
 def _without_forcing(text: str) -> str:
-    """Returns the grammar inside one that lets llguidance look ahead by a token and no further.
+    """Wraps the grammar in one that limits llguidance's lookahead to one token.
 
     By default, each bitmask starts from all the text that must come next. A few lines of grammar can make that
-    megabytes, which takes many seconds and gigabytes of the matcher's memory.
+    megabytes of text, which takes many seconds and gigabytes of memory.
     """
     try:
         first, *others = msgspec.json.decode(text, type=_Whole).grammars if text.startswith("{") else [{}]
@@ -160,12 +160,12 @@ def _without_forcing(text: str) -> str:
 
 
 def grammars_are_busy(timeout_s: float, param: str | None = None) -> ErrorInfo:
-    """Returns the refusal of a grammar that only waited while others compiled."""
+    """Returns the error for a grammar that only waited while others were compiled."""
     words = f"other grammars have been compiling for {timeout_s:g} s (--grammar-timeout-s), try again later"
-    return ErrorInfo(503, f"{param or 'the grammar'} was not looked at: {words}", "service_unavailable", param, "busy")
+    return ErrorInfo(503, f"{param or 'the grammar'} was not compiled: {words}", "service_unavailable", param, "busy")
 
 
 def shortened(words: str) -> str:
-    """Returns the library's words without its state, and not more than a client can read."""
+    """Returns the library's message without its internal state, shortened to a readable length."""
     words = words.split("\n<", 1)[0].strip()
     return words if len(words) <= MAX_WORDS_CHARS else f"{words[:MAX_WORDS_CHARS]}…"

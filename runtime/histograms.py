@@ -1,4 +1,4 @@
-"""Counts values into the buckets of a distribution."""
+"""A histogram that a process fills and reports."""
 
 from bisect import bisect_left
 
@@ -18,5 +18,5 @@ class Histogram:
         self._total += value
 
     def counts(self) -> HistogramCounts:
-        """Returns what has been counted since the process started."""
+        """Returns the counts since the process started."""
         return HistogramCounts(tuple(self._counts), self._total)

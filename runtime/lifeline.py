@@ -1,8 +1,8 @@
-"""The lifeline: no process outlives its launcher, and no file outlives the run, however the launcher died.
+"""The lifeline: no process outlives its launcher and no file outlives the run, however the launcher dies.
 
-The launcher holds the write end of a FIFO in the run directory; end of file tells every process that it is gone, also
-one that was started by hand. A guard thread waits for it: it asks the main loop to stop and, whatever that does, ends
-the process, its hung siblings and the run directory soon after.
+The launcher holds the write end of a FIFO in the run directory. End of file means that it is gone, also for processes
+started by hand. A guard thread waits for it and asks the main loop to stop. After a grace period it kills the process
+and its hung siblings and removes the run directory, even if the main loop has not stopped.
 """
 
 import contextlib
@@ -18,21 +18,21 @@ from messages.errors import BootError
 from runtime.run_dir import LOCK_PATIENCE_S, RunDir, kill_processes, other_processes, try_lock
 
 GRACE_S = 1.0
-"""What a process gets between the end of its launcher and its own."""
+"""Seconds between the end of the launcher and that of the process."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def make_lifeline(run_dir: RunDir) -> int:
-    """Creates the FIFO and returns the descriptor that the launcher holds open for the run."""
+    """Creates the FIFO and returns the descriptor that the launcher keeps open during the run."""
     os.mkfifo(run_dir.lifeline, 0o600)
     return os.open(run_dir.lifeline, os.O_RDWR | os.O_CLOEXEC)
 
 
 def ask_for_death_signal(parent_pid: int, number: int = signal.SIGTERM) -> None:
-    """Has the kernel send the signal when the parent dies (Linux; elsewhere the lifeline alone serves).
+    """Makes the kernel send the signal when the parent dies (Linux only; elsewhere only the lifeline ends the process).
 
-    Call it when SIGTERM has a handler: its default action would leave nobody to remove the run directory.
+    Call this once SIGTERM has a handler: after its default action no process would remove the run directory.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
@@ -41,9 +41,9 @@ def ask_for_death_signal(parent_pid: int, number: int = signal.SIGTERM) -> None:
 
 
 def watch_lifeline(run_dir: RunDir, on_end: Callable[[], None]) -> None:
-    """Starts the guard thread; it calls `on_end` when the launcher is gone.
+    """Starts the guard thread, which calls `on_end` when the launcher is gone.
 
-    Raises `BootError` where it is gone already, and clears what it left behind.
+    If it is already gone, clears the run and raises `BootError`.
     """
     try:
         descriptor = os.open(run_dir.lifeline, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -66,7 +66,7 @@ def _guard(run_dir: RunDir, descriptor: int, on_end: Callable[[], None]) -> None
 
 
 def leave_abandoned_run(run_dir: RunDir) -> None:
-    """Gives the other processes of an abandoned run their grace, then clears the run."""
+    """Gives the other processes of an abandoned run the grace period, then clears the run."""
     deadline = time.monotonic() + GRACE_S
     while time.monotonic() < deadline and other_processes(run_dir):
         time.sleep(0.02)
@@ -74,10 +74,10 @@ def leave_abandoned_run(run_dir: RunDir) -> None:
 
 
 def clear_run(run_dir: RunDir) -> list[int]:
-    """Kills what still runs in an abandoned run directory and removes the directory; returns the pids.
+    """Kills the remaining processes of an abandoned run and removes its directory. Returns their pids.
 
-    Any process may do it. No-op if a launcher holds the directory (a new run may have taken it over already), or if it
-    is not this user's own.
+    Any process may call this. No-op if a launcher holds the directory, which a new run may already have taken over, or
+    if it is not this user's own.
     """
     deadline = time.monotonic() + LOCK_PATIENCE_S
     with contextlib.suppress(OSError):
@@ -92,13 +92,13 @@ def clear_run(run_dir: RunDir) -> list[int]:
 
 
 def has_launcher(run_dir: RunDir) -> bool:
-    """Tells whether someone holds the write end of the lifeline."""
+    """True if a process holds the write end of the lifeline."""
     try:
         descriptor = os.open(run_dir.lifeline, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
     try:
-        return os.read(descriptor, 1) != b""  # a poll would not do: it does not tell of a writer that left before
+        return os.read(descriptor, 1) != b""  # a poll would not report a writer that has already left
     except BlockingIOError:
         return True
     finally:

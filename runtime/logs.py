@@ -1,4 +1,4 @@
-"""Log lines, alike in every process: text, or with `--log-format json` one JSON object a line."""
+"""Log lines, the same in every process: text, or one JSON object per line with `--log-format json`."""
 
 import logging
 import os
@@ -16,11 +16,11 @@ from messages.control.admin import Acknowledged, ProcessResult, SetLogLevel
 TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
 FIELDS = "fields"
-"""`log.info(…, extra={FIELDS: {"uid": 7}})`: what a JSON line has beside its message, which says it too."""
+"""`log.info(…, extra={FIELDS: {"uid": 7}})` adds fields to a JSON line; the message should contain them too."""
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What every JSON line has; `time` is UTC. A line may have an `exception` (a traceback) and fields of its own."""
+    """Fields of every JSON line; `time` is UTC. A line may also have an `exception` (a traceback) and other fields."""
 
     time: str
     level: str
@@ -31,7 +31,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JsonFormatter(logging.Formatter):
-    """Makes a record of process `process` a line of JSON."""
+    """Formats a log record of process `process` as a line of JSON."""
 
     def __init__(self, process: str):
         super().__init__()
@@ -53,12 +53,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def json_line(line: LogLine, fields: Mapping[str, Any] | None = None) -> str:
-    """Returns the line without a line end."""
+    """Returns the line as JSON, without a line break."""
     return msgspec.json.encode({**msgspec.structs.asdict(line), **(fields or {})}, enc_hook=repr).decode()
 
 
 def is_json_line(text: str) -> bool:
-    """Tells whether `text` is a line that a process of ours has made, and not what a library has printed."""
+    """True if `text` is a log line of one of our processes, not the output of a library."""
     try:
         msgspec.json.decode(text, type=LogLine)
     except msgspec.DecodeError:
@@ -72,7 +72,7 @@ def shown_time(unix_s: float) -> str:
 
 
 def set_up_logging(process: str, run: RunConfig) -> None:
-    """Has this process log to standard error; as JSON also warnings and uncaught exceptions, on one line each."""
+    """Makes this process log to standard error. In JSON, warnings and uncaught exceptions are one line each, too."""
     logging.basicConfig(level=run.log_level.upper(), stream=sys.stderr, format=TEXT_FORMAT)
     if run.log_format == "json":
         logging.getLogger().handlers[0].setFormatter(JsonFormatter(process))
@@ -82,7 +82,7 @@ def set_up_logging(process: str, run: RunConfig) -> None:
 
 
 def set_log_level(command: SetLogLevel) -> ProcessResult:
-    """Shows log lines from the given level on; those of libraries too."""
+    """Sets the log level of this process, including its libraries."""
     logging.getLogger().setLevel(command.level.upper())
     return Acknowledged(f"shows lines of level {command.level} and above")
 

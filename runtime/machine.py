@@ -1,4 +1,4 @@
-"""What this machine has, as Linux tells it: memory that can still be taken, and bfloat16."""
+"""Properties of this machine as Linux reports them: available memory and native bfloat16."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ BFLOAT16_CPU_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
 def available_memory_bytes(memory_info: Path, cgroup: Path) -> int:
-    """Returns the memory that can still be taken, by the kernel's estimate and the container's limit."""
+    """Returns the available memory, by the kernel's estimate and the container's limit."""
     try:
         fields = dict(line.split(":", 1) for line in memory_info.read_text(encoding="ascii").splitlines())
         available = int(fields["MemAvailable"].split()[0]) * 1024
@@ -25,7 +25,7 @@ def available_memory_bytes(memory_info: Path, cgroup: Path) -> int:
 
 
 def computes_bfloat16(cpu_info: Path) -> bool:
-    """Whether the processor multiplies bfloat16 natively; False where /proc/cpuinfo does not say."""
+    """True if the processor multiplies bfloat16 natively; False if /proc/cpuinfo cannot be read."""
     try:
         lines = cpu_info.read_text(encoding="utf-8").splitlines()
     except OSError:

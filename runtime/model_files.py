@@ -1,4 +1,4 @@
-"""Reads files of a model's directory; errors name the file and its actual content."""
+"""Reads the files of a model directory. Errors name the file and, if known, its actual content."""
 
 import json
 from fnmatch import fnmatch
@@ -9,7 +9,7 @@ from messages.errors import BootError
 
 
 class WeightFiles(NamedTuple):
-    """How the weight files of a format are called: a whole model, and a pattern of it and of its shards."""
+    """Names of the weight files of a format: the file of a whole model, and a pattern that includes shards."""
 
     whole: str
     pattern: str
@@ -23,7 +23,7 @@ WEIGHT_FILES = {
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
 OTHER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
-"""Patterns of configuration, tokenizer and chat template."""
+"""Patterns of configuration, tokenizer and chat template files."""
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -33,7 +33,7 @@ def is_weight_file(name: str) -> bool:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Returns the JSON object in `file`. Raises `BootError`, which names the file."""
+    """Returns the JSON object in `file`. Raises a `BootError` that names the file."""
     try:
         value: object = json.loads(file.read_bytes())
     except OSError as error:
@@ -41,14 +41,14 @@ def read_object(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise BootError(f"{file}: {find_other_content(file) or f'is not valid JSON: {error}'}") from None
     except RecursionError:
-        raise BootError(f"{file}: is nested too deeply to be a file of a model") from None
+        raise BootError(f"{file}: is nested too deeply for a model file") from None
     if not isinstance(value, dict):
         raise BootError(f"{file}: is not a JSON object")
     return cast("dict[str, Any]", value)
 
 
 def find_other_content(file: Path) -> str | None:
-    """Returns what an unreadable model file contains instead, and the remedy; `None` if unknown."""
+    """Returns the actual content of an unreadable model file, with the remedy; `None` if unknown."""
     try:
         with file.open("rb") as opened:
             beginning = opened.read(len(LFS_POINTER))

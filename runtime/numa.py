@@ -1,6 +1,6 @@
-"""Which NUMA nodes of a CPU each process that computes has, where there are several of both (decision 0074).
+"""Divides the NUMA nodes of a machine among the processes that compute (decision 0074).
 
-Memory is allocated on the node of the thread that writes it first, unless the operator has said otherwise (numactl).
+Memory is allocated on the node of the thread that first writes it, unless the operator chose another policy (numactl).
 """
 
 import contextlib
@@ -14,34 +14,34 @@ SYSFS = Path("/sys/devices/system/node")
 
 
 class Share(NamedTuple):
-    """The cores of a process: part `group`, from 0 on, of the `num_groups` into which the nodes are divided."""
+    """The cores of a process: group number `group` of the `num_groups` into which the nodes are divided."""
 
     group: int
     num_groups: int
     cpus: frozenset[int]
 
     def count(self, num_processes: int) -> int:
-        """Returns how many of so many processes have these cores."""
+        """Returns how many of `num_processes` processes use these cores."""
         return len(range(self.group, num_processes, self.num_groups))
 
 
 @cache
 def allowed_cpus() -> frozenset[int]:
-    """Returns the cores that this process was started with, whatever it has been pinned to since."""
+    """Returns the cores that this process was started with, before any pinning."""
     return frozenset(os.sched_getaffinity(0))
 
 
 def read_nodes(allowed: frozenset[int], sysfs: Path = SYSFS) -> list[frozenset[int]]:
-    """Returns the cores of each node that has some of the `allowed` ones, in order; of a system without nodes, all."""
+    """Returns the allowed cores of each node that has any, in order. Without NUMA, there is one group of all cores."""
     names = sorted((path.name for path in sysfs.glob("node[0-9]*")), key=lambda name: int(name[4:]))
     nodes = [cores for name in names if (cores := allowed & _read_list(sysfs / name / "cpulist"))]
     return nodes if len(nodes) > 1 else [allowed]
 
 
 def divide(nodes: Sequence[frozenset[int]], num_processes: int, number: int) -> Share:
-    """Returns what the process `number`, from 1 on, has where there are so many, or more.
+    """Returns the cores of process `number` (counted from 1) of `num_processes`, which may grow later.
 
-    Processes go to the nodes in turn. Where there are fewer of them, each has several nodes side by side.
+    Processes are assigned to the nodes in turn. If there are fewer processes than nodes, each gets adjacent nodes.
     """
     num_groups = min(num_processes, len(nodes))
     group = (number - 1) % num_groups
@@ -50,7 +50,7 @@ def divide(nodes: Sequence[frozenset[int]], num_processes: int, number: int) -> 
 
 
 def pin(share: Share) -> None:
-    """Has all threads of this process, and those that they start, run on these cores."""
+    """Pins all threads of this process, and the threads that they start, to these cores."""
     if share.num_groups > 1:
         for thread in Path("/proc/self/task").iterdir():
             with contextlib.suppress(ProcessLookupError):
@@ -58,7 +58,7 @@ def pin(share: Share) -> None:
 
 
 def file_of_group(path: Path, group: int) -> Path:
-    """Returns the file that the processes of a group share in place of `path`."""
+    """Returns the file that the processes of a group share instead of `path`."""
     return path.with_name(f"{path.name}-{group}") if group else path
 
 

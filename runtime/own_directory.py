@@ -1,6 +1,6 @@
-"""Directories where other users may write too, such as /tmp: checked, opened and emptied by descriptor.
+"""Directories in places where other users may write too, such as /tmp: checked, opened and emptied by descriptor.
 
-Another user's link may redirect a path at any moment; a descriptor always refers to the same directory.
+Another user may replace a path by a link at any moment; a descriptor always refers to the same directory.
 """
 
 import errno
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @contextmanager
 def own_directory(path: Path) -> Generator[int]:
-    """Opens the directory `path` as a descriptor for the block.
+    """Opens the directory `path` and yields its descriptor.
 
     Raises `OSError` for a link, a directory of another user, or one that is not empty and writable by others.
     """
@@ -41,7 +41,7 @@ def names_in(descriptor: int) -> list[str]:
 
 
 def is_own_directory(path: Path) -> bool:
-    """True if `path` is a directory of this user and not a link."""
+    """True if `path` is a directory owned by this user, not a link."""
     try:
         facts = path.lstat()
     except OSError:
@@ -50,7 +50,7 @@ def is_own_directory(path: Path) -> bool:
 
 
 def empty_directory(descriptor: int, kept: str) -> None:
-    """Removes everything in the directory except the entry `kept`; follows no link. Entries may vanish meanwhile."""
+    """Removes everything in the directory except the entry `kept`. Follows no links; entries may vanish meanwhile."""
     for name in names_in(descriptor):
         if name == kept:
             continue

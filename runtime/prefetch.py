@@ -1,4 +1,4 @@
-"""The weights' way from the disk into the page cache, while torch is imported."""
+"""Prefetches the weights from the disk into the page cache while torch is being imported."""
 
 import os
 import threading
@@ -10,28 +10,28 @@ from messages.config.server import ModelConfig
 from runtime.model_files import WEIGHT_FILES
 
 PIECE_BYTES = 512 << 10
-"""Linux reads no more than a disk's largest request for one call."""
+"""One call makes Linux read at most the disk's maximum request size."""
 
 MOST_OF_MEMORY = 0.5
-"""Of more, what was read first might have gone again before it is loaded."""
+"""Larger models are not prefetched: their first pages might be evicted before they are loaded."""
 
 
 def prefetch(model: ModelConfig, model_dir: Path) -> None:
-    """Has the kernel begin to read the files that will be loaded; returns at once, and errors are left to the loader.
+    """Makes the kernel start reading the weight files. Returns at once; errors are left to the loader.
 
-    Quantized weights come from a file of their own, mostly.
+    No-op for quantized weights, which mostly come from a file of their own.
     """
     if model.load_format == "dummy" or model.quantization != "none":
         return
     found = [sorted(model_dir.glob(files.pattern)) for files in WEIGHT_FILES.values()]
     files = next((files for files in found if files), found[-1])
-    # In a thread: a call waits where the disk has enough to do.
+    # In a thread, because a call blocks while the disk is busy.
     threading.Thread(target=_ask_for, args=(files,), name="read-ahead", daemon=True).start()
 
 
 def _ask_for(files: Sequence[Path]) -> None:
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, AttributeError):  # a system without the call
+    with suppress(OSError, AttributeError):  # systems without the call
         if sum(file.stat().st_size for file in files) > MOST_OF_MEMORY * memory_bytes:
             return
         for file in files:

@@ -1,6 +1,6 @@
-"""A process's link to its launcher: hello, phases of the start, heartbeats, and the word to stop.
+"""The link of a process to its launcher: registration, start-up phases, heartbeats and the end.
 
-Every process but the launcher starts through `run_process`, and by hand with `python -m NAME --run-dir DIR`.
+Every process except the launcher runs in `run_process`. By hand: `python -m NAME --run-dir DIR`.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from messages.control.processes import (
     PhaseReport,
     ProcessTable,
     Ready,
-    Refused,
+    Refusal,
     StandingBy,
     Stop,
     TakeOver,
@@ -64,7 +64,7 @@ from runtime.stacks import write_stacks_on_signal
 P = TypeVar("P")
 
 ControlMessage = Drain | Leave | ProcessTable | Answer
-"""What a main loop gets to see of what the launcher sends."""
+"""The launcher's messages that are passed to the main loop."""
 
 BEAT_INTERVAL_S = 1.0
 WELCOME_TIMEOUT_S = 10.0
@@ -73,22 +73,22 @@ log = logging.getLogger("sluice.process")
 
 
 class ProcessLink:
-    """What a main loop needs besides its channels.
+    """The link of a process to its launcher, with everything else that a main loop needs besides its channels.
 
-    `is_stopping` turns true once: on `Stop`, on SIGTERM, or when the launcher dies.
+    `is_stopping` becomes true once: on `Stop`, on SIGTERM, or when the launcher dies.
     """
 
     def __init__(self, name: str, run_dir: RunDir, *, is_successor: bool = False, is_spare: bool = False):
         self.name = name
         self.is_spare = is_spare
-        """It is there in case the process of the same name dies: what it prepares is not to be felt."""
+        """It stands by in case the process of the same name dies, and must prepare without slowing that one down."""
         self.is_successor = is_successor
-        """It waits in `stand_by` until the process of the same name has left."""
+        """It waits in `stand_by` until the process of the same name has ended."""
         self.run_dir = run_dir
         self.config = run_dir.read_config()
         self.incarnation = 0
         self.uid_block = 0
-        """Of a frontend, the block of uids that it gives."""
+        """The block of uids that a frontend assigns."""
         self.is_stopping = False
         self._is_launcher_gone = threading.Event()
         self._was_signalled = False
@@ -96,9 +96,9 @@ class ProcessLink:
         self._last_beat_ns = 0
         self._was_busy: bool = False
         self._kept_messages: list[ControlMessage] = []
-        """What has come in `stand_by`."""
-        self._hears_nothing = False
-        """The launcher had sent nothing as `wait` returned just now, so there is no need to look again."""
+        """Messages that arrived during `stand_by`."""
+        self._has_no_control = False
+        """The last `wait` found nothing from the launcher, so the next `receive_control` need not check."""
         self._executors: dict[type[Any], Callable[[Any], ProcessResult]] = {}
         self.on_instruction: Callable[[Instruction], None] = self._carry_out
         self.faults = Faults(run_dir) if self.config.run.enable_fault_injection else None
@@ -134,7 +134,7 @@ class ProcessLink:
                             os.truncate(self._pid_file, 0)
                             os.pwrite(self._pid_file, f"{os.getpid()}".encode("ascii"), 0)
                         return
-                    case Refused(reason):
+                    case Refusal(reason):
                         raise BootError(f"the launcher refused this {self.name}: {reason}")
                     case Stop():
                         self.is_stopping = True
@@ -144,13 +144,13 @@ class ProcessLink:
                 raise BootError(f"the launcher in {self.run_dir.path} did not answer within {WELCOME_TIMEOUT_S:.0f} s")
 
     def _record(self) -> FrameRecorder:
-        """Returns what keeps frames, of a successor from its first channel on: it removes an earlier process's file."""
+        """Returns the frame recorder. A successor makes it with its first channel, since it removes older files."""
         if self._recorder is None:
             self._recorder = FrameRecorder(self.name, self.config, self.run_dir)
         return self._recorder
 
     def add_receiver(self, receiver: Receiver[Any]) -> None:
-        """Lets `wait` return when something arrives for `receiver`, and beats say what it has taken."""
+        """Makes `wait` return when a frame arrives at `receiver`, and beats report the frames it received."""
         receiver.on_frame = self._record().received_as(receiver.path.stem)
         self._waiter.add_channel(receiver)
         self.profiler.receivers.append(receiver)
@@ -158,11 +158,11 @@ class ProcessLink:
             self.faults.receivers.append(receiver)
 
     def add_channel(self, channel: Readable) -> None:
-        """Lets `wait` return when something arrives in `channel`, whatever that is."""
+        """Makes `wait` return when anything arrives in `channel`."""
         self._waiter.add_channel(channel)
 
     def open_sender(self, receiver: str) -> Sender[Any]:
-        """Returns a new sender to the process `receiver`; beats say what it has sent."""
+        """Returns a new sender to the process `receiver`. Beats report the frames it sent."""
         sender: Sender[Any] = (
             self.faults.open_sender(self.run_dir, receiver) if self.faults else Sender(self.run_dir.socket(receiver))
         )
@@ -178,30 +178,30 @@ class ProcessLink:
         sender.close()
 
     def descriptors(self) -> tuple[int, int]:
-        """For an event loop in place of `wait`: the control channel's descriptor, and one for a stop."""
+        """Returns what an event loop polls instead of `wait`: the descriptors of the control channel and of `wake`."""
         return self._control.fileno(), self._wakeup_reader
 
     def wait(self, timeout_s: float = BEAT_INTERVAL_S) -> None:
-        """Blocks until a receiver or the launcher has something, a signal comes, or it is time for the next beat."""
+        """Blocks until a message arrives, a signal comes, or the next beat is due."""
         if not self.is_stopping:
             if self._wakeup_reader in self._waiter.wait(min(timeout_s, BEAT_INTERVAL_S)):
                 os.read(self._wakeup_reader, 4096)
-            self._hears_nothing = not self._waiter.has_found(self._control)
+            self._has_no_control = not self._waiter.has_found(self._control)
 
     def wake(self) -> None:
-        """Lets `wait` return, from any thread."""
+        """Makes `wait` return. May be called in any thread."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._wakeup_writer, b"\0")
 
     def phase(self, text: str, fraction: float | None = None) -> None:
-        """Tells the operator what this process is doing while it starts; `fraction` in [0, 1] draws a bar."""
+        """Reports a start-up phase to the operator; `fraction` in [0, 1] is its progress."""
         self._control.send(PhaseReport(text, fraction))
 
     def stand_by(self) -> bool:
-        """Waits until this process may take its place: for a predecessor to leave, if it is a successor, else not.
+        """Waits for the predecessor to end, if this process is a successor. Returns False if it must stop instead.
 
-        Returns whether it may; where it may not, it is to end. Call it when all is prepared that can be beside the
-        predecessor, and before binding any socket.
+        Call this when everything is prepared that can be prepared next to a running predecessor, and before binding any
+        socket.
         """
         if self.is_successor:
             self._control.send(StandingBy())
@@ -212,11 +212,11 @@ class ProcessLink:
         return not self.is_stopping
 
     def ready(self, degraded: str = "", placement: dict[str, str] | None = None) -> None:
-        """Reports to the launcher that it serves, with what is degraded and where a model runs, for operators."""
+        """Reports to the launcher that this process serves, with degradations and the model's placement."""
         self._control.send(Ready(degraded, placement or {}))
 
     def report(self, message: PhaseReport | Ready | Beat | Drained | InstructionDone) -> None:
-        """Tells the launcher what the process has said for which this one stands."""
+        """Forwards a message of the process that this one represents to the launcher."""
         self._control.send(message)
 
     def drained(self, num_unfinished: int) -> None:
@@ -229,10 +229,9 @@ class ProcessLink:
         histograms: Callable[[], dict[str, HistogramCounts]] = dict,
         frontend: FrontendReport | None = None,
     ) -> None:
-        """Tells the launcher that the main loop turns: at most once a second, and at once when work begins or ends.
+        """Sends a heartbeat at most once a second, and at once when work begins or ends.
 
-        Call it in each turn of the loop; with `is_busy` right before a step that may take long. `frontend` is what a
-        frontend tells the others.
+        Call this in each iteration of the main loop, and with `is_busy` right before a step that may take long.
         """
         now_ns = time.monotonic_ns()
         is_due = now_ns - self._last_beat_ns >= BEAT_INTERVAL_S * 0.9e9
@@ -245,7 +244,7 @@ class ProcessLink:
             self._last_beat_ns, self._was_busy = now_ns, is_busy
 
     def register(self, kind: type[P], execute: Callable[[P], ProcessResult]) -> None:
-        """Has `receive_control` call `execute` for each instruction of this kind; it may raise `SluiceError`."""
+        """Makes `receive_control` call `execute` for each instruction of this kind. It may raise `SluiceError`."""
         self._executors[kind] = execute
 
     def _register_faults(self) -> None:
@@ -254,23 +253,23 @@ class ProcessLink:
             self.register(kind, executors.get(kind, refuse_fault))
 
     def ask(self, ask_id: int, command: AdminCommand) -> None:
-        """Asks the launcher for something; `receive_control` brings each `Answer`."""
+        """Sends a command to the launcher; `receive_control` returns each `Answer`."""
         self._control.send(Ask(ask_id, command))
 
     def receive_control(self) -> list[ControlMessage]:
-        """Returns what the launcher wants of this process, and never waits.
+        """Returns the launcher's messages for the main loop. Never waits.
 
-        A `Stop` sets `is_stopping` instead, and instructions are carried out by what was given to `register`.
+        `Stop` sets `is_stopping`; instructions are executed by the functions given to `register`.
         """
         messages, self._kept_messages = self._kept_messages, []
-        if self._hears_nothing:
-            self._hears_nothing = False
+        if self._has_no_control:
+            self._has_no_control = False
             return messages
         for message in self._control.receive():
             match message:
                 case Stop():
                     self.is_stopping = True
-                case Refused(reason):
+                case Refusal(reason):
                     log.error("the launcher refused this process: %s", reason)
                     self.is_stopping = True
                 case Drain() | Leave() | ProcessTable() | Answer():
@@ -290,7 +289,7 @@ class ProcessLink:
     def _execute(self, command: ProcessCommand) -> ProcessResult:
         execute = self._executors.get(cast("type[Any]", type(command)))
         if execute is None:
-            return Failed("impossible", f"the {self.name} does not know {type(command).__name__}")
+            return Failed("impossible", f"the {self.name} does not support {type(command).__name__}")
         try:
             return execute(command)
         except SluiceError as error:
@@ -302,8 +301,8 @@ class ProcessLink:
     def stop_on_signal(self) -> None:
         """Makes SIGTERM and SIGINT stop the main loop.
 
-        A Ctrl-C in the launcher's terminal does not come here (its children are process groups of their own), so a
-        SIGINT is meant for a process that was started by hand.
+        Ctrl-C in the launcher's terminal does not reach its children, which have their own process groups, so a SIGINT
+        is meant for a process that was started by hand.
         """
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
@@ -325,10 +324,10 @@ class ProcessLink:
         self._control.send(BootFailed(message))
 
     def close(self) -> None:
-        """Leaves the run; the last process of a run whose launcher is gone removes the directory.
+        """Leaves the run. If the launcher is gone, the last process to leave removes the run directory.
 
-        The signal of a launcher's death comes some milliseconds before its lifeline ends (it has several threads), so
-        after a signal this waits for the end, for at most the grace.
+        The death signal of a launcher arrives some milliseconds before its lifeline ends, because it has several
+        threads. So after a signal this waits for the lifeline, for at most the grace period.
         """
         if self._recorder is not None:
             self._recorder.close()
@@ -340,16 +339,16 @@ class ProcessLink:
             leave_abandoned_run(self.run_dir)
 
     def _has_pid_file(self) -> bool:
-        """Tells whether the file of this name is that of this process, and not its successor's."""
+        """True if the pid file of this name is this process's, not its successor's."""
         with contextlib.suppress(FileNotFoundError):
             return os.fstat(self._pid_file).st_ino == self.run_dir.pid_file(self.name).stat().st_ino
         return False
 
 
 def _lock_name(name: str, run_dir: RunDir) -> int:
-    """Locks the pid file of process `name` until this process ends, and returns its descriptor.
+    """Locks the pid file of process `name` until this process ends. Returns its descriptor.
 
-    Raises `BootError` where such a process runs already: two under one name would take each other's messages.
+    Raises `BootError` if such a process is already running: two with one name would read each other's messages.
     """
     try:
         descriptor = os.open(run_dir.pid_file(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -367,13 +366,13 @@ def _lock_name(name: str, run_dir: RunDir) -> int:
 
 
 def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:
-    """Runs one process from its command line to its end; returns the exit code.
+    """Runs one process from its command line to its end. Returns the exit code.
 
-    `serve` builds what the process owns, calls `link.ready()` and loops until `link.is_stopping`.
+    `serve` builds everything that the process owns, calls `link.ready()` and loops until `link.is_stopping`.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=f"Runs the {name} of a server by itself.")
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=f"Runs the {name} of a server by hand.")
     parser.add_argument("--run-dir", required=True, type=Path, help="the run directory of the server")
-    parser.add_argument("--name", default=name.removesuffix("_proc"), help="what the launcher knows it as")
+    parser.add_argument("--name", default=name.removesuffix("_proc"), help="its name in the launcher")
     parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
     for flag in ("--stand-by", "--spare"):
         parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)

@@ -1,7 +1,7 @@
-"""A profile of one process: what its main loop does, which frames it sends and takes, and where its time goes.
+"""Profiles one process: its main loop, the frames that it sends and receives, and sampled stacks.
 
-Nothing of this is in the way while no profile runs: at its start methods of single objects are replaced by ones that
-take notes, and at its end the replacements go. All times are CLOCK_MONOTONIC, in ns (`time.monotonic_ns()`).
+A profile costs nothing while it does not run: it replaces methods of single objects when it starts and restores them
+when it ends. All times are CLOCK_MONOTONIC in ns (`time.monotonic_ns()`).
 """
 
 import os
@@ -20,22 +20,22 @@ from messages.errors import SluiceError
 from runtime.run_dir import RunDir
 
 MAX_NOTES = 2_000_000
-"""Slices and frames of one profile: a profile that nobody stops must not fill the memory."""
+"""Maximum slices and frames of one profile, so that a profile left running does not fill the memory."""
 
 Slice = tuple[str, int, int]
 """Name, begin, end."""
 
 FrameNote = tuple[str, int, int, int, int]
-"""Name, begin and end of sending or of dealing with it, sender, number."""
+"""Name, begin and end of sending or processing it, sender, number."""
 
 Sample = tuple[list[str], int]
-"""A stack, outermost first (each a name, a file and a line, apart by NUL), and the ns since the sample before."""
+"""A stack, outermost frame first (name, file and line, separated by NUL), and the ns since the previous sample."""
 
 
 class ProcessProfile(msgspec.Struct, frozen=True, array_like=True):
-    """What one process leaves in the run directory for the merge.
+    """The profile that one process writes to the run directory, to be merged.
 
-    `torch_trace` is a file in Chrome's format whose times are of the system clock, `epoch_offset_ns` later than ours.
+    `torch_trace` is a file in Chrome's format. Its times are system clock times, `epoch_offset_ns` ahead of ours.
     """
 
     name: str
@@ -49,40 +49,40 @@ class ProcessProfile(msgspec.Struct, frozen=True, array_like=True):
     """By receiver."""
     received: list[FrameNote]
     samples: list[Sample]
-    """One after another from `samples_began_ns` on."""
+    """Consecutive samples from `samples_began_ns` on."""
     samples_began_ns: int = 0
     torch_trace: str = ""
 
 
 class Observer(Protocol):
-    """What looks at the process beside the notes: a sampling profiler or, in the scheduler, torch's."""
+    """A profiler that runs during a profile: a sampling profiler or, in the scheduler, torch's."""
 
     def start(self) -> None: ...
 
     def annotate(self, name: str) -> AbstractContextManager[Any]:
-        """Returns what marks a part of the main loop in the observer's own trace."""
+        """Returns a context that marks a part of the main loop in the observer's own trace."""
         return nullcontext()
 
     def stop(self) -> None: ...
 
     def samples(self) -> tuple[int, list[Sample]]:
-        """Returns when the first sample's time began, and the samples."""
+        """Returns the begin of the first sample, and the samples."""
         return 0, []
 
     def slices(self) -> list[Slice]:
-        """Returns parts of the main loop that it has seen itself, after `stop`."""
+        """Returns the parts of the main loop that the observer recorded itself. Call it after `stop`."""
         return []
 
     def write_trace(self, path: Path) -> bool:
-        """Writes the observer's own trace after `stop`, maybe in another thread; returns False where it has none."""
+        """Writes the observer's own trace, after `stop` and possibly in another thread. Returns False without one."""
         return False
 
 
 class SamplingObserver(Observer):
-    """pyinstrument, which notes the stack of this thread every millisecond of its work."""
+    """pyinstrument, which samples the stack of this thread every millisecond while it works."""
 
     def __init__(self) -> None:
-        # Imported here and not above: it belongs to a profile alone, and so do its 5 MB.
+        # Imported here, because only a profile needs its 5 MB.
         from pyinstrument import Profiler
 
         self._profiler = Profiler(interval=0.001, async_mode="disabled")
@@ -99,7 +99,7 @@ class SamplingObserver(Observer):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A method of one object whose calls are slices of the main loop; `name` gets the arguments."""
+    """A method of one object whose calls are slices of the main loop. `name` makes a slice's name of the arguments."""
 
     owner: Any
     method: str
@@ -107,7 +107,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class ProcessProfiler:
-    """Starts and stops the profile of this process. `parts` are the parts of its main loop that are told apart."""
+    """Starts and stops the profile of this process. `parts` are the parts of its main loop that get own slices."""
 
     def __init__(self, name: str, run_dir: RunDir):
         self.name = name
@@ -116,15 +116,15 @@ class ProcessProfiler:
         self.senders: list[Sender[Any]] = []
         self.receivers: list[Receiver[Any]] = []
         self.loop: Any = None
-        """The link, where the main loop turns by its `receive_control` and `wait`."""
+        """The link, if the main loop calls its `receive_control` and `wait`."""
         self.make_observer: Callable[[], Observer] = SamplingObserver
         self._run_dir = run_dir
         self._running: _Notes | None = None
 
     def start(self, command: StartProfile) -> ProcessResult:
-        """Raises `SluiceError` where a profile runs already."""
+        """Raises `SluiceError` if a profile is already running."""
         if self._running is not None:
-            raise SluiceError("a profile runs already")
+            raise SluiceError("a profile is already running")
         notes = _Notes(self.make_observer())
         notes.observer.start()
         if self.loop is not None:
@@ -136,12 +136,12 @@ class ProcessProfiler:
         for receiver in self.receivers:
             notes.watch_receiver(receiver)
         self._running = notes
-        return Acknowledged("a profile has begun")
+        return Acknowledged("the profile has begun")
 
     def stop(self, command: StopProfile) -> ProcessResult:
-        """Ends the profile; the file that is named in the result is written by a thread, and there when it is whole."""
+        """Ends the profile. A thread writes the file named in the result, which appears once it is complete."""
         if self._running is None:
-            raise SluiceError("no profile runs")
+            raise SluiceError("no profile is running")
         notes, self._running = self._running, None
         notes.end()
         directory = self._run_dir.profiles
@@ -174,7 +174,7 @@ class ProcessProfiler:
 
 
 class _Notes:
-    """One profile while it runs."""
+    """A running profile."""
 
     def __init__(self, observer: Observer):
         self.observer = observer
@@ -195,7 +195,7 @@ class _Notes:
         self.epoch_offset_ns = time.time_ns() - time.monotonic_ns()
 
     def watch_turns(self, loop: Any) -> None:
-        """A turn of a main loop begins as it hears its launcher and ends as it waits, or hears it again."""
+        """Records each iteration of the main loop: from `receive_control` until `wait`, or until the next one."""
         receive_control, wait = loop.receive_control, loop.wait
 
         def noted_receive_control() -> Any:
@@ -245,7 +245,7 @@ class _Notes:
         self._replace(sender, "send", noted)
 
     def watch_receiver(self, receiver: Receiver[Any]) -> None:
-        """Notes each frame from its arrival here until the main loop wants the next one."""
+        """Records each frame from its arrival until the main loop requests the next one."""
         receive, note, notes = receiver.receive, receiver.arrivals.note, self.received
         latest = 0, 0, 0
 
@@ -269,7 +269,7 @@ class _Notes:
             original: Any = getattr(owner, method)
             self._undo.append(lambda: setattr(owner, method, original))
         else:
-            self._undo.append(lambda: delattr(owner, method))  # and the method of its class is back
+            self._undo.append(lambda: delattr(owner, method))  # restores the method of its class
         setattr(owner, method, noted)
 
 

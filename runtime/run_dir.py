@@ -1,4 +1,4 @@
-"""The run directory: the one private place where a run keeps its sockets, its pids and its configuration."""
+"""The run directory: a private directory with the sockets, pids and configuration of one run."""
 
 import contextlib
 import fcntl
@@ -16,21 +16,38 @@ from runtime.own_directory import empty_directory, names_in, own_directory
 MAX_IPC_PATH_BYTES = 107
 LONGEST_SOCKET_NAME = "frontend.999999.sock"
 LOCK_PATIENCE_S = 0.3
-"""How long the lock is waited for: a launcher that dies, or a process that clears its run, holds it for a moment."""
+"""How long to wait for the lock: a dying launcher, or a process that clears the run, holds it for a moment."""
 
 
 class RunDir:
-    """Names the files of one run directory. Making an object touches nothing."""
+    """The paths in one run directory. Creating the object does not touch the disk."""
 
     def __init__(self, path: Path):
         self.path = path
+        self.config_file = path / "config.json"
+        self.lifeline = path / "lifeline"
+        """A FIFO whose write end the launcher holds: end of file means that the launcher is gone."""
+        self.lock_file = path / "run.lock"
+        """Its name identifies a directory that a killed launcher left behind."""
+        self.address_file = path / "address"
+        """Contains `http://host:port` (or https) of the run; an engine that joined a server has none."""
+        self.black_box = path / "black-box"
+        """The directory of the processes' last frames (`runtime/black_box/`), if they are recorded."""
+        self.profiles = path / "profiles"
+        """The directory of the profiles to merge, if there are any."""
+        self.head_keys = path / "head.key"
+        """The keys with which the head authenticates engines on other machines, if it accepts any."""
+        self.join_keys = path / "join.key"
+        """The keys with which those engines join; their operators copy the file."""
+        self.weights_file = path / "weights"
+        """A link to the launcher's in-memory file for the weights that all schedulers share."""
 
     def socket(self, receiver: str) -> Path:
-        """The ipc socket that process `receiver` binds (`launcher` for the control plane)."""
+        """Returns the ipc socket that process `receiver` binds (`launcher` for the control plane)."""
         return self.path / f"{receiver}.sock"
 
     def sockets(self) -> list[str]:
-        """Returns which of them are bound, or were and have not been taken away: the receivers' names."""
+        """Returns the names of the receivers whose sockets exist."""
         return [path.stem for path in self.path.glob("*.sock")]
 
     def pid_file(self, process: str) -> Path:
@@ -41,67 +58,23 @@ class RunDir:
         with contextlib.suppress(OSError):
             self.pid_file(process).write_text(f"{pid}", encoding="ascii")
 
-    @property
-    def lifeline(self) -> Path:
-        """A FIFO whose write end the launcher holds: end of file means that the launcher is gone."""
-        return self.path / "lifeline"
-
-    @property
-    def address_file(self) -> Path:
-        """Contains `http://host:port` (or https) of the run; an engine that joined a server has none."""
-        return self.path / "address"
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def black_box(self) -> Path:
-        """A directory of the processes' last frames (`runtime/black_box/`), if they are kept."""
-        return self.path / "black-box"
-
-    @property
-    def profiles(self) -> Path:
-        """The directory of profiles that are being merged, if there were any."""
-        return self.path / "profiles"
-
-    @property
-    def head_keys(self) -> Path:
-        """The keys with which the head meets engines on other machines, if it takes any."""
-        return self.path / "head.key"
-
-    @property
-    def join_keys(self) -> Path:
-        """The keys with which they join; their operators copy the file."""
-        return self.path / "join.key"
-
     def kv_file(self, name: str) -> Path:
-        """A link to the launcher's file in memory for the KV cache of scheduler `name`, if it has one."""
+        """Returns the link to the launcher's in-memory file for the KV cache of scheduler `name`, if it has one."""
         return self.path / f"{name}.kv-cache"
 
     def ranks_file(self, name: str) -> Path:
-        """Where the ranks of scheduler `name` find each other."""
+        """Returns the file through which the ranks of scheduler `name` find each other."""
         return self.path / f"{name}.ranks"
 
-    @property
-    def weights_file(self) -> Path:
-        """A link to the launcher's file in memory for the weights that all schedulers share."""
-        return self.path / "weights"
-
-    @property
-    def lock_file(self) -> Path:
-        """Its name identifies a directory that a killed launcher left behind."""
-        return self.path / "run.lock"
-
     def stacks_file(self, pid: int) -> Path:
-        """Where process `pid` writes the stacks of its threads when it is asked to, from the moment that it may be."""
+        """Returns the file for the thread stacks of process `pid`. Once it exists, stacks may be requested."""
         return self.path / "stacks" / f"{pid}"
 
     def write_config(self, config: Config) -> None:
         self.config_file.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
 
     def read_config(self) -> Config:
-        """Raises `BootError` where there is no run in this directory."""
+        """Raises `BootError` if there is no run in this directory."""
         try:
             return msgspec.json.decode(self.config_file.read_bytes(), type=Config)
         except FileNotFoundError:
@@ -112,7 +85,7 @@ class RunDir:
             raise BootError(f"{self.config_file}: written by another version of this program: {error}") from None
 
     def pids(self) -> dict[str, int]:
-        """The processes that have written their pid, by name."""
+        """Returns the pids of the processes that have written theirs, by name."""
         found: dict[str, int] = {}
         for file in self.path.glob("*.pid"):
             with contextlib.suppress(FileNotFoundError):
@@ -122,9 +95,9 @@ class RunDir:
         return found
 
     def remove(self) -> None:
-        """Removes the directory and all in it; no error where it is gone already.
+        """Removes the directory and its contents. No-op if it is already gone.
 
-        The lock file goes last: by it a launcher that comes meanwhile knows a directory that it may take over.
+        The lock file is removed last: it shows a launcher that starts meanwhile that it may take over the directory.
         """
         with contextlib.suppress(OSError):
             with own_directory(self.path) as directory:
@@ -135,18 +108,18 @@ class RunDir:
 
 
 def default_path(name: int | str) -> Path:
-    """Returns the run directory of the server on the port `name`, or of what else runs: short, apart for each user."""
+    """Returns the default run directory for port `name`, or for another kind of run: a short path, one per user."""
     root = os.environ.get("XDG_RUNTIME_DIR", "")
     parent = Path(root) if root and Path(root).is_dir() else Path("/tmp")
     return parent / f"sluice-{os.getuid()}-{name}"
 
 
 def claim(path: Path) -> tuple[RunDir, int]:
-    """Creates the run directory, or takes over one that its launcher left behind (and kills what still runs in it).
+    """Creates the run directory, or takes over an abandoned one and kills the processes still running in it.
 
-    Returns it, with an absolute path, and the descriptor of the lock that must stay open for the run. Raises
-    `UsageError` where another launcher holds it, where the path is too long for a socket, or where it is not the
-    user's own directory.
+    Returns the directory, with an absolute path, and the descriptor of the lock, which must stay open during the run.
+    Raises `UsageError` if another launcher holds the lock, the path is too long for a socket, or the directory is not
+    this user's own.
     """
     path = path.absolute()
     run_dir = RunDir(path)
@@ -180,7 +153,7 @@ def try_lock(run_dir: RunDir) -> int | None:
 
 
 def kill_processes(run_dir: RunDir) -> list[int]:
-    """Kills what runs in a run directory whose lock the caller holds, itself excepted; returns the pids."""
+    """Kills the other processes in a run directory whose lock the caller holds. Returns their pids."""
     pids = other_processes(run_dir)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -189,13 +162,15 @@ def kill_processes(run_dir: RunDir) -> list[int]:
 
 
 def other_processes(run_dir: RunDir) -> list[int]:
-    """Returns the pids of the processes that run in this run directory, the caller's excepted."""
+    """Returns the pids of the processes in this run directory, except the caller's."""
     return [pid for pid in run_dir.pids().values() if pid != os.getpid() and _runs_in(pid, run_dir.path)]
 
 
 def _runs_in(pid: int, path: Path) -> bool:
-    """Tells whether process `pid` was started on this run directory or has a file in it (so that a reused pid is never
-    killed)."""
+    """True if process `pid` was started with this run directory or has a file open in it.
+
+    This protects processes that reuse a pid from being killed.
+    """
     process, place = Path(f"/proc/{pid}"), path.resolve()
     try:
         arguments = (process / "cmdline").read_bytes().split(b"\0")

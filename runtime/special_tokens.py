@@ -1,6 +1,6 @@
-"""Reads the tokens that tokenizer_config.json and special_tokens_map.json name, in addition to tokenizer.json.
+"""Reads the tokens in tokenizer_config.json and special_tokens_map.json, in addition to tokenizer.json.
 
-As in `transformers`, a token that tokenizer.json lacks is added to it, because a chat template may write it.
+As in `transformers`, a token that tokenizer.json lacks is added to it, because a chat template may use it.
 """
 
 import logging
@@ -51,7 +51,7 @@ def read_fields(directory: Path) -> TokenizerFields:
 
 
 def special_texts(fields: TokenizerFields) -> dict[str, str]:
-    """Returns the texts of tokens by name, such as `bos_token`. A token is a text, or an object with its `content`."""
+    """Returns the texts of tokens by name, such as `bos_token`. A token is a string or an object with `content`."""
     texts: dict[str, str] = {}
     for name, value in (fields.tokens | fields.config).items():
         text = value.get("content") if isinstance(value, dict) else value  # pyright: ignore

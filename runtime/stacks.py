@@ -1,8 +1,7 @@
-"""The stacks of a process's Python threads on request, also where its main loop hangs.
+"""Writes the stacks of a process's Python threads on request, even if its main loop hangs.
 
-The signal's handler writes them itself, in C (`faulthandler`), so neither the interpreter's lock nor a call into a
-library is in its way. What kills the process in native code writes them into the same file. A process that is stopped
-writes nothing.
+The signal handler writes them in C (`faulthandler`), so neither the GIL nor a call into a library blocks it. A crash in
+native code writes them into the same file. A stopped process (SIGSTOP) writes nothing.
 """
 
 import contextlib
@@ -16,9 +15,9 @@ SIGNAL = signal.SIGUSR1
 
 
 def write_stacks_on_signal(run_dir: RunDir) -> None:
-    """Makes this process append its stacks to its file in the run directory at each signal, and at a fatal error.
+    """Makes this process append its stacks to its file in the run directory at each signal and at a fatal error.
 
-    Once the file exists the signal may be sent; before, it would end the process. On a full disk there is no file.
+    The signal may be sent once the file exists; before that, it would end the process. A full disk prevents the file.
     """
     path = run_dir.stacks_file(os.getpid())
     new = path.with_suffix(".new")
@@ -31,7 +30,7 @@ def write_stacks_on_signal(run_dir: RunDir) -> None:
 
 
 def ask_for_stacks(run_dir: RunDir, pid: int) -> bool:
-    """Has process `pid` write its stacks into its file, which is emptied before; returns whether it could be asked."""
+    """Empties the stacks file of process `pid` and makes the process write it. Returns False if that is impossible."""
     path = run_dir.stacks_file(pid)
     with contextlib.suppress(OSError):
         if path.exists():

@@ -1,4 +1,4 @@
-"""Which files make a tokenizer, and in which way they are loaded; tokenizer and detokenizer both ask."""
+"""Loads the files of a tokenizer, for the tokenizer and detokenizer processes."""
 
 import ctypes
 import logging
@@ -22,15 +22,15 @@ log = logging.getLogger("sluice.runtime")
 
 MAX_NAMES_SHOWN = 8
 OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "tokenizer_config.json")
-"""Files that tell `transformers` what tokenizer to make. Without any it makes one of no words, and says nothing."""
+"""Files from which `transformers` makes a tokenizer. Without any, it silently makes one with an empty vocabulary."""
 
 
 def load_tokenizer(directory: str, from_json: Callable[[Any], T], from_transformers: Callable[[Any], T]) -> T:
-    """Calls `from_json` with the `tokenizers.Tokenizer` of tokenizer.json. If there is no such file, calls
-    `from_transformers` with the tokenizer that `transformers` loads from the directory. Returns the result.
+    """Returns `from_json(tokenizer)` for the `tokenizers.Tokenizer` of tokenizer.json.
 
-    Tokens that only the files next to tokenizer.json name are added, as in `transformers`. Raises `BootError`, which
-    names the files looked for, the directory and the error.
+    Without that file, returns `from_transformers(tokenizer)` for the tokenizer that `transformers` loads from the
+    directory. Tokens that only the files next to tokenizer.json name are added, as in `transformers`. Raises
+    `BootError`, which names the directory, the expected files and the error.
     """
     file = Path(directory) / TOKENIZER_JSON
     try:
@@ -39,20 +39,20 @@ def load_tokenizer(directory: str, from_json: Callable[[Any], T], from_transform
         if not _other_files(file.parent):
             raise FileNotFoundError(f"no {TOKENIZER_JSON}, nor any other file of a tokenizer")
         _keep_torch_out()
-        transformers: Any = import_module("transformers")  # 60 MB that a process with tokenizer.json saves
+        transformers: Any = import_module("transformers")  # takes 60 MB, which tokenizer.json saves
         return from_transformers(
             transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         )
     except BootError:
         raise
-    except BaseException as error:  # plain `Exception` for most bad files, and a panic is no Exception
+    except BaseException as error:  # plain `Exception` for most bad files; a panic is not an Exception
         raise BootError(_explain(file, error)) from error
     finally:
         return_freed_memory()
 
 
 def read_tokenizer_json(directory: str) -> str:
-    """Returns tokenizer.json with the tokens that `load_tokenizer` adds. Raises whatever error occurs."""
+    """Returns tokenizer.json with the tokens that `load_tokenizer` adds. Does not convert errors."""
     file = Path(directory) / TOKENIZER_JSON
     text = file.read_text(encoding="utf-8")
     known = {token.content for token in msgspec.json.decode(text, type=TokenizerJson).added_tokens}
@@ -70,22 +70,22 @@ def _read_tokenizer(file: Path) -> Any:
     )
     if missing:
         names = ", ".join(repr(token.content) for token in missing[:MAX_NAMES_SHOWN])
-        log.info("%d tokens of %s are not in %s and are added: %s", len(missing), CONFIG_FILE, file.name, names)
+        log.info("%d tokens of %s are not in %s and were added: %s", len(missing), CONFIG_FILE, file.name, names)
     return tokenizer
 
 
 def return_freed_memory() -> None:
-    """Gives freed memory back to the system: loading a tokenizer frees several times of what stays (glibc only)."""
+    """Returns freed memory to the system (glibc only): loading a tokenizer frees several times its final size."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _keep_torch_out() -> None:
-    """Makes `import torch` fail from now on: tokenizers need none, and it would add 220 MB to the process."""
+    """Makes `import torch` fail from now on: tokenizers do not need it, and it would take 220 MB."""
     if "torch" not in sys.modules:
         sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]
-        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would tell the operator to install torch
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would advise the operator to install torch
 
 
 def _explain(file: Path, error: BaseException) -> str:
@@ -93,16 +93,16 @@ def _explain(file: Path, error: BaseException) -> str:
     if file.is_file():
         return f"the tokenizer in {file} cannot be read: {find_other_content(file) or reason}"
     if not file.parent.is_dir():
-        return f"no tokenizer: the directory {file.parent} does not exist; give another one with --tokenizer"
+        return f"no tokenizer: the directory {file.parent} does not exist; specify another one with --tokenizer"
     present = _other_files(file.parent)
     if not present:
         return (
-            f"no tokenizer: {file.parent} has no {TOKENIZER_JSON}, nor any of {', '.join(OTHER_FILES)}; give another "
-            "directory with --tokenizer"
+            f"no tokenizer: {file.parent} has no {TOKENIZER_JSON}, nor any of {', '.join(OTHER_FILES)}; specify "
+            "another directory with --tokenizer"
         )
     return (
         f"no tokenizer: {file.parent} has no {TOKENIZER_JSON}, and transformers could not make one of "
-        f"{', '.join(present)}; give another directory with --tokenizer. transformers said: {reason}"
+        f"{', '.join(present)}; specify another directory with --tokenizer. The error of transformers: {reason}"
     )
 
 

@@ -19,6 +19,7 @@ from runtime.background import call_at_low_priority
 from runtime.prefetch import prefetch
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Observer, Part
+from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.torch_import import import_torch
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import close_store, make_scheduler
@@ -30,7 +31,6 @@ from scheduler_proc.stepper import Runner, RunningStep, Stepper
 
 log = logging.getLogger("sluice.scheduler")
 
-Report = Callable[[str, float | None], None]
 LoadRunner = Callable[[Config, Report, int], Runner]
 """Loads the model for the scheduler of this number on this machine. Raises `BootError` if it cannot."""
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from messages.channels import ControlServer, Waiter
 from messages.control.admin import Ask, Instruction, InstructionDone, ProcessCommand, ProcessResult
-from messages.control.processes import Drain, Drained, Leave, Refused, ToLauncher, Welcome
+from messages.control.processes import Drain, Drained, Leave, Refusal, ToLauncher, Welcome
 
 
 class ControlPlane(ControlServer[ToLauncher]):
@@ -31,7 +31,7 @@ class ControlPlane(ControlServer[ToLauncher]):
         self.send(name, welcome)
 
     def refuse(self, name: str, pid: int, reason: str) -> None:
-        self.send_to_pid(name, pid, Refused(reason))
+        self.send_to_pid(name, pid, Refusal(reason))
 
     def drain(self, name: str, command: Drain | Leave) -> None:
         """Has a process finish what it has; `has_drained` turns true when it has answered."""

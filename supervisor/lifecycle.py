@@ -38,7 +38,7 @@ EXPLANATION_S = 2.0
 TakeSnapshot = Callable[[str, str, str, Callable[[], None] | None], object]
 """Takes cause, process, text and what is to follow; returns where the snapshot will be, if one is taken."""
 
-Report = PhaseReport | StandingBy | Ready | BootFailed | Beat | Drained | InstructionDone | Ask
+ChildMessage = PhaseReport | StandingBy | Ready | BootFailed | Beat | Drained | InstructionDone | Ask
 
 
 class RunFailedError(SluiceError):
@@ -160,7 +160,7 @@ class Lifecycle:
         if hears_table(child):
             group.publish(at_once=True)
 
-    def _note_report(self, child: Child, message: Report) -> None:
+    def _note_report(self, child: Child, message: ChildMessage) -> None:
         board = self.group.board
         match message:
             case PhaseReport(text, fraction):

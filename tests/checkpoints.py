@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 import torch
-import transformers  # its models, which take seconds, are imported when first named: in tests, and not above
+import transformers  # imports its models, which takes seconds, only when tests first use them
 
 from messages.config.server import (
     CacheConfig,
@@ -70,10 +70,10 @@ VARIANTS = [*GPT2_VARIANTS, *LLAMA_VARIANTS, *QWEN2_VARIANTS, *QWEN3_VARIANTS]
 def build_checkpoint(
     path: Path, variant: str, saved_as: SavedAs = "safetensors", **overrides: Any
 ) -> "transformers.PreTrainedModel":
-    """Writes the checkpoint into `path` and returns the float32 model; the same values in every call.
+    """Writes the checkpoint into `path` and returns the float32 model. Its values are the same in every call.
 
-    `overrides` are fields of the Hugging Face configuration. The weights are large, so that the best token of a row
-    leads clearly, and neither biases nor norms are left at 0 and 1.
+    `overrides` are fields of the Hugging Face configuration. The weights are large, so that a row's best token has a
+    clear lead. Biases are not left at 0, and norms not at 1.
     """
     if variant in GPT2_VARIANTS:
         model = transformers.GPT2LMHeadModel(_gpt2_config(GPT2_VARIANTS[variant] | overrides))
@@ -132,15 +132,15 @@ def _save(model: "transformers.PreTrainedModel", path: Path, saved_as: SavedAs) 
 
 
 def _read_hf_config(model_dir: Path) -> tuple[dict[str, Any], int]:
-    """Returns config.json, and the context in it."""
+    """Returns config.json and its context length."""
     hf_config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     return hf_config, hf_config.get("n_positions") or hf_config["max_position_embeddings"]
 
 
 def make_config(model_dir: Path, **flags: Any) -> Config:
-    """Returns the configuration that serves `model_dir`; `flags` are fields of any section, by their names.
+    """Returns a configuration that serves `model_dir`. `flags` are fields of any section, by name.
 
-    Unless they say otherwise: float32 on the CPU, one thread, and pages enough for a few requests.
+    Defaults: float32 on the CPU, one thread, and enough pages for a few requests.
     """
     hf_config, context = _read_hf_config(model_dir)
     max_model_len = min(context, flags.get("max_model_len") or context)

@@ -48,7 +48,7 @@ C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 def count_lines(path: Path) -> int:
-    """Returns the lines of code of a file of Python or of a language with C's comments."""
+    """Returns the lines of code of a Python file, or of a file in a language with C's comments."""
     text = path.read_text(encoding="utf-8")
     return _count_python(text) if path.suffix == ".py" else _count_c(text)
 
@@ -81,7 +81,7 @@ def _count_python(text: str) -> int:
         if token.type not in NO_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(text)):
-        # A string that stands alone says something about what is before it, or is a docstring.
+        # A string on its own is a docstring, or describes the line before it.
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             assert node.end_lineno is not None
             lines.difference_update(range(node.lineno, node.end_lineno + 1))
@@ -93,7 +93,7 @@ def _count_c(text: str) -> int:
 
 
 def count_core(counts: Counter[str]) -> int:
-    """Returns the lines of everything that is no extra."""
+    """Returns the lines of everything except the extras."""
     return counts.total() - counts[EXTRAS]
 
 

@@ -1,4 +1,4 @@
-"""Fixtures that several packages' tests share, and how Triton runs in this process."""
+"""Fixtures that the tests of several packages share, and the environment of this process."""
 
 import atexit
 import fcntl
@@ -18,18 +18,18 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 HAS_CUDA_DRIVER = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
 
 if not HAS_CUDA_DRIVER:
-    # Triton reads it when its own library of functions is imported, which any other package may do first.
+    # Triton reads this variable when its library of functions is imported, which any package may do.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Else each parallel region waits for up to 20 ms for the other programs of a busy machine.
+# Otherwise each parallel region may wait up to 20 ms for other programs on a busy machine.
 limit_spinning(os.environ)
 
-# httpx and openai read the certificates of all authorities for each client, which takes 30 ms; no test needs any.
+# httpx and openai read all CA certificates for each client, which takes 30 ms and which no test needs.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = os.devnull
 
-# Imports and collection make objects that live to the end: walking them again and again took a third of collection, and
-# each collection of garbage in a test would walk them once more.
+# Imports and test collection create objects that live to the end. Traversing them took a third of the time of test
+# collection, and each garbage collection in a test would traverse them again.
 gc.disable()
 
 LONG_FILES = (
@@ -51,16 +51,16 @@ LONG_FILES = (
     *("ring/test_kv_tiers.py", "kernels/gpu/test_sample.py", "scheduler_proc/computing/test_generation.py"),
     *("scheduler_proc/test_mixed_requests.py", "benchmarks/test_bench_quantization.py"),
 )
-"""Begin first, so that no worker is left alone with one at the end. A wrong order costs time and nothing else."""
+"""These start first, so that no worker is left alone with one at the end. A wrong order only costs time."""
 
 SESSION_SERVERS = ("faulty_ring", "plain_ring", "restarted_ring", "twin_ring", "bard_ring")
-"""The fixtures of tests/ring/conftest.py that several files share."""
+"""Fixtures of tests/ring/conftest.py that several files share."""
 
 ANY_RING = re.compile(r"mark\.ring\b")
-"""Every file with a test that starts a real server has this in it."""
+"""Matches in every file with a test that starts a real server."""
 
 ALL_RING = re.compile(r"^pytestmark = .*mark\.ring\b", re.MULTILINE)
-"""In a file all of whose tests do."""
+"""Matches in files of which all tests do."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -87,9 +87,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Of several workers the first compiles a file and what it imports, for which the others wait, and read it then.
+    """Makes the first of several workers compile a file and its imports while the others wait, and then read them.
 
-    In a new checkout each would else compile everything, which takes longer than to import it.
+    Otherwise each would compile everything in a new checkout, which takes longer than to import it.
     """
     if not isinstance(collector, pytest.Module):
         return (yield)
@@ -103,8 +103,8 @@ def pytest_make_collect_report(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """As `--dist loadfile`, but one worker gets all files that share a server of the session, which starts once."""
-    # Imported here and not above: machines with a GPU may have no xdist.
+    """Like `--dist loadfile`, but one worker gets all files that share a session's server, which starts once."""
+    # Imported here, because machines with a GPU may not have xdist.
     from xdist.scheduler import LoadFileScheduling
 
     class LoadServers(LoadFileScheduling):
@@ -126,12 +126,12 @@ def session_server(path: str) -> str | None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
-    atexit.register(gc.unfreeze)  # libraries look for leaks at exit
+    atexit.register(gc.unfreeze)  # libraries check for leaks at exit
 
 
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
-    """The read-only material beside the checkout: real models, tokenizers, prompts and traces."""
+    """The read-only material next to the checkout: real models, tokenizers, prompts and traces."""
     if not SHARED.is_dir():
         pytest.skip("needs ../shared (real models, tokenizers, prompts) beside the checkout")
     return SHARED

@@ -1,4 +1,4 @@
-"""A launcher for tests: a real run directory, lifeline and control plane around processes that a test starts.
+"""A launcher for tests, with a real run directory, lifeline and control plane for the processes that a test starts.
 
     with FakeLauncher(config) as launcher:
         to_detokenizer = launcher.open_sender("detokenizer")
@@ -8,7 +8,7 @@
         ...
         reply = launcher.take_one(from_detokenizer, timeout_s=5)
 
-When the block ends well, every process still running is told to stop and must exit with 0.
+When the block ends without an error, every running process is stopped and must exit with 0.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ Process = ForkedProcess | subprocess.Popen[bytes]
 ROOT = Path(__file__).resolve().parents[1]
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.1
-"""Longest blocking poll, so that the death of a process is noticed soon."""
+"""Longest blocking poll, so that the death of a process is detected soon."""
 
 
 class FakeLauncher:
@@ -54,7 +54,7 @@ class FakeLauncher:
         self.incarnation = 1
         self.processes: dict[str, Process] = {}
         self.messages: dict[str, list[Any]] = {}
-        """What each process has reported and `wait_for` has not returned yet, in order."""
+        """Reports of each process that `wait_for` has not returned yet, in order."""
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +87,7 @@ class FakeLauncher:
         return process
 
     def start_ready(self, package: str, timeout_s: float = 60.0) -> Process:
-        """Starts a process and returns it when it has reported `Ready`."""
+        """Starts a process and waits until it has reported `Ready`."""
         process = self.start(package)
         self.wait_for(package.removesuffix("_proc"), Ready, timeout_s)
         return process
@@ -99,9 +99,9 @@ class FakeLauncher:
     def wait_for(
         self, name: str, kind: type[M], timeout_s: float = 30.0, where: Callable[[M], bool] = lambda message: True
     ) -> M:
-        """Takes out and returns the oldest `kind` that process `name` has reported and `where` holds for.
+        """Removes and returns the oldest report `kind` of process `name` for which `where` is true.
 
-        Fails at the deadline, and at once where the process has exited without it.
+        Fails at the deadline, or as soon as the process has exited without it.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -117,7 +117,7 @@ class FakeLauncher:
             self._waiter.wait(min(POLL_S, max(0.0, deadline - time.monotonic())))
 
     def open_receiver(self, name: str, union: Any) -> Receiver[Any]:
-        """Binds the data channel of process `name`, whose part the test plays."""
+        """Binds the data channel of process `name`, which the test replaces."""
         receiver: Receiver[Any] = Receiver(self.run_dir.socket(name), union)
         self._channels.append(receiver)
         return receiver
@@ -143,12 +143,12 @@ class FakeLauncher:
             waiter.wait(min(POLL_S, max(0.0, deadline - time.monotonic())))
 
     def stop(self, name: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Tells process `name` to stop; it must exit with 0."""
+        """Stops process `name`, which must exit with 0."""
         self.send(name, Stop())
         assert self.wait_exit(name, timeout_s) == 0, f"{name} failed:\n{self.log_text(name)}"
 
     def wait_exit(self, name: str, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Returns the exit code of process `name` and forgets it. Fails at the deadline."""
+        """Waits for process `name` to exit. Returns its exit code. Fails at the deadline."""
         process = self.processes[name]
         deadline = time.monotonic() + timeout_s
         while process.poll() is None:
@@ -163,13 +163,13 @@ class FakeLauncher:
         return code
 
     def abandon(self) -> None:
-        """Lets go of lifeline and lock, as the death of a launcher would."""
+        """Releases lifeline and lock, as the death of a launcher would."""
         for descriptor in self._held:
             os.close(descriptor)
         self._held.clear()
 
     def log_text(self, name: str) -> str:
-        """What process `name` has written to standard output and error so far."""
+        """Returns the output of process `name` so far (standard output and error)."""
         file = self._log_file(name)
         return file.read_text(errors="replace") if file.exists() else ""
 

@@ -1,6 +1,6 @@
-"""Processes forked from one that has imported what they run: most of a short process is its imports.
+"""Processes forked from one that has already imported their modules, since imports dominate short processes.
 
-Forked by Python's own fork server, which has no threads and no state of the test process.
+Python's fork server forks them. It has no threads and no state of the test process.
 """
 
 import atexit
@@ -25,9 +25,9 @@ TIMEOUT_S = 60.0
 
 
 class ForkedProcess:
-    """Runs `main` of `module` with `arguments`. `output` and `errors` are descriptors; one may be for both.
+    """Runs `main` of `module` with `arguments`. `output` and `errors` are descriptors; without `errors`, both are one.
 
-    As much of `subprocess.Popen` as tests use. Its parent is the fork server, which ends when the test process does.
+    Has the part of `subprocess.Popen` that tests use. Its parent is the fork server, which ends with the test process.
     """
 
     def __init__(self, module: str, arguments: Sequence[str], output: int, errors: int | None = None):
@@ -47,7 +47,7 @@ class ForkedProcess:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Returns the exit code, negative for a signal. Raises `TimeoutExpired` where it still runs after `timeout`."""
+        """Returns the exit code, negative for a signal. Raises `TimeoutExpired` if it still runs after `timeout`."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
@@ -65,7 +65,7 @@ class ForkedProcess:
 
 
 def run_forked(module: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run`: returns when the process has ended, with its exit code and what it has written."""
+    """Like `subprocess.run`: waits for the process and returns its exit code and output."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = ForkedProcess(module, arguments, output.fileno(), errors.fileno())
         try:
@@ -86,11 +86,11 @@ def _run(module: str, arguments: Sequence[str], output: Connection, errors: Conn
     try:
         sys.exit(importlib.import_module(module).main())
     finally:
-        atexit._run_exitfuncs()  # multiprocessing ends its processes without
+        atexit._run_exitfuncs()  # multiprocessing skips them
 
 
 def become(arguments: Sequence[str], env: Mapping[str, str]) -> None:
-    """Gives this forked process what a new one gets from its command."""
+    """Sets up this forked process like a new one with these arguments and environment."""
     sys.argv = ["forked", *arguments]
     os.environ.clear()
     os.environ.update(env)
@@ -100,7 +100,7 @@ def become(arguments: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def _show_arguments(arguments: Sequence[str]) -> None:
-    """Writes `arguments` where a process's command line is read, by which ours know who runs in a directory."""
+    """Overwrites this process's command line, by which our processes find those of a run directory."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end of proc(5)
     shown = b"".join(word.encode() + b"\0" for word in arguments)

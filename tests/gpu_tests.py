@@ -1,11 +1,11 @@
-"""Runs the tests that need a CUDA GPU, each file in a process of its own, and goes on after a failure: `make test-gpu`.
+"""Runs the tests that need a CUDA GPU, each file in its own process, and continues after failures: `make test-gpu`.
 
     python -m tests.gpu_tests [--only NAME ...] [--jobs N] [--budget-s S]
     python -m tests.gpu_tests --device cpu --only silu_mul      (a trial without a GPU, in Triton's interpreter)
 
-First the runner's tests, then the kernels' side by side, at last two of them under compute-sanitizer. A fault of CUDA
-ends no more than its own file. A file none of whose tests ran has failed, so a run without a GPU cannot pass. The
-result is rewritten after each file, and each file's output is kept beside it.
+The runner's tests come first, then the kernels' in parallel, then two of them under compute-sanitizer. A CUDA error
+ends only its own file. A file of which no test ran counts as failed, so a run without a GPU cannot pass. The
+result is rewritten after each file, and each file's output is kept next to it.
 """
 
 import argparse
@@ -28,19 +28,19 @@ RESULTS = Path("build/gpu")
 FILE_TIMEOUT_S = 240.0
 TEST_TIMEOUT_S = 120
 LEAST_START_S = 5.0
-"""With less of the budget left no file is started."""
+"""No file is started with less of the budget left."""
 
 MARK = "pytest.mark.gpu"
-"""Every file with tests for a GPU alone has this in it."""
+"""Every file with tests that need a GPU contains this."""
 
 NEEDS_NO_GPU = ("test_compile.py", "test_interpreter_bf16.py")
-"""Of `tests/kernels/gpu`: they test the compiler and the interpreter, and `make test` runs them anywhere."""
+"""Files in `tests/kernels/gpu` that test the compiler and the interpreter; `make test` runs them anywhere."""
 
 MEMCHECKED = ("paged_decode", "rotate_store")
 SANITIZER = "compute-sanitizer"
 MEMCHECK = (SANITIZER, "--tool", "memcheck", "--error-exitcode", "3")
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-"""Each tensor is an allocation of its own: what is read or written beyond it is seen."""
+"""Each tensor is its own allocation, so that accesses beyond it are detected."""
 
 FACTS = """
 import json, torch, triton
@@ -53,7 +53,7 @@ State = Literal["passed", "failed", "not run"]
 
 @dataclass(frozen=True)
 class TestRun:
-    """One process: what pytest is given, and what it runs under."""
+    """One process: the arguments of pytest, and the command that it runs under."""
 
     __test__ = False
 
@@ -64,7 +64,7 @@ class TestRun:
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a run. `failures` are of single tests: which, and the first line of why."""
+    """The outcome of a run. `failures`: each failed test with the first line of its error."""
 
     name: str
     state: State
@@ -78,9 +78,9 @@ class Finding:
 
 
 def list_phases(memchecked: Sequence[str] = MEMCHECKED, device: str = "cuda") -> list[list[TestRun]]:
-    """Returns what runs side by side, phase by phase: the runner, the kernels, and some of these in the sanitizer.
+    """Returns the phases, whose runs are parallel: the runner, the kernels, and some kernels in the sanitizer.
 
-    "references" are torch's own forms of the kernels on the device, for what runs there without Triton.
+    "references" are the torch references of the kernels on the device, for operations that run there without Triton.
     """
     files = sorted((ROOT / "tests/kernels/gpu").glob("test_*.py"))
     others = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path not in files]
@@ -96,7 +96,7 @@ def list_phases(memchecked: Sequence[str] = MEMCHECKED, device: str = "cuda") ->
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where a file failed or was not run in time, 2 where there is no GPU."""
+    """Returns 0, 1 if a file failed or was not run in time, or 2 without a GPU."""
     options = make_parser().parse_args(arguments)
     exit_on_signals()
     facts = {"device": options.device}
@@ -134,7 +134,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 class Session:
-    """Runs phases within a budget, and writes what is known after each file."""
+    """Runs phases within a budget, and writes the results after each file."""
 
     def __init__(self, options: argparse.Namespace, facts: dict[str, str], names: Sequence[str]):
         self.findings = {name: Finding(name, "not run", "not reached") for name in names}
@@ -145,7 +145,7 @@ class Session:
         self._logs.mkdir(parents=True, exist_ok=True)
 
     def run_phase(self, runs: Sequence[TestRun]) -> None:
-        """Runs them side by side; each is reported as it ends."""
+        """Runs a phase in parallel. Each run is reported when it ends."""
         with ThreadPoolExecutor(max(1, self._options.jobs)) as pool:
             for done in as_completed([pool.submit(self._run, run) for run in runs]):
                 self._note(done.result())
@@ -165,7 +165,7 @@ class Session:
         print(f"{num_passed} tests passed on {where}; {num_bad} of {len(self.findings)} files did not pass")
 
     def exit_code(self) -> int:
-        """Returns 0 if all passed, and there were tests at all."""
+        """Returns 0 if there were tests and all passed."""
         has_passed = any(found.num_passed for found in self.findings.values())
         return 0 if has_passed and all(map(is_good, self.findings.values())) else 1
 
@@ -179,7 +179,7 @@ class Session:
         report.unlink(missing_ok=True)
         pytest = ("-m", "pytest", "-v", "-W", "default", "-p", "no:cacheprovider", f"--timeout={TEST_TIMEOUT_S}")
         command = [*run.under, sys.executable, *pytest, f"--junitxml={report}", *run.arguments]
-        # 0 on a GPU: a test that finds no CUDA device is skipped then, and not interpreted.
+        # 0 on a GPU, so that a test without a CUDA device is skipped instead of interpreted.
         environment = {"TRITON_INTERPRET": str(int(self._options.device == "cpu")), "PYTHONUNBUFFERED": "1"}
         environment |= UNCACHED if run.under else {}
         with (self._logs / f"{run.name}.log").open("w", encoding="utf-8") as log:
@@ -187,7 +187,7 @@ class Session:
         found = replace(read_report(report, run.name), seconds=outcome.seconds)
         if outcome.is_ok and found.num_passed:
             return replace(found, state="passed")
-        # pytest returns 1 after failures, which are listed, and 5 where nothing was selected.
+        # pytest returns 1 after failures, which are listed, and 5 if no test was selected.
         reason = "no test ran" if found.num_passed + found.num_failed == 0 else ""
         if not outcome.is_ok and outcome.reason not in ("exit code 1", "exit code 5"):
             reason = outcome.reason
@@ -201,7 +201,7 @@ class Session:
 
 
 def read_report(path: Path, name: str) -> Finding:
-    """Returns the counts of a JUnit file, all 0 where there is none: the process did not come to its end."""
+    """Returns the counts of a JUnit file, all 0 if it is missing because the process died."""
     if not path.is_file():
         return Finding(name, "failed")
     failures: list[str] = []
@@ -220,7 +220,7 @@ def read_report(path: Path, name: str) -> Finding:
 
 
 def is_good(found: Finding) -> bool:
-    """A machine may lack the sanitizer; whatever else was not run is missing."""
+    """True if it passed. A machine may lack the sanitizer; every other run is required."""
     return found.state == "passed" or (found.state == "not run" and found.reason.startswith(SANITIZER))
 
 

@@ -22,12 +22,12 @@ mean in vLLM. Where there are several frontends, their series have the label `wo
 
 
 def scrape() -> str:
-    """Returns what a frontend shows, one of several, after it has served a request."""
+    """Returns the metrics of one of several frontends after it has served a request."""
     with FrontendRun(make_config(run=RunConfig(frontend_workers=2))) as run:
         alive = [msgspec.structs.replace(status, pid=os.getpid()) for status in table().processes]
         run.show(ProcessTable(tuple(alive)))
         run.round_trip()
-        run.client.get("/metrics")  # HTTP requests are counted when they have been answered
+        run.client.get("/metrics")  # HTTP requests are counted after their response
         return run.client.get("/metrics").text
 
 
@@ -36,7 +36,7 @@ def families(text: str) -> list[Metric]:
 
 
 def labels_of(family: Metric) -> list[str]:
-    """Returns the names of its labels, without what frontends and buckets add."""
+    """Returns the names of its labels, without those of frontends and buckets."""
     return sorted({label for sample in family.samples for label in sample.labels} - {"worker", "le"})
 
 

@@ -1,7 +1,7 @@
-"""A checkpoint that says what it is told to: one token of its vocabulary follows each other, whatever came before.
+"""A checkpoint that writes a script: each token of its vocabulary determines the next one.
 
-Attention and MLPs are zeros, so a step depends on the last token alone, and the output layer has what comes after it.
-For that no token comes twice in the scripts: they are cut into pieces of some bytes, some of them parts of characters.
+Attention and MLPs are zeros, so a step depends only on the last token, and the output layer has its successor. So no
+token may occur twice in the scripts: they are cut into pieces of some bytes, some of them parts of characters.
 """
 
 import itertools
@@ -22,7 +22,7 @@ CONTEXT = 16384
 
 
 def build_scripted_model(path: Path, scripts: Mapping[str, str], chat_template: str) -> None:
-    """Writes a model that says a script, and then ends, after a prompt that ends with its key, which is one token."""
+    """Writes a model that continues a prompt with a script and then ends. The prompt ends with the script's key."""
     alphabet = byte_level_alphabet()
     vocab = {character: byte for byte, character in enumerate(alphabet)}
     chains: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""The budget of the product's code, and that what is counted is code."""
+"""The budget of the product's code, and the counting of lines."""
 
 from pathlib import Path
 

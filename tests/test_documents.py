@@ -1,4 +1,4 @@
-"""Files that the documents name exist."""
+"""Files that are named in the documents exist."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_names_are_found():
 
 
 BY_NAME = re.compile(r"sluice\[|install (?:-\S+ )*'?sluice\b")
-"""On the index, that name is another program's: the extras of ours are those of its directory (`.[ray]`)."""
+"""On PyPI, the name belongs to another program, so our extras are installed from the checkout (`.[ray]`)."""
 
 
 def test_nobody_is_told_to_install_it_by_its_name():

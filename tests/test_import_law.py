@@ -1,10 +1,11 @@
-"""Who may import what: the table of packages in docs/ARCHITECTURE.md as a test."""
+"""Allowed imports: the table of packages in docs/ARCHITECTURE.md as a test."""
 
 import ast
 import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Rule:
-    """What the files of one place may import: of ours, and of others'. The standard library is free."""
+    """What the files of one place may import: our packages and third-party ones. The standard library is allowed."""
 
     ours: frozenset[str]
     others: frozenset[str]
@@ -68,7 +69,7 @@ RULES = {
     "extras/tracing": rule("extras.tracing frontend runtime messages", "msgspec opentelemetry"),
     "extras/whatif": rule("extras.whatif scheduler_proc supervisor messages", "msgspec numpy"),
 }
-"""The longest prefix of a file's path decides. A missing place is no error: the file that appears there has a rule."""
+"""The longest prefix of a file's path decides. A place may be missing: a file that is added there has a rule."""
 
 LAYERS = {
     "frontend": (
@@ -143,8 +144,52 @@ LAYERS = {
         "scheduler_proc/computing/hf_config.py scheduler_proc/computing/openmp.py scheduler_proc/computing/report.py "
         "scheduler_proc/computing/torch_import.py",
     ),
+    "messages": (
+        "messages/frame_files.py",
+        "messages/schema.py",
+        "messages/engines.py messages/frontends.py",
+        "messages/channels.py",
+        "messages/frames.py",
+        "messages/ring",
+        "messages/control messages/config",
+        "messages/columns.py messages/errors.py",
+        "messages/__init__.py",
+    ),
+    "runtime": (
+        "runtime/process.py",
+        "runtime/black_box runtime/lifeline.py runtime/logs.py runtime/profiling.py runtime/stacks.py",
+        "runtime/run_dir.py runtime/grammars.py runtime/chat_files.py runtime/prefetch.py",
+        "runtime/own_directory.py runtime/tokenizer_files.py",
+        "runtime/special_tokens.py",
+        "runtime/model_files.py",
+        "runtime/background.py runtime/histograms.py runtime/machine.py runtime/numa.py",
+    ),
+    "tokenizer_proc": (
+        "tokenizer_proc/__main__.py",
+        "tokenizer_proc/process.py",
+        "tokenizer_proc/backlog.py tokenizer_proc/calls.py tokenizer_proc/grammar_checks.py "
+        "tokenizer_proc/prompts.py tokenizer_proc/template_process.py",
+        "tokenizer_proc/grammar_child.py tokenizer_proc/template_child.py",
+        "tokenizer_proc/grammars.py tokenizer_proc/chat.py tokenizer_proc/child_process.py "
+        "tokenizer_proc/parameter_texts.py",
+        "tokenizer_proc/call_grammars.py tokenizer_proc/thoughts.py tokenizer_proc/encoding.py "
+        "tokenizer_proc/message_forms.py tokenizer_proc/template_sandbox.py",
+        "tokenizer_proc/marked_text.py",
+        "tokenizer_proc/structural_tags.py",
+        "tokenizer_proc/schema_rules.py",
+        "tokenizer_proc/schema_faults.py",
+    ),
+    "detokenizer_proc": (
+        "detokenizer_proc/__main__.py",
+        "detokenizer_proc/process.py",
+        "detokenizer_proc/detokenizer.py",
+        "detokenizer_proc/streams.py",
+        "detokenizer_proc/logprobs.py",
+        "detokenizer_proc/vocabulary.py detokenizer_proc/stop_strings.py",
+        "detokenizer_proc/decoders.py",
+    ),
 }
-"""Of a package, its rooms from the top down: each imports from itself and from lines below it, and from no other."""
+"""The rooms of each package from the top down. A room imports only from itself and from lines below it."""
 
 LOAD_RUNNER = "scheduler_proc/computing/load_runner.py"
 FUNCTION_LEVEL_IMPORTS = {
@@ -196,9 +241,9 @@ def rule_for(name: str) -> Rule:
 
 
 def imports_of(tree: ast.AST) -> Iterator[tuple[str, ast.Import | ast.ImportFrom | ast.Call]]:
-    """Yields each imported module; of ours, what is imported from a package may be a module too.
+    """Yields each imported module. A name that is imported from one of our packages may be a module, too.
 
-    `import_module("…")` imports as well.
+    `import_module("…")` counts as an import.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -278,14 +323,14 @@ def find_layer(package: str, name: str) -> tuple[int, str]:
 
 
 def is_downward(package: str, name: str, module: str) -> bool:
-    """Tells whether the file `name` may import `module` of its own package."""
+    """True if the file `name` may import `module` of its own package."""
     line, room = find_layer(package, name)
     imported_line, imported_room = find_layer(package, module.replace(".", "/"))
     return imported_line > line or imported_room == room
 
 
 def find_package(name: str) -> str | None:
-    """Returns the package with layers that a file or a module's path belongs to."""
+    """Returns the package with layers that contains a file or a module's path, `None` if there is none."""
     return next((package for package in LAYERS if name.startswith(f"{package}/")), None)
 
 
@@ -297,6 +342,15 @@ def test_layers_import_downward():
         and find_package(module.replace(".", "/")) == package
         and not is_downward(package, name_of(file), module)
     ]
+
+
+def test_no_files_import_each_other_in_a_circle():
+    modules = {name_of(file).removesuffix(".py").replace("/", ".") for file in FILES}
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for file, module, node in all_imports():
+        if not node.col_offset:
+            graph[name_of(file).removesuffix(".py").replace("/", ".")] |= {module, module.rpartition(".")[0]} & modules
+    TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 @pytest.mark.parametrize(
@@ -316,6 +370,10 @@ def test_layers_import_downward():
         ("kernels/gpu/rms_norm.py", "kernels.operations.rms_norm"),
         ("kernels/cpu/launchers.py", "kernels.gpu.launch_table"),
         ("kernels/operations/rms_norm.py", "kernels.formats.plain"),
+        ("messages/control/processes.py", "messages.ring.requests"),
+        ("messages/ring/requests.py", "messages.channels"),
+        ("runtime/run_dir.py", "runtime.process"),
+        ("tokenizer_proc/thoughts.py", "tokenizer_proc.grammars"),
         ("scheduler_proc/computing/model/decoder.py", "scheduler_proc.computing.kv_cache.kv_tensors"),
         ("scheduler_proc/computing/backends/cpu/weight_memory.py", "scheduler_proc.computing.loading.weights"),
     ],

@@ -142,7 +142,7 @@ class RealServer:
             return json.loads(reply.read())
 
     def generate_when_it_can(self) -> dict[str, object]:
-        """As `generate`, but comes back after a 503, which a busy machine may cause at any time."""
+        """Like `generate`, but retries after a 503, which a busy machine may cause at any time."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             try:
@@ -210,7 +210,7 @@ def test_a_real_server_outlives_the_death_of_each_of_its_processes_and_ends_with
 @pytest.mark.ring
 @pytest.mark.shared
 def test_nothing_is_left_of_a_real_server_whose_launcher_was_killed(server: RealServer):
-    """While it starts, with a process that is stopped; `tests/ring/test_starts.py` does it under load."""
+    """While the server starts, with a stopped process; `tests/ring/test_starts.py` does this under load."""
     server.wait_for("scheduler    importing torch")
     wait_until(lambda: len(server.run_dir.pids()) == 4)
     pids = server.run_dir.pids()

@@ -1,4 +1,4 @@
-"""Each promise of docs/SECURITY.md names tests that there are."""
+"""Each promise in docs/SECURITY.md names existing tests."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""The budgets of size, and the names that say nothing: files, functions and parameters of everything but the tests."""
+"""Limits on the size of files, functions and parameter lists outside the tests, and names that mean nothing."""
 
 import ast
 import functools
@@ -38,7 +38,7 @@ def is_gpu_kernel(function: Function) -> bool:
 
 
 def parameters_of(function: Function) -> list[str]:
-    """Returns the names of what a caller gives: without self and cls, and without what only `**` collects."""
+    """Returns the names of the parameters that a caller passes, without self, cls and `**`."""
     arguments = function.args
     names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     return names[1:] if names[:1] in (["self"], ["cls"]) else names
@@ -50,7 +50,7 @@ def test_there_are_files_to_check():
 
 @functools.cache
 def nodes_of(file: Path) -> list[ast.AST]:
-    """Returns the module and all that is in it."""
+    """Returns the module and its contents."""
     return list(ast.walk(ast.parse(file.read_text())))
 
 

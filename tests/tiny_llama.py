@@ -1,6 +1,6 @@
-"""A small random Llama checkpoint and its tokenizer, for tests that need a model to serve and no reference.
+"""A small random Llama checkpoint and its tokenizer, for tests that serve a model but need no reference.
 
-Nothing here imports torch or transformers: that takes each worker of the tests seconds.
+Nothing here imports torch or transformers, which would take each test worker seconds.
 """
 
 import json
@@ -19,7 +19,7 @@ NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS = 3, 4, 2
 def write_tiny_llama(path: Path, context: int = 256) -> None:
     """Writes config.json, model.safetensors and the byte-level tokenizer into `path`; end-of-sequence id 2.
 
-    The weights are large, so that the best token of a row leads clearly, and the same in every call.
+    The weights are the same in every call, and large, so that a row's best token has a clear lead.
     """
     config = {
         "architectures": ["LlamaForCausalLM"],

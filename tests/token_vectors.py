@@ -11,7 +11,7 @@ NAMES = {"tokenizers/gpt2": "gpt-2", "tokenizers/qwen2": "qwen2"}
 
 
 def read_vectors(tokenizer: str) -> list[tuple[str, list[int]]]:
-    """Returns (text, ids) pairs; skips the test where the material is absent."""
+    """Returns (text, ids) pairs; skips the test if the material is absent."""
     stem = SHARED / "tokenizers/vectors" / f"ggml-vocab-{NAMES[tokenizer]}.gguf"
     if not stem.with_suffix(".gguf.inp").is_file():
         pytest.skip("needs ../shared (tokenizer vectors) beside the checkout")

@@ -1,1 +1,1 @@
-"""Turns prompts into token ids, and refuses those that cannot be served."""
+"""Tokenizes prompts, and rejects those that cannot be served."""

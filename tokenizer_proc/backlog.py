@@ -1,7 +1,8 @@
-"""The tokenizer's unanswered messages: short texts come first, and those no longer wanted are dropped."""
+"""The tokenizer's unanswered messages. Short texts come first; aborted ones are dropped."""
 
 import time
 from collections import deque
+from collections.abc import Callable, Sized
 from heapq import heappop, heappush
 from itertools import count
 
@@ -11,13 +12,13 @@ from messages.ring.requests import AbortMsg, DecodeMsg, DropBefore, EncodeMsg, T
 from messages.ring.uids import GoneRequests
 
 LONG_TEXT_CHARS = 100_000
-"""Shorter texts go before one of this length, which takes about a tenth of a second."""
+"""Shorter texts precede one of this length, which takes about a tenth of a second."""
 
 Text = TokenizeMsg | EncodeMsg | DecodeMsg
 
 
 class Entry:
-    """A message, and the uids of its requests that are still wanted."""
+    """A message, and the uids of its requests that are still open."""
 
     def __init__(self, message: Text):
         self.message = message
@@ -31,14 +32,14 @@ class Entry:
 
 
 class Backlog:
-    """Short texts are popped in the order of arrival, long ones shortest first. An entry stays open until `done`."""
+    """Short texts are popped in order of arrival, long ones shortest first. An entry stays open until `done`."""
 
     def __init__(self) -> None:
         self._short: deque[Entry] = deque()
         self._long: list[tuple[int, int, Entry]] = []
         self._numbers = count()
         self._open: dict[Entry, None] = {}
-        """In the order of arrival."""
+        """In order of arrival."""
         self._by_uid: dict[int, Entry] = {}
         self._gone = GoneRequests()
 
@@ -88,25 +89,23 @@ class Backlog:
             del self._by_uid.pop(uid).wanted[uid]
 
     def pop_short(self) -> Entry | None:
-        """Returns the next short text that is wanted, `None` if there is none."""
-        while self._short:
-            entry = self._short.popleft()
-            if entry.wanted:
-                return entry
-            self.done(entry)
-        return None
+        """Returns the next short text whose requests are open, `None` if there is none."""
+        return self._pop(self._short, self._short.popleft)
 
     def pop_long(self) -> Entry | None:
-        """Returns the shortest wanted long text, `None` if there is none."""
-        while self._long:
-            _, _, entry = heappop(self._long)
+        """Returns the shortest long text whose requests are open, `None` if there is none."""
+        return self._pop(self._long, lambda: heappop(self._long)[2])
+
+    def _pop(self, queue: Sized, pop: Callable[[], Entry]) -> Entry | None:
+        while queue:
+            entry = pop()
             if entry.wanted:
                 return entry
             self.done(entry)
         return None
 
     def done(self, entry: Entry) -> None:
-        """Forgets an entry that has been answered."""
+        """Removes an entry that has been answered."""
         del self._open[entry]
         for uid in entry.wanted:
             del self._by_uid[uid]

@@ -1,4 +1,4 @@
-"""Calls of tools that an answer must be, as a grammar in Lark's form: marks around JSON of a schema."""
+"""Grammars for answers that must be tool calls, in Lark's form: marks around JSON of a schema."""
 
 import json
 from importlib import import_module
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 OPTIONS = {"lenient": False, "whitespace_pattern": "[ ]?"}
-"""At most a blank between the tokens of JSON, as models write calls: white space could go on for ever."""
+"""At most one space between JSON tokens, as models write calls; more whitespace could be endless."""
 
 
 def call_grammar(text: str, tokenizer: "LLTokenizer", options: dict[str, Any] | None = None) -> str:
-    """Returns the grammar of a `CallGrammar` in llguidance's form. Raises `GrammarError` where it can have none.
+    """Returns the grammar of a `CallGrammar` in llguidance's form. Raises `GrammarError` if it cannot have one.
 
     `options` replace `OPTIONS` in calls without marks.
     """

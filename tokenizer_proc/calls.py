@@ -1,4 +1,4 @@
-"""Calls that only want to see tokens: text or chat to ids, and ids to text."""
+"""Calls that only convert: text or chat to ids, and ids to text."""
 
 from messages.columns import num_int32, pack_int32, unpack_int32
 from messages.errors import RequestError, bad_request
@@ -17,7 +17,7 @@ def encode(message: EncodeMsg, text: str, encoding: Encoding) -> EncodeReply:
 
 
 def decode(message: DecodeMsg, encoding: Encoding, vocab_size: int) -> DecodeReply:
-    """Returns the text of the ids, special tokens shown. Raises `RequestError` for one outside the vocabulary."""
+    """Returns the text of the ids with special tokens. Raises `RequestError` for an id outside the vocabulary."""
     num_ids = num_int32(message.token_ids)
     if num_ids > MAX_ENCODED_CHARS:
         raise _too_much(f"{num_ids} tokens", f"{MAX_ENCODED_CHARS}")

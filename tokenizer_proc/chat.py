@@ -1,7 +1,7 @@
-"""A chat becomes text through the model's chat template, as `transformers` renders it."""
+"""Renders chats with the model's chat template, as `transformers` does."""
 
 import logging
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from jinja2 import TemplateError
@@ -17,16 +17,18 @@ from tokenizer_proc.thoughts import close_thought
 
 TOOL_USE = "tool_use"
 END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Stands after the message to continue while it is rendered; the space shows whether the template trims."""
+"""Appended to the message to continue during rendering; the space shows whether the template trims."""
 
 MAX_CHARS = 20_000_000
 """Maximum length of a rendered chat."""
+
+T = TypeVar("T")
 
 log = logging.getLogger("sluice.tokenizer")
 
 
 class CompiledTemplate:
-    """One template, ready to render. Raises `TemplateError` for a template with a mistake."""
+    """One template, ready to render. Raises `TemplateError` for an invalid template."""
 
     def __init__(self, sandbox: TemplateSandbox, source: str, special_tokens: dict[str, str]):
         self._template: Template = sandbox.from_string(source)
@@ -42,9 +44,9 @@ class CompiledTemplate:
 
 
 class ChatTemplates:
-    """The chat templates of a model, compiled once. One with a mistake refuses the chats that ask for it.
+    """The chat templates of a model, compiled once. Chats that need an invalid template are rejected.
 
-    `mistake`: what is wrong with the default template, `None` for a good one.
+    `mistake`: the error of the default template, `None` if it is valid.
     """
 
     def __init__(self, files: ChatFiles):
@@ -60,8 +62,11 @@ class ChatTemplates:
         self.mistake = default if isinstance(default, str) else None
 
     def render(self, chat: ChatPrompt) -> str:
-        """Returns the chat as text. Raises `RequestError`, a 400 with the template's own words if it refuses."""
-        messages, template_kwargs = _decode(chat)
+        """Returns the chat as text. Raises `RequestError`, a 400 with the template's own message if it fails."""
+        messages = _decode(chat.messages, list[dict[str, Any]], "messages", "messages")
+        template_kwargs = _decode(chat.template_kwargs, dict[str, Any], "template's variables", "chat_template_kwargs")
+        if not messages:
+            raise bad_request("The chat is empty: it must have at least one message", "messages")
         template = self._choose(template_kwargs)
         messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
         messages = template.forms.adapt(messages)
@@ -91,18 +96,11 @@ class ChatTemplates:
         return template
 
 
-def _decode(chat: ChatPrompt) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _decode(data: bytes, kind: type[T], what: str, param: str) -> T:
     try:
-        messages = msgspec.json.decode(chat.messages, type=list[dict[str, Any]])
+        return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise bad_request(f"The messages cannot be read: {error}", "messages") from None
-    try:
-        template_kwargs = msgspec.json.decode(chat.template_kwargs, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise bad_request(f"The template's variables cannot be read: {error}", "chat_template_kwargs") from None
-    if not messages:
-        raise bad_request("The chat is empty: it must have at least one message", "messages")
-    return messages, template_kwargs
+        raise bad_request(f"The {what} cannot be read: {error}", param) from None
 
 
 def _render(template: CompiledTemplate, messages: list[Message], variables: dict[str, Any]) -> str:
@@ -117,7 +115,7 @@ def _render(template: CompiledTemplate, messages: list[Message], variables: dict
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> str:
-    """Puts the mark after the last message's content, or its last text part, and returns what that was."""
+    """Appends the mark to the last message's content, or to its last text part. Returns the text before it."""
     message = messages[-1]
     content = message.get("content")
     if isinstance(content, str):

@@ -1,4 +1,4 @@
-"""Child processes that reply to one frame at a time over pipes: work on foreign input may end them and nothing else.
+"""Child processes that reply to one frame at a time over pipes. Work on untrusted input can end only the child.
 
 A frame is its length (8 bytes, little-endian) and its body.
 """
@@ -44,7 +44,7 @@ class ChildProcess:
         self.pid = self._process.pid
         self.end = weakref.finalize(self, _end, self._process)
         """Kills the process if it still runs."""
-        self.end.atexit = False  # a thread may be reading; the child dies with this process
+        self.end.atexit = False  # a thread may be reading, and the child dies with this process
 
     def send(self, frame: bytes) -> None:
         """Sends a frame without waiting for the reply."""
@@ -52,7 +52,7 @@ class ChildProcess:
         write_frame(self._process.stdin, frame)
 
     def ask(self, frame: bytes, timeout_s: float) -> bytes:
-        """Returns the child's reply to a frame. Raises `ChildEndedError`; then no child is left."""
+        """Returns the child's reply to a frame. Raises `ChildEndedError` after ending the child."""
         assert self._process.stdout is not None
         has_timed_out = False
         with contextlib.suppress(BrokenPipeError):
@@ -65,12 +65,63 @@ class ChildProcess:
         raise (ChildTimeoutError if has_timed_out else ChildEndedError)(self._process.wait())
 
 
+class RestartedChild:
+    """A child process that is replaced if it ends. `greeting` is the first frame that each one gets.
+
+    `limit_signal` is the signal that ends a child when it exceeds its CPU limit.
+    """
+
+    def __init__(self, module: str, *arguments: str, greeting: bytes, limit_signal: int):
+        self._command = module, *arguments
+        self._greeting = greeting
+        self._limit_signal = limit_signal
+        self._process: ChildProcess | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> ChildProcess:
+        """Starts the child now instead of at the first `ask`."""
+        self._process = ChildProcess(*self._command)
+        with contextlib.suppress(BrokenPipeError):
+            self._process.send(self._greeting)
+        return self._process
+
+    def ask(self, frame: bytes, timeout_s: float) -> bytes:
+        """Returns the reply to a frame. Raises `ChildEndedError`; the next frame then gets a new child.
+
+        A child that may have been killed for a reason other than this frame is replaced once.
+        """
+        try:
+            return self._ask(frame, timeout_s)
+        except ChildTimeoutError:
+            raise
+        except ChildEndedError as error:
+            if error.exit_code == -self._limit_signal:
+                raise
+        return self._ask(frame, timeout_s)
+
+    def _ask(self, frame: bytes, timeout_s: float) -> bytes:
+        try:
+            return (self._process or self.start()).ask(frame, timeout_s)
+        except ChildEndedError:
+            self._process = None
+            raise
+
+    def close(self) -> None:
+        """Ends the child, if there is one."""
+        if self._process is not None:
+            self._process.end()
+
+
 def open_pipes() -> tuple[IO[bytes], IO[bytes]]:
     """Returns the child's streams of requests and replies. Call it first: the child then dies with its parent."""
     ask_for_death_signal(int(sys.argv[1]), signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, and thereby this process
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a library's prints are not replies
+    os.dup2(2, 1)  # output of libraries must not mix with replies
     return sys.stdin.buffer, replies
 
 

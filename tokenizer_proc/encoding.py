@@ -1,4 +1,4 @@
-"""The model's tokenizer as this process needs it: text in, ids out."""
+"""The model's tokenizer: encodes text to ids, and decodes ids to text."""
 
 import os
 from collections.abc import Callable
@@ -10,16 +10,16 @@ from tokenizers import Tokenizer
 from runtime.tokenizer_files import load_tokenizer
 
 MAX_ENCODED_CHARS = 2_000_000
-"""Of a text that is encoded whatever the context: it takes about two seconds, in which no prompt is tokenized."""
+"""Maximum length of a text that need not fit the context. It takes about two seconds, which block other prompts."""
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How text becomes ids, and ids become text.
+    """Converts text to ids and back.
 
-    `to_ids` gets a text and whether to add the special tokens that the tokenizer itself adds to a prompt; it raises for
-    text it cannot take. `to_text` shows special tokens. `token_of`: the token as the vocabulary has it, `None` for an
-    id without one. `longest_token_chars`: no token stands for more characters than this.
+    `to_ids` gets a text, and whether to add the special tokens that the tokenizer adds to a prompt. It raises for text
+    that cannot be encoded. `to_text` includes special tokens. `token_of` returns the vocabulary entry of an id,
+    `None` if it has none. `longest_token_chars`: the maximum number of characters of a token.
     """
 
     to_ids: Callable[[str, bool], list[int]]
@@ -32,13 +32,13 @@ class Encoding:
 
 
 def load_encoding(directory: str) -> Encoding:
-    """Returns the encoding of the tokenizer in `directory`. Raises `BootError` where there is none."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch here is a single text, so threads would not help
+    """Returns the encoding of the tokenizer in `directory`. Raises `BootError` if it cannot be loaded."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches have a single text, so threads would not help
     return load_tokenizer(directory, _from_tokenizer, _from_transformers)
 
 
 def _from_tokenizer(tokenizer: Tokenizer) -> Encoding:
-    tokenizer.no_truncation()  # a file may ask for it, but a prompt is refused rather than cut
+    tokenizer.no_truncation()  # even if the file enables it: a long prompt is rejected, not cut
     tokenizer.no_padding()
 
     def to_ids(text: str, add_special_tokens: bool) -> list[int]:

@@ -12,59 +12,29 @@ from messages.ring.replies import UserReply
 from messages.ring.requests import AbortMsg, Grammar, UserMsg
 from runtime.background import BackgroundCalls, NeverBegunError
 from runtime.grammars import NUM_KEPT, grammars_are_busy
-from tokenizer_proc.child_process import ChildEndedError, ChildProcess, ChildTimeoutError
-from tokenizer_proc.grammar_child import MAX_CPU_S, Checked
+from tokenizer_proc.child_process import ChildEndedError, ChildTimeoutError, RestartedChild
+from tokenizer_proc.grammar_child import MAX_CPU_S, GrammarCheck
 
 
-class GrammarChild:
-    """A process that checks grammars, started when the first one arrives. Only for one thread at a time."""
+class GrammarChild(RestartedChild):
+    """A child process that checks grammars. Only for one thread at a time."""
 
     def __init__(self, facts: ModelFacts):
-        self._facts = msgspec.json.encode(facts)
-        self._process: ChildProcess | None = None
+        greeting = msgspec.json.encode(facts)
+        super().__init__("tokenizer_proc.grammar_child", greeting=greeting, limit_signal=signal.SIGXCPU)
 
-    def check(self, grammar: Grammar, timeout_s: float) -> Checked:
-        """Raises `ChildEndedError`; the next grammar then gets a new child.
-
-        A child that may have been killed for another reason, or while it had nothing to do, is replaced once.
-        """
-        try:
-            return self._ask(grammar, timeout_s)
-        except ChildTimeoutError:
-            raise
-        except ChildEndedError as error:
-            if error.exit_code == -signal.SIGXCPU:
-                raise
-        return self._ask(grammar, timeout_s)
-
-    def _ask(self, grammar: Grammar, timeout_s: float) -> Checked:
-        if self._process is None:
-            self._process = ChildProcess("tokenizer_proc.grammar_child")
-            self._process.send(self._facts)
-        try:
-            reply = self._process.ask(msgspec.json.encode(grammar), timeout_s)
-        except ChildEndedError:
-            self._process = None
-            raise
-        return msgspec.json.decode(reply, type=Checked)
-
-    @property
-    def pid(self) -> int | None:
-        return self._process and self._process.pid
-
-    def close(self) -> None:
-        """Ends the process, if there is one."""
-        if self._process is not None:
-            self._process.end()
+    def check(self, grammar: Grammar, timeout_s: float) -> GrammarCheck:
+        """Raises `ChildEndedError`."""
+        return msgspec.json.decode(self.ask(msgspec.json.encode(grammar), timeout_s), type=GrammarCheck)
 
 
 class _Lane:
-    """Grammars that wait for the same child."""
+    """The grammars that wait for the same child."""
 
     def __init__(self, config: Config, wake: Callable[[], None]):
         self._child = GrammarChild(config.facts)
         self._timeout_s = config.scheduling.grammar_timeout_s
-        self._calls: BackgroundCalls[Grammar, Checked] = BackgroundCalls(wake, self._timeout_s, num_threads=1)
+        self._calls: BackgroundCalls[Grammar, GrammarCheck] = BackgroundCalls(wake, self._timeout_s, num_threads=1)
 
     def start(self, grammar: Grammar) -> None:
         self._calls.start(grammar, lambda: self._child.check(grammar, self._timeout_s))
@@ -72,10 +42,10 @@ class _Lane:
     def close(self) -> None:
         self._child.close()
 
-    def pop_done(self) -> Iterator[tuple[Grammar, Checked]]:
+    def pop_done(self) -> Iterator[tuple[Grammar, GrammarCheck]]:
         for grammar, outcome in self._calls.pop_done():
-            is_checked = isinstance(outcome, Checked)
-            yield grammar, outcome if is_checked else Checked(error=self._explain(grammar.param, outcome))
+            is_checked = isinstance(outcome, GrammarCheck)
+            yield grammar, outcome if is_checked else GrammarCheck(error=self._explain(grammar.param, outcome))
 
     def _explain(self, param: str, error: Exception) -> ErrorInfo:
         if isinstance(error, NeverBegunError):
@@ -92,18 +62,18 @@ class _Lane:
 
 
 class GrammarChecks:
-    """Checks the grammars of requests in the background; `wake` is called when results are ready for `pop_done`.
+    """Checks the grammars of requests in the background. Calls `wake` when `pop_done` has results.
 
-    `hold` holds an abort back while its request is being checked, so that it does not overtake the request.
+    `hold` holds back an abort while its request is being checked, so that it does not overtake the request.
     """
 
     def __init__(self, config: Config, wake: Callable[[], None]):
         self._wake = wake
         self._schemas = _Lane(config, wake)
         self._languages = _Lane(config, wake)
-        """Lark and GBNF, which take longest, have their own child: no schema waits for them."""
-        self._known: OrderedDict[Grammar, Checked] = OrderedDict()
-        self._ready: list[tuple[Grammar, Checked]] = []
+        """Lark and GBNF take longest. They have their own child, so that schemas do not wait for them."""
+        self._known: OrderedDict[Grammar, GrammarCheck] = OrderedDict()
+        self._ready: list[tuple[Grammar, GrammarCheck]] = []
         self._messages: dict[Grammar, list[UserMsg]] = {}
         """Messages with the same grammar, such as those of all choices of a request, wait for the same check."""
         self._uids: Counter[int] = Counter()
@@ -127,7 +97,7 @@ class GrammarChecks:
             (self._languages if grammar.kind == "lark" else self._schemas).start(grammar)
 
     def hold(self, message: AbortMsg) -> bool:
-        """Holds an abort back if its request is being checked; returns whether it did."""
+        """Holds back an abort if its request is being checked. Returns True if it did."""
         is_here = message.uid in self._uids
         if is_here:
             self._aborts.append(message)
@@ -152,7 +122,7 @@ class GrammarChecks:
         self._schemas.close()
         self._languages.close()
 
-    def _remember(self, grammar: Grammar, checked: Checked) -> None:
+    def _remember(self, grammar: Grammar, checked: GrammarCheck) -> None:
         """Keeps the outcome for later requests with the same grammar, unless a retry could give another one."""
         if checked.error is None or checked.error.status == 400:
             self._known[grammar] = checked
@@ -160,7 +130,7 @@ class GrammarChecks:
                 self._known.popitem(last=False)
 
 
-def _answer(message: UserMsg, checked: Checked) -> UserMsg | UserReply:
+def _answer(message: UserMsg, checked: GrammarCheck) -> UserMsg | UserReply:
     if checked.error is not None:
         return UserReply(message.uid, message.attempt, "error", stamps=message.stamps, error=checked.error)
     params = msgspec.structs.replace(message.sampling_params, grammar=checked.grammar)

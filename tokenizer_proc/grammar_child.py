@@ -1,7 +1,7 @@
 """`python -m tokenizer_proc.grammar_child PARENT_PID`: checks grammars in a process that may be killed at any time.
 
-A grammar of a few lines can take minutes and gigabytes to compile, or nest so deep that its process crashes.
-Frames (`child_process.py`) are JSON: first `ModelFacts`, then one `Checked` in reply to each `Grammar`.
+A grammar of a few lines can take minutes and gigabytes to compile, or be nested so deeply that the process crashes.
+Frames (`child_process.py`) are JSON: first `ModelFacts`, then one `GrammarCheck` in reply to each `Grammar`.
 """
 
 import resource
@@ -24,7 +24,7 @@ MAX_CPU_S = 2
 MAX_BYTES = 4 << 30
 
 
-class Checked(msgspec.Struct, frozen=True):
+class GrammarCheck(msgspec.Struct, frozen=True):
     """The grammar in llguidance's form, or why it cannot be used."""
 
     grammar: Grammar | None = None
@@ -38,9 +38,9 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     while (body := read_frame(requests)) is not None:
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + MAX_CPU_S, resource.RLIM_INFINITY))
         try:
-            checked = Checked(reader.check(msgspec.json.decode(body, type=Grammar)))
+            checked = GrammarCheck(reader.check(msgspec.json.decode(body, type=Grammar)))
         except RequestError as refusal:
-            checked = Checked(error=refusal.info)
+            checked = GrammarCheck(error=refusal.info)
         write_frame(replies, msgspec.json.encode(checked))
 
 

@@ -1,4 +1,4 @@
-"""Whether a grammar can be used: each is compiled here once, so that a bad one is refused before it waits for a row."""
+"""Translates and validates grammars: each is compiled once, so that an invalid one is rejected before it is queued."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from tokenizer_proc.thoughts import join_grammars, limit_of
 
 
 class GrammarReader:
-    """Translates and compiles grammars for the model of `facts`."""
+    """Translates and compiles grammars for the model in `facts`."""
 
     def __init__(self, facts: ModelFacts):
         self._compiler = GrammarCompiler(facts.tokenizer_dir, facts.vocab_size, facts.eos_token_ids)
@@ -74,10 +74,10 @@ class GrammarReader:
 
 
 def _options_of(answer: str) -> dict[str, Any]:
-    """Returns options for JSON that may come in place of `answer`, a grammar in llguidance's form or in Lark's.
+    """Returns the options for JSON that is an alternative to `answer`, a grammar in llguidance's form or in Lark's.
 
-    llguidance fails ("panic: grammar stack empty") in an output that may still be one of two grammars, unless both
-    have the same white space, or only one has any.
+    llguidance fails ("panic: grammar stack empty") if an output may still follow either of two grammars, unless both
+    have the same whitespace or only one has any.
     """
     schema = json.loads(answer)["grammars"][0].get("json_schema") if answer.startswith("{") else None
     asked = schema["x-guidance"] if schema else {"whitespace_pattern": BOUNDED_WHITESPACE}
@@ -85,7 +85,7 @@ def _options_of(answer: str) -> dict[str, Any]:
 
 
 def _words(grammar: Grammar, error: GrammarError) -> str:
-    """Returns what is wrong with a grammar, with the place where that is known."""
+    """Returns the error of a grammar, with its place if that is known."""
     if grammar.kind == "json_schema":
         place = find_fault(grammar.text, compile_schema)
         return f"{error} (at {place})" if place else f"{error}"
@@ -95,9 +95,9 @@ def _words(grammar: Grammar, error: GrammarError) -> str:
 
 
 def schema_grammar(schema: str, whitespace: str | None = None) -> str:
-    """Returns the grammar of a JSON schema, of which nothing is left out, even where it asks for that itself.
+    """Returns the grammar of a JSON schema, strict even if the schema's own options request leniency.
 
-    Raises `GrammarError` where it is not JSON.
+    Raises `GrammarError` if it is not JSON.
     """
     library: Any = import_module("llguidance")
     try:
@@ -117,7 +117,7 @@ def schema_grammar(schema: str, whitespace: str | None = None) -> str:
 
 
 def compile_schema(schema: str) -> str:
-    """Returns what is wrong with a JSON schema by itself, whatever the tokenizer; empty where nothing is."""
+    """Returns the error of a JSON schema, independent of the tokenizer; empty if it is valid."""
     library: Any = import_module("llguidance")
     try:
         return library.LLMatcher.validate_grammar(schema_grammar(schema))
@@ -126,11 +126,11 @@ def compile_schema(schema: str) -> str:
 
 
 def lark_grammar(text: str) -> str:
-    """Returns Lark as it is; GBNF (llama.cpp's EBNF) is translated. Raises `GrammarError`."""
+    """Returns Lark unchanged and translates GBNF (llama.cpp's EBNF) to it. Raises `GrammarError`."""
     library: Any = import_module("llguidance")
     try:
         return simplify_within(library.grammar_from("grammar", text))
     except GrammarError:
         raise
-    except Exception as error:  # a translator in Python, which raises what it will
+    except Exception as error:  # the translator is Python code that may raise anything
         raise GrammarError(shortened(str(error))) from None

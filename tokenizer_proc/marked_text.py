@@ -1,4 +1,4 @@
-"""Marks around text, and text up to a mark, as rules of a grammar in Lark's form."""
+"""Rules in Lark's form for marks around text, and for text up to a mark."""
 
 import json
 import re
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 MARK = re.compile(r"(<[^<>\s]{1,64}>|\[/?[A-Z_]{1,64}\])")
-"""Texts that may be special tokens."""
+"""Matches texts that may be special tokens."""
 
 
 def marks(text: str, tokenizer: "LLTokenizer") -> str:

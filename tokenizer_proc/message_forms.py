@@ -1,7 +1,7 @@
-"""Finds the forms of messages that a chat template reads, by rendering small chats when a form is first needed.
+"""Detects which message forms a chat template supports, by rendering small chats when a form is first needed.
 
-A template may read contents as text or as a list of parts (and differently by role), arguments of calls as an object
-or as JSON text, and system messages anywhere, at the beginning, or not at all.
+A template may accept contents as text or as a list of parts (depending on the role), arguments of calls as an object or
+as JSON text, and system messages anywhere, at the beginning only, or not at all.
 """
 
 import json
@@ -18,7 +18,7 @@ NEEDLE = "Qx7vZk"
 
 DUMPED_PART = re.compile(rf"""text['"]: *['"]{NEEDLE}""")
 DUMPED_OBJECT = f"{{'{NEEDLE}'"
-"""Python's way of writing an object: the template did not expect one."""
+"""Python's representation of an object, which shows that the template did not expect one."""
 
 PROBED_ROLES = ("system", "user", "assistant", "tool")
 """Messages of other roles are treated like the user's."""

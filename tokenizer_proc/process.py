@@ -1,4 +1,4 @@
-"""The tokenizer's main loop: prompts come in as text, chats or ids, and leave as valid ids or as a refusal."""
+"""The tokenizer's main loop: converts text, chats and ids to validated ids, or rejects them."""
 
 import logging
 import secrets
@@ -40,15 +40,15 @@ from tokenizer_proc.prompts import PromptReader
 from tokenizer_proc.template_process import ChatRenderer, TemplateProcess
 
 TURN_S = 0.02
-"""How long to work on short texts before new messages are received, which may abort some of them."""
+"""How long to process short texts before receiving new messages, which may abort some of them."""
 
 LONG_TEXT_TIMEOUT_S = 600.0
 
 SHORT_CPU_S = 0.4
-"""CPU time for rendering a short chat, during which no other request is served."""
+"""CPU time limit for rendering a short chat, during which no other request is served."""
 
 REPORT_INTERVAL_S = 0.9
-"""Interval of the reports to frontends about tokenized prompts; a message for each would cost too much."""
+"""Interval of the reports to frontends about tokenized prompts. One message per prompt would cost too much."""
 
 Answer = UserMsg | UserReply | EncodeReply | DecodeReply
 
@@ -70,7 +70,7 @@ class ThreadTemplates:
 
 
 class TextServer:
-    """Answers single messages that contain text or ids."""
+    """Answers individual messages that contain text or ids."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class TextServer:
         self._reader = PromptReader(encoding, vocab_size, max_model_len)
 
     def answer(self, message: Text, *, is_long: bool = False) -> list[Answer]:
-        """Returns messages for the scheduler or, for calls and refusals, replies for the frontend. Never raises.
+        """Returns messages for the scheduler or, for calls and rejected prompts, for the frontend. Never raises.
 
         Long messages may be answered in any thread.
         """
@@ -105,7 +105,7 @@ class TextServer:
 
 
 def serve(link: ProcessLink) -> None:
-    """Tokenizes until told to stop. Raises `BootError` where the model has no tokenizer."""
+    """Tokenizes until the process is stopped. Raises `BootError` if the model has no tokenizer."""
     link.phase("loading the tokenizer")
     server = load_server(link.config)
     if not link.stand_by():
@@ -118,7 +118,7 @@ def serve(link: ProcessLink) -> None:
 
 
 class MainLoop:
-    """Receives, answers and passes on messages. Long texts are tokenized in other threads."""
+    """Receives, answers and forwards messages. Long texts are tokenized in other threads."""
 
     def __init__(self, link: ProcessLink, server: TextServer):
         self._link = link
@@ -137,7 +137,7 @@ class MainLoop:
         link.add_receiver(self._inbox)
 
     def turn(self) -> None:
-        """Waits for messages and processes them, for a bounded time."""
+        """Waits for messages and processes them for a bounded time."""
         self._link.wait(0.0 if self._backlog.has_short or self._can_start_long else BEAT_INTERVAL_S)
         self._link.receive_control()
         for message in self._grammars.pop_done():
@@ -190,7 +190,7 @@ class MainLoop:
                 self._to_schedulers.send(message.engine, message)
 
     def _answer_some(self) -> None:
-        """Answers short texts for up to `TURN_S`; starts a long one if no short one is left."""
+        """Answers short texts for up to `TURN_S`. Starts a long one if no short one is left."""
         end_s = time.monotonic() + TURN_S
         while time.monotonic() < end_s:
             entry = self._backlog.pop_short()
@@ -203,7 +203,7 @@ class MainLoop:
                 self._in_threads.start(entry, partial(self._server.answer, entry.message, is_long=True))
 
     def _send_answers(self, entry: Entry, answers: list[Answer]) -> None:
-        """Sends the answers that are still wanted."""
+        """Sends the answers whose requests are still open."""
         self._num_tokenized += len(answers)
         for answer in answers:
             if answer.uid not in entry.wanted:
@@ -224,9 +224,9 @@ class MainLoop:
 
 
 def load_server(config: Config) -> TextServer:
-    """Raises `BootError` for a model without a tokenizer, and for a bad template that the operator asked for.
+    """Raises `BootError` for a model without a tokenizer, and for an invalid template from the command line.
 
-    A bad template of the model's own only refuses chats.
+    With an invalid template of the model itself, only chats are rejected.
     """
     facts = config.facts
     files = read_chat_files(facts.tokenizer_dir, config.model.chat_template)
@@ -240,7 +240,7 @@ def load_server(config: Config) -> TextServer:
 
 
 def tokenized_row(prompt: UserMsg) -> TokenizedRow:
-    """Returns the frontend's report of a prompt that was passed on."""
+    """Returns the frontend's report of a prompt that was sent to the scheduler."""
     stamps = prompt.stamps
     return TokenizedRow(
         prompt.uid, prompt.attempt, stamps.tokenize_begun_ns, stamps.tokenized_ns, num_int32(prompt.input_ids)
@@ -248,11 +248,11 @@ def tokenized_row(prompt: UserMsg) -> TokenizedRow:
 
 
 def _refuse(message: Text, error: BaseException, begun_ns: int) -> list[Answer]:
-    """Returns the replies with `error`; one that is not a refusal is logged and fails only this message."""
+    """Returns replies with `error`. An error other than `RequestError` is logged and fails only this message."""
     if isinstance(error, RequestError):
         return refuse(message, error.info, begun_ns)
     reference = secrets.token_hex(4)
-    # a panic in the tokenizers library is not an Exception
+    # A panic in the tokenizers library is not an Exception.
     log.error("request %d failed in the tokenizer, reference %s", message.uid, reference, exc_info=error)
     what = "tokens" if isinstance(message, DecodeMsg) else "prompt"
     verb = "decoded" if isinstance(message, DecodeMsg) else "tokenized"

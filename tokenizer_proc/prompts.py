@@ -1,4 +1,4 @@
-"""What makes a prompt valid: it has a token, all its tokens exist, and it leaves room for what is wanted."""
+"""Validates prompts: each must have a token, use only existing tokens, and leave room for the output."""
 
 import time
 from array import array
@@ -9,10 +9,8 @@ import msgspec
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.ring.requests import SamplingParams, TokenizeMsg, UserMsg
-from tokenizer_proc.bad_words import bad_word_ids
-from tokenizer_proc.biases import with_text_biases
-from tokenizer_proc.breakers import with_breaker_ids
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
+from tokenizer_proc.parameter_texts import with_token_ids
 from tokenizer_proc.thoughts import with_thought
 
 FIRST_PROBE_CHARS_PER_TOKEN = 4
@@ -21,9 +19,9 @@ FIRST_PROBE_CHARS_PER_TOKEN = 4
 class PromptReader:
     """Converts `TokenizeMsg`s to `UserMsg`s for one model, in any thread.
 
-    Caches the ids of the latest text and of the latest texts in parameters: the prompts of one HTTP request, and
-    continuations of its choices, share them. `vocab_size` is the model's, `max_model_len` the longest prompt plus
-    output, in tokens.
+    Caches the ids of the latest text and the latest parameters, which the prompts of one HTTP request and continuations
+    of its choices share. `vocab_size` is the model's; `max_model_len` is the maximum length of prompt plus output in
+    tokens.
     """
 
     def __init__(self, encoding: Encoding, vocab_size: int, max_model_len: int):
@@ -43,9 +41,12 @@ class PromptReader:
         if message.chat is not None and text is not None:
             asked = with_thought(asked, message.chat, text)
         max_prompt_tokens = self._max_model_len - min(1, asked.max_tokens)
-        ids = unpack_int32(message.prompt_ids) if text is None else self._ids_of(text, message, max_prompt_tokens)
+        param = "prompt" if message.chat is None else "messages"
+        ids = (
+            unpack_int32(message.prompt_ids) if text is None else self._ids_of(text, message, max_prompt_tokens, param)
+        )
         ids = self._cut(ids, message)
-        self._check(ids, max_prompt_tokens, _param_of(message))
+        self._check(ids, max_prompt_tokens, param)
         max_tokens = min(asked.max_tokens, self._max_model_len - len(ids))
         params = msgspec.structs.replace(self._params_of(asked), max_tokens=max_tokens)
         first = UserMsg(
@@ -65,29 +66,27 @@ class PromptReader:
             own = msgspec.structs.replace(params, seed=sibling.seed)
             yield msgspec.structs.replace(first, uid=sibling.uid, engine=sibling.engine, sampling_params=own)
 
-    def _ids_of(self, text: str, message: TokenizeMsg, max_prompt_tokens: int) -> "array[int]":
+    def _ids_of(self, text: str, message: TokenizeMsg, max_prompt_tokens: int, param: str) -> "array[int]":
         key = (text, message.add_special_tokens)
         last = self._last_ids
         if last is not None and last[0] == key:
             return last[1]
         if message.truncation is None:
-            self._refuse_far_too_long(text, max_prompt_tokens, _param_of(message))
+            self._refuse_far_too_long(text, max_prompt_tokens, param)
         elif len(text) > MAX_ENCODED_CHARS:
-            raise _too_long_to_cut(text, _param_of(message))
+            limit = f"A prompt with truncate_prompt_tokens may have at most {MAX_ENCODED_CHARS} characters"
+            words = f"{limit}, the request has {len(text)} in the {param}"
+            raise bad_request(words, param, "context_length_exceeded")
         ids = unpack_int32(pack_int32(self._encoding.encode(*key)))
         self._last_ids = key, ids
         return ids
 
     def _params_of(self, params: SamplingParams) -> SamplingParams:
-        """Returns the parameters with their texts as token ids, and with `max_tokens` 0."""
+        """Returns the parameters with their texts as token ids and with `max_tokens` 0."""
         asked = msgspec.structs.replace(params, max_tokens=0, seed=0)
         last = self._last_params
         if last is None or last[0] != asked:
-            found = with_text_biases(asked, self._encoding, self._vocab_size)
-            bad_words = bad_word_ids(found.bad_words, self._encoding, self._vocab_size)
-            dry = with_breaker_ids(found.dry, self._encoding, self._vocab_size)
-            found = msgspec.structs.replace(found, bad_word_ids=bad_words + found.bad_word_ids, dry=dry)
-            last = self._last_params = asked, found
+            last = self._last_params = asked, with_token_ids(asked, self._encoding, self._vocab_size)
         return msgspec.structs.replace(last[1], seed=params.seed)
 
     def _cut(self, ids: "array[int]", message: TokenizeMsg) -> "array[int]":
@@ -114,10 +113,10 @@ class PromptReader:
             )
 
     def _refuse_far_too_long(self, text: str, max_prompt_tokens: int, param: str) -> None:
-        """Raises for a text that cannot fit, after work that is bounded by the context and not by the text.
+        """Raises `RequestError` for a text that cannot fit. The work is bounded by the context, not by the text.
 
-        First by length alone. Then by beginnings of growing length: if one has more tokens than the context by more
-        than a cut inside a token can add, so has the whole.
+        Checks the length first, then encodes growing prefixes. If a prefix exceeds the context by more tokens than a
+        cut inside a token can add, the whole text does not fit either.
         """
         longest = self._encoding.longest_token_chars
         if len(text) > self._max_model_len * longest:
@@ -137,17 +136,3 @@ class PromptReader:
         )
         too_long = (num_tokens, max_prompt_tokens)
         return RequestError(ErrorInfo(400, message, param=param, code="context_length_exceeded", too_long=too_long))
-
-
-def _too_long_to_cut(text: str, param: str) -> RequestError:
-    return bad_request(
-        f"A prompt with truncate_prompt_tokens may have at most {MAX_ENCODED_CHARS} characters, the request has "
-        f"{len(text)} in the {param}",
-        param,
-        "context_length_exceeded",
-    )
-
-
-def _param_of(message: TokenizeMsg) -> str:
-    """Returns the field of the request that holds the prompt."""
-    return "prompt" if message.chat is None else "messages"

@@ -1,4 +1,4 @@
-"""Where in a JSON schema the fault is that llguidance names without a place."""
+"""Locates the error in a JSON schema that llguidance reports without a place."""
 
 import json
 import time
@@ -23,9 +23,9 @@ Schema = dict[str, Any]
 
 
 def find_fault(schema_text: str, explain: Callable[[str], str]) -> str:
-    """Returns the JSON pointer of the deepest subschema that by itself has the fault of the whole; empty: unknown.
+    """Returns the JSON pointer of the deepest subschema with the same error as the whole, empty if unknown.
 
-    `explain` returns what is wrong with a schema, empty where nothing is. The search takes a second at most.
+    `explain` returns the error of a schema, empty if it is valid. The search takes at most a second.
     """
     try:
         whole: Any = json.loads(schema_text)
@@ -35,7 +35,7 @@ def find_fault(schema_text: str, explain: Callable[[str], str]) -> str:
 
 
 def explain_calls(asked: CallGrammar, explain: Callable[[str], str]) -> str:
-    """Returns the first tool whose parameters by themselves have a fault, and which; empty where none is found."""
+    """Returns the first tool with an invalid parameter schema and its error, empty if none is found."""
     deadline_s = time.monotonic() + MAX_SEARCH_S
     for name, schema in zip(asked.names, _parameters(asked), strict=False):
         text = json.dumps(schema)
@@ -81,7 +81,7 @@ def _find_fault(whole: Schema, explain: Callable[[str], str], deadline_s: float)
 
 
 def _children(pointer: Pointer, schema: Schema, whole: Schema) -> Iterator[tuple[Pointer, Schema]]:
-    """Yields the subschemas of a schema, and the one that it refers to."""
+    """Yields the subschemas of a schema, and the one that it references."""
     for key, value in schema.items():
         if key == "$ref":
             yield from resolve(value, whole)

@@ -1,6 +1,6 @@
-"""Simplifies JSON schemas for llguidance: removes keywords without effect, refuses numbers that would not be exact.
+"""Simplifies JSON schemas for llguidance: removes keywords without effect and rejects numbers that would be inexact.
 
-llguidance refuses unknown keywords, whatever their value, and silently rounds or saturates large integers.
+llguidance rejects unknown keywords, whatever their value, and silently rounds or saturates large integers.
 """
 
 # pyright: basic
@@ -17,8 +17,8 @@ from runtime.grammars import GrammarError
 from tokenizer_proc.schema_faults import DEFINITIONS, OF_NAMED_SCHEMAS, OF_SCHEMA_LISTS, OF_SCHEMAS, resolve
 
 BOUNDED_WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
-"""Between the tokens of JSON: a blank, or a line break with its indentation, as in llama.cpp. Otherwise, small models
-may write white space until `max_tokens`."""
+"""Whitespace between JSON tokens: a space, or line breaks with indentation, as in llama.cpp. Without this bound, small
+models may write whitespace until `max_tokens`."""
 
 MAX_EXACT = 1 << 53
 """The largest integer up to which all are exact as float64, llguidance's type for numbers."""
@@ -37,7 +37,7 @@ FORMATS_OF_PATTERNS = {
     *("cuid", "cuid2", "ulid", "nanoid", "xid", "ksuid", "emoji", "e164", "base64", "base64url", "cidrv4", "cidrv6"),
     *("jwt", "lowercase", "uppercase", "guid"),
 }
-"""Zod's names of formats, which it writes together with an equivalent `pattern`."""
+"""Zod's format names. It writes them together with an equivalent `pattern`."""
 
 
 def read_schema(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Structural tags: free text in which certain beginnings must go on as a schema says, as tool calls do."""
+"""Structural tags: free text in which certain beginnings start JSON of a schema, like tool calls."""
 
 import json
 from importlib import import_module
@@ -17,7 +17,7 @@ OPTIONS = {"lenient": False, "whitespace_pattern": BOUNDED_WHITESPACE}
 
 
 class Structure(msgspec.Struct, frozen=True):
-    """From `begin` to `end` the text is JSON of this schema."""
+    """Between `begin` and `end`, the text is JSON of this schema."""
 
     begin: Annotated[str, Meta(min_length=1)]
     end: str
@@ -25,7 +25,7 @@ class Structure(msgspec.Struct, frozen=True):
 
 
 class StructuralTag(msgspec.Struct, frozen=True):
-    """A structure must begin wherever one of the `triggers`, with which it begins, has come."""
+    """After one of the `triggers`, a structure that begins with this trigger must follow."""
 
     structures: Annotated[list[Structure], Meta(min_length=1)]
     triggers: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
@@ -42,7 +42,7 @@ def structural_tag_grammar(text: str, tokenizer: "LLTokenizer") -> str:
     library: Any = import_module("llguidance")
     are_special = [is_special(trigger, tokenizer) for trigger in tag.triggers]
     if any(are_special) and not all(are_special):
-        raise GrammarError("of its triggers either all or none may be special tokens")
+        raise GrammarError("either all or none of its triggers may be special tokens")
     tags = [
         library.StructTag(
             trigger=_trigger_of(structure, tag.triggers),
@@ -63,6 +63,6 @@ def _trigger_of(structure: Structure, triggers: list[str]) -> str:
 
 
 def is_special(text: str, tokenizer: "LLTokenizer") -> bool:
-    """Tells whether a text is one special token, which no characters spell."""
+    """True if a text is a single special token."""
     ids = tokenizer.tokenize_str(text, parse_special=True)
     return len(ids) == 1 and tokenizer.is_special_token(ids[0])

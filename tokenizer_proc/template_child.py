@@ -1,8 +1,9 @@
-"""The process that renders chats: it reads the templates, then replies to each chat with its text or a refusal.
+"""The process that renders chats: it reads the templates, then replies to each chat with its text or an error.
 
     python -m tokenizer_proc.template_child PARENT_PID CPU_S
 
-A rendering that takes more than `CPU_S` seconds of CPU time ends the process; no template can catch that.
+An empty frame in place of a chat requests the error of the default template. A rendering that takes more than `CPU_S`
+seconds of CPU time ends the process; no template can catch that.
 """
 
 import resource
@@ -18,7 +19,7 @@ from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.child_process import open_pipes, read_frame, write_frame
 
 MAX_BYTES = 256 << 20
-"""The memory that the templates, and the text of a chat being rendered, may take."""
+"""The memory limit for the templates and the chat being rendered."""
 
 
 def main() -> int:
@@ -31,10 +32,9 @@ def main() -> int:
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     templates = ChatTemplates(msgspec.msgpack.decode(files, type=ChatFiles))
     signal.setitimer(signal.ITIMER_PROF, 0)
-    write_frame(replies, msgspec.msgpack.encode(templates.mistake))
     while (chat := read_frame(requests)) is not None:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        answer = _answer(templates, chat)
+        answer = _answer(templates, chat) if chat else msgspec.msgpack.encode(templates.mistake)
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_frame(replies, answer)
     return 0
@@ -52,7 +52,7 @@ def _answer(templates: ChatTemplates, chat: bytes) -> bytes:
 
 
 def _limit_memory() -> None:
-    """Lets this process allocate at most `MAX_BYTES` more than it has; Linux only."""
+    """Limits this process to `MAX_BYTES` more memory than it has now (Linux only)."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
             num_bytes = int(file.read().split()[0]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""Runs chat templates in a child process: one that takes too much time or memory ends that process and nothing else.
+"""Runs chat templates in a child process. A template that takes too much time or memory ends only that process.
 
 A memory limit applies to a whole process. The tokenizer cannot have one: its libraries abort if an allocation fails.
 """
@@ -11,13 +11,13 @@ import msgspec
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.ring.requests import ChatPrompt
 from runtime.chat_files import ChatFiles
-from tokenizer_proc.child_process import ChildEndedError, ChildProcess
+from tokenizer_proc.child_process import ChildEndedError, RestartedChild
 
 MAX_CPU_S = 2.0
 """The limit for one rendering. Real templates take less than a millisecond per message."""
 
 MAX_WAIT_S = 60.0
-"""How long to wait for a process that gets no CPU time, before it is killed."""
+"""How long to wait before killing a child that gets no CPU time."""
 
 
 class ChatRenderer(Protocol):
@@ -26,65 +26,34 @@ class ChatRenderer(Protocol):
         ...
 
 
-class TemplateProcess:
+class TemplateProcess(RestartedChild):
     """Renders with the templates of `files`, in a child process that is replaced if it ends."""
 
     def __init__(self, files: ChatFiles, cpu_s: float = MAX_CPU_S):
-        self._files = msgspec.msgpack.encode(files)
+        greeting = msgspec.msgpack.encode(files)
+        super().__init__("tokenizer_proc.template_child", f"{cpu_s}", greeting=greeting, limit_signal=signal.SIGPROF)
         self._cpu_s = cpu_s
-        self._begin()
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
+        self.start()
 
     def find_mistake(self) -> str | None:
-        """Waits until the default template is compiled; returns its error, `None` if it has none."""
+        """Waits until the default template is compiled. Returns its error, `None` if it is valid."""
         try:
-            return self._wait_for_templates()
+            return msgspec.msgpack.decode(self.ask(b"", MAX_WAIT_S), type=str | None)
         except ChildEndedError as error:
             return self._explain(error)
 
     def render(self, chat: ChatPrompt) -> str:
         """See `ChatRenderer`."""
         try:
-            return self._render(chat)
+            reply = self.ask(msgspec.msgpack.encode(chat), MAX_WAIT_S)
         except ChildEndedError as error:
-            if error.exit_code == -signal.SIGPROF:
-                raise self._refusal(error) from None
-        try:
-            return self._render(chat)  # the process may have been killed for another reason
-        except ChildEndedError as error:
-            raise self._refusal(error) from None
-
-    def _render(self, chat: ChatPrompt) -> str:
-        self._wait_for_templates()
-        answer = msgspec.msgpack.decode(self._ask(msgspec.msgpack.encode(chat)), type=str | ErrorInfo)
+            self.start()
+            reason = self._explain(error)
+            raise bad_request(f"The chat template refused the messages: {reason}", "messages") from None
+        answer = msgspec.msgpack.decode(reply, type=str | ErrorInfo)
         if isinstance(answer, ErrorInfo):
             raise RequestError(answer)
         return answer
-
-    def _begin(self) -> None:
-        self._child = ChildProcess("tokenizer_proc.template_child", f"{self._cpu_s}")
-        self._is_new = True
-        self._mistake: str | None = None
-
-    def _wait_for_templates(self) -> str | None:
-        if self._is_new:
-            self._mistake = msgspec.msgpack.decode(self._ask(self._files), type=str | None)
-            self._is_new = False
-        return self._mistake
-
-    def _ask(self, frame: bytes) -> bytes:
-        """Returns the child's reply. Raises `ChildEndedError` after starting a new child."""
-        try:
-            return self._child.ask(frame, MAX_WAIT_S)
-        except ChildEndedError:
-            self._begin()
-            raise
-
-    def _refusal(self, error: ChildEndedError) -> RequestError:
-        return bad_request(f"The chat template refused the messages: {self._explain(error)}", "messages")
 
     def _explain(self, error: ChildEndedError) -> str:
         if error.exit_code == -signal.SIGPROF:

@@ -1,7 +1,7 @@
-"""The environment of chat templates, which are code that came with a checkpoint.
+"""The sandbox for chat templates, which are code from a checkpoint.
 
-A template may use what `transformers` provides. Jinja's sandbox prevents access to Python's internals and changes
-of the input; the template's process bounds its time and memory (`template_process.py`).
+A template may use the functions that `transformers` provides. Jinja's sandbox prevents access to Python's internals and
+changes of the input; the template's process limits its time and memory (`template_process.py`).
 """
 
 import json
@@ -17,7 +17,7 @@ from jinja2.utils import Namespace
 
 
 class GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what a model wrote, for training; here it is only its contents."""
+    """`{% generation %}…{% endgeneration %}` marks the model's text for training; here only its contents remain."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -27,7 +27,7 @@ class GenerationTag(Extension):
 
 
 class PlainNamespace(Namespace):
-    """Jinja's `namespace`, but for names that begin with an underscore."""
+    """Jinja's `namespace` without names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, values = args[0], dict(*args[1:], **kwargs)
@@ -76,5 +76,5 @@ def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Unlike Jinja's own, it escapes no HTML."""
+    """Unlike Jinja's filter, does not escape HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,6 +1,6 @@
-"""The model's reasoning (a thought) in the prompt and before the answer, and its grammar.
+"""The model's reasoning (a thought) at the end of the prompt and before the answer, and its grammar.
 
-Whether the prompt has opened or closed the thought is decided here, once; the scheduler relies on it.
+This module alone decides whether the prompt has opened or closed the thought; the scheduler relies on it.
 """
 
 import json
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 BETWEEN = r"between: /[\n ]{0,4}/"
-"""What models write between a thought and the answer."""
+"""The text that models write between a thought and the answer."""
 
 
 def place_of(prompt: str, thought: Thought, begun: str = "") -> ThoughtPlace:
-    """Returns where the prompt ends. `begun`: the beginning of the answer in the prompt, if any."""
+    """Returns where the prompt ends, relative to the thought. `begun`: the part of the answer in the prompt, if any."""
     if begun.strip():
         return "inside" if begun.rfind(thought.begin) > begun.rfind(thought.end) else "behind"
     prompt = prompt.rstrip()

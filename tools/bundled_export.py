@@ -70,14 +70,14 @@ def no_commands() -> list[tuple[int, str]]:
 
 @dataclass
 class RunRecord:
-    """What the card tells of a run."""
+    """The facts of a training run that the card shows."""
 
     history: list[tuple[int, float, float]] = field(default_factory=no_measurements)
     """(step, training loss in nats a token, held-out bits a byte), in order."""
     seconds: float = 0.0
     """Wall time spent in training, over all resumed parts."""
     commands: list[tuple[int, str]] = field(default_factory=no_commands)
-    """The step from which each part of the run went on, and its command line."""
+    """The first step of each part of the run, and its command line."""
 
     def best(self) -> tuple[int, float, float]:
         """Return the measurement with the lowest held-out loss."""

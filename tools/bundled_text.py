@@ -45,7 +45,7 @@ class Window:
 
 
 def split_text(text: str, held_out_share: float) -> tuple[str, str]:
-    """Cut off the last `held_out_share` of the text, at the end of a line where there is one."""
+    """Cut off the last `held_out_share` of the text, at the end of a line if possible."""
     cut = int(len(text) * (1 - held_out_share))
     line_end = text.rfind("\n", cut // 2, cut)
     cut = line_end + 1 if line_end >= 0 else cut
@@ -88,7 +88,7 @@ def build_corpus(text: str, tokenizer: Tokenizer, held_out_share: float) -> Corp
 
 
 def read_merges(tokenizer: Tokenizer) -> Ids:
-    """Return, for each token id, the two ids that its merge joined; -1, -1 where there is none."""
+    """Return, for each token id, the two ids that its merge joined; -1, -1 without a merge."""
     split_V2 = np.full((tokenizer.get_vocab_size(), 2), -1, dtype=np.int64)
     vocab = tokenizer.get_vocab()
     for left, right in json.loads(tokenizer.to_str())["model"]["merges"]:

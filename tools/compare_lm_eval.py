@@ -1,10 +1,10 @@
-"""Whether lm-evaluation-harness measures the same through a running server as with transformers on the same model.
+"""Compares the results of lm-evaluation-harness through a running server with those of transformers on the same model.
 
     python launch.py --model DIR --dtype float32 --port 8000
     python tools/compare_lm_eval.py --model DIR --url http://127.0.0.1:8000 --text TEXT_FILE
 
 The tasks are made of a text: which of four lines comes next (the harness scores each by `echo` and `logprobs`), and
-the perplexity of passages. Needs `.venv/bin/pip install -e '.[eval]'`. Exits with 1 where a number differs by more than
+the perplexity of passages. Needs `.venv/bin/pip install -e '.[eval]'`. Exits with 1 if a number differs by more than
 1e-4.
 """
 
@@ -134,7 +134,7 @@ def ask(url: str) -> dict[str, Any]:
 
 
 def compare(reference: dict[str, Any], served: dict[str, Any]) -> int:
-    """Prints both beside each other; returns 1 where they differ."""
+    """Prints both side by side. Returns 1 if they differ."""
     worst = 0.0
     for task, metrics in reference["metrics"].items():
         for name, value in metrics.items():

@@ -1,10 +1,10 @@
-"""The libraries that an image with CUDA's torch lacks: fetched as wheels where there is a network, installed where not.
+"""The libraries that an image with CUDA's torch lacks: fetched as wheels with a network, installed without one.
 
     python -m tools.gpu_wheels fetch [--python-version 3.12]      (make gpu-wheels)
     python -m tools.gpu_wheels install                            (make gpu-install)
 
-`fetch` fills a folder with wheels for Linux on x86-64; take it along. `install` needs no network: it puts what the
-interpreter lacks, and nothing else, into a folder, which `make test-gpu` and `make bench-gpu` put on PYTHONPATH.
+`fetch` downloads wheels for Linux on x86-64 into a folder to take along. `install` needs no network: it installs only
+the libraries that the interpreter lacks, into a folder that `make test-gpu` and `make bench-gpu` put on PYTHONPATH.
 """
 
 import argparse
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WHEELS = Path("build/gpu-wheels")
 TARGET = Path("build/gpu-site")
 GIVEN = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub")
-"""Of what the server needs: large, and in every image that is made for models."""
+"""Requirements of the server that are large and part of every image made for models."""
 
 FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis", "tqdm")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
@@ -28,7 +28,7 @@ NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or pip's exit code, or 2 where there are no wheels."""
+    """Returns 0, or pip's exit code, or 2 if there are no wheels."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("fetch", "install"))
     parser.add_argument("--wheels", type=Path, default=WHEELS, metavar="DIR", help="default: %(default)s")
@@ -48,7 +48,7 @@ def fetch(wheels: Path, python_version: str) -> int:
 
 
 def list_requirements() -> list[str]:
-    """Returns what `pyproject.toml` says of the libraries to fetch."""
+    """Returns the requirements in `pyproject.toml` of the libraries to fetch."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = [line for line in project["dependencies"] if name_of(line) not in GIVEN]
     return needed + [line for line in project["optional-dependencies"]["dev"] if name_of(line) in FOR_TESTS]
@@ -58,7 +58,7 @@ def install(wheels: Path, target: Path) -> int:
     """Installs the wheels of which the interpreter has no version."""
     found = sorted(wheels.glob("*.whl"))
     if not found:
-        print(f"gpu_wheels: {wheels} has no wheels; where there is a network, fetch fills it", file=sys.stderr)
+        print(f"gpu_wheels: {wheels} has no wheels; on a machine with a network, fetch fills it", file=sys.stderr)
         return 2
     lacking = [wheel for wheel in found if not is_installed(name_of(wheel.name.partition("-")[0]))]
     print(f"{len(found) - len(lacking)} of {len(found)} are there; into {target}: ", end="")

@@ -20,7 +20,7 @@ LEAST_MARGIN = 1e-3
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where a prompt's output is too close a choice to be the same everywhere."""
+    """Returns 0, or 1 if the choice of a token is too close to be the same on all machines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("prompts", nargs="+")

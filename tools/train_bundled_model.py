@@ -26,9 +26,9 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
 POSITION_AMPLITUDE = 0.05
-"""Of the sinusoids at the start; the embeddings of tokens start with a deviation of 0.02."""
+"""Initial amplitude of the sinusoids; the token embeddings start with a standard deviation of 0.02."""
 HEAD_GAIN = 1.5
-"""Of the query and the key of the first layer's heads at the start."""
+"""Initial gain of the query and the key of the first layer's heads."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Trainer:
         return bits_per_byte
 
     def save(self, path: Path) -> None:
-        """Write everything that a later run needs to go on, atomically."""
+        """Write everything that a later run needs to continue, atomically."""
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -131,7 +131,7 @@ class Trainer:
         path.with_suffix(".tmp").replace(path)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint of the same shape."""
+        """Continue from a checkpoint of the same shape."""
         state: dict[str, Any] = torch.load(path, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -219,7 +219,7 @@ def write(model: "transformers.LlamaForCausalLM", chats: ChatFormat, out: Path) 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0, or 1 where the model has not learned it."""
+    """Returns 0, or 1 if the model has not learned it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder of the model")
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")

@@ -1,4 +1,4 @@
-"""Writes docs/WIRE.md: every message that crosses a process border, from the structs themselves.
+"""Writes docs/WIRE.md: the messages between processes, generated from the structs themselves.
 
 python -m tools.write_wire_page
 """
@@ -22,23 +22,22 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "WIRE.md"
 CONTROL = {"launcher": ToLauncher, "processes": ToProcess, "proxy": ToProxy, "joiner": ToJoiner}
 FORMATS = {INT32: "int32 column", INT64: "int64 column", FLOAT32: "float32 column"}
 
-HEAD = """# What crosses a process border
+HEAD = """# Messages between processes
 
 Written by `python -m tools.write_wire_page` from the structs in `messages/`; a test compares them. The version of the
-schema is `{version:x}`, a digest of all names, types and orders of fields. A process that has another one is refused.
+schema is `{version:x}`, a digest of all names, types and orders of fields. A process with another version is rejected.
 
-A **frame** is a header of 16 bytes (sender id and number, two little-endian uint64), then one message in MessagePack. A
-message is an array: the name of the struct, then its fields in the order below. Structs inside of messages are arrays
-without the name, unless they are a choice of several. Fields are only ever added at the end, with a default, so frames
-that an older version has recorded decode. A column is bytes: numbers in native order, one after another.
+A **frame** is a header of 16 bytes (sender id and number, two little-endian uint64) followed by one message in
+MessagePack. A message is an array: the name of the struct, then its fields in the order below. Nested structs are
+arrays without the name, unless a field allows several structs. Fields are only ever added at the end, with a default,
+so frames recorded by an older version still decode. A column is bytes: consecutive numbers in native byte order.
 
-A **file of frames** (`{suffix}`: the black box, `--record`) begins with {data} bytes. They are `{header}` of magic
-`{magic}`, format {format}, pid, schema version, wall clock and monotonic stamp of the beginning (ns), capacity in bytes
-and process name. At {tail} and {head} are the positions (uint64) of the first record and behind the last one. A record
-is `{record}` of bytes of the frame, flags (1: sent, or else received; 2: cut), bytes of the receiver's name, 0 and
-monotonic stamp (ns). Then come name, frame, and filling up to a multiple of {alignment}. A record at position p is
-{data} + p modulo capacity bytes from the beginning of the file; a size of 2^32 - 1 says that the next record is at the
-beginning of the ring.
+A **file of frames** (`{suffix}`: the black box, `--record`) begins with {data} bytes: `{header}` for magic `{magic}`,
+format {format}, pid, schema version, wall-clock and monotonic time of the beginning (ns), capacity in bytes and process
+name. Offsets {tail} and {head} hold the positions (uint64) of the first record and of the end of the last one. A record
+is `{record}` for the size of the frame, flags (1: sent, otherwise received; 2: cut), the size of the receiver's name, 0
+and monotonic time (ns), followed by name and frame, padded to a multiple of {alignment}. A record at position p begins
+at offset {data} + p modulo capacity. A size of 2^32 - 1 means that the next record is at the beginning of the ring.
 """
 
 
@@ -101,7 +100,7 @@ def has_own_docstring(struct: type[msgspec.Struct]) -> bool:
 
 
 def show(hint: Any) -> str:
-    """Returns a type as the page has it."""
+    """Returns a type as the page shows it."""
     typecode = typecode_of(hint)
     if typecode is not None:
         return FORMATS[typecode]

@@ -16,7 +16,7 @@ import msgspec
 
 from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.config.server import Config
-from messages.control.admin import Acknowledged, Collected, InstructProcesses, Poison, ProcessResult
+from messages.control.admin import Acknowledged, InstructProcesses, Poison, ProcessResult, ProcessResults
 from messages.control.processes import FRONTEND, RING, Hello, ProcessTable, Ready, Stop, ToProcess, kind_of
 from messages.engines import SCHEDULER
 from messages.errors import SluiceError
@@ -134,7 +134,7 @@ class StandIn:
         with AdminClient(self._run_dir) as line:
             for poison in poisons:
                 result = line.give(InstructProcesses((f"{SCHEDULER}*",), poison), POISON_TIMEOUT_S)
-                if not isinstance(result, Collected) or not all(map(_is_done, result.results.values())):
+                if not isinstance(result, ProcessResults) or not all(map(_is_done, result.results.values())):
                     raise SluiceError(f"the recorded faults cannot be injected: {result}")
 
     def receive(self, timeout_s: float) -> list[Any]:

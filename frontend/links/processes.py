@@ -8,7 +8,7 @@ import msgspec
 
 from frontend.errors import UnavailableError
 from messages.control.admin import Scaling
-from messages.control.histograms import Counted
+from messages.control.histograms import CounterTotals
 from messages.control.processes import (
     FRONTEND,
     RING,
@@ -204,7 +204,7 @@ class ProcessView:
         """The fraction of all pages that running requests use, by the schedulers' gauges."""
         return kv_cache_usage({key: self._sum_gauge(key) for key in ("pages_in_use", "pages_all")})
 
-    def counted(self) -> dict[int, Counted]:
+    def counted(self) -> dict[int, CounterTotals]:
         """Returns the counts of each scheduler and its predecessors since the run began, by number."""
         return {worker_number(status.name): status.counted for status in self._of_kind(SCHEDULER)}
 

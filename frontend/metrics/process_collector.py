@@ -15,7 +15,7 @@ from frontend.metrics.distribution import make_buckets
 from messages import VERSION
 from messages.config.server import Config
 from messages.control.admin import ScalingCause
-from messages.control.histograms import BOUNDS, KV_TIERS, Counted
+from messages.control.histograms import BOUNDS, KV_TIERS, CounterTotals
 from messages.control.processes import ProcessState, ProcessStatus, StallKind
 from runtime.histograms import Histogram
 
@@ -89,7 +89,7 @@ class ProcessCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield self._info()
         yield from self._scheduler_gauges()
-        counted = self._processes.counted() or {1: Counted()}
+        counted = self._processes.counted() or {1: CounterTotals()}
         yield from self._counters(counted)
         yield from self._tiers(counted)
         yield from self._histograms(counted)
@@ -157,14 +157,14 @@ class ProcessCollector(Collector):
             family.add_metric([cause], decisions.get(cause, 0))
         yield family
 
-    def _counters(self, counted: Mapping[int, Counted]) -> Iterator[Metric]:
+    def _counters(self, counted: Mapping[int, CounterTotals]) -> Iterator[Metric]:
         for name, text, key in COUNTERS:
             family = CounterMetricFamily(name, text, labels=self._labels)
             for engine, each in counted.items():
                 family.add_metric(self._values(engine), each.counters.get(key, 0.0))
             yield family
 
-    def _tiers(self, counted: Mapping[int, Counted]) -> Iterator[Metric]:
+    def _tiers(self, counted: Mapping[int, CounterTotals]) -> Iterator[Metric]:
         """Yields the metrics of the tiers below the KV cache."""
         gauges = self._processes.engine_gauges() or {1: {}}
         counters = {engine: each.counters for engine, each in counted.items()}
@@ -179,7 +179,7 @@ class ProcessCollector(Collector):
                         family.add_metric([*self._values(engine), tier], of_engine.get(f"{tier}_{key}", 0.0))
                 yield family
 
-    def _histograms(self, counted: Mapping[int, Counted]) -> Iterator[Metric]:
+    def _histograms(self, counted: Mapping[int, CounterTotals]) -> Iterator[Metric]:
         for key, (name, text) in HISTOGRAMS.items():
             family = HistogramMetricFamily(name, text, labels=self._labels)
             for engine, each in counted.items():

@@ -1,1 +1,1 @@
-"""The control plane between a process and its launcher."""
+"""The control plane between the processes and their launcher."""

@@ -1,8 +1,8 @@
 """Commands to a running server and their results.
 
 A command comes from the operator's command line (the socket `operator` in the run directory) or from an HTTP endpoint
-(over the frontend's control channel), and the launcher carries it out. What a single process must do itself is an
-`Instruction`, which the launcher passes on and whose results it collects.
+(over the frontend's control channel). The launcher executes it. If a process must do something itself, the launcher
+sends it an `Instruction` and collects the results.
 """
 
 from typing import Literal
@@ -11,15 +11,16 @@ import msgspec
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Reason = Literal["unknown", "busy", "impossible", "failed", "timeout"]
-"""`unknown`: there is no such process; `busy`: try again later; `impossible`: it cannot be asked of this server."""
+"""`unknown`: there is no such process; `busy`: try again later; `impossible`: this server cannot do it."""
 
 DEFAULT_INSTRUCTION_TIMEOUT_S = 10.0
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One process as the operator sees it; `state` is a `control.ProcessState`.
+    """The operator's view of one process; `state` is a `ProcessState`.
 
-    `cpu_percent` of one core, over the fraction of a second that the command took. Unknown values are `None`.
+    `cpu_percent` is that of one core, measured over the fraction of a second that the command takes. Unknown values are
+    `None`.
     """
 
     name: str
@@ -37,11 +38,11 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ScalingCause = Literal["waiting", "idle", "range"]
-"""Why the number of engines changes: prompts wait, too little is done, or it is below or above what is wanted."""
+"""Why the number of engines changes: prompts are waiting, engines are idle, or the number is outside the range."""
 
 
 class Scaling(msgspec.Struct, frozen=True):
-    """With `--max-engines`: how many engines there are to be, between which numbers, why, and the changes so far."""
+    """With `--max-engines`: the target number of engines, its range, the reason, and the changes so far by cause."""
 
     target: int
     min_engines: int
@@ -55,9 +56,9 @@ class ListProcesses(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ReadLog(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The last `num_lines` that `process` has written or, with `after` >= 0, those from that line number on.
+    """Read the last `num_lines` log lines of `process` or, if `after` >= 0, the lines from that number on.
 
-    Answered with `LogLines`, at once or, where there is no such line yet, after at most `wait_s`.
+    Answered with `LogLines`, at once or, if there is no such line yet, after at most `wait_s`.
     """
 
     process: str
@@ -67,20 +68,20 @@ class ReadLog(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class DrainServer(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Take nothing new, let what runs finish for at most `timeout_s` (`None`: --drain-timeout-s), then end the server.
+    """Accept no new requests, let the open ones finish for `timeout_s` (`None`: --drain-timeout-s), then stop.
 
-    Answered with `Done` when the last request has ended, right before the processes stop.
+    Answered with `Done` when the last request has ended, just before the processes stop.
     """
 
     timeout_s: float | None = None
 
 
 class RestartProcess(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Replace `process` by a new one, so that clients see no error. Answered with `Done` when the old one is gone.
+    """Replace `process` without errors for clients. Answered with `Done` when the old process is gone.
 
-    Rows of a scheduler and connections of a frontend may finish within `timeout_s`. Without it rows go on at once, at
-    another scheduler or in the new one, and connections get --drain-timeout-s. With `is_for_all` all processes of this
-    one's kind are replaced, one after the other; where one cannot be, the command has failed and ends.
+    Rows of a scheduler and connections of a frontend may finish within `timeout_s`. By default, rows continue at once
+    in another scheduler or in the new one, and connections get --drain-timeout-s. `is_for_all` replaces all processes
+    of the same kind, one after another, and stops with an error at the first failure.
     """
 
     process: str
@@ -89,38 +90,38 @@ class RestartProcess(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ScaleProcess(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Let there be `num` processes of the kind `process`. Answered with `Done` when all serve and none is too many."""
+    """Change the number of processes of the kind `process` to `num`. Answered with `Done` when it has been reached."""
 
     process: str
     num: int
 
 
 class TakeSnapshot(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Write a snapshot into the new directory `directory` (empty: one of its own in --snapshot-dir).
+    """Write a snapshot into the new directory `directory` (empty: a new one in --snapshot-dir).
 
-    Answered with `Done`, whose text is the directory.
+    Answered with `Done`; its text is the directory.
     """
 
     directory: str = ""
 
 
 class SetLogLevel(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: show log lines from `level` on. Answered with `Acknowledged`."""
+    """To a process: set the log level. Answered with `Acknowledged`."""
 
     level: LogLevel
 
 
 class SignalSelf(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: die (SIGKILL) or stop (SIGSTOP) at once. Answered with `Acknowledged`, just before.
+    """To a process: die (SIGKILL) or stop (SIGSTOP) at once. Answered with `Acknowledged` just before.
 
-    This and the other faults need --enable-fault-injection.
+    This and all other faults require --enable-fault-injection.
     """
 
     kind: Literal["kill", "stop"]
 
 
 class EdgeFault(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: do this to the next `num_frames` frames for `receiver`, or to each one with `probability`.
+    """To a process: damage the next `num_frames` frames for `receiver`, or each frame with `probability`.
 
     `corrupt`: the frame does not decode. `delay`: by `delay_s`, in order. Answered with `Acknowledged`.
     """
@@ -133,9 +134,10 @@ class EdgeFault(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Poison(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the scheduler: a step with this request, or with these int32 token ids side by side, must not succeed.
+    """To the scheduler: make each step fail that has this request, or these consecutive int32 token ids.
 
-    `kill`: the process dies in it, and so does its successor; `fail`: the step raises. Answered with `Acknowledged`.
+    `kill`: the process dies in the step, and so does its successor; `fail`: the step raises. Answered with
+    `Acknowledged`.
     """
 
     kind: Literal["kill", "fail"]
@@ -144,7 +146,7 @@ class Poison(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Starve(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the scheduler: leave request `uid` out of every step once it decodes, or (0) let nothing out of the queue.
+    """To the scheduler: leave request `uid` out of every step once it decodes, or (0) start no waiting request.
 
     Answered with `Acknowledged`.
     """
@@ -153,32 +155,32 @@ class Starve(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class DamagePages(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the scheduler: overwrite K of `num_pages` full pages, and die at once. Its successor must not use them.
+    """To the scheduler: overwrite K of `num_pages` full pages and die at once. Its successor must not use them.
 
-    Answered with `Acknowledged`, just before.
+    Answered with `Acknowledged` just before.
     """
 
     num_pages: int = 1
 
 
 class StopReading(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: receive nothing of what other processes send, and go on otherwise. Answered with `Acknowledged`."""
+    """To a process: stop reading other processes' messages, but keep running. Answered with `Acknowledged`."""
 
 
 class ClearFaults(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: forget all faults that were asked for. Answered with `Acknowledged`."""
+    """To a process: remove all injected faults. Answered with `Acknowledged`."""
 
 
 class StartProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: take notes of all you do from now on. Answered with `Acknowledged`."""
+    """To a process: start a profile. Answered with `Acknowledged`."""
 
 
 class StopProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: take no more notes. Answered with `Acknowledged`, whose text is the file that they soon are in."""
+    """To a process: end the profile. Answered with `Acknowledged`; its text is the file, which will be written soon."""
 
 
 class WriteState(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a frontend: write what you would answer about yourself, for a snapshot, into files in `directory`.
+    """To a frontend: write its own state, for a snapshot, into files in `directory`.
 
     Answered with `Acknowledged`.
     """
@@ -187,22 +189,22 @@ class WriteState(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ReadStacks(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To an engine on another machine: `Acknowledged` has the stacks of its threads, which its joiner asks for."""
+    """To an engine on another machine: return the stacks of its threads, collected by its joiner, in `Acknowledged`."""
 
 
 Fault = SignalSelf | EdgeFault | Poison | Starve | DamagePages | StopReading | ClearFaults
 ProcessCommand = SetLogLevel | Fault | StartProfile | StopProfile | WriteState | ReadStacks
-"""What a process can be told to do; `ProcessLink.register` gives each kind its function."""
+"""Commands that processes execute; `ProcessLink.register` sets the function for each kind."""
 
 
 class Acknowledged(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From a process: it has been done."""
+    """From a process: the command was executed."""
 
     text: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """It has not been done; `message` is for the operator."""
+    """The command failed; `message` is for the operator."""
 
     reason: Reason
     message: str
@@ -212,9 +214,9 @@ ProcessResult = Acknowledged | Failed
 
 
 class InstructProcesses(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Have each of `processes` (empty: all that serve) carry out `command`. Answered with `Collected`.
+    """Make each of `processes` (empty: all that serve) execute `command`. Answered with `ProcessResults`.
 
-    A process that does not answer within `timeout_s` is in the result as `Failed`.
+    The result of a process that does not answer within `timeout_s` is `Failed`.
     """
 
     processes: tuple[str, ...]
@@ -231,56 +233,56 @@ class ProcessList(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class LogLines(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`next_number` is the number of the line after the last one; ask for it to go on."""
+    """`next_number` is the number of the line after the last one, to continue from."""
 
     lines: tuple[str, ...]
     next_number: int
 
 
-class Collected(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class ProcessResults(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The result of each process by name."""
 
     results: dict[str, ProcessResult]
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The command has been carried out; `text` says so."""
+    """The command was executed; `text` describes the outcome."""
 
     text: str
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """How far a long command has come; its result follows."""
+    """Progress of a long command; its result follows."""
 
     text: str
 
 
-Result = ProcessList | LogLines | Collected | Done | Failed | Progress
+Result = ProcessList | LogLines | ProcessResults | Done | Failed | Progress
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """operator or frontend → launcher: a command; `ask_id` is the asker's own and comes back with each `Answer`."""
+    """operator or frontend → launcher: a command. `ask_id` is chosen by the sender and returned in each `Answer`."""
 
     ask_id: int
     command: AdminCommand
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """launcher → operator or frontend: the result, or one `Progress` of several."""
+    """launcher → operator or frontend: the result, or a `Progress` before it."""
 
     ask_id: int
     result: Result
 
 
 class Instruction(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """launcher → process: carry out `command`, and answer with `InstructionDone`."""
+    """launcher → process: execute `command` and answer with `InstructionDone`."""
 
     instruction_id: int
     command: ProcessCommand
 
 
 class InstructionDone(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """process → launcher: the instruction has been carried out, or has failed."""
+    """process → launcher: the result of an instruction."""
 
     instruction_id: int
     result: ProcessResult

@@ -1,4 +1,4 @@
-"""What processes count and the frontend shows: names of counters and distributions, their buckets and their sums."""
+"""Counters and histograms that processes keep and the frontend exports: names, buckets and totals."""
 
 from collections.abc import Mapping
 
@@ -10,14 +10,14 @@ BOUNDS: dict[str, tuple[float, ...]] = {
     "step_tokens": (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
     "grammar_seconds": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 }
-"""Upper bounds of the buckets by name, inclusive; above the last there is one more bucket."""
+"""Inclusive upper bounds of the buckets by name; one more bucket is above the last bound."""
 
 
 KV_TIERS = "host", "disk"
-"""Below the KV cache."""
+"""The tiers below the KV cache."""
 
 TIER_COUNTERS = "hit_pages", "read_bytes", "written_bytes", "errors"
-"""Of each tier; behind its name."""
+"""Counters of each tier; the full name begins with the tier's."""
 
 COUNTERS = (
     "steps",
@@ -36,11 +36,11 @@ COUNTERS = (
     "tier_dropped_pages",
     *(f"{tier}_{count}" for tier in KV_TIERS for count in TIER_COUNTERS),
 )
-"""The scheduler's gauges that only grow."""
+"""The scheduler's gauges that only increase."""
 
 
 class HistogramCounts(msgspec.Struct, frozen=True, array_like=True):
-    """`counts` has one entry a bucket (not cumulative); `total` is the sum of all values."""
+    """`counts` has one entry per bucket (not cumulative); `total` is the sum of all values."""
 
     counts: tuple[int, ...]
     total: float
@@ -49,21 +49,20 @@ class HistogramCounts(msgspec.Struct, frozen=True, array_like=True):
         return HistogramCounts(tuple(map(sum, zip(self.counts, other.counts, strict=True))), self.total + other.total)
 
 
-class Counted(msgspec.Struct, frozen=True, array_like=True):
-    """What processes that have had one place after each other have counted, as far as each has told.
+class CounterTotals(msgspec.Struct, frozen=True, array_like=True):
+    """Totals over the processes that successively had one place, as of the last beat of each.
 
-    `counters` have the names in `COUNTERS`, `histograms` those in `BOUNDS`.
+    `counters` has the names in `COUNTERS`, `histograms` those in `BOUNDS`.
     """
 
     counters: dict[str, float] = {}
     histograms: dict[str, HistogramCounts] = {}
 
-    def plus(self, gauges: Mapping[str, float], histograms: Mapping[str, HistogramCounts]) -> "Counted":
-        """Returns this and what one more process has counted, by its gauges and histograms."""
-        counters, sums = dict(self.counters), dict(self.histograms)
-        for name in COUNTERS:
-            if name in gauges:
-                counters[name] = counters.get(name, 0.0) + gauges[name]
-        for name, histogram in histograms.items():
-            sums[name] = sums[name].plus(histogram) if name in sums else histogram
-        return Counted(counters, sums)
+    def plus(self, gauges: Mapping[str, float], histograms: Mapping[str, HistogramCounts]) -> "CounterTotals":
+        """Returns the totals with the counters and histograms of one more process."""
+        added = {name: self.counters.get(name, 0.0) + gauges[name] for name in COUNTERS if name in gauges}
+        merged = {
+            name: self.histograms[name].plus(histogram) if name in self.histograms else histogram
+            for name, histogram in histograms.items()
+        }
+        return CounterTotals(self.counters | added, self.histograms | merged)

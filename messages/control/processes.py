@@ -1,38 +1,38 @@
-"""The control plane: what a process and its launcher tell each other, apart from the requests."""
+"""The control plane: messages between a process and its launcher."""
 
 from typing import Literal
 
 import msgspec
 
 from messages.control.admin import Answer, Ask, Instruction, InstructionDone, Scaling
-from messages.control.histograms import Counted, HistogramCounts
+from messages.control.histograms import CounterTotals, HistogramCounts
 
 ProcessState = Literal["starting", "ready", "busy", "hung", "dead", "restarting", "standby"]
-"""`restarting`: it is dead and will be started again; `dead`: it will not; `standby`: it waits to take a place."""
+"""`restarting`: dead, and will be restarted; `dead`: will not be restarted; `standby`: ready to replace another one."""
 
 FRONTEND = "frontend"
 RING = ("tokenizer", "scheduler", "detokenizer")
-"""The kinds of process that a request passes through."""
+"""The kinds of processes that a request passes through."""
 
 SUCCESSOR = ".next"
-"""`tokenizer.next` is the process that will take the place of `tokenizer`."""
+"""`tokenizer.next` is the process that will replace `tokenizer`."""
 
 PREDECESSOR = ".old"
-"""`frontend.old` is the one whose place has been taken, and which finishes what it has begun."""
+"""`frontend.old` has been replaced and is finishing its requests."""
 
 
 def place_of(name: str) -> str:
-    """`tokenizer-2.next` → `tokenizer-2`: whose place a process has, will have or has had."""
+    """`tokenizer-2.next` → `tokenizer-2`: the place that a process has, will have or had."""
     return name.partition(".")[0]
 
 
 def kind_of(name: str) -> str:
-    """`tokenizer-2` → `tokenizer`, `rank1-2` → `rank`: what a process does, and what the operator's rules call it."""
+    """`tokenizer-2` → `tokenizer`, `rank1-2` → `rank`: the kind of a process."""
     return place_of(name).partition("-")[0].rstrip("0123456789")
 
 
 def worker_name(kind: str, number: int) -> str:
-    """Returns the name of the worker with this number, from 1 on: `tokenizer`, `tokenizer-2`, `tokenizer-3` …"""
+    """Returns the name of a worker by its number, counted from 1: `tokenizer`, `tokenizer-2`, `tokenizer-3` …"""
     return kind if number == 1 else f"{kind}-{number}"
 
 
@@ -42,12 +42,12 @@ def worker_number(name: str) -> int:
 
 
 def age_s(since_ns: int, now_ns: int) -> float | None:
-    """Returns how long ago a stamp is, as it is shown; `None` for 0, which says that it has not happened."""
+    """Returns the age of a timestamp, rounded to milliseconds; `None` for 0 (not yet happened)."""
     return round(max(0, now_ns - since_ns) / 1e9, 3) if since_ns else None
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """process → launcher: the first message; the launcher answers `Welcome` or `Refused`."""
+    """process → launcher: the first message; the launcher answers `Welcome` or `Refusal`."""
 
     name: str
     pid: int
@@ -55,16 +55,16 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class PhaseReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """process → launcher: what it is doing while it starts; `fraction` of the phase in [0, 1] where it is known."""
+    """process → launcher: the current phase of its start. `fraction` in [0, 1] is its progress, if known."""
 
     text: str
     fraction: float | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """process → launcher: it serves from now on; `degraded`: what is missing or slower, and why.
+    """process → launcher: it serves from now on. `degraded` names what is missing or slower, and why.
 
-    `placement`, of a scheduler: the device, dtype and kv_cache_dtype that `auto` resolved to.
+    `placement`, set by a scheduler: the device, dtype and kv_cache_dtype to which `auto` was resolved.
     """
 
     degraded: str = ""
@@ -72,17 +72,17 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class BootFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """process → launcher: it cannot start; `message` is for the operator."""
+    """process → launcher: it cannot start. `message` is for the operator."""
 
     message: str
 
 
 class QuietRequest(msgspec.Struct, frozen=True, array_like=True):
-    """An open request that has had no token for some time.
+    """An open request that has received no token for some time.
 
-    `since_ns`: when its latest token came or, before the first, it itself. Of one that decodes: `interval_ns` is the
-    median time between its tokens (0: unknown), `num_steps` how many steps of the scheduler the frontend has heard of
-    since its latest token.
+    `since_ns`: when its latest token arrived or, before the first one, the request itself. For a decoding request,
+    `interval_ns` is the median time between its tokens (0: unknown), and `num_steps` is the number of scheduler steps
+    reported to the frontend since its latest token.
     """
 
     uid: int
@@ -96,11 +96,11 @@ class QuietRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FrontendReport(msgspec.Struct, frozen=True, array_like=True):
-    """What frontends must know of each other, and the launcher of their requests.
+    """The state of a frontend's requests, for the launcher and the other frontends.
 
-    `quiet`: some of the open requests that have had no token for long, those that decode first.
-    `schedulers_seen` are the incarnations of the schedulers up to which this one has counted deaths. Suspects come with
-    a death only, so `num_suspects` is all that can be for as long as those are the schedulers of now.
+    `quiet`: some of the open requests that have received no token for a long time, decoding ones first.
+    `schedulers_seen`: by name, the scheduler incarnation up to which this frontend has counted deaths. Only a death
+    creates suspects, so `num_suspects` is complete as long as these are the current schedulers.
     """
 
     num_on_hold: int = 0
@@ -112,11 +112,10 @@ class FrontendReport(msgspec.Struct, frozen=True, array_like=True):
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """process → launcher, about once a second, from its main loop: it is alive.
 
-    `busy_since_ns`: when the running step began, 0 when idle. `gauges`: sizes of the process's maps and queues by name.
-    `histograms`: distributions since it started, by the names in `messages/control/histograms.py`.
-    `sent`: by receiver, which sender this process is there and the number of its latest frame. `received`: by sender,
-    the numbers of the first and the latest frame that have come from it (`messages/frames.py`). `frontend`: of a
-    frontend alone.
+    `busy_since_ns`: when the running step began, 0 if idle. `gauges`: sizes of the process's maps and queues by name.
+    `histograms`: distributions since the start, by the names in `messages/control/histograms.py`. `sent`: by receiver,
+    this process's sender id and the number of its latest frame. `received`: by sender id, the numbers of its first and
+    latest frame (`messages/frames.py`). `frontend`: set by frontends only.
     """
 
     sent_ns: int
@@ -129,53 +128,53 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Drained(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """frontend → launcher: the last request has ended, or the drain's deadline has passed (`num_unfinished` left).
+    """frontend → launcher: its last request has ended, or the deadline has passed with `num_unfinished` requests left.
 
-    scheduler → launcher: the last row has ended; `num_unfinished` requests wait.
+    scheduler → launcher: its last row has ended; `num_unfinished` requests are still waiting.
     """
 
     num_unfinished: int = 0
 
 
 class StandingBy(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """process → launcher: it could take its predecessor's place now."""
+    """process → launcher: it is ready to replace its predecessor."""
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """launcher → process: it belongs to the run, under this incarnation (1 at first, +1 at each restart).
+    """launcher → process: it is part of the run, as this incarnation (1 at first, +1 at each restart).
 
-    `uid_block`: of a frontend, the block of uids that it gives (`messages/ring/uids.py`), else 0.
+    `uid_block`: the block of uids that a frontend assigns (`messages/ring/uids.py`), 0 for other processes.
     """
 
     incarnation: int
     uid_block: int = 0
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """launcher → process: it does not belong to the run; it must exit."""
+class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """launcher → process: it is not part of the run and must exit."""
 
     reason: str
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """launcher → frontend: accept nothing new, let what runs finish for at most `timeout_s`, then answer `Drained`.
+    """launcher → frontend: accept no new requests, let the open ones finish for `timeout_s`, then answer `Drained`.
 
-    launcher → scheduler: let what waits wait and what has a row finish; answer `Drained` when no row is left.
+    launcher → scheduler: start no waiting requests, let the rows finish, and answer `Drained` when none is left.
     """
 
     timeout_s: float
 
 
 class TakeOver(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """launcher → process that stands by: the place is free; serve from now on, as this incarnation."""
+    """launcher → standby process: the place is free; serve from now on, as this incarnation."""
 
     incarnation: int
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """launcher → frontend: another one accepts connections now; finish those that are open within `timeout_s`.
+    """launcher → frontend: its successor accepts connections now; finish the open ones within `timeout_s`.
 
-    It answers `Drained` when the last one has ended, or at the deadline.
+    Answered with `Drained` when the last connection has ended, or at the deadline.
     """
 
     timeout_s: float
@@ -186,7 +185,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
-    """One process as the launcher sees it; stamps are `time.monotonic_ns()`, 0 where it has not happened."""
+    """The launcher's view of one process. Timestamps are `time.monotonic_ns()`, 0 if it has not happened."""
 
     name: str
     state: ProcessState
@@ -199,51 +198,51 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     gauges: dict[str, float] = {}
     histograms: dict[str, HistogramCounts] = {}
     num_restarts: int = 0
-    """How often the launcher has replaced it in this run."""
+    """How often the launcher has replaced it during this run."""
     is_awaited: bool = False
-    """It is being replaced on command: its successor is sure to come soon, so requests are taken and wait."""
+    """It is being replaced on command. A successor will serve soon, so requests are admitted and wait."""
     is_killed: bool = False
-    """It hung, so the launcher has killed it, and starts it again."""
+    """It hung, so the launcher killed it and is restarting it."""
     is_by_command: bool = False
-    """This incarnation has taken the place of a healthy one."""
+    """This incarnation replaced a healthy one."""
     is_leaving: bool = False
-    """It finishes what it has and gets nothing new."""
+    """It is finishing its work and gets no more."""
     sent: dict[str, tuple[int, int]] = {}
     received: dict[int, tuple[int, int]] = {}
     frontend: FrontendReport | None = None
     """As in its latest `Beat`."""
     uid_block: int = 0
-    """Of a frontend, the block of uids that it gives; 0 before its start."""
-    counted_before: Counted = Counted()
-    """What those who had the place before it have counted."""
+    """The block of uids that a frontend assigns; 0 before it starts."""
+    counted_before: CounterTotals = CounterTotals()
+    """Totals of its predecessors."""
     degraded: str = ""
     """As in its `Ready`."""
     placement: dict[str, str] = {}
-    """As in its latest `Ready`, or in that of its predecessor."""
+    """As in its latest `Ready`, or its predecessor's."""
 
     @property
     def is_serving(self) -> bool:
-        """It takes work, as far as its beats tell."""
+        """True if it accepts work, according to its beats."""
         return self.state in ("ready", "busy")
 
     @property
     def is_up(self) -> bool:
-        """It has come to serve and has not ended; it may hang."""
+        """True if it has been ready and has not ended; it may hang."""
         return self.is_serving or self.state == "hung"
 
     @property
-    def counted(self) -> Counted:
-        """What has been counted in this place since the run began."""
+    def counted(self) -> CounterTotals:
+        """Totals of this place since the run began."""
         return self.counted_before.plus(self.gauges, self.histograms)
 
 
 StallKind = Literal["process", "edge", "queue", "stream"]
-"""A process gives no sign; it does not receive what it is sent; it runs no step, or lets nothing out of the queue,
-although it could; a stream gets no tokens."""
+"""`process`: it does not respond; `edge`: it does not receive its messages; `queue`: it runs no step, or starts no
+waiting request, although it could; `stream`: a request gets no tokens."""
 
 
 class Stall(msgspec.Struct, frozen=True, array_like=True):
-    """Process `process` keeps requests waiting, for no reason that is known, since `since_ns`; `text` says how."""
+    """Process `process` has kept requests waiting since `since_ns` for no known reason; `text` describes it."""
 
     kind: StallKind
     process: str
@@ -252,9 +251,9 @@ class Stall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProcessTable(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """launcher → frontend: every process, at each change of a state and with each beat.
+    """launcher → frontend: the state of every process, sent at each change and each beat.
 
-    `stalls` are those that go on, `num_stalls` counts those of the run by kind.
+    `stalls` are the current ones; `num_stalls` counts those of the whole run, by kind.
     """
 
     processes: tuple[ProcessStatus, ...]
@@ -264,4 +263,4 @@ class ProcessTable(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 ToLauncher = Hello | PhaseReport | StandingBy | Ready | BootFailed | Beat | Drained | InstructionDone | Ask
-ToProcess = Welcome | Refused | TakeOver | Drain | Leave | Stop | ProcessTable | Instruction | Answer
+ToProcess = Welcome | Refusal | TakeOver | Drain | Leave | Stop | ProcessTable | Instruction | Answer

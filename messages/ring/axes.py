@@ -1,7 +1,7 @@
-"""What the columns of a step are: their number formats, what they have one entry for, and what follows from that.
+"""Descriptions of the columns of a step: the number format of each, and what it has one entry per.
 
-A struct of columns annotates each of its `bytes` fields with a `Column`. Slicing, joining, filling and reading need no
-more than these annotations, so a new column is described once, in its struct.
+A struct of columns annotates each of its `bytes` fields with a `Column`. Slicing, joining, filling and reading use only
+these annotations, so a new column is described once, in its struct.
 """
 
 import functools
@@ -19,14 +19,14 @@ from messages.columns import FLOAT32, INT32, INT64, unpack_int32
 T = TypeVar("T", bound=msgspec.Struct)
 
 ITEMSIZES = {typecode: array(typecode).itemsize for typecode in (INT32, INT64, FLOAT32)}
-"""Bytes; sizes are asked for in every step."""
+"""Bytes by typecode, precomputed because every step needs them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """What a column has entries for. The entries of every axis but the outermost belong to entries of `within`.
+    """What a column has one entry per. The entries of every axis except the outermost belong to entries of `within`.
 
-    One of the other fields says to which, by the name of a field of the same struct, or of the one around it.
+    One of the other fields defines to which. It names a field of the same struct, or of the enclosing one.
     """
 
     name: str
@@ -34,23 +34,23 @@ class Axis:
     indices: str = ""
     """An int32 column of this axis, ascending: the entry of `within` that each entry belongs to."""
     counts: str = ""
-    """An int32 column of `within`: how many entries each of its entries has, one after another."""
+    """An int32 column of `within`: the number of consecutive entries that belong to each of its entries."""
     width: str = ""
-    """A number: how many entries each entry of `within` has."""
+    """A number: entries per entry of `within`."""
     leading: str = ""
-    """A number: so many entries of `within`, the first ones, have one entry each."""
+    """A number n: the first n entries of `within` have one entry each."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """`typecode` is that of `array.array`. An optional column may be empty, which says that every entry is `fill`."""
+    """`typecode` is that of `array.array`. An optional column may be empty: then every entry is `fill`."""
 
     typecode: str
     axis: Axis
     fill: float = 0
-    """What an entry is where nothing is asked for, and in padding."""
+    """The value of entries that request nothing, and of padding."""
     dummy: float = 0
-    """What an entry is in a step that only has to cost as much as any."""
+    """The value of entries in a dummy step, which must cost as much as any real step."""
     is_optional: bool = False
 
     @property
@@ -68,7 +68,7 @@ class Column:
 
 @functools.cache
 def columns_of(struct: type[msgspec.Struct]) -> Mapping[str, Column]:
-    """Returns the columns of a struct by field, without those of the structs in it."""
+    """Returns the columns of a struct by field name, without those of nested structs."""
     hints = typing.get_type_hints(struct, include_extras=True)
     found: dict[str, Column] = {}
     for name in struct.__struct_fields__:
@@ -83,8 +83,8 @@ def fill_columns(
 ) -> dict[str, Any]:
     """Returns the columns of `struct`: those in `known`, and the others with `sizes` entries of their fill value.
 
-    An axis that is not named has no entries. A dummy has all columns with the values that cost most; optional ones are
-    left empty otherwise.
+    An axis that is not in `sizes` has no entries. A dummy has all columns, with the values that cost most; otherwise
+    optional columns are left empty.
     """
     filled = {
         name: b""
@@ -96,15 +96,15 @@ def fill_columns(
 
 
 def slice_columns(columns: T, axis: Axis, start: int, stop: int, **changes: Any) -> T:
-    """Returns the columns of the entries `start` to `stop` (exclusive) of `axis`, and of all that belongs to these.
+    """Returns the columns for the entries `start` to `stop` (exclusive) of `axis` and everything that belongs to them.
 
-    Indices are counted from the new first entries. A struct in `columns` of which nothing is left becomes `None`.
+    Indices are relative to the new first entries. A nested struct of which nothing is left becomes `None`.
     """
     return _slice(columns, {axis: range(start, stop)}, columns, changes)
 
 
 def join_columns(parts: Sequence[T]) -> T:
-    """Returns the entries of all parts, one after another; they have no indices, and the same width."""
+    """Concatenates the columns of `parts`, which must have no indices and the same width."""
     columns = columns_of(type(parts[0]))
     joined = {name: b"".join(getattr(part, name) for part in parts) for name in columns}
     return msgspec.structs.replace(parts[0], **joined)
@@ -140,11 +140,11 @@ def _slice_column(
 
 
 def _span(axis: Axis, columns: msgspec.Struct, around: msgspec.Struct, spans: dict[Axis, range]) -> range:
-    """Returns which entries of `axis` belong to the entries that `spans` names; notes them there."""
+    """Returns the span of `axis` that belongs to the spans in `spans`, and adds it there."""
     known = spans.get(axis)
     if known is not None:
         return known
-    assert axis.within is not None, f"nothing says which {axis.name}s are meant"
+    assert axis.within is not None, f"no span for the outermost axis, {axis.name}"
     outer = _span(axis.within, columns, around, spans)
     if axis.indices:
         indices = unpack_int32(_field(axis.indices, columns, around))

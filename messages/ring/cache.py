@@ -1,4 +1,4 @@
-"""What an operator asks about the prefix cache: nothing is changed by it, not even what was used last."""
+"""Questions of operators about the prefix cache. They change nothing, not even the order of last use."""
 
 from typing import Literal
 
@@ -7,13 +7,13 @@ import msgspec
 from messages.columns import Int32s
 
 MatchEnd = Literal["page_not_full", "different_token", "not_cached", "evicted", "salt", "disabled"]
-"""Why no more of a prompt is in the cache: what is left fills no page beside the token that must be computed; another
-token stands there in what is cached; nothing cached goes on from there; it was cached and has been evicted; it is
-cached for another `cache_salt`; the cache is off."""
+"""Why the cache hit of a prompt ends: the rest, without the token that must be computed, fills no page; the cached text
+has a different token there; nothing cached continues from there; it was cached and has been evicted; it is cached for
+another `cache_salt`; the cache is disabled."""
 
 
 class ExplainCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """frontend → tokenizer → scheduler: how much of int32 `input_ids` is cached. Answered with `CacheExplained`."""
+    """frontend → tokenizer → scheduler: return the cache hit of int32 `input_ids`. Answered with `CacheExplained`."""
 
     uid: int
     input_ids: Int32s
@@ -22,7 +22,7 @@ class ExplainCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class CacheSource(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens `start` to `end` (exclusive) are cached since request `uid` computed them."""
+    """Tokens `start` to `end` (exclusive) are cached; request `uid` computed them."""
 
     uid: int
     start: int
@@ -32,10 +32,10 @@ class CacheSource(msgspec.Struct, frozen=True, array_like=True):
 class CacheExplained(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """scheduler → detokenizer → frontend: the answer to `ExplainCache`.
 
-    The match ends before token `position`: of it for "different_token", else `num_hit_tokens`. `cached_token` is the
-    one that stands there in what request `other_uid` computed; that is also whose pages were evicted, `evicted_s` ago,
-    or have another salt. 0 and -1: there is none. Of the tokens behind the match, tiers below the cache have as many as
-    `tier_tokens` says by their names.
+    The match ends before token `position`, which is `num_hit_tokens` except for "different_token". There the cache has
+    `cached_token`, computed by request `other_uid` (-1 and 0: none). For "evicted" and "salt", `other_uid` is the
+    request whose pages were evicted, `evicted_s` seconds ago, or have another salt. `tier_tokens`: the number of tokens
+    after the match that each lower tier has, by its name.
     """
 
     uid: int
@@ -50,7 +50,7 @@ class CacheExplained(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ListCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """frontend → tokenizer → scheduler: the `limit` largest nodes of the radix tree. Answered with `CacheListed`."""
+    """frontend → tokenizer → scheduler: list the `limit` largest radix tree nodes. Answered with `CacheListed`."""
 
     uid: int
     limit: int
@@ -58,8 +58,10 @@ class ListCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class CacheNode(msgspec.Struct, frozen=True, array_like=True):
-    """A run of whole pages below the first `start` tokens of a prompt. `parent` is the number of the node above, 0 for
-    none; request `uid` computed it; `num_using` running requests do, or a node below."""
+    """A run of whole pages after the first `start` tokens of a prompt, computed by request `uid`.
+
+    `parent` is the number of the parent node, 0 if there is none. `num_using` running requests use it or a node below.
+    """
 
     number: int
     parent: int
@@ -72,9 +74,9 @@ class CacheNode(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CacheListed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """scheduler → detokenizer → frontend: the answer to `ListCache`, the largest nodes first.
+    """scheduler → detokenizer → frontend: the answer to `ListCache`, largest nodes first.
 
-    Tiers below the cache have as many tokens as `tier_tokens` says by their names; some of them are cached, too.
+    `tier_tokens`: the number of tokens in each lower tier, by its name; some of them are also in the cache.
     """
 
     uid: int

@@ -1,7 +1,7 @@
-"""What the frontends of one server ask each other, so that a client gets the same answer whichever has its connection.
+"""Questions between the frontends of one server, so that a client gets the same answer from each of them.
 
-They go straight from one frontend's socket to another's and are about no request in the ring: one that is lost costs an
-answer, which the asker does not wait for longer than a moment.
+The messages go directly from one frontend's socket to another's and concern no request in the ring. If one is lost, the
+asking frontend goes without that answer after a short timeout.
 """
 
 from typing import Literal
@@ -12,7 +12,7 @@ Label = tuple[str, str]
 
 
 class MetricSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One sample as `/metrics` shows it; `labels` are names with values."""
+    """One sample as `/metrics` shows it; `labels` are pairs of name and value."""
 
     name: str
     labels: tuple[Label, ...]
@@ -20,7 +20,7 @@ class MetricSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
-    """All samples of one metric; `kind` is Prometheus's name for it: counter, gauge or histogram."""
+    """All samples of one metric; `kind` is its Prometheus type: counter, gauge or histogram."""
 
     name: str
     text: str
@@ -29,7 +29,7 @@ class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReportMetrics(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """All that this frontend counts itself. Answered with `MetricsReport`."""
+    """Return all metrics that this frontend counts itself. Answered with `MetricsReport`."""
 
 
 class MetricsReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -37,7 +37,7 @@ class MetricsReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class CountOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """How many requests are open. Answered with `OpenCount`."""
+    """Return the number of open requests. Answered with `OpenCount`."""
 
 
 class OpenCount(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -45,7 +45,7 @@ class OpenCount(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class AbortOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """End the open requests with one of `uids` or `request_ids`, or all of them. Answered with `AbortedOpen`."""
+    """Abort the open requests with one of `uids` or `request_ids`, or all. Answered with `AbortedOpen`."""
 
     uids: tuple[int, ...] = ()
     request_ids: tuple[str, ...] = ()
@@ -53,16 +53,16 @@ class AbortOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class AbortedOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The requests whose end was asked for."""
+    """The requests that are being aborted."""
 
     uids: tuple[int, ...]
 
 
 class FindRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Which requests, open or ended of late, are like this; an empty field asks for nothing. Answered with
-    `FoundRequests`: at most `limit`, the open ones first.
+    """Find open and recently ended requests that match all fields; an empty field matches everything.
 
-    With `is_whole` their whole timelines are wanted.
+    Answered with `FoundRequests`: at most `limit` requests, open ones first. With `is_whole` their timelines are
+    complete.
     """
 
     uids: tuple[int, ...] = ()
@@ -75,7 +75,7 @@ class FindRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class FoundRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request as JSON: what `/requests` shows of it. `received_ns`: when it arrived."""
+    """A request as the JSON that `/requests` shows. `received_ns`: when it arrived."""
 
     received_ns: int
     has_ended: bool
@@ -83,7 +83,7 @@ class FoundRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FoundRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`num_found` are like that, of which `requests` are some. The scheduler was heard `heard_ns` last, 0: never."""
+    """`requests` are some of `num_found` matches. The last message of a scheduler came at `heard_ns` (0: none yet)."""
 
     requests: tuple[FoundRequest, ...]
     num_found: int
@@ -91,7 +91,7 @@ class FoundRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
-    """A step with prompt chunks or news of the queue, as a `ScheduleReport` told of it; it has `num_tokens` in all."""
+    """A step with prefill chunks or changes of the queue, from a `ScheduleReport`. It has `num_tokens` in total."""
 
     planned_ns: int
     step_id: int
@@ -101,7 +101,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, order=True, gc=Fals
 
 
 class StepEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A step that gave requests of one frontend `num_tokens` output tokens."""
+    """A step that produced `num_tokens` output tokens for requests of one frontend."""
 
     committed_ns: int
     step_id: int
@@ -110,11 +110,11 @@ class StepEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ReportLive(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What the live page shows. Answered with `LiveReport`; whoever is asked notes steps for some seconds more."""
+    """Return the data of the live page, and record steps for a few more seconds. Answered with `LiveReport`."""
 
 
 class LiveReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`requests`: JSON, by uid, of the oldest of `num_open` requests and the latest that have ended."""
+    """`requests`: JSON by uid of the oldest of `num_open` requests, and of those that ended most recently."""
 
     num_open: int
     requests: bytes
@@ -130,7 +130,7 @@ class UseResponse(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class UsedResponse(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """JSON: the response, and the items that it answers; both empty where it is not stored there."""
+    """The JSON of the response and of its input items; both empty if this frontend does not store it."""
 
     response: bytes = b""
     input_items: bytes = b""
@@ -141,14 +141,14 @@ PeerReply = MetricsReport | OpenCount | AbortedOpen | FoundRequests | LiveReport
 
 
 class PeerAsk(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """frontend → frontend: `uid`, which no request has, finds the way back and the asker."""
+    """frontend → frontend: a question. No request has its `uid`, which identifies the asking frontend and call."""
 
     uid: int
     question: PeerQuestion
 
 
 class PeerAnswer(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """frontend → frontend: the reply of the frontend that gives the uids of `block` (`messages/ring/uids.py`)."""
+    """frontend → frontend: the reply of the frontend that assigns the uids of `block` (`messages/ring/uids.py`)."""
 
     uid: int
     block: int

@@ -1,4 +1,4 @@
-"""A message as plain values: structs become dicts with the names of their fields, columns become lists of numbers."""
+"""Messages as plain values: structs become dicts by field name, columns become lists of numbers."""
 
 import functools
 import typing
@@ -12,9 +12,9 @@ from messages.ring.axes import Column
 
 
 def to_plain(value: Any, hint: Any = None) -> Any:
-    """Returns what JSON can hold. Fields with their default are left out; bytes that are no text become hex digits.
+    """Returns a value that JSON can represent. Fields with their default are left out; binary bytes become hex digits.
 
-    `hint` is the type of the field that holds `value`: of a column it tells the number format.
+    `hint` is the type of the field that holds `value`; for a column it gives the number format.
     """
     if isinstance(value, msgspec.Struct):
         fields = {
@@ -35,7 +35,7 @@ def to_plain(value: Any, hint: Any = None) -> Any:
 
 
 def typecode_of(hint: Any) -> str | None:
-    """Returns the format of a column by the annotation of its field, `None` for bytes that are no column."""
+    """Returns the number format of a column from its field's annotation, `None` for bytes that are not a column."""
     for mark in getattr(hint, "__metadata__", ()):
         if isinstance(mark, str | Column):
             return mark if isinstance(mark, str) else mark.typecode
@@ -56,7 +56,7 @@ def _plain_bytes(value: bytes, typecode: str | None) -> Any:
 
 @functools.cache
 def fields_of(struct: type[msgspec.Struct]) -> dict[str, tuple[Any, Any]]:
-    """Returns (default, type) of each field; `msgspec.NODEFAULT` where there is no default."""
+    """Returns (default, type) of each field; `msgspec.NODEFAULT` if there is no default."""
     hints = typing.get_type_hints(struct, include_extras=True)
     return {field.name: (_default_of(field), hints[field.name]) for field in msgspec.structs.fields(struct)}
 

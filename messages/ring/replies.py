@@ -1,6 +1,6 @@
-"""What goes back to the client: token ids from the scheduler, text from the detokenizer.
+"""Messages back to the client: token ids from the scheduler, text from the detokenizer.
 
-What one step produced crosses as columns, one message for the whole step.
+The results of a step are sent as columns, in one message for the whole step.
 """
 
 from typing import Literal
@@ -18,14 +18,14 @@ from messages.ring.timeline import ScheduleReport, Tokenized
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 
 NUM_CONTEXT_TOKENS = 8
-"""Tokens of the prompt that the detokenizer reads before the output: what a token looks like may depend on them."""
+"""Prompt tokens that the detokenizer decodes before the output, whose text may depend on them."""
 
 NUM_PROMPT_END_TOKENS = 64
-"""Tokens of the prompt whose text a request with `wants_prompt_end` gets."""
+"""Prompt tokens whose text is returned to a request with `wants_prompt_end`."""
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """Token counts of a request; `cached_tokens` of the prompt were found in the prefix cache."""
+    """Token counts of a request; `cached_tokens` of its prompt were in the prefix cache."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -33,12 +33,12 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenStream(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """scheduler → detokenizer: tokens of this request will follow. Sent as soon as the scheduler takes the request.
+    """scheduler → detokenizer: announces a request whose tokens will follow. Sent when the scheduler receives it.
 
-    For a continuation the detokenizer decodes `output_ids` (int32) silently and goes on after `num_chars_sent`.
-    `prompt_ids` (int32) are the last `NUM_CONTEXT_TOKENS` of the prompt, after which the output is read, or with `echo`
-    or `num_prompt_logprobs` the whole prompt. That is told in a `PromptReply`: at once, or when its logprobs have come.
-    With `tells_prompt_end` they are the last `NUM_PROMPT_END_TOKENS` at least, and their text is told as well.
+    For a continuation, the detokenizer decodes `output_ids` (int32) silently and resumes after `num_chars_sent`.
+    `prompt_ids` (int32) are the last `NUM_CONTEXT_TOKENS` of the prompt, as context for the output. With `echo` or
+    `num_prompt_logprobs` they are the whole prompt, which is returned in a `PromptReply`: at once, or together with
+    its logprobs. With `wants_prompt_end` they are at least the last `NUM_PROMPT_END_TOKENS`, whose text is returned.
     """
 
     uid: int
@@ -53,14 +53,14 @@ class OpenStream(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     min_tokens: int = 0
-    """Tokens over all attempts in whose text no stop string ends; one may begin there and end later (as in vLLM)."""
-    tells_prompt_end: bool = False
+    """No stop string may end in the first `min_tokens` tokens of all attempts; it may begin there (as in vLLM)."""
+    wants_prompt_end: bool = False
     engine: int = 1
-    """The number of the scheduler that says so."""
+    """The number of the scheduler that sends it."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """scheduler → detokenizer: the logprobs of all prompt tokens but the first, before the first output token."""
+    """scheduler → detokenizer: logprobs of all prompt tokens except the first. Sent before the first output token."""
 
     uid: int
     attempt: int
@@ -68,10 +68,10 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class FinishedRow(msgspec.Struct, frozen=True, array_like=True):
-    """The end of one request, as the scheduler sees it.
+    """How one request ended in the scheduler.
 
-    `ended_by_token`: the last token is an end-of-sequence or stop token, so it counts but its text is not shown.
-    `stop_reason`: the stop token's id where one of `stop_token_ids` ended it. `error`: set where the reason is "error".
+    `ended_by_token`: the last token is an end-of-sequence or stop token, which counts but whose text is not shown.
+    `stop_reason`: the id of the stop token, if one of `stop_token_ids` ended it. `error`: set if the reason is "error".
     """
 
     uid: int
@@ -85,7 +85,7 @@ class FinishedRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PrefilledRow(msgspec.Struct, frozen=True, array_like=True):
-    """The prompt of one request has been computed: what it took, told with the first token of an attempt."""
+    """Token counts of a request whose prompt has been computed, sent with the first token of an attempt."""
 
     uid: int
     attempt: int
@@ -93,10 +93,10 @@ class PrefilledRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DetokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """scheduler → detokenizer: what one step produced.
+    """scheduler → detokenizer: the output of one step.
 
-    `uids` (int64) and `attempts` (int32) have an entry a row that got tokens; `token_ids` (int32) are these, row after
-    row. A row that ended is in `finished`, also when it got no token (an abort in the queue).
+    `uids` (int64) and `attempts` (int32) have one entry per row that got tokens; `token_ids` (int32) are its tokens,
+    row after row. Rows that ended are in `finished`, even if they got no token (an abort in the queue).
     """
 
     step_id: int
@@ -105,20 +105,20 @@ class DetokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     token_ids: Int32s
     finished: tuple[FinishedRow, ...] = ()
     logprob_entries: Int32s = b""
-    """int32, ascending: which of `token_ids` have logprobs."""
+    """int32, ascending: indices into `token_ids` of the tokens with logprobs."""
     logprobs: LogprobColumns | None = None
     prefilled: tuple[PrefilledRow, ...] = ()
-    """Of rows whose first token comes after a prompt; after a preemption it is told again."""
+    """Rows that got their first token after a prompt, including a prompt recomputed after preemption."""
     num_tokens: Int32s = b""
-    """int32: how many tokens each row got, at least 1; empty where each got one."""
+    """int32: number of tokens per row, at least 1; empty if each row got one."""
     committed_ns: int = 0
-    """When the result of the step was there; 0 where there is none."""
+    """When the step's result was available; 0 if there was no step."""
     engine: int = 1
-    """The number of the scheduler whose step it was; `step_id` counts its own steps."""
+    """The number of the scheduler that ran the step; `step_id` counts that scheduler's steps."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A token as clients see it: its text by itself, its bytes (a part of a character too), its logprob.
+    """A token as clients see it: its own text, its bytes (possibly part of a character) and its logprob.
 
     `logprob` is `None` for the first token of a prompt.
     """
@@ -130,10 +130,9 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A token with its alternatives, the likeliest first; it may be one of them.
+    """A token with its alternatives, the most likely first; the token may be one of them.
 
-    `text_offset`: how many characters come before the first one that the token adds, in the text of the output or of
-    the prompt, whichever the token belongs to.
+    `text_offset`: the number of characters before the first one that the token adds to its text (output or prompt).
     """
 
     token: TokenLogprob
@@ -142,10 +141,10 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PromptReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """detokenizer → frontend: the prompt's text, its int32 `token_ids` and, where they are wanted, their logprobs.
+    """detokenizer → frontend: the prompt's text, its int32 `token_ids` and, if requested, their logprobs.
 
-    Where only the prompt's end is wanted, `text` is that, and there are no ids. It comes before the first output token;
-    a continuation sends it again.
+    If only the end of the prompt was requested, `text` is that end and there are no ids. Sent before the first output
+    token, and again for a continuation.
     """
 
     uid: int
@@ -156,10 +155,10 @@ class PromptReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class UserReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """detokenizer (or a refusing tokenizer) → frontend: the one final message of a request.
+    """detokenizer (or tokenizer, for a rejected request) → frontend: the one final message of a request.
 
-    Carries the last text increment and the last token ids (int32). `error` is set for a refusal or a failure; then
-    `finish_reason` is "error". `stop_reason` is the stop string or stop token id that ended it.
+    Carries the last text increment and the last token ids (int32). `error` is set if the request was rejected or
+    failed; then `finish_reason` is "error". `stop_reason` is the stop string or the id of the stop token that ended it.
     """
 
     uid: int
@@ -172,14 +171,14 @@ class UserReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     stop_reason: str | int | None = None
     error: ErrorInfo | None = None
     logprobs: tuple[PositionLogprobs, ...] = ()
-    """Aligned with `token_ids`; empty where none are wanted."""
+    """Aligned with `token_ids`; empty if not requested."""
 
 
 class StepReplies(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """detokenizer → frontend: the text of one step.
 
-    `uids` (int64), `attempts` (int32) and `texts` (the increment, empty while characters are held back) have an entry a
-    row that goes on; `token_ids` (int32) are the tokens, row after row. Rows that ended are in `finals` alone.
+    `uids` (int64), `attempts` (int32) and `texts` (the increment, empty while characters are held back) have one entry
+    per row that continues; `token_ids` (int32) are its tokens, row after row. Rows that ended are only in `finals`.
     """
 
     step_id: int
@@ -189,21 +188,21 @@ class StepReplies(msgspec.Struct, frozen=True, array_like=True, tag=True):
     texts: tuple[str, ...]
     finals: tuple[UserReply, ...] = ()
     logprob_entries: Int32s = b""
-    """int32, ascending: which of `token_ids` have logprobs."""
+    """int32, ascending: indices into `token_ids` of the tokens with logprobs."""
     logprobs: tuple[PositionLogprobs, ...] = ()
     prefilled: tuple[PrefilledRow, ...] = ()
-    """Of rows that go on: a final has its own usage."""
+    """Only rows that continue: a final reply has its own usage."""
     num_tokens: Int32s = b""
-    """int32: how many tokens each row has, at least 1; empty where each has one."""
+    """int32: number of tokens per row, at least 1; empty if each row has one."""
     committed_ns: int = 0
     """As in `DetokenizeMsg`."""
     engine: int = 1
 
 
 class CacheFlushed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """scheduler → detokenizer → frontend: what became of `FlushCache`.
+    """scheduler → detokenizer → frontend: the result of `FlushCache`.
 
-    `num_pages` are free now that were cached; with `num_requests` in the way nothing was done.
+    `num_pages` cached pages were freed. If `num_requests` is not 0, those running requests prevented the flush.
     """
 
     uid: int
@@ -212,7 +211,7 @@ class CacheFlushed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class EncodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """tokenizer → frontend: int32 `token_ids` of an `EncodeMsg` and, if wanted, each token as the vocabulary has it."""
+    """tokenizer → frontend: int32 `token_ids` of an `EncodeMsg` and, if requested, each token's vocabulary entry."""
 
     uid: int
     token_ids: Int32s = b""

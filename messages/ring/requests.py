@@ -1,7 +1,7 @@
-"""What goes towards the scheduler: a request as text, as ids, and the requests to end it.
+"""Messages towards the scheduler: a request as text, the same request as token ids, and requests to end it.
 
-Every message about one request carries `uid` (chosen by the frontend, unique in a run) and `attempt` (0 at first;
-a continuation after a process died has the next number, and messages of an older attempt are dropped).
+Every message about a request carries its `uid` (chosen by the frontend, unique in a run) and its `attempt`. The first
+attempt is 0. After a process has died, the continuation is the next attempt; messages of older ones are dropped.
 """
 
 from typing import Any, Literal
@@ -17,7 +17,7 @@ GrammarKind = Literal["json_schema", "regex", "choice", "lark", "structural_tag"
 ThoughtPlace = Literal["before", "inside", "behind"]
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Variables by which chat templates switch reasoning on or off: a template knows one of them, or none."""
+"""Variables by which chat templates switch reasoning on or off. A template reads at most one of them."""
 
 THINKING_BUDGET = "thinking_token_budget"
 
@@ -43,8 +43,8 @@ class Thought(msgspec.Struct, frozen=True, array_like=True):
 class ThoughtLimit(msgspec.Struct, frozen=True, array_like=True):
     """Limits a thought to `num_tokens` tokens, after which `end_ids` (int32) are forced.
 
-    The grammar `text` accepts from the end of the thought on. A thought begins with a mark of `num_begin` tokens; an
-    output that begins otherwise has no limit.
+    The grammar `text` accepts once the thought has ended. A thought begins with a mark of `num_begin` tokens; an output
+    that begins otherwise has no limit.
     """
 
     text: str
@@ -56,9 +56,9 @@ class ThoughtLimit(msgspec.Struct, frozen=True, array_like=True):
 class CallGrammar(msgspec.Struct, frozen=True):
     """The tool calls that an answer must consist of. It begins with one of `calls`: (begin, JSON schema, end).
 
-    A schema of `None` stands for any text. If there is a `separator`, further calls may follow, each after one.
-    `names`: the tools. Either each has its own entry in `calls`, with the schema of its parameters, or all share one
-    entry, whose schema has an alternative for each tool.
+    A schema of `None` allows any text. If `separator` is set, more calls may follow, each after a separator. `names`
+    are the tools: either each has its own entry in `calls`, with the schema of its parameters, or all share one entry
+    whose schema has an alternative per tool.
     """
 
     calls: tuple[tuple[str, dict[str, Any] | None, str], ...]
@@ -69,13 +69,13 @@ class CallGrammar(msgspec.Struct, frozen=True):
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """The grammar of the whole output, in one of the forms that clients use; `param` is the field that requested it.
 
-    `text` is a JSON schema, a regular expression, a JSON list of strings of which the output is one, a grammar in
-    Lark's or GBNF's syntax, or the JSON object of a structural tag or a `CallGrammar`. The tokenizer translates all of
-    them to the kind "llguidance", that library's own form, for the scheduler. `whitespace` is a regular expression for
-    the text between tokens of JSON: empty for none, `None` for a blank or a line break with its indentation.
+    `text` is a JSON schema, a regular expression, a JSON list of allowed outputs, a grammar in Lark's or GBNF's syntax,
+    or the JSON of a structural tag or a `CallGrammar`. The tokenizer translates every kind to "llguidance", that
+    library's own form, for the scheduler. `whitespace` is a regular expression for the text between JSON tokens: empty
+    for none, `None` for a space or a line break with indentation.
 
-    Alternatively the output may be the calls of `calls`, the JSON of a `CallGrammar`. `thought`, added by the
-    tokenizer, comes before either. The kind "thought" has nothing else: its text becomes empty and it has a `limit`.
+    If `calls` is set (the JSON of a `CallGrammar`), the output may be those calls instead. `thought`, added by the
+    tokenizer, comes before either. The kind "thought" only limits the reasoning: its text is empty and `limit` is set.
     """
 
     kind: GrammarKind
@@ -88,11 +88,11 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Dry(msgspec.Struct, frozen=True, array_like=True):
-    """The penalty against repeating sequences that is known as DRY ("don't repeat yourself").
+    """The DRY penalty ("don't repeat yourself") against repeated sequences.
 
-    Where the last n tokens, n at least `allowed_length`, stand earlier in the text too, the logit of the token that
-    follows there falls by `multiplier * base ** (n - allowed_length)`. Only the last `penalty_last_n` tokens count
-    (-1: all), and no repetition reaches over one of `breaker_ids` (int32), which the tokenizer makes of
+    If the last n tokens (n >= `allowed_length`) also occur earlier in the text, the logit of the token that followed
+    them there is lowered by `multiplier * base ** (n - allowed_length)`. Only the last `penalty_last_n` tokens count
+    (-1: all). No repetition extends across one of `breaker_ids` (int32), which the tokenizer derives from
     `sequence_breakers`.
     """
 
@@ -105,22 +105,23 @@ class Dry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
-    """How the tokens of one request are chosen and when it ends. Ranges are checked in the frontend.
+    """How the tokens of one request are sampled and when it ends. The frontend checks the ranges.
 
-    `temperature` below 1e-5 is greedy. `top_k` 0 means all tokens. `seed` is always set: a client that gives none
-    gets a random one, so that noise is a function of (seed, position) and a continued request goes on as it would have.
-    `max_tokens` counts tokens over all attempts; the tokenizer lowers it to what the context leaves.
-    `cache_salt` separates prefix-cache namespaces. Until the row has `min_tokens`, no token may end it.
+    A `temperature` below 1e-5 is greedy; `top_k` 0 means all tokens. `seed` is always set (random if the client gives
+    none): noise is a function of (seed, position), so a continued request samples the same tokens. `max_tokens` counts
+    the tokens of all attempts; the tokenizer lowers it to the room left in the context. `cache_salt` separates
+    prefix-cache namespaces. No token may end the row before it has `min_tokens`.
 
-    Changes to the logits come before temperature, in this order: `allowed_token_ids` (int32; empty: all),
-    `grammar`, bad words, `min_tokens`, `bias_ids` (int32) with `bias_values` (float32, of equal length), `dry`, then
-    repetition, frequency and presence penalty. `bad_words` are texts; the tokenizer fills in `bad_word_ids`, the id
-    sequences (int32) that must not be completed, and gives the biases of `bias_texts` to their tokens (`None` bans
-    them; banned token ids are in `bad_word_ids` already). Logprobs are of the distribution before any change.
-    `num_logprobs` alternatives are wanted with each output token and `num_prompt_logprobs` with each prompt token, 0
-    for the token's own alone, `None` for no logprobs. With `echo` the prompt's text is wanted, with
-    `wants_prompt_end` its end: there a chat template may have begun the answer. A lower `priority` goes first.
-    Where not `is_streamed`, the client gets the whole answer at its end: tokens may be told some steps later.
+    Logits are changed before temperature, in this order: `allowed_token_ids` (int32; empty: all), `grammar`, bad
+    words, `min_tokens`, `bias_ids` (int32) with `bias_values` (float32, same length), `dry`, then repetition,
+    frequency and presence penalty. `bad_words` are texts; the tokenizer fills in `bad_word_ids`, the id sequences
+    (int32) that must not be completed. It also adds the biases of `bias_texts` to their tokens; a bias of `None` bans
+    the token. Logprobs are taken before any of these changes.
+
+    `num_logprobs` is the number of alternatives per output token, `num_prompt_logprobs` per prompt token: 0 for the
+    token's own logprob, `None` for no logprobs. `echo` requests the prompt's text, `wants_prompt_end` the end of it,
+    where a chat template may have begun the answer. Lower `priority` values are scheduled first. Without `is_streamed`
+    the client gets the whole answer at the end, so tokens may be delivered some steps later.
     """
 
     max_tokens: int
@@ -160,7 +161,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def must_tell_tokens(self) -> bool:
-        """Tells whether somebody waits for each token: its client, or the search for a stop string."""
+        """True if each token is needed at once, by a streaming client or by the search for stop strings."""
         return self.is_streamed or bool(self.stop)
 
     @property
@@ -169,9 +170,9 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stamps(msgspec.Struct, frozen=True, array_like=True):
-    """The timeline of a request: `time.monotonic_ns()` at each border, 0 where it has not been yet.
+    """The timeline of a request: `time.monotonic_ns()` at each process border, 0 until the request gets there.
 
-    `CLOCK_MONOTONIC` is one clock for all processes of a host. Each process fills its own fields.
+    `CLOCK_MONOTONIC` is one clock for all processes of a host. Each process fills in its own fields.
     """
 
     received_ns: int = 0
@@ -182,15 +183,15 @@ class Stamps(msgspec.Struct, frozen=True, array_like=True):
     finished_ns: int = 0
     detokenized_ns: int = 0
     tokenize_begun_ns: int = 0
-    """When the tokenizer took it."""
+    """When the tokenizer began to work on it."""
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):
-    """A conversation for the chat template, which the tokenizer renders.
+    """A conversation that the tokenizer renders with the chat template.
 
-    `messages` is a JSON list of objects with a `role`, checked by the frontend; `template_kwargs` a JSON object of
-    further variables of the template. With `continue_final_message` the last message is left open for the model.
-    `thought` is the format of reasoning, if it affects the prompt or the output.
+    `messages` is a JSON list of objects with a `role`, checked by the frontend. `template_kwargs` is a JSON object with
+    more variables for the template. `continue_final_message` leaves the last message open for the model to continue.
+    `thought` is the format of reasoning, set if it affects the prompt or the output.
     """
 
     messages: bytes
@@ -201,9 +202,9 @@ class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Truncation(msgspec.Struct, frozen=True, array_like=True):
-    """How a longer prompt is cut to `num_tokens`: on the left, so that its last ones stay, or on the right.
+    """Truncates a longer prompt to `num_tokens`, on the left (keeps the last tokens) or on the right.
 
-    -1 stands for as many as leave room for `max_tokens` in the context or, where that is all of it, for one token.
+    -1 keeps as many tokens as leave room for `max_tokens` in the context or, if `max_tokens` fills it, for one token.
     """
 
     num_tokens: int
@@ -211,7 +212,7 @@ class Truncation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sibling(msgspec.Struct, frozen=True, array_like=True):
-    """Another request for the prompt of a `TokenizeMsg`: it has the same attempt and differs only in these fields."""
+    """Another request with the prompt of a `TokenizeMsg`. It has the same attempt and differs only in these fields."""
 
     uid: int
     seed: int
@@ -219,10 +220,11 @@ class Sibling(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """frontend → tokenizer: a prompt as text, as a `chat`, or (where both are None) as int32 `prompt_ids`.
+    """frontend → tokenizer: a prompt as text, as a `chat` or, if both are `None`, as int32 `prompt_ids`.
 
-    `add_special_tokens` has the tokenizer add its own, as the beginning of a sequence, to a text or rendered chat. A
-    continuation also carries what the client already has: `output_ids` (int32) and `num_chars_sent`.
+    `add_special_tokens` makes the tokenizer add its own special tokens, such as the beginning of a sequence, to a text
+    or a rendered chat. A continuation also carries what the client already has: `output_ids` (int32) and
+    `num_chars_sent`.
     """
 
     uid: int
@@ -236,13 +238,13 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     chat: ChatPrompt | None = None
     add_special_tokens: bool = True
     truncation: Truncation | None = None
-    """`None`: a prompt that is too long is refused."""
+    """`None`: a prompt that is too long is rejected."""
     engine: int = 1
-    """The number of the scheduler that is to have it (`messages/engines.py`)."""
+    """The number of the scheduler that will run it (`messages/engines.py`)."""
     siblings: tuple[Sibling, ...] = ()
-    """Further choices for this prompt, which is sent and tokenized once for all of them."""
+    """More choices for this prompt, which is sent and tokenized once for all of them."""
     is_long: bool = False
-    """The text of its HTTP request is long, so shorter ones are tokenized first."""
+    """The text of its HTTP request is long, so shorter texts are tokenized first."""
 
     def alone(self, sibling: Sibling) -> "TokenizeMsg":
         """Returns the message of the request `sibling`."""
@@ -258,7 +260,7 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """tokenizer → scheduler: a prompt that is known to be valid, as int32 `input_ids`, never empty."""
+    """tokenizer → scheduler: a validated prompt as int32 `input_ids`, never empty."""
 
     uid: int
     attempt: int
@@ -271,20 +273,20 @@ class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class AbortMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """frontend → tokenizer → scheduler: end this request; its final message comes back round the ring.
+    """frontend → tokenizer → scheduler: end this request; its final message returns through the ring.
 
-    For a request that has ended already it is a no-op: the final message is on its way.
+    No-op for a request that has already ended: its final message is on its way.
     """
 
     uid: int
     attempt: int
     reason: AbortReason = "abort"
     engine: int = 1
-    """That of the attempt."""
+    """The scheduler of this attempt."""
 
 
 class StopSeen(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """detokenizer → scheduler: a stop string has been seen in the text, end the row. Idempotent."""
+    """detokenizer → scheduler: end the row, because its text contains a stop string. Idempotent."""
 
     uid: int
     attempt: int
@@ -292,23 +294,24 @@ class StopSeen(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class DropBefore(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """frontend → tokenizer → scheduler: every request with a smaller uid has lost its client, end it as an abort.
+    """frontend → tokenizer → scheduler: abort every request with a smaller uid, because its client is gone.
 
-    Uids in `living_blocks` are excepted: their frontends live (`messages/ring/uids.py`). Every frontend sends it when
-    another has died; a new one sends it first, as its uids are larger than all before. The scheduler forwards it to the
-    detokenizer, which may have streams of requests that died with an earlier scheduler.
+    Uids in `living_blocks` are excluded: their frontends are alive (`messages/ring/uids.py`). Every frontend sends this
+    when another one has died. A new frontend sends it as its first message, since its uids are larger than all earlier
+    ones. The scheduler forwards it to the detokenizer, which may hold streams of requests that died with an earlier
+    scheduler.
     """
 
     uid: int
     living_blocks: tuple[int, ...] = ()
     engines: tuple[int, ...] = (1,)
-    """The schedulers that hear of it."""
+    """The schedulers that receive it."""
 
 
 class FlushCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """frontend → tokenizer → scheduler: empty the prefix cache; `CacheFlushed` comes back by way of the detokenizer.
+    """frontend → tokenizer → scheduler: empty the prefix cache. `CacheFlushed` returns through the detokenizer.
 
-    Nothing is done while requests run, unless `is_forced`: then what they do not use goes.
+    No-op while requests run, unless `is_forced`: then only pages that no request uses are freed.
     """
 
     uid: int
@@ -317,7 +320,7 @@ class FlushCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class EncodeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """frontend → tokenizer: a text or a chat whose ids the client wants to see, answered with `EncodeReply`."""
+    """frontend → tokenizer: return the token ids of a text or a chat to the client. Answered with `EncodeReply`."""
 
     uid: int
     prompt_text: str | None
@@ -327,17 +330,17 @@ class EncodeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class DecodeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """frontend → tokenizer: int32 `token_ids` whose text the client wants to see, answered with `DecodeReply`."""
+    """frontend → tokenizer: return the text of int32 `token_ids` to the client. Answered with `DecodeReply`."""
 
     uid: int
     token_ids: Int32s
 
 
 class FramesLost(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Any receiver, to itself and then round the ring to the frontend: frames `first` to `last` did not arrive.
+    """Any receiver, to itself and then through the ring to the frontend: frames `first` to `last` did not arrive.
 
-    `receiver` is the process that misses them, `sender` the end of the channel that has numbered them. It comes in the
-    place of the missing frames, before any later one of that sender. The frontend sends the open requests again.
+    `receiver` is the process that misses them; `sender` is the end of the channel that numbered them. The message takes
+    the place of the missing frames, before any later frame of that sender. The frontend resubmits its open requests.
     """
 
     receiver: str

@@ -1,8 +1,8 @@
-"""One forward pass as plain values: the plan that goes into it and the tokens that come out.
+"""One forward pass as plain values: its input, the plan of the step, and its output tokens.
 
-Shape legend: R rows, T scheduled tokens of all rows together, S tokens after which a next one is sampled (several of a
-row that verifies draft tokens), P pages a row (padded), Q prompt tokens whose logprobs are wanted, N tokens with
-logprobs, K alternatives of each.
+Shape legend: R rows, T scheduled tokens of all rows, S tokens after which a next one is sampled (several per row that
+verifies draft tokens), P pages per row (padded), Q prompt tokens with requested logprobs, N tokens with logprobs, K
+alternatives of each.
 """
 
 from typing import Annotated, Literal
@@ -32,22 +32,22 @@ WITH_LOGPROB = Axis("token with a logprob")
 ALTERNATIVE = Axis("alternative", WITH_LOGPROB, width="num_top")
 
 NO_TOKEN = -1
-"""Stands where a row has no next token, because its logits were not finite."""
+"""The next token of a row whose logits were not finite."""
 
 
 class LogitsProcessing(msgspec.Struct, frozen=True, array_like=True):
-    """What changes logits before a token is chosen. A column that names rows holds indices into the S, ascending.
+    """Changes to the logits before sampling. A column of rows holds ascending indices into S.
 
     They are applied in this order: allowed tokens, bitmasks of grammars, biases, penalties.
     """
 
     allowed_rows: Annotated[bytes, Column(INT32, ALLOWED)] = b""
-    """Rows that may only choose some tokens."""
+    """Rows that may only sample some tokens."""
     num_allowed: Annotated[bytes, Column(INT32, ALLOWED)] = b""
-    """How many of `allowed_ids` are the row's."""
+    """Number of the row's entries in `allowed_ids`."""
     allowed_ids: Annotated[bytes, Column(INT32, ALLOWED_ID)] = b""
     bias_rows: Annotated[bytes, Column(INT32, BIAS)] = b""
-    """One entry a bias; a row has as many as it needs."""
+    """One entry per bias; a row may have several."""
     bias_ids: Annotated[bytes, Column(INT32, BIAS)] = b""
     bias_values: Annotated[bytes, Column(FLOAT32, BIAS)] = b""
     """Added to the logit; -inf bans the token."""
@@ -58,30 +58,30 @@ class LogitsProcessing(msgspec.Struct, frozen=True, array_like=True):
     frequency_penalties: Annotated[bytes, Column(FLOAT32, PENALIZED, dummy=0.1)] = b""
     """Subtracted for each occurrence in the output."""
     presence_penalties: Annotated[bytes, Column(FLOAT32, PENALIZED, dummy=0.1)] = b""
-    """Subtracted where the token occurs in the output."""
+    """Subtracted if the token occurs in the output."""
     num_history: Annotated[bytes, Column(INT32, PENALIZED)] = b""
-    """How many of `history_ids` are the row's, prompt and output."""
+    """Number of the row's entries in `history_ids`, prompt and output."""
     num_history_prompt: Annotated[bytes, Column(INT32, PENALIZED)] = b""
-    """How many of those, the first ones, are the prompt."""
+    """How many of those belong to the prompt; they come first."""
     history_ids: Annotated[bytes, Column(INT32, HISTORY_ID)] = b""
-    """The last one of a row whose token is in `Batch.future_token_indices` is 0 here, and filled in on the device."""
+    """The last id of a row in `Batch.future_token_indices` is 0 here and is filled in on the device."""
     bitmask_rows: Annotated[bytes, Column(INT32, MASKED)] = b""
     """Rows with a grammar."""
     bitmasks: Annotated[bytes, Column(INT32, MASK_WORD, fill=-1, dummy=-1)] = b""
-    """What their grammars allow: bit b of a row's word w is that of token 32 * w + b."""
+    """Allowed tokens: bit b of a row's word w stands for token 32 * w + b."""
     num_mask_words: int = 0
-    """Words of a row: as many as the vocabulary needs."""
+    """Words per row, for the whole vocabulary."""
 
 
 class PromptLogprobTargets(msgspec.Struct, frozen=True, array_like=True):
-    """Prompt tokens whose logprobs are wanted: each is the successor of a token of this step."""
+    """Prompt tokens with requested logprobs: each follows a token of this step."""
 
     token_indices: Annotated[bytes, Column(INT32, PROMPT_LOGPROB)]
-    """Ascending: the token of the step (an index into T) before it."""
+    """Ascending: the index into T of the token before it."""
     target_ids: Annotated[bytes, Column(INT32, PROMPT_LOGPROB)]
     """The prompt tokens."""
     num_top: int
-    """K: alternatives wanted with each."""
+    """K: the number of alternatives for each."""
 
 
 class LogprobColumns(msgspec.Struct, frozen=True, array_like=True):
@@ -92,37 +92,37 @@ class LogprobColumns(msgspec.Struct, frozen=True, array_like=True):
     num_top: int
     """K"""
     top_ids: Annotated[bytes, Column(INT32, ALTERNATIVE)]
-    """[N, K], the likeliest first, of equal ones the smaller id."""
+    """[N, K], the most likely first; ties are broken by the smaller id."""
     top_logprobs: Annotated[bytes, Column(FLOAT32, ALTERNATIVE)]
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The plan of one step: enough to run it on another rank, or to run it again later.
+    """The plan of one step, sufficient to run it on another rank or to run it again later.
 
-    Rows are ordered: first `num_decode_rows` rows of one token each, then rows of any number: prefill chunks, and rows
-    in decode with draft tokens (`num_drafts`). All columns are bytes.
+    The first `num_decode_rows` rows have one token each. The other rows may have any number of tokens: prefill chunks,
+    and decode rows with draft tokens (`num_drafts`). All columns are bytes.
     """
 
     step_id: int
     num_decode_rows: int
     uids: Annotated[bytes, Column(INT64, ROW)]
     query_lens: Annotated[bytes, Column(INT32, ROW, fill=1)]
-    """Tokens of the row in this step, at least 1."""
+    """Number of the row's tokens in this step, at least 1."""
     context_lens: Annotated[bytes, Column(INT32, ROW)]
-    """Tokens of the row whose K and V are in the cache already."""
+    """Number of the row's tokens whose K and V are already in the cache."""
     token_ids: Annotated[bytes, Column(INT32, TOKEN)]
-    """The rows one after another."""
+    """Row after row."""
     positions: Annotated[bytes, Column(INT32, TOKEN)]
-    """Position of each token in its request, from 0."""
+    """Position of each token in its request, counted from 0."""
     slots: Annotated[bytes, Column(INT64, TOKEN, fill=-1)]
-    """The slot where each token's K and V are written (page_id * page_size + offset)."""
+    """The slot into which each token's K and V are written (page_id * page_size + offset)."""
     page_tables: Annotated[bytes, Column(INT32, PAGE, fill=-1)]
-    """[R, P], padded with -1: the pages of each row, in order, those of this step included."""
+    """[R, P], padded with -1: the pages of each row in order, including those of this step."""
     num_pages_per_row: int
     """P"""
     sample_tokens: Annotated[bytes, Column(INT32, SAMPLED)]
-    """Indices into T, ascending: the tokens after which a next one is sampled. That is the row's last token and, where
-    it has draft tokens, those and the one before them; none of a chunk that is not the prompt's last."""
+    """Ascending indices into T of the tokens after which a next one is sampled: the row's last token, its draft tokens
+    and the token before them. A prefill chunk that is not the prompt's last has none."""
     temperatures: Annotated[bytes, Column(FLOAT32, SAMPLED, dummy=1.0)]
     """0 for a greedy row."""
     top_ps: Annotated[bytes, Column(FLOAT32, SAMPLED, fill=1.0, dummy=0.9)]
@@ -131,20 +131,20 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     min_ps: Annotated[bytes, Column(FLOAT32, SAMPLED, dummy=0.01)]
     seeds: Annotated[bytes, Column(INT64, SAMPLED)]
     sample_positions: Annotated[bytes, Column(INT64, SAMPLED)]
-    """The position that the sampled token will have; with the seed it determines the noise."""
+    """The position of the sampled token; with the seed it determines the noise."""
     logits_processing: LogitsProcessing | None = None
-    """`None` where no row changes its logits."""
+    """`None` if no row changes its logits."""
     num_logprobs: Annotated[bytes, Column(INT32, SAMPLED, fill=-1, dummy=20, is_optional=True)] = b""
-    """Alternatives wanted with the row's token, -1 for no logprobs."""
+    """Number of alternatives for the row's token, -1 for no logprobs."""
     prompt_logprobs: PromptLogprobTargets | None = None
-    """`None` where no prompt's logprobs are wanted."""
+    """`None` if no prompt logprobs are requested."""
     future_token_indices: Annotated[bytes, Column(INT32, DECODE_ROW, fill=-1, is_optional=True)] = b""
-    """Where the row's token is one that the step before samples, its index into that step's S; -1 where `token_ids`
-    has it. A step with sources is planned before the one before it has ended."""
+    """For a token that the previous step samples, its index into that step's S; -1 for a token in `token_ids`. A step
+    with such tokens is planned before the previous one has ended."""
 
     num_drafts: Annotated[bytes, Column(INT32, ROW, is_optional=True)] = b""
-    """How many of the row's tokens, the last ones, are draft tokens: proposed, and right only where they are what is
-    sampled after the token before."""
+    """How many of the row's last tokens are draft tokens. A draft token is accepted if it is the token sampled after
+    the one before it."""
 
     top_n_sigmas: Annotated[bytes, Column(FLOAT32, SAMPLED, dummy=1.0, is_optional=True)] = b""
     typical_ps: Annotated[bytes, Column(FLOAT32, SAMPLED, fill=1.0, dummy=0.9, is_optional=True)] = b""
@@ -165,7 +165,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     @property
     def hidden_tokens(self) -> bytes:
-        """Indices into T (int32) of tokens whose hidden states are wanted for more than sampling, kind after kind."""
+        """Indices into T (int32) of tokens whose hidden states are needed for more than sampling, kind after kind."""
         return b"" if self.prompt_logprobs is None else self.prompt_logprobs.token_indices
 
     @property
@@ -176,11 +176,11 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ForwardOutput(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What a step computed: int32 `next_tokens`, row after row.
+    """The result of a step: int32 `next_tokens`, row after row.
 
-    The last of a row may be NO_TOKEN: its logits were not finite, so the row must fail alone. `logprobs` are those of
-    the tokens whose rows want any, in their order, with as many alternatives as the greediest of them wants;
-    `prompt_logprobs` those of `Batch.prompt_logprobs`.
+    A row's last token may be NO_TOKEN: its logits were not finite, so this row alone must fail. `logprobs` has the
+    tokens of the rows that requested logprobs, in their order, with the largest requested number of alternatives.
+    `prompt_logprobs` are those of `Batch.prompt_logprobs`.
     """
 
     step_id: int
@@ -188,21 +188,21 @@ class ForwardOutput(msgspec.Struct, frozen=True, array_like=True, tag=True):
     logprobs: LogprobColumns | None = None
     prompt_logprobs: LogprobColumns | None = None
     num_tokens: bytes = b""
-    """int32, an entry a row that samples: how many of `next_tokens` it got, at most as many as it sampled and, where no
-    step is planned behind this one, perhaps none. Empty: one after each of `Batch.sample_tokens`."""
+    """int32, one entry per row that samples: how many of `next_tokens` it got. That is at most the number it sampled,
+    and may be 0 if no step is planned after this one. Empty: one after each of `Batch.sample_tokens`."""
 
     @property
     def has_ended(self) -> bool:
         return True
 
     def result(self) -> "ForwardOutput":
-        """Returns itself: of a step that is computed as it is launched, this is all that has to be waited for."""
+        """Returns itself: a step that is computed when it is launched has nothing to wait for."""
         return self
 
 
 class JoinRanks(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """scheduler → its ranks, once: load the model now, with me. What follows are steps, in the order in which all run
-    them."""
+    """scheduler → its ranks, once: load the model now, together with the scheduler. Only steps follow, which all ranks
+    run in the same order."""
 
 
 ToRank = JoinRanks | Batch | FramesLost

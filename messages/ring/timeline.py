@@ -1,16 +1,16 @@
-"""What timelines of requests are made from, beside their stamps: it is told while they go on, and changes nothing."""
+"""Events for the timelines of running requests, in addition to their stamps. They are informational only."""
 
 from typing import Literal
 
 import msgspec
 
 WaitsFor = Literal["rows", "tokens", "pages", "drain", "priority"]
-"""Why the first request of the queue has no row: all rows are in use; the step's tokens are used up; too few pages are
-available; the scheduler is draining; its priority is the lowest and there are requests of higher priority."""
+"""Why the first request of the queue got no row: all rows are in use, the step's token budget is spent, too few pages
+are available, the scheduler is draining, or its priority is the lowest and requests of higher priority exist."""
 
 
 class TokenizedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A prompt of `num_tokens`, in the tokenizer's hands from `begun_ns` to `tokenized_ns`."""
+    """A prompt of `num_tokens` tokens, which the tokenizer processed from `begun_ns` to `tokenized_ns`."""
 
     uid: int
     attempt: int
@@ -20,14 +20,17 @@ class TokenizedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """tokenizer → frontend: these requests have gone on to the scheduler. It may come later than their tokens."""
+    """tokenizer → frontend: requests that were sent to the scheduler. May arrive after their first tokens."""
 
     rows: tuple[TokenizedRow, ...]
 
 
 class ChunkRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The step computes tokens `start` to `end` (exclusive) of `num_tokens`: the prompt and, after a preemption or in a
-    continuation, the output so far. The scheduler took the request at `queued_ns`."""
+    """A prefill chunk: the step computes tokens `start` to `end` (exclusive) of `num_tokens`.
+
+    After a preemption, and in a continuation, `num_tokens` includes the output so far. The request entered the queue
+    at `queued_ns`.
+    """
 
     uid: int
     attempt: int
@@ -38,7 +41,7 @@ class ChunkRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WaitingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A request in the queue. `num_before` others go before it; its tokens fill `num_pages`, cached ones included."""
+    """A request in the queue, behind `num_before` others. Its tokens fill `num_pages` pages, cached ones included."""
 
     uid: int
     attempt: int
@@ -48,8 +51,11 @@ class WaitingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class DelayedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A prompt in work that has no chunk in the step: request `by_uid` computes the page that it needs next, or (0)
-    decode rows and earlier prompts have spent the step's tokens, or (its own uid) its pages come from a lower tier."""
+    """A partly computed prompt that has no chunk in the step.
+
+    `by_uid` is the request that is computing the next page it needs, 0 if decode rows and earlier prompts spent the
+    step's token budget, or its own uid if its pages are being loaded from a lower tier.
+    """
 
     uid: int
     attempt: int
@@ -57,7 +63,7 @@ class DelayedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PreemptedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A request that is in the queue again, because request `by_uid` (it may be itself) needed pages."""
+    """A request that was preempted because request `by_uid` (possibly itself) needed pages."""
 
     uid: int
     attempt: int
@@ -65,7 +71,7 @@ class PreemptedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PausedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A request of the lowest priority was paused for others while decoding, or resumed; it keeps its pages."""
+    """A decoding request of the lowest priority that was paused for others, or resumed. It keeps its pages."""
 
     uid: int
     attempt: int
@@ -73,10 +79,11 @@ class PausedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class QueueFacts(msgspec.Struct, frozen=True, array_like=True):
-    """What there was when a step was planned, and why the first of the queue (if there is one) got no row.
+    """The resources available when a step was planned, and why the first request of the queue got no row.
 
-    `num_needed_pages` is what that one needed beside `num_promised_pages`, which running rows are still to get; both
-    are 0 unless it waits for pages. `admitted_per_s` is the rate of the latest admissions, 0 where it is unknown.
+    `num_needed_pages` is the number of pages that this request lacked, in addition to `num_promised_pages`, which are
+    reserved for running rows. Both are 0 unless it waits for pages. `admitted_per_s` is the recent admission rate, 0 if
+    unknown.
     """
 
     waits_for: WaitsFor | None
@@ -93,11 +100,10 @@ class QueueFacts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ScheduleReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """scheduler → detokenizer → every frontend: what the plan of a step means for requests that do not decode.
+    """scheduler → detokenizer → every frontend: what a step does for the requests that are not decoding.
 
-    It leaves before a step that may be long, else with its result. Decode rows are not in it, and a step that has
-    nothing else sends none. `waiting` are requests that have just begun to wait and, at most once a second, all that
-    do.
+    Sent before a step that may be long, otherwise with its result. It leaves out decode rows; a step with nothing else
+    sends none. `waiting` lists the requests that have just begun to wait and, at most once a second, all waiting ones.
     """
 
     planned_ns: int

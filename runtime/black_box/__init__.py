@@ -1,1 +1,1 @@
-"""What a process keeps of its frames: the last ones always, and with `--record` all of them (decision 0050)."""
+"""Records the frames of a process: always the latest ones, and with `--record` all of them (decision 0050)."""

@@ -1,4 +1,4 @@
-"""What one process does with each of its frames: into the black box, and with `--record` into a recording."""
+"""Records each frame of a process in the black box and, with `--record`, in a recording."""
 
 import contextlib
 import logging
@@ -15,10 +15,10 @@ from runtime.run_dir import RunDir
 
 MIB = 1 << 20
 MAX_FILE_BYTES = 16 * MIB
-"""Of a recording; it goes on in another one."""
+"""Maximum size of a recording's file; the recording continues in another one."""
 
 NUM_FILES = 4
-"""Files that a process's share of a recording has at least: as one of them is removed, the others stay."""
+"""Minimum number of files for a process's share of a recording, so that removing one keeps the others."""
 
 OnFrame = Callable[[bytes], None]
 
@@ -32,7 +32,7 @@ class Keeper(Protocol):
 
 
 class FrameRecorder:
-    """The frames of process `name`. Where the disk has no room they are not kept, and the process serves."""
+    """Records the frames of process `name`. If the disk is full, the process serves without a record."""
 
     def __init__(self, name: str, config: Config, run_dir: RunDir):
         self._name = name
@@ -40,7 +40,7 @@ class FrameRecorder:
         run = config.run
         num_processes = run.frontend_workers + run.tokenizer_workers + config.num_engines + 1
         if run.black_box_mb:
-            # A process that is replaced leaves its file: there are two of each name.
+            # A replaced process leaves its file, so there are two per name.
             num_bytes = run.black_box_mb * MIB // num_processes // 2
             self._keep(lambda: make_black_box(run_dir.black_box, name, num_bytes))
         if run.record:
@@ -51,14 +51,14 @@ class FrameRecorder:
         try:
             self._keepers.append(make())
         except OSError as error:
-            log.error("the frames of the %s are not kept: %s", self._name, error)
+            log.error("the frames of the %s are not recorded: %s", self._name, error)
 
     def sent_to(self, receiver: str) -> OnFrame | None:
-        """Returns what is to be called with each frame that goes to `receiver`, `None` where none is kept."""
+        """Returns the function to call with each frame sent to `receiver`, `None` if frames are not recorded."""
         return self._note(IS_SENT, receiver)
 
     def received_as(self, receiver: str) -> OnFrame | None:
-        """Returns what is to be called with each frame that arrives at `receiver`, `None` where none is kept."""
+        """Returns the function to call with each frame received as `receiver`, `None` if frames are not recorded."""
         return self._note(0, receiver)
 
     def _note(self, flags: int, receiver: str) -> OnFrame | None:
@@ -73,13 +73,13 @@ class FrameRecorder:
         return keep_all
 
     def close(self) -> None:
-        """Call it when all channels are closed."""
+        """Call this after all channels are closed."""
         for keeper in self._keepers:
             keeper.close()
 
 
 def make_black_box(folder: Path, name: str, num_bytes: int) -> FrameWriter:
-    """Returns the ring of this process in `folder`; of those before it under its name, the latest one stays.
+    """Returns the ring of this process in `folder`. Keeps only the latest file of earlier processes with this name.
 
     Raises `OSError`.
     """
@@ -90,7 +90,7 @@ def make_black_box(folder: Path, name: str, num_bytes: int) -> FrameWriter:
 
 
 class Recording:
-    """All frames of a process, in files of which the oldest go when there would be more than `num_bytes`."""
+    """Records all frames of a process in files, and removes the oldest ones to stay within `num_bytes`."""
 
     def __init__(self, folder: Path, name: str, num_bytes: int):
         self._folder = folder
@@ -101,7 +101,7 @@ class Recording:
         self._writer: FrameWriter | None = self._begin_file()
 
     def add(self, flags: int, receiver: bytes, frame: bytes) -> None:
-        """Adds a record; where the disk is full, the recording ends."""
+        """Adds a record. The recording ends if the disk is full."""
         if self._writer is not None and not self._writer.has_room(receiver, frame):
             self.close()
             try:
@@ -125,9 +125,9 @@ class Recording:
 
 
 def _files_of(name: str, folder: Path) -> list[Path]:
-    """Returns the files of the processes that have had this name, the oldest first."""
+    """Returns the files of all processes with this name, oldest first."""
     begun: dict[Path, int] = {}
     for file in folder.glob(f"{name}.*{SUFFIX}"):
-        with contextlib.suppress(FrameFileError):  # removed, or just being made, by another process of this name
+        with contextlib.suppress(FrameFileError):  # another process of this name is removing or creating it
             begun[file] = FrameReader(file).begun_ns
     return sorted(begun, key=begun.__getitem__)

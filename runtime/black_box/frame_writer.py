@@ -1,4 +1,4 @@
-"""Writes a file of frames through a memory map, so that the kernel has each frame when the process is killed."""
+"""Writes a file of frames through a memory map, so that no frame is lost when the process is killed."""
 
 import mmap
 import os
@@ -24,18 +24,18 @@ from messages.frames import HEADER
 from messages.schema import SCHEMA_VERSION
 
 NUM_MARKS = 16
-"""About so many records have their positions noted: when the ring is full, those before one of them are dropped."""
+"""Number of record positions that are remembered. A full ring drops all records before one of them."""
 
 LARGEST_PARTS = 4
-"""A frame of more than this part of a file is cut: only its number is kept."""
+"""A frame larger than 1/LARGEST_PARTS of the file is cut: only its header is kept."""
 
 NAME_BYTES = 47
 
 
 class FrameWriter:
-    """One file of `capacity` bytes of records. Raises `OSError` where there is no room for it on the disk.
+    """A file of `capacity` bytes of records. Raises `OSError` if the disk has no room for it.
 
-    All blocks are allocated at once: a map that meets a full disk later would kill the process.
+    All blocks are allocated at once, because a memory map on a full disk would kill the process later.
     """
 
     def __init__(self, path: Path, process: str, capacity: int):
@@ -53,7 +53,7 @@ class FrameWriter:
             os.close(descriptor)
         self._head = 0
         self._end = capacity
-        """The position that the next record may go up to while the oldest ones stay."""
+        """The position up to which records can be written without dropping old ones."""
         self._marks: deque[int] = deque()
         self._next_mark = 0
         name = process.encode()[:NAME_BYTES]
@@ -61,7 +61,7 @@ class FrameWriter:
         FILE_HEADER.pack_into(self._map, 0, MAGIC, FORMAT, os.getpid(), SCHEMA_VERSION, *stamps, capacity, name)
 
     def add(self, flags: int, receiver: bytes, frame: bytes) -> None:
-        """Adds a record, in the place of the oldest ones where the file is full."""
+        """Adds a record. If the file is full, overwrites the oldest ones."""
         size = len(frame)
         if size > self._largest:
             self.add(flags | IS_CUT, receiver, frame[: HEADER.size])
@@ -89,12 +89,12 @@ class FrameWriter:
         POSITION.pack_into(frames, HEAD, self._head)
 
     def has_room(self, receiver: bytes, frame: bytes) -> bool:
-        """Tells whether `add` takes the place of no older record."""
+        """True if `add` would overwrite no older record."""
         size = len(frame) if len(frame) <= self._largest else HEADER.size
         return self._head + padded(RECORD.size + len(receiver) + size) <= self._capacity
 
     def _free(self) -> None:
-        """Drops the oldest records, so that what is in use up to the new head fits."""
+        """Drops the oldest records until everything up to the new head fits."""
         tail = self._end - self._capacity
         while tail + self._capacity < self._head:
             tail = self._marks.popleft()
@@ -102,7 +102,7 @@ class FrameWriter:
         self._end = tail + self._capacity
 
     def close(self) -> None:
-        """Ends the file behind the last record, where it has not come round."""
+        """Closes the file and truncates it after the last record, unless it has wrapped around."""
         self._map.close()
         if self._head < self._capacity:
             os.truncate(self.path, DATA + self._head)

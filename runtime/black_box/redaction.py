@@ -1,7 +1,7 @@
-"""Frames without what clients have written and got: placeholders of the same length, all else as it is.
+"""Redacts frames: replaces the content of clients by placeholders of the same length and keeps everything else.
 
-Every text and every column of token ids is replaced unless it is known to hold nothing of a client's, so a field that
-is added later is replaced too.
+Texts and columns of token ids are replaced unless they are known to contain nothing of a client. So a field that is
+added later is replaced, too.
 """
 
 import json
@@ -22,10 +22,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 KEPT_COLUMNS = frozenset({"attempts", "num_tokens", "logprob_entries"})
 KEPT_TEXTS = frozenset({"receiver", "param", "code", "type"})
 KEPT_WORDS = frozenset({"system", "user", "assistant", "tool", "text", "function"})
-"""Of the objects in JSON, whose `role` and `type` a chat template looks at."""
+"""Values of `role` and `type` in JSON objects, which chat templates check."""
 
 TOKEN_NUMBERS = frozenset({"token_id", "stop_token_ids", "cached_token", "stop_reason"})
-"""Numbers that are token ids."""
+"""Fields with a single token id."""
 
 PLACEHOLDER = "x"
 
@@ -36,9 +36,9 @@ def redact(message: T) -> T:
 
 
 def redact_file(source: Path, target: Path) -> None:
-    """Writes `target`: the frames of `source` with placeholders. What cannot be decoded keeps its number alone.
+    """Writes the redacted frames of `source` to `target`. A frame that does not decode keeps only its header.
 
-    Raises `FrameFileError` where `source` is no file of frames.
+    Raises `FrameFileError` if `source` is not a file of frames.
     """
     reader = FrameReader(source)
     encoder = msgspec.msgpack.Encoder()
@@ -54,7 +54,7 @@ def _redact_frame(record: Record, encoder: msgspec.msgpack.Encoder) -> bytes:
 
 
 def _redact(value: Any, hint: Any, name: str) -> Any:
-    """`hint` and `name` are those of the field that holds `value`."""
+    """`hint` and `name` are the type and the name of the field that holds `value`."""
     if isinstance(value, msgspec.Struct):
         fields = fields_of(type(value)).items()
         return type(value)(**{field: _redact(getattr(value, field), own, field) for field, (_, own) in fields})
@@ -89,5 +89,5 @@ def _redact_bytes(value: bytes, hint: Any, name: str) -> bytes:
 
 
 def _is_word(hint: Any) -> bool:
-    """Tells whether the field holds one of some words of ours."""
+    """True if the field holds one of a fixed set of words."""
     return any(typing.get_origin(part) is Literal for part in (hint, *typing.get_args(hint)))

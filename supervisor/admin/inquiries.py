@@ -5,13 +5,13 @@ import os
 import time
 
 from messages.control.admin import (
-    Collected,
     Failed,
     InstructProcesses,
     LogLines,
     ProcessInfo,
     ProcessList,
     ProcessResult,
+    ProcessResults,
     ReadLog,
 )
 from messages.control.processes import ProcessStatus, age_s
@@ -58,7 +58,7 @@ def read_log(group: ProcessGroup, command: ReadLog) -> Task:
 
 
 def instruct(group: ProcessGroup, command: InstructProcesses) -> Task:
-    """Returns what each process has made of the instruction, as `Collected`."""
+    """Returns what each process has made of the instruction, as `ProcessResults`."""
     serving = [status.name for status in group.board.statuses() if status.is_up]
     wanted = [
         fnmatch.filter(group.names(), pattern) or [find_process(group, pattern).name] for pattern in command.processes
@@ -87,7 +87,7 @@ def instruct(group: ProcessGroup, command: InstructProcesses) -> Task:
         for instruction_id in open_ids.values():
             group.control.forget_instruction(instruction_id)
     results |= {name: Failed("timeout", f"no answer within {command.timeout_s:g} s") for name in open_ids}
-    return Collected(results)
+    return ProcessResults(results)
 
 
 def _info(status: ProcessStatus, meter: UsageMeter) -> ProcessInfo:

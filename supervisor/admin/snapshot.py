@@ -16,10 +16,10 @@ import psutil
 from messages import VERSION
 from messages.control.admin import (
     Acknowledged,
-    Collected,
     InstructProcesses,
     ProcessCommand,
     ProcessResult,
+    ProcessResults,
     ReadStacks,
     WriteState,
 )
@@ -171,7 +171,7 @@ def _collected(
             step = next(steps)
         except StopIteration as end:
             result = end.value
-            assert isinstance(result, Collected)
+            assert isinstance(result, ProcessResults)
             return result.results
         assert isinstance(step, float)
         yield step

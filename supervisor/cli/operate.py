@@ -20,7 +20,6 @@ from extras.top.top import show_top
 from messages.control.admin import (
     Acknowledged,
     AdminCommand,
-    Collected,
     Done,
     DrainServer,
     Failed,
@@ -28,6 +27,7 @@ from messages.control.admin import (
     ListProcesses,
     LogLines,
     ProcessList,
+    ProcessResults,
     ReadLog,
     RestartProcess,
     Result,
@@ -237,7 +237,7 @@ def profile_processes(options: argparse.Namespace, server: RunningServer, line: 
 def instruct(options: argparse.Namespace, line: AdminClient, command: InstructProcesses) -> int:
     """Gives an instruction to processes and shows what each has made of it; 1 where one of them failed."""
     result = line.give(command, command.timeout_s + ANSWER_TIMEOUT_S)
-    if not isinstance(result, Collected):
+    if not isinstance(result, ProcessResults):
         return _end(options, result)
     if options.json:
         _print_json({name: msgspec.structs.asdict(entry) for name, entry in result.results.items()})

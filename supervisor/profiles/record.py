@@ -7,10 +7,10 @@ from pathlib import Path
 
 from messages.control.admin import (
     Acknowledged,
-    Collected,
     Failed,
     InstructProcesses,
     ProcessCommand,
+    ProcessResults,
     StartProfile,
     StopProfile,
 )
@@ -53,7 +53,7 @@ def _instruct(line: AdminClient, processes: Sequence[str], command: ProcessComma
     result = line.give(InstructProcesses(tuple(processes), command, TIMEOUT_S), TIMEOUT_S + ANSWER_TIMEOUT_S)
     if isinstance(result, Failed):
         raise CommandFailedError(result.reason, result.message)
-    assert isinstance(result, Collected)
+    assert isinstance(result, ProcessResults)
     texts = {name: one.text for name, one in result.results.items() if isinstance(one, Acknowledged)}
     if not texts:
         reasons = [f"{name}: {one.message}" for name, one in result.results.items() if isinstance(one, Failed)]

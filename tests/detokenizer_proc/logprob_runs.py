@@ -1,4 +1,4 @@
-"""A request with logprobs, token by token, as its client has it in the end."""
+"""A request with logprobs, token by token, as its client finally sees it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -42,7 +42,7 @@ def prompt_logprobs_of(prompt_ids: list[int], uid: int = 7) -> PromptLogprobs:
 
 
 def tell_prompt(detokenizer: Detokenizer, prompt_ids: list[int]) -> PromptReply:
-    """Opens stream 7 and returns what the client hears of the prompt."""
+    """Opens stream 7 and returns the reply about the prompt."""
     opening = OpenStream(7, 0, prompt_ids=pack_int32(prompt_ids), num_prompt_logprobs=1)
     assert detokenizer.handle(opening) == ([], [])
     (reply,), _ = detokenizer.handle(prompt_logprobs_of(prompt_ids))
@@ -53,7 +53,7 @@ def tell_prompt(detokenizer: Detokenizer, prompt_ids: list[int]) -> PromptReply:
 def run_with_logprobs(
     detokenizer: Detokenizer, opening: OpenStream, token_ids: list[int]
 ) -> tuple[Client, list[PositionLogprobs]]:
-    """Sends one token a step, the last with the row's end; returns what the client has and the tokens' logprobs."""
+    """Sends one token per step, the last with the row's end. Returns the client's view and the tokens' logprobs."""
     detokenizer.handle(opening)
     client = Client()
     positions: list[PositionLogprobs] = []

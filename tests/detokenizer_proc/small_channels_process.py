@@ -1,4 +1,4 @@
-"""The detokenizer's real process, with channels that are soon full."""
+"""The real detokenizer process with small channels."""
 
 import messages.channels
 from detokenizer_proc.process import main

@@ -1,4 +1,4 @@
-"""What the scheduler would send to a detokenizer, and what a client would have at the end."""
+"""Messages of a scheduler to a detokenizer, and the resulting view of a client."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,7 +49,7 @@ class Client:
 def run(
     detokenizer: Detokenizer, uid: int, token_ids: list[int], *, attempt: int = 0, num_before: int = 0, **fields: Any
 ) -> tuple[Client, list[StopSeen]]:
-    """Sends one token a step; the last one comes with the row's end (`fields` of the `FinishedRow`)."""
+    """Sends one token per step, the last with the row's end (`fields` of the `FinishedRow`)."""
     client, stops = Client(), []
     for i, token_id in enumerate(token_ids):
         is_last = i == len(token_ids) - 1

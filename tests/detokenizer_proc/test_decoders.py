@@ -146,7 +146,7 @@ def test_random_ids_of_pieces(name: str, data: st.DataObject) -> None:
 @settings(max_examples=80, deadline=None)
 @given(texts=st.lists(st.text(max_size=3) | st.binary(min_size=1, max_size=3) | st.none(), max_size=5))
 def test_byte_runs_between_words(texts: list[str | bytes | None]) -> None:
-    """`None` is a special token, which ends a run only where it is shown."""
+    """`None` is a special token, which ends a run only if it is shown."""
     tokenizer = PIECE_TOKENIZERS["llama"]
     ids: list[int] = []
     for text in texts:
@@ -164,7 +164,7 @@ def test_random_ids_of_unknown_decoders(name: str, data: st.DataObject) -> None:
     vocabulary = vocabulary_of(tokenizer, tokenizer.get_vocab_size() + 1)
     assert isinstance(vocabulary.open_decoder(True), WindowDecoder)
     ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size()), max_size=6 * NUM_CONTEXT_TOKENS))
-    check_is_full_decode(tokenizer, vocabulary, [0, *ids])  # the library's own Strip panics at an empty text
+    check_is_full_decode(tokenizer, vocabulary, [0, *ids])  # the library's Strip panics on empty text
 
 
 def test_a_window_forgets_old_tokens() -> None:
@@ -216,7 +216,7 @@ def test_words_are_not_held_back() -> None:
 
 
 def char_of_each_byte(data: bytes) -> list[int]:
-    """Returns the index of the character that each byte is part of; a broken part of one counts as a character."""
+    """Returns the index of the character that each byte belongs to; a broken part counts as a character."""
     chars: list[int] = []
     while len(chars) < len(data):
         start, index = len(chars), (chars[-1] + 1 if chars else 0)
@@ -227,7 +227,7 @@ def char_of_each_byte(data: bytes) -> list[int]:
             except UnicodeDecodeError:
                 break
             if data[start] == 0xED and end - start == 2 and data[start + 1] >= 0xA0:
-                break  # a surrogate, which is broken from here on, though Python waits for its third byte
+                break  # a surrogate, invalid from here on although Python waits for its third byte
             num_bytes = end - start
             if text:
                 break
@@ -256,7 +256,7 @@ def test_where_tokens_of_any_bytes_begin(text: str, data: st.DataObject) -> None
 
 @pytest.mark.parametrize("num_bytes", range(1, 13))
 def test_what_a_prompt_of_bytes_leaves_for_the_output(num_bytes: int) -> None:
-    """Whole characters are the prompt's, the beginning of one is the output's."""
+    """Complete characters belong to the prompt, an incomplete one to the output."""
     tokenizer = PIECE_TOKENIZERS["llama"]
     ids = [tokenizer.token_to_id(BYTE_TOKENS[byte]) for byte in "é€😀日".encode()]
     decoder = vocabulary_of(tokenizer, tokenizer.get_vocab_size()).open_decoder(True)

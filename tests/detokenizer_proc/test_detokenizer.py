@@ -142,7 +142,7 @@ def test_a_special_token_that_is_a_stop_string_comes_after_one_in_what_was_held_
 @pytest.mark.parametrize("split", range(5))
 @pytest.mark.parametrize("num_prompt", range(3))
 def test_a_stop_string_at_every_split(split: int, num_prompt: int) -> None:
-    """The stop string `stop` is two tokens, cut at `split`, after some other text; the prompt has a beginning of it."""
+    """The stop string `stop` is two tokens, cut at `split`, after other text. The prompt ends with its beginning."""
     tokens = ("st", "x", "stop"[:split] or "-", "stop"[split:] or "+", "y")
     tokenizer = make_tokenizer(tokens, decoders.Fuse())
     detokenizer = Detokenizer(vocabulary_of(tokenizer, 5))
@@ -224,7 +224,7 @@ def test_special_tokens_are_shown_where_they_are_asked_for(detokenizer: Detokeni
 
 
 def test_the_end_of_the_prompt_is_told_where_it_is_wanted(detokenizer: Detokenizer) -> None:
-    opening = OpenStream(7, 0, prompt_ids=pack_int32(ids_of("hello")), tells_prompt_end=True)
+    opening = OpenStream(7, 0, prompt_ids=pack_int32(ids_of("hello")), wants_prompt_end=True)
     assert detokenizer.open_stream(opening) == ([PromptReply(7, 0, "hello")], [])
     client, _ = run(detokenizer, 7, ids_of("lo"))
     assert client.texts == ["l", "o"]
@@ -298,7 +298,7 @@ def test_text_that_an_earlier_attempt_had_not_sent_comes_first(detokenizer: Deto
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_continued_request_is_the_undisturbed_one(data: st.DataObject) -> None:
-    """At every place where the first attempt may die, also in the middle of bytes and of a stop string."""
+    """For every place where the first attempt may die, even inside a character or a stop string."""
     vocabulary = vocabulary_of(LLAMA, LLAMA.get_vocab_size())
     names = ("▁a", "b", "▁c▁d", "é", "<0xC3>", "<0xA9>", "<s>", "▁")
     ids = data.draw(st.lists(st.sampled_from([LLAMA.token_to_id(name) for name in names]), min_size=2, max_size=12))
@@ -334,7 +334,7 @@ def test_a_continued_request_is_the_undisturbed_one(data: st.DataObject) -> None
 
 
 class FailingDecoder:
-    """Fails as a panic in the tokenizers library does: with what is no `Exception`."""
+    """Fails like a panic in the tokenizers library, which is not an `Exception`."""
 
     def push(self, token_id: int) -> str:
         if token_id == 13:
@@ -359,7 +359,7 @@ def spell_nothing(token_id: int) -> Spelling:
 def test_a_stream_that_cannot_be_decoded_fails_alone(
     ids: list[int], num_counted: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    detokenizer = Detokenizer(Vocabulary(lambda hidden: FailingDecoder(), frozenset(), spell_nothing, spell_nothing))
+    detokenizer = Detokenizer(Vocabulary(lambda hidden: FailingDecoder(), frozenset(), spell_nothing))
     detokenizer.open_stream(OpenStream(7, 0))
     detokenizer.open_stream(OpenStream(8, 0))
     with caplog.at_level(logging.ERROR):
@@ -376,7 +376,7 @@ def test_a_stream_that_cannot_be_decoded_fails_alone(
 
 
 def test_a_continuation_that_cannot_be_decoded_fails_alone() -> None:
-    detokenizer = Detokenizer(Vocabulary(lambda hidden: FailingDecoder(), frozenset(), spell_nothing, spell_nothing))
+    detokenizer = Detokenizer(Vocabulary(lambda hidden: FailingDecoder(), frozenset(), spell_nothing))
     assert detokenizer.open_stream(OpenStream(7, 1, output_ids=pack_int32([1, 13]))) == ([], [StopSeen(7, 1)])
     replies, _ = detokenizer.handle_step(step([], end(7, 2, attempt=1)))
     assert replies.finals[0].finish_reason == "error"

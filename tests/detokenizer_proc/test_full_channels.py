@@ -1,4 +1,4 @@
-"""A frontend that stops reading costs itself only."""
+"""A frontend that stops reading affects only itself."""
 
 import os
 import select
@@ -26,7 +26,7 @@ MODULE = "tests.detokenizer_proc.small_channels_process"
 TIMEOUT_S = 30.0
 NUM_ROWS = 64
 PORTION = 10
-"""Steps that are sent before the frontend that reads has them all: fewer than its channel holds."""
+"""Steps that are sent before the reading frontend has received them: fewer than its channel holds."""
 
 STOPPED_FRONTEND = """
 import os, pathlib, signal, sys
@@ -47,7 +47,7 @@ print("lost", flush=True)
 
 
 class StoppedFrontend:
-    """Binds the socket of the frontend with block 1 and is stopped; says "lost" when it has noticed what it lacks."""
+    """Binds the socket of the frontend with block 1 and is stopped. Prints "lost" when it detects missing frames."""
 
     def __init__(self, socket: Path):
         self._process = subprocess.Popen(
@@ -79,7 +79,7 @@ def launcher(tmp_path: Path) -> Iterator[FakeLauncher]:
 
 
 class Detokenizer:
-    """The process, between a scheduler that the test plays and two frontends: one stopped, one that the test plays."""
+    """The process between a scheduler and two frontends. One frontend is stopped; the test acts as the others."""
 
     def __init__(self, launcher: FakeLauncher):
         self.launcher = launcher
@@ -95,7 +95,7 @@ class Detokenizer:
             self._scheduler.send(OpenStream(uid, 0))
 
     def run_steps(self) -> None:
-        """Sends some steps; the frontend that reads gets its row of each."""
+        """Sends some steps. The reading frontend gets its row of each."""
         rows = [(uid, 0, 1) for uid in (*self._stopped_uids, self._uid)]
         expected = range(self._num_steps, self._num_steps + PORTION)
         for step_id in expected:

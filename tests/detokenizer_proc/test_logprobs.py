@@ -106,7 +106,7 @@ def test_a_continuation_counts_places_over_the_whole_request(detokenizer: Detoke
 
 
 def test_places_of_characters_of_several_tokens(llama_detokenizer: Detokenizer) -> None:
-    """é is two tokens; then a first byte that nothing follows."""
+    """é is two tokens, followed by an incomplete character."""
     ids = llama_ids("▁a", "<0xC3>", "<0xA9>", "<0xC3>", "<0xA9>", "b", "<s>", "<0xC3>", "b")
     _, positions = run_with_logprobs(llama_detokenizer, OpenStream(7, 0, num_logprobs=0), ids)
     assert [token.text_offset for token in positions] == [0, 1, 1, 2, 2, 3, 4, 4, 5]
@@ -197,7 +197,7 @@ def test_spaces_that_the_decoder_puts_between_words() -> None:
 
 
 def check_places(text: str, prompt: PromptReply) -> None:
-    """Tokens begin where they say: what is between two places is what the earlier token adds, of whole characters."""
+    """Offsets are correct: the text between two of them is what the earlier token adds in complete characters."""
     offsets = [token.text_offset for token in prompt.tokens] + [len(text)]
     assert offsets == sorted(offsets)
     for token, (start, stop) in zip(prompt.tokens, pairwise(offsets), strict=True):
@@ -223,7 +223,7 @@ def test_vectors_with_their_places_and_bytes(name: str) -> None:
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_bytes_of_any_ids_are_those_of_the_text(name: str, data: st.DataObject) -> None:
-    """With special tokens shown, and but for characters that are broken: there the decoders differ in U+FFFD."""
+    """With special tokens shown, and except for broken characters, where the decoders differ in U+FFFD."""
     tokenizer, size = real_tokenizer(name), real_tokenizer(name).get_vocab_size()
     any_id = st.integers(0, size - 1) | st.integers(0, min(size, 260) - 1)
     ids = data.draw(st.lists(any_id, min_size=1, max_size=16))
@@ -248,7 +248,7 @@ def test_bytes_of_any_ids_are_those_of_the_text(name: str, data: st.DataObject) 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_prompt_and_output_joined_are_the_decoding_of_both(name: str, data: st.DataObject) -> None:
-    """But for broken characters: a run of bytes with a flaw in the output was shown before as far as it was good."""
+    """Except for broken characters: the valid part of an invalid run of bytes has already been shown."""
     tokenizer = PIECE_TOKENIZERS[name]
     some_id = st.integers(0, tokenizer.get_vocab_size() - 1) | st.integers(0, min(10, tokenizer.get_vocab_size()) - 1)
     prompt = data.draw(st.lists(some_id, min_size=1, max_size=6))

@@ -102,7 +102,7 @@ def test_after_a_gap_it_tells_of_it_and_forgets_the_streams_that_may_lack_a_toke
 
 
 def test_a_new_one_tells_of_a_gap_at_once(launcher: FakeLauncher) -> None:
-    """It has seen no request yet whose frontend it could know: perhaps that is what was lost."""
+    """It has seen no request yet, so it knows no frontend: the lost frame may have been the first request."""
     from_detokenizer = launcher.open_receiver("frontend", ToFrontend)
     to_detokenizer = launcher.open_sender("detokenizer")
     launcher.start_ready("detokenizer_proc")
@@ -112,7 +112,7 @@ def test_a_new_one_tells_of_a_gap_at_once(launcher: FakeLauncher) -> None:
 
 
 def test_it_drains_in_order_when_it_has_run_behind(launcher: FakeLauncher) -> None:
-    """The messages wait before the process is there."""
+    """The messages are queued before the process starts."""
     from_detokenizer = launcher.open_receiver("frontend", ToFrontend)
     to_detokenizer = launcher.open_sender("detokenizer")
     to_detokenizer.send(OpenStream(7, 0))

@@ -103,7 +103,7 @@ def test_examples(stops: tuple[str, ...], pieces: tuple[str, ...], shown: str, f
 
 
 def test_a_long_stop_string_costs_only_what_matches_of_it() -> None:
-    """4 million characters of pattern: a table of it would take seconds, and a search in each piece minutes."""
+    """Patterns of 4 million characters: tables for them would take seconds, searching each piece minutes."""
     finder = StopFinder(("a" * 4_000_000, "ab" * 100), is_shown=False)
     shown = "".join(finder.push("aaaa") for _ in range(500))
     assert shown == ""

@@ -1,4 +1,4 @@
-"""Several tokens of a row in one step: the same reply as one a step, whatever the runs are."""
+"""Several tokens of a row in one step give the same reply as one token per step."""
 
 from itertools import accumulate, pairwise
 from typing import Any
@@ -41,7 +41,7 @@ def run_step(
 
 
 class Reader:
-    """Everything that a client is told of stream 7."""
+    """Everything that a client receives of stream 7."""
 
     def __init__(self) -> None:
         self.text = ""

@@ -2,7 +2,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import transformers  # with torch, which stays out of what is loaded below
+import transformers  # imports torch, which the code below must not do
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from detokenizer_proc.decoders import ByteLevelDecoder, Decoder
@@ -13,7 +13,7 @@ from tests.detokenizer_proc.tiny_tokenizers import characters
 
 @pytest.fixture(autouse=True)
 def keep_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undoes what loading without tokenizer.json does to this process."""
+    """Undoes the effects on this process of loading a tokenizer without tokenizer.json."""
     assert transformers.is_torch_available()
     assert transformers.AutoTokenizer is not None  # it is imported when first named, and then looks for torch again
     monkeypatch.setitem(sys.modules, "torch", sys.modules.get("torch"))

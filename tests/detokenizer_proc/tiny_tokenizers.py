@@ -1,4 +1,4 @@
-"""Tokenizers small enough to see through, one for each way of decoding."""
+"""Minimal tokenizers, one for each kind of decoder."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ def make_tokenizer(tokens: tuple[str, ...], decoder: Any, special: tuple[str, ..
 
 
 def characters(text: str = "abcdefghijklmnopqrstuvwxyz .!\n") -> Tokenizer:
-    """One token a character; `<end>` is special and the last."""
+    """One token per character; `<end>` is special and comes last."""
     return make_tokenizer(tuple(text), decoders.Fuse(), special=("<end>",))
 
 
 def llama() -> Tokenizer:
-    """Words with ▁ for a space, and a token for each byte, as Llama 2 has them."""
+    """Words with ▁ for a space, and a token for each byte, as in Llama 2."""
     words = ("▁", "▁▁", "▁a", "b", "▁c▁d", "é", "<0x+A>", "<0xé>", "\ufffd", " ", "")
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     return make_tokenizer(words + BYTE_TOKENS, decoders.Sequence(steps), special=("<s>", "</s>"))

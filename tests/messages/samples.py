@@ -12,13 +12,13 @@ from messages.frame_files import UNIONS
 from messages.ring.plain import fields_of, typecode_of
 
 SECRET = "sesame"
-"""In every text but those in `WORDS`."""
+"""The value of every text except those in `WORDS`."""
 
 WORDS = ("receiver", "param", "code", "type")
-"""Fields whose texts are ours."""
+"""Fields with texts of ours, not of clients."""
 
 TOKEN_ID = 2_718_281
-"""In every column of int32 and every number."""
+"""The value in every int32 column and every number."""
 
 FEW = 3
 
@@ -31,7 +31,7 @@ def samples() -> Iterator[tuple[str, Any]]:
 
 
 def make_sample(hint: Any, name: str = "") -> Any:
-    """Returns a value of the type `hint`, of no default."""
+    """Returns a value of the type `hint`, different from defaults."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         fields = fields_of(hint).items()
         return hint(

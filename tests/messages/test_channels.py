@@ -14,7 +14,7 @@ import zmq
 
 import messages.channels
 from messages.channels import ControlClient, ControlServer, Receiver, Sender, Waiter
-from messages.control.processes import Beat, Hello, Ready, Refused, Stop, ToLauncher, ToProcess, Welcome
+from messages.control.processes import Beat, Hello, Ready, Refusal, Stop, ToLauncher, ToProcess, Welcome
 from messages.errors import ChannelFullError
 from messages.ring.replies import OpenStream, ToDetokenizer
 from messages.ring.requests import AbortMsg, DropBefore, FramesLost, StopSeen, ToScheduler
@@ -164,7 +164,7 @@ def test_what_finds_no_room_is_dropped_and_told_once(
     sender.send_or_drop(StopSeen(8, 0))
     assert take(receiver, 2) == [FramesLost("x", sender.sender_id, 6, 8), StopSeen(8, 0)]
     told = [record.getMessage() for record in caplog.records if record.name == "sluice.channels"]
-    assert told[0].startswith("dropped StopSeen and what follows: ")
+    assert told[0].startswith("dropped StopSeen and the messages after it: ")
     assert told[1].endswith("the receiver reads again; 3 messages were dropped")
     sender.close()
     receiver.close()
@@ -233,9 +233,9 @@ def test_a_process_that_takes_the_name_of_an_admitted_one_gets_its_own_answer_an
         second = ControlClient[Any](socket_path, "scheduler", ToProcess)
     second.send(Hello("scheduler", 77, 1))
     assert take(server, 1) == [("scheduler", Hello("scheduler", 77, 1))]
-    server.send_to_pid("scheduler", 77, Refused("one is enough"))
+    server.send_to_pid("scheduler", 77, Refusal("one is enough"))
     server.send("scheduler", Stop())
-    assert take(second, 1) == [Refused("one is enough")]
+    assert take(second, 1) == [Refusal("one is enough")]
     assert take(admitted, 1) == [Stop()]
     admitted.send(Ready())
     assert take(server, 1) == [("scheduler", Ready())]
@@ -250,7 +250,7 @@ def test_a_client_without_a_launcher_that_reads_drops_and_goes_on(
     client = ControlClient[Any](socket_path, "scheduler", ToProcess)
     for _ in range(10):
         client.send(Ready())
-    assert "the launcher does not read, dropped Ready" in caplog.text
+    assert "the launcher is not reading, dropped Ready" in caplog.text
     client.close()
 
 
@@ -287,13 +287,13 @@ LATE_S = 0.08
 
 
 def test_what_a_process_says_last_is_heard_by_who_comes_late(socket_path: Path):
-    """It has closed its sender before anybody reads. On a busy machine that may be too late, so it may try again."""
+    """The sender is closed before the receiver reads. On a busy machine that may be too late, so it may try again."""
     for _ in range(NUM_TRIES):
         command = [sys.executable, "-c", LAST_WORDS, str(socket_path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"leaves\n"
-            time.sleep(LATE_S)  # an exit that does not wait is over by then
+            time.sleep(LATE_S)  # longer than an exit that does not wait
             receiver: Receiver[Any] = Receiver(socket_path, ToScheduler)
             assert process.wait(TIMEOUT_S) == 0
         waiter = Waiter()

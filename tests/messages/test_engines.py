@@ -1,4 +1,4 @@
-"""The ways to the schedulers: one for each, made when it is needed and closed when its scheduler has left."""
+"""Senders to the schedulers: opened when needed, closed when their scheduler is gone."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""Frames that were recorded by another version: `recorded.frames` has a message of each kind, `recorded.jsonl` what it
-says. They were made when the format was, and stay: fields that have been added since have their defaults.
+"""Frames recorded by another version: `recorded.frames` has a message of each kind, `recorded.jsonl` their content.
 
-Where a change of messages must break this, raise `FORMAT` in `messages/frame_files.py`, so that older files are
-refused, and make both anew: `python -m tests.messages.test_frame_files`.
+Both were made with the first version of the format and stay: fields added since then have their defaults. If a change
+of messages must break this, raise `FORMAT` in `messages/frame_files.py`, so that older files are rejected, and write
+both again: `python -m tests.messages.test_frame_files`.
 """
 
 from pathlib import Path

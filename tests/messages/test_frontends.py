@@ -1,4 +1,4 @@
-"""Replies find the frontend that gave their uid."""
+"""Replies reach the frontend that assigned their uid."""
 
 import tempfile
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ TIMEOUT_S = 30.0
 
 
 class Frontends:
-    """The receivers of three frontends, and what sends to them."""
+    """The receivers of three frontends, and the senders to them."""
 
     def __init__(self, run_dir: RunDir):
         self.receivers: dict[int, Receiver[ToFrontend]] = {
@@ -78,7 +78,7 @@ def test_a_step_of_one_frontend_crosses_as_it_is(frontends: Frontends):
 
 
 def test_all_hear_of_lost_frames_also_those_that_nothing_has_been_sent(frontends: Frontends):
-    """What was lost may have been the first of theirs."""
+    """The lost frames may have been the first ones of their requests."""
     frontends.senders.expect(2 * N + 1)
     frontends.senders.forget(DropBefore(2 * N))
     lost = FramesLost("detokenizer", 7, 1, 1)
@@ -173,5 +173,5 @@ def test_a_frontend_that_does_not_read_takes_nothing_from_the_others(
         senders.close()
         receiver.close()
     assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [
-        "dropped StepReplies and what follows"
+        "dropped StepReplies and the messages after it"
     ]

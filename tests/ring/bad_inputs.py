@@ -1,4 +1,4 @@
-"""Bad inputs as data: what is sent where, its status, the parameter that is named, and a part of the message."""
+"""Bad inputs as data: the request, the expected status, the named parameter, and a part of the message."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 MAX_BODY_MB = 1
-"""The limit of the server that gets them."""
+"""The limit of the server that receives them."""
 
 GENERATE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
@@ -36,7 +36,7 @@ class Bad(NamedTuple):
 
 
 def field(path: str, name: str, *values: Any, fragment: str | None = None, **others: Any) -> list[Bad]:
-    """Returns a bad input for each of `values` of the field `name`, in a body that is else good for `path`."""
+    """Returns a bad input for each of `values` of the field `name`, in a body that is otherwise valid for `path`."""
     good: dict[str, Any] = {"messages": [USER]} if path == CHAT else {"prompt": "x"}
     return [Bad(path, {**good, **others, name: value}, name, fragment or name) for value in values]
 
@@ -46,7 +46,7 @@ def tool(name: str, **fields: Any) -> dict[str, Any]:
 
 
 def raw(path: str, name: str, *literals: bytes, fragment: str | None = None, param: str | None = "") -> list[Bad]:
-    """As `field`, with values that Python's JSON does not write."""
+    """Like `field`, with values that Python's JSON does not write."""
     good = b'"messages": [{"role": "user", "content": "hi"}]' if path == CHAT else b'"prompt": "x"'
     named = name if param == "" else param
     return [
@@ -55,7 +55,7 @@ def raw(path: str, name: str, *literals: bytes, fragment: str | None = None, par
 
 
 def malformed(path: str) -> list[Bad]:
-    """Returns bodies that are no JSON object, whatever `path` takes."""
+    """Returns bodies that are not JSON objects, for any `path`."""
     return [
         Bad(path, b"", None, "JSON"),
         Bad(path, b'{"prompt": "x"', None, "JSON"),
@@ -81,7 +81,7 @@ def media_types(path: str) -> list[Bad]:
 
 
 def sampling(path: str) -> list[Bad]:
-    """Returns bad sampling parameters, which every endpoint that generates has alike."""
+    """Returns bad sampling parameters, which all generating endpoints share."""
     return [
         *field(path, "temperature", -0.1, 2.5, "hot", True, [1], {}, fragment="a number in [0, 2]"),
         *raw(path, "temperature", b"NaN", b"Infinity", b"-Infinity", fragment="JSON", param=None),
@@ -133,7 +133,7 @@ def sampling(path: str) -> list[Bad]:
 
 
 def grammars(path: str) -> list[Bad]:
-    """Returns bad grammars; most are found out by the tokenizer, which compiles them."""
+    """Returns bad grammars; the tokenizer, which compiles them, detects most."""
     endless = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
     tag = {"type": "structural_tag", "triggers": ["<f="]}
     return [
@@ -144,7 +144,7 @@ def grammars(path: str) -> list[Bad]:
         *field(path, "response_format", response_format({"type": "objct"}), fragment="objct"),
         *field(path, "guided_json", 5, [], "{", "", fragment="guided_json"),
         *field(path, "guided_json", {"properties": {"a": {"uniqueItems": True}}}, fragment="(at #/properties/a)"),
-        *field(path, "guided_json", {"$ref": "#"}, endless, fragment="without end"),
+        *field(path, "guided_json", {"$ref": "#"}, endless, fragment="never ends"),
         *field(path, "guided_json", {"$ref": "http://x/y.json"}, fragment="http://x/y.json"),
         *field(path, "guided_json", deep_schema(300), fragment="recursion limit"),
         *field(path, "guided_json", {"minimum": 5, "maximum": 3, "type": "integer"}, fragment="Unsatisfiable"),

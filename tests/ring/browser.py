@@ -1,4 +1,4 @@
-"""A headless Chromium, and web pages for it, for tests of what pages can do to a server on the same machine."""
+"""A headless Chromium and web pages, for tests of attacks from pages on a server on the same machine."""
 
 import functools
 import http.server
@@ -26,14 +26,14 @@ Results = dict[str, tuple[str, int, str]]
 
 
 def find_browser() -> str | None:
-    """Returns the program, or `None` where there is none on this machine."""
+    """Returns the program, `None` if this machine has none."""
     return next((path for name in PROGRAMS if (path := shutil.which(name))), None)
 
 
 class Site:
-    """A web site on a port of this machine: `/page` runs `script` and says here what came of it.
+    """A web site on a port of this machine: `/page` runs `script` and reports the result.
 
-    What else is asked for goes on to `target`, byte for byte, as when the site's name is made to lead there.
+    Other requests are forwarded to `target` byte for byte, as if the site's name pointed there.
     """
 
     def __init__(self, script: str, target: tuple[str, int]):
@@ -44,7 +44,7 @@ class Site:
         self._servers = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), page) for _ in range(2)]
         self._threads = [threading.Thread(target=server.serve_forever) for server in self._servers]
         self.port, self.inbox_port = (server.server_port for server in self._servers)
-        """Results have a port of their own: a connection to the first, once passed on, stays so."""
+        """Results have their own port, because a connection to the first one stays forwarded."""
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -93,7 +93,7 @@ class _Page(http.server.BaseHTTPRequestHandler):
 
 
 def _pass_on(client: socket.socket, target: tuple[str, int]) -> None:
-    """Copies both ways until each side has ended."""
+    """Copies in both directions until both sides have ended."""
     with socket.create_connection(target) as server:
         back = threading.Thread(target=_copy, args=(server, client), daemon=True)
         back.start()
@@ -127,6 +127,6 @@ def _running(browser: str, url: str, flags: Sequence[str]) -> Iterator[None]:
 
 
 def visit(browser: str, site: Site, url: str, *flags: str) -> Results:
-    """Opens the page of `site` at `url` and returns what its script says. Fails at the deadline."""
+    """Opens the page of `site` at `url` and returns the result of its script. Fails at the deadline."""
     with _running(browser, url, flags):
         return site.results.get(timeout=PAGE_TIMEOUT_S)

@@ -4,13 +4,12 @@
     python -m tests.ring.chaos --seconds 3600 --quiet --think-s 20
     python -m tests.ring.chaos --data-parallel 2 --kill-engines-every 3 --model assets/shakespeare-gpt2 --json FILE
 
-Each request of a fixed set is first run undisturbed. Then 32 clients take requests of the set at random, some leave in
-the middle, and every few seconds the tokenizer, the scheduler or the detokenizer is killed (SIGKILL) or stopped
-(SIGSTOP, which ends as a hang), or frames on its way in or out are dropped, doubled or corrupted; with `--quiet`
-nothing is. Who stays to the end must have the text, the ids and the end of the undisturbed run. No request may be
-refused: those that arrive while a process is away wait for it. And nothing of this is a stall: the launcher must tell
-of none. With `--kill-engines-every` only engines are killed (SIGKILL), one at a time: the next one's turn comes when
-all serve again.
+Each request of a fixed set is first run undisturbed. Then 32 clients send random requests of the set, and some
+disconnect in the middle. Every few seconds the tokenizer, the scheduler or the detokenizer is killed (SIGKILL) or
+stopped (SIGSTOP, which counts as a hang), or frames to or from it are dropped, duplicated or corrupted; `--quiet`
+disables this. Every client that stays must get the text, the ids and the end of the undisturbed run. No request may be
+rejected: requests that arrive while a process is away wait for it. The launcher must report no stall. With
+`--kill-engines-every` only engines are killed (SIGKILL), one at a time: the next one when all serve again.
 """
 
 import argparse
@@ -43,7 +42,7 @@ from tests.tiny_llama import write_tiny_llama
 NUM_CLIENTS = 32
 NUM_REQUESTS = 64
 NUM_UNDISTURBED = 8
-"""Requests that run at once before anything happens."""
+"""Requests that run at once before the disturbances."""
 
 CONTEXT = 256
 READY_TIMEOUT_S = 90.0
@@ -52,7 +51,7 @@ LONG_PAUSE_S = 0.5
 LEAVE_CHANCE = 0.15
 STOP_CHANCE = 0.25
 MIN_TURNS = 4
-"""So many disturbances happen, however slow the machine: every second one harms frames."""
+"""Minimum number of disturbances, however slow the machine. Every second one harms frames."""
 MAX_FRAMES = 3
 PAUSE_S = (2.0, 5.0)
 FRAME_FAULTS = ("drop", "drop", "duplicate", "corrupt")
@@ -64,31 +63,31 @@ EDGES = (
     ("detokenizer", "frontend"),
 )
 PROCESSES = ("tokenizer", "scheduler", "detokenizer")
-"""Of each kind; with several engines also `scheduler-2` …"""
+"""The kinds to kill; several engines are `scheduler`, `scheduler-2` …"""
 FLAGS = (
     *("--dtype", "float32", "--enable-fault-injection", "--max-restarts-per-min", "1000"),
     *("--hang-timeout-s", "3", "--stall-s", "6", "--sse-keepalive-s", "5"),
 )
 
 QUIET_FLAGS = ("--hang-timeout-s", "60")
-"""Where nothing is stopped, nothing hangs either, however busy the machine."""
+"""If no process is stopped, none may count as hung, however busy the machine."""
 
 QUESTIONS = Path(__file__).resolve().parents[3] / "shared" / "prompts" / "gsm8k" / "test.jsonl"
 
 
 class Counts(msgspec.Struct):
-    """What happened. `lost` and `doubled` must stay 0: tokens missing in, and tokens too many in, a client's output."""
+    """The results. `lost` and `doubled` must stay 0: missing and surplus tokens in the outputs of clients."""
 
     kills: Counter[str] = msgspec.field(default_factory=Counter)
     frames: Counter[str] = msgspec.field(default_factory=Counter)
-    """Frames that were dropped, doubled or corrupted."""
+    """Frames that were dropped, duplicated or corrupted."""
     streams: int = 0
     left: int = 0
     refused: int = 0
     """Answered 503: must stay 0 unless a process was away for longer than the hold, `--restart-hold-s`."""
     continuations: int = 0
     stalls: list[str] = msgspec.field(default_factory=list[str])
-    """That the metrics tell of: must stay empty."""
+    """Stalls in the metrics: must stay empty."""
     tokens: int = 0
     lost: int = 0
     doubled: int = 0
@@ -102,7 +101,7 @@ class Counts(msgspec.Struct):
 
 
 class Pause:
-    """From a kill to the end of the longest silence after it, over all streams."""
+    """The time from a kill to the end of the longest silence after it, over all streams."""
 
     def __init__(self, process: str, kind: str, num_restarts: int):
         self.process = process
@@ -155,7 +154,7 @@ class Chaos:
         self._is_over = False
 
     async def run(self, seconds: float) -> None:
-        """Lets everything happen for `seconds` and at least `MIN_TURNS`, then waits until every stream has ended."""
+        """Runs for `seconds` and at least `MIN_TURNS` disturbances, then waits until every stream has ended."""
         async with self.ring.connect() as client:
             for begin in range(0, NUM_REQUESTS, NUM_UNDISTURBED):
                 some = self._requests[begin : begin + NUM_UNDISTURBED]
@@ -184,7 +183,7 @@ class Chaos:
                 await asyncio.sleep(self._rng.expovariate(1 / self._think_s))
 
     async def _whole(self, client: httpx.AsyncClient, request: dict[str, Any]) -> Generated:
-        """Returns what a client has at the end."""
+        """Returns the final output of a client."""
         if request["stream"] is False:
             return await self._in_one_piece(client, request)
         text: list[str] = []
@@ -211,7 +210,7 @@ class Chaos:
         return generated(content)
 
     async def _leave(self, client: httpx.AsyncClient, request: dict[str, Any]) -> None:
-        """Closes the connection after some events, or with a deadline where the ring pauses."""
+        """Closes the connection after some events, or at a deadline if the ring pauses."""
         stream = events_of(client, {**request, "stream": True})
         num_events = self._rng.randrange(0, 30)
         try:
@@ -259,7 +258,7 @@ class Chaos:
             num_turns += has_happened
 
     async def _kill_engines(self, seconds: float) -> None:
-        """Kills one engine at a time, while all serve and have given tokens since the last kill."""
+        """Kills one engine at a time, when all serve and have produced tokens since the last kill."""
         end_s = time.monotonic() + seconds
         while (began_s := time.monotonic()) < end_s:
             await asyncio.sleep(self._kill_every_s)
@@ -272,13 +271,13 @@ class Chaos:
             self.counts.kill_intervals_s.append(time.monotonic() - began_s)
 
     def _find_engines(self) -> dict[str, int]:
-        """Returns the pids of the engines; empty where not all serve."""
+        """Returns the pids of the engines; empty if not all serve."""
         processes = self.ring.health()["processes"]
         serving = [processes[name]["state"] in ("ready", "busy") for name in self._schedulers]
         return {name: processes[name]["pid"] for name in self._schedulers} if all(serving) else {}
 
     async def _harm_frames(self) -> bool:
-        """Harms the next frames of one edge; False if its sender does not serve just now."""
+        """Harms the next frames of one edge. Returns False if its sender is not serving."""
         sender, receiver = self._rng.choice(self._edges)
         kind = self._rng.choice(FRAME_FAULTS)
         num_frames = self._rng.randint(1, MAX_FRAMES)
@@ -299,12 +298,12 @@ class Chaos:
         status = health["processes"][name]
         is_calm = health["status"] == "ready"
         if not status["pid"] or (kind_of(name) == "scheduler" and is_calm and not self._num_tokens_since_kill):
-            return False  # who is in three deaths of the scheduler without a token is taken for poison
+            return False  # a request in three deaths of the scheduler without a token counts as poison
         can_hang = is_calm and status["state"] in ("ready", "busy")
         how = signal.SIGSTOP if can_hang and self._rng.random() < STOP_CHANCE else signal.SIGKILL
         try:
             os.kill(status["pid"], how)
-        except ProcessLookupError:  # it hung, and the launcher was faster
+        except ProcessLookupError:  # it hung, and the launcher killed it first
             return False
         self._end_pause(health)
         kind = f"{name} {how.name}"
@@ -326,7 +325,7 @@ class Chaos:
 
 
 def make_requests(rng: random.Random) -> list[dict[str, Any]]:
-    """Greedy and sampled, as text and ids, streamed and not, with ends of all kinds."""
+    """Greedy and sampled requests, as text and ids, streamed and not, with all kinds of ends."""
     prompts = real_prompts(rng) or [""] * NUM_REQUESTS
     return [
         body(
@@ -347,7 +346,7 @@ def make_requests(rng: random.Random) -> list[dict[str, Any]]:
 
 
 def real_prompts(rng: random.Random) -> list[str]:
-    """Returns beginnings of real questions, where there are any."""
+    """Returns beginnings of real questions, if available."""
     if not QUESTIONS.is_file():
         return []
     lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
@@ -378,7 +377,7 @@ def pauses_of(counts: Counts) -> list[float]:
 
 
 def log_of_longest_pause(counts: Counts, server: ServerProcess) -> str:
-    """Returns what the server has said meanwhile, but for its log of requests; empty where nobody waited for long."""
+    """Returns the server's output meanwhile, without its access log; empty if no stream paused for long."""
     pause_s, end_s = max(counts.stream_pauses, default=(0.0, 0.0))
     if pause_s < LONG_PAUSE_S:
         return ""
@@ -392,14 +391,14 @@ def log_of_longest_pause(counts: Counts, server: ServerProcess) -> str:
 
 
 def summary(times_s: list[float]) -> dict[str, float]:
-    """Returns median, p99 and the longest; empty where there are none."""
+    """Returns median, p99 and maximum; empty without values."""
     ordered = sorted(times_s)
     places = {"median_s": len(ordered) // 2, "p99_s": len(ordered) * 99 // 100, "longest_s": -1}
     return {name: round(ordered[place], 4) for name, place in places.items()} if ordered else {}
 
 
 def result_of(counts: Counts, **settings: object) -> dict[str, object]:
-    """Returns what a result file holds."""
+    """Returns the content of the result file."""
     names = ("kills", "streams", "left", "refused", "continuations", "tokens", "lost", "doubled")
     return {
         **settings,

@@ -1,4 +1,4 @@
-"""A client for the tests of the whole ring: requests, streams, and what the processes say of themselves."""
+"""A client for the tests of the whole ring: requests, streams, and the state of the processes."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from messages.control.admin import Collected, InstructProcesses, ProcessCommand, ProcessResult
+from messages.control.admin import InstructProcesses, ProcessCommand, ProcessResult, ProcessResults
 from runtime.run_dir import RunDir
 from supervisor.client.admin_client import AdminClient
 
@@ -31,11 +31,11 @@ OnTokens = Callable[[int], None]
 
 
 def ignore(num_tokens: int) -> None:
-    """The `on_tokens` of those who do not care."""
+    """The default `on_tokens`."""
 
 
 class Generated(msgspec.Struct):
-    """What a request got back, from one JSON or joined from its events."""
+    """The reply to a request, from one JSON or joined from its events."""
 
     text: str
     token_ids: list[int]
@@ -51,7 +51,7 @@ def generated(content: dict[str, Any]) -> Generated:
 
 
 def body(prompt: str | Sequence[int], **params: Any) -> dict[str, Any]:
-    """Returns a request body; greedy where `params` says nothing else."""
+    """Returns a request body, greedy unless `params` specify otherwise."""
     return {"prompt": prompt if isinstance(prompt, str) else list(prompt), "temperature": 0.0, **params}
 
 
@@ -68,7 +68,7 @@ class RingClient:
         return msgspec.convert(reply.json(), Generated)
 
     def generate_all(self, requests: Sequence[dict[str, Any]], on_tokens: OnTokens = ignore) -> list[Generated]:
-        """Streams all requests at once and returns what each got; `on_tokens` gets each event's number of tokens."""
+        """Streams all requests at once. Returns their replies; `on_tokens` gets the number of tokens of each event."""
 
         async def run() -> list[Generated]:
             async with self.connect() as client:
@@ -85,10 +85,10 @@ class RingClient:
         return httpx.get(f"{self.url}/health", timeout=TIMEOUT_S).json()
 
     def instruct(self, process: str, command: ProcessCommand, timeout_s: float = TIMEOUT_S) -> ProcessResult:
-        """Gives an instruction to one process, as an operator would."""
+        """Sends an instruction to one process, as an operator would."""
         with AdminClient(self.run_dir) as line:
             result = line.give(InstructProcesses((process,), command, timeout_s), 2 * TIMEOUT_S)
-        assert isinstance(result, Collected), result
+        assert isinstance(result, ProcessResults), result
         return result.results[process]
 
     def status(self, process: str) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class RingClient:
         return status["num_restarts"] + 1
 
     def wait_for_restart(self, process: str, num_restarts: int, timeout_s: float = 60.0) -> None:
-        """Waits until `process` has been replaced that often and all serve."""
+        """Waits until `process` has been replaced this many times and all processes serve."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             try:
@@ -120,7 +120,7 @@ class RingClient:
         raise AssertionError(f"{process} was not replaced within {timeout_s} s: {health}")
 
     def num_continued(self) -> float:
-        """Returns how many requests have gone on after a process died."""
+        """Returns the number of requests that were continued after a process died."""
         text = httpx.get(f"{self.url}/metrics", timeout=TIMEOUT_S).text
         (line,) = (line for line in text.splitlines() if line.startswith("sluice_continuations_total"))
         return float(line.split()[-1])
@@ -138,14 +138,14 @@ class RingClient:
         return self.health()["processes"][process]["gauges"]
 
     def wait_until_empty(self, timeout_s: float = TIMEOUT_S / 2) -> None:
-        """Waits until no process holds anything of any request and all pages are free or cached."""
+        """Waits until no process holds state of a request and all pages are free or cached."""
         deadline = time.monotonic() + timeout_s
         while (left := self.what_is_left()) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not left, f"still there after {timeout_s} s: {left}"
 
     def what_is_left(self) -> dict[str, float]:
-        """Returns the gauges that should be zero when nothing runs and are not."""
+        """Returns the gauges that should be zero when nothing runs, but are not."""
         left: dict[str, float] = {}
         for name, process in self.health()["processes"].items():
             if not process["gauges"] and process["state"] != "standby":
@@ -199,7 +199,7 @@ async def lines_of(reply: httpx.Response) -> AsyncIterator[bytes]:
 
 
 async def collect(client: httpx.AsyncClient, request: dict[str, Any], on_tokens: OnTokens = ignore) -> Generated:
-    """Returns the whole of a stream."""
+    """Returns the reply of a whole stream."""
     text: list[str] = []
     token_ids: list[int] = []
     last: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Real servers for the tests of the whole ring: some for the session, others for a module that wants other flags."""
+"""Real servers for the tests of the whole ring: some per session, others per module with other flags."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -13,10 +13,10 @@ from tests.tiny_llama import write_tiny_llama
 
 READY_TIMEOUT_S = 90.0
 HOLD_S = 50
-"""A busy machine may take long for a start; it is shorter than the patience of the clients."""
+"""A start may be slow on a busy machine; this is less than the timeouts of the clients."""
 
 CHEAP = ("--kv-populate", "never")
-"""Most servers here live for seconds and fill little of their cache."""
+"""Most servers here run for seconds and fill little of their cache."""
 
 TEST_TIMEOUT_S = 300
 """Many of these tests start processes again and again, and a busy machine takes several times as long for that."""
@@ -66,14 +66,14 @@ def starting() -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def start_ring() -> Iterator[Start]:
-    """As `starting`, for the servers of one module."""
+    """Like `starting`, for the servers of one module."""
     with starting() as start:
         yield start
 
 
 @pytest.fixture(scope="session")
 def plain_ring(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RingClient]:
-    """A server for modules that want nothing special, and kill nothing."""
+    """A server for modules without special needs that kill nothing."""
     flags = ("--max-body-mb", str(MAX_BODY_MB), "--snapshot-dir", str(tmp_path_factory.mktemp("on-command")))
     pages = ("--cors-allow-origins", "http://page.example", "--allowed-hosts", "llm.example")
     with starting() as start:
@@ -82,7 +82,7 @@ def plain_ring(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def bard_ring() -> Iterator[RingClient]:
-    """A server of the bundled model, for modules that want sensible text."""
+    """A server of the bundled model, for modules that need sensible text."""
     flags = ("--served-model-name", BARD, "--max-restarts-per-min", "100", "--tool-call-parser", "hermes")
     with starting() as start:
         yield start(BARD_DIR, "--dtype", "float32", *flags)
@@ -101,7 +101,7 @@ def restarted_ring(tiny_checkpoint: Path) -> Iterator[RingClient]:
 
 @pytest.fixture(scope="session")
 def twin_ring(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RingClient]:
-    """As `restarted_ring`, with two frontends, batches and faults, which modules clear again."""
+    """Like `restarted_ring`, with two frontends, batches and faults, which modules must clear."""
     twins = ("--frontend-workers", "2", "--hang-timeout-s", "5", "--enable-fault-injection")
     batches = ("--batch-dir", str(tmp_path_factory.mktemp("batches")), "--max-batch-seqs", "4")
     with starting() as start:
@@ -110,13 +110,13 @@ def twin_ring(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def snapshot_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `faulty_ring` has its snapshots."""
+    """The snapshot directory of `faulty_ring`."""
     return tmp_path_factory.mktemp("snapshots")
 
 
 @pytest.fixture(scope="session")
 def faulty_ring(tiny_checkpoint: Path, snapshot_dir: Path) -> Iterator[RingClient]:
-    """A server into which modules inject faults, which they clear again; what stalls is replaced."""
+    """A server into which modules inject faults, which they must clear. Stalled processes are replaced."""
     snapshots = ("--snapshot-dir", str(snapshot_dir), "--max-snapshots", "3")
     stalls = ("--stall-s", "6", "--on-stall", "restart", "--max-restarts-per-min", "100")
     faults = ("--enable-fault-injection", "--sse-keepalive-s", "5", "--admin-key", ADMIN_KEY)

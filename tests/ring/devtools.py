@@ -1,4 +1,4 @@
-"""A page in a headless Chromium, driven by its DevTools protocol over two pipes: no driver and no socket is needed."""
+"""A page in a headless Chromium, controlled by the DevTools protocol over two pipes, without a driver or a socket."""
 
 import base64
 import fcntl
@@ -18,14 +18,14 @@ from tests.ring.browser import FLAGS
 TIMEOUT_S = 90.0
 POLL_S = 0.1
 COMMANDS_FD, EVENTS_FD = 3, 4
-"""Where Chromium reads and writes with --remote-debugging-pipe."""
+"""The descriptors that Chromium uses with --remote-debugging-pipe."""
 
 MIN_FD = 10
 """Descriptors from here on are neither of these two."""
 
 
 class BrowserPage:
-    """One tab. `problems` are its console's errors and warnings, and exceptions that nobody caught."""
+    """One tab. `problems` are the errors and warnings of its console, and uncaught exceptions."""
 
     def __init__(self, browser: str, width: int = 1400, height: int = 1000, flags: Sequence[str] = ()):
         self.problems: list[str] = []
@@ -87,13 +87,13 @@ class BrowserPage:
         self.call("Page.navigate", url=url)
 
     def run(self, script: str) -> Any:
-        """Returns the value of a JavaScript expression, or of the promise that it is."""
+        """Returns the value of a JavaScript expression, or of its promise."""
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
     def wait_for(self, script: str) -> None:
-        """Returns as soon as the expression is true."""
+        """Waits until the expression is true."""
         deadline = time.monotonic() + TIMEOUT_S
         while not self.run(f"Boolean({script})"):
             assert time.monotonic() < deadline, f"never true: {script}\n{self.problems}\n{self.run(PAGE_TEXT)}"

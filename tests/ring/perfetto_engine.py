@@ -20,7 +20,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def open_trace(file: Path) -> Any:
-    """Returns a `TraceProcessor` that has read the trace. Skips the test where no engine is to be had."""
+    """Returns a `TraceProcessor` that has read the trace. Skips the test if no engine is available."""
     shell = os.environ.get("TRACE_PROCESSOR_SHELL") or shutil.which("trace_processor_shell")
     if shell:
         config = trace_processor.TraceProcessorConfig(bin_path=shell)
@@ -39,7 +39,7 @@ def find_ui() -> Path | None:
 
 
 class Pipes:
-    """The bytes to and from a process, as `TraceProcessorRpc` wants them."""
+    """The connection to a process, in the form that `TraceProcessorRpc` needs."""
 
     def __init__(self, command: list[str]):
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -33,13 +33,13 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = [sys.executable, str(ROOT / "launch.py")]
 TIMEOUT_S = 90.0
 KILL_TIMEOUT_S = 2.0
-"""From kill -9 of the launcher to the end of the last of its processes, on a machine that does nothing else."""
+"""Time from kill -9 of the launcher to the end of its last process, on an idle machine."""
 
 SHARED_MEMORY = Path("/dev/shm")
 
 
 class Run:
-    """One start of a server on any free port, in a run directory of its own."""
+    """One start of a server on a free port, with its own run directory."""
 
     def __init__(self, model_dir: Path, run_path: Path, kill_timeout_s: float):
         self.kill_timeout_s = kill_timeout_s
@@ -79,7 +79,7 @@ class Run:
 
     @contextmanager
     def load(self) -> Iterator[None]:
-        """Two streams, of which one goes on as long as it can, and a client that comes back to nothing."""
+        """Two streams, one as long as possible, and a client that reconnects after the end."""
         with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT_S) as client:
             request = body([5, 6, 7], max_tokens=200, ignore_eos=True)
             with client.stream("POST", "/generate", json=request) as first:
@@ -88,7 +88,7 @@ class Run:
                     yield
 
     def check_end(self, exit_code: int, timeout_s: float) -> None:
-        """Asserts that nothing is left `timeout_s` from now."""
+        """Asserts that nothing is left after `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         assert self._launcher.wait(timeout_s) == exit_code, self.log
         left_s = max(0.0, deadline_s - time.monotonic())
@@ -100,7 +100,7 @@ class Run:
             probe.bind(("127.0.0.1", self.port))
 
     def shared_memory(self) -> list[Path]:
-        """Returns what lies in shared memory under the pid of one of the processes."""
+        """Returns the files in shared memory that belong to one of the processes."""
         files = SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ()
         return [file for file in files if {int(digits) for digits in re.findall(r"\d+", file.name)} & set(self._tree)]
 
@@ -151,7 +151,7 @@ ENDS: tuple[End, ...] = (end_by_kill, end_by_command, end_under_load, end_by_sig
 def start_and_stop(
     model_dir: Path, times: int, tell: Callable[[str], None], kill_timeout_s: float = KILL_TIMEOUT_S
 ) -> None:
-    """Starts and stops servers. Fails where one leaves anything behind."""
+    """Starts and stops servers. Fails if one leaves anything behind."""
     for number in range(times):
         end = ENDS[number % len(ENDS)]
         with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as directory:

@@ -58,7 +58,7 @@ def ask(client: OpenAI, messages: list[Any], *, stream: bool, **fields: Any) -> 
 
 
 def answer_calls(messages: list[Any], choice: Any) -> list[tuple[str, str]]:
-    """Adds the assistant's message and the results of its calls; returns the calls."""
+    """Adds the assistant's message and the results of its calls. Returns the calls."""
     messages.append(choice.message.model_dump(exclude_none=True))
     calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
     for call in choice.message.tool_calls or ():
@@ -141,7 +141,7 @@ def test_an_agent(ring: RingClient, api: str):
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_loop_of_tools_of_the_messages_client(ring: RingClient, stream: bool):
     """It asks for a thread first, and sends the whole conversation when there is none."""
-    from anthropic import Anthropic, beta_tool  # not above: it takes seconds, and every worker imports this file
+    from anthropic import Anthropic, beta_tool  # here, because it takes seconds and every worker imports this file
 
     asked: list[str] = []
 

@@ -1,4 +1,4 @@
-"""An engine comes under load and goes again when it is over, with streams at it: none is lost."""
+"""An engine is added under load and removed afterwards, while it has streams: none is lost."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
 
 
 async def wait_for_engines(client: httpx.AsyncClient, num: int) -> dict[str, Any]:
-    """Returns what the operator is told when there are so many, which serve."""
+    """Returns the operator's view once this many engines exist and serve."""
     async with asyncio.timeout(2 * COMMAND_TIMEOUT_S):
         while True:
             shown = (await client.get("/admin/processes", headers=OPERATOR)).json()

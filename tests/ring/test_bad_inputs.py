@@ -1,4 +1,4 @@
-"""Bad inputs of every kind: each gets a clear refusal, and the server is as before."""
+"""Bad inputs of every kind: each gets a clear error, and the server is unaffected."""
 
 import socket
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ POST = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application
 
 
 class Server:
-    """A client that has seen the answer to a good request, and can tell whether it still gets the same."""
+    """A client that knows the answer to a good request and checks that it stays the same."""
 
     def __init__(self, url: str):
         self.client = httpx.Client(base_url=url, timeout=TIMEOUT_S)
@@ -182,7 +182,7 @@ def test_half_a_request_and_nothing_more_harms_nobody(server: Server):
 
 
 def _exchange(server: Server, sent: bytes) -> bytes:
-    """Sends bytes and returns all that comes back until the server closes."""
+    """Sends bytes and returns the reply, until the server closes the connection."""
     with socket.create_connection(server.address, timeout=TIMEOUT_S) as client:
         client.sendall(sent)
         client.shutdown(socket.SHUT_WR)

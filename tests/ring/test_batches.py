@@ -1,4 +1,4 @@
-"""The `openai` client's batches against a server whose processes are killed: each line once, and unchanged."""
+"""Batches of the `openai` client on a server whose processes are killed: each line runs once, with the same result."""
 
 import json
 import time
@@ -28,7 +28,7 @@ def ring(twin_ring: RingClient) -> RingClient:
 
 @pytest.fixture(autouse=True)
 def slow_edge(ring: RingClient) -> Iterator[None]:
-    """Each line reaches the scheduler half a second late: a batch takes seconds, however fast the server is."""
+    """Each line reaches the scheduler half a second late, so that a batch takes seconds on any machine."""
     ring.instruct("tokenizer", EdgeFault("scheduler", "delay", probability=1.0, delay_s=0.5))
     yield
     ring.instruct("tokenizer", ClearFaults())

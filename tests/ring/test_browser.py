@@ -1,4 +1,4 @@
-"""What web pages in a real browser can do to a server on the same machine: they change nothing and read nothing."""
+"""Web pages in a real browser cannot change or read anything of a server on the same machine."""
 
 import re
 import threading
@@ -27,7 +27,7 @@ def ring(browser: str, plain_ring: RingClient) -> RingClient:
 
 
 class Clients:
-    """A program that sends one request after the other, of which none may be ended by somebody else."""
+    """A program that sends one request after another. No other client may end them."""
 
     def __init__(self, ring: RingClient):
         self.num_replies = 0
@@ -54,7 +54,7 @@ class Clients:
 
 
 def attack(url: str) -> str:
-    """Returns what a page does that wants to give commands to the server at `url`, or to read from it."""
+    """Returns the script of a page that tries to control the server at `url`, or to read from it."""
     return """
     const url = URL, json = {"Content-Type": "application/json"};
     for (const mode of ["cors", "no-cors"]) {
@@ -81,14 +81,14 @@ def attack(url: str) -> str:
 def check_nothing_was_read(results: Results) -> None:
     assert len(results) == 20
     for name, (kind, status, text) in results.items():
-        if kind == "basic":  # of the same origin, as the browser thinks
+        if kind == "basic":  # the same origin for the browser
             assert status == 403, (name, text)
         else:
             assert kind == ("opaque" if name.endswith(" no-cors") else "failed"), (name, kind, status, text)
 
 
 def state_of(ring: RingClient) -> dict[str, Any]:
-    """Returns what a command, a flush or a generated text would change."""
+    """Returns the state that a command, a flush or a generated text would change."""
     processes = ring.health()["processes"]
     metrics = httpx.get(f"{ring.url}/metrics", timeout=60.0).text
     ended = re.findall(r"^vllm:request_success_total{.*} (\S+)$", metrics, re.MULTILINE)
@@ -106,7 +106,7 @@ def address_of(ring: RingClient) -> tuple[str, int]:
 
 
 def visit_during_requests(ring: RingClient, browser: str, page: str, target: str, *flags: str) -> Results:
-    """Opens `page`, which attacks `target`, and returns what it saw. Fails where it has changed anything."""
+    """Opens `page`, which attacks `target`, and returns its results. Fails if it has changed anything."""
     remembered = list(range(3, 60))
     cached = ring.generate(remembered, max_tokens=4, ignore_eos=True) and ring.generate(remembered, max_tokens=4)
     before = state_of(ring)
@@ -135,7 +135,7 @@ def test_a_sandboxed_page_changes_and_reads_nothing(ring: RingClient, browser: s
 
 
 def test_a_page_whose_name_is_rebound_changes_and_reads_nothing(ring: RingClient, browser: str):
-    """For the browser the server is of the page's own origin then: it lets the page read what the server says."""
+    """To the browser, the server then has the page's origin, so the page may read its replies."""
     url = "http://rebound.example"
     rule = "--host-resolver-rules=MAP rebound.example 127.0.0.1:PORT"
     results = visit_during_requests(ring, browser, f"{url}/page", url, rule)

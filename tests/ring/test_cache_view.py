@@ -1,4 +1,4 @@
-"""The prefix cache of a real server, as its operator sees it."""
+"""The prefix cache of a real server, as operators see it."""
 
 from typing import Any
 

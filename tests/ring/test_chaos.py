@@ -1,4 +1,4 @@
-"""Some seconds of chaos (`make chaos` has ten): nothing is lost, doubled or wrong, and nothing is left."""
+"""Some seconds of chaos (ten minutes in `make chaos`): nothing is lost, doubled, wrong or left behind."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.ring
 
 SECONDS = 8.0
 HOLD_FLAGS = ("--restart-hold-s", "50")
-"""A busy machine may take longer for a start than the default allows."""
+"""A start may take longer than the default on a busy machine."""
 
 
 @pytest.fixture(scope="module")

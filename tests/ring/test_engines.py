@@ -1,4 +1,4 @@
-"""Several engines: what a dead one had goes on at the others before it is back, and the operator may change them."""
+"""Several engines: requests of a dead engine continue on the others at once, and operators can change the number."""
 
 import asyncio
 import os
@@ -61,7 +61,7 @@ def test_streams_of_a_dead_engine_go_on_at_the_other_at_once(
 
 
 async def count_streams(client: httpx.AsyncClient, engine: int) -> int:
-    """Returns how many requests of an engine have had tokens and are to get more."""
+    """Returns the number of an engine's requests that have received tokens and will get more."""
     reply = await client.get("/requests", params={"stage": "decode"}, headers=OPERATOR)
     return sum(request["engine"] == engine for request in reply.json()["requests"])
 
@@ -108,7 +108,7 @@ def test_the_operator_replaces_and_removes_an_engine_under_load(
 
 
 def test_a_prompt_goes_where_its_beginning_is_cached(ring: RingClient):
-    """The first of each pair is computed by one engine, in turn; the second finds all but its last page there."""
+    """The engines compute the first request of each pair in turn; the second one finds all but its last page."""
     for index in range(4):
         prompt = [20 + index] * 130
         for num_cached in (0, 128):

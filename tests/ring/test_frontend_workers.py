@@ -1,4 +1,4 @@
-"""Several frontends on one port: the death of one ends its own connections, and nobody else's."""
+"""Several frontends on one port: the death of one ends only its own connections."""
 
 import asyncio
 import signal
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.ring
 
 NUM_STREAMS = 8
 NUM_CLIENTS = 4
-"""Of a load."""
+"""Clients of a load."""
 MAX_STREAMS = 160
 MAX_TRIES = 5
 COUNTED = ("_total", "_bucket", "_count", "_sum")
@@ -31,7 +31,7 @@ FRONTENDS = ("frontend", "frontend-2")
 NAMES = {*FRONTENDS, "tokenizer", "scheduler", "detokenizer"}
 TIMEOUT_S = 60.0
 PAUSE_S = 0.2
-"""Between questions of one who asks again and again."""
+"""Interval between polls."""
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -53,7 +53,7 @@ def undisturbed(ring: RingClient, requests: list[dict[str, Any]]) -> list[Genera
 
 @dataclass
 class Stream:
-    """What a client of its own connection gets, from request `index` on."""
+    """The streams of a client with its own connection, from request `index` on."""
 
     index: int
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
@@ -88,7 +88,7 @@ class Stream:
 async def begin_on_both(
     client: httpx.AsyncClient, requests: list[dict[str, Any]]
 ) -> tuple[list[Stream], list[asyncio.Task[None]]]:
-    """Begins streams, each on a new connection, until each frontend has some; whoever is free takes a connection."""
+    """Begins streams, each on a new connection, until each frontend has some. Any idle frontend may accept."""
     streams: list[Stream] = []
     tasks: list[asyncio.Task[None]] = []
     while len(streams) < NUM_STREAMS or len({stream.block for stream in streams}) < 2:
@@ -100,7 +100,7 @@ async def begin_on_both(
             await asyncio.wait_for(asyncio.gather(*(each.has_begun.wait() for each in streams)), TIMEOUT_S)
             for task in tasks:
                 if task.done():
-                    task.result()  # who was refused says why
+                    task.result()  # raises the reason of a rejected request
     return streams, tasks
 
 
@@ -192,7 +192,7 @@ def test_the_streams_of_both_outlive_a_process_of_the_ring(
 def test_one_dies_together_with_the_scheduler(
     ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
 ):
-    """The other's streams go on as continuations; the orphans are not among them."""
+    """The other frontend's streams are continued; the orphans are not."""
 
     async def run() -> list[Stream]:
         async with ring.connect() as client:
@@ -231,7 +231,7 @@ async def block_behind(client: httpx.AsyncClient) -> int:
 
 
 async def is_held_by(client: httpx.AsyncClient, pid: int) -> bool:
-    """Tells whether process `pid` has the one connection of `client`."""
+    """True if process `pid` has the connection of `client`."""
     async with client.stream("GET", "/ping") as reply:
         _, port, *_ = reply.extensions["network_stream"].get_extra_info("client_addr")
         connections = psutil.Process(pid).net_connections("tcp")
@@ -240,7 +240,7 @@ async def is_held_by(client: httpx.AsyncClient, pid: int) -> bool:
 
 
 async def scrape(client: httpx.AsyncClient) -> Samples:
-    """Returns the value of each sample by its name and labels."""
+    """Returns the values of the samples by name and labels."""
     reply = await client.get("/metrics")
     assert reply.status_code == 200, reply.text
     samples = [sample for family in text_string_to_metric_families(reply.text) for sample in family.samples]
@@ -261,7 +261,7 @@ def by_worker(samples: Samples, name: str) -> dict[str, float]:
 
 @asynccontextmanager
 async def held_on_both(ring: RingClient, request: dict[str, Any]) -> AsyncIterator[list[Stream]]:
-    """Streams that wait for the scheduler, some at each frontend; after the block all have ended."""
+    """Streams at each frontend that wait for the scheduler. After the block all have ended."""
     streams: list[Stream] = []
     async with ring.connect() as client, asyncio.TaskGroup() as group, asyncio.timeout(2 * TIMEOUT_S):
         while len(streams) < 3 * NUM_STREAMS or min([await num_requests(client, name) for name in FRONTENDS]) < 2:
@@ -342,7 +342,7 @@ def test_each_frontend_knows_the_load_of_all_and_aborts_requests_of_all(ring: Ri
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_frontend_that_does_not_answer_holds_nobody_up(ring: RingClient, how: signal.Signals):
-    """Its series are missing from the scrape, which says so where it was there to be asked."""
+    """Its series are missing from the scrape, which reports this if the frontend existed."""
 
     async def run(pinned: dict[int, httpx.AsyncClient]) -> None:
         victim = "frontend-2"

@@ -1,4 +1,4 @@
-"""The whole ring gives the tokens that transformers gives, in fp32: alone, together, chunked, cached and preempted."""
+"""The whole ring gives the tokens of transformers in fp32: alone, together, chunked, cached and preempted."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def decode(model_dir: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def ring(model_dir: Path, start_ring: Any) -> RingClient:
-    """A server with chunks of 64 tokens and a cache that holds one or two requests only."""
+    """A server with chunks of 64 tokens and a cache for one or two requests."""
     return start_ring(model_dir, *FLAGS)
 
 
@@ -65,7 +65,7 @@ def test_text_prompts_alone_and_again_from_the_cache(ring: RingClient, cases: li
 
 
 def test_long_prompts_in_chunks_with_preemption_and_eviction(ring: RingClient, cases: list[dict[str, Any]]):
-    """The prompt is grown by part of its golden output, so it takes several chunks, and continues with the rest."""
+    """The prompt is extended by part of its golden output, so it takes several chunks; the output is the rest."""
     requests, expected = [], []
     for index in range(32):
         case = cases[index % len(cases)]

@@ -1,4 +1,4 @@
-"""Processes are killed while new requests keep arriving: none is refused, and every text is exact."""
+"""Processes are killed while new requests keep arriving: none is rejected, and every text is exact."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ def ring(restarted_ring: RingClient) -> RingClient:
 
 
 def make_requests() -> list[dict[str, Any]]:
-    """Short ones, so that many arrive; sampled and greedy, text and ids, streamed and not."""
+    """Short requests, so that many arrive; sampled and greedy, text and ids, streamed and not."""
     rng = random.Random(7)
     return [
         body(
@@ -55,7 +55,7 @@ def undisturbed(ring: RingClient, requests: list[dict[str, Any]]) -> list[Genera
 
 
 async def fetch(client: httpx.AsyncClient, request: dict[str, Any]) -> Generated:
-    """Returns the whole of a reply; an `AssertionError` says what came in its place."""
+    """Returns a whole reply. Raises an `AssertionError` with any other response."""
     if request["stream"]:
         return await collect(client, request)
     reply = await client.post("/generate", json=request)
@@ -109,7 +109,7 @@ def test_no_death_is_an_error_of_a_new_request(
 def test_requests_that_a_dying_process_has_in_hand(
     ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated], process: str
 ):
-    """They arrive while it is stopped, so it may have them in its socket and certainly passes none on."""
+    """Requests arrive while it is stopped. They may be in its socket, but it forwards none."""
     pid = ring.status(process)["pid"]
     num_restarts = ring.kill(process, signal.SIGSTOP)
 

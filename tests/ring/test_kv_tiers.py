@@ -1,4 +1,4 @@
-"""A KV cache on disk: pages that were evicted, or cached when the server ended, are found by the next server."""
+"""A KV cache on disk: the next server finds pages that were evicted, or cached when the server ended."""
 
 import time
 from pathlib import Path

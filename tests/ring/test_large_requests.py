@@ -1,4 +1,4 @@
-"""One client's large or hostile requests on a real server: the others are answered meanwhile, and nothing is left."""
+"""Large or hostile requests of one client on a real server: others are still answered, and nothing is left."""
 
 import asyncio
 from typing import Any
@@ -29,7 +29,7 @@ async def post(client: httpx.AsyncClient, body: dict[str, Any], path: str = COMP
 
 
 async def begin_large(ring: RingClient, client: httpx.AsyncClient) -> list["asyncio.Task[int]"]:
-    """Returns large requests that the tokenizer has been seen with. A quick one may be done between two beats."""
+    """Returns large requests that a beat of the tokenizer has shown. A quick one may fit between two beats."""
     for _ in range(NUM_TRIES):
         large = [asyncio.create_task(post(client, LARGE)) for _ in range(NUM_LARGE)]
         while not all(task.done() for task in large):

@@ -1,4 +1,4 @@
-"""The live page in a real browser against a real server, and `launch.py top` beside it."""
+"""The live page in a real browser with a real server, and `launch.py top`."""
 
 import importlib.util
 import signal
@@ -163,7 +163,7 @@ def test_top_shows_the_same_in_a_terminal(faulty_ring: RingClient):
 
 
 def test_the_operator_has_more(page: BrowserPage, plain_ring: RingClient):
-    """In the page of the server itself, with the key: no other page may, nor this one without."""
+    """On the server's own page, with the key. Other pages may not, nor this one without the key."""
     page.open(f"{plain_ring.url}/")
     page.wait_for("document.getElementById('status')?.textContent === 'ready'")
     assert page.run("document.getElementById('actions').hidden")

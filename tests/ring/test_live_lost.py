@@ -82,7 +82,7 @@ def test_it_asks_for_a_key_tells_what_was_before_and_is_grey_when_the_server_is_
 
 
 def check_that_restart_asks(page: BrowserPage) -> None:
-    """Nothing is restarted by a click alone."""
+    """A single click restarts nothing."""
     page.wait_for("document.querySelector('#processes button')?.hidden === false")
     page.run("window.asked = []; window.confirm = text => { asked.push(text); return false; }")
     page.run("document.querySelector('#processes button').click()")

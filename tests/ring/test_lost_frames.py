@@ -1,4 +1,4 @@
-"""Frames are lost, doubled, corrupted or late on each edge of the ring: every stream goes on exactly, and ends."""
+"""Frames are lost, duplicated, corrupted or delayed on each edge of the ring: every stream stays exact and ends."""
 
 import asyncio
 from typing import Any, Literal
@@ -46,7 +46,7 @@ def check_same(got: list[Generated], expected: list[Generated]) -> None:
 
 
 class Injector:
-    """Gives `command` to `process` each time the streams have had so many tokens more."""
+    """Gives `command` to `process` each time the streams have received this many more tokens."""
 
     def __init__(self, ring: RingClient, process: str, command: EdgeFault, every_tokens: int = 100):
         self._ring = ring
@@ -74,7 +74,7 @@ def test_the_results_of_steps(
     receiver: str,
     kind: Kind,
 ):
-    for _ in range(MAX_TRIES):  # a slow client may see its tokens when all is over
+    for _ in range(MAX_TRIES):  # a slow client may see its tokens only at the end
         injector = Injector(ring, sender, EdgeFault(receiver, kind, num_frames=2))
         got = ring.generate_all(requests, injector)
         check_same(got, undisturbed)
@@ -96,7 +96,7 @@ def test_the_only_frame_of_a_quiet_edge(
     receiver: str,
     kind: Kind,
 ):
-    """No later frame shows that it is missing, but for that of the repetition."""
+    """Only the frame of the repetition shows that it is missing."""
     ring.instruct(sender, EdgeFault(receiver, kind))
     check_same(ring.generate_all(requests[:1]), undisturbed[:1])
     check_same(ring.generate_all(requests), undisturbed)
@@ -104,7 +104,7 @@ def test_the_only_frame_of_a_quiet_edge(
 
 @pytest.mark.parametrize(("sender", "receiver"), EDGES)
 def test_the_last_frame_of_a_request(ring: RingClient, sender: str, receiver: str):
-    """The end of a row is a frame that nothing follows; so is the abort of a client that leaves."""
+    """No frame follows the end of a row, or the abort of a client that disconnects."""
     request = body([5, 6, 7], max_tokens=60, ignore_eos=True)
     (expected,) = ring.generate_all([request])
 
@@ -133,7 +133,7 @@ def test_the_word_that_a_stop_string_has_come(ring: RingClient):
     assert expected.finish_reason == "stop"
     ring.instruct("detokenizer", EdgeFault("scheduler", "drop"))
     check_same(ring.generate_all([stopped]), [expected])
-    check_same(ring.generate_all([stopped]), [expected])  # the next frame shows the loss now, and not in another test
+    check_same(ring.generate_all([stopped]), [expected])  # the next frame reveals the loss here, not in another test
 
 
 def test_an_edge_that_loses_every_fiftieth_frame(
@@ -147,7 +147,7 @@ def test_an_edge_that_loses_every_fiftieth_frame(
 
 
 def test_a_slow_edge_loses_nothing(ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]):
-    ring.generate_all(requests[:1])  # a frame that another test has lost shows now, and not in the middle of this one
+    ring.generate_all(requests[:1])  # a frame lost in another test shows here instead of in the middle of this one
     ring.instruct("scheduler", EdgeFault("detokenizer", "delay", num_frames=20, delay_s=0.1))
     got = ring.generate_all(requests)
     check_same(got, undisturbed)

@@ -1,4 +1,4 @@
-"""64 streams at once, half of them cut off at random: the others stay exact and nothing is left in any process."""
+"""64 streams at once, half of them cut off at random: the others stay exact, and no process keeps any state."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ def ring(plain_ring: RingClient) -> RingClient:
 async def cut_off(client: httpx.AsyncClient, request: dict[str, Any], num_events: int) -> None:
     """Reads `num_events` events of a stream and closes the connection."""
     stream = events_of(client, request)
-    while num_events and await anext(stream, None):  # one may bring several tokens
+    while num_events and await anext(stream, None):  # an event may have several tokens
         num_events -= 1
     await stream.aclose()
 
@@ -62,12 +62,12 @@ def test_survivors_are_exact_and_nothing_is_left(ring: RingClient):
     for before, after in zip(alone, together, strict=True):
         if before is not None and after is not None:
             assert (after.token_ids, after.text) == (before.token_ids, before.text)
-    # Gauges travel with the beats, which come once a second and whenever work begins or ends.
+    # Gauges are sent with the beats, once a second and when work begins or ends.
     ring.wait_until_empty()
 
 
 def test_a_client_that_leaves_ends_its_request(ring: RingClient):
-    """A client that is slow itself may leave when all is over, so there are some tries."""
+    """A slow client may disconnect only after the end, so there are several attempts."""
     request = body([5, 6, 7], max_tokens=250, ignore_eos=True)
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""The `openai` client against a real server of the bundled model: it must not notice that this is another server."""
+"""The `openai` client with a real server of the bundled model: everything must work as with OpenAI."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ def connect(ring: RingClient, api_key: str = "none") -> OpenAI:
 
 
 def complete(client: OpenAI, **params: Any) -> Completion:
-    """Returns the completion of `PROMPT`, greedy, where `params` say nothing else."""
+    """Returns the completion of `PROMPT`, greedy unless `params` specify otherwise."""
     return client.completions.create(**{"model": BARD, "prompt": PROMPT, "temperature": 0.0, **params})
 
 
@@ -246,7 +246,7 @@ def test_a_chat_goes_on_in_the_last_message(client: OpenAI):
 
 
 def test_replies_are_what_the_client_thinks_they_are(ring: RingClient):
-    """The client builds its objects without a check, so here they are checked."""
+    """The client builds its objects without validation, so they are validated here."""
 
     def post(path: str, **body: Any) -> Any:
         reply = httpx.post(f"{ring.url}/v1/{path}", json={"max_tokens": 3, **body}, timeout=TIMEOUT_S)

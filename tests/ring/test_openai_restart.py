@@ -1,4 +1,4 @@
-"""A process is killed while choices are written: text, logprobs and usage are those of an undisturbed request."""
+"""A process is killed while choices are generated: text, logprobs and usage equal those of an undisturbed request."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ def ring(bard_ring: RingClient) -> RingClient:
 
 
 class Choices:
-    """What the chunks of a stream add up to, choice by choice."""
+    """The sum of a stream's chunks, by choice."""
 
     def __init__(self) -> None:
         self.texts = ["", "", ""]
@@ -46,7 +46,7 @@ class Choices:
 
 
 def stream(ring: RingClient, path: str, body: dict[str, Any], kill: str | None = None) -> Choices:
-    """Returns what a request got whose ring lost process `kill` in the middle."""
+    """Returns the reply to a request during which process `kill` was killed."""
     request = {**body, "stream": True, "stream_options": {"include_usage": True}}
     choices = Choices()
     num_chunks = 0

@@ -1,5 +1,4 @@
-"""schemathesis against a real server: whatever fits or breaks the description, no reply is undocumented and none is a
-5xx."""
+"""schemathesis with a real server: no valid or invalid request gets an undocumented reply or a 5xx."""
 
 import warnings
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from tests.ring.client import RingClient
 
-with warnings.catch_warnings():  # of what schemathesis imports
+with warnings.catch_warnings():  # in a library that schemathesis imports
     warnings.simplefilter("ignore")
     import schemathesis
     from schemathesis import Case, GenerationMode
@@ -21,7 +20,7 @@ pytestmark = [pytest.mark.ring, pytest.mark.timeout(300)]
 
 MAX_EXAMPLES = 8
 PROBE = "GET /health/generate"
-"""Excepted from the ban of 5xx: it is asked for impossible deadlines too, and then rightly answers 503."""
+"""May answer 5xx: with an impossible deadline, 503 is correct."""
 
 OPERATIONS = (
     *("POST /generate", "POST /v1/completions", "POST /v1/chat/completions", "POST /tokenize", "POST /detokenize"),
@@ -50,7 +49,7 @@ NOTHING_TO_BREAK = frozenset(
     for label in OPERATIONS
     if label.startswith(("GET ", "DELETE ", "POST /v1/responses", "POST /v1/messages")) and label != PROBE
 )
-"""They take nothing that could be wrong; bad responses and messages are in `bad_inputs.py`."""
+"""They have no parameters that could be wrong; bad responses and messages are in `bad_inputs.py`."""
 
 CHECKS = [
     checks.status_code_conformance,

@@ -1,4 +1,4 @@
-"""What operators rely on, with real processes: deadlines, aborts, the cache, tokens, metrics, keys and TLS."""
+"""Features for operators, with real processes: deadlines, aborts, the cache, tokens, metrics, keys and TLS."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def post(ring: RingClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def samples(ring: RingClient) -> dict[str, float]:
-    """Returns the metrics that have no label but the model's name."""
+    """Returns the metrics whose only label is the model's name."""
     families = text_string_to_metric_families(httpx.get(f"{ring.url}/metrics", timeout=10).text)
     return {
         sample.name: sample.value

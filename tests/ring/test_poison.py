@@ -1,4 +1,4 @@
-"""A request that really kills the scheduler: it alone is refused, the streams beside it go on and stay exact."""
+"""A request that kills the scheduler: only this request fails, all other streams continue and stay exact."""
 
 import asyncio
 import subprocess
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.ring
 
 NUM_OTHERS = 7
 POISON = [319, 318, 319, 318, 319]
-"""A row of token ids that no other prompt has."""
+"""A sequence of token ids that no other prompt has."""
 
 CULPRIT = [5, *POISON, 6]
 
 
 class Killed(NamedTuple):
-    """What the clients got while the scheduler died three times, and without that."""
+    """The replies to the clients with three deaths of the scheduler, and without."""
 
     got: list[Generated]
     undisturbed: list[Generated]
@@ -78,7 +78,7 @@ def test_the_culprit_is_refused_and_nobody_else(ring: RingClient, killed: Killed
 
 @pytest.mark.usefixtures("killed")
 def test_a_replay_of_a_snapshot_dies_of_the_same_request(ring: RingClient, tmp_path: Path):
-    """Of all that is recorded of this server, the poison and a stream beside it are replayed."""
+    """From the recording of this server, the poison and another stream are replayed."""
     snapshot = tmp_path / "snapshot"
     with AdminClient(ring.run_dir) as line:
         assert isinstance(line.give(TakeSnapshot(str(snapshot)), TIMEOUT_S), Done)

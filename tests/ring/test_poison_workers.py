@@ -1,4 +1,4 @@
-"""A request that kills the scheduler, on one of two frontends: it alone is refused, on neither of them another one."""
+"""A request on one of two frontends kills the scheduler: only this request fails, on both frontends."""
 
 import asyncio
 from collections.abc import Iterator

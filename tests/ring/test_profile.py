@@ -1,4 +1,4 @@
-"""A profile of a real server under load: one trace, in which every process, every step and every frame is found."""
+"""A profile of a real server under load: one trace with every process, every step and every frame."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.ring
 
 SECONDS = 1.0
 CLOCK_US = 1_000.0
-"""How far two notes of one event may be apart."""
+"""The maximum difference between two records of one event."""
 
 ROUNDING_US = 0.01
 FLOWS = """
@@ -38,7 +38,7 @@ NOTED_TWICE = """
     select theirs.ts - ours.ts as late_ns from slice ours join slice theirs using (name)
     where name glob 'step *' and ours.category = 'sluice' and theirs.category = 'user_annotation'
 """
-"""Steps as we and as torch note them."""
+"""Steps as our profiler and torch's record them."""
 
 RING = {"frontend>tokenizer", "tokenizer>scheduler", "scheduler>detokenizer", "detokenizer>frontend"}
 
@@ -50,7 +50,7 @@ def ring(plain_ring: RingClient) -> RingClient:
 
 @contextlib.contextmanager
 def load(ring: RingClient) -> Iterator[None]:
-    """Clients that generate again and again until the end of the block."""
+    """Clients that keep generating until the end of the block."""
     is_over = threading.Event()
 
     def generate() -> None:
@@ -90,7 +90,7 @@ class Trace:
 @pytest.fixture(scope="module")
 def c_kernels() -> frozenset[str]:
     """The names of all C kernels."""
-    # Imported here and not above: it imports torch, in every worker of `-m ring`.
+    # Imported here, because it imports torch and every worker of `-m ring` imports this file.
     from kernels.cpu.library import SIGNATURES
 
     return frozenset(SIGNATURES)
@@ -126,7 +126,7 @@ def test_each_step_is_a_slice_with_its_rows_and_operators(trace: Trace, c_kernel
 
 
 def test_each_c_kernel_is_a_slice_within_its_step(trace: Trace, c_kernels: frozenset[str]):
-    """Those of recorded steps too: most steps of this load are."""
+    """Including replayed steps, which most steps of this load are."""
     ours = trace.slices("scheduler", "sluice")
     steps = sorted((one["ts"], one["ts"] + one["dur"]) for one in ours if one["name"].startswith("step "))
     kernels = [one for one in ours if one["name"] in c_kernels]
@@ -146,7 +146,7 @@ def test_torch_and_we_note_the_same_steps_within_a_millisecond(trace: Trace):
     steps = [one for one in trace.slices("scheduler", "sluice") if one["name"].startswith("step ")]
     shared = [(one, theirs[one["name"]]) for one in steps if one["name"] in theirs]
     assert len(shared) >= len(steps) - 2
-    # The machine may take the processor away between two notes, so a few of many may be late, and none early.
+    # The process may be preempted between two records, so a few of many may be late, but none early.
     late = [their["ts"] - our["ts"] for our, their in shared]
     assert min(late) > -ROUNDING_US - 100.0
     assert sorted(late)[len(late) // 2] < CLOCK_US / 10

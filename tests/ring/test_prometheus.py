@@ -24,10 +24,10 @@ PROMETHEUS = shutil.which("prometheus") if os.environ.get("SLUICE_TEST_PROMETHEU
 
 VARIABLES = {"$__rate_interval": "1m", "$job": "sluice", "$model": ".*"}
 COMPARISON = re.compile(r" (?:==|>=?) [\d.]+$")
-"""What of an alert is left before it must have data, or it could never fire."""
+"""The part of an alert that must have data, or it could never fire."""
 
 NO_DATA = ("sluice_process_state", "sluice_frontends_missing", 'status="5xx"')
-"""Queries with one of these answer nothing: all processes are well, there is one frontend, no response has failed."""
+"""Queries with one of these return nothing: all processes are healthy, there is one frontend, no response failed."""
 
 
 class Prometheus:

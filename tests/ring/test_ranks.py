@@ -1,4 +1,4 @@
-"""An engine of two ranks under streams: whichever of them dies, text stays exact."""
+"""An engine of two ranks with streams: text stays exact, whichever rank dies."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def test_streams_go_on_exactly_when_any_rank_dies(ring: RingClient, requests: li
 
         got = ring.generate_all(requests, kill_amid_streams)
         assert [(one.text, one.token_ids) for one in got] == [(one.text, one.token_ids) for one in undisturbed]
-        # Both are back within a second, so what they had not received may be taken for lost as well (decision 0008).
+        # Both are back within a second, so frames that they had not received may count as lost, too (decision 0008).
         assert max(one.attempts for one in got) in (2, 3)
         for name in ("scheduler", "rank1"):
             ring.wait_for_restart(name, num_deaths)

@@ -1,4 +1,4 @@
-"""Engines that Ray places on the nodes of a cluster, which are raylets of this machine: one is killed, none is left."""
+"""Engines that Ray places on a cluster of raylets on this machine: one is killed, and none is left at the end."""
 
 import asyncio
 import os
@@ -24,14 +24,14 @@ from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_reques
 
 pytest.importorskip("ray", reason="needs the extra ray")
 
-# What Ray itself warns of is not ours to mend.
+# Warnings of Ray itself are not our concern.
 pytestmark = [pytest.mark.ring, pytest.mark.filterwarnings("ignore")]
 
 ENGINES = ("scheduler", "scheduler-2")
 
 
 class Nodes:
-    """A cluster whose processes, and those of servers that are started meanwhile, have their files in `place`."""
+    """A cluster whose processes, and the servers started meanwhile, have their files in `place`."""
 
     def __init__(self, place: Path, num_cpus: int):
         from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
@@ -47,7 +47,7 @@ class Nodes:
         return ["--model", str(checkpoint), *RESTART_FLAGS, "--admin-key", ADMIN_KEY, *ray]
 
     def processes(self, node: Any) -> list[psutil.Process]:
-        """Returns the node's raylet and all that it has started."""
+        """Returns the node's raylet and all processes that it has started."""
         raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
         return [raylet, *raylet.children(recursive=True)]
 
@@ -57,7 +57,7 @@ class Nodes:
         return command[command.index("--name") + 1]
 
     def kill(self, node: Any) -> None:
-        """All that runs on the node is killed at once."""
+        """Kills everything on the node at once."""
         processes = self.processes(node)
         assert {"extras.remote.join", "scheduler_proc"} <= {part for one in processes for part in _command(one)}
         for process in processes:
@@ -74,7 +74,7 @@ class Nodes:
         return self._cluster.head_node.node_id
 
     def left(self) -> list[str]:
-        """Returns what there is of servers: processes, by their environment and not Ray's own; files; and actors."""
+        """Returns the remains of servers: processes (by their environment, without Ray's own), files and actors."""
         commands = [_command(process) for process in psutil.process_iter() if str(self.place) in _environment(process)]
         found = [" ".join(command) for command in commands if not any("ray/" in part for part in command)]
         files = [str(path) for path in self.place.iterdir() if path.name != "ray"]
@@ -109,7 +109,7 @@ def nodes(place: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:
 
 
 def interrupt(server: ServerProcess, nodes: Nodes) -> None:
-    """Ends the server as Ctrl-C does, and asserts that nothing is left of it."""
+    """Ends the server as Ctrl-C does, and asserts that nothing is left."""
     os.kill(server.pid, signal.SIGINT)
     has_ended = os.WEXITED | os.WNOWAIT | os.WNOHANG
     wait_until(lambda: os.waitid(os.P_PID, server.pid, has_ended) is not None, COMMAND_TIMEOUT_S)
@@ -173,7 +173,7 @@ def test_an_engine_comes_under_load_when_a_node_has_room_and_leaves_it_when_all_
                     await asyncio.sleep(0.1)
             waiting = (await processes(client))["scheduler-2"]
             assert (waiting["state"], waiting["phase"]) == ("starting", "waiting for Ray")
-            node = nodes.add(num_cpus=1)  # in this thread: it sets handlers of signals
+            node = nodes.add(num_cpus=1)  # in this thread, because it sets signal handlers
             await wait_for_engines(client, 2)
             assert nodes.engine_on(node) == "scheduler-2"
             await many.wait_for_replies(16)

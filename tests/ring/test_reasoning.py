@@ -1,4 +1,4 @@
-"""Reasoning with grammars, forced calls and budgets through the whole ring, with a model that says what it is told."""
+"""Reasoning with grammars, forced calls and budgets through the whole ring, with a scripted model."""
 
 import json
 from typing import Any
@@ -64,7 +64,7 @@ def said(choice: dict[str, Any]) -> tuple[str | None, str | None, list[str]]:
 
 @pytest.mark.parametrize(("content", "reasoning"), [("json", "Is it? Yes."), ("call", "I need the time.")])
 def test_a_grammar_begins_when_the_thought_has_ended(ring: RingClient, content: str, reasoning: str):
-    """What the model would say instead does not matter."""
+    """The text that the model would write instead does not matter."""
     choice = chat(ring, content, structured_outputs=FORMAT, max_tokens=200)
     thought, answer, calls = said(choice)
     assert (thought, calls, choice["finish_reason"]) == (reasoning, [], "stop")

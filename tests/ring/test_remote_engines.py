@@ -1,4 +1,4 @@
-"""An engine that joins over tcp: what it had when it, or its joiner, died goes on elsewhere, and it comes back."""
+"""An engine that joins over TCP: when it or its joiner dies, its requests continue elsewhere and it returns."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ REMOTE = "scheduler-2"
 
 @contextmanager
 def joining(address: str, ring: RingClient, log: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """A joiner on this machine, with another clock if that may be; it is killed at the end if it still runs."""
+    """A joiner on this machine, with another clock if possible. It is killed at the end if it is still running."""
     command = OTHER_CLOCK if can_have_other_clock() else []
     command = [
         *command,
@@ -75,7 +75,7 @@ def engine_pid(joiner: subprocess.Popen[str]) -> int:
 
 
 async def kill_under_load(load: Load, find_victim: Callable[[], int], client: httpx.AsyncClient) -> int:
-    """Kills a process while the engine has streams, and returns when these go on; returns the engine's incarnation."""
+    """Kills a process while the engine has streams and waits until they continue. Returns the engine's incarnation."""
     incarnation = (await status(client, REMOTE))["incarnation"]
     num_continued = load.num_continued
     async with asyncio.timeout(COMMAND_TIMEOUT_S):
@@ -97,7 +97,7 @@ async def wait_for_next(client: httpx.AsyncClient, incarnation: int) -> None:
 
 
 def check_timelines(ring: RingClient, num_replies: int) -> None:
-    """Every stage of every request began after the one before it and within the request, whichever clock it was on."""
+    """Every stage of every request began after the previous one and within the request, on any clock."""
     with httpx.Client(base_url=ring.url, timeout=COMMAND_TIMEOUT_S) as client:
         listed = client.get("/requests", params={"limit": 1000, "state": "finished"}).json()["requests"]
         assert len(listed) >= num_replies
@@ -110,7 +110,7 @@ def check_timelines(ring: RingClient, num_replies: int) -> None:
 
 
 def check_profile_and_stacks(ring: RingClient, folder: Path) -> None:
-    """What the engine does on its machine comes to the head: a profile, on the head's clock, and its stacks."""
+    """The head gets the engine's profile, on the head's clock, and its stacks."""
     began_ns = time.monotonic_ns()
     with AdminClient(ring.run_dir) as line:
         text = take_profile(line, [REMOTE], 0.5, folder / "trace.json")
@@ -146,7 +146,7 @@ def test_no_stream_notices_the_death_of_an_engine_or_of_its_joiner(tiny_checkpoi
                 incarnation = await kill_under_load(load, lambda: engine_pid(joiner), client)
                 await wait_for_next(client, incarnation)
                 await load.wait_for_replies(4)
-                await replace(client, REMOTE)  # which the joiner, told to stop its engine, joins again
+                await replace(client, REMOTE)  # the joiner must stop its engine and then joins again
                 engine = engine_pid(joiner)
                 await kill_under_load(load, lambda: joiner.pid, client)
                 wait_until(lambda: not Path(f"/proc/{engine}").exists(), COMMAND_TIMEOUT_S)

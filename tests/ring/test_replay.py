@@ -1,4 +1,4 @@
-"""The frames of real requests are kept, with the death of a scheduler among them, and a new ring gives the same."""
+"""The frames of real requests are recorded, including the death of a scheduler, and a new ring gives the same."""
 
 import signal
 import subprocess
@@ -34,9 +34,9 @@ def launch(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def killed_pid(faulty_ring: RingClient) -> int:
-    """The scheduler that was killed in the middle of `SAMPLED` and the others."""
+    """The scheduler that was killed during `SAMPLED` and the others."""
     pid = 0
-    for _ in range(MAX_TRIES):  # a slow client may see its first tokens when all is over
+    for _ in range(MAX_TRIES):  # a slow client may see its first tokens only at the end
         pid, num_attempts = kill_in_the_middle(faulty_ring)
         if num_attempts > 1:
             break
@@ -73,9 +73,9 @@ def test_the_last_frames_of_a_killed_process_are_kept(faulty_ring: RingClient, k
     detokenizer = FrameReader(box / f"detokenizer.{faulty_ring.status('detokenizer')['pid']}.frames").read()
     arrived = [record for record in detokenizer if not record.is_sent and record.sender_id == sender_id]
     assert isinstance(arrived[-1].decode(), DetokenizeMsg)
-    # What came last to the one behind it is there, and nothing of it was lost before that.
+    # The last frame to the next process is there, and none before it was lost.
     first = min(number for _, number in sent)
-    latest = arrived[-10:]  # other modules have frames harmed on their way
+    latest = arrived[-10:]  # other modules damage frames
     assert all(sent[sender_id, one.number] == one.frame for one in latest if one.number >= first)
     assert max(number for _, number in sent) >= arrived[-1].number > TOKENS_BEFORE_DEATH / 4
 

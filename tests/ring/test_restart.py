@@ -1,4 +1,4 @@
-"""A process is killed or stopped in mid-stream: every stream goes on to the same text and ids, and nothing is left."""
+"""A process is killed or stopped in mid-stream: every stream continues with the same text and ids, nothing is left."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ def ring(restarted_ring: RingClient) -> RingClient:
 
 
 class Killer:
-    """Kills `process` when the streams have had so many tokens together."""
+    """Kills `process` when the streams have received this many tokens in total."""
 
     def __init__(self, ring: RingClient, process: str, at_tokens: tuple[int, ...], how: signal.Signals):
         self.process = process
@@ -48,7 +48,7 @@ class Killer:
 
 
 def mixed_requests(ring: RingClient) -> list[dict[str, Any]]:
-    """Greedy and sampled, some with a stop string that comes late in their text (half of those are shown)."""
+    """Greedy and sampled requests, some with a late stop string, which half of those include."""
     rng = random.Random(5)
     requests = [
         body(
@@ -92,14 +92,14 @@ def check_same(got: list[Generated], expected: list[Generated]) -> None:
 
 
 def disturb(killer: Killer, ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]) -> None:
-    """Has the killer at work under the streams; again where a slow client has seen their tokens when all was over."""
+    """Runs the streams with the killer. Retries if a slow client saw their tokens only at the end."""
     for _ in range(MAX_TRIES):
         killer.arm()
         got = ring.generate_all(requests, killer)
         check_same(got, undisturbed)
         ring.wait_for_restart(killer.process, killer.num_restarts)
         ring.wait_until_empty()
-        if max(reply.attempts for reply in got) > 1 or killer.process == "tokenizer":  # which the streams have passed
+        if max(reply.attempts for reply in got) > 1 or killer.process == "tokenizer":  # the streams have exceeded it
             return
     raise AssertionError(f"the {killer.process} never died in mid-stream")
 
@@ -129,7 +129,7 @@ def test_a_tokenizer_that_hangs_with_requests_in_its_socket(
 
 
 def test_a_reply_in_one_piece(ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]):
-    """Of these the client sees nothing until the end, so the kill goes by the tokens of a stream beside them."""
+    """The client sees nothing of these until the end, so the kill depends on the tokens of another stream."""
 
     async def run() -> list[Generated]:
         async with ring.connect() as client:
@@ -206,7 +206,7 @@ def test_a_dead_frontend_accepts_again_and_its_orphans_end(
 
 
 def test_paused_lines_go_on_exactly_in_the_next_scheduler(ring: RingClient):
-    """Requests of the priority of batches, which give way to streams; then their scheduler dies."""
+    """Requests with the priority of batches, which yield to streams; then their scheduler dies."""
     sampling = {"max_tokens": 150, "ignore_eos": True}
     lines = [
         body(prompt, **sampling, priority=BATCH_PRIORITY) for prompt in ([5 + number, 6, 7, 8] for number in range(16))

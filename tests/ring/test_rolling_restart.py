@@ -1,4 +1,4 @@
-"""Processes are replaced on command under load: no request fails, each text and id is that of the undisturbed run."""
+"""Processes are replaced on command under load: no request fails, and all texts and ids equal the undisturbed run."""
 
 import asyncio
 import random
@@ -36,7 +36,7 @@ def requests() -> list[dict[str, Any]]:
 
 
 def make_requests(num: int, max_tokens: int) -> list[dict[str, Any]]:
-    """Greedy and sampled, as text and ids; some get less than half of `max_tokens`."""
+    """Greedy and sampled requests, as text and ids; some get less than half of `max_tokens`."""
     rng = random.Random(7)
     return [
         body(
@@ -56,7 +56,7 @@ def undisturbed(ring: RingClient, requests: list[dict[str, Any]]) -> list[Genera
 
 
 class Load:
-    """Clients that repeat their request until told to stop, each on a new connection; every reply is checked."""
+    """Clients that repeat their request until stopped, each time on a new connection. Every reply is checked."""
 
     def __init__(self, ring: RingClient, requests: list[dict[str, Any]], expected: list[Generated]):
         self._ring = ring
@@ -69,11 +69,11 @@ class Load:
 
     @property
     def num_continued(self) -> int:
-        """How many attempts have been continuations."""
+        """Number of attempts that were continuations."""
         return self.num_attempts - self.num_replies
 
     async def run_during(self, act: Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]) -> None:
-        """Keeps all clients busy while `act` runs. Fails where one of them has got anything but what it should."""
+        """Keeps all clients busy while `act` runs. Fails if one of them gets a wrong reply."""
         async with self._ring.connect() as client, asyncio.TaskGroup() as clients:
             for index in range(len(self._requests)):
                 clients.create_task(self._be_client(client, index))
@@ -83,7 +83,7 @@ class Load:
                 self._is_over = True
 
     async def wait_for_replies(self, num_more: int) -> None:
-        """Waits until every client has had a token and there are `num_more` whole replies."""
+        """Waits until every client has received a token and there are `num_more` more complete replies."""
         wanted = self.num_replies + num_more
         async with asyncio.timeout(COMMAND_TIMEOUT_S):
             while self.num_replies < wanted:
@@ -106,7 +106,7 @@ class Load:
 
 
 async def replace(client: httpx.AsyncClient, process: str, **params: float) -> None:
-    """Has `process` replaced, and returns when the old one is gone."""
+    """Replaces `process` and waits until the old one is gone."""
     before = await processes(client)
     reply = await client.post(f"/admin/restart/{process}", params=params, headers=OPERATOR, timeout=COMMAND_TIMEOUT_S)
     assert reply.status_code == 200, reply.text
@@ -146,7 +146,7 @@ def test_three_ordered_restarts_make_no_request_a_suspect(
 ):
     """As three deaths of the scheduler would: these requests come to no token between them.
 
-    No row may finish in the old one, so all go on in the new one.
+    No row may finish in the old one, so all continue in the new one.
     """
 
     async def run() -> list[Generated]:
@@ -163,7 +163,7 @@ def test_three_ordered_restarts_make_no_request_a_suspect(
 def test_a_frontend_leaves_after_its_last_stream(
     ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
 ):
-    """The streams of the old one end there, while the new one serves others and the ring behind both is replaced."""
+    """The old one finishes its streams while the new one serves others and the ring behind both is replaced."""
 
     async def run() -> tuple[list[Generated], list[Generated]]:
         async with ring.connect() as client:

@@ -39,7 +39,7 @@ def mixed_request(rng: random.Random, prefixes: list[list[int]]) -> dict[str, An
 
 
 async def one(client: httpx.AsyncClient, rng: random.Random, request: dict[str, Any], ends: dict[str, int]) -> None:
-    """Runs one request to its end, or leaves it in its middle; counts how it ended."""
+    """Runs one request to its end, or disconnects in the middle. Counts the outcome."""
     leaves_after = rng.randrange(0, 8) if rng.random() < 0.3 else None
     num_tokens, reason, num_events = 0, "left", 0
     stream = events_of(client, request)

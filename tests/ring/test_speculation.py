@@ -1,4 +1,4 @@
-"""Speculation as clients see it: the same text, ids and logprobs as without it, also where the scheduler is killed."""
+"""Speculation as clients see it: the same text, ids and logprobs as without it, even if the scheduler is killed."""
 
 import re
 import signal
@@ -24,7 +24,7 @@ def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
 
 @pytest.fixture(scope="module")
 def requests(plain_ring: RingClient) -> list[dict[str, Any]]:
-    """Some of any kind, and some whose text soon repeats."""
+    """Requests of all kinds, and some whose text soon repeats."""
     repeating = [body([50 + uid, 9, 70] * 12, max_tokens=150, ignore_eos=True) for uid in range(4)]
     return [*mixed_requests(plain_ring), *repeating]
 
@@ -51,7 +51,7 @@ def test_the_same_with_and_without_and_where_the_scheduler_dies(
 def test_the_same_with_a_draft_model_and_where_the_scheduler_dies(
     tiny_checkpoint: Path, start_ring: Any, plain_ring: RingClient, requests: list[dict[str, Any]]
 ):
-    """The model is its own draft model: that saves no time, so it drafts seldom, but then it is right."""
+    """The model is its own draft model: this saves no time, so it rarely drafts, but its drafts are right."""
     ring = start_ring(tiny_checkpoint, *FLAGS, "--speculative", "draft", "--draft-model", str(tiny_checkpoint))
     expected = plain_ring.generate_all(requests)
     check_same(ring.generate_all(requests), expected)
@@ -70,7 +70,7 @@ def test_what_a_grammar_forces_comes_in_fewer_steps(ring: RingClient, plain_ring
     expected = plain_ring.generate_all(requests)
     assert text in expected[0].text
     before = ring.gauges("scheduler")["accepted_tokens"]
-    for _ in range(MAX_TRIES):  # on a busy machine draft tokens may seem not to be worth their time
+    for _ in range(MAX_TRIES):  # on a busy machine, draft tokens may seem too slow to be useful
         check_same(ring.generate_all(requests), expected)
         ring.wait_until_empty()
         if ring.gauges("scheduler")["accepted_tokens"] > before:

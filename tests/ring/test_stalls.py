@@ -1,4 +1,4 @@
-"""Stalls of a real ring, caused on purpose: told once, with a snapshot, and ended so that no stream loses anything."""
+"""Deliberate stalls of a real ring: each is reported once, with a snapshot, and resolved without loss for streams."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def latest(directory: Path, ending: str) -> Path:
 
 
 def check_continued(ring: RingClient, process: str, expected: list[Generated], begin: Callable[[], None]) -> None:
-    """What `begin` causes ends with a new `process`, and every stream is exact."""
+    """The stall that `begin` causes ends with a new `process`, and every stream is exact."""
     num_restarts = ring.status(process)["num_restarts"]
     begin()
     got = ring.generate_all(REQUESTS)
@@ -117,7 +117,7 @@ def test_a_stream_that_is_left_out(ring: RingClient, expected: list[Generated]):
     uid = last_uid(ring) + 1
     check_continued(ring, "scheduler", expected, lambda: starve(ring, uid))
     assert num_stalls(ring) == before | {"stream": before.get("stream", 0) + 1}
-    wait_until(lambda: "stalls" not in ring.health())  # the frontend tells in its next beat that the stream goes on
+    wait_until(lambda: "stalls" not in ring.health())  # the next beat of the frontend reports that the stream continues
 
 
 def test_a_crash_and_a_command_leave_snapshots_too_and_only_the_latest_stay(
@@ -128,7 +128,7 @@ def test_a_crash_and_a_command_leave_snapshots_too_and_only_the_latest_stay(
     manifest = read_manifest(latest(snapshot_dir, "crash-detokenizer"))
     assert "SIGKILL" in manifest["text"]
     out = tmp_path / "mine"
-    for _ in range(3):  # with the one of the crash they are one too many, also where this test runs alone
+    for _ in range(3):  # with the snapshot of the crash this is one too many, even if this test runs alone
         reply = httpx.post(f"{ring.url}/admin/snapshot", headers=OPERATOR, timeout=60.0).json()
     assert (Path(reply["directory"]) / "processes/scheduler/stacks").exists()
     for _ in range(2):
@@ -145,7 +145,7 @@ def test_a_crash_and_a_command_leave_snapshots_too_and_only_the_latest_stay(
 
 
 def read_prompts(snapshot: Path) -> dict[int, bytes]:
-    """Returns the token ids of prompts that the frontend has sent, by uid."""
+    """Returns the token ids of the prompts that the frontend has sent, by uid."""
     records = [record for reader in find_readers(snapshot / "black-box") for record in reader.read()]
     sent = [record.decode() for record in records if record.is_sent and record.receiver == "tokenizer"]
     return {message.uid: message.prompt_ids for message in sent if isinstance(message, TokenizeMsg)}

@@ -1,4 +1,4 @@
-"""A real server whose scheduler is killed while another process stands by: that one goes on, on the same weights."""
+"""A real server whose scheduler is killed while another one stands by, which takes over with the same weights."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ SPARE, NUM_STREAMS, OUTPUT_TOKENS, MAX_TRIES = "scheduler.next", 4, 200, 8
 
 
 def wait_for_spare(ring: RingClient, other_than: int = 0) -> int:
-    """Returns the pid of the process that stands by."""
+    """Returns the pid of the standby process."""
     deadline = time.monotonic() + 120.0
     while time.monotonic() < deadline:
         status: dict[str, Any] = ring.health()["processes"].get(SPARE, {"state": "none", "pid": 0})
@@ -30,7 +30,7 @@ def wait_for_spare(ring: RingClient, other_than: int = 0) -> int:
 
 
 def maps_of(pid: int) -> list[str]:
-    """Returns the files that a process maps, as /proc says."""
+    """Returns the files that a process maps, from /proc."""
     return [line.split(maxsplit=5)[5] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/" in line]
 
 
@@ -61,7 +61,7 @@ def test_it_has_the_weights_takes_over_and_every_text_stays(tiny_checkpoint: Pat
                 is_first = num_tokens < NUM_STREAMS * 20 <= num_tokens + more
                 num_tokens += more
                 if is_first:
-                    os.kill(pid, signal.SIGKILL)  # without a question before it, in which the streams might end
+                    os.kill(pid, signal.SIGKILL)  # without another request first, during which the streams might end
 
             got = ring.generate_all(requests, on_tokens)
             assert [(one.text, one.token_ids) for one in got] == [(one.text, one.token_ids) for one in undisturbed]

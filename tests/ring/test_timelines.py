@@ -17,12 +17,12 @@ from tests.ring.client import RingClient, body, collect
 pytestmark = pytest.mark.ring
 
 NUM_REQUESTS = 199
-"""And one more, which is sure to be in a row when the scheduler is killed."""
+"""One more request, which is certain to have a row when the scheduler is killed."""
 
 NUM_AT_ONCE = 32
 NUM_BEFORE_KILL = 60
 NUM_STREAMS = 48
-"""Three times as many as there are rows: they last long enough for the scheduler to be stopped meanwhile."""
+"""Three times the number of rows, so that they last long enough to stop the scheduler meanwhile."""
 
 TIMEOUT_S = 60.0
 
@@ -62,7 +62,7 @@ def check_whole(timeline: dict[str, Any]) -> None:
 
 
 def test_every_timeline_is_complete_through_a_restart(ring: RingClient):
-    """The scheduler is killed among two hundred requests."""
+    """The scheduler is killed during two hundred requests."""
     num_tokens = [random.Random(number).randrange(1, 24) for number in range(NUM_REQUESTS)]
     elapsed_ms: dict[int, float] = {}
     pid = ring.status("scheduler")["pid"]
@@ -107,7 +107,7 @@ def test_every_timeline_is_complete_through_a_restart(ring: RingClient):
 
 
 def test_a_stopped_scheduler_does_not_stop_the_answers(ring: RingClient):
-    """What was heard before is shown with its age, and what it has not taken is told apart from what it has."""
+    """Earlier reports are shown with their age, and requests that it has not received are distinguished."""
     pid = ring.status("scheduler")["pid"]
 
     def stream(client: httpx.AsyncClient, first: int, max_tokens: int, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Rows that get between no and five tokens a step, as clients see them: the same text as with one token a step."""
+"""Rows that get zero to five tokens per step: clients see the same text as with one token per step."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -50,7 +50,7 @@ def requests(stops: tuple[str, ...] = ()) -> list[dict[str, Any]]:
 
 
 def seen(reply: dict[str, Any]) -> dict[str, Any]:
-    """Returns what does not depend on when a request ran."""
+    """Returns the parts of a reply that do not depend on time."""
     usage = {name: count for name, count in reply["usage"].items() if "prompt" in name or "completion" in name}
     return {name: reply[name] for name in ("text", "token_ids", "finish_reason", "stop_reason") if name in reply} | {
         "logprobs": reply.get("logprobs"),

@@ -1,4 +1,4 @@
-"""Several tokenizers: requests are spread over them, their number changes and one dies while requests go on."""
+"""Several tokenizers: requests are distributed over them, their number changes, and one dies under load."""
 
 import asyncio
 import signal
@@ -30,7 +30,7 @@ def ring(restarted_ring: RingClient) -> Iterator[RingClient]:
 
 @pytest.fixture(scope="module")
 def requests() -> list[dict[str, Any]]:
-    """Short ones, so that many pass the tokenizers."""
+    """Short requests, so that many pass through the tokenizers."""
     return make_requests(NUM_STREAMS, max_tokens=25)
 
 
@@ -101,7 +101,7 @@ def test_one_of_them_is_replaced_under_load(
 def test_where_one_dies_the_others_take_its_requests_at_once(
     ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated], how: signal.Signals
 ):
-    """No request is refused meanwhile; those that a stopped one holds go on when it is found to hang."""
+    """No request is rejected meanwhile; those of a stopped tokenizer continue once its hang is detected."""
     load = Load(ring, requests, undisturbed)
 
     async def act(client: httpx.AsyncClient) -> None:

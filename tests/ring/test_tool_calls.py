@@ -1,4 +1,4 @@
-"""Tools and reasoning through the whole ring, with a model that says what it is told to.
+"""Tools and reasoning through the whole ring, with a scripted model.
 
 What the clients of `openai` and `anthropic` make of them in each API, and streams whose processes are killed in the
 middle of a call.
@@ -18,7 +18,7 @@ from pydantic import BaseModel, TypeAdapter
 from tests.ring.client import TIMEOUT_S, RingClient
 from tests.scripted_model import END, build_scripted_model
 
-if TYPE_CHECKING:  # every worker imports this file, and the client takes seconds: only tests that use it import it
+if TYPE_CHECKING:  # every worker imports this file, and importing the client takes seconds
     from anthropic import Anthropic
 
 pytestmark = pytest.mark.ring
@@ -118,7 +118,7 @@ def test_whole_replies_and_a_template_that_closes_the_thought(client: OpenAI):
 
 
 class Seen:
-    """What the chunks of a stream add up to."""
+    """The sum of a stream's chunks."""
 
     def __init__(self) -> None:
         self.content = self.reasoning = ""
@@ -143,7 +143,7 @@ class Seen:
 
 
 def stream_raw(ring: RingClient, kill: str | None = None) -> Seen:
-    """Returns what a stream adds up to whose ring loses process `kill` in the middle of the first call."""
+    """Returns the sum of a stream during whose first call process `kill` is killed."""
     request = {"messages": [QUESTION], "tools": TOOLS, "stream": True, "stream_options": {"include_usage": True}}
     seen, num_chunks = Seen(), 0
     with httpx.stream("POST", f"{ring.url}/v1/chat/completions", json=request, timeout=TIMEOUT_S) as reply:
@@ -174,7 +174,7 @@ def test_a_call_goes_on_when_a_process_dies_in_the_middle_of_it(ring: RingClient
 
 
 def test_responses_and_their_events_are_what_the_client_thinks_they_are(client: OpenAI, ring: RingClient):
-    """The client builds its objects without a check, so here they are checked."""
+    """The client builds its objects without validation, so they are validated here."""
     with client.responses.stream(model="m", input=[QUESTION], tools=RESPONSE_TOOLS) as stream:
         kinds = [event.type for event in stream]
         streamed = stream.get_final_response()
@@ -290,7 +290,7 @@ def test_a_message_goes_on_when_a_process_dies_in_the_middle_of_a_call(ring: Rin
 
 
 def shown(block: Any) -> dict[str, Any]:
-    """Returns a block without its id, which is another one each time."""
+    """Returns a block without its id, which differs each time."""
     return block.model_dump(exclude={"id"})
 
 

@@ -91,7 +91,7 @@ def test_time_spent_waiting_is_not_that_of_the_call() -> None:
 
 @pytest.mark.parametrize("depth", [50_000])
 def test_a_call_may_go_deep(depth: int) -> None:
-    """As a parser in another language does on what is nested: a thread of the usual size would end the process."""
+    """Recurses like a native parser on nested input, which would overflow a stack of the usual size."""
     import sys
 
     woken = threading.Event()

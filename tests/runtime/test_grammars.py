@@ -54,7 +54,7 @@ def test_the_end_may_come_where_the_grammar_accepts(compiler: GrammarCompiler) -
 
 
 def test_a_grammar_that_has_failed_inside_of_llguidance_is_compiled_anew(compiler: GrammarCompiler) -> None:
-    """It cannot go on in an output that may be of one of two grammars with different white space."""
+    """llguidance cannot continue an output that may follow either of two grammars with different whitespace."""
     others = [
         {"name": key, "json_schema": {**schema_of(key), "x-guidance": {"whitespace_pattern": white}}}
         for key, white in (("name", "[ ]?"), ("ok", "[ \n]*"))
@@ -82,7 +82,7 @@ def test_only_so_many_are_kept(compiler: GrammarCompiler) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (schema(**{"$ref": "#"}), "without end"),
+        (schema(**{"$ref": "#"}), "never ends"),
         (schema(**{"not": {}}), 'Unimplemented keys: ["not"]'),
         (LLMatcher.grammar_from_regex("(a"), "unclosed group"),
         (LLMatcher.grammar_from_lark("start: foo"), 'unknown name: "foo"'),

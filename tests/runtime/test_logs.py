@@ -1,4 +1,4 @@
-"""A log line as JSON: always one line, always the same keys."""
+"""JSON log lines: always one line with the same keys."""
 
 import json
 import logging

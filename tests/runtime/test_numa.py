@@ -1,4 +1,4 @@
-"""The division of a machine's cores, over what /sys/devices/system/node holds on machines of several kinds."""
+"""The division of cores, with the /sys/devices/system/node of several kinds of machines."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from runtime.numa import Share, divide, file_of_group, read_nodes
 
 ONE = {"node0": "0-7"}
 TWO = {"node0": "0-3,8-11", "node1": "4-7,12-15"}
-"""With two threads a core, as Linux numbers them."""
+"""Two threads per core, numbered as in Linux."""
 
 FOUR = {"node0": "0-1,8-9", "node1": "2-3,10-11", "node2": "4-5,12-13", "node3": "6-7,14-15"}
 WITH_MEMORY_ONLY = {"node0": "0-3", "node1": "4-7", "node2": "", "node10": "8-11"}

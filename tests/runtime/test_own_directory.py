@@ -1,4 +1,4 @@
-"""What other users put in the way of a directory of ours, in a place where all may write."""
+"""Attacks of other users on our directory in a place where all may write."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from runtime.run_dir import RunDir, claim
 
 @pytest.fixture
 def treasure(tmp_path: Path) -> Path:
-    """A directory of ours that has everything by which a left-over run directory is known."""
+    """A directory of ours that looks exactly like an abandoned run directory."""
     run_dir, lock = claim(tmp_path / "treasure")
     os.close(lock)
     (run_dir.path / "files").mkdir()

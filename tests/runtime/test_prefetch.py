@@ -12,7 +12,7 @@ SIZE = PIECE_BYTES + 100
 
 
 def asked_for(monkeypatch: pytest.MonkeyPatch, model: ModelConfig, folder: Path) -> list[int]:
-    """Returns the offsets that were asked for, of all files."""
+    """Returns the requested offsets of all files."""
     offsets: list[int] = []
     monkeypatch.setattr(module.os, "posix_fadvise", lambda file, offset, size, advice: offsets.append(offset))
     prefetch(model, folder)

@@ -23,7 +23,7 @@ from messages.control.processes import (
     PhaseReport,
     ProcessTable,
     Ready,
-    Refused,
+    Refusal,
     Stop,
     ToLauncher,
     Welcome,
@@ -61,7 +61,7 @@ class Launcher:
         return self._taken.pop(0)
 
     def connect(self, answer: Any = None) -> ProcessLink:
-        """Returns the link of a scheduler that has had `answer` to its hello: by default it is welcome."""
+        """Returns the link of a scheduler whose hello gets `answer`, by default a welcome."""
         answering = threading.Thread(target=self._answer, args=(answer or Welcome(7),))
         answering.start()
         try:
@@ -74,7 +74,7 @@ class Launcher:
         self.control.send("scheduler", answer)
 
     def close(self) -> None:
-        """Leaves the lifeline open: at its end of file the links' guards would end this very process."""
+        """Leaves the lifeline open: at its end of file, the guards of the links would kill this process."""
         self.control.close()
         self.run_dir.remove()
         os.close(self._lock)
@@ -125,7 +125,7 @@ def test_a_full_disk_is_no_reason_not_to_run(launcher: Launcher, monkeypatch: py
 
 def test_a_refused_process_says_why(launcher: Launcher):
     with pytest.raises(BootError, match="the launcher refused this scheduler: too old"):
-        launcher.connect(Refused("too old"))
+        launcher.connect(Refusal("too old"))
 
 
 def test_a_process_that_is_stopped_before_it_is_welcome_does_not_run(launcher: Launcher):
@@ -234,7 +234,7 @@ def test_a_beat_carries_sizes_and_distributions(launcher: Launcher):
 def run_in_process(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch, serve: Callable[[ProcessLink], None]
 ) -> tuple[int, list[Any]]:
-    """Runs `run_process` here, with a thread for the launcher; returns the exit code and what it reported."""
+    """Runs `run_process` here, with a thread as the launcher. Returns the exit code and the reports."""
     monkeypatch.setattr("sys.argv", ["scheduler_proc", "--run-dir", str(launcher.run_dir.path)])
     monkeypatch.setattr(runtime.process.logging, "basicConfig", lambda **kwargs: None)
     answering = threading.Thread(target=launcher._answer, args=(Welcome(1),))

@@ -19,7 +19,7 @@ TIMEOUT_S = 20.0
 
 
 class Loop:
-    """A main loop with a command to take and work to do."""
+    """A main loop that receives messages and works."""
 
     def __init__(self, run_dir: RunDir):
         self.profiler = ProcessProfiler("scheduler", run_dir)
@@ -121,9 +121,9 @@ def test_notes_and_samples_are_on_one_clock(loop: Loop):
 
 
 def test_one_profile_at_a_time(loop: Loop):
-    with pytest.raises(SluiceError, match="no profile runs"):
+    with pytest.raises(SluiceError, match="no profile is running"):
         loop.profiler.stop(StopProfile())
     loop.profiler.start(StartProfile())
-    with pytest.raises(SluiceError, match="runs already"):
+    with pytest.raises(SluiceError, match="already running"):
         loop.profiler.start(StartProfile())
     loop.read_profile(loop.profiler.stop(StopProfile()).text)

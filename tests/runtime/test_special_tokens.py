@@ -1,4 +1,4 @@
-"""Tokens that only the files beside tokenizer.json name: a chat's prompt is wrong without them, and nothing says so."""
+"""Tokens that only the files next to tokenizer.json name. Without them a chat's prompt would silently be wrong."""
 
 import json
 from pathlib import Path

@@ -40,7 +40,7 @@ def test_a_process_that_hangs_in_c_writes_the_stacks_of_all_its_threads(run_dir:
         try:
             path = run_dir.stacks_file(process.pid)
             wait_until(path.exists)
-            for _ in range(2):  # a second time the first ones are gone
+            for _ in range(2):  # a second request replaces the first stacks
                 assert ask_for_stacks(run_dir, process.pid)
                 wait_until(lambda: path.read_text().lower().count("thread 0x") == 2)
             assert "hang_in_c" in path.read_text()

@@ -1,4 +1,4 @@
-"""A process that waits for the place of another one of its name."""
+"""A process that waits to replace another one with the same name."""
 
 import os
 import tempfile
@@ -23,7 +23,7 @@ def launcher() -> Iterator[Launcher]:
 
 
 def connect(launcher: Launcher) -> ProcessLink:
-    """Returns the link of a scheduler that is welcome as the successor of another."""
+    """Returns the link of a scheduler that is accepted as the successor of another one."""
 
     def answer() -> None:
         assert launcher.next() == Hello("scheduler.next", os.getpid(), SCHEMA_VERSION)

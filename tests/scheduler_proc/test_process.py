@@ -176,5 +176,5 @@ def test_a_detokenizer_that_does_not_read_is_no_reason_to_stop(
     bench.scheduler.receive(user_msg(1, [1, 2]))
     ReplySender(bench.scheduler, sender).send()
     sender.close()
-    assert "dropped OpenStream and what follows: full" in caplog.text
+    assert "dropped OpenStream and the messages after it: full" in caplog.text
     assert bench.scheduler.schedule() is not None

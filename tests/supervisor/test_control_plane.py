@@ -15,7 +15,7 @@ from messages.control.admin import (
     InstructionDone,
     ListProcesses,
 )
-from messages.control.processes import Drain, Drained, Ready, Refused, ToProcess, Welcome
+from messages.control.processes import Drain, Drained, Ready, Refusal, ToProcess, Welcome
 from supervisor.control_plane import ControlPlane
 
 TIMEOUT_S = 20.0
@@ -48,7 +48,7 @@ def receive(client: ControlClient[ToProcess]) -> list[ToProcess]:
 
 def test_a_process_is_welcomed_or_refused_by_its_pid(control: ControlPlane, client: ControlClient[ToProcess]):
     control.refuse("scheduler", os.getpid(), "no")
-    assert receive(client) == [Refused("no")]
+    assert receive(client) == [Refusal("no")]
     control.welcome("scheduler", os.getpid(), Welcome(3))
     assert receive(client) == [Welcome(3)]
 

@@ -1,4 +1,4 @@
-from messages.control.histograms import BOUNDS, Counted, HistogramCounts
+from messages.control.histograms import BOUNDS, CounterTotals, HistogramCounts
 from messages.control.processes import Beat, Ready
 from supervisor.status_board import BEAT_INTERVAL_S, CHANGE_INTERVAL_S, StatusBoard
 
@@ -91,11 +91,11 @@ def test_what_a_process_has_counted_outlives_it_and_its_successors():
         board.ended("scheduler")
         board.restarting("scheduler")
     board.started("scheduler", 3, 3)
-    assert board.status("scheduler").counted == Counted({"steps": 7.0}, counts(7))
+    assert board.status("scheduler").counted == CounterTotals({"steps": 7.0}, counts(7))
     board.ready("scheduler")
     board.beat("scheduler", Beat(LATER, gauges={"steps": 1.0, "prompt_tokens": 5.0}))
     counted = board.status("scheduler").counted
-    assert counted == Counted({"steps": 8.0, "prompt_tokens": 5.0}, counts(7))
+    assert counted == CounterTotals({"steps": 8.0, "prompt_tokens": 5.0}, counts(7))
 
 
 def test_a_successor_by_order_goes_on_counting():
@@ -108,7 +108,7 @@ def test_a_successor_by_order_goes_on_counting():
     board.waiting_for_successor("scheduler")
     board.rename("scheduler.next", "scheduler")
     board.beat("scheduler", Beat(LATER, gauges={"steps": 2.0}, histograms=counts(2)))
-    assert board.status("scheduler").counted == Counted({"steps": 5.0}, counts(5))
+    assert board.status("scheduler").counted == CounterTotals({"steps": 5.0}, counts(5))
 
 
 def test_a_process_without_beats_is_hung_once_and_a_beat_brings_it_back():

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from messages.channels import ControlClient, Waiter
-from messages.control.processes import Hello, Refused, ToProcess
+from messages.control.processes import Hello, Refusal, ToProcess
 from messages.schema import SCHEMA_VERSION
 from supervisor.supervisor import SAME_WISH_S
 from tests.supervisor.fake_run import (
@@ -302,7 +302,7 @@ def test_processes_that_do_not_belong_are_refused_with_the_reason():
             waiter.add_channel(client)
             waiter.wait(TIMEOUT_S)
             (answer,) = client.receive()
-            assert isinstance(answer, Refused)
+            assert isinstance(answer, Refusal)
             assert reason in answer.reason
             client.close()
             assert all(map(is_running, run.note_pids().values()))

@@ -1,4 +1,4 @@
-"""Encodings and chat templates small enough to see through."""
+"""Minimal encodings and chat templates."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tokenizer_proc.encoding import Encoding
 
 
 def encoding_of(encode: Callable[[str], list[int]], longest_token_chars: int = 1) -> Encoding:
-    """Adds no special tokens, and an id is its character."""
+    """Adds no special tokens; an id is the code of its character."""
     return Encoding(
         to_ids=lambda text, add_special_tokens: encode(text),
         to_text=lambda ids: "".join(map(chr, ids)),

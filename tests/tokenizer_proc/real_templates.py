@@ -1,4 +1,4 @@
-"""Chat templates in the ways of well-known models, written for these tests."""
+"""Chat templates in the style of well-known models, written for these tests."""
 
 LLAMA_2 = (
     "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"

@@ -13,7 +13,7 @@ def request(uid: int, num_chars: int = 2, **fields: Any) -> TokenizeMsg:
 
 
 def popped(backlog: Backlog) -> list[int]:
-    """Pops all, short ones first, and returns the first uid of each."""
+    """Pops all entries, short ones first. Returns the first uid of each."""
     uids: list[int] = []
     while entry := backlog.pop_short() or backlog.pop_long():
         uids.append(entry.message.uid)

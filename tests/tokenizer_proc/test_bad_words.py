@@ -4,14 +4,14 @@ from messages.columns import pack_int32
 from messages.errors import RequestError
 from tests.conftest import SHARED
 from tests.tokenizer_proc.parts import encoding_of
-from tokenizer_proc.bad_words import bad_word_ids
 from tokenizer_proc.encoding import Encoding, load_encoding
+from tokenizer_proc.parameter_texts import bad_word_ids
 
 WORDS = {"bad": 1, " bad": 2, "ba": 3, " ba": 4, "d": 5, " ": 6, "x": 7, "b": 8, "a": 9, "y": 300}
 
 
 def encode_greedily(text: str) -> list[int]:
-    """The longest word first."""
+    """Encodes the longest matching word first."""
     ids: list[int] = []
     while text:
         word = max((word for word in WORDS if text.startswith(word)), key=len)
@@ -49,7 +49,7 @@ def test_a_word_without_tokens_of_the_model(word: str) -> None:
 @pytest.mark.shared
 @pytest.mark.parametrize(("name", "num_forms"), [("tokenizers/gpt2", 2), ("models/tinystories-656k-llama", 1)])
 def test_words_of_real_tokenizers(name: str, num_forms: int) -> None:
-    """A tokenizer that puts a space before every text has one form only."""
+    """A tokenizer that adds a space before every text has only one form."""
     if not SHARED.is_dir():
         pytest.skip("needs ../shared (real tokenizers) beside the checkout")
     encoding: Encoding = load_encoding(str(SHARED / name))

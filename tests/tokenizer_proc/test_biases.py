@@ -6,13 +6,13 @@ from messages.columns import pack_float32, pack_int32, unpack_int32
 from messages.errors import RequestError
 from messages.ring.requests import SamplingParams
 from tests.tokenizer_proc.parts import encoding_of
-from tokenizer_proc.biases import with_text_biases
+from tokenizer_proc.parameter_texts import with_text_biases
 
 ENCODING = encoding_of(lambda text: [ord(letter) for letter in text.strip()])
 
 
 def biased(*texts: tuple[str, float | None]) -> tuple[dict[int, float], list[list[int]]]:
-    """Returns the biases and the bans beside a bias of 1.5 for "a" and a banned "z"."""
+    """Returns the biases and the bans in addition to a bias of 1.5 for "a" and a banned "z"."""
     params = SamplingParams(
         *(8,),
         bias_ids=pack_int32([ord("a")]),

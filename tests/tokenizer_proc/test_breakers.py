@@ -1,7 +1,7 @@
 from messages.columns import unpack_int32
 from messages.ring.requests import Dry
 from tests.tokenizer_proc.parts import encoding_of
-from tokenizer_proc.breakers import with_breaker_ids
+from tokenizer_proc.parameter_texts import with_breaker_ids
 
 ENCODING = encoding_of(lambda text: [ord(character) for character in text])
 

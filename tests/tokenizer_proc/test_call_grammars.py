@@ -1,4 +1,4 @@
-"""CallSyntax calls as grammars: what they take, with marks that are special tokens and marks that are text."""
+"""Grammars of forced calls: the outputs they accept, with marks that are special tokens or text."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def compiler() -> GrammarCompiler:
 
 
 def takes(compiler: GrammarCompiler, calls: CallGrammar, text: str) -> bool:
-    """Tells whether the grammar takes the whole text, and may end with it."""
+    """True if the grammar accepts the whole text and may end with it."""
     tokenizer = compiler.tokenizer()
     grammar = call_grammar(msgspec.json.encode(calls).decode(), tokenizer)
     assert not LLMatcher.validate_grammar(grammar, tokenizer)

@@ -43,7 +43,7 @@ def test_ids_are_those_of_transformers_for_the_same_file(name: str) -> None:
 @pytest.mark.shared
 @pytest.mark.parametrize("name", REAL)
 def test_ids_are_those_of_transformers_for_the_model(name: str) -> None:
-    """For TinyStories in plain words only: transformers 5 rebuilds Llama tokenizers, and then drops unknown letters."""
+    """TinyStories gets plain words only: transformers 5 rebuilds Llama tokenizers and then drops unknown letters."""
     encoding = real_encoding(name)
     reference = transformers.AutoTokenizer.from_pretrained(SHARED / name)
     for text in TEXTS[:2] if "tinystories" in name else TEXTS:
@@ -91,7 +91,7 @@ def test_a_file_that_asks_to_cut_or_pad_is_not_obeyed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def keep_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undoes what loading without tokenizer.json does to this process."""
+    """Undoes the effects on this process of loading a tokenizer without tokenizer.json."""
     monkeypatch.setitem(sys.modules, "torch", sys.modules.get("torch"))
     monkeypatch.setenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", "")
 
@@ -133,7 +133,7 @@ def test_code_beside_a_tokenizer_is_not_run(tmp_path: Path) -> None:
 def test_no_tokenizer_at_all(tmp_path: Path) -> None:
     with pytest.raises(BootError, match=rf"{tmp_path} has no tokenizer.json, nor any of vocab.json, .*--tokenizer"):
         load_encoding(str(tmp_path))
-    # A model without a tokenizer: transformers would make one that knows no words.
+    # A model without a tokenizer: transformers would make one with an empty vocabulary.
     (tmp_path / "config.json").write_text('{"model_type": "bert"}', encoding="ascii")
     with pytest.raises(BootError, match=r"has no tokenizer.json"):
         load_encoding(str(tmp_path))
@@ -163,7 +163,7 @@ def test_text_and_tokens_of_ids(name: str) -> None:
 
 
 def bos_tokenizer() -> Tokenizer:
-    """Words, and a beginning that its post-processor adds."""
+    """A tokenizer of words with a start token, which its post-processor adds."""
     tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "one": 1, "two": 2}, unk_token="<s>"))
     tokenizer.add_special_tokens(["<s>"])
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

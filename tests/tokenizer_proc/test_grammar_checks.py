@@ -15,7 +15,7 @@ from messages.ring.replies import UserReply
 from messages.ring.requests import AbortMsg, Grammar, SamplingParams, Stamps, UserMsg
 from tokenizer_proc.child_process import ChildTimeoutError
 from tokenizer_proc.grammar_checks import GrammarChecks, GrammarChild
-from tokenizer_proc.grammar_child import MAX_CPU_S, Checked
+from tokenizer_proc.grammar_child import MAX_CPU_S, GrammarCheck
 
 MODEL_DIR = str(Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2")
 TIMEOUT_S = 120.0
@@ -29,11 +29,11 @@ FACTS = ModelFacts(
 )
 
 SLOW_SCHEMA = json.dumps({"allOf": [{"type": "string", "pattern": f".*{number:x}.*"} for number in range(20)]})
-"""An intersection of patterns: hours of computing."""
+"""An intersection of patterns, which would take hours to compile."""
 
 RULES = [f'r{number} ::= "{number:x}" r{number + 1}?' for number in range(9_000)]
 SLOW_GBNF = "\n".join(["root ::= r0", *RULES, 'r9000 ::= "a"'])
-"""245 KB, 110 s of computing in llguidance's translator."""
+"""245 KB, which take llguidance's translator 110 s."""
 
 
 class Checks:
@@ -116,9 +116,9 @@ def test_a_schema_does_not_wait_for_a_grammar_in_gbnf(checks: Checks) -> None:
 def test_choices_of_a_request_and_later_requests_share_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Grammar] = []
 
-    def check(self: GrammarChild, grammar: Grammar, timeout_s: float) -> Checked:
+    def check(self: GrammarChild, grammar: Grammar, timeout_s: float) -> GrammarCheck:
         checked.append(grammar)
-        return Checked(error=ErrorInfo(400, "bad")) if grammar == schema("bad") else Checked(grammar)
+        return GrammarCheck(error=ErrorInfo(400, "bad")) if grammar == schema("bad") else GrammarCheck(grammar)
 
     monkeypatch.setattr(GrammarChild, "check", check)
     checks = Checks()
@@ -136,9 +136,9 @@ def test_a_grammar_that_takes_too_long_is_refused_and_one_that_waited_may_come_a
 ) -> None:
     release = threading.Event()
 
-    def check(self: GrammarChild, grammar: Grammar, timeout_s: float) -> Checked:
+    def check(self: GrammarChild, grammar: Grammar, timeout_s: float) -> GrammarCheck:
         release.wait(TIMEOUT_S)
-        return Checked(grammar)
+        return GrammarCheck(grammar)
 
     monkeypatch.setattr(GrammarChild, "check", check)
     checks = Checks(timeout_s=0.3)
@@ -150,7 +150,7 @@ def test_a_grammar_that_takes_too_long_is_refused_and_one_that_waited_may_come_a
     assert "took longer than 0.3 s to compile (--grammar-timeout-s)" in errors[1].message
     assert errors[2] is not None
     assert (errors[2].status, errors[2].code) == (503, "busy")
-    assert "response_format was not looked at: other grammars" in errors[2].message
+    assert "response_format was not compiled: other grammars" in errors[2].message
     release.set()
 
 

@@ -38,7 +38,7 @@ BAD_TOOL = {"type": "object", "properties": {"x": {"$ref": "#/$defs/x"}}, "$defs
 @pytest.mark.parametrize("model_format", ["hermes", "mistral", "llama3_json", "openai"])
 @pytest.mark.parametrize("num_good", [0, 3])
 def test_a_tool_whose_parameters_cannot_be_kept_to_is_named(checks: GrammarReader, model_format: str, num_good: int):
-    """One of the others is named as a part of the marks."""
+    """Another tool's name is part of the marks."""
     names = [*("call", "good", "other")[:num_good], "bad"]
     tools = [ToolFunction(name, parameters=BAD_TOOL if name == "bad" else None) for name in names]
     use = choose_tools(list_tools(tools), "required", choose_format(model_format, "none", ""), allows_several=True)

@@ -1,4 +1,4 @@
-"""Chats in forms that a template does not read, as clients send them: each template here reads one in its own way."""
+"""Chats of clients in forms that a template does not support: each template here supports a different one."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ BY_ROLE = """\
 {%- else %}{{ '<' + message.role + '>' + message.content + '</s>' }}
 {%- endif %}
 {%- endfor %}"""
-"""The user's content is a list of parts, others' is text."""
+"""The user's content is a list of parts, the content of other roles is text."""
 
 DUMPS = (
     "{% for message in messages %}{% if message.content is string %}{{ message.role }}:{{ message.content }};"
@@ -90,7 +90,7 @@ RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
 
 @pytest.mark.parametrize("form", ["text", "parts"])
 def test_each_role_has_its_own_form(form: str) -> None:
-    """Made parts for all, as one loop over a content suggests, the others' are no texts to add to one."""
+    """If all contents became parts, as the loop over one suggests, the others could not be concatenated as text."""
     messages = [system("Be brief"), user("Hi"), assistant("Hello"), user("Bye")]
     if form == "parts":
         messages = [message | {"content": parts(message["content"])} for message in messages]
@@ -159,7 +159,7 @@ def test_system_messages_stay_where_a_template_reads_them() -> None:
     ],
 )
 def test_a_tool_without_parameters_is_one_without_arguments(template: str, tool: dict[str, Any], text: str) -> None:
-    """A template that reads a tool as it is gets it as it is."""
+    """A template that can read a tool unchanged gets it unchanged."""
     tools = [{"type": "function", "function": tool}]
     assert templates_of(template).render(chat(user(), template_kwargs={"tools": tools})) == text
 

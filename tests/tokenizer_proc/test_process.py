@@ -153,7 +153,7 @@ def test_while_a_long_text_is_tokenized_others_are_served_and_it_can_be_aborted(
         to_tokenizer.send(msgspec.structs.replace(long, uid=uid))
     for uid in range(5, 15):
         to_tokenizer.send(text_message(uid, "two"))
-    to_tokenizer.send(AbortMsg(4, 0))  # two are being tokenized at most
+    to_tokenizer.send(AbortMsg(4, 0))  # at most two are being tokenized
     assert [launcher.take_one(scheduler).uid for _ in range(10)] == list(range(5, 15))
     aborted = launcher.take_one(frontend)
     assert isinstance(aborted, UserReply)
@@ -224,7 +224,7 @@ def test_the_older_files_need_no_torch(tmp_path: Path) -> None:
 
 
 class RustPanic(BaseException):
-    """As the tokenizers library raises: no `Exception`."""
+    """Raised by the tokenizers library: not an `Exception`."""
 
 
 @pytest.mark.parametrize("failure", [RustPanic("index out of bounds"), TypeError("must be str")])

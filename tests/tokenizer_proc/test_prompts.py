@@ -18,7 +18,7 @@ VOCAB_SIZE, MAX_MODEL_LEN, LONGEST = 256, 16, 4
 
 
 def encode_letters(text: str) -> list[int]:
-    """One token a letter, but the greatest number of spaces up to four."""
+    """One token per letter, and per run of up to four spaces."""
     ids: list[int] = []
     rest = text
     while rest:
@@ -201,7 +201,7 @@ LONG = "abcdefghijklmnopqrstuvwxyz"
 
 
 def cut(content: str | list[int], num_tokens: int, max_tokens: int = 5, **fields: Any) -> str:
-    """Returns what is left of a prompt."""
+    """Returns the ids of a truncated prompt."""
     message = prompt(content, max_tokens, truncation=Truncation(num_tokens, **fields))
     read = reader_of().read_one(message)
     num_left = MAX_MODEL_LEN - len(unpack_int32(read.input_ids))

@@ -1,4 +1,4 @@
-"""What a schema restricts is kept to exactly or refused; what forbids nothing is taken."""
+"""Restrictions of a schema are enforced exactly or rejected; keywords without effect are accepted."""
 
 import json
 from collections.abc import Callable

@@ -64,7 +64,7 @@ ENDLESS = {
 
 CHAT = ChatPrompt(b'[{"role": "user", "content": "Hi"}]')
 MOST_BYTES = MAX_BYTES + (150 << 20)
-"""What a process may have in memory that has rendered something: all of Python's is in it."""
+"""Maximum memory of a process that has rendered a chat, including Python itself."""
 
 
 def render(source: str, **variables: object) -> str:
@@ -93,7 +93,7 @@ def test_work_comes_to_an_end(name: str) -> None:
 
 
 def test_each_rendering_has_its_own_time_and_memory() -> None:
-    """A template that has ended the process, or has met its limit, takes nothing from the next."""
+    """A template that has ended the process or reached its limit does not affect the next one."""
     sources = {DEFAULT: "{% for i in range(40) %}x{% endfor %}", "tool_use": ENDLESS["loops"]}
     templates = TemplateProcess(ChatFiles(sources, {}), cpu_s=0.3)
     for _ in range(2):

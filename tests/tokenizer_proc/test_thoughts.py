@@ -1,4 +1,4 @@
-"""Thoughts in prompts and in grammars: where a prompt ends, how one is closed, and what may come before an answer."""
+"""Thoughts in prompts and grammars: where a prompt ends, how a thought is closed, and what may precede an answer."""
 
 import json
 from pathlib import Path
@@ -71,7 +71,7 @@ def matcher_of(checks: GrammarReader, grammar: Grammar) -> tuple[LLMatcher, LLTo
 
 
 def takes(checks: GrammarReader, grammar: Grammar, text: str) -> bool:
-    """Tells whether the grammar takes the whole text, and nothing may follow."""
+    """True if the grammar accepts the whole text and nothing may follow."""
     matcher, tokenizer = matcher_of(checks, grammar)
     tokens = tokenizer.tokenize_str(text, parse_special=True)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
@@ -161,7 +161,7 @@ def test_calls_in_every_format_may_stand_for_the_answer(checks: GrammarReader, p
 
 @pytest.mark.parametrize("whitespace", [None, "", "[ \\n]*"])
 def test_calls_without_marks_have_the_white_space_of_the_answer(checks: GrammarReader, whitespace: str | None) -> None:
-    """With two kinds of white space llguidance fails where the output may still be either."""
+    """With two kinds of whitespace, llguidance fails while the output may still follow either grammar."""
     answer = msgspec.structs.replace(OK, whitespace=whitespace)
     grammar = with_calls(answer, TOOLS, choose_format("llama3_json", "none", ""), allows_several=True)
     blanks = "" if whitespace == "" else "\n"
@@ -276,7 +276,7 @@ def test_the_grammar_of_a_chat_knows_where_its_prompt_ends(
 @pytest.mark.parametrize("source", [QWEN3, OPENS, DEEPSEEK])
 @pytest.mark.parametrize("is_on", [True, False])
 def test_the_parser_of_answers_and_the_grammar_agree_where_the_prompt_ends(source: str, is_on: bool) -> None:
-    """Whatever the template makes of it, what the grammar takes for the answer is read as content."""
+    """With every template, the text that the grammar accepts as the answer is parsed as content."""
     kwargs = {"enable_thinking": is_on, "thinking": is_on}
     prompt = templates_of(source).render(chat(user("What is <think>?"), template_kwargs=kwargs))
     assert FORMAT.without_tools is not None

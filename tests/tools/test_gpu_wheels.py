@@ -1,4 +1,4 @@
-"""Wheels for a machine without a network: what is fetched, and a real installation of a wheel made here."""
+"""Wheels for a machine without a network: the list to fetch, and a real installation of a wheel made here."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tools.gpu_wheels import GIVEN, list_requirements, main, name_of
 
 
 def make_wheel(folder: Path, name: str) -> None:
-    """Writes a wheel with one module, which has a number in it."""
+    """Writes a wheel with one module that contains a number."""
     about = f"{name}-1.0.dist-info"
     files = {
         f"{name}.py": "ANSWER = 42\n",
@@ -28,7 +28,7 @@ def make_wheel(folder: Path, name: str) -> None:
 def test_what_the_interpreter_lacks_is_installed_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A library that the image has must not be hidden by another version of it."""
+    """A library in the image must not be shadowed by another version."""
     make_wheel(tmp_path, "sluice_test_wheel")
     make_wheel(tmp_path, "pytest_timeout")
     target = tmp_path / "site"

@@ -28,7 +28,7 @@ ODD_TEXTS = ["", " ", "a  b \n\n c", "naïve – “quoted”", "日本語 🙂�
 def tool() -> Iterator[ModuleType]:
     """The tool as a module, found as when it runs as a script; torch's settings return afterwards."""
     num_threads = torch.get_num_threads()
-    importlib.import_module("numpy.ma")  # it asks for the limits of floats, which warns where denormals are flushed
+    importlib.import_module("numpy.ma")  # it queries the limits of floats, which warns if denormals are flushed
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(TOOLS))
         yield importlib.import_module("train_bundled_model")
@@ -38,7 +38,7 @@ def tool() -> Iterator[ModuleType]:
 
 @pytest.fixture(scope="module")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small text with an order to learn: paragraphs of a few words in a few turns."""
+    """A small text with learnable order: paragraphs of a few words in a few arrangements."""
     rng = np.random.default_rng(0)
     words = ["love", "night", "naïve", "thou art", "the king,", "my lord", "speaks"]
     paragraphs = [f"{rng.choice(['ANNA', 'BÉLA'])}:\n" + " ".join(rng.choice(words, size=8)) + "." for _ in range(250)]

@@ -1,4 +1,4 @@
-"""What is learned of a chat, and that the model in assets/ is the one that the tool makes."""
+"""The tokens of a chat that are trained on, and that the model in assets/ is the one that the tool makes."""
 
 import json
 import random

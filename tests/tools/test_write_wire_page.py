@@ -8,7 +8,7 @@ def test_the_page_is_that_of_the_structs():
 
 def test_a_struct_is_shown_with_its_docstring_and_its_fields_in_order():
     text = describe(DetokenizeMsg)
-    assert "what one step produced" in text
+    assert "the output of one step" in text
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     assert rows[:2] == ["| `step_id` | int |  |", "| `uids` | int64 column |  |"]
     assert "| `finished` | list of ([FinishedRow](#finishedrow)) | `()` |" in rows

@@ -15,10 +15,10 @@ from frontend.http.responses import JsonReply
 from frontend.links.launcher import Launcher
 from messages.control.admin import (
     Acknowledged,
-    Collected,
     Failed,
     InstructProcesses,
     ProcessCommand,
+    ProcessResults,
     StartProfile,
     StopProfile,
 )
@@ -76,7 +76,7 @@ class ProfileApi:
     async def _instruct(self, command: ProcessCommand) -> dict[str, str]:
         """Returns the answers of the processes that carried out `command`. Raises `RequestError` if none did."""
         result = await ask(self._launcher, InstructProcesses((), command, TIMEOUT_S), TIMEOUT_S)
-        assert isinstance(result, Collected)
+        assert isinstance(result, ProcessResults)
         texts = {name: one.text for name, one in result.results.items() if isinstance(one, Acknowledged)}
         if not texts:
             reasons = [f"{name}: {one.message}" for name, one in result.results.items() if isinstance(one, Failed)]

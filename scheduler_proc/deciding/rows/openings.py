@@ -22,5 +22,5 @@ def open_stream(message: UserMsg) -> OpenStream:
         num_logprobs=params.num_logprobs,
         num_prompt_logprobs=params.num_prompt_logprobs,
         min_tokens=params.min_tokens,
-        tells_prompt_end=params.wants_prompt_end,
+        wants_prompt_end=params.wants_prompt_end,
     )

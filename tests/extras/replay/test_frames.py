@@ -49,7 +49,7 @@ def test_frames_are_decoded_to_one_object_a_line(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize("command", [["decode"], ["diff", "."]])
 def test_what_holds_no_frames_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]):
     assert operate([*command, str(tmp_path)]) == 2
-    assert "holds no files of frames" in capsys.readouterr().err
+    assert "contains no files of frames" in capsys.readouterr().err
 
 
 def test_times_senders_and_reports_are_no_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

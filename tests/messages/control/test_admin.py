@@ -42,7 +42,7 @@ def launcher(directory: Path) -> Iterator[Launcher]:
 
 
 def tell(launcher: Launcher, link: ProcessLink, command: SetLogLevel) -> Any:
-    """Returns what the process answers to an instruction."""
+    """Returns the process's answer to an instruction."""
     launcher.control.send("scheduler", Instruction(5, command))
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
@@ -65,7 +65,7 @@ def execute(command: SetLogLevel) -> ProcessResult:
 
 def test_a_process_carries_out_what_it_has_taken_on(launcher: Launcher):
     link = launcher.connect()
-    unknown = Failed("impossible", "the scheduler does not know SetLogLevel")
+    unknown = Failed("impossible", "the scheduler does not support SetLogLevel")
     assert tell(launcher, link, SetLogLevel("info")) == unknown
     link.register(SetLogLevel, execute)
     assert tell(launcher, link, SetLogLevel("info")) == Acknowledged("info")

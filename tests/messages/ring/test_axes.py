@@ -1,4 +1,4 @@
-"""Columns by their descriptions: what slicing, filling and joining make of them."""
+"""Slicing, filling and joining of columns by their descriptions."""
 
 import random
 from typing import Any
@@ -22,7 +22,7 @@ from messages.ring.steps import (
 
 
 def make_batch(**changes: Any) -> Batch:
-    """Three decode rows, and prompts of 2 and 3 tokens of which the second samples; two pages a row."""
+    """Three decode rows, and prompts of 2 and 3 tokens of which the second samples; two pages per row."""
     sizes = {ROW: 5, TOKEN: 8, SAMPLED: 4, DECODE_ROW: 3}
     known = fill_columns(
         Batch,

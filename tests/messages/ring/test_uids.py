@@ -1,4 +1,4 @@
-"""Blocks of uids, and what is told of the frontends that gave them and are gone."""
+"""Blocks of uids, and messages about frontends that are gone."""
 
 from itertools import permutations
 

@@ -107,8 +107,8 @@ def test_a_closed_file_ends_with_its_last_record(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"", "no file of frames"),
-        (b"x" * 500, "no file of frames"),
+        (b"", "not a file of frames"),
+        (b"x" * 500, "not a file of frames"),
         (b"SLUICEFR\x63" + bytes(200), "format 99, this program reads 1: use the one that wrote it"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from messages.config.server import HttpConfig, RunConfig, SchedulingConfig
-from messages.control.histograms import BOUNDS, Counted, HistogramCounts
+from messages.control.histograms import BOUNDS, CounterTotals, HistogramCounts
 from messages.control.processes import ProcessTable
 from messages.ring.peers import MetricFamily, MetricSample, MetricsReport, ReportMetrics
 from messages.ring.replies import Usage
@@ -147,7 +147,7 @@ def test_the_scheduler_is_shown_from_its_beats_and_counters_never_fall():
         assert seen("sluice_step_seconds_bucket", le="0.005") == 10
         assert seen("sluice_process_state", process="scheduler", state="busy") == 1
         assert seen("sluice_process_state", process="scheduler", state="dead") == 0
-        before = Counted().plus(gauges, histograms)
+        before = CounterTotals().plus(gauges, histograms)
         run.show(with_scheduler(table_after({}, scheduler="restarting"), counted_before=before))
         successor = with_scheduler(
             table_after({"scheduler": 2}, scheduler="busy"), gauges={"steps": 1.0}, counted_before=before

@@ -25,7 +25,7 @@ def test_as_much_of_the_prompt_is_told_as_its_text_needs(params, num_ids):
     opened = open_stream(user_msg(1, PROMPT, **params))
     assert opened.prompt_ids == pack_int32(PROMPT[-num_ids:])
     assert (opened.echo, opened.num_logprobs) == (params.get("echo", False), params.get("num_logprobs"))
-    assert opened.tells_prompt_end == params.get("wants_prompt_end", False)
+    assert opened.wants_prompt_end == params.get("wants_prompt_end", False)
     assert opened.num_prompt_logprobs == params.get("num_prompt_logprobs")
 
 
