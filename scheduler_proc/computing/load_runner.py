@@ -273,15 +273,7 @@ def _join(config: Config, place: _Place, placement: Placement, report: Report) -
 
 
 def _refuse_what_is_for_gpus(config: Config, placement: Placement) -> None:
-    attention = config.model.attention_backend
-    if placement.is_cuda:
-        return
-    if attention != "auto":
-        raise BootError(
-            f"--attention-backend {attention}: the model runs on {placement.device}, and only a GPU has a choice; "
-            "leave it out"
-        )
-    if config.cache.kv_offload_gb:
+    if not placement.is_cuda and config.cache.kv_offload_gb:
         raise BootError(
             "--kv-offload-gb: on a CPU the KV cache is in the host's memory; raise --kv-cache-memory-gb instead"
         )

@@ -8,7 +8,7 @@ those of its prefill rows after *all* places for decode rows. What is left over 
 and V are stored nowhere), no keys, no query tokens, no source.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +17,6 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from kernels.operations.paged_kv import PagedKV
 from kernels.operations.paged_prefill import PrefillRows
 from kernels.plans.decode_work import DecodeLayout, DecodeWork
 from kernels.plans.prefill_tiles import TILE_WORDS
@@ -93,9 +92,6 @@ class StepInputs:
     head_rows: PrefillRows | None = None
     """The prefill rows with none but their tokens among `head_tokens`, which are then in the order of all tokens and
     begin with the decode rows'. `None`: it is not known that they are."""
-    attend: Callable[[Tensor, PagedKV, Tensor], None] | None = None
-    """What computes the attention of all tokens in place of our kernels: takes the queries, a layer's cache and where
-    to put the result, which is like the queries."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +105,6 @@ class StepShape:
     num_head_tokens: int
     decode_layout: DecodeLayout | None = None
     num_tiles: int = 0
-    num_page_ids: int = 0
-    """Page ids of all rows, one row's behind another's, for an attention that does without page tables."""
     is_captured: bool = False
     """It is one of the fixed shapes (`shapes.py`)."""
 
@@ -135,8 +129,6 @@ class StepShape:
             layout["decode_plan"] = (torch.int32, (self.decode_layout.num_words,))
         if self.num_tiles:
             layout["prefill_tiles"] = (torch.int32, (self.num_tiles, TILE_WORDS))
-        if self.num_page_ids:
-            layout["page_ids"] = (torch.int32, (self.num_page_ids,))
         return PackedColumns(layout)
 
 

@@ -26,13 +26,12 @@ class StepLimits:
 
 
 class StepShapes:
-    """The shapes that have room for any step within the limits, but for the largest prefills, or for all prefills
-    where `has_prefills` is false."""
+    """Shapes with room for all steps within the limits except the largest prefills."""
 
-    def __init__(self, limits: StepLimits, has_prefills: bool = True):
+    def __init__(self, limits: StepLimits):
         self._limits = limits
         self._decode_rows = decode_row_counts(limits.max_num_seqs)
-        self._prefill_tokens = prefill_token_counts(limits.max_num_batched_tokens) if has_prefills else []
+        self._prefill_tokens = prefill_token_counts(limits.max_num_batched_tokens)
 
     def all(self) -> list[StepShape]:
         """Returns the shapes, the largest first: memory that the first one takes, the others take again."""

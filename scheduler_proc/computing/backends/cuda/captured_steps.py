@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from messages.ring.steps import Batch
-from scheduler_proc.computing.backends.cuda.attention_backend import AttentionBackend
+from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlans
 from scheduler_proc.computing.backends.cuda.device import GpuDevice, Work
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.step.inputs import NO_ROWS, StepInputs, StepShape, pack_step, view_step
@@ -52,7 +52,7 @@ class CapturedStep:
 class CapturedSteps:
     """The graphs; none until `capture`. `like_NE` gives the number format and E of what a forward pass returns."""
 
-    def __init__(self, device: GpuDevice, shapes: StepShapes, attention: AttentionBackend, like_NE: Tensor):
+    def __init__(self, device: GpuDevice, shapes: StepShapes, attention: AttentionPlans, like_NE: Tensor):
         self._device = device
         self._shapes = shapes
         self._attention = attention
@@ -96,10 +96,10 @@ class CapturedSteps:
         host = torch.empty(columns.num_bytes, dtype=torch.uint8)
         arrays = columns.arrays(host)
         pack_step(NO_ROWS, shape, arrays)
-        plan = self._attention.pack(NO_ROWS, shape, arrays)
+        self._attention.pack(NO_ROWS, shape, arrays)
         inputs.copy_(host)
         tensors = columns.tensors(inputs)
-        step = self._attention.add(view_step(shape, tensors), shape, tensors, plan)
+        step = self._attention.add(view_step(shape, tensors), shape, tensors)
 
         def work() -> None:
             hidden_NE.copy_(forward(step))

@@ -26,10 +26,6 @@ class GpuDevice(Device, Protocol):
 
     torch_device: torch.device
 
-    def mark(self) -> Callable[[], None]:
-        """Returns what waits until all that has been launched before this call has been done."""
-        ...
-
     def new_pool(self) -> Pool:
         """Returns a pool for graphs that never run side by side; its memory is freed with the last of them."""
         ...
@@ -90,11 +86,6 @@ class CudaDevice:
 
     def will_write(self, pages: Sequence[int]) -> None:
         pass  # all memory of the cache is there
-
-    def mark(self) -> Callable[[], None]:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.torch_device))
-        return event.synchronize
 
     def new_pool(self) -> Pool:
         return torch.cuda.graph_pool_handle()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.operations.take_tokens import take_tokens
 from messages.ring.steps import Batch
-from scheduler_proc.computing.backends.cuda.attention_backend import AttentionBackend, Plan
+from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlans
 from scheduler_proc.computing.backends.cuda.captured_steps import CapturedSteps
 from scheduler_proc.computing.backends.cuda.device import GpuDevice
 from scheduler_proc.computing.device import Forward
@@ -44,14 +44,14 @@ class GpuForwardPasses:
         cache: KVTensors,
         device: GpuDevice,
         limits: StepLimits,
-        attention: AttentionBackend | None,
+        attention: AttentionPlans | None,
         may_overlap: bool,
     ):
         self._decoder = decoder
         self._cache = cache
         self._device = device
         self._attention = attention
-        self._shapes = StepShapes(limits, attention is None or attention.captures_prefills)
+        self._shapes = StepShapes(limits)
         self.last_tokens: Tensor | None = None
         self.can_plan_ahead = False
         self.captured: CapturedSteps | None = None
@@ -73,17 +73,16 @@ class GpuForwardPasses:
         host = self._device.allocate_host(inputs.num_bytes + sampling.num_bytes)
         arrays = inputs.arrays(host)
         pack_step(batch, shape, arrays)
-        plan = None if self._attention is None else self._attention.pack(batch, shape, arrays)
+        if self._attention is not None:
+            self._attention.pack(batch, shape, arrays)
         sampling.write(columns, host[inputs.num_bytes :])
 
         @torch.inference_mode()
         def forward() -> Forwarded:
             data = self._device.send(host)
             if captured is None:
-                hidden_NE = self._forward(self._view(shape, inputs.tensors(data), plan))
+                hidden_NE = self._forward(self._view(shape, inputs.tensors(data)))
             else:
-                assert self._attention is not None
-                self._attention.launch(shape, plan)
                 hidden_NE = captured.run(data)
             num_sampled, sampling_columns = batch.num_sampled, sampling.tensors(data[inputs.num_bytes :])
             if self.last_tokens is not None:
@@ -113,9 +112,9 @@ class GpuForwardPasses:
             return shape
         return self._attention.planned(shape, self._shapes.places(max(1, shape.num_decode_rows)))
 
-    def _view(self, shape: StepShape, tensors: dict[str, Tensor], plan: Plan) -> StepInputs:
+    def _view(self, shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
         inputs = view_step(shape, tensors)
-        return inputs if self._attention is None else self._attention.add(inputs, shape, tensors, plan)
+        return inputs if self._attention is None else self._attention.add(inputs, shape, tensors)
 
     def _forward(self, step: StepInputs) -> Tensor:
         """Returns what the head reads, [N, E]."""

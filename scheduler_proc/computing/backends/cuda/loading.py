@@ -12,10 +12,8 @@ from kernels.gpu.triton_kernels import leave_out_failed, load_triton_kernels
 from kernels.plans.decode_work import DecodeShape
 from messages.config.server import Config
 from messages.errors import BootError
-from scheduler_proc.computing.backends.cuda.attention_backend import AttentionBackend
 from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlans
 from scheduler_proc.computing.backends.cuda.device import GpuDevice
-from scheduler_proc.computing.backends.cuda.flashinfer_attention import FlashInferAttention
 from scheduler_proc.computing.backends.cuda.forward_passes import GpuForwardPasses
 from scheduler_proc.computing.kv_cache.kv_tensors import GIB, KVTensors, pages_per_context
 from scheduler_proc.computing.model.decoder import Decoder
@@ -49,8 +47,8 @@ class GpuBackend:
         self._limits = limits
         self._report = report
         self._degraded: list[str] = []
-        self._attention: AttentionBackend | None = None
-        if _load_kernels(config, device):
+        self._attention: AttentionPlans | None = None
+        if _load_kernels(device):
             self._attention = self._try(partial(_make_attention, config, decoder, device, kv_codes))
         else:
             self._degraded.append("Triton cannot be loaded, so plain torch computes")
@@ -156,19 +154,11 @@ def _reason_of(error: Exception) -> str:
     return ": ".join([type(error).__name__, *lines[-1:]])[:MAX_REASON_CHARS]
 
 
-def _load_kernels(config: Config, device: GpuDevice) -> bool:
-    """Loads the Triton kernels; returns whether there are any, which is logged if not: torch computes then.
-
-    Raises `BootError` for an `--attention-backend` that needs them.
-    """
-    wanted = config.model.attention_backend
+def _load_kernels(device: GpuDevice) -> bool:
+    """Loads the Triton kernels; returns whether there are any, which is logged if not: torch computes then."""
     try:
         load_triton_kernels(device.torch_device.type)
     except ImportError as error:
-        if wanted != "auto":
-            raise BootError(
-                f"--attention-backend {wanted}: Triton cannot be loaded ({error}); pip install triton"
-            ) from None
         log.warning(
             "Triton cannot be loaded (%s), so plain torch computes, without CUDA graphs and without overlapped steps: "
             "many times slower. `pip install triton` brings it to Linux",
@@ -180,15 +170,9 @@ def _load_kernels(config: Config, device: GpuDevice) -> bool:
 
 def _make_attention(
     config: Config, decoder: Decoder, device: GpuDevice, kv_codes: torch.dtype | None
-) -> AttentionBackend:
-    """Raises `BootError` for an `--attention-backend` that is asked for and cannot be had."""
+) -> AttentionPlans:
     max_rows, shares_prefixes = config.scheduling.max_num_seqs, config.cache.shared_prefix_attention
     attention, page_size = decoder.model.attention, config.cache.block_size
     heads = attention.num_heads, attention.num_kv_heads, attention.head_dim
     shape = DecodeShape(*heads, page_size, decoder.activation_dtype, kv_codes)
-    if config.model.attention_backend == "flashinfer":
-        if kv_codes is not None:
-            raise BootError("--attention-backend flashinfer: it does not read a KV cache of fp8; leave it at auto")
-        log.info("FlashInfer computes attention; steps with prompts are launched operation by operation for it")
-        return FlashInferAttention(shape, attention.scale, device)
     return AttentionPlans(shape, max_rows, shares_prefixes, device.torch_device)

@@ -77,9 +77,6 @@ class Attention:
         self, query_THD: Tensor, step: StepInputs, cache: PagedKV, out_THD: Tensor, *, is_narrow: bool
     ) -> Tensor:
         """Returns the attention's output, [T, H * D], which may be a view of `out_THD`."""
-        if step.attend is not None:
-            step.attend(query_THD, cache, out_THD)
-            return _select(out_THD, step.head_tokens if is_narrow else None)
         num_tokens, num_decode = len(query_THD), step.num_decode_rows
         rows = PrefillRows(
             step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, step.prefill_tiles

@@ -68,10 +68,6 @@ class LateDevice:
     def will_write(self, pages: Sequence[int]) -> None:
         pass
 
-    def mark(self) -> Callable[[], None]:
-        """Asked for amid work, which is done at once then."""
-        return lambda: None
-
     def new_pool(self) -> Pool:
         return (0, 1)
 

@@ -90,17 +90,6 @@ def test_pages_are_copied_out_and_back_between_steps(tmp_path: Path) -> None:
         assert torch.equal(tensor[:, : 9 * 16].clone().view(torch.uint8), old.view(torch.uint8))
 
 
-def test_flashinfer_gives_the_tokens_of_our_kernels(tmp_path: Path) -> None:
-    """In bfloat16, which rounds differently: one prompt may go another way."""
-    pytest.importorskip("flashinfer", reason="needs flashinfer-python")
-    build_checkpoint(tmp_path, "qwen3-gqa-tied", head_dim=64)
-    ours, theirs = (
-        generate(load(tmp_path, dtype="bfloat16", attention_backend=name), PROMPTS, 8, params=GREEDY)
-        for name in ("triton", "flashinfer")
-    )
-    assert sum(our == their for our, their in zip(ours, theirs, strict=True)) >= len(PROMPTS) - 1
-
-
 @pytest.fixture
 def waiting_is_an_error() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("error")
