@@ -26,7 +26,6 @@ class PacedRunner:
     can_overlap = can_plan_ahead = False
     degraded = ""
     placement: dict[str, str] = {}  # noqa: RUF012 (never written)
-    drafter = None
     draft_runner = None
     page_memory = None
     page_store = None

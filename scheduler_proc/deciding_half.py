@@ -49,7 +49,8 @@ def make_scheduler(
     cache = BlockAllocator(runner.num_pages, page_size, is_sharing, journal, tiers)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)
-    drafter, draft_lengths = runner.drafter, None
+    drafter: NgramDrafter | DraftModel | None = None
+    draft_lengths = None
     if config.scheduling.speculative == "ngram":
         drafter, draft_lengths = NgramDrafter(config.scheduling.num_speculative_tokens, cache), DraftLengths()
     elif runner.draft_runner is not None and facts.draft is not None:

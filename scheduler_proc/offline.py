@@ -19,13 +19,13 @@ from messages.errors import ErrorInfo, UsageError
 from messages.ring.replies import DetokenizeMsg, FinishedRow, FinishReason, ToDetokenizer, Usage
 from messages.ring.requests import SamplingParams, Stamps, UserMsg
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.report import Report
 from scheduler_proc.deciding.pages.page_tiers import LOAD_TIMEOUT_S
 from scheduler_proc.deciding.scheduler import GrammarSource
 from scheduler_proc.deciding_half import close_store, make_scheduler
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Stepper
 
-Report = Callable[[str, float | None], None]
 MakeGrammars = Callable[[Callable[[], None]], GrammarSource]
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from messages.ring.steps import Batch, ForwardOutput
-from scheduler_proc.deciding.drafting.drafts import Drafter
 from scheduler_proc.deciding.isolation import run_step
 from scheduler_proc.deciding.pages.page_journal import PageMemory
 from scheduler_proc.deciding.pages.page_tiers import PageStore
@@ -47,10 +46,10 @@ class Runner(Protocol):
     `max_num_batched_tokens`: the flag, or its default on the device. `can_overlap`: a second step may be launched
     before the result of the first is requested, and it may refer to tokens of the first
     (`Batch.future_token_indices`). `can_plan_ahead`: it may be planned before then and launched right after, with the
-    same kind of references. `drafter` proposes draft tokens, `None` if there is none; `draft_runner` runs the draft
-    model, on pages with the same numbers. `page_memory` is the memory of its pages, if it outlives the process, and
-    `page_store` keeps pages that are evicted, if there is one. `degraded` reports to operators what is missing or
-    slower than it should be; empty if nothing is. `placement` reports the device and formats of the model.
+    same kind of references. `draft_runner` runs the draft model, on pages with the same numbers. `page_memory` is the
+    memory of its pages, if it outlives the process, and `page_store` keeps pages that are evicted, if there is one.
+    `degraded` reports to operators what is missing or slower than it should be; empty if nothing is. `placement`
+    reports the device and formats of the model.
     """
 
     num_pages: int
@@ -59,9 +58,6 @@ class Runner(Protocol):
     can_plan_ahead: bool
     degraded: str
     placement: dict[str, str]
-
-    @property
-    def drafter(self) -> Drafter | None: ...
 
     @property
     def draft_runner(self) -> "Runner | None": ...

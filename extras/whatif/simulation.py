@@ -50,7 +50,6 @@ class SimulatedRunner:
     can_plan_ahead = False
     degraded = ""
     placement: dict[str, str] = {}  # noqa: RUF012 (never written)
-    drafter = None
     draft_runner = None
     page_memory = None
     page_store = None

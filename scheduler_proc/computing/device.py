@@ -27,7 +27,12 @@ class Fetched(Protocol):
 
 
 class Device(Protocol):
-    """Does work in the order in which it is submitted, and nothing of it is waited for but through `Fetched`."""
+    """Does work in the order in which it is submitted. Only `Fetched` waits for any of it."""
+
+    has_own_processor: bool
+    """Threads of the host do not slow down its work."""
+    max_logits: int
+    """The number of logits that logprobs are computed from at a time: those of a whole prompt might not fit."""
 
     def submit(self, work: Callable[[], Result]) -> Fetched:
         """Launches the work, and the copy of its result to the host. Raises what the work raises."""

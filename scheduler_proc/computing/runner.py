@@ -1,6 +1,7 @@
 """Runs planned steps, on any device: launches one and gives its result when it is asked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -38,14 +39,37 @@ class LaunchedStep:
         return output
 
 
-class Runner:
-    """Launches steps in order. What a step returns is a function of its `Batch`, the KV cache and the tokens of the
-    step before that it names."""
+@dataclass(frozen=True)
+class RunnerParts:
+    """What belongs to a runner besides the steps.
 
-    drafter = None
+    `degraded` reports to operators what is missing or slower than it should be; `placement` has the device and the
+    formats. `publish` makes the other ranks run the step that is about to run here.
+    """
+
+    degraded: str = ""
+    placement: Mapping[str, str] = field(default_factory=dict)
+    page_memory: KVMemory | None = None
+    page_store: TieredPages | None = None
+    draft_runner: "Runner | None" = None
+    publish: Publish | None = None
+
+
+NO_PARTS = RunnerParts()
+
+
+class Runner:
+    """Launches steps in order. The result of a step is a function of its `Batch`, the KV cache, and the tokens of the
+    previous step that the batch refers to."""
 
     def __init__(
-        self, decoder: Decoder, device: Device, forward_passes: ForwardPasses, limits: StepLimits, num_pages: int
+        self,
+        decoder: Decoder,
+        device: Device,
+        forward_passes: ForwardPasses,
+        limits: StepLimits,
+        num_pages: int,
+        parts: RunnerParts = NO_PARTS,
     ):
         self.num_pages = num_pages
         self.max_num_batched_tokens = limits.max_num_batched_tokens
@@ -53,17 +77,21 @@ class Runner:
         self.can_plan_ahead = forward_passes.can_plan_ahead
         self.next_tokens = b""
         """Of the step whose result was asked for last."""
-        self.degraded = ""
-        self.placement: dict[str, str] = {}
-        self.page_memory: KVMemory | None = None
-        self.publish: Publish | None = None
-        """Has the other ranks run the step that is about to run here."""
-        self.page_store: TieredPages | None = None
-        self.draft_runner: Runner | None = None
+        self.degraded = parts.degraded
+        self.placement = dict(parts.placement)
+        self.page_memory = parts.page_memory
+        self.page_store = parts.page_store
+        self.draft_runner = parts.draft_runner
         self.forward_passes = forward_passes
+        self._publish = parts.publish
+        self._limits = limits
         self._decoder = decoder
         self._vocab_size = decoder.model.vocab_size
         self._device = device
+
+    def with_parts(self, parts: RunnerParts) -> "Runner":
+        """Returns a runner with the same forward passes, whose captures it keeps, and these parts."""
+        return Runner(self._decoder, self._device, self.forward_passes, self._limits, self.num_pages, parts)
 
     def launch(self, batch: Batch) -> LaunchedStep:
         """The step will run after all that were launched before. Raises where it cannot be launched.
@@ -83,18 +111,17 @@ class Runner:
 
     def _compute(self, batch: Batch, forward: Forward, sampling: SamplingPlan) -> Result:
         try:
-            if self.publish is not None:
-                self.publish(batch)
-            result = compute_result(self._decoder, forward(), sampling)
+            if self._publish is not None:
+                self._publish(batch)
+            result = compute_result(self._decoder, forward(), sampling, self._device.max_logits)
         except Exception as error:
             if self._decoder.parallel.size > 1:  # the others may wait for this rank in mid-step, or run ahead of it
                 raise SystemExit(f"a step failed on rank {self._decoder.parallel.rank}: {error!r}") from error
             raise
         last_tokens = self.forward_passes.last_tokens
         if last_tokens is not None and not isinstance(result, np.ndarray):
-            tokens_S = result[0][
-                : len(last_tokens)
-            ]  # none is planned behind a step that samples more often than it has rows
+            # A step that samples more tokens than it has rows is never followed by one that refers to them.
+            tokens_S = result[0][: len(last_tokens)]
             last_tokens[: len(tokens_S)].copy_(self._decoder.parallel.broadcast(tokens_S))
         return result
 

@@ -52,7 +52,6 @@ class OverlappedRunner:
     can_plan_ahead = False
     degraded = ""
     placement: dict[str, str] = {}  # noqa: RUF012 (never written)
-    drafter = None
     draft_runner = None
     page_memory = None
     page_store = None

@@ -17,7 +17,6 @@ from messages.columns import pack_float32, pack_int32, unpack_int32, unpack_int6
 from messages.ring.axes import columns_of
 from messages.ring.requests import SamplingParams
 from messages.ring.steps import SAMPLED, Batch, ForwardOutput, LogprobColumns
-from scheduler_proc.deciding.drafting.drafts import Drafter
 from tests.scheduler_proc.simulated_edits import NOTHING, Edits, expected_edits, read_edits
 from tests.scheduler_proc.simulated_grammar import allowed_next
 
@@ -123,7 +122,6 @@ class SimulatedRunner:
         self.slots: list[tuple[int, int] | None] = [None] * (num_pages * page_size)
         self.poison: set[int] = set()
         self.nan: set[int] = set()
-        self.drafter: Drafter | None = None
         self.withholds: random.Random | None = None
         self.batches: list[Batch] = []
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.cpu.huge_pages import empty_huge
+from kernels.formats.plain import PLAIN
 from kernels.operations.paged_kv import PagedKV
 from kernels.operations.quantized_kv import SCALE_DTYPE
 from messages.config.server import Config
@@ -50,9 +50,7 @@ def allocate_cache(
     shape = (len(model.layers), num_pages * page_size, attention.num_kv_heads, attention.head_dim)
 
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if placement.is_cuda:
-            return torch.empty(shape, dtype=dtype, device=placement.device)
-        return empty_huge(shape, dtype) if memory is None else memory.take(shape, dtype)
+        return PLAIN.allocate(shape, dtype, placement.device).stored if memory is None else memory.take(shape, dtype)
 
     try:
         if memory is not None:

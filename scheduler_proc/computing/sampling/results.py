@@ -13,7 +13,7 @@ from torch import Tensor
 from messages.columns import pack_int32
 from messages.ring.steps import ForwardOutput
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.sampling.logprobs import TokenLogprobs, prompt_logprobs, sampled_logprobs
+from scheduler_proc.computing.sampling.logprobs import MAX_LOGITS, TokenLogprobs, prompt_logprobs, sampled_logprobs
 from scheduler_proc.computing.sampling.plan import SamplingPlan
 from scheduler_proc.computing.sampling.sampler import choose_tokens
 
@@ -38,7 +38,7 @@ An array instead: nothing is wanted but next tokens, and the host has them.
 """
 
 
-def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan) -> Result:
+def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan, max_logits: int = MAX_LOGITS) -> Result:
     """Computes the results of a step that the plan requests."""
     if plan.has_plain_rows_alone and forwarded.plain is not None:
         return forwarded.plain
@@ -48,9 +48,9 @@ def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan) -
         tokens_S = choose_tokens(logits_SV, plan, columns, known_S)
         result = [tokens_S]
         if plan.num_top >= 0:
-            result += sampled_logprobs(logits_SV, tokens_S, plan, columns)
+            result += sampled_logprobs(logits_SV, tokens_S, plan, columns, max_logits)
         if plan.num_prompt_top >= 0:
-            result += prompt_logprobs(hidden_QE, decoder, plan, columns)
+            result += prompt_logprobs(hidden_QE, decoder, plan, columns, max_logits)
     return result
 
 

@@ -28,8 +28,7 @@ class PageCopies:
         ]
         self._sizes = [part.shape[0] * part.shape[2] for part in self._parts_LPB]
         self.page_bytes = sum(self._sizes)
-        self.has_own_processor = self._parts_LPB[0].device.type != "cpu"
-        """Steps lose nothing to threads of the host."""
+        self.has_own_processor = device.has_own_processor
         self._spare: deque[Tensor] = deque(maxlen=NUM_SPARE)
 
     def allocate_host(self, num_pages: int) -> Tensor:

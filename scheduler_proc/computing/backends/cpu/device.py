@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from scheduler_proc.computing.backends.cpu.populate import PagePopulation
+from scheduler_proc.computing.sampling.logprobs import MAX_LOGITS
 from scheduler_proc.computing.sampling.results import Result
 
 
@@ -41,6 +42,9 @@ class Begun:
 
 class CpuDevice:
     """`population`, once it is there, gets memory for pages before they are used, and little while work is done."""
+
+    has_own_processor = False
+    max_logits = MAX_LOGITS
 
     def __init__(self) -> None:
         self.population: PagePopulation | None = None

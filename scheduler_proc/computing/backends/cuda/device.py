@@ -50,6 +50,9 @@ class CudaDevice:
     beside the next step.
     """
 
+    has_own_processor = True
+    max_logits = 1 << 25
+
     def __init__(self, torch_device: torch.device):
         self.torch_device = torch_device
         self._sending = torch.cuda.Stream(torch_device)

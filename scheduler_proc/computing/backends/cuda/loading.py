@@ -29,8 +29,8 @@ Result = TypeVar("Result")
 log = logging.getLogger("sluice.gpu_loading")
 
 
-class GpuBackend:
-    """Makes runners of a loaded model, and one of them ready. Raises `BootError` where memory does not suffice."""
+class GpuRunnerFactory:
+    """The `RunnerFactory` of a GPU. Raises `BootError` if memory does not suffice."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class GpuBackend:
         device: GpuDevice,
         limits: StepLimits,
         report: Report,
-        kv_codes: torch.dtype | None = None,
+        kv_codes: torch.dtype | None,
     ):
         self._config = config
         self._decoder = decoder
@@ -84,12 +84,15 @@ class GpuBackend:
         )
         return left_bytes
 
-    def warm_up(self, runner: Runner) -> None:
-        """The kernels are compiled and the graphs captured, where they can be."""
+    def warm_up(self, runner: Runner, cache: KVTensors) -> str:
+        """Compiles the kernels and captures the graphs."""
         for batch in plan_warm_ups(self._config, runner.max_num_batched_tokens):
             self._try(partial(runner.run, batch))
         self._capture(runner)
-        runner.degraded = "; ".join(self._degraded)
+        return "; ".join(self._degraded)
+
+    def populate(self, cache: KVTensors, report: Report, *, is_file: bool) -> None:
+        """All memory of the cache is already there."""
 
     def _try(self, work: Callable[[], Result]) -> Result:
         """Returns what `work` does; where a Triton kernel fails it is done again without that kernel.

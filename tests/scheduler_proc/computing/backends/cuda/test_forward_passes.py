@@ -21,11 +21,10 @@ from scheduler_proc.computing.backends.cuda.captured_steps import Report
 from scheduler_proc.computing.backends.cuda.forward_passes import MORE_GRAPH_BYTES, GpuForwardPasses
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, allocate_cache
 from scheduler_proc.computing.load_runner import load_runner
-from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import build_checkpoint, make_config
 from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
-from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice
+from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend, no_triton
 from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_batch
 from tests.scheduler_proc.test_greedy_tokens import Recalled, run
 
@@ -57,10 +56,6 @@ def nobody(text: str, fraction: float | None) -> None:
     """Hears a report."""
 
 
-def no_triton(device_type: str) -> None:
-    """Stands in for `load_triton_kernels`: the operations keep the kernels that they have on a CPU."""
-
-
 def load_late(
     path: Path,
     device: LateDevice,
@@ -69,10 +64,7 @@ def load_late(
     **flags: object,
 ) -> Runner:
     """Loads the model as on a GPU that is `device`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "load_triton_kernels", load_triton_kernels)
-        patch.setattr(Placement, "is_cuda", property(lambda self: True))
-        patch.setattr(loader, "CudaDevice", lambda torch_device: device)
+    with late_backend(lambda: device, load_triton_kernels):
         return load_runner(make_config(path, **FLAGS | flags), report)
 
 
@@ -340,10 +332,10 @@ def test_attention_that_cannot_be_compiled_to_count_its_programs_is_left_out_onc
 
 
 def test_what_a_draft_model_lacks_is_told_too(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def warm_up(backend: loading.GpuBackend, runner: Runner) -> None:
-        runner.degraded = "the draft model lacks" if backend._config.model.enforce_eager else "the model lacks"
+    def warm_up(factory: loading.GpuRunnerFactory, runner: Runner, cache: KVTensors) -> str:
+        return "the draft model lacks" if factory._config.model.enforce_eager else "the model lacks"
 
-    monkeypatch.setattr(loading.GpuBackend, "warm_up", warm_up)
+    monkeypatch.setattr(loading.GpuRunnerFactory, "warm_up", warm_up)
     assert (
         load_late(pair.path, LateDevice(), draft_model=pair.path).degraded == "the model lacks; the draft model lacks"
     )
