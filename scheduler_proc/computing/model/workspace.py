@@ -28,9 +28,9 @@ class Activations:
     update: Tensor | None = None
     """[T, E]"""
     inner: Tensor | None = None
-    """[T, F], or [T, 2 F] for a gated MLP"""
+    """[T, F], or [T, 2 F] for a gated MLP; F is the largest of all layers."""
     gated: Tensor | None = None
-    """[T, F]; `None` for an MLP that is not gated"""
+    """[T, F]; `None` if no MLP is gated."""
 
     def take(self, num_tokens: int) -> "Activations":
         """Returns the room of the first tokens, none for more than there are."""
@@ -43,6 +43,13 @@ class Activations:
 NEW_MEMORY = Activations()
 
 
+def fit(room: Tensor | None, size: int) -> Tensor | None:
+    """Returns contiguous room [T, size], which may be smaller than the room of the largest layer."""
+    if room is None or room.shape[1] == size:
+        return room
+    return room.view(-1)[: len(room) * size].view(len(room), size)
+
+
 class Workspace:
     """Room for steps of up to `max_tokens` tokens, and logits of up to `max_rows` rows, on the CPU.
 
@@ -53,15 +60,16 @@ class Workspace:
         def room(*shape: int) -> Tensor:
             return empty_huge((max_tokens, *shape), dtype)
 
-        attention, mlp = model.attention, model.mlp
+        attention, sizes = model.attention, [layer.mlp.room_sizes for layer in model.layers]
+        inner_size, gated_size = (max(each) for each in zip(*sizes, strict=True))
         self._activations = Activations(
             residual=room(model.hidden_size),
             normed=room(model.hidden_size),
             heads=room(attention.qkv_size),
             attended=room(attention.num_heads, attention.head_dim),
             update=room(model.hidden_size),
-            inner=room(mlp.in_size),
-            gated=room(mlp.size) if mlp.is_gated else None,
+            inner=room(inner_size) if inner_size else None,
+            gated=room(gated_size) if gated_size else None,
         )
         self._logits_NV = empty_huge((max_rows, model.vocab_size), dtype)
 

@@ -95,6 +95,21 @@ class StepInputs:
 
 
 @dataclass(frozen=True)
+class StepRows:
+    """The tokens that a linear computes: all tokens of the step or, if `is_narrow`, its `head_tokens`.
+
+    The step's columns are in the same memory in all steps that a capture serves.
+    """
+
+    step: StepInputs
+    is_narrow: bool = False
+
+    def select(self, column_T: Tensor) -> Tensor:
+        """Returns the entries of a column of the step, one for each token."""
+        return column_T[self.step.head_tokens] if self.is_narrow else column_T
+
+
+@dataclass(frozen=True)
 class StepShape:
     """The sizes of a step, padding included, and of what its attention is planned by, if it is."""
 

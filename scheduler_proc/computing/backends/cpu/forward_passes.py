@@ -83,7 +83,7 @@ class CpuForwardPasses:
         """False where something other than C kernels computes in a step of decode rows, or ranks wait for others."""
 
         self.can_plan_ahead = may_overlap and self.can_capture and torch.get_num_threads() > 1
-        self.repeats = Repeats() if self.can_capture else None
+        self.repeats = Repeats(decoder.layer_kinds) if self.can_capture else None
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
         """Writes a step that can be captured to where captures read it: it must run before the next is prepared."""
