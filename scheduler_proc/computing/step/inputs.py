@@ -96,17 +96,21 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class StepRows:
-    """The tokens that a linear computes: all tokens of the step or, if `is_narrow`, its `head_tokens`.
+    """The tokens that a linear computes: those with these indices (integers), or all tokens of the step.
 
     The step's columns are in the same memory in all steps that a capture serves.
     """
 
     step: StepInputs
-    is_narrow: bool = False
+    tokens: Tensor | None = None
 
     def select(self, column_T: Tensor) -> Tensor:
         """Returns the entries of a column of the step, one for each token."""
-        return column_T[self.step.head_tokens] if self.is_narrow else column_T
+        return column_T if self.tokens is None else column_T[self.tokens]
+
+    def narrowed(self, indices: Tensor) -> "StepRows":
+        """Returns the rows with these indices."""
+        return StepRows(self.step, indices if self.tokens is None else self.tokens[indices])
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ class Layer:
         rows, room = stream.rows, stream.room
         narrow = None
         if is_narrow:
-            narrow = StepRows(rows.step, is_narrow=True), room.take(len(rows.step.head_tokens))
+            narrow = rows.narrowed(rows.step.head_tokens), room.take(len(rows.step.head_tokens))
         normed_TE = _add_and_norm(self._attention_norm, stream)
         update_TE = self._attention(normed_TE, rows, cache, stream.attended, room, narrow)
         stream.update = _norm_output(self._attention_out_norm, update_TE)
