@@ -2,10 +2,10 @@
 
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.families import gpt2, llama, qwen2, qwen3
+from scheduler_proc.computing.model.families import gpt2, llama, qwen2, qwen3, qwen3_moe
 from scheduler_proc.computing.model.families.family import Family
 
-FAMILIES = (gpt2.FAMILY, llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY)
+FAMILIES = (gpt2.FAMILY, llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, qwen3_moe.FAMILY)
 UNSUPPORTED_KINDS = {
     "Moe": "a mixture of experts",
     "Mixtral": "a mixture of experts",
