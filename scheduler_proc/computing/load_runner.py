@@ -217,7 +217,7 @@ def _load(
                 weights = memory.find()
             else:
                 # What is quantized is not made in its place.
-                num_bytes = most_bytes(shard, placement) if placement.weight_bits is None else 0
+                num_bytes = most_bytes(shard, placement) if placement.quantization is None else 0
                 weights = memory.load(load_weights, report, num_bytes)
         if weights is None:
             return None

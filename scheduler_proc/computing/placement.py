@@ -4,22 +4,20 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.operations.quantized_linear import Bits
 from messages.config.server import CacheConfig, ModelConfig
 from messages.errors import BootError
 
-WEIGHT_BITS: dict[str, Bits | None] = {"none": None, "int8": 8, "int4": 4}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The device, the dtype of weights, the bits of linear layers' weights if they are quantized, and the KV cache's
-    codes (`kernels/operations/quantized_kv.py`) if it is."""
+    """The device, the dtype of weights, the format of linear layers' weights if they are quantized, and the dtype of
+    the KV cache's codes (`kernels/operations/quantized_kv.py`) if it is quantized."""
 
     device: torch.device
     dtype: torch.dtype
-    weight_bits: Bits | None = None
+    quantization: str | None = None
     kv_codes: torch.dtype | None = None
 
     @property

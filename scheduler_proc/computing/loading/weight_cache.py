@@ -45,7 +45,7 @@ def load_through_cache(
     Only quantized weights are kept. Raises `BootError` as `load_weights` does, and for nothing about the file.
     """
     files = sorted(set(checkpoint.files.values()))
-    if not is_wanted or placement.weight_bits is None or sum(file.stat().st_size for file in files) < LEAST_BYTES:
+    if not is_wanted or placement.quantization is None or sum(file.stat().st_size for file in files) < LEAST_BYTES:
         return load_weights(shard, family, checkpoint, placement, report)
     cache = WeightCache(shard, files, placement)
     weights = cache.read(report)
@@ -61,7 +61,7 @@ class WeightCache:
 
     def __init__(self, shard: Shard, files: list[Path], placement: Placement):
         of_rank = (shard.rank, shard.num_ranks) if shard.num_ranks > 1 else ()
-        of_format = (placement.dtype_name, placement.weight_bits, *of_rank)
+        of_format = (placement.dtype_name, placement.quantization, *of_rank)
         self.path = cache_dir() / f"weights-{_digest(str(files[0].parent.resolve()), *of_format)}.safetensors"
         identity = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         self._key = _digest(LAYOUT, VERSION, shard.own, identity, *of_format)

@@ -52,11 +52,11 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         find_placement(ModelConfig(device="cuda"), CacheConfig(), HfConfig({}))
 
 
-@pytest.mark.parametrize(("quantization", "bits"), [("none", None), ("int8", 8), ("int4", 4)])
-def test_bits_of_weights(quantization: Literal["none", "int8", "int4"], bits: int | None) -> None:
+@pytest.mark.parametrize(("quantization", "name"), [("none", None), ("int8", "int8"), ("int4", "int4")])
+def test_the_format_of_weights(quantization: Literal["none", "int8", "int4"], name: str | None) -> None:
     for dtype in ("auto", "float32", "bfloat16"):
         model = ModelConfig(device="cpu", dtype=dtype, quantization=quantization)
-        assert find_placement(model, CacheConfig(), HfConfig({})).weight_bits == bits
+        assert find_placement(model, CacheConfig(), HfConfig({})).quantization == name
 
 
 def test_quantization_where_it_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,10 @@ def test_quantization_where_it_is_not_supported_is_refused(monkeypatch: pytest.M
         find_placement(ModelConfig(quantization="int8"), CacheConfig(), HfConfig({}))
     with pytest.raises(BootError, match="--quantization int4: not supported with --dtype float16 yet"):
         find_placement(ModelConfig(quantization="int4", device="cpu", dtype="float16"), CacheConfig(), HfConfig({}))
-    assert find_placement(ModelConfig(quantization="int4", device="cpu"), CacheConfig(), HfConfig({})).weight_bits == 4
+    assert (
+        find_placement(ModelConfig(quantization="int4", device="cpu"), CacheConfig(), HfConfig({})).quantization
+        == "int4"
+    )
 
 
 def test_codes_of_the_kv_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from scheduler_proc.computing.backends.cpu.loading import CpuRunnerFactory
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.parallel import ParallelGroup, join_group
-from scheduler_proc.computing.placement import DTYPES, WEIGHT_BITS, Placement, find_kv_codes, refuse_quantization
+from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.step.shapes import StepLimits
 
@@ -36,7 +36,8 @@ class CpuBackend:
             refuse_quantization(model, "with --dtype float16")
         dtype = auto_dtype() if model.dtype == "auto" else DTYPES[model.dtype]
         kv_codes = find_kv_codes(cache, self.name, "int8", torch.int8)
-        return Placement(torch.device("cpu"), dtype, WEIGHT_BITS[model.quantization], kv_codes)
+        quantization = None if model.quantization == "none" else model.quantization
+        return Placement(torch.device("cpu"), dtype, quantization, kv_codes)
 
     def bind(self, config: Config, placement: Placement, place: Place) -> None:
         if config.cache.kv_offload_gb:

@@ -95,7 +95,7 @@ def test_steps_with_prompts_repeat_the_calls_of_a_layer(tmp_path: Path, dtype: t
 def load_described(model: ModelDescription) -> Runner:
     """Returns a runner of random int8 weights."""
     load_kernels(lambda text, fraction: None)
-    placement = Placement(torch.device("cpu"), torch.float32, weight_bits=8)
+    placement = Placement(torch.device("cpu"), torch.float32, quantization="int8")
     weights = make_dummy_weights(Shard(model), placement, lambda text, fraction: None)
     decoder, device, limits = Decoder(model, weights, 96), CpuDevice(), StepLimits(8, 64, 6)
     cache = allocate_cache(model, 64, 16, placement)
