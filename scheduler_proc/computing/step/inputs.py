@@ -8,8 +8,9 @@ those of its prefill rows after *all* places for decode rows. What is left over 
 and V are stored nowhere), no keys, no query tokens, no source.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,35 +24,55 @@ from kernels.plans.prefill_tiles import TILE_WORDS
 from messages.columns import num_int32, pack_int32, unpack_int32
 from messages.ring.axes import fill_columns
 from messages.ring.steps import Batch
-from scheduler_proc.computing.step.packed_columns import PackedColumns
+from scheduler_proc.computing.step.packed_columns import NUMPY_DTYPES, PackedColumns
 
 Arrays = dict[str, np.ndarray]
 
 Axis = Literal["token", "decode row", "prefill row", "head token"]
 
 
+def _read_sources(batch: Batch) -> bytes:
+    return batch.future_token_indices or pack_int32([-1]) * batch.num_decode_rows
+
+
+def _count_keys(batch: Batch) -> bytes:
+    return pack_int32([context_len + 1 for context_len in unpack_int32(batch.context_lens)])
+
+
+def _find_head_tokens(batch: Batch) -> bytes:
+    """Returns indices (int64) into the tokens of the batch: those that sample, then `hidden_tokens`."""
+    tokens = np.frombuffer(batch.sample_tokens + batch.hidden_tokens, np.int32)
+    assert len(tokens) == 0 or 0 <= tokens.min() <= tokens.max() < batch.num_tokens
+    return tokens.astype(np.int64).tobytes()
+
+
 class InputColumn(NamedTuple):
-    """A column of `StepInputs`: what it has an entry for, a whole page table where `is_table`."""
+    """A column of `StepInputs`: what it has an entry for, a whole page table if `is_table`.
+
+    `read` returns the entries of a batch without padding; those of decode rows come before those of prefill rows.
+    """
 
     dtype: torch.dtype
     axis: Axis
     padding: int
-    """What is in places that no entry of the batch takes."""
+    """The value of places that no entry of the batch takes."""
+    read: Callable[[Batch], bytes]
     is_table: bool = False
 
 
 INPUT_COLUMNS: Mapping[str, InputColumn] = {
-    "token_ids": InputColumn(torch.int32, "token", 0),
-    "positions": InputColumn(torch.int32, "token", 0),
-    "slots": InputColumn(torch.int64, "token", -1),
-    "future_token_indices": InputColumn(torch.int32, "decode row", -1),
-    "decode_page_tables": InputColumn(torch.int32, "decode row", -1, is_table=True),
-    "decode_num_keys": InputColumn(torch.int32, "decode row", 0),
-    "prefill_page_tables": InputColumn(torch.int32, "prefill row", -1, is_table=True),
-    "prefill_query_lens": InputColumn(torch.int32, "prefill row", 0),
-    "prefill_context_lens": InputColumn(torch.int32, "prefill row", 0),
-    "head_tokens": InputColumn(torch.int64, "head token", 0),
+    "token_ids": InputColumn(torch.int32, "token", 0, attrgetter("token_ids")),
+    "positions": InputColumn(torch.int32, "token", 0, attrgetter("positions")),
+    "slots": InputColumn(torch.int64, "token", -1, attrgetter("slots")),
+    "future_token_indices": InputColumn(torch.int32, "decode row", -1, _read_sources),
+    "decode_page_tables": InputColumn(torch.int32, "decode row", -1, attrgetter("page_tables"), is_table=True),
+    "decode_num_keys": InputColumn(torch.int32, "decode row", 0, _count_keys),
+    "prefill_page_tables": InputColumn(torch.int32, "prefill row", -1, attrgetter("page_tables"), is_table=True),
+    "prefill_query_lens": InputColumn(torch.int32, "prefill row", 0, attrgetter("query_lens")),
+    "prefill_context_lens": InputColumn(torch.int32, "prefill row", 0, attrgetter("context_lens")),
+    "head_tokens": InputColumn(torch.int64, "head token", 0, _find_head_tokens),
 }
+"""All columns. A column is read and written by its entry here, on every device."""
 
 NO_ROWS = Batch(step_id=0, num_decode_rows=0, num_pages_per_row=1, **fill_columns(Batch, {}))
 """A step of nothing but padding: what a graph does depends on a step's shape alone."""
@@ -253,38 +274,21 @@ def pack_step(batch: Batch, shape: StepShape, arrays: Arrays) -> None:
 
 def _read_columns(batch: Batch) -> Arrays:
     """Returns the columns of `StepInputs` without padding, which may be written."""
-    query_lens, context_lens = _int32(batch.query_lens), _int32(batch.context_lens)
-    token_ids, positions = _int32(batch.token_ids), _int32(batch.positions)
-    slots, num_decode = np.frombuffer(bytearray(batch.slots), np.int64), batch.num_decode_rows
-    assert (query_lens[:num_decode] == 1).all()
-    assert len(token_ids) == len(positions) == len(slots) == query_lens.sum()
-    tables = _int32(batch.page_tables).reshape(len(query_lens), batch.num_pages_per_row)
-    future_token_indices = _int32(batch.future_token_indices)
-    if not batch.future_token_indices:
-        future_token_indices = np.full(num_decode, -1, np.int32)
-    return {
-        "token_ids": token_ids,
-        "positions": positions,
-        "slots": slots,
-        "future_token_indices": future_token_indices,
-        "decode_page_tables": tables[:num_decode],
-        "decode_num_keys": context_lens[:num_decode] + np.int32(1),
-        "prefill_page_tables": tables[num_decode:],
-        "prefill_query_lens": query_lens[num_decode:],
-        "prefill_context_lens": context_lens[num_decode:],
-        "head_tokens": _find_head_tokens(batch),
-    }
+    columns = {name: _read_column(column, batch) for name, column in INPUT_COLUMNS.items()}
+    num_tokens = batch.num_decode_rows + columns["prefill_query_lens"].sum()
+    assert len(columns["token_ids"]) == len(columns["positions"]) == len(columns["slots"]) == num_tokens
+    return columns
 
 
-def _find_head_tokens(batch: Batch) -> np.ndarray:
-    """Returns indices (int64) into the tokens of the batch: those that sample, then `hidden_tokens`."""
-    tokens = _int32(batch.sample_tokens + batch.hidden_tokens)
-    assert len(tokens) == 0 or 0 <= tokens.min() <= tokens.max() < batch.num_tokens
-    return tokens.astype(np.int64)
-
-
-def _int32(column: bytes) -> np.ndarray:
-    return np.frombuffer(bytearray(column), np.int32)  # torch takes only memory that it may write
+def _read_column(column: InputColumn, batch: Batch) -> np.ndarray:
+    data, num_decode = column.read(batch), batch.num_decode_rows
+    entry_bytes = column.dtype.itemsize * (batch.num_pages_per_row if column.is_table else 1)
+    if column.axis == "decode row":
+        data = data[: num_decode * entry_bytes]
+    elif column.axis == "prefill row":
+        data = data[num_decode * entry_bytes :]
+    array = np.frombuffer(bytearray(data), NUMPY_DTYPES[column.dtype])  # torch takes only memory that it may write
+    return array.reshape(-1, batch.num_pages_per_row) if column.is_table else array
 
 
 def _fill(column: np.ndarray, values: np.ndarray, padding: int) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels.cpu.capture import CapturedCalls, capture_calls
 from kernels.cpu.repeated_calls import Repeats
 from kernels.operations.sample import draw
-from messages.columns import pack_int32, unpack_int32, unpack_int64
+from messages.columns import unpack_int64
 from messages.ring.steps import Batch
 from scheduler_proc.computing.backends.cpu.device import CpuDevice
 from scheduler_proc.computing.device import Forward
@@ -28,6 +28,7 @@ from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.workspace import Workspace
 from scheduler_proc.computing.sampling.results import Forwarded
 from scheduler_proc.computing.step.inputs import (
+    INPUT_COLUMNS,
     NO_ROWS,
     StepInputs,
     StepShape,
@@ -74,7 +75,11 @@ class CpuForwardPasses:
         self._table_bytes = 4 * limits.num_pages
         # Bytes are copied as they are: after a step has read all weights, each call into a library finds its code and
         # data cold. So what numpy would do once a step, Python does.
-        self._bytes = {name: array.reshape(-1).view(np.uint8).data for name, array in arrays.items()}
+        self._columns = [
+            (column, arrays[name].reshape(-1).view(np.uint8).data)
+            for name, column in INPUT_COLUMNS.items()
+            if column.axis in ("token", "decode row")
+        ]
         self._draws = {name: torch.zeros(self._max_rows, dtype=dtype) for name, dtype in DRAW_COLUMNS.items()}
         self._draw_bytes = {name: tensor.numpy().view(np.uint8).data for name, tensor in self._draws.items()}
         self.captures: dict[int, tuple[CapturedCalls, Forwarded]] = {}
@@ -118,16 +123,16 @@ class CpuForwardPasses:
 
     def _write(self, batch: Batch) -> None:
         """Puts the step's columns where captures read them. Behind a row's pages a table is stale."""
-        for name, column in (("token_ids", batch.token_ids), ("positions", batch.positions), ("slots", batch.slots)):
-            self._bytes[name][: len(column)] = column
-        num_keys = pack_int32([context_len + 1 for context_len in unpack_int32(batch.context_lens)])
-        self._bytes["decode_num_keys"][: len(num_keys)] = num_keys
-        ours, theirs = self._bytes["decode_page_tables"], batch.page_tables
         row_bytes = 4 * batch.num_pages_per_row
-        num_bytes, to = min(row_bytes, self._table_bytes), 0
-        for begin in range(0, len(theirs), row_bytes):
-            ours[to : to + num_bytes] = theirs[begin : begin + num_bytes]
-            to += self._table_bytes
+        num_bytes = min(row_bytes, self._table_bytes)
+        for column, ours in self._columns:
+            theirs = column.read(batch)
+            if column.is_table:
+                for row, begin in enumerate(range(0, len(theirs), row_bytes)):
+                    to = row * self._table_bytes
+                    ours[to : to + num_bytes] = theirs[begin : begin + num_bytes]
+            else:
+                ours[: len(theirs)] = theirs
 
     def _write_draws(self, num_rows: int, columns: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
         """Does the same with how plain rows are drawn: at temperature 0 where none is. Returns the other columns."""

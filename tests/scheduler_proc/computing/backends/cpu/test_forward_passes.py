@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kernels.cpu.library import find_kernel, load_kernels
+from kernels.formats.weight_format import Linear
 from kernels.operations.packed_linear import has_packed_kernel
 from messages.ring.requests import SamplingParams
 from scheduler_proc.computing.backends.cpu.device import CpuDevice
@@ -14,6 +15,8 @@ from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasse
 from scheduler_proc.computing.kv_cache.kv_tensors import allocate_cache
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.loading.weights import make_dummy_weights
+from scheduler_proc.computing.model.blocks import weights as block_weights
+from scheduler_proc.computing.model.blocks.weights import StepLinear
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.description import (
     AttentionDescription,
@@ -25,9 +28,10 @@ from scheduler_proc.computing.model.description import (
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.runner import Runner
+from scheduler_proc.computing.step.inputs import StepRows
 from scheduler_proc.computing.step.shapes import StepLimits
 from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config
-from tests.scheduler_proc.computing.drive import Schedule, generate
+from tests.scheduler_proc.computing.drive import Row, Schedule, generate, run_step
 from tests.scheduler_proc.computing.test_load_runner import QWEN_CONFIG
 from tests.scheduler_proc.test_greedy_tokens import PAGE_SIZE, PLENTY, Recalled, run
 
@@ -112,6 +116,49 @@ def alternating_model() -> ModelDescription:
         for kind in (0, 1, 0, 1, 1, 0, 0, 1)
     ]
     return ModelDescription(vocab_size=VOCAB_SIZE, hidden_size=64, layers=tuple(layers), final_norm=norm)
+
+
+def test_linears_of_a_captured_step_see_the_columns_of_each_later_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a linear is given when a step is captured holds the tokens of the steps that are replayed."""
+    seen: list[StepRows] = []
+
+    def of_step(linear: Linear) -> StepLinear:
+        def apply(x_TI: torch.Tensor, rows: StepRows, out_TO: torch.Tensor | None = None, /) -> torch.Tensor:
+            seen.append(rows)
+            return linear(x_TI, out_TO)
+
+        return apply
+
+    monkeypatch.setattr(block_weights, "_of_step", of_step)
+    runner = load_described(alternating_model())
+    if find_kernel("embed", torch.zeros(1)) is None:
+        pytest.skip("there are no C kernels here")
+    row = Row(0, [7], 1, pages=[3])
+    run_step(runner, 0, [(row, 1)], 16)
+    assert len(seen) == 4 * 8
+    for step_id in range(1, 4):
+        run_step(runner, step_id, [(row, 1)], 16)
+        assert len(seen) == 4 * 8, "the step is replayed"
+        for rows in seen:
+            assert rows.select(rows.step.token_ids).tolist() == [row.ids[step_id]]
+            assert rows.select(rows.step.positions).tolist() == [step_id]
+
+
+def test_linears_of_the_last_layer_see_the_tokens_that_go_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+
+    def of_step(linear: Linear) -> StepLinear:
+        def apply(x_TI: torch.Tensor, rows: StepRows, out_TO: torch.Tensor | None = None, /) -> torch.Tensor:
+            assert len(rows.select(rows.step.token_ids)) == len(x_TI)
+            seen.append(rows.select(rows.step.token_ids).tolist())
+            return linear(x_TI, out_TO)
+
+        return apply
+
+    monkeypatch.setattr(block_weights, "_of_step", of_step)
+    runner = load_described(alternating_model())
+    run_step(runner, 0, [(Row(0, [7, 8, 9], 3, pages=[3]), 3)], 16)
+    assert seen == [[7, 8, 9]] * (4 * 7 + 1) + [[9]] * 3
 
 
 def test_layers_of_two_kinds_are_captured_and_repeated() -> None:
