@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from messages.config.server import Config, DraftFacts
 from messages.errors import BootError
 from runtime.numa import file_of_group
-from scheduler_proc.computing.backends.backend import Backend, Place, RunnerFactory
+from scheduler_proc.computing.backends.backend import Backend, ModelParts, Place, RunnerFactory
 from scheduler_proc.computing.backends.cpu.cores import find_share
 from scheduler_proc.computing.backends.cpu.weight_memory import WeightMemory
 from scheduler_proc.computing.backends.registry import find_backend
@@ -89,7 +89,8 @@ class LoadedModel:
         return runner.with_parts(RunnerParts(texts, placement, memory, store, draft_runner, publish))
 
     def _make_factory(self, report: Report, main: RunnerFactory | None = None) -> RunnerFactory:
-        return self.backend.make_factory(self.config, self.decoder, self.limits, self.placement, report, main)
+        parts = ModelParts(self.config, self.decoder, self.limits, self.placement)
+        return self.backend.make_factory(parts, report, main)
 
     def _allocate(self, num_pages: int, memory: KVMemory | None = None) -> KVTensors:
         return allocate_cache(self.decoder.model, num_pages, self.config.cache.block_size, self.placement, memory)

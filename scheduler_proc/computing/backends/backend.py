@@ -23,6 +23,15 @@ class Place(NamedTuple):
     ranks_file: Path | None = None
 
 
+class ModelParts(NamedTuple):
+    """A model with its weights, and how it is run."""
+
+    config: Config
+    decoder: Decoder
+    limits: StepLimits
+    placement: Placement
+
+
 class RunnerFactory(Protocol):
     """Makes the runners of a loaded model on one device."""
 
@@ -47,20 +56,12 @@ class RunnerFactory(Protocol):
 class Backend(Protocol):
     """A kind of device."""
 
-    @property
-    def name(self) -> str:
-        """Its value of `--device`."""
-        ...
-
-    @property
-    def default_step_tokens(self) -> int:
-        """The default of `--max-num-batched-tokens`."""
-        ...
-
-    @property
-    def keeps_memory(self) -> bool:
-        """True if weights and KV cache can be in files in memory, which outlive the process."""
-        ...
+    name: str
+    """Its value of `--device`."""
+    default_step_tokens: int
+    """The default of `--max-num-batched-tokens`."""
+    keeps_memory: bool
+    """Weights and KV cache can be in files in memory, which outlive the process."""
 
     def is_available(self) -> bool: ...
 
@@ -79,14 +80,6 @@ class Backend(Protocol):
 
     def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup: ...
 
-    def make_factory(
-        self,
-        config: Config,
-        decoder: Decoder,
-        limits: StepLimits,
-        placement: Placement,
-        report: Report,
-        main: RunnerFactory | None = None,
-    ) -> RunnerFactory:
+    def make_factory(self, model: ModelParts, report: Report, main: RunnerFactory | None = None) -> RunnerFactory:
         """Returns the factory of a model's runners. A draft model's steps run in order with those of `main`."""
         ...

@@ -50,9 +50,8 @@ def sampled_logprobs(
     """
     rows_N = columns["logprob_rows"]
     ids_N = tokens_S.index_select(0, rows_N)
-    vocab_size = logits_SV.shape[1]
-    num_top, slice_tokens = min(plan.num_top, vocab_size), max(1, max_logits // vocab_size)
-    return _logprobs(lambda part: logits_SV.index_select(0, rows_N[part]), ids_N, num_top, slice_tokens)
+    sizes = logits_SV.shape[1], max_logits
+    return _logprobs(lambda part: logits_SV.index_select(0, rows_N[part]), ids_N, plan.num_top, *sizes)
 
 
 def prompt_logprobs(
@@ -68,13 +67,18 @@ def prompt_logprobs(
     """
     ids_Q = columns["prompt_ids"]
     assert len(ids_Q) == len(hidden_QE)
-    vocab_size = decoder.model.vocab_size
-    num_top, slice_tokens = min(plan.num_prompt_top, vocab_size), max(1, max_logits // vocab_size)
-    return _logprobs(lambda part: decoder.logits(hidden_QE[part]), ids_Q, num_top, slice_tokens)
+    sizes = decoder.model.vocab_size, max_logits
+    return _logprobs(lambda part: decoder.logits(hidden_QE[part]), ids_Q, plan.num_prompt_top, *sizes)
 
 
-def _logprobs(make_logits: Callable[[slice], Tensor], ids_N: Tensor, num_top: int, slice_tokens: int) -> TokenLogprobs:
-    """Returns the logprobs of `ids_N` (int32); `make_logits` returns the logits of a slice of them."""
+def _logprobs(
+    make_logits: Callable[[slice], Tensor], ids_N: Tensor, num_top: int, vocab_size: int, max_logits: int
+) -> TokenLogprobs:
+    """Returns the logprobs of `ids_N` (int32); `make_logits` returns the logits of a slice of them.
+
+    There are never more alternatives than tokens in the vocabulary.
+    """
+    num_top, slice_tokens = min(num_top, vocab_size), max(1, max_logits // vocab_size)
     chosen_N = torch.empty(len(ids_N), dtype=torch.float32, device=ids_N.device)
     top_ids_NK = torch.empty((len(ids_N), num_top), dtype=torch.int32, device=ids_N.device)
     top_logprobs_NK = torch.empty((len(ids_N), num_top), dtype=torch.float32, device=ids_N.device)

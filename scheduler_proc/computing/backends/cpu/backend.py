@@ -10,15 +10,13 @@ import torch.distributed as distributed
 from kernels.cpu.library import load_kernels
 from messages.config.server import CacheConfig, Config, ModelConfig
 from messages.errors import BootError
-from scheduler_proc.computing.backends.backend import Place, RunnerFactory
+from scheduler_proc.computing.backends.backend import ModelParts, Place, RunnerFactory
 from scheduler_proc.computing.backends.cpu.cores import auto_dtype, set_threads
 from scheduler_proc.computing.backends.cpu.loading import CpuRunnerFactory
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.parallel import ParallelGroup, join_group
 from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
 from scheduler_proc.computing.report import Report
-from scheduler_proc.computing.step.shapes import StepLimits
 
 GLOO_ADDRESS = "127.0.0.1"
 
@@ -54,16 +52,8 @@ class CpuBackend:
         """Connects the ranks with Gloo through the loopback interface."""
         return join_group(file, rank, size, timeout_s, _connect)
 
-    def make_factory(
-        self,
-        config: Config,
-        decoder: Decoder,
-        limits: StepLimits,
-        placement: Placement,
-        report: Report,
-        main: RunnerFactory | None = None,
-    ) -> CpuRunnerFactory:
-        return CpuRunnerFactory(config, decoder, limits)
+    def make_factory(self, model: ModelParts, report: Report, main: RunnerFactory | None = None) -> CpuRunnerFactory:
+        return CpuRunnerFactory(model.config, model.decoder, model.limits)
 
 
 def _connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

@@ -10,15 +10,13 @@ import torch.distributed as distributed
 
 from messages.config.server import CacheConfig, Config, ModelConfig
 from messages.errors import BootError
-from scheduler_proc.computing.backends.backend import Place, RunnerFactory
+from scheduler_proc.computing.backends.backend import ModelParts, Place, RunnerFactory
 from scheduler_proc.computing.backends.cuda.device import CudaDevice, GpuDevice
 from scheduler_proc.computing.backends.cuda.loading import GpuRunnerFactory
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.parallel import ParallelGroup, join_group
 from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
 from scheduler_proc.computing.report import Report
-from scheduler_proc.computing.step.shapes import StepLimits
 
 FP8_CAPABILITY = (8, 9)
 
@@ -58,17 +56,9 @@ class CudaBackend:
         """Connects the ranks with NCCL."""
         return join_group(file, rank, size, timeout_s, _connect, sums_in_rank_order=False)
 
-    def make_factory(
-        self,
-        config: Config,
-        decoder: Decoder,
-        limits: StepLimits,
-        placement: Placement,
-        report: Report,
-        main: RunnerFactory | None = None,
-    ) -> GpuRunnerFactory:
-        device = self.open_device(placement) if main is None else main.device
-        return GpuRunnerFactory(config, decoder, device, limits, report, placement.kv_codes)
+    def make_factory(self, model: ModelParts, report: Report, main: RunnerFactory | None = None) -> GpuRunnerFactory:
+        device = self.open_device(model.placement) if main is None else main.device
+        return GpuRunnerFactory(model, device, report)
 
     def open_device(self, placement: Placement) -> GpuDevice:
         return CudaDevice(placement.device)

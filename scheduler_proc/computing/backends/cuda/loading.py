@@ -10,17 +10,15 @@ import torch
 
 from kernels.gpu.triton_kernels import leave_out_failed, load_triton_kernels
 from kernels.plans.decode_work import DecodeShape
-from messages.config.server import Config
 from messages.errors import BootError
+from scheduler_proc.computing.backends.backend import ModelParts
 from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlans
 from scheduler_proc.computing.backends.cuda.device import GpuDevice
 from scheduler_proc.computing.backends.cuda.forward_passes import GpuForwardPasses
 from scheduler_proc.computing.kv_cache.kv_tensors import GIB, KVTensors, pages_per_context
-from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import MakeRunner, Runner
 from scheduler_proc.computing.step.dummy_batch import plan_dummy_batch, plan_warm_ups
-from scheduler_proc.computing.step.shapes import StepLimits
 
 MAX_REASON_CHARS = 300
 
@@ -32,27 +30,17 @@ log = logging.getLogger("sluice.gpu_loading")
 class GpuRunnerFactory:
     """The `RunnerFactory` of a GPU. Raises `BootError` if memory does not suffice."""
 
-    def __init__(
-        self,
-        config: Config,
-        decoder: Decoder,
-        device: GpuDevice,
-        limits: StepLimits,
-        report: Report,
-        kv_codes: torch.dtype | None,
-    ):
-        self._config = config
-        self._decoder = decoder
+    def __init__(self, model: ModelParts, device: GpuDevice, report: Report):
+        self._config, self._decoder, self._limits, _ = model
         self.device = device
-        self._limits = limits
         self._report = report
         self._degraded: list[str] = []
         self._attention: AttentionPlans | None = None
         if _load_kernels(device):
-            self._attention = self._try(partial(_make_attention, config, decoder, device, kv_codes))
+            self._attention = self._try(partial(_make_attention, model, device))
         else:
             self._degraded.append("Triton cannot be loaded, so plain torch computes")
-        self._can_capture = not config.model.enforce_eager
+        self._can_capture = not model.config.model.enforce_eager
 
     def make_runner(self, cache: KVTensors) -> Runner:
         may_overlap = self._config.scheduling.overlap
@@ -171,11 +159,8 @@ def _load_kernels(device: GpuDevice) -> bool:
     return True
 
 
-def _make_attention(
-    config: Config, decoder: Decoder, device: GpuDevice, kv_codes: torch.dtype | None
-) -> AttentionPlans:
-    max_rows, shares_prefixes = config.scheduling.max_num_seqs, config.cache.shared_prefix_attention
-    attention, page_size = decoder.model.attention, config.cache.block_size
-    heads = attention.num_heads, attention.num_kv_heads, attention.head_dim
-    shape = DecodeShape(*heads, page_size, decoder.activation_dtype, kv_codes)
-    return AttentionPlans(shape, max_rows, shares_prefixes, device.torch_device)
+def _make_attention(model: ModelParts, device: GpuDevice) -> AttentionPlans:
+    cache, attention = model.config.cache, model.decoder.model.attention
+    shape = DecodeShape(*attention.heads, cache.block_size, model.decoder.activation_dtype, model.placement.kv_codes)
+    max_rows = model.config.scheduling.max_num_seqs
+    return AttentionPlans(shape, max_rows, cache.shared_prefix_attention, device.torch_device)

@@ -1,9 +1,10 @@
 """Qwen3, the dense models: Llama with a norm over each query and key head, and heads of a size of their own."""
 
+from dataclasses import replace
+
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import AttentionDescription, ModelDescription
 from scheduler_proc.computing.model.families import llama
-from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.qwen2 import check_whole_context
 
 DEFAULT_HEAD_DIM = 128
@@ -21,11 +22,4 @@ def describe_attention(hf_config: HfConfig) -> AttentionDescription:
     )
 
 
-FAMILY = Family(
-    architectures=("Qwen3ForCausalLM",),
-    model_types=("qwen3",),
-    describe=describe,
-    list_sources=llama.list_sources,
-    prefix=llama.FAMILY.prefix,
-    ignored=llama.FAMILY.ignored,
-)
+FAMILY = replace(llama.FAMILY, architectures=("Qwen3ForCausalLM",), model_types=("qwen3",), describe=describe)

@@ -1,13 +1,13 @@
 """Qwen3-MoE: Qwen3 with a mixture of experts in place of the MLP of most layers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import MlpDescription, ModelDescription
 from scheduler_proc.computing.model.families import llama, qwen3
-from scheduler_proc.computing.model.families.family import Family, Source, linear_sources
+from scheduler_proc.computing.model.families.family import Source, linear_sources
 from scheduler_proc.computing.model.parameters import Parameter, linear_parameters
 
 
@@ -79,11 +79,10 @@ def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> lis
     return sources
 
 
-FAMILY = Family(
+FAMILY = replace(
+    llama.FAMILY,
     architectures=("Qwen3MoeForCausalLM",),
     model_types=("qwen3_moe",),
     describe=describe,
     list_sources=list_sources,
-    prefix=llama.FAMILY.prefix,
-    ignored=llama.FAMILY.ignored,
 )
