@@ -27,7 +27,7 @@ Calls = Sequence[Call]
 
 
 class RepeatedCalls:
-    """The calls of consecutive parts. Those of one kind differ from their leader in addresses that never change."""
+    """The calls of consecutive parts. Parts of a kind differ from their leader in addresses that never change."""
 
     def __init__(self, leaders: Mapping[Hashable, Calls], parts: Sequence[tuple[Hashable, Calls]]):
         self._calls = CapturedCalls([call for _, calls in parts for call in calls], [])

@@ -60,10 +60,10 @@ class LoadedModel:
     """At least one step has been run with it."""
 
     def make_runner(self, report: Report, kv_file: Path | None = None, publish: Publish | None = None) -> Runner:
-        """Returns a runner that is ready for its first step; it calls `publish` with each step before it runs.
+        """Returns a runner that is ready for its first step; it calls `publish` before each step.
 
         If the backend keeps memory, the KV cache is in `kv_file`, possibly with a predecessor's pages. Raises
-        `BootError` if memory does not suffice.
+        `BootError` if there is not enough memory.
         """
         self.backend.bind(self.config, self.placement, self.place)
         memory = KVMemory(kv_file, self.identity) if kv_file is not None and self.backend.keeps_memory else None
@@ -147,7 +147,7 @@ def load_runner(
 ) -> Runner:
     """Returns a runner that is ready for its first step; calls `report` with each phase of loading.
 
-    Of several schedulers, number `engine` takes its share of the machine (`--data-parallel`). The files are in memory
+    With several schedulers, number `engine` takes its share of the machine (`--data-parallel`). The files are in memory
     and outlive this process; they are used on a CPU. Raises `BootError` for a model that is not supported, weights that
     do not fit it, and memory, cores or GPUs that do not suffice.
     """
@@ -162,10 +162,10 @@ def load_model(
     rank: int = 0,
     ranks_file: Path | None = None,
 ) -> LoadedModel:
-    """Returns the model; on a CPU its weights are in `weights_file`, if there is one.
+    """Returns the model; on a CPU its weights are in `weights_file`, if given.
 
-    The ranks of an engine (`--tensor-parallel`) load together, each its part of the weights, and find each other
-    through `ranks_file`. Raises `BootError`, also for a model that they cannot divide.
+    The ranks of an engine (`--tensor-parallel`) load together, each its part of the weights, and meet through
+    `ranks_file`. Raises `BootError`, also for a model that they cannot divide.
     """
     place = Place(engine, rank, ranks_file)
     model = _load(config, report, place, weights_file, is_shared_only=False)
@@ -217,7 +217,7 @@ def _load(
             if is_shared_only:
                 weights = memory.find()
             else:
-                # What is quantized is not made in its place.
+                # Quantized weights are not made in place.
                 num_bytes = most_bytes(shard, placement) if placement.quantization is None else 0
                 weights = memory.load(load_weights, report, num_bytes)
         if weights is None:
@@ -281,7 +281,7 @@ def _describe(config: Config, family: Family, hf_config: HfConfig) -> ModelDescr
 def _load_weights(config: Config, family: Family, shard: Shard, placement: Placement, report: Report) -> Weights:
     if config.model.load_format == "dummy":
         return make_dummy_weights(shard, placement, report)
-    # Imported here and not above: they need safetensors, which a machine for random weights may lack.
+    # Imported here: they need safetensors, which a machine that only runs random weights may lack.
     from scheduler_proc.computing.loading.checkpoint import open_checkpoint
     from scheduler_proc.computing.loading.weight_cache import load_through_cache
 

@@ -1,4 +1,4 @@
-"""Runs planned steps, on any device: launches one and gives its result when it is asked for."""
+"""Runs planned steps on any device: launches a step, and returns its result on request."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ Publish = Callable[[Batch], None]
 
 
 class LaunchedStep:
-    """A step on its way."""
+    """A step that has been launched."""
 
     def __init__(self, runner: "Runner", step_id: int, sampling: SamplingPlan, fetched: Fetched):
         self._runner = runner
@@ -33,7 +33,7 @@ class LaunchedStep:
         return self._fetched.has_ended
 
     def result(self) -> ForwardOutput:
-        """Waits for the step, and for nothing after it."""
+        """Waits for the step, but for no later one."""
         output = read_result(self._step_id, self._sampling, self._fetched.wait())
         self._runner.next_tokens = output.next_tokens
         return output
@@ -76,7 +76,7 @@ class Runner:
         self.can_overlap = forward_passes.last_tokens is not None
         self.can_plan_ahead = forward_passes.can_plan_ahead
         self.next_tokens = b""
-        """Of the step whose result was asked for last."""
+        """The tokens of the step whose result was requested last."""
         self.degraded = parts.degraded
         self.placement = dict(parts.placement)
         self.page_memory = parts.page_memory
@@ -94,9 +94,9 @@ class Runner:
         return Runner(self._decoder, self._device, self.forward_passes, self._limits, self.num_pages, parts)
 
     def launch(self, batch: Batch) -> LaunchedStep:
-        """The step will run after all that were launched before. Raises where it cannot be launched.
+        """Launches the step after all previous ones. Raises if it cannot be launched.
 
-        Without `can_overlap` its result must be asked for before the next launch, which may overwrite it.
+        Without `can_overlap` its result must be requested before the next launch, which may overwrite it.
         """
         if batch.future_token_indices and not self.can_overlap:
             batch = with_known_tokens(batch, self.next_tokens)
@@ -106,7 +106,7 @@ class Runner:
         return LaunchedStep(self, batch.step_id, sampling, fetched)
 
     def run(self, batch: Batch) -> ForwardOutput:
-        """Runs the step and returns its result when it is known; the cache holds its K and V afterwards."""
+        """Runs the step and waits for its result; the cache then holds its K and V."""
         return self.launch(batch).result()
 
     def _compute(self, batch: Batch, forward: Forward, sampling: SamplingPlan) -> Result:
@@ -115,7 +115,7 @@ class Runner:
                 self._publish(batch)
             result = compute_result(self._decoder, forward(), sampling, self._device.max_logits)
         except Exception as error:
-            if self._decoder.parallel.size > 1:  # the others may wait for this rank in mid-step, or run ahead of it
+            if self._decoder.parallel.size > 1:  # the others may be waiting for this rank in mid-step
                 raise SystemExit(f"a step failed on rank {self._decoder.parallel.rank}: {error!r}") from error
             raise
         last_tokens = self.forward_passes.last_tokens

@@ -49,7 +49,7 @@ class RunnerFactory(Protocol):
         ...
 
     def populate(self, cache: KVTensors, report: Report, *, is_file: bool) -> None:
-        """Prepares the memory of the cache as `--kv-populate` says; `is_file`: it belongs to a file in memory."""
+        """Gets the memory of the cache as specified by `--kv-populate`; `is_file`: it belongs to a file in memory."""
         ...
 
 

@@ -108,10 +108,10 @@ def choose_format(parameter: Parameter, part: Part, placement: Placement) -> Wei
 def load_weights(
     shard: Shard, family: Family, checkpoint: "Checkpoint", placement: Placement, report: Report
 ) -> Weights:
-    """Returns the shard's part of every parameter with the checkpoint's values, as and where the placement says.
+    """Returns the shard's part of every parameter with the checkpoint's values, placed by `placement`.
 
-    One tensor at a time is read, and cast or packed, so there is never a second copy. Raises `BootError` that names
-    missing and misshaped tensors; what the model does not need is only logged.
+    Tensors are read, and cast or packed, one at a time, so there is never a second copy. Raises `BootError` that names
+    missing and misshaped tensors; unused tensors are only logged.
     """
     sources = _find_sources(family.list_sources(shard.whole), family.prefix, set(checkpoint.files))
     _log_unexpected(set(checkpoint.files) - set(sources), family)

@@ -1,4 +1,4 @@
-"""Logprobs of sampled tokens and of prompt tokens, as the model itself gives them, before anything changes its logits.
+"""Logprobs of sampled tokens and prompt tokens under the model's own distribution, before its logits are changed.
 
 Shape legend: S rows that sample, N tokens with logprobs, Q prompt tokens with logprobs, K alternatives, E embedding
 size, V vocabulary.
@@ -20,7 +20,7 @@ MAX_LOGITS = 1 << 22
 
 
 class TokenLogprobs(NamedTuple):
-    """Tokens with their logprobs, on whatever device."""
+    """Tokens with their logprobs, on any device."""
 
     token_ids: Tensor
     """int32 [N]"""
@@ -44,9 +44,9 @@ def sampled_logprobs(
     columns: Mapping[str, Tensor],
     max_logits: int = MAX_LOGITS,
 ) -> TokenLogprobs:
-    """Returns the logprobs of the rows that want any, each aligned with its next token.
+    """Returns the logprobs of the rows that request them, each aligned with its next token.
 
-    A row without a next token keeps its place, with the logprob NaN. `columns` are those of the plan on the device.
+    A row without a next token keeps its place, with logprob NaN. `columns` are the plan's, on the device.
     """
     rows_N = columns["logprob_rows"]
     ids_N = tokens_S.index_select(0, rows_N)
@@ -61,9 +61,9 @@ def prompt_logprobs(
     columns: Mapping[str, Tensor],
     max_logits: int = MAX_LOGITS,
 ) -> TokenLogprobs:
-    """Returns the logprobs of the step's prompt tokens from what the head reads of the tokens before them.
+    """Returns the logprobs of the step's prompt tokens, from the hidden states of the tokens before them.
 
-    They are NaN where logits are not finite.
+    They are NaN if logits are not finite.
     """
     ids_Q = columns["prompt_ids"]
     assert len(ids_Q) == len(hidden_QE)

@@ -1,5 +1,5 @@
-"""The processor that plans steps as the device that computes them: work is done when it is submitted, or, where other
-threads have begun it, when its result is asked for."""
+"""The CPU as a device: work is done when it is submitted or, if other threads have begun it, when its result is
+requested."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,7 +14,7 @@ from scheduler_proc.computing.sampling.results import Result
 
 
 class Done(NamedTuple):
-    """A result that is there."""
+    """A result that is available."""
 
     result: Result
     has_ended = True
@@ -24,7 +24,7 @@ class Done(NamedTuple):
 
 
 class Begun:
-    """Work of which other threads do what they can until somebody waits for it."""
+    """Work that other threads have begun; the rest is done when its result is requested."""
 
     def __init__(self, work: Callable[[], Result]):
         self._work = work
@@ -41,7 +41,7 @@ class Begun:
 
 
 class CpuDevice:
-    """`population`, once it is there, gets memory for pages before they are used, and little while work is done."""
+    """`population`, once it is set, gets memory for pages before they are used, and little of it during steps."""
 
     has_own_processor = False
     max_logits = MAX_LOGITS
@@ -49,12 +49,12 @@ class CpuDevice:
     def __init__(self) -> None:
         self.population: PagePopulation | None = None
         self.has_begun = False
-        """Set when other threads have begun with the work that is submitted next."""
+        """Set when other threads have begun the work that is submitted next."""
         self._last: Begun | None = None
 
     def submit(self, work: Callable[[], Result]) -> Done | Begun:
         if self._last is not None:
-            with suppress(Exception):  # who asks for its result hears of it
+            with suppress(Exception):  # raised again when its result is requested
                 self._last.wait()
             self._last = None
         if self.has_begun:

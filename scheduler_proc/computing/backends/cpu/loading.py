@@ -1,4 +1,4 @@
-"""What loading does for a CPU."""
+"""Makes runners on a CPU."""
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from scheduler_proc.computing.step.dummy_batch import plan_warm_up
 from scheduler_proc.computing.step.shapes import StepLimits
 
 WARM_UP_TOKENS = 8
-"""Each takes its time, and the libraries are set up by the first."""
+"""Few: libraries are set up by the first, and the others only take time."""
 
 
 class CpuRunnerFactory:

@@ -1,6 +1,6 @@
-"""Plans of attention by our own kernels, made on the host with each step: which program of a kernel computes what.
+"""Plans of attention, made on the host for each step: which program of a kernel computes what.
 
-They are columns of a step like any other, whose size depends on the step's shape alone.
+They are columns of the step, whose size depends only on the step's shape.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class AttentionPlans:
 
     def _layout(self, max_rows: int) -> DecodeLayout:
         shape = self._shape
-        # One row alone has nobody to share with, and what can share has larger products.
+        # A single row shares with no other, and plans that can share have larger products.
         shares_prefixes = self._shares_prefixes and max_rows > 1
         heads = shape.num_heads, shape.num_kv_heads
         return DecodeLayout(max_rows, *heads, self._num_programs, shares_prefixes, self._merges_in_kernel)

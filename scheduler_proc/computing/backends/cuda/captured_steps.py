@@ -1,7 +1,7 @@
 """The forward passes that are captured as graphs, one for each of the shapes of `step/shapes.py`.
 
-A graph reads its inputs from, and leaves its output in, the same memory in each replay, and whatever else it takes of
-memory is in one pool that all graphs share: they never run side by side.
+A graph reads its inputs from, and leaves its output in, the same memory in each replay. All other memory is in one pool
+that the graphs share: they never run concurrently.
 
 Shape legend: N tokens that go to the head, E embedding size.
 """
@@ -26,7 +26,7 @@ GIB = 2**30
 
 log = logging.getLogger("sluice.captured_steps")
 
-Forward = Callable[[StepInputs], Tensor]
+ComputeHidden = Callable[[StepInputs], Tensor]
 """Returns what the head reads, [N, E]."""
 
 
@@ -50,7 +50,7 @@ class CapturedStep:
 
 
 class CapturedSteps:
-    """The graphs; none until `capture`. `like_NE` gives the number format and E of what a forward pass returns."""
+    """The graphs; none until `capture`. `like_NE` has the dtype and E of what a forward pass returns."""
 
     def __init__(self, device: GpuDevice, shapes: StepShapes, attention: AttentionPlans, like_NE: Tensor):
         self._device = device
@@ -70,10 +70,10 @@ class CapturedSteps:
         shape = self._shapes.find(batch)
         return None if shape is None else self._captured.get(shape)
 
-    def capture(self, shapes: Sequence[StepShape], forward: Forward, report: Report) -> int:
+    def capture(self, shapes: Sequence[StepShape], forward: ComputeHidden, report: Report) -> int:
         """Captures `forward` in these shapes; returns the bytes that the graphs take.
 
-        Raises where that cannot be done, whatever CUDA, torch or Triton raise, and then there is no graph.
+        If that fails, there is no graph; raises whatever CUDA, torch or Triton raise.
         """
         begin_s, num_bytes = time.monotonic(), 0
         self._device.release_unused()
@@ -90,7 +90,7 @@ class CapturedSteps:
         log.info("%d CUDA graphs in %.1f s, %.2f GiB", len(shapes), time.monotonic() - begin_s, num_bytes / GIB)
         return num_bytes
 
-    def _capture(self, shape: StepShape, forward: Forward) -> CapturedStep:
+    def _capture(self, shape: StepShape, forward: ComputeHidden) -> CapturedStep:
         columns = shape.columns()
         inputs, hidden_NE = self._inputs[: columns.num_bytes], self._hidden_NE[: shape.num_head_tokens]
         host = torch.empty(columns.num_bytes, dtype=torch.uint8)
@@ -104,7 +104,7 @@ class CapturedSteps:
         def work() -> None:
             hidden_NE.copy_(forward(step))
 
-        work()  # kernels are compiled, and libraries set up, before anything is captured
+        work()  # compiles kernels and sets up libraries before anything is captured
         return CapturedStep(shape, columns, inputs, hidden_NE, self._device.capture(work, self._pool))
 
     def _planned(self, shape: StepShape) -> StepShape:

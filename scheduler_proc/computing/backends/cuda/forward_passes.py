@@ -28,14 +28,14 @@ from scheduler_proc.computing.step.packed_columns import PackedColumns
 from scheduler_proc.computing.step.shapes import StepLimits, StepShapes
 
 MORE_GRAPH_BYTES = 4 << 20
-"""What a graph takes of memory beside the pool that all share: an estimate, for those that are not yet captured."""
+"""Memory of a graph in addition to the shared pool: an estimate, for graphs that are not captured yet."""
 
 
 class GpuForwardPasses:
-    """Those of `decoder` over `cache`.
+    """The forward passes of `decoder` over `cache`.
 
-    `attention` tells its kernels what each of their programs does. Without it the kernels look into a step's columns
-    themselves, and wait for them: nothing can be captured then, and nothing launched ahead.
+    `attention` plans what each program of the attention kernels computes. Without it the host has to wait for a step's
+    columns: nothing can be captured, and nothing launched ahead.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class GpuForwardPasses:
         if attention is not None:
             if may_overlap:
                 self.last_tokens = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device.torch_device)
-            # Not like the cache, which may hold codes.
+            # Not the dtype of the cache, which may hold codes.
             like_NE = torch.empty(
                 (0, decoder.model.hidden_size), dtype=decoder.activation_dtype, device=device.torch_device
             )
             self.captured = CapturedSteps(device, self._shapes, attention, like_NE)
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
-        """Packs the step's columns, and behind them those of its sampling plan, into one buffer of the host."""
+        """Packs the step's columns, followed by the columns of its sampling plan, into one host buffer."""
         captured = None if self.captured is None else self.captured.find(batch)
         shape = self._exact_shape(batch) if captured is None else captured.shape
         inputs = shape.columns() if captured is None else captured.columns
@@ -93,11 +93,10 @@ class GpuForwardPasses:
         return forward
 
     def capture(self, report: Report, is_rehearsal: bool = False) -> int:
-        """Captures the graphs, in a rehearsal only those that take most memory; returns the bytes that all of them
-        take.
+        """Captures the graphs, in a rehearsal only the largest ones; returns the bytes that all graphs take.
 
-        Raises where that cannot be done; steps are launched operation by operation then. Without `attention` there is
-        nothing to capture.
+        Raises if capturing fails; steps are then launched operation by operation. Without `attention` there is nothing
+        to capture.
         """
         if self.captured is None:
             return 0

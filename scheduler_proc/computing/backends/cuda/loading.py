@@ -1,4 +1,4 @@
-"""What loading does for a GPU: measures what steps and graphs take of its memory, and captures the graphs."""
+"""Makes runners on a GPU: measures the memory of steps and graphs, and captures the graphs."""
 
 import gc
 import logging
@@ -50,15 +50,15 @@ class GpuRunnerFactory:
     def measure_cache_bytes(self, make_runner: MakeRunner, bytes_per_page: int) -> int:
         """Returns the bytes that a KV cache may take.
 
-        A step of the largest size is run, and the largest graphs are captured, with the smallest cache: graphs hold the
-        addresses of their cache, so they cannot be kept.
+        Runs a step of the largest size and captures the largest graphs, with the smallest cache. The graphs hold the
+        addresses of that cache, so they cannot be kept.
         """
         self._report("measuring the memory of a step", None)
         context_pages = pages_per_context(self._config)
         runner = make_runner(context_pages)
-        self.device.release_unused()  # what loading took
+        self.device.release_unused()  # cached while loading
         self._run_full_step(runner)
-        # What the step took is kept for later use, so it counts as used.
+        # Memory of the step stays cached, so it counts as used.
         free_bytes, total_bytes = self.device.memory()
         used_bytes = total_bytes - free_bytes - context_pages * bytes_per_page
         graph_bytes = self._capture(runner, is_rehearsal=True)
@@ -83,9 +83,9 @@ class GpuRunnerFactory:
         """All memory of the cache is already there."""
 
     def _try(self, work: Callable[[], Result]) -> Result:
-        """Returns what `work` does; where a Triton kernel fails it is done again without that kernel.
+        """Returns the result of `work`; if a Triton kernel fails, tries again without that kernel.
 
-        Raises what else is raised. Each time there is one kernel fewer, so it comes to an end.
+        Raises all other errors. Each attempt has one kernel fewer, so the attempts end.
         """
         while True:
             try:
@@ -105,13 +105,13 @@ class GpuRunnerFactory:
                 self._degraded.append(f"plain torch computes {name}: {reason}")
 
     def _capture(self, runner: Runner, is_rehearsal: bool = False) -> int:
-        """Returns the bytes that the graphs take; where they cannot be captured, that is not tried again."""
+        """Returns the bytes that the graphs take; if capturing fails, it is not tried again."""
         if not self._can_capture:
             return 0
         assert isinstance(runner.forward_passes, GpuForwardPasses)
         try:
             return self._try(partial(runner.forward_passes.capture, self._report, is_rehearsal))
-        except Exception as error:  # Triton has errors of its own beside those of torch and CUDA
+        except Exception as error:  # torch's, CUDA's or Triton's
             self._can_capture = False
             reason = _reason_of(error)
             log.warning(
@@ -131,14 +131,14 @@ class GpuRunnerFactory:
             self._try(partial(runner.run, batch))
         except torch.OutOfMemoryError as error:
             raise BootError(
-                f"a step of {num_tokens} tokens does not fit into the memory of {self.device.torch_device} beside the "
+                f"a step of {num_tokens} tokens does not fit into the memory of {self.device.torch_device} next to the "
                 f"weights: {str(error).splitlines()[0]} Lower --max-num-batched-tokens, --max-num-seqs or "
                 "--max-model-len"
             ) from None
 
 
 def _reason_of(error: Exception) -> str:
-    """Returns one line. CUDA says what is wrong in the first one, Triton in the last, below the source of a kernel."""
+    """Returns one line: CUDA's first line, or Triton's last one, which follows the source of a kernel."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, RuntimeError) and lines:
         return lines[0][:MAX_REASON_CHARS]
@@ -146,7 +146,7 @@ def _reason_of(error: Exception) -> str:
 
 
 def _load_kernels(device: GpuDevice) -> bool:
-    """Loads the Triton kernels; returns whether there are any, which is logged if not: torch computes then."""
+    """Loads the Triton kernels; False, with a warning, if that fails: torch computes instead."""
     try:
         load_triton_kernels(device.torch_device.type)
     except ImportError as error:

@@ -13,7 +13,7 @@ UNSUPPORTED_KINDS = {
     "Audio": "a model of sound and text",
     "Omni": "a model of images, sound and text",
 }
-"""What a part of an architecture's name tells about models that are asked for often."""
+"""Kinds of popular models, by a part of the architecture's name."""
 
 
 def find_family(hf_config: HfConfig) -> Family:
