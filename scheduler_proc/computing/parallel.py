@@ -43,7 +43,7 @@ class ParallelGroup:
         return part_TE.copy_(sum_TE)
 
     def gather_columns(self, part_NP: Tensor, num_columns: int) -> Tensor:
-        """Returns the ranks' parts side by side [N, V]: the first `num_columns`, those behind them are filling."""
+        """Returns the first `num_columns` columns of the ranks' parts side by side, [N, V]; the rest is padding."""
         whole_NV = part_NP.new_empty(len(part_NP), num_columns)
         if whole_NV.numel():
             for parts_NP, columns_NP in zip(
@@ -53,13 +53,13 @@ class ParallelGroup:
         return whole_NV
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """Returns `tensor`, which holds what rank 0's does from now on."""
+        """Overwrites `tensor` with rank 0's and returns it."""
         if self.size > 1:
             self._wait(self._group.broadcast(tensor, root=0))
         return tensor
 
     def smallest(self, number: int, device: torch.device) -> int:
-        """Returns the smallest of the ranks' numbers; by then all ranks have got this far."""
+        """Returns the smallest of the ranks' numbers, once all ranks have called this."""
         if self.size == 1:
             return number
         return int(self._all_gather(torch.tensor([number], device=device)).min())

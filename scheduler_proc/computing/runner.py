@@ -33,7 +33,7 @@ class LaunchedStep:
         return self._fetched.has_ended
 
     def result(self) -> ForwardOutput:
-        """Waits for the step, but for no later one."""
+        """Waits for this step and returns its result."""
         output = read_result(self._step_id, self._sampling, self._fetched.wait())
         self._runner.next_tokens = output.next_tokens
         return output

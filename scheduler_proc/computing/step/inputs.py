@@ -3,9 +3,9 @@
 Shape legend: T tokens, R rows, B decode rows, C prefill rows, P pages a row, S rows that sample, Q hidden
 tokens, N tokens that go to the head (S + Q), W words of a plan of attention, L tiles.
 
-A step of fixed shape has room for more rows and tokens than its batch has: the tokens of its decode rows come first and
-those of its prefill rows after *all* places for decode rows. What is left over in each part is padding: slot -1 (its K
-and V are stored nowhere), no keys, no query tokens, no source.
+A step of fixed shape has room for more rows and tokens than its batch has: the tokens of its decode rows come first,
+the tokens of its prefill rows after *all* places for decode rows. Unused places in each part are padding: slot -1 (its
+K and V are stored nowhere), no keys, no query tokens, no source.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +75,7 @@ INPUT_COLUMNS: Mapping[str, InputColumn] = {
 """All columns. A column is read and written by its entry here, on every device."""
 
 NO_ROWS = Batch(step_id=0, num_decode_rows=0, num_pages_per_row=1, **fill_columns(Batch, {}))
-"""A step of nothing but padding: what a graph does depends on a step's shape alone."""
+"""A step that is all padding: a graph depends only on the step's shape."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class StepInputs:
     slots: Tensor
     """int64 [T]"""
     future_token_indices: Tensor
-    """int32 [B]: index of the row's token among those that the step before sampled, -1: `token_ids` has it."""
+    """int32 [B]: index of the row's token among those sampled by the previous step, -1: `token_ids` has it."""
     decode_page_tables: Tensor
     """int32 [B, P], padded with -1."""
     decode_num_keys: Tensor
@@ -102,17 +102,17 @@ class StepInputs:
     prefill_context_lens: Tensor
     """int32 [C]"""
     head_tokens: Tensor
-    """int64 [N]: the tokens that go to the head, the last of each row that samples and then those before prompt
+    """int64 [N]: the tokens that go to the head: the last token of each sampling row, then the tokens before prompt
     tokens with logprobs."""
     all_go_to_head: bool = False
-    """`head_tokens` are all tokens, in their order, and this is known without asking the device."""
+    """`head_tokens` are all tokens, in order; known without waiting for the device."""
     decode_work: DecodeWork | None = None
-    """Which program computes what, for kernels that are told; `None`: they see for themselves."""
+    """The plan of decode attention: which program computes what; `None` for kernels without a plan."""
     prefill_tiles: Tensor | None = None
-    """int32 [L, 4], the same for prefill rows."""
+    """int32 [L, 4]: the plan for prefill rows."""
     head_rows: PrefillRows | None = None
-    """The prefill rows with none but their tokens among `head_tokens`, which are then in the order of all tokens and
-    begin with the decode rows'. `None`: it is not known that they are."""
+    """The prefill rows with only their tokens among `head_tokens`, which are then in the order of all tokens and begin
+    with those of the decode rows. `None` if that is not known."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class StepRows:
 
 @dataclass(frozen=True)
 class StepShape:
-    """The sizes of a step, padding included, and of what its attention is planned by, if it is."""
+    """The sizes of a step, including padding, and of the plan of its attention, if it has one."""
 
     num_decode_rows: int
     num_prefill_tokens: int
@@ -146,7 +146,7 @@ class StepShape:
     decode_layout: DecodeLayout | None = None
     num_tiles: int = 0
     is_captured: bool = False
-    """It is one of the fixed shapes (`shapes.py`)."""
+    """True for the fixed shapes (`shapes.py`)."""
 
     @property
     def num_tokens(self) -> int:
@@ -184,7 +184,7 @@ def shape_of(batch: Batch) -> StepShape:
 
 
 def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
-    """Returns the columns of `batch` on `device`, not packed: where nothing is copied, that gains nothing."""
+    """Returns the columns of `batch` on `device`, unpacked: packing only helps if they are copied."""
     columns = _read_columns(batch)
     tensors: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in columns.items()}
     num_last = _count_last_tokens(batch.num_decode_rows, columns)
@@ -197,8 +197,10 @@ def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
 
 
 def _count_last_tokens(num_decode: int, columns: Arrays) -> np.ndarray | None:
-    """Returns how many of each prefill row's tokens go to the head (int32), if these are all decode rows and last
-    tokens of prefill rows, in the order of all tokens."""
+    """Returns how many tokens of each prefill row go to the head (int32).
+
+    `None` unless `head_tokens` are all decode rows and last tokens of prefill rows, in the order of all tokens.
+    """
     ends, head_tokens = num_decode + columns["prefill_query_lens"].cumsum(), columns["head_tokens"]
     rows = ends.searchsorted(head_tokens[num_decode:], "right")
     num_last = np.bincount(rows, minlength=len(ends))[: len(ends)].astype(np.int32)
@@ -207,12 +209,12 @@ def _count_last_tokens(num_decode: int, columns: Arrays) -> np.ndarray | None:
 
 
 def only_samples(batch: Batch) -> bool:
-    """Whether each token of the step yields a next token, and nothing else is wanted of any."""
+    """True if each token of the step yields a next token, and nothing else is requested."""
     return num_int32(batch.token_ids) == num_int32(batch.sample_tokens) and not batch.hidden_tokens
 
 
 def with_known_tokens(batch: Batch, next_tokens: bytes) -> Batch:
-    """Returns the step with the tokens that it lacks; `next_tokens` (int32) are those of the step before.
+    """Returns the step with the tokens that it lacks; `next_tokens` (int32) are the previous step's.
 
     A row that got none becomes token 0, as in `take_tokens`.
     """
@@ -244,7 +246,7 @@ def as_decode_rows(batch: Batch) -> Batch:
 
 
 def _repeat(column: bytes, counts: Sequence[int]) -> bytes:
-    """Returns each row's part of a column so many times: for a few rows sooner than numpy would."""
+    """Returns each row's part of a column, repeated `count` times: for few rows this is faster than numpy."""
     size = len(column) // len(counts)
     return b"".join([column[row * size : (row + 1) * size] * count for row, count in enumerate(counts)])
 
@@ -252,7 +254,7 @@ def _repeat(column: bytes, counts: Sequence[int]) -> bytes:
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
     """Returns the inputs of a step, without plans, whose columns are `tensors`."""
     columns: dict[str, Any] = {name: tensors[name] for name in INPUT_COLUMNS}
-    # Each decode row samples, so where there are no others, and no hidden tokens, all go to the head.
+    # Each decode row samples, so without other rows and hidden tokens all go to the head.
     all_go_to_head = shape.num_tokens == shape.num_decode_rows == shape.num_head_tokens
     return StepInputs(shape.num_decode_rows, all_go_to_head=all_go_to_head, **columns)
 
@@ -297,7 +299,7 @@ def _fill(column: np.ndarray, values: np.ndarray, padding: int) -> None:
 
 
 def _fill_tables(column: np.ndarray, tables: np.ndarray, padding: int) -> None:
-    """A table of the batch may be wider than any request is long; what is cut off is padding."""
+    """Copies page tables. A table of the batch may be wider than any request; only padding is cut off."""
     num_rows, width = tables.shape[0], min(tables.shape[1], column.shape[1])
     column[:num_rows, :width] = tables[:, :width]
     column[:num_rows, width:] = padding
