@@ -22,7 +22,7 @@ def no_report(text: str, fraction: float | None) -> None:
 
 @contextmanager
 def ranks_of(path: Path, num_ranks: int, ranks_file: Path, **flags: Any) -> Iterator[list[Runner]]:
-    """Loads the checkpoint on so many ranks: each runs what the first one does. Raises what any of them has raised."""
+    """Loads the checkpoint on `num_ranks` ranks, which all run the steps of the first. Raises what any rank raises."""
     config = make_config(path, tensor_parallel=num_ranks, boot_timeout_s=TIMEOUT_S, **flags)
     runners: dict[int, Runner] = {}
     errors: list[BaseException] = []

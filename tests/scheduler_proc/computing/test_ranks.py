@@ -76,7 +76,7 @@ def cache_bytes(runner: Runner) -> int:
 def test_several_ranks_give_the_tokens_of_one(
     tmp_path: Path, variant: str, overrides: dict[str, Any], num_ranks: int, flags: dict[str, Any]
 ) -> None:
-    """Prefill in chunks beside decode rows; drawn and processed rows; KV heads divided and repeated."""
+    """Prefill in chunks with decode rows; drawn and processed rows; KV heads divided and repeated."""
     build_checkpoint(tmp_path, variant, **overrides)
     prompts = [[token % 300 for token in prompt] for prompt in PROMPTS]
     alone = load_runner(make_config(tmp_path, **flags), lambda text, part: None)
@@ -186,7 +186,7 @@ def test_a_process_by_itself_has_no_other_ranks(tmp_path: Path) -> None:
 
 
 def test_a_rank_ends_where_its_step_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were only the step to fail, the ranks would go on with different steps."""
+    """If only the step failed, the ranks would continue with different steps."""
     build_checkpoint(tmp_path, "llama-gqa-tied")
 
     def fail(batch: Batch) -> None:

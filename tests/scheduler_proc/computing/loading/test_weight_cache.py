@@ -36,7 +36,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def load(path: Path, placement: Placement = INT4, is_wanted: bool = True) -> tuple[Weights, set[str]]:
-    """Returns the weights and what the operator was told meanwhile."""
+    """Returns the weights and the phases that were reported."""
     hf_config = read_hf_config(path)
     family = find_family(hf_config)
     config, checkpoint = family.describe(hf_config, 96), open_checkpoint(path, "auto")

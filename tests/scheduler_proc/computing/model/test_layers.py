@@ -161,7 +161,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_plain_torch(case: str) -> None:
-    """Of all tokens, and of the last one alone, for which the last layer computes fewer tokens."""
+    """Checks all tokens, then only the last one, for which the last layer computes fewer tokens."""
     model = describe(case)
     values = make_values(model)
     token_ids = [5, 9, 200, 31, 7, 7, 100]

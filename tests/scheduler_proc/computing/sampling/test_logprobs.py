@@ -126,7 +126,7 @@ LENS = [40, 33, 17, 70, 16, 1]
 def test_logprobs_are_those_of_transformers(
     loaded: Loaded, chunk_tokens: int, slice_elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunked prompts, decode rows beside them, rows that want none between rows that want some."""
+    """Chunked prompts with decode rows, and rows without logprobs between rows with some."""
     monkeypatch.setattr(CpuDevice, "max_logits", slice_elements)
     rows = make_rows(PARAMS, LENS)
     entries = run_all(loaded.runner, rows, chunk_tokens, 4)

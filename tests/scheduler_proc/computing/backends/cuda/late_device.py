@@ -30,7 +30,7 @@ WAITS = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__
 
 @contextmanager
 def waiting_refused() -> Iterator[None]:
-    """Fails whoever asks for a tensor's values."""
+    """Reading a tensor's values fails."""
 
     def refuse(*arguments: object, **named: object) -> None:
         raise AssertionError("the host would wait for the device here")
@@ -42,10 +42,10 @@ def waiting_refused() -> Iterator[None]:
 
 
 class LateDevice:
-    """Does submitted work in order, but none before a result of it, or of later work, is waited for.
+    """Does submitted work in order, as late as possible: when its result, or a later one, is requested.
 
-    A "graph" does again what was captured; `num_captures` may be made and then `capture_error` is raised. Buffers hold
-    garbage. Any thread may wait. With `may_wait` off, work must not look at the values of tensors.
+    A "graph" repeats the captured work; after `num_captures` captures, `capture_error` is raised. Buffers hold garbage.
+    Any thread may wait. Without `may_wait`, work must not read the values of tensors.
     """
 
     has_own_processor = False

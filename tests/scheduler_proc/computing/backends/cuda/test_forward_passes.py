@@ -53,7 +53,7 @@ class Pair:
 
 
 def nobody(text: str, fraction: float | None) -> None:
-    """Hears a report."""
+    """Ignores a report."""
 
 
 def load_late(
@@ -106,7 +106,7 @@ def test_tokens_are_those_of_the_cpu(each_pair: Pair, schedule: Schedule) -> Non
 
 
 def test_drafts_change_no_token(each_pair: Pair) -> None:
-    """Also where a step samples after more tokens than it may have rows: such a step is of no fixed shape."""
+    """Includes steps that sample after more tokens than they may have rows: these have no fixed shape."""
     prompts = PROMPTS[:3] + PROMPTS[4:]
     num_pages, page_size = each_pair.cpu.num_pages, 16
     expected, _ = run(each_pair.cpu, prompts, num_pages, 64, page_size=page_size, max_tokens=24)
@@ -252,7 +252,7 @@ CAPTURE_ERRORS = {
 def test_where_graphs_cannot_be_captured_steps_run_without(
     pair: Pair, caplog: pytest.LogCaptureFixture, num_captures: int, reason: str
 ) -> None:
-    """With 0 the rehearsal fails, with 3 and 5 what is captured behind it; it is told once, and not tried again."""
+    """With 0 the rehearsal fails, with 3 and 5 a later capture; it is reported once, and not tried again."""
     device = LateDevice(num_captures=num_captures)
     device.capture_error = CAPTURE_ERRORS[reason]
     loaded = load_late(pair.path, device)
@@ -315,7 +315,7 @@ def test_a_kernel_that_cannot_be_compiled_is_left_out_alone(
 def test_attention_that_cannot_be_compiled_to_count_its_programs_is_left_out_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, failing: Callable[[str], None]
 ) -> None:
-    """It is not loaded again when the plans are made again without it, which would go on for ever."""
+    """It is not loaded again when the plans are made again without it, which would never end."""
     calls: list[bool] = []
 
     def count(*arguments: object) -> int:

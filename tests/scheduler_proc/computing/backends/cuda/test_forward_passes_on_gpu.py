@@ -1,4 +1,4 @@
-"""What only a GPU can show: graphs and overlap change no token, nothing waits, memory that does not suffice is told."""
+"""Tests that need a GPU: graphs and overlap change no token, nothing waits, too little memory is reported."""
 
 from collections.abc import Iterator
 from pathlib import Path
