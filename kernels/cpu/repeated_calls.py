@@ -29,23 +29,23 @@ Calls = Sequence[Call]
 class RepeatedCalls:
     """The calls of consecutive parts. Parts of a kind differ from their leader in addresses that never change."""
 
-    def __init__(self, leaders: Mapping[Hashable, Calls], parts: Sequence[tuple[Hashable, Calls]]):
+    def __init__(self, leaders: Mapping[int, Calls], parts: Sequence[tuple[int, Calls]]):
         self._calls = CapturedCalls([call for _, calls in parts for call in calls], [])
         self._words = _words(self._calls.array)
         self._kinds = list(dict.fromkeys(kind for kind, _ in parts))
-        first_rows, num_rows = dict[Hashable, int](), 0
+        first_rows, num_rows = dict[int, int](), 0
         for kind in self._kinds:
             first_rows[kind] = num_rows
             num_rows += len(leaders[kind])
         self._rows = np.concatenate([first_rows[kind] + np.arange(len(calls)) for kind, calls in parts])
         self._is_common = self._words == self._expand(leaders)
 
-    def replay(self, leaders: Mapping[Hashable, Calls]) -> None:
+    def replay(self, leaders: Mapping[int, Calls]) -> None:
         """Makes the calls of the parts, given the leaders' calls in this step. Raises `MemoryError`."""
         np.copyto(self._words, self._expand(leaders), where=self._is_common)
         self._calls.replay()
 
-    def _expand(self, leaders: Mapping[Hashable, Calls]) -> npt.NDArray[np.uint64]:
+    def _expand(self, leaders: Mapping[int, Calls]) -> npt.NDArray[np.uint64]:
         """Returns for each call the words of the same call of its leader."""
         return np.concatenate([_words(as_array(leaders[kind])) for kind in self._kinds])[self._rows]
 
@@ -64,7 +64,8 @@ class Repeats:
     def __init__(self, kinds: Sequence[Hashable]):
         self.known: dict[Names, Program | None] = {}
         """By the names of the kernels that the first part calls; None: no part can be replayed."""
-        self._kinds = kinds
+        numbers: dict[Hashable, int] = {}
+        self._kinds = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
 
     def compute(self, compute: Compute, parts: Sequence[int]) -> None:
         """Computes all parts. Raises what `compute` raises, and `MemoryError`."""
@@ -94,7 +95,7 @@ class Repeats:
         calls: dict[int, Calls | None] = {parts[0]: first}
         for part in parts[1:]:
             calls[part] = _observe(compute, part)
-        leaders, repeated = dict[Hashable, int](), set[Hashable]()
+        leaders, repeated = dict[int, int](), set[int]()
         for part in parts:
             leaders.setdefault(self._kinds[part], part)
         for kind, leader in leaders.items():
