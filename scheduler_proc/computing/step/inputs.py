@@ -145,8 +145,6 @@ class StepShape:
     num_head_tokens: int
     decode_layout: DecodeLayout | None = None
     num_tiles: int = 0
-    is_captured: bool = False
-    """True for the fixed shapes (`shapes.py`)."""
 
     @property
     def num_tokens(self) -> int:

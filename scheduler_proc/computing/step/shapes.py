@@ -66,7 +66,7 @@ class StepShapes:
         num_head_tokens = min(num_decode_rows + num_prefill_rows, max_rows)
         num_pages = self._limits.num_pages
         sizes = num_decode_rows, num_prefill_tokens, num_prefill_rows, num_pages, num_head_tokens
-        return StepShape(*sizes, is_captured=True)
+        return StepShape(*sizes)
 
 
 def decode_row_counts(max_num_seqs: int) -> list[int]:
