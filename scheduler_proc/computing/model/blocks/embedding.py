@@ -29,6 +29,7 @@ class Embedding:
         self.tokens_VE = weights.pop(TOKENS)
         self._positions_ME = pop_tensor(weights, POSITIONS) if model.num_positions else None
         self._scale = model.embedding_scale
+        assert self._scale == 1 or self._positions_ME is None, "positions would be scaled, too"
         self._vocab_part = model.vocab_part
         self._parallel = parallel
 
@@ -36,11 +37,15 @@ class Embedding:
         """Returns the embeddings of the step's tokens, possibly in `out_TE`. Each rank looks up its part."""
         if self._parallel.size == 1:
             embedded_TE = embed(step.token_ids, step.positions, self.tokens_VE, self._positions_ME, out_TE)
-            return embedded_TE if self._scale == 1 else embedded_TE.mul_(self._scale)
+        else:
+            embedded_TE = self._look_up_part(step)
+        return embedded_TE if self._scale == 1 else embedded_TE.mul_(self._scale)
+
+    def _look_up_part(self, step: StepInputs) -> Tensor:
         row_T = step.token_ids - self._parallel.rank * self._vocab_part
         is_elsewhere_T = (row_T < 0) | (row_T >= self._vocab_part)
         part_TE = self.tokens_VE.look_up(row_T.masked_fill(is_elsewhere_T, 0))
-        embedded_TE = self._parallel.all_reduce(part_TE.masked_fill_(is_elsewhere_T[:, None], 0)) * self._scale
+        embedded_TE = self._parallel.all_reduce(part_TE.masked_fill_(is_elsewhere_T[:, None], 0))
         if self._positions_ME is not None:
             embedded_TE += functional.embedding(step.positions, self._positions_ME)
         return embedded_TE
