@@ -3,7 +3,7 @@ requested."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,18 +13,8 @@ from scheduler_proc.computing.sampling.logprobs import MAX_LOGITS
 from scheduler_proc.computing.sampling.results import Result
 
 
-class Done(NamedTuple):
-    """A result that is available."""
-
-    result: Result
-    has_ended = True
-
-    def wait(self) -> Result:
-        return self.result
-
-
-class Begun:
-    """Work that other threads have begun; the rest is done when its result is requested."""
+class SubmittedWork:
+    """Work whose result is computed when it is first requested; other threads may already have begun it."""
 
     def __init__(self, work: Callable[[], Result]):
         self._work = work
@@ -50,17 +40,19 @@ class CpuDevice:
         self.population: PagePopulation | None = None
         self.has_begun = False
         """Set when other threads have begun the work that is submitted next."""
-        self._last: Begun | None = None
+        self._last: SubmittedWork | None = None
 
-    def submit(self, work: Callable[[], Result]) -> Done | Begun:
+    def submit(self, work: Callable[[], Result]) -> SubmittedWork:
         if self._last is not None:
             with suppress(Exception):  # raised again when its result is requested
                 self._last.wait()
             self._last = None
+        submitted = SubmittedWork(partial(self._do, work))
         if self.has_begun:
-            self.has_begun, self._last = False, Begun(lambda: self._do(work))
-            return self._last
-        return Done(self._do(work))
+            self.has_begun, self._last = False, submitted
+        else:
+            submitted.wait()
+        return submitted
 
     def allocate_host(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)

@@ -11,7 +11,7 @@ import torch.distributed as distributed
 from messages.config.server import CacheConfig, Config, ModelConfig
 from messages.errors import BootError
 from scheduler_proc.computing.backends.backend import ModelParts, Place, RunnerFactory
-from scheduler_proc.computing.backends.cuda.device import CudaDevice, GpuDevice
+from scheduler_proc.computing.backends.cuda.device import CudaDevice
 from scheduler_proc.computing.backends.cuda.loading import GpuRunnerFactory
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.parallel import ParallelGroup, join_group
@@ -57,10 +57,10 @@ class CudaBackend:
         return join_group(file, rank, size, timeout_s, _connect, sums_in_rank_order=False)
 
     def make_factory(self, model: ModelParts, report: Report, main: RunnerFactory | None = None) -> GpuRunnerFactory:
-        device = self.open_device(model.placement) if main is None else main.device
+        device = main.device if isinstance(main, GpuRunnerFactory) else self.open_device(model.placement)
         return GpuRunnerFactory(model, device, report)
 
-    def open_device(self, placement: Placement) -> GpuDevice:
+    def open_device(self, placement: Placement) -> CudaDevice:
         return CudaDevice(placement.device)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from messages.ring.steps import Batch
 from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlans
-from scheduler_proc.computing.backends.cuda.device import GpuDevice, Work
+from scheduler_proc.computing.backends.cuda.device import CudaDevice, Work
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.step.inputs import NO_ROWS, StepInputs, StepShape, pack_step, view_step
 from scheduler_proc.computing.step.packed_columns import PackedColumns
@@ -52,7 +52,7 @@ class CapturedStep:
 class CapturedSteps:
     """The graphs; none until `capture`. `like_NE` has the dtype and E of what a forward pass returns."""
 
-    def __init__(self, device: GpuDevice, shapes: StepShapes, attention: AttentionPlans, like_NE: Tensor):
+    def __init__(self, device: CudaDevice, shapes: StepShapes, attention: AttentionPlans, like_NE: Tensor):
         self._device = device
         self._shapes = shapes
         self._attention = attention

@@ -5,13 +5,13 @@ have a device that does the same on a CPU, as late as possible.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scheduler_proc.computing.device import Device, Fetched
+from scheduler_proc.computing.device import Fetched
 from scheduler_proc.computing.sampling.results import Result
 from scheduler_proc.computing.step.packed_columns import join, split
 
@@ -19,28 +19,6 @@ Work = Callable[[], None]
 
 Pool = Any
 """A handle of a memory pool; only its device understands it."""
-
-
-class GpuDevice(Device, Protocol):
-    """A device with memory and graphs of its own."""
-
-    torch_device: torch.device
-
-    def new_pool(self) -> Pool:
-        """Returns a pool for graphs that never run concurrently; its memory is freed with the last of them."""
-        ...
-
-    def capture(self, work: Work, pool: Pool) -> Work:
-        """Returns a function that repeats the work on the same tensors in one launch. It has been done once before."""
-        ...
-
-    def memory(self) -> tuple[int, int]:
-        """Returns the free and the total bytes, once all launched work is done."""
-        ...
-
-    def release_unused(self) -> None:
-        """Frees cached memory that is not in use."""
-        ...
 
 
 class CudaDevice:
@@ -91,9 +69,11 @@ class CudaDevice:
         pass  # the cache already has all its memory
 
     def new_pool(self) -> Pool:
+        """Returns a pool for graphs that never run concurrently; its memory is freed with the last of them."""
         return torch.cuda.graph_pool_handle()
 
     def capture(self, work: Work, pool: Pool) -> Work:
+        """Returns a function that repeats the work on the same tensors in one launch. It has been done once before."""
         graph = torch.cuda.CUDAGraph()
         failure: Exception | None = None
         try:
@@ -110,10 +90,12 @@ class CudaDevice:
         return graph.replay
 
     def memory(self) -> tuple[int, int]:
+        """Returns the free and the total bytes, once all launched work is done."""
         torch.cuda.synchronize(self.torch_device)
         return torch.cuda.mem_get_info(self.torch_device)
 
     def release_unused(self) -> None:
+        """Frees cached memory that is not in use."""
         torch.cuda.empty_cache()
 
     def _end_if_failed(self) -> None:

@@ -16,7 +16,7 @@ from kernels.operations.take_tokens import take_tokens
 from messages.ring.steps import Batch
 from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlans
 from scheduler_proc.computing.backends.cuda.captured_steps import CapturedSteps
-from scheduler_proc.computing.backends.cuda.device import GpuDevice
+from scheduler_proc.computing.backends.cuda.device import CudaDevice
 from scheduler_proc.computing.device import Forward
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.model.decoder import Decoder
@@ -42,7 +42,7 @@ class GpuForwardPasses:
         self,
         decoder: Decoder,
         cache: KVTensors,
-        device: GpuDevice,
+        device: CudaDevice,
         limits: StepLimits,
         attention: AttentionPlans | None,
         may_overlap: bool,

@@ -13,7 +13,7 @@ from kernels.plans.decode_work import DecodeShape
 from messages.errors import BootError
 from scheduler_proc.computing.backends.backend import ModelParts
 from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlans
-from scheduler_proc.computing.backends.cuda.device import GpuDevice
+from scheduler_proc.computing.backends.cuda.device import CudaDevice
 from scheduler_proc.computing.backends.cuda.forward_passes import GpuForwardPasses
 from scheduler_proc.computing.kv_cache.kv_tensors import GIB, KVTensors, pages_per_context
 from scheduler_proc.computing.report import Report
@@ -30,7 +30,7 @@ log = logging.getLogger("sluice.gpu_loading")
 class GpuRunnerFactory:
     """The `RunnerFactory` of a GPU. Raises `BootError` if memory does not suffice."""
 
-    def __init__(self, model: ModelParts, device: GpuDevice, report: Report):
+    def __init__(self, model: ModelParts, device: CudaDevice, report: Report):
         self._config, self._decoder, self._limits, _ = model
         self.device = device
         self._report = report
@@ -145,7 +145,7 @@ def _reason_of(error: Exception) -> str:
     return ": ".join([type(error).__name__, *lines[-1:]])[:MAX_REASON_CHARS]
 
 
-def _load_kernels(device: GpuDevice) -> bool:
+def _load_kernels(device: CudaDevice) -> bool:
     """Loads the Triton kernels; False, with a warning, if that fails: torch computes instead."""
     try:
         load_triton_kernels(device.torch_device.type)
@@ -159,7 +159,7 @@ def _load_kernels(device: GpuDevice) -> bool:
     return True
 
 
-def _make_attention(model: ModelParts, device: GpuDevice) -> AttentionPlans:
+def _make_attention(model: ModelParts, device: CudaDevice) -> AttentionPlans:
     cache, attention = model.config.cache, model.decoder.model.attention
     shape = DecodeShape(*attention.heads, cache.block_size, model.decoder.activation_dtype, model.placement.kv_codes)
     max_rows = model.config.scheduling.max_num_seqs

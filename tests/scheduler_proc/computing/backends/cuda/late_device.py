@@ -1,4 +1,4 @@
-"""A `GpuDevice` on the CPU that is as late as it may be: work is done when its result is waited for."""
+"""A GPU's stand-in on the CPU, as late as possible: work is done when its result is requested."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from scheduler_proc.computing import load_runner
 from scheduler_proc.computing.backends.cpu.backend import CpuBackend
 from scheduler_proc.computing.backends.cuda import loading
 from scheduler_proc.computing.backends.cuda.backend import CudaBackend
-from scheduler_proc.computing.backends.cuda.device import GpuDevice, Pool, Work
+from scheduler_proc.computing.backends.cuda.device import CudaDevice, Pool, Work
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.placement import Placement
@@ -41,7 +41,7 @@ def waiting_refused() -> Iterator[None]:
         yield
 
 
-class LateDevice:
+class LateDevice(CudaDevice):
     """Does submitted work in order, as late as possible: when its result, or a later one, is requested.
 
     A "graph" repeats the captured work; after `num_captures` captures, `capture_error` is raised. Buffers hold garbage.
@@ -129,7 +129,7 @@ class _LateWork:
 class LateBackend(CudaBackend):
     """The backend of GPUs with devices on the CPU that stand in for them."""
 
-    def __init__(self, make_device: Callable[[], GpuDevice]):
+    def __init__(self, make_device: Callable[[], CudaDevice]):
         self._make_device = make_device
 
     def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
@@ -138,7 +138,7 @@ class LateBackend(CudaBackend):
     def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup:
         return CpuBackend().join_ranks(file, rank, size, timeout_s)
 
-    def open_device(self, placement: Placement) -> GpuDevice:
+    def open_device(self, placement: Placement) -> CudaDevice:
         return self._make_device()
 
 
@@ -148,7 +148,7 @@ def no_triton(device_type: str) -> None:
 
 @contextmanager
 def late_backend(
-    make_device: Callable[[], GpuDevice], load_triton_kernels: Callable[[str], None] = no_triton
+    make_device: Callable[[], CudaDevice], load_triton_kernels: Callable[[str], None] = no_triton
 ) -> Iterator[None]:
     """Models are loaded as on a GPU, which is the device that `make_device` returns."""
     with pytest.MonkeyPatch.context() as patch:
