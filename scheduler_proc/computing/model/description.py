@@ -81,10 +81,8 @@ class AttentionDescription:
 class MlpDescription(Protocol):
     """An MLP of some kind. Descriptions of equal MLPs are equal."""
 
-    @property
-    def block(self) -> str:
-        """The name of the file in `blocks/` that computes it."""
-        ...
+    block: ClassVar[str]
+    """The name of the file in `blocks/` that computes it."""
 
     @property
     def room_sizes(self) -> tuple[int, int]:

@@ -115,6 +115,8 @@ class LateDevice(CudaDevice):
 
 
 class _LateWork:
+    has_ended = False
+
     def __init__(self, device: LateDevice, work: Callable[[], Result]):
         self._device = device
         self.work = work
