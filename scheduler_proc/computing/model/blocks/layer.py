@@ -120,5 +120,5 @@ def _add_and_norm(norm: Norm | None, stream: Stream) -> Tensor:
 
 
 def _norm_output(norm: Norm | None, update_TE: Tensor) -> Tensor:
-    """Returns the norm of an output, in the same memory."""
+    """Returns the norm of an output, possibly in the same memory."""
     return update_TE if norm is None else norm(update_TE, None, update_TE)
