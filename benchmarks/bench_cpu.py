@@ -31,7 +31,8 @@ from benchmarks.served_shape import served_shape
 from benchmarks.server_process import started_server
 from kernels.cpu.library import load_kernels
 from messages.errors import SluiceError, UsageError
-from scheduler_proc.computing.placement import DTYPES, auto_cpu_dtype
+from scheduler_proc.computing.backends.cpu.cores import auto_dtype
+from scheduler_proc.computing.placement import DTYPES
 
 START_TIMEOUT_S = 600.0
 LIMIT_ROUNDS = 9
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> dict:
     """Measures everything; raises `SluiceError`."""
     shape = SHAPES[options.shape]
     isa = load_kernels(lambda text, fraction: print(text, file=sys.stderr))
-    dtype = DTYPES.get(options.dtype) or auto_cpu_dtype()
+    dtype = DTYPES.get(options.dtype) or auto_dtype()
     first_limits = {} if options.no_limits else measure_limits(dtype)
     peers = [read_peer(text) for text in options.peer]
     variants = [read_pair(text, "--variant") for text in options.variant]

@@ -26,9 +26,10 @@ from benchmarks.result_file import write_result
 from benchmarks.shape_runner import configured_shape, max_positions
 from messages.errors import SluiceError, UsageError
 from messages.ring.requests import SamplingParams
+from scheduler_proc.computing.backends.backend import Place
+from scheduler_proc.computing.backends.registry import find_backend
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.kv_cache.kv_tensors import page_bytes
-from scheduler_proc.computing.placement import find_placement, set_cpu_threads
 from scheduler_proc.offline import OfflineEngine
 
 LIMIT_ROUNDS = 5
@@ -75,9 +76,9 @@ def run(options: argparse.Namespace, server_flags: list[str]) -> dict:
         raise UsageError("--num-sequences and --max-tokens must be at least 1, --shared-prefix less than --max-tokens")
     prompts, params = make_workload(options.num_sequences, longest, options.shared_prefix)
     with configured_shape(shape, ["--max-model-len", str(2 * longest), *server_flags]) as config:
-        placement = find_placement(config.model, config.cache, HfConfig(shape))
-        if not placement.is_cuda:
-            set_cpu_threads(config.model.cpu_threads)
+        backend = find_backend(config.model)
+        placement = backend.find_placement(config.model, config.cache, HfConfig(shape))
+        backend.bind(config, placement, Place(engine=1))
         limits = measure_limits(placement.device)
         engine = OfflineEngine(config, lambda text, _: print(f"\r{text:<60}", end="", file=sys.stderr, flush=True))
     print(file=sys.stderr)
@@ -96,7 +97,7 @@ def run(options: argparse.Namespace, server_flags: list[str]) -> dict:
     facts = {
         "shape": options.shape,
         "device": describe(placement.device),
-        **(gpu_facts(placement.device) if placement.is_cuda else {"torch": str(torch.__version__)}),
+        **(gpu_facts(placement.device) if backend.name == "cuda" else {"torch": str(torch.__version__)}),
         "flags": server_flags,
         "dtype": placement.dtype_name,
         "num_sequences": options.num_sequences,

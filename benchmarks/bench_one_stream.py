@@ -27,7 +27,8 @@ from benchmarks.served_shape import served_shape
 from benchmarks.server_process import started_server
 from kernels.cpu.library import load_kernels
 from messages.errors import SluiceError
-from scheduler_proc.computing.placement import DTYPES, auto_cpu_dtype
+from scheduler_proc.computing.backends.cpu.cores import auto_dtype
+from scheduler_proc.computing.placement import DTYPES
 
 GOALS = {"float32": 0.92, "bfloat16": 0.92, "int8": 0.8, "int4": 0.8}
 NUM_INPUT, NUM_FEW, NUM_MANY = 32, 8, 136
@@ -115,7 +116,7 @@ def measure_token_s(server: Server, seed: int) -> float:
 def describe(shape: dict[str, object], name: str, token_s: list[float], probes: list[float]) -> dict:
     """Returns a format's line: the median of its rounds beside that of its probes."""
     config = read_shape(shape, 1024)
-    kv_itemsize = DTYPES.get(name, auto_cpu_dtype()).itemsize
+    kv_itemsize = DTYPES.get(name, auto_dtype()).itemsize
     num_keys = NUM_INPUT + (NUM_FEW + NUM_MANY) // 2
     num_bytes = weight_bytes(config, 1) * WEIGHT_BITS[name] / 8 + num_keys * kv_bytes(config, kv_itemsize)
     seconds, read_rate = statistics.median(token_s), statistics.median(probes)

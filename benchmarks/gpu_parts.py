@@ -29,8 +29,7 @@ OFFLINE_VARIANTS: dict[str, tuple[str, ...]] = {
 }
 FEW_ROWS = ("--rows", "1", "8", "16")
 """Decode steps that are bound by launches and weights."""
-FLASHINFER = ("--attention-backend", "flashinfer")
-QUICK = ("--attention-backend", "auto", "--kv-cache-dtype", "auto")
+QUICK = ("--kv-cache-dtype", "auto")
 """The last one counts: a trial has no GPU."""
 QUICK_OFFLINE = (*QUICK, "--num-sequences", "2", "--max-tokens", "16", "--shared-prefix", "8")
 
@@ -56,8 +55,6 @@ def list_parts() -> list[Part]:
         offline("gpt2-124m"),
         *(step(shape, "_eager", ("--enforce-eager",)) for shape in (MAIN, "gpt2-124m", "llama-3-8b")),
         *(step(shape, "_few_rows", FEW_ROWS) for shape in (MAIN, "llama-3-8b")),
-        step(MAIN, "_flashinfer", FLASHINFER),
-        offline(MAIN, "_flashinfer", FLASHINFER),
         *(Part(f"transformers_{shape}", "bench_transformers", ("--shape", shape)) for shape in (MAIN, "llama-3-8b")),
     ]
 

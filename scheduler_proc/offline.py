@@ -1,9 +1,9 @@
-"""Both halves in one process, with no other: prompts of token ids in, token ids out.
+"""Both halves of the scheduler in one process: prompts of token ids in, token ids out.
 
     engine = OfflineEngine(config)
     outputs = engine.generate([[1, 2, 3], [4, 5]], [SamplingParams(max_tokens=16, temperature=0.0)] * 2)
 
-It needs torch, numpy and msgspec (Triton on a GPU), and nothing that the other processes need.
+It needs torch, numpy and msgspec (Triton on a GPU), but none of the other processes' libraries.
 """
 
 import gc
@@ -31,7 +31,7 @@ MakeGrammars = Callable[[Callable[[], None]], GrammarSource]
 
 @dataclass(frozen=True)
 class Output:
-    """What became of one prompt. `error` is set where the reason is "error": it was refused, or failed, alone."""
+    """The result of one prompt. `error` is set if the finish reason is "error": this prompt was refused or failed."""
 
     token_ids: list[int]
     finish_reason: FinishReason
@@ -40,16 +40,17 @@ class Output:
 
 
 def no_report(text: str, fraction: float | None) -> None:
-    """Hears what is being done while a model is loaded."""
+    """Ignores the progress of loading."""
 
 
 class OfflineEngine:
-    """A model in this process. The prefix cache lives as long as it does."""
+    """A model in this process, with its prefix cache."""
 
     def __init__(self, config: Config, report: Report = no_report, make_grammars: MakeGrammars | None = None):
-        """Loads the model. Raises `BootError` where that cannot be done.
+        """Loads the model. Raises `BootError` if it cannot be loaded.
 
-        `make_grammars` takes what wakes the engine, as `GrammarBuilder` does; without it requests have no grammar.
+        `make_grammars` takes a function that wakes the engine, as `GrammarBuilder` does; without it requests cannot
+        have a grammar.
         """
         runner = load_runner(config, report)
         self.gauges: dict[str, float] = {}
@@ -60,14 +61,14 @@ class OfflineEngine:
         self._stepper = Stepper(self._scheduler, runner, StepTimes())
         self._next_uid = 0
         self._runner = runner
-        # A full collection in mid-step would walk all that loading has made.
+        # A full collection in mid-step would traverse all objects made by loading.
         gc.collect()
         gc.freeze()
 
     def generate(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Output]:
-        """Returns the output of each prompt under its parameters.
+        """Returns the output of each prompt with its parameters.
 
-        Raises `UsageError` for parameters that need text, or logprobs: those only a server gives.
+        Raises `UsageError` for parameters that need text, and for logprobs: only a server supports them.
         """
         if len(prompts) != len(params):
             raise UsageError(f"{len(prompts)} prompts and {len(params)} sampling parameters: give one for each")
@@ -85,7 +86,7 @@ class OfflineEngine:
                 if batch is None and not self._stepper.has_step:
                     if self._scheduler.is_idle:
                         break
-                    self._wake.wait(LOAD_TIMEOUT_S)  # for pages from a lower tier, or a grammar
+                    self._wake.wait(LOAD_TIMEOUT_S)  # until pages have come from a lower tier, or a grammar is compiled
                     self._wake.clear()
                     continue
                 self._stepper.step(batch, start_s)
@@ -96,12 +97,12 @@ class OfflineEngine:
         return [inbox.output(uid) for uid in range(first_uid, self._next_uid)]
 
     def close(self) -> None:
-        """Puts what is cached into the tiers below the KV cache, if there are any, and ends them."""
+        """Saves the cache to the tiers below it, if there are any, and closes them."""
         close_store(self._scheduler, self._runner)
 
 
 class _Inbox:
-    """The tokens and the end of each request, as the detokenizer would hear of them."""
+    """The tokens and the end of each request, as the detokenizer would receive them."""
 
     def __init__(self) -> None:
         self._token_ids: dict[int, array[int]] = {}

@@ -40,6 +40,4 @@ def load_as_leader(
             sender.send(message)
 
     send(JoinRanks())
-    runner = load_model(config, report, engine, ranks_file=ranks_file).make_runner(report)
-    runner.publish = send
-    return runner
+    return load_model(config, report, engine, ranks_file=ranks_file).make_runner(report, publish=send)

@@ -42,9 +42,6 @@ RULES = {
         "scheduler_proc.computing runtime messages kernels", "msgspec torch numpy safetensors huggingface_hub"
     ),
     "scheduler_proc/computing/tiers/slot_file.py": rule("", "xxhash"),
-    "scheduler_proc/computing/backends/cuda/flashinfer_attention.py": rule(
-        "scheduler_proc.computing messages kernels", "torch numpy flashinfer"
-    ),
     "messages": rule("messages", "msgspec"),
     "messages/channels.py": rule("messages", "msgspec zmq"),
     "runtime": rule("runtime messages", "msgspec"),
@@ -208,10 +205,6 @@ FUNCTION_LEVEL_IMPORTS = {
     ("scheduler_proc/computing/torch_import.py", "numpy"): "likewise, and under a setting",
     (LOAD_RUNNER, "scheduler_proc.computing.loading.checkpoint"): "random weights need no safetensors",
     (LOAD_RUNNER, "scheduler_proc.computing.loading.weight_cache"): "likewise",
-    (
-        "scheduler_proc/computing/backends/cuda/flashinfer_attention.py",
-        "flashinfer",
-    ): "is there for those who ask for it",
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
     ("runtime/grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/grammars.py", "llguidance"): "is needed from the first grammar on",

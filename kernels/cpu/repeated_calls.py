@@ -1,71 +1,133 @@
-"""Parts that make the same calls of C kernels, except for weights and caches: the layers of a model.
+"""Parts that make the same calls of C kernels on the same memory, except for weights and caches: the layers of a model.
 
-In each step one part makes its calls; the calls of the others are derived from them and replayed from C.
+Parts of one kind make the same calls. In each step one part of each kind makes its calls; the calls of the others are
+derived from them and replayed from C.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu.capture import Call, CapturedCall, CapturedCalls, CaptureMode, as_array, words_of
+from kernels.cpu.capture import Call, CapturedCall, CapturedCalls, CaptureMode, as_array
 from kernels.cpu.library import Kernel, LoadedKernel, observed_kernels
 
 Compute = Callable[[int], None]
-"""Computes one part. A part that allocates memory is not replayed."""
+"""Computes one part. Memory that it makes is not kept for a replay, so a part that makes some is not replayed."""
+
+Names = tuple[str, ...]
+"""The names of the kernels that a part calls, in order."""
+
+Calls = Sequence[Call]
 
 
 class RepeatedCalls:
-    """The calls of parts that differ only in addresses that are the same in all steps."""
+    """The calls of consecutive parts. Parts of a kind differ from their leader in addresses that never change."""
 
-    def __init__(self, parts: Sequence[Sequence[Call]]):
-        """The calls of the other parts are derived from those of the first."""
-        self._calls = CapturedCalls([call for part in parts[1:] for call in part], [])
-        self._words = _words(self._calls.array).reshape(len(parts) - 1, len(parts[0]), -1)
-        self._is_common = (self._words == _words(as_array(parts[0]))).all(axis=0)
+    def __init__(self, leaders: Mapping[int, Calls], parts: Sequence[tuple[int, Calls]]):
+        self._calls = CapturedCalls([call for _, calls in parts for call in calls], [])
+        self._words = _words(self._calls.array)
+        self._kinds = list(dict.fromkeys(kind for kind, _ in parts))
+        first_rows, num_rows = dict[int, int](), 0
+        for kind in self._kinds:
+            first_rows[kind] = num_rows
+            num_rows += len(leaders[kind])
+        self._rows = np.concatenate([first_rows[kind] + np.arange(len(calls)) for kind, calls in parts])
+        self._is_common = self._words == self._expand(leaders)
 
-    def replay(self, calls: Sequence[Call]) -> None:
-        """Makes the other parts' calls, given this step's calls of the first part. Raises `MemoryError`."""
-        np.copyto(self._words, _words(as_array(calls)), where=self._is_common)
+    def replay(self, leaders: Mapping[int, Calls]) -> None:
+        """Makes the calls of the parts, given the leaders' calls in this step. Raises `MemoryError`."""
+        np.copyto(self._words, self._expand(leaders), where=self._is_common)
         self._calls.replay()
+
+    def _expand(self, leaders: Mapping[int, Calls]) -> npt.NDArray[np.uint64]:
+        """Returns for each call the words of the same call of its leader."""
+        return np.concatenate([_words(as_array(leaders[kind])) for kind in self._kinds])[self._rows]
+
+
+@dataclass(frozen=True)
+class Program:
+    """How to compute all parts but the first: replays, and indices of parts to compute. `names`: those of leaders."""
+
+    steps: Sequence[RepeatedCalls | int]
+    names: Mapping[int, Names]
 
 
 class Repeats:
-    """Computes parts one after another, most of them by replay."""
+    """Computes parts one after another, most of them by replays; `kinds` has the kind of each part."""
 
-    def __init__(self) -> None:
-        self.known: dict[tuple[str, ...], RepeatedCalls | None] = {}
-        """By the names of the kernels that a part calls; `None` if such parts cannot be replayed."""
+    def __init__(self, kinds: Sequence[Hashable]):
+        self.known: dict[Names, Program | None] = {}
+        """By the names of the kernels that the first part calls; None: no part can be replayed."""
+        numbers: dict[Hashable, int] = {}
+        self._kinds = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
 
     def compute(self, compute: Compute, parts: Sequence[int]) -> None:
-        """Computes all parts. Raises the errors of `compute`, and `MemoryError`."""
+        """Computes all parts. Raises what `compute` raises, and `MemoryError`."""
         with _noted_calls() as first:
             compute(parts[0])
-        names = tuple(kernel.name for kernel, _ in first)
+        names = _names(first)
         if names not in self.known:
-            self.known[names] = _compute_and_compare(compute, parts[1:], first)
-        elif repeated := self.known[names]:
-            repeated.replay(first)
-        else:
-            for part in parts[1:]:
-                compute(part)
+            self.known[names] = self._learn(compute, parts, first)
+            return
+        program, leaders = self.known[names], {self._kinds[parts[0]]: first}
+        for step in parts[1:] if program is None else program.steps:
+            if isinstance(step, RepeatedCalls):
+                step.replay(leaders)
+            elif program is None or step not in program.names:
+                compute(step)
+            else:
+                with _noted_calls() as calls:
+                    compute(step)
+                if _names(calls) != program.names[step]:  # these parts cannot be derived from what was learned
+                    for part in parts[parts.index(step) + 1 :]:
+                        compute(part)
+                    return
+                leaders[self._kinds[step]] = calls
 
-
-def _compute_and_compare(compute: Compute, parts: Sequence[int], first: list[Call]) -> RepeatedCalls | None:
-    """Computes the parts; returns their calls, or `None` if they do more than call the first part's kernels."""
-    mode, ends = CaptureMode(), [0]
-    with observed_kernels(mode.observe), mode:
+    def _learn(self, compute: Compute, parts: Sequence[int], first: Calls) -> Program | None:
+        """Computes the parts after the first; returns how to do so again."""
+        calls: dict[int, Calls | None] = {parts[0]: first}
+        for part in parts[1:]:
+            calls[part] = _observe(compute, part)
+        leaders, repeated = dict[int, int](), set[int]()
         for part in parts:
-            compute(part)
-            ends.append(len(mode.calls))
-    if mode.other is not None or mode.allocated:
-        return None
-    others = [mode.calls[begin:end] for begin, end in pairwise(ends)]
-    return RepeatedCalls([first, *others]) if first and all(_is_like(first, other) for other in others) else None
+            leaders.setdefault(self._kinds[part], part)
+        for kind, leader in leaders.items():
+            followers = [part for part in parts if self._kinds[part] == kind and part != leader]
+            if followers and all(_is_like(calls[leader], calls[part]) for part in followers):
+                repeated.add(kind)
+        if not repeated:
+            return None
+        found = {kind: calls[leader] or [] for kind, leader in leaders.items()}
+        steps: list[RepeatedCalls | int] = []
+
+        def is_replayed(part: int) -> bool:
+            return self._kinds[part] in repeated and part not in leaders.values()
+
+        for can_replay, run in groupby(parts[1:], is_replayed):
+            if can_replay:
+                steps.append(RepeatedCalls(found, [(self._kinds[part], calls[part] or []) for part in run]))
+            else:
+                steps += run
+        return Program(steps, {leaders[kind]: _names(found[kind]) for kind in repeated})
+
+
+def _observe(compute: Compute, part: int) -> Calls | None:
+    """Computes the part; returns its calls, None if it does more than call kernels."""
+    mode = CaptureMode()
+    with observed_kernels(mode.observe), mode:
+        compute(part)
+    return None if mode.other is not None or mode.allocated else mode.calls
+
+
+def _names(calls: Calls) -> Names:
+    return tuple(kernel.name for kernel, _ in calls)
 
 
 @contextmanager
@@ -74,7 +136,7 @@ def _noted_calls() -> Iterator[list[Call]]:
 
     def observe(kernel: LoadedKernel) -> Kernel:
         def call(*arguments: Any) -> None:
-            calls.append((kernel, words_of(arguments)))
+            calls.append((kernel, arguments))
             kernel.call(*arguments)
 
         return call
@@ -83,9 +145,11 @@ def _noted_calls() -> Iterator[list[Call]]:
         yield calls
 
 
-def _is_like(part: Sequence[Call], other: Sequence[Call]) -> bool:
-    """True if two parts call the same kernels with arguments that differ only in addresses."""
-    return len(part) == len(other) and all(
+def _is_like(part: Calls | None, other: Calls | None) -> bool:
+    """True if both parts call the same kernels, with different addresses at most."""
+    if not part or not other or len(part) != len(other):
+        return False
+    return all(
         mine.captured_address is not None
         and mine.captured_address == its.captured_address
         and all(a == b or kind == "P" for kind, a, b in zip(mine.kinds, arguments, others, strict=True))
@@ -94,5 +158,5 @@ def _is_like(part: Sequence[Call], other: Sequence[Call]) -> bool:
 
 
 def _words(array: ctypes.Array[CapturedCall]) -> npt.NDArray[np.uint64]:
-    """Returns a view of the calls as numbers, [calls, words of a call]."""
+    """Returns the same memory as numbers, [calls, words of a call]."""
     return np.frombuffer(memoryview(array), np.uint64).reshape(len(array), -1)

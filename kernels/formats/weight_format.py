@@ -83,6 +83,14 @@ class WeightFormat(Protocol):
         ...
 
 
+class QuantizingFormat(WeightFormat, Protocol):
+    """A format whose weights have fewer bits than their values."""
+
+    def quantize(self, values_OI: Tensor) -> Weight:
+        """Returns the weight with the quantized values."""
+        ...
+
+
 def sum_of_ranks(layer: Linear, all_reduce: AllReduce) -> Linear:
     """Returns a layer that sums the results of `layer` over all ranks."""
     return lambda x_TI, out_TO=None: all_reduce(layer(x_TI, out_TO))

@@ -101,13 +101,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="launch each operation of a step by itself, without CUDA graphs (on a CPU there are none)"),
     ] = False
-    attention_backend: Annotated[
-        Literal["auto", "triton", "flashinfer"],
-        Meta(
-            description="whose kernels compute attention on a GPU; auto: triton, our own; flashinfer: the library's "
-            "(pip install flashinfer-python)"
-        ),
-    ] = "auto"
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):

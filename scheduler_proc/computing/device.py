@@ -1,4 +1,4 @@
-"""What the runner asks of a device, whichever it is."""
+"""What a runner needs from a device of any kind."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ from messages.ring.steps import Batch
 from scheduler_proc.computing.sampling.results import Forwarded, Result
 
 Forward = Callable[[], Forwarded]
-"""Runs the forward pass of one step; the cache then holds the K and V of all its tokens. Raises `MemoryError`."""
+"""Runs the forward pass of one step and stores the K and V of its tokens in the cache. Raises `MemoryError`."""
 
 
 class Fetched(Protocol):
@@ -18,19 +18,24 @@ class Fetched(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Tells whether the work is known to have been done."""
+        """True if the work is known to be done."""
         ...
 
     def wait(self) -> Result:
-        """Returns it, in the host's memory, as soon as the work that makes it has been done."""
+        """Waits for the result and returns it in host memory."""
         ...
 
 
 class Device(Protocol):
-    """Does work in the order in which it is submitted, and nothing of it is waited for but through `Fetched`."""
+    """Does work in the order in which it is submitted. Only `Fetched` waits for any of it."""
+
+    has_own_processor: bool
+    """Threads of the host do not slow down its work."""
+    max_logits: int
+    """The number of logits that logprobs are computed from at a time: those of a whole prompt might not fit."""
 
     def submit(self, work: Callable[[], Result]) -> Fetched:
-        """Launches the work, and the copy of its result to the host. Raises what the work raises."""
+        """Launches the work and the copy of its result to the host. Raises what the work raises."""
         ...
 
     def allocate_host(self, num_bytes: int) -> Tensor:
@@ -38,25 +43,25 @@ class Device(Protocol):
         ...
 
     def send(self, host: Tensor) -> Tensor:
-        """Returns a copy of the buffer on the device for the work that is being launched; does not wait for it."""
+        """Returns a copy of the buffer on the device for the work being launched, without waiting for the copy."""
         ...
 
     def will_write(self, pages: Sequence[int]) -> None:
-        """Is told which pages of the cache something other than a step is about to write."""
+        """Called before something other than a step writes these pages of the cache."""
         ...
 
 
 class ForwardPasses(Protocol):
-    """The forward passes of a model on a device: from a capture where there is one for the step, else call by call."""
+    """The forward passes of a model on a device: replayed if the step has a capture, otherwise call by call."""
 
     last_tokens: Tensor | None
-    """Where a step's tokens stay for the next one; `None` where no step is launched before they are known."""
+    """A step's tokens, kept for the next step; `None` if no step is launched before they are known."""
     can_plan_ahead: bool
-    """Some steps run while the host does something else, up to the time at which their result is asked for."""
+    """Some steps run while the host does something else, until their result is requested."""
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
-        """Writes the step, and the columns of its sampling plan, to where its forward pass reads them.
+        """Writes the step, and the columns of its sampling plan, to the memory that its forward pass reads.
 
-        Returns what runs it, once; on some devices before the next step is prepared.
+        The returned function runs it once; on some devices, before the next step is prepared.
         """
         ...

@@ -59,6 +59,12 @@ class HfConfig:
             raise self.error(name, value, "a list of texts")
         return value
 
+    def indices(self, name: str) -> list[int]:
+        value = self._get(name, [])
+        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+            raise self.error(name, value, "a list of indices")
+        return value
+
     def section(self, name: str) -> "HfConfig | None":
         """Returns a field that is itself an object, `None` if it is missing."""
         value = self._fields.get(name)

@@ -3,6 +3,7 @@
 Shape legend: K ranks, T tokens, E embedding size, N rows, P entries of the vocabulary that a rank has, V all of them.
 """
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,30 +12,29 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-GLOO_ADDRESS = "127.0.0.1"
-
 
 class ParallelGroup:
-    """One rank's end of the group; `backend` is a process group of torch, `None` for a rank that is alone.
+    """One rank's end of the group; `group` is a process group of torch, `None` for a single rank.
 
-    What is asked of it is asked of all ranks in the same order, with tensors of the same shapes. Where a rank has ended
-    or does not answer, the process ends: its engine is started again.
+    All ranks make the same calls in the same order, with tensors of the same shapes. If a rank has ended or does not
+    answer, the process ends, and its engine is restarted.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, backend: Any = None):
+    def __init__(self, rank: int = 0, size: int = 1, group: Any = None, *, sums_in_rank_order: bool = True):
         self.rank = rank
         self.size = size
-        self._backend = backend
+        self._group = group
+        self._sums_in_rank_order = sums_in_rank_order
 
     def all_reduce(self, part_TE: Tensor) -> Tensor:
         """Returns the sum of all ranks' parts, in the memory of this one's.
 
-        On a CPU they are added in the order of ranks, in float32: a token's sum is the same bits in any batch.
+        With `sums_in_rank_order` they are added in float32: a token's sum is the same bits in any batch.
         """
         if self.size == 1 or not part_TE.numel():
             return part_TE
-        if part_TE.is_cuda:
-            self._wait(self._backend.allreduce([part_TE]))
+        if not self._sums_in_rank_order:
+            self._wait(self._group.allreduce([part_TE]))
             return part_TE
         first_TE, *others = self._all_gather(part_TE)
         sum_TE = first_TE.float()
@@ -43,7 +43,7 @@ class ParallelGroup:
         return part_TE.copy_(sum_TE)
 
     def gather_columns(self, part_NP: Tensor, num_columns: int) -> Tensor:
-        """Returns the ranks' parts side by side [N, V]: the first `num_columns`, those behind them are filling."""
+        """Returns the first `num_columns` columns of the ranks' parts side by side, [N, V]; the rest is padding."""
         whole_NV = part_NP.new_empty(len(part_NP), num_columns)
         if whole_NV.numel():
             for parts_NP, columns_NP in zip(
@@ -53,20 +53,20 @@ class ParallelGroup:
         return whole_NV
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """Returns `tensor`, which holds what rank 0's does from now on."""
+        """Overwrites `tensor` with rank 0's and returns it."""
         if self.size > 1:
-            self._wait(self._backend.broadcast(tensor, root=0))
+            self._wait(self._group.broadcast(tensor, root=0))
         return tensor
 
     def smallest(self, number: int, device: torch.device) -> int:
-        """Returns the smallest of the ranks' numbers; by then all ranks have got this far."""
+        """Returns the smallest of the ranks' numbers, once all ranks have called this."""
         if self.size == 1:
             return number
         return int(self._all_gather(torch.tensor([number], device=device)).min())
 
     def _all_gather(self, part: Tensor) -> Tensor:
         parts = part.new_empty(self.size, *part.shape)
-        self._wait(self._backend._allgather_base(parts.flatten(0, 1), part.contiguous()))
+        self._wait(self._group._allgather_base(parts.flatten(0, 1), part.contiguous()))
         return parts
 
     def _wait(self, work: Any) -> None:
@@ -79,25 +79,22 @@ class ParallelGroup:
 ALONE = ParallelGroup()
 
 
-def join_group(file: Path, rank: int, size: int, device: torch.device, timeout_s: float) -> ParallelGroup:
-    """Returns this rank's end when all ranks have come. They find each other through `file`, which is new.
+Connect = Callable[[Any, int, int, timedelta], Any]
+"""Takes a store, this rank, the number of ranks and a timeout; returns a process group of torch."""
 
-    Gloo connects CPUs through the loopback interface, NCCL connects GPUs. A rank that is waited for longer than
-    `timeout_s`, now or later, counts as lost.
+
+def join_group(
+    file: Path, rank: int, size: int, timeout_s: float, connect: Connect, *, sums_in_rank_order: bool = True
+) -> ParallelGroup:
+    """Returns this rank's end once all ranks have joined. They meet through `file`, which must be new.
+
+    A rank that does not answer within `timeout_s`, now or later, counts as lost.
     """
     timeout = timedelta(seconds=timeout_s)
     store = distributed.FileStore(str(file), size)  # pyright: ignore[reportPrivateImportUsage]
     store.set_timeout(timeout)
     try:
-        if device.type == "cuda":
-            options = distributed.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            backend = distributed.ProcessGroupNCCL(store, rank, size, options)
-        else:
-            options = distributed.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
-            options._timeout = timeout
-            options._devices = [distributed.ProcessGroupGloo.create_device(hostname=GLOO_ADDRESS, lazy_init=False)]
-            backend = distributed.ProcessGroupGloo(store, rank, size, options)
+        group = connect(store, rank, size, timeout)
     except RuntimeError as error:
         raise SystemExit(f"rank {rank} cannot reach the others: {str(error).splitlines()[0]}") from error
-    return ParallelGroup(rank, size, backend)
+    return ParallelGroup(rank, size, group, sums_in_rank_order=sums_in_rank_order)

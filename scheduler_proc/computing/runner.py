@@ -1,6 +1,7 @@
-"""Runs planned steps, on any device: launches one and gives its result when it is asked for."""
+"""Runs planned steps on any device: launches a step, and returns its result on request."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -19,7 +20,7 @@ Publish = Callable[[Batch], None]
 
 
 class LaunchedStep:
-    """A step on its way."""
+    """A step that has been launched."""
 
     def __init__(self, runner: "Runner", step_id: int, sampling: SamplingPlan, fetched: Fetched):
         self._runner = runner
@@ -32,41 +33,70 @@ class LaunchedStep:
         return self._fetched.has_ended
 
     def result(self) -> ForwardOutput:
-        """Waits for the step, and for nothing after it."""
+        """Waits for this step and returns its result."""
         output = read_result(self._step_id, self._sampling, self._fetched.wait())
         self._runner.next_tokens = output.next_tokens
         return output
 
 
+@dataclass(frozen=True)
+class RunnerParts:
+    """What belongs to a runner besides the steps.
+
+    `degraded` reports to operators what is missing or slower than it should be; `placement` has the device and the
+    formats. `publish` makes the other ranks run the step that is about to run here.
+    """
+
+    degraded: str = ""
+    placement: Mapping[str, str] = field(default_factory=dict)
+    page_memory: KVMemory | None = None
+    page_store: TieredPages | None = None
+    draft_runner: "Runner | None" = None
+    publish: Publish | None = None
+
+
+NO_PARTS = RunnerParts()
+
+
 class Runner:
-    """Launches steps in order. What a step returns is a function of its `Batch`, the KV cache and the tokens of the
-    step before that it names."""
+    """Launches steps in order. The result of a step is a function of its `Batch`, the KV cache, and the tokens of the
+    previous step that the batch refers to."""
 
     def __init__(
-        self, decoder: Decoder, device: Device, forward_passes: ForwardPasses, limits: StepLimits, num_pages: int
+        self,
+        decoder: Decoder,
+        device: Device,
+        forward_passes: ForwardPasses,
+        limits: StepLimits,
+        num_pages: int,
+        parts: RunnerParts = NO_PARTS,
     ):
         self.num_pages = num_pages
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         self.can_overlap = forward_passes.last_tokens is not None
         self.can_plan_ahead = forward_passes.can_plan_ahead
         self.next_tokens = b""
-        """Of the step whose result was asked for last."""
-        self.degraded = ""
-        self.placement: dict[str, str] = {}
-        self.page_memory: KVMemory | None = None
-        self.publish: Publish | None = None
-        """Has the other ranks run the step that is about to run here."""
-        self.page_store: TieredPages | None = None
-        self.draft_runner: Runner | None = None
+        """The tokens of the step whose result was requested last."""
+        self.degraded = parts.degraded
+        self.placement = dict(parts.placement)
+        self.page_memory = parts.page_memory
+        self.page_store = parts.page_store
+        self.draft_runner = parts.draft_runner
         self.forward_passes = forward_passes
+        self._publish = parts.publish
+        self._limits = limits
         self._decoder = decoder
         self._vocab_size = decoder.model.vocab_size
         self._device = device
 
-    def launch(self, batch: Batch) -> LaunchedStep:
-        """The step will run after all that were launched before. Raises where it cannot be launched.
+    def with_parts(self, parts: RunnerParts) -> "Runner":
+        """Returns a runner with the same forward passes, whose captures it keeps, and these parts."""
+        return Runner(self._decoder, self._device, self.forward_passes, self._limits, self.num_pages, parts)
 
-        Without `can_overlap` its result must be asked for before the next launch, which may overwrite it.
+    def launch(self, batch: Batch) -> LaunchedStep:
+        """Launches the step after all previous ones. Raises if it cannot be launched.
+
+        Without `can_overlap` its result must be requested before the next launch, which may overwrite it.
         """
         if batch.future_token_indices and not self.can_overlap:
             batch = with_known_tokens(batch, self.next_tokens)
@@ -76,23 +106,22 @@ class Runner:
         return LaunchedStep(self, batch.step_id, sampling, fetched)
 
     def run(self, batch: Batch) -> ForwardOutput:
-        """Runs the step and returns its result when it is known; the cache holds its K and V afterwards."""
+        """Runs the step and waits for its result; the cache then holds its K and V."""
         return self.launch(batch).result()
 
     def _compute(self, batch: Batch, forward: Forward, sampling: SamplingPlan) -> Result:
         try:
-            if self.publish is not None:
-                self.publish(batch)
-            result = compute_result(self._decoder, forward(), sampling)
+            if self._publish is not None:
+                self._publish(batch)
+            result = compute_result(self._decoder, forward(), sampling, self._device.max_logits)
         except Exception as error:
-            if self._decoder.parallel.size > 1:  # the others may wait for this rank in mid-step, or run ahead of it
+            if self._decoder.parallel.size > 1:  # the others may be waiting for this rank in mid-step
                 raise SystemExit(f"a step failed on rank {self._decoder.parallel.rank}: {error!r}") from error
             raise
         last_tokens = self.forward_passes.last_tokens
         if last_tokens is not None and not isinstance(result, np.ndarray):
-            tokens_S = result[0][
-                : len(last_tokens)
-            ]  # none is planned behind a step that samples more often than it has rows
+            # A step that samples more tokens than it has rows is never followed by one that refers to them.
+            tokens_S = result[0][: len(last_tokens)]
             last_tokens[: len(tokens_S)].copy_(self._decoder.parallel.broadcast(tokens_S))
         return result
 

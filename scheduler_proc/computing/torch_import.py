@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any
 
 FAKE_TENSORS = "torch._meta_registrations"
-"""Shapes of operations on fake tensors, with the decompositions that they are made of: a third of the import's time.
-Torch's compiler, its exporter and its profiler need it, and have to import it before anything else of theirs."""
+"""Shapes of operations on fake tensors, and their decompositions: a third of the import's time. Torch's compiler,
+exporter and profiler need it before any of their own imports."""
 
 FOR_GPUS = "torch._native"
 """Registers other implementations of some operations, all for GPUs."""
@@ -24,20 +24,20 @@ UNUSED = frozenset(
     torch.utils.data torchgen.model unittest.mock
     """.split()  # noqa: SIM905
 )
-"""Packages that torch imports for its users alone: with what they import, a fifth of the rest. They run when something
-of them is asked for."""
+"""Packages that torch imports only for its users: with their imports, a fifth of the rest. They run when one of their
+attributes is first accessed."""
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 TAKEN_FROM = ("torch.func", "torch._higher_order_ops", "torch._higher_order_ops.invoke_subgraph")
-"""Likewise, but torch takes functions and classes out of them. They run in this order, which is torch's own."""
+"""Likewise, but torch itself imports functions and classes from them. They run in this order, which is torch's own."""
 
 
 def import_torch() -> None:
-    """Imports torch; where there is no CUDA device, without `FAKE_TENSORS`, and with `UNUSED` for later."""
+    """Imports torch; without a CUDA device, leaves out `FAKE_TENSORS` and defers `UNUSED`."""
     if "torch" in sys.modules:
         return
-    gc.disable()  # it would walk the modules' objects again and again while they come
+    gc.disable()  # it would traverse the new modules' objects again and again
     _import_numpy()
     sys.modules[FAKE_TENSORS] = ModuleType(FAKE_TENSORS)
     finder = _LateFinder()
@@ -47,7 +47,7 @@ def import_torch() -> None:
     finally:
         sys.meta_path.remove(finder)
         del sys.modules[FAKE_TENSORS]
-        gc.freeze()  # nor is it to do so for what is imported after it
+        gc.freeze()  # nor should it during later imports
         gc.enable()
     if torch.cuda.is_available():
         import_fake_tensors()  # libraries for GPUs may use the compiler
@@ -55,9 +55,9 @@ def import_torch() -> None:
 
 
 def _import_numpy() -> None:
-    """Imports numpy without the threads of its OpenBLAS: nobody here needs them, and they spin when they begin.
+    """Imports numpy without the threads of its OpenBLAS, which are not needed and spin when they start.
 
-    Torch's own BLAS may be an OpenBLAS, too: that reads the setting when it is loaded, after this.
+    Torch's own BLAS may also be an OpenBLAS; it reads the setting when it is loaded, after this.
     """
     if BLAS_THREADS not in os.environ:
         os.environ[BLAS_THREADS] = "1"
@@ -66,21 +66,21 @@ def _import_numpy() -> None:
 
 
 def import_fake_tensors() -> None:
-    """Imports what `import_torch` has left out, if it has."""
+    """Imports the modules that `import_torch` has left out, if any."""
     for name in (*TAKEN_FROM, FAKE_TENSORS):
         import_module(name)
         _run(name)
 
 
 def _run(name: str) -> None:
-    """Runs the module, if torch has imported it and it has not run yet."""
+    """Runs the module if torch has imported it and it has not run yet."""
     module = sys.modules.get(name)
     if isinstance(module, _LateModule):
         module.run()
 
 
 class _LateModule(ModuleType):
-    """A module whose code runs when something of it is asked for."""
+    """A module whose code runs when one of its attributes is first accessed."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":
@@ -98,7 +98,7 @@ class _LateModule(ModuleType):
 
 
 def _find_later(module: str, name: str) -> type:
-    """Returns what can be called and stand in an annotation, as a function or class of that name."""
+    """Returns a stand-in for a function or class of that name: it can be called and used in annotations."""
 
     def call(cls: type, *args: Any, **kwargs: Any) -> Any:
         import_fake_tensors()

@@ -1,4 +1,4 @@
-"""The scheduler's observer: each operator of torch, on the CPU and on a GPU, and each C kernel, beside the steps."""
+"""The scheduler's observer: records each operator of torch, on the CPU and on a GPU, and each C kernel."""
 
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -13,14 +13,14 @@ from scheduler_proc.computing.torch_import import import_fake_tensors
 
 
 class TorchObserver(Observer):
-    """Observes the thread that calls `start`, and all of the GPU's work; `stop` belongs to the same thread."""
+    """Observes the thread that calls `start`, and all GPU work; `stop` must be called in the same thread."""
 
     def __init__(self) -> None:
         import_fake_tensors()
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        # Without acc_events, `stop` makes no Python object of each event: that takes ten times as long as the rest.
+        # With acc_events, `stop` would make a Python object of each event, which takes ten times as long as the rest.
         self._profile = profile(activities=activities, acc_events=False)
         self._timing = ExitStack()
         self._kernels: list[Slice] = []

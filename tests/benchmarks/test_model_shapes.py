@@ -17,6 +17,6 @@ def test_shapes_agree(name: str) -> None:
         config.attention.num_kv_heads,
         config.attention.head_dim,
         config.hidden_size,
-        config.mlp.size,
+        config.layers[0].mlp.size,
         config.vocab_size,
     )

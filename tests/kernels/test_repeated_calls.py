@@ -12,7 +12,8 @@ from kernels.cpu.repeated_calls import Repeats
 from kernels.operations.layer_norm import layer_norm
 from kernels.operations.rms_norm import rms_norm
 
-NUM_PARTS, SIZE, MOST_TOKENS = 4, 48, 9
+NUM_PARTS, SIZE, MOST_TOKENS = 6, 48, 9
+ALIKE = ["a"] * NUM_PARTS
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +30,7 @@ class Parts:
         self.residual, self.normed, self.update = torch.zeros(3, MOST_TOKENS, SIZE)
         self.eps = [1e-5] * NUM_PARTS
         self.is_layer_norm = False
+        self.layer_norm_parts: set[int] = set()
         self.also: Callable[[Tensor], object] = lambda normed: None
 
     def start(self, num_tokens: int, seed: int) -> Callable[[int], None]:
@@ -41,7 +43,7 @@ class Parts:
             weight, eps = self.weights[part], self.eps[part]
             rms_norm(residual, weight[0], eps, update, normed)
             self.also(normed)
-            if self.is_layer_norm:
+            if self.is_layer_norm or part in self.layer_norm_parts:
                 layer_norm(normed, weight[1], self.biases[part][1], eps, None, update)
             else:
                 rms_norm(normed, weight[1], eps, None, update)
@@ -63,14 +65,14 @@ class Parts:
 
 
 def test_parts_are_replayed_for_any_number_of_tokens() -> None:
-    parts, repeats = Parts(), Repeats()
+    parts, repeats = Parts(), Repeats(ALIKE)
     parts.check(repeats)
     assert list(repeats.known) == [("rms_norm", "rms_norm")]
     assert all(repeats.known.values())
 
 
 def test_parts_that_call_something_else_are_told_apart() -> None:
-    parts, repeats = Parts(), Repeats()
+    parts, repeats = Parts(), Repeats(ALIKE)
     for parts.is_layer_norm in (False, True, False, True):
         parts.check(repeats)
     assert list(repeats.known) == [("rms_norm", "rms_norm"), ("rms_norm", "layer_norm")]
@@ -78,7 +80,7 @@ def test_parts_that_call_something_else_are_told_apart() -> None:
 
 
 def test_a_replay_makes_no_call_in_python() -> None:
-    parts, repeats = Parts(), Repeats()
+    parts, repeats = Parts(), Repeats(ALIKE)
     parts.run(repeats, 3, 0)
     compute, computed = parts.start(3, 0), []
     repeats.compute(lambda part: (computed.append(part), compute(part))[1], range(NUM_PARTS))
@@ -86,7 +88,7 @@ def test_a_replay_makes_no_call_in_python() -> None:
 
 
 def test_who_times_kernels_hears_of_all_calls() -> None:
-    parts, repeats = Parts(), Repeats()
+    parts, repeats = Parts(), Repeats(ALIKE)
     for _ in range(2):
         names: list[str] = []
         with timed_kernels(lambda name, began_ns, ended_ns, names=names: names.append(name)):
@@ -96,14 +98,42 @@ def test_who_times_kernels_hears_of_all_calls() -> None:
 
 @pytest.mark.parametrize("also", [torch.empty_like, lambda normed: normed.mul_(2)], ids=["new memory", "torch"])
 def test_parts_that_do_more_are_computed_one_by_one(also: Callable[[Tensor], object]) -> None:
-    parts, repeats = Parts(), Repeats()
+    parts, repeats = Parts(), Repeats(ALIKE)
     parts.also = also
     parts.check(repeats)
     assert list(repeats.known.values()) == [None]
 
 
 def test_parts_of_different_numbers_are_computed_one_by_one() -> None:
-    parts, repeats = Parts(), Repeats()
+    parts, repeats = Parts(), Repeats(ALIKE)
     parts.eps[2] = 0.5
     parts.check(repeats)
     assert list(repeats.known.values()) == [None]
+
+
+@pytest.mark.parametrize("kinds", ["ababab", "aababb", "aaabbb", "abbbba", "abcabc"])
+def test_parts_of_several_kinds_are_derived_from_the_first_of_their_kind(kinds: str) -> None:
+    parts, repeats = Parts(), Repeats(kinds)
+    parts.layer_norm_parts = {part for part, kind in enumerate(kinds) if kind == "b"}
+    parts.eps = [{"a": 1e-5, "b": 1e-5, "c": 0.5}[kind] for kind in kinds]
+    parts.check(repeats)
+    compute, computed = parts.start(3, 0), []
+    repeats.compute(lambda part: (computed.append(part), compute(part))[1], range(NUM_PARTS))
+    assert computed == sorted(kinds.index(kind) for kind in set(kinds))
+
+
+def test_a_kind_that_cannot_be_replayed_is_computed_among_others_that_are() -> None:
+    parts, repeats = Parts(), Repeats("ababab")
+    parts.layer_norm_parts = {1, 3, 5}
+    parts.eps[3] = 0.5
+    parts.check(repeats)
+    compute, computed = parts.start(3, 0), []
+    repeats.compute(lambda part: (computed.append(part), compute(part))[1], range(NUM_PARTS))
+    assert computed == [0, 1, 3, 5]
+
+
+def test_a_kind_that_calls_other_kernels_than_before_is_computed() -> None:
+    parts, repeats = Parts(), Repeats("ababab")
+    parts.check(repeats)
+    parts.layer_norm_parts = {1, 3, 5}
+    parts.check(repeats)

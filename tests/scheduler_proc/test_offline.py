@@ -16,14 +16,11 @@ from tokenizers import Tokenizer
 from kernels.cpu.library import find_kernel
 from messages.errors import UsageError
 from messages.ring.requests import Grammar, SamplingParams
-from scheduler_proc.computing import load_runner
-from scheduler_proc.computing.backends.cuda import loading
-from scheduler_proc.computing.placement import Placement
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.offline import OfflineEngine, Output
 from scheduler_proc.stepper import Stepper
 from tests.checkpoints import CONTEXT, build_checkpoint, make_config
-from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice
+from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [[5, 6, 7], list(range(40)), [9], [5, 6, 7, 8], list(range(60, 80)), list(range(45)), [1] * 30]
@@ -57,10 +54,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def late_engine(path: Path, device: LateDevice, **flags: object) -> OfflineEngine:
     """An engine whose steps run on a device that stands in for a GPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Placement, "is_cuda", property(lambda self: True))
-        patch.setattr(load_runner, "CudaDevice", lambda torch_device: device)
-        patch.setattr(loading, "load_triton_kernels", lambda device_type: None)
+    with late_backend(lambda: device):
         return OfflineEngine(make_config(path, max_num_seqs=4, max_num_batched_tokens=32, **flags))
 
 

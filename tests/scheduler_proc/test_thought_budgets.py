@@ -10,13 +10,10 @@ from llguidance import LLMatcher
 from messages.columns import unpack_int32
 from messages.ring.requests import Grammar, SamplingParams, Thought
 from runtime.grammars import GrammarCompiler
-from scheduler_proc.computing import load_runner
-from scheduler_proc.computing.backends.cuda import loading
-from scheduler_proc.computing.placement import Placement
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.offline import OfflineEngine, Output
 from tests.checkpoints import make_config
-from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice
+from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend
 from tokenizer_proc.thoughts import join_grammars, limit_of
 
 MODEL_DIR = Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2"
@@ -83,11 +80,7 @@ def test_steps_are_planned_ahead_until_a_thought_must_end(compiler: GrammarCompi
     params = [make_params(compiler, number, has_answer=False) for number in range(len(PROMPTS))]
     outputs: list[list[list[int]]] = []
     for flags in ({}, {"overlap": False}):
-        with pytest.MonkeyPatch.context() as patch:
-            device = LateDevice()
-            patch.setattr(Placement, "is_cuda", property(lambda self: True))
-            patch.setattr(load_runner, "CudaDevice", lambda torch_device, device=device: device)
-            patch.setattr(loading, "load_triton_kernels", lambda device_type: None)
+        with late_backend(LateDevice):
             engine = make_engine(max_num_seqs=4, max_num_batched_tokens=32, **flags)
         outputs.append([output.token_ids for output in engine.generate(PROMPTS, params)])
         assert (engine.gauges["steps_ahead"] > 20) == (not flags)

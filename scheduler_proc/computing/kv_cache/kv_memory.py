@@ -20,7 +20,7 @@ from messages.errors import BootError
 
 HEADER = struct.Struct("<32sQ")
 NOTES = 4096
-"""Where they begin."""
+"""The offset of the notes."""
 
 NOTE_BYTES = 80
 """Per page, in addition to 4 for each of its tokens."""
@@ -79,7 +79,7 @@ class KVMemory:
         return total
 
     def damage(self, page: int) -> None:
-        """Makes other numbers of the page's K."""
+        """Corrupts the page's K, for injected faults."""
         np.invert(self._words[0][:, page], out=self._words[0][:, page])
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
-from kernels.cpu.huge_pages import empty_huge
+from kernels.formats.plain import PLAIN
 from messages.config.server import Config
 from messages.errors import BootError
 from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
@@ -33,7 +33,7 @@ class KVTensors:
     def __init__(self, key_LSGD: Tensor, value_LSGD: Tensor, page_size: int, scales: Sequence[Tensor] = ()):
         self.num_pages = key_LSGD.shape[1] // page_size
         self.tensors = [key_LSGD, value_LSGD, *scales]
-        """All that pages consist of."""
+        """All tensors that pages consist of."""
         parts = zip(*self.tensors, strict=True)
         self.layers = [PagedKV(key_SGD, value_SGD, page_size, *scales_SG) for key_SGD, value_SGD, *scales_SG in parts]
 
@@ -41,7 +41,7 @@ class KVTensors:
 def allocate_cache(
     model: ModelDescription, num_pages: int, page_size: int, placement: Placement, memory: KVMemory | None = None
 ) -> KVTensors:
-    """Returns an uninitialised cache; a CPU gives the memory only when it is written. Raises `BootError`.
+    """Returns an uninitialised cache; on a CPU, memory is provided when it is first written. Raises `BootError`.
 
     If it is in `memory`, it may contain a predecessor's pages.
     """
@@ -49,9 +49,7 @@ def allocate_cache(
     shape = (len(model.layers), num_pages * page_size, attention.num_kv_heads, attention.head_dim)
 
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if placement.is_cuda:
-            return torch.empty(shape, dtype=dtype, device=placement.device)
-        return empty_huge(shape, dtype) if memory is None else memory.take(shape, dtype)
+        return PLAIN.allocate(shape, dtype, placement.device).stored if memory is None else memory.take(shape, dtype)
 
     try:
         if memory is not None:
@@ -80,7 +78,7 @@ def pages_per_context(config: Config) -> int:
 
 
 def choose_num_pages(config: Config, bytes_per_page: int, free_bytes: int) -> int:
-    """Returns the pages of the cache: as the flags say, else what fits into `free_bytes` and can be used.
+    """Returns the pages of the cache: from the flags, otherwise as many as fit into `free_bytes` and can be used.
 
     Raises `BootError` if one request of full length does not fit.
     """
@@ -112,10 +110,10 @@ def _too_small(config: Config, num_pages: int, bytes_per_page: int, origin: str)
 
 
 def free_cpu_cache_bytes(needed_bytes: int, num_processes: int = 1) -> int:
-    """Returns what a cache on the CPU may take by default: a quarter of the available memory, at most 4 GiB.
+    """Returns the default size of a cache on the CPU: a quarter of the available memory, at most 4 GiB.
 
-    Where there are several engines or ranks, each has its part of the quarter. A request of full length takes
-    `needed_bytes`: where these are more than 4 GiB, they are the most.
+    Several engines or ranks share the quarter. A request of full length takes `needed_bytes`; if that is more than
+    4 GiB, it is the limit instead.
     """
     share = available_memory_bytes(MEMORY_INFO, CGROUP) // (4 * num_processes)
     return min(max(MAX_CPU_CACHE_BYTES, needed_bytes), share)

@@ -1,4 +1,4 @@
-"""What packed weights, K and V depend on: only a scheduler of the same identity can go on with those of another."""
+"""What packed weights, K and V depend on: only a scheduler with the same identity can continue with them."""
 
 import hashlib
 import os
@@ -16,10 +16,10 @@ CODE_PACKAGES, CODE_SUFFIXES = ("scheduler_proc", "kernels", "messages"), (".py"
 
 
 def identity_of(config: Config, model: ModelDescription, placement: Placement, *more: object) -> bytes:
-    """Returns 32 bytes that only a scheduler has whose pages would be the same.
+    """Returns 32 bytes that are equal for two schedulers only if their pages are interchangeable.
 
-    They are of model, weights, formats, code, torch and the instruction set that was asked for. Files are
-    known by size and time of change. `more` has to be the same as well.
+    It is a digest of model, weights, formats, code, torch and the requested instruction set; files count by size and
+    modification time. `more` has to be equal as well.
     """
     folders = [CODE / package for package in CODE_PACKAGES]
     code = [file for folder in folders for file in folder.rglob("*") if file.suffix in CODE_SUFFIXES]

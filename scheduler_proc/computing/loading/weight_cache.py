@@ -1,6 +1,6 @@
-"""Quantized weights of a checkpoint, kept in the user's cache directory, so that the next start need not make them.
+"""Quantized weights of a checkpoint, kept in the user's cache directory for the next start.
 
-There is one file for a model in one format. It is made anew when the checkpoint has changed.
+There is one file per model and format. It is rewritten when the checkpoint changes.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ LAYOUT = 3
 """The version of the files' content, in particular of `Codes.packed`."""
 
 LEAST_BYTES = 64 << 20
-"""A smaller checkpoint is loaded and quantized in the time that a second file would take."""
+"""A smaller checkpoint is quantized as fast as a second file could be read."""
 
 ABANDONED_S = 3600.0
-"""An unfinished file of that age belongs to a process that was killed."""
+"""An unfinished file of this age belongs to a process that was killed."""
 
 log = logging.getLogger("sluice.weights")
 
@@ -40,12 +40,12 @@ log = logging.getLogger("sluice.weights")
 def load_through_cache(
     shard: Shard, family: Family, checkpoint: Checkpoint, placement: Placement, report: Report, is_wanted: bool
 ) -> Weights:
-    """Returns what `load_weights` does, from an earlier start's file where there is one, else leaves one.
+    """Returns the result of `load_weights`, from an earlier start's file if there is one; otherwise writes one.
 
     Only quantized weights are kept. Raises `BootError` as `load_weights` does, and for nothing about the file.
     """
     files = sorted(set(checkpoint.files.values()))
-    if not is_wanted or placement.weight_bits is None or sum(file.stat().st_size for file in files) < LEAST_BYTES:
+    if not is_wanted or placement.quantization is None or sum(file.stat().st_size for file in files) < LEAST_BYTES:
         return load_weights(shard, family, checkpoint, placement, report)
     cache = WeightCache(shard, files, placement)
     weights = cache.read(report)
@@ -57,17 +57,17 @@ def load_through_cache(
 
 
 class WeightCache:
-    """The file of one model in one format, or of one rank's part of it. `path` need not exist."""
+    """The file of a model in one format, or of a rank's part of it. `path` need not exist."""
 
     def __init__(self, shard: Shard, files: list[Path], placement: Placement):
         of_rank = (shard.rank, shard.num_ranks) if shard.num_ranks > 1 else ()
-        of_format = (placement.dtype_name, placement.weight_bits, *of_rank)
+        of_format = (placement.dtype_name, placement.quantization, *of_rank)
         self.path = cache_dir() / f"weights-{_digest(str(files[0].parent.resolve()), *of_format)}.safetensors"
         identity = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         self._key = _digest(LAYOUT, VERSION, shard.own, identity, *of_format)
 
     def read(self, report: Report) -> Weights | None:
-        """Returns the weights; None where there is no file, or none that can be used, which is logged."""
+        """Returns the weights; None without a usable file, which is logged."""
         if not is_trusted(self.path):
             return None
         try:
@@ -79,7 +79,7 @@ class WeightCache:
                 formats = json.loads(metadata["formats"])
                 weights: Weights = {}
                 for num_done, (name, (format_name, numbers)) in enumerate(formats.items(), start=1):
-                    # Copied: reading from huge pages is faster, and the file may then be removed.
+                    # Copied: reading from huge pages is faster, and the file may be removed later.
                     tensor = file.get_tensor(name)
                     stored = empty_huge(tuple(tensor.shape), tensor.dtype).copy_(tensor)
                     weights[name] = FORMATS[format_name].restore(stored, tuple(numbers))
@@ -90,7 +90,7 @@ class WeightCache:
             return None
 
     def write(self, weights: Weights) -> None:
-        """The file holds the weights afterwards, whole: it appears in one move. Where that fails, a warning says so."""
+        """Writes the file, which appears atomically; logs a warning if that fails."""
         if not can_keep():
             log.warning("%s cannot be written: weights are quantized at each start", cache_dir())
             return

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.cpu.huge_pages import ALIGNMENT
 from kernels.formats.packed import PACKED
 from kernels.formats.plain import PLAIN
-from kernels.formats.quantized import QUANTIZED
+from kernels.formats.registry import QUANTIZING
 from kernels.formats.weight_format import Weight, WeightFormat
 from kernels.operations.packed_linear import has_packed_kernel
 from messages.errors import BootError
@@ -82,14 +82,14 @@ class ShardWeights:
 
     def finish(self, name: str, rows: Tensor) -> None:
         """Finishes a parameter once all its rows are set; `rows`: the latest rows of the whole parameter."""
-        bits, parameter = self._placement.weight_bits, self.parameters[name]
+        quantization, parameter = self._placement.quantization, self.parameters[name]
         largest_O = None
-        if bits == 8 and self._num_ranks > 1 and isinstance(parameter.split, ByColumns):
+        if quantization == "int8" and self._num_ranks > 1 and isinstance(parameter.split, ByColumns):
             # The codes of all ranks use the same scale as a single rank would.
             largest_O = torch.linalg.vector_norm(rows, ord=torch.inf, dim=1).to(self._placement.dtype)
         self.weights[name] = self.weights[name].finish(largest_O)
-        if bits is not None and parameter.role == "tied":
-            self.weights[HEAD] = QUANTIZED[bits].quantize(self.weights[name].stored)
+        if quantization is not None and parameter.role == "tied":
+            self.weights[HEAD] = QUANTIZING[quantization].quantize(self.weights[name].stored)
 
 
 def choose_format(parameter: Parameter, part: Part, placement: Placement) -> WeightFormat:
@@ -99,8 +99,8 @@ def choose_format(parameter: Parameter, part: Part, placement: Placement) -> Wei
     """
     if parameter.role not in ("linear", "tied"):
         return PLAIN
-    if placement.weight_bits is not None:
-        return QUANTIZED[placement.weight_bits] if parameter.role == "linear" else PLAIN
+    if placement.quantization is not None:
+        return QUANTIZING[placement.quantization] if parameter.role == "linear" else PLAIN
     like = torch.empty(0, *part.shape[1:], dtype=placement.dtype, device=placement.device)
     return PACKED if has_packed_kernel(like) else PLAIN
 
@@ -108,10 +108,10 @@ def choose_format(parameter: Parameter, part: Part, placement: Placement) -> Wei
 def load_weights(
     shard: Shard, family: Family, checkpoint: "Checkpoint", placement: Placement, report: Report
 ) -> Weights:
-    """Returns the shard's part of every parameter with the checkpoint's values, as and where the placement says.
+    """Returns the shard's part of every parameter with the checkpoint's values, placed by `placement`.
 
-    One tensor at a time is read, and cast or packed, so there is never a second copy. Raises `BootError` that names
-    missing and misshaped tensors; what the model does not need is only logged.
+    Tensors are read, and cast or packed, one at a time, so there is never a second copy. Raises `BootError` that names
+    missing and misshaped tensors; unused tensors are only logged.
     """
     sources = _find_sources(family.list_sources(shard.whole), family.prefix, set(checkpoint.files))
     _log_unexpected(set(checkpoint.files) - set(sources), family)

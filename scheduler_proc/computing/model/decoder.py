@@ -15,12 +15,15 @@ from scheduler_proc.computing.model.blocks.head import Head, head_parameters
 from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
 from scheduler_proc.computing.model.blocks.weights import Weights
-from scheduler_proc.computing.model.description import ModelDescription, RopeDescription
+from scheduler_proc.computing.model.description import LayerDescription, ModelDescription, RopeDescription
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.model.rope_tables import RopeTables, make_rope_tables
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
-from scheduler_proc.computing.step.inputs import StepInputs
+from scheduler_proc.computing.step.inputs import StepInputs, StepRows
+
+LayerKind = tuple[LayerDescription, tuple[str, ...]]
+"""A description and the formats of the weights: layers of one kind compute the same on different weights."""
 
 ComputeLayers = Callable[[Callable[[int], None], Sequence[int]], None]
 """Computes the layers with these indices, in order, with the given function for one layer."""
@@ -50,11 +53,15 @@ class Decoder:
         self._final_norm = Norm("final_norm", model.final_norm, weights)
         tables: dict[tuple[RopeDescription | None, int], RopeTables | None] = {}
         self._layers: list[Layer] = []
+        self.layer_kinds: list[LayerKind] = []
         for index, layer in enumerate(model.layers):
             rope, head_dim = layer.attention.rope, layer.attention.head_dim
             if (rope, head_dim) not in tables:
                 device = self._final_norm.weight_E.device
                 tables[rope, head_dim] = rope and make_rope_tables(rope, head_dim, max_model_len, device)
+            names = [parameter.name for parameter in layer_parameters(f"layers.{index}", layer, model.hidden_size)]
+            formats = tuple(weights[name].format.name for name in names if name in weights)
+            self.layer_kinds.append((layer, formats))
             self._layers.append(Layer(f"layers.{index}", layer, weights, tables[rope, head_dim], parallel))
         self.logits = Head(model, weights, self.embedding.tokens_VE, parallel)
 
@@ -80,12 +87,12 @@ class Decoder:
             attention = self.model.attention
             heads = len(residual_TE), attention.num_heads, attention.head_dim
             attended_THD = torch.empty(heads, dtype=residual_TE.dtype, device=residual_TE.device)
-        stream = Stream(residual_TE, None, attended_THD, room)
+        stream = Stream(residual_TE, None, attended_THD, room, StepRows(step))
         last = len(self._layers) - 1
 
         def compute(index: int) -> None:
             is_narrow = index == last and not step.all_go_to_head
-            self._layers[index].apply(stream, step, layer_caches[index], is_narrow=is_narrow)
+            self._layers[index].apply(stream, layer_caches[index], is_narrow=is_narrow)
 
         middle = range(1, last)
         if compute_middle is None or len(middle) < 2:

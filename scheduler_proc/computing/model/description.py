@@ -1,9 +1,10 @@
-"""Describes a model of any family, layer by layer. Plain values, no torch."""
+"""Describes a model of any family, layer by layer, as plain values. Needs no torch."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Protocol
 
 from messages.errors import BootError
+from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,16 +21,24 @@ class RopeDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class NormDescription:
-    """A norm over `size` values. A layer norm has a bias, an RMS norm has none."""
+    """A norm over `size` values. A layer norm has a bias, an RMS norm has none.
+
+    `is_zero_centered`: the norm multiplies by 1 + weight, as in Gemma.
+    """
 
     kind: Literal["rms", "layer"]
     size: int
     eps: float
+    is_zero_centered: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionDescription:
-    """`qk_norm`: the norm of each query and key head, before rotation. Without `rope` heads are not rotated."""
+    """`qk_norm`: the norm of each query and key head, before rotation. Without `rope` heads are not rotated.
+
+    `window`: the number of last tokens that a token attends to, itself included. `softcap`: scores become
+    softcap * tanh(score / softcap). `has_sinks`: each head has a learned logit in the denominator of its softmax.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -39,6 +48,9 @@ class AttentionDescription:
     qk_norm: NormDescription | None = None
     has_qkv_bias: bool = False
     has_out_bias: bool = False
+    window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads != 0:
@@ -47,6 +59,11 @@ class AttentionDescription:
             )
         if self.rope is not None and self.head_dim % 2 != 0:
             raise BootError(f"config.json: rotary positions need an even head size, not {self.head_dim}")
+
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """Query heads, key/value heads and values per head."""
+        return self.num_heads, self.num_kv_heads, self.head_dim
 
     @property
     def query_size(self) -> int:
@@ -61,13 +78,34 @@ class AttentionDescription:
         return self.query_size + 2 * self.kv_size
 
 
+class MlpDescription(Protocol):
+    """An MLP of some kind. Descriptions of equal MLPs are equal."""
+
+    block: ClassVar[str]
+    """The name of the file in `blocks/` that computes it."""
+
+    @property
+    def room_sizes(self) -> tuple[int, int]:
+        """The values per token of `Activations.inner` and `Activations.gated`, 0 if it does not use them."""
+        ...
+
+    def divided(self, num_ranks: int) -> "MlpDescription":
+        """Returns the part of one rank. Raises `BootError` if it cannot be divided."""
+        ...
+
+    def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
+        """Returns the parameters of the MLP in the layer of this name."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
-class MlpDescription:
+class DenseMlpDescription:
     """A dense MLP with `size` inner values."""
 
     size: int
     activation: Literal["gelu_tanh", "gelu", "silu_gated"]
     has_bias: bool = False
+    block: ClassVar[str] = "dense_mlp"
 
     @property
     def is_gated(self) -> bool:
@@ -78,22 +116,50 @@ class MlpDescription:
         """Outputs of the first linear: a gated MLP has the gate's, then those that it gates."""
         return 2 * self.size if self.is_gated else self.size
 
+    @property
+    def room_sizes(self) -> tuple[int, int]:
+        return self.in_size, self.size if self.is_gated else 0
+
+    def divided(self, num_ranks: int) -> "DenseMlpDescription":
+        if self.size % num_ranks:
+            raise BootError(
+                f"--tensor-parallel {num_ranks}: it does not divide the model's {self.size} columns of the MLP"
+            )
+        return replace(self, size=self.size // num_ranks)
+
+    def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
+        by_inner = ByRows(((self.size, 1),) * (self.in_size // self.size))
+        return [
+            *linear_parameters(f"{layer}.mlp_in", self.in_size, hidden_size, self.has_bias, by_inner),
+            *linear_parameters(f"{layer}.mlp_out", hidden_size, self.size, self.has_bias, ByColumns()),
+        ]
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDescription:
-    """Norm, attention, norm, MLP: attention's and the MLP's outputs are added to the residual stream."""
+    """Attention and an MLP, whose outputs are added to the residual stream.
 
-    attention_norm: NormDescription
+    The norms before them apply to what they read, the norms after them (`…_out_norm`) to their outputs; each may be
+    missing. If `is_parallel`, the MLP reads the layer's input as attention does, through its own norm or, without
+    one, through attention's.
+    """
+
+    attention_norm: NormDescription | None
     attention: AttentionDescription
-    mlp_norm: NormDescription
+    mlp_norm: NormDescription | None
     mlp: MlpDescription
+    attention_out_norm: NormDescription | None = None
+    mlp_out_norm: NormDescription | None = None
+    is_parallel: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
     """A decoder. `num_positions`: rows of the table of learned positions, 0 if there is none.
 
-    `num_ranks`: if the model is divided among several, the layers are those of one rank (`sharding.py`).
+    Embeddings of tokens are multiplied by `embedding_scale`, logits by `logit_scale`. `logit_softcap`: logits then
+    become softcap * tanh(logit / softcap). `num_ranks`: if the model is divided among several, the layers are those of
+    one rank (`sharding.py`).
     """
 
     vocab_size: int
@@ -102,6 +168,9 @@ class ModelDescription:
     final_norm: NormDescription
     num_positions: int = 0
     has_tied_head: bool = False
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
     num_ranks: int = 1
 
     @property
@@ -111,16 +180,15 @@ class ModelDescription:
 
     @property
     def attention(self) -> AttentionDescription:
-        """The attention of all layers. Raises `BootError` if they differ: the KV cache has one shape for all."""
-        first, *others = (layer.attention for layer in self.layers)
-        if any(other != first for other in others):
-            raise BootError("config.json: layers with different attention are not supported")
-        return first
+        """The first layer's attention, whose heads all layers have.
 
-    @property
-    def mlp(self) -> MlpDescription:
-        """The MLP of all layers. Raises `BootError` if they differ: they share the room for their activations."""
-        first, *others = (layer.mlp for layer in self.layers)
-        if any(other != first for other in others):
-            raise BootError("config.json: layers with different MLPs are not supported")
+        Raises `BootError` if another layer has other heads: the KV cache and the plans of a step have one shape.
+        """
+        first = self.layers[0].attention
+        for index, layer in enumerate(self.layers):
+            if layer.attention.heads != first.heads:
+                raise BootError(
+                    f"config.json: layer {index} has {layer.attention.heads} query heads, key/value heads and values "
+                    f"per head, layer 0 has {first.heads}: layers with different heads are not supported"
+                )
         return first

@@ -10,8 +10,9 @@ from typing import Literal
 
 Shape = tuple[int, ...]
 
-Role = Literal["linear", "embedding", "tied", "norm", "bias"]
-"""`linear`: the weight of a linear layer, [out, in]. `embedding`: a table looked up by rows. `tied`: an embedding of
+Role = Literal["linear", "router", "embedding", "tied", "norm", "bias"]
+"""`linear`: the weight of a linear layer, [out, in]. `router`: likewise, of one that chooses experts, never quantized.
+`embedding`: a table looked up by rows. `tied`: an embedding of
 tokens that is also the head."""
 
 

@@ -28,9 +28,11 @@ class Shard:
 
 def _check_divisible(layer: LayerDescription, num_ranks: int) -> None:
     num_kv_heads = layer.attention.num_kv_heads
-    for num, name in ((layer.attention.num_heads, "attention heads"), (layer.mlp.size, "columns of the MLP")):
-        if num % num_ranks:
-            raise BootError(f"--tensor-parallel {num_ranks}: it does not divide the model's {num} {name}")
+    if layer.attention.num_heads % num_ranks:
+        raise BootError(
+            f"--tensor-parallel {num_ranks}: it does not divide the model's {layer.attention.num_heads} attention heads"
+        )
+    layer.mlp.divided(num_ranks)
     if num_kv_heads % num_ranks and num_ranks % num_kv_heads:
         raise BootError(
             f"--tensor-parallel {num_ranks}: the model's {num_kv_heads} key/value heads can neither be divided "
@@ -39,10 +41,10 @@ def _check_divisible(layer: LayerDescription, num_ranks: int) -> None:
 
 
 def _divide(layer: LayerDescription, num_ranks: int) -> LayerDescription:
-    attention, mlp = layer.attention, layer.mlp
+    attention = layer.attention
     num_kv_heads = max(1, attention.num_kv_heads // num_ranks)
     return replace(
         layer,
         attention=replace(attention, num_heads=attention.num_heads // num_ranks, num_kv_heads=num_kv_heads),
-        mlp=replace(mlp, size=mlp.size // num_ranks),
+        mlp=layer.mlp.divided(num_ranks),
     )

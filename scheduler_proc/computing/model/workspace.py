@@ -1,4 +1,4 @@
-"""Memory for what the operations of a step return, taken once and used by all steps: none asks for memory of its own.
+"""Memory for the results of a step's operations, allocated once and used by all steps.
 
 Shape legend: T tokens, E embedding size, H query heads, A = H + 2 G heads with those of G keys and G values, D head
 dimension, F MLP size, N rows, V vocabulary.
@@ -15,7 +15,7 @@ from scheduler_proc.computing.model.description import ModelDescription
 
 @dataclass(frozen=True)
 class Activations:
-    """Room for what the operations of a layer return, the same for all layers; `None`: each makes memory of its own."""
+    """Room for the results of a layer's operations, the same for all layers; `None`: they allocate new memory."""
 
     residual: Tensor | None = None
     """[T, E]"""
@@ -28,12 +28,12 @@ class Activations:
     update: Tensor | None = None
     """[T, E]"""
     inner: Tensor | None = None
-    """[T, F], or [T, 2 F] for a gated MLP"""
+    """[T, F], or [T, 2 F] for a gated MLP; F is the largest of all layers."""
     gated: Tensor | None = None
-    """[T, F]; `None` for an MLP that is not gated"""
+    """[T, F]; `None` if no MLP is gated."""
 
     def take(self, num_tokens: int) -> "Activations":
-        """Returns the room of the first tokens, none for more than there are."""
+        """Returns the room of the first tokens; `NEW_MEMORY` if it is too small."""
         if self.residual is None or num_tokens > len(self.residual):
             return NEW_MEMORY
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -43,32 +43,40 @@ class Activations:
 NEW_MEMORY = Activations()
 
 
+def fit(room: Tensor | None, size: int) -> Tensor | None:
+    """Returns contiguous room [T, size], which may be smaller than the room of the largest layer."""
+    if room is None or room.shape[1] == size:
+        return room
+    return room.view(-1)[: len(room) * size].view(len(room), size)
+
+
 class Workspace:
     """Room for steps of up to `max_tokens` tokens, and logits of up to `max_rows` rows, on the CPU.
 
-    Memory is given by the system as it is written, so that what is never used costs nothing.
+    The operating system provides the memory as it is written, so unused memory costs nothing.
     """
 
     def __init__(self, model: ModelDescription, dtype: torch.dtype, max_tokens: int, max_rows: int):
         def room(*shape: int) -> Tensor:
             return empty_huge((max_tokens, *shape), dtype)
 
-        attention, mlp = model.attention, model.mlp
+        attention, sizes = model.attention, [layer.mlp.room_sizes for layer in model.layers]
+        inner_size, gated_size = (max(each) for each in zip(*sizes, strict=True))
         self._activations = Activations(
             residual=room(model.hidden_size),
             normed=room(model.hidden_size),
             heads=room(attention.qkv_size),
             attended=room(attention.num_heads, attention.head_dim),
             update=room(model.hidden_size),
-            inner=room(mlp.in_size),
-            gated=room(mlp.size) if mlp.is_gated else None,
+            inner=room(inner_size) if inner_size else None,
+            gated=room(gated_size) if gated_size else None,
         )
         self._logits_NV = empty_huge((max_rows, model.vocab_size), dtype)
 
     def activations(self, num_tokens: int) -> Activations:
-        """Returns room for a step of so many tokens."""
+        """Returns room for a step of `num_tokens` tokens."""
         return self._activations.take(num_tokens)
 
     def logits(self, num_rows: int) -> Tensor | None:
-        """Returns room for the logits of so many rows, `None` for more than there is room for."""
+        """Returns room for the logits of `num_rows` rows, `None` if it is too small."""
         return self._logits_NV[:num_rows] if num_rows <= len(self._logits_NV) else None

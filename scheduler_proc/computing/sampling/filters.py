@@ -1,4 +1,4 @@
-"""What takes tokens out before one is drawn: which rows of a step each filter is for, and with which numbers.
+"""Filters that remove tokens before one is drawn: which rows of a step each applies to, with which numbers.
 
 Shape legend: S rows that sample, N some of them, V vocabulary.
 """
@@ -15,7 +15,7 @@ from messages.ring.axes import columns_of
 from messages.ring.steps import Batch
 
 ALL_TOKENS = (1 << 31) - 1
-"""A top-k that takes nothing out."""
+"""A top-k that removes nothing."""
 
 Numbers = Mapping[str, np.ndarray]
 """Columns of `Batch` by name, [S]."""
@@ -31,10 +31,10 @@ def top_numbers(top_ks: np.ndarray, top_ps: np.ndarray) -> tuple[np.ndarray, ...
 
 
 class Filter(NamedTuple):
-    """`columns` of `Batch` hold its numbers; `is_used` says of which rows (bool [S]) they take a token out.
+    """`columns` of `Batch` hold its numbers; `is_used` returns the rows (bool [S]) that lose tokens by it.
 
-    `change` filters scores_NV, logits by their temperature, in place; after them it gets what `prepare` makes of the
-    columns' entries for these rows, on their device.
+    `change` filters scores_NV, logits divided by their temperature, in place. Its other arguments are the results of
+    `prepare` for the columns' entries of these rows, on their device.
     """
 
     name: str
@@ -58,28 +58,28 @@ FILTERS = (
         filter_xtc,
     ),
 )
-"""In the order in which they are applied: that of transformers, and of llama.cpp for those that transformers lacks."""
+"""In the order in which they are applied: transformers' order, and llama.cpp's for those that transformers lacks."""
 
 
 ONE_READ = ("top", "min_p")
-"""The filters that `draw_filtered` applies while it draws: rows with these alone are not copied on a GPU."""
+"""The filters that `draw_filtered` applies while it draws: on a GPU, rows with only these are not copied."""
 
 
 ASKS_NOTHING = {
     name: columns_of(Batch)[name].filled(1, columns_of(Batch)[name].fill)
     for name in ("top_n_sigmas", "top_ks", "top_ps", "min_ps", "typical_ps", "xtc_probabilities")
 }
-"""An entry of each column that says whether a row is filtered, for one that is not."""
+"""The entry of an unfiltered row in each column that requests a filter."""
 
 
 def asks_for_filters(batch: Batch) -> bool:
-    """Whether any row may be filtered, at next to no cost."""
+    """True if any row may be filtered; costs next to nothing."""
     columns = ((getattr(batch, name), entry) for name, entry in ASKS_NOTHING.items())
     return any(column and column != entry * batch.num_sampled for column, entry in columns)
 
 
 def read_numbers(batch: Batch) -> Numbers:
-    """Returns the columns of all filters; one that is left out has its fill value everywhere."""
+    """Returns the columns of all filters; an omitted column has its fill value everywhere."""
     numbers: dict[str, np.ndarray] = {}
     for name in (name for each in FILTERS for name in each.columns):
         column, entries = columns_of(Batch)[name], getattr(batch, name)
@@ -88,8 +88,10 @@ def read_numbers(batch: Batch) -> Numbers:
 
 
 def plan_filters(numbers: Numbers, used: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the columns of the filters for `rows` (indices into S): for each the places of its rows in `rows`, and
-    their numbers. `used` is what `is_used` says, by filter."""
+    """Returns the columns of the filters for `rows` (indices into S): each filter's places in `rows`, and its numbers.
+
+    `used` has the result of `is_used`, by filter.
+    """
     columns: dict[str, np.ndarray] = {}
     for each in FILTERS:
         places = np.flatnonzero(used[each.name][rows])
@@ -111,9 +113,9 @@ def plan_one_read(numbers: Numbers, rows: np.ndarray) -> dict[str, np.ndarray]:
 def filter_scores(
     scores_NV: Tensor, columns: Mapping[str, Tensor], planned: Mapping[str, np.ndarray] | None = None, first: int = 0
 ) -> None:
-    """Takes tokens out of the rows, in place; `columns` are those of `plan_filters`.
+    """Removes tokens from the rows, in place; `columns` come from `plan_filters`.
 
-    With `first` the rows are those from this one on, and `planned` has the columns on the host.
+    With `first`, the rows begin with this one, and `planned` has the columns on the host.
     """
     for each in FILTERS:
         places, numbers = columns[f"{each.name}_places"], [columns[f"{each.name}_{name}"] for name in each.columns]

@@ -1,7 +1,7 @@
-"""Changes logits as a step's `LogitsProcessing` say: allowed tokens, then bitmasks, then biases, then penalties.
+"""Applies a step's `LogitsProcessing` to logits: allowed tokens, then bitmasks, then biases, then penalties.
 
-Shape legend: N rows with a copy of their logits, V vocabulary. An entry is one token of one row; the work is in
-proportion to the entries, but for rows with allowed tokens or a bitmask, which are written once from end to end.
+Shape legend: N rows with a copy of their logits, V vocabulary. An entry is one token of one row. The work is
+proportional to the entries, except that rows with allowed tokens or a bitmask are written once from end to end.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from messages.ring.steps import LogitsProcessing
 
 
 def find_processed(processing: LogitsProcessing | None, num_rows: int) -> np.ndarray:
-    """Returns which of the rows that sample are named in `logits_processing` (bool)."""
+    """Returns the rows that sample and are named in `processing` (bool)."""
     is_processed = np.zeros(num_rows, dtype=bool)
     if processing is not None:
         for column in (processing.allowed_rows, processing.bitmask_rows, processing.bias_rows, processing.penalty_rows):
@@ -30,9 +30,9 @@ def find_processed(processing: LogitsProcessing | None, num_rows: int) -> np.nda
 def expand_logits_processing(
     processing: LogitsProcessing, places: np.ndarray, sources: np.ndarray, vocab_size: int
 ) -> dict[str, np.ndarray]:
-    """Returns what `process_logits` wants; `places[row]` is where the copy of a row that samples is (int64).
+    """Returns the columns for `process_logits`; `places[row]` is the index of a sampling row's copy (int64).
 
-    `sources[row]` is the index of the row's last token among those that the step before samples (int32); -1: the
+    `sources[row]` is the index of the row's last token among the tokens sampled by the previous step (int32); -1: the
     history has it.
     """
     columns: dict[str, np.ndarray] = {}
@@ -55,14 +55,14 @@ def expand_logits_processing(
 
 
 def fill_histories(columns: Mapping[str, Tensor], last_tokens_S: Tensor) -> None:
-    """Puts the tokens of the step before where a history lacks its last token, in place."""
+    """Fills in the last tokens that histories lack, from the previous step, in place."""
     for name in ("repetition", "occurrence"):
         if f"{name}_sources" in columns:
             take_tokens(columns[f"{name}_ids"], columns[f"{name}_sources"], last_tokens_S)
 
 
 def process_logits(logits_NV: Tensor, columns: Mapping[str, Tensor]) -> None:
-    """Edits the float32 logits in place, as the columns that are there say."""
+    """Edits the float32 logits in place, by those columns that are present."""
     if "allowed_rows" in columns:
         allow_tokens(logits_NV, columns["allowed_rows"], columns["allowed_entry_rows"], columns["allowed_ids"])
     if "bitmask_rows" in columns:
@@ -80,7 +80,7 @@ def process_logits(logits_NV: Tensor, columns: Mapping[str, Tensor]) -> None:
 def _expand_penalties(
     processing: LogitsProcessing, places: np.ndarray, sources: np.ndarray, vocab_size: int
 ) -> dict[str, np.ndarray]:
-    """Of the history only the entries that a penalty reads go to the device, first those that lack their token."""
+    """Returns only the history entries that a penalty reads, with those that lack their token first."""
     columns: dict[str, np.ndarray] = {}
     num_history, ids = _int32(processing.num_history), _ids(processing.history_ids, vocab_size)
     penalty_rows = _int32(processing.penalty_rows)
@@ -119,7 +119,7 @@ def _int32(column: bytes) -> np.ndarray:
 
 
 def _ids(column: bytes, vocab_size: int) -> np.ndarray:
-    """Returns token ids; one outside of the vocabulary would change another row's logits."""
+    """Returns token ids; an id outside the vocabulary would change another row's logits."""
     ids = _int32(column)
     assert len(ids) == 0 or 0 <= ids.min() <= ids.max() < vocab_size, "a token id outside of the vocabulary"
     return ids

@@ -1,4 +1,4 @@
-"""Logprobs of sampled tokens and of prompt tokens, as the model itself gives them, before anything changes its logits.
+"""Logprobs of sampled tokens and prompt tokens under the model's own distribution, before its logits are changed.
 
 Shape legend: S rows that sample, N tokens with logprobs, Q prompt tokens with logprobs, K alternatives, E embedding
 size, V vocabulary.
@@ -15,12 +15,12 @@ from messages.ring.steps import LogprobColumns
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.sampling.plan import SamplingPlan
 
-SLICE_ELEMENTS_CUDA, SLICE_ELEMENTS_CPU = 1 << 25, 1 << 22
-"""Logits that are worked on at a time, 128 and 16 MiB in float32: those of a whole prompt might not fit."""
+MAX_LOGITS = 1 << 22
+"""The default number of logits that are in memory at a time, 16 MiB in float32."""
 
 
 class TokenLogprobs(NamedTuple):
-    """Tokens with their logprobs, on whatever device."""
+    """Tokens with their logprobs, on any device."""
 
     token_ids: Tensor
     """int32 [N]"""
@@ -38,39 +38,50 @@ class TokenLogprobs(NamedTuple):
 
 
 def sampled_logprobs(
-    logits_SV: Tensor, tokens_S: Tensor, plan: SamplingPlan, columns: Mapping[str, Tensor]
+    logits_SV: Tensor,
+    tokens_S: Tensor,
+    plan: SamplingPlan,
+    columns: Mapping[str, Tensor],
+    max_logits: int = MAX_LOGITS,
 ) -> TokenLogprobs:
-    """Returns the logprobs of the rows that want any, each aligned with its next token.
+    """Returns the logprobs of the rows that request them, each aligned with its next token.
 
-    A row without a next token keeps its place, with the logprob NaN. `columns` are those of the plan on the device.
+    A row without a next token keeps its place, with logprob NaN. `columns` are the plan's, on the device.
     """
     rows_N = columns["logprob_rows"]
     ids_N = tokens_S.index_select(0, rows_N)
-    return _logprobs(lambda part: logits_SV.index_select(0, rows_N[part]), ids_N, plan.num_top, logits_SV.shape[1])
+    sizes = logits_SV.shape[1], max_logits
+    return _logprobs(lambda part: logits_SV.index_select(0, rows_N[part]), ids_N, plan.num_top, *sizes)
 
 
 def prompt_logprobs(
-    hidden_QE: Tensor, decoder: Decoder, plan: SamplingPlan, columns: Mapping[str, Tensor]
+    hidden_QE: Tensor,
+    decoder: Decoder,
+    plan: SamplingPlan,
+    columns: Mapping[str, Tensor],
+    max_logits: int = MAX_LOGITS,
 ) -> TokenLogprobs:
-    """Returns the logprobs of the step's prompt tokens from what the head reads of the tokens before them.
+    """Returns the logprobs of the step's prompt tokens, from the hidden states of the tokens before them.
 
-    They are NaN where logits are not finite.
+    They are NaN if logits are not finite.
     """
     ids_Q = columns["prompt_ids"]
     assert len(ids_Q) == len(hidden_QE)
-    return _logprobs(lambda part: decoder.logits(hidden_QE[part]), ids_Q, plan.num_prompt_top, decoder.model.vocab_size)
+    sizes = decoder.model.vocab_size, max_logits
+    return _logprobs(lambda part: decoder.logits(hidden_QE[part]), ids_Q, plan.num_prompt_top, *sizes)
 
 
-def _logprobs(make_logits: Callable[[slice], Tensor], ids_N: Tensor, num_top: int, vocab_size: int) -> TokenLogprobs:
-    """Returns the logprobs of `ids_N` (int32); `make_logits` gives the logits of a slice of them.
+def _logprobs(
+    make_logits: Callable[[slice], Tensor], ids_N: Tensor, num_top: int, vocab_size: int, max_logits: int
+) -> TokenLogprobs:
+    """Returns the logprobs of `ids_N` (int32); `make_logits` returns the logits of a slice of them.
 
     There are never more alternatives than tokens in the vocabulary.
     """
-    num_top = min(num_top, vocab_size)
+    num_top, slice_tokens = min(num_top, vocab_size), max(1, max_logits // vocab_size)
     chosen_N = torch.empty(len(ids_N), dtype=torch.float32, device=ids_N.device)
     top_ids_NK = torch.empty((len(ids_N), num_top), dtype=torch.int32, device=ids_N.device)
     top_logprobs_NK = torch.empty((len(ids_N), num_top), dtype=torch.float32, device=ids_N.device)
-    slice_tokens = max(1, (SLICE_ELEMENTS_CUDA if ids_N.is_cuda else SLICE_ELEMENTS_CPU) // vocab_size)
     for start in range(0, len(ids_N), slice_tokens):
         part = slice(start, start + slice_tokens)
         computed = top_logprobs(make_logits(part), ids_N[part], num_top)

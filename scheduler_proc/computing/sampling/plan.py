@@ -1,7 +1,7 @@
-"""Which rows of a step need what before they have a token, worked out on the host.
+"""What each row of a step needs before it has a token, worked out on the host.
 
 Shape legend: S rows that sample, N special ones of them, V vocabulary.
-The device never has to say which rows those are: it gets their indices, and everything else about them, in one copy.
+The device receives the indices of these rows, and everything else about them, in one copy.
 """
 
 from dataclasses import dataclass, field
@@ -23,15 +23,15 @@ from scheduler_proc.computing.sampling.logits_processing import expand_logits_pr
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """A row is plain where its logits need nothing but its temperature, else special. Special rows are ordered: those
-    that are only filtered, those that are processed and drawn, those that are processed and greedy."""
+    """A row is plain if its logits need only its temperature, otherwise special. Special rows are ordered: first rows
+    that are only filtered, then rows that are processed and drawn, then rows that are processed and greedy."""
 
     columns: dict[str, np.ndarray] = field(default_factory=dict)
-    """What the device has to know, by name; empty where all that is wanted is the likeliest token of each row.
+    """The data that the device needs, by name; empty if each row only needs its likeliest token.
 
-    Where plain rows are drawn: `temperatures`, `seeds` and `positions` of all S rows, with temperature 0 for greedy and
-    for special ones. Of special rows: `special_…` and the columns of their processing. Of logprobs: `logprob_rows`
-    (int64, indices into S) and `prompt_ids` (int32 [Q]), the prompt tokens whose logprobs are wanted."""
+    For plain rows that are drawn: `temperatures`, `seeds` and `positions` of all S rows, with temperature 0 for greedy
+    and special rows. For special rows: `special_…` and the columns of their processing. For logprobs: `logprob_rows`
+    (int64, indices into S) and `prompt_ids` (int32 [Q]), the prompt tokens whose logprobs are requested."""
     num_special: int = 0
     """N"""
     num_unprocessed: int = 0
@@ -39,15 +39,15 @@ class SamplingPlan:
     num_drawn: int = 0
     """Special rows before this one are drawn."""
     num_top: int = -1
-    """Alternatives to the rows' tokens, as many as the row that wants most; -1 where none wants logprobs."""
+    """The most alternatives that a row requests; -1 if no row requests logprobs."""
     num_prompt_top: int = -1
-    """Alternatives to the prompt tokens, -1 where no prompt's logprobs are wanted."""
+    """The alternatives per prompt token; -1 if no prompt's logprobs are requested."""
     num_one_read: int = 0
-    """Special rows before this one are filtered by `ONE_READ` alone."""
+    """Special rows before this one are only filtered by `ONE_READ`."""
 
     @property
     def has_plain_rows_alone(self) -> bool:
-        """Whether all that is wanted of each row is a token, greedy or drawn."""
+        """True if each row only needs a token, greedy or drawn."""
         return not self.num_special and self.num_top < 0 and self.num_prompt_top < 0
 
 
@@ -58,7 +58,7 @@ def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
     """Returns how the rows of `batch` that sample get their tokens, and which tokens have logprobs."""
     wants_more = batch.logits_processing or batch.num_logprobs or batch.hidden_tokens
     if not wants_more and batch.temperatures.count(0) == len(batch.temperatures):
-        return GREEDY  # at next to no cost, as what comes next: most steps are one or the other
+        return GREEDY  # costs next to nothing, as the next case: most steps are one of these
     if not wants_more and not asks_for_filters(batch):
         return SamplingPlan(_plain_draws(batch, np.frombuffer(batch.temperatures, np.float32)))
     columns: dict[str, np.ndarray] = {}
@@ -90,7 +90,7 @@ def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
 
 
 def _plan_logprobs(batch: Batch, vocab_size: int, columns: dict[str, np.ndarray]) -> tuple[int, int]:
-    """Adds the columns of tokens with logprobs; returns how many alternatives rows and prompt tokens want."""
+    """Adds the columns of tokens with logprobs; returns the alternatives of rows and of prompt tokens."""
     num_top = -1
     if batch.num_logprobs:
         num_logprobs = np.frombuffer(batch.num_logprobs, np.int32)
@@ -107,7 +107,7 @@ def _plan_logprobs(batch: Batch, vocab_size: int, columns: dict[str, np.ndarray]
 
 
 def _plan_logits_processing(batch: Batch, rows: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
-    """`rows` are the special rows that are processed, one after another from the first copy on."""
+    """Returns the columns of processing; `rows` are the processed special rows, in the order of their copies."""
     if batch.logits_processing is None:
         return {}
     places, sources = np.full(batch.num_sampled, -1, np.int64), np.full(batch.num_sampled, -1, np.int32)
@@ -123,7 +123,7 @@ def _plain_draws(batch: Batch, temperatures: np.ndarray) -> dict[str, np.ndarray
 
 
 def _plan_draws(batch: Batch, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """`rows` are the special rows that are drawn."""
+    """Returns how special rows are drawn; `rows` are their indices."""
     return {
         "special_temperatures": np.frombuffer(batch.temperatures, np.float32)[rows],
         "special_seeds": np.frombuffer(batch.seeds, np.int64)[rows],

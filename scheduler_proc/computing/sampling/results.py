@@ -1,4 +1,4 @@
-"""What is computed behind the forward pass of a step, on its device and then in the host's memory.
+"""The results of a step, computed from its forward pass on the device and read in host memory.
 
 Shape legend: S rows that sample, Q hidden tokens, E embedding size, V vocabulary.
 """
@@ -13,32 +13,32 @@ from torch import Tensor
 from messages.columns import pack_int32
 from messages.ring.steps import ForwardOutput
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.sampling.logprobs import TokenLogprobs, prompt_logprobs, sampled_logprobs
+from scheduler_proc.computing.sampling.logprobs import MAX_LOGITS, TokenLogprobs, prompt_logprobs, sampled_logprobs
 from scheduler_proc.computing.sampling.plan import SamplingPlan
 from scheduler_proc.computing.sampling.sampler import choose_tokens
 
 
 class Forwarded(NamedTuple):
-    """What the forward pass of a step leaves on its device; the next step may overwrite it."""
+    """The output of a step's forward pass on its device; the next step may overwrite it."""
 
     logits: Tensor
     """[S, V]"""
     hidden: Tensor
-    """[Q, E]: what the head reads of `Batch.hidden_tokens`."""
+    """[Q, E]: the hidden states of `Batch.hidden_tokens`."""
     columns: Mapping[str, Tensor]
     """The columns of the `SamplingPlan`."""
     plain: np.ndarray | None = None
-    """int64 [S]: the tokens of rows as if all were plain, if the forward pass has left them in the host's memory."""
+    """int64 [S]: the rows' tokens as if all were plain, if the forward pass has put them into host memory."""
 
 
 Result = Sequence[Tensor] | np.ndarray
-"""Next tokens ([S], -1: the row has none) and behind them the four tensors of each `TokenLogprobs` that is wanted.
+"""Next tokens ([S], -1: the row has none), followed by the four tensors of each requested `TokenLogprobs`.
 
-An array instead: nothing is wanted but next tokens, and the host has them.
+An array instead if only next tokens are requested and the host already has them.
 """
 
 
-def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan) -> Result:
+def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan, max_logits: int = MAX_LOGITS) -> Result:
     """Computes the results of a step that the plan requests."""
     if plan.has_plain_rows_alone and forwarded.plain is not None:
         return forwarded.plain
@@ -48,14 +48,14 @@ def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan) -
         tokens_S = choose_tokens(logits_SV, plan, columns, known_S)
         result = [tokens_S]
         if plan.num_top >= 0:
-            result += sampled_logprobs(logits_SV, tokens_S, plan, columns)
+            result += sampled_logprobs(logits_SV, tokens_S, plan, columns, max_logits)
         if plan.num_prompt_top >= 0:
-            result += prompt_logprobs(hidden_QE, decoder, plan, columns)
+            result += prompt_logprobs(hidden_QE, decoder, plan, columns, max_logits)
     return result
 
 
 def read_result(step_id: int, plan: SamplingPlan, result: Result) -> ForwardOutput:
-    """Returns the message of what `compute_result` has returned; tensors must be in the host's memory."""
+    """Returns the result of `compute_result` as a message; its tensors must be in host memory."""
     if isinstance(result, np.ndarray):
         return ForwardOutput(step_id, pack_int32(result.tolist()))
     parts = iter(result[1:])

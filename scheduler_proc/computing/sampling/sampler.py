@@ -1,7 +1,7 @@
-"""Turns logits into next tokens as each row's sampling parameters say.
+"""Turns logits into next tokens by each row's sampling parameters.
 
 Shape legend: S rows that sample, N special ones of them, V vocabulary.
-On a GPU nothing here waits for the device: which rows need what is in the plan.
+On a GPU nothing here waits for the device: the plan has what each row needs.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,14 @@ from scheduler_proc.computing.sampling.plan import SamplingPlan
 def choose_tokens(
     logits_SV: Tensor, plan: SamplingPlan, columns: Mapping[str, Tensor], plain_S: Tensor | None = None
 ) -> Tensor:
-    """Returns the next token of each row (int32 [S]), -1 where a logit of the row is not finite.
+    """Returns the next token of each row (int32 [S]), -1 if a logit of the row is not finite.
 
-    `columns` are those of the plan on the device of the logits; `plain_S` the tokens of rows as if all
-    were plain, where known.
+    `columns` are the plan's, on the device of the logits; `plain_S` has the tokens as if all rows were plain, if known.
 
-    A row's token is a function of its logits, its logits processing, its parameters and (seed, position): not of the
-    other rows. A row that logits processing (`logits_processing.py`) leaves without a token of finite logit has none,
-    -1. Filters come after temperature, in the order of `FILTERS`. Rows without one do not pay for it.
-    With a Triton kernel, rows that are filtered by `ONE_READ` alone are read once and not copied.
+    A row's token depends on its logits, its logits processing, its parameters and (seed, position), not on other rows.
+    A row that logits processing (`logits_processing.py`) leaves without a finite logit gets -1. Filters apply after
+    temperature, in the order of `FILTERS`; rows without a filter do not pay for it. With a Triton kernel, rows that are
+    only filtered by `ONE_READ` are read once and not copied.
     """
     draws_once = find_implementation("draw_filtered", logits_SV) is not None
     if draws_once and plan.num_one_read == len(logits_SV):
@@ -52,8 +51,10 @@ def choose_tokens(
 def _choose_special(
     logits_SV: Tensor, tokens_S: Tensor, plan: SamplingPlan, columns: Mapping[str, Tensor], first: int
 ) -> None:
-    """Writes the tokens of the special rows from `first` on over those they have so far, which say whether their logits
-    are finite. The rows are copied."""
+    """Overwrites the tokens of the special rows from `first` on; the old tokens are -1 if logits are not finite.
+
+    Works on copies of the rows.
+    """
     num_unprocessed, num_drawn = plan.num_unprocessed - first, plan.num_drawn - first
     rows_N = columns["special_rows"][first:]
     scores_NV = logits_SV.index_select(0, rows_N).float()
@@ -71,13 +72,13 @@ def _choose_special(
 
 
 def _draw_special(scores_NV: Tensor, plan: SamplingPlan, columns: Mapping[str, Tensor], first: int) -> Tensor:
-    """Returns a token for each row (int64 [N]), drawn from its logits, which are overwritten."""
+    """Returns a token per row (int64 [N]), drawn from its logits, which are overwritten."""
     scores_NV.div_(columns["special_temperatures"][first:, None])
     filter_scores(scores_NV, columns, plan.columns, first)
     return sample(scores_NV, columns["special_seeds"][first:], columns["special_positions"][first:])
 
 
 def _row_draws(columns: Mapping[str, Tensor], num_rows: int) -> RowDraws:
-    """Of the first special rows."""
+    """Returns the parameters of the first special rows."""
     draws = [columns[f"special_{name}"][:num_rows] for name in ("temperatures", "seeds", "positions")]
     return RowDraws(*draws, *(columns[f"one_read_{name}"] for name in ("top_ks", "top_ps", "min_ps")))

@@ -25,13 +25,13 @@ NUM_TOP = 20
 """Alternatives to each token of a full step."""
 
 NEEDED_TO_DRAW = {"sample_tokens", "sample_positions", "temperatures", "seeds"}
-"""The columns of sampled tokens without which a row cannot be drawn; the others ask for more."""
+"""The columns of sampled tokens that drawing requires; the others request more."""
 
 WARM_UP_TOKENS, WARM_UP_ROWS = 32, 4
 
 
 def plan_warm_up(config: Config, max_num_batched_tokens: int, num_rows: int = WARM_UP_ROWS) -> Batch:
-    """Returns a small step, so that the first request does not pay for what libraries set up at their first call."""
+    """Returns a small step, so that libraries are set up before the first request."""
     num_tokens = min(WARM_UP_TOKENS, max_num_batched_tokens)
     num_rows = min(num_rows, config.scheduling.max_num_seqs)
     facts = config.facts
@@ -39,7 +39,7 @@ def plan_warm_up(config: Config, max_num_batched_tokens: int, num_rows: int = WA
 
 
 def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
-    """Returns small steps that choose tokens in every way, for each kind of row count that Triton compiles apart."""
+    """Returns small steps that choose tokens in every way, for each row count that Triton compiles separately."""
     batches: list[Batch] = []
     for num_rows in (1, WARM_UP_ROWS, 16):
         full = plan_warm_up(config, max_num_batched_tokens, num_rows)
@@ -55,7 +55,7 @@ def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
 def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_size: int, vocab_size: int) -> Batch:
     """Returns a step of up to `num_tokens` tokens in up to `max_rows` rows: decode rows first, then long prefills.
 
-    All rows use the same first pages of the cache, as many as `max_row_tokens` tokens take; nobody may hold them.
+    All rows use the same first pages of the cache, as many as `max_row_tokens` tokens take; no request may hold them.
     """
     query_lens = _split(num_tokens, min(max_rows, num_tokens), max_row_tokens)
     num_rows, num_decode_rows = len(query_lens), query_lens.count(1)

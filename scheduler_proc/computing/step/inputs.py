@@ -3,13 +3,14 @@
 Shape legend: T tokens, R rows, B decode rows, C prefill rows, P pages a row, S rows that sample, Q hidden
 tokens, N tokens that go to the head (S + Q), W words of a plan of attention, L tiles.
 
-A step of fixed shape has room for more rows and tokens than its batch has: the tokens of its decode rows come first and
-those of its prefill rows after *all* places for decode rows. What is left over in each part is padding: slot -1 (its K
-and V are stored nowhere), no keys, no query tokens, no source.
+A step of fixed shape has room for more rows and tokens than its batch has: the tokens of its decode rows come first,
+the tokens of its prefill rows after *all* places for decode rows. Unused places in each part are padding: slot -1 (its
+K and V are stored nowhere), no keys, no query tokens, no source.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,45 +18,64 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import PrefillRows
 from kernels.plans.decode_work import DecodeLayout, DecodeWork
 from kernels.plans.prefill_tiles import TILE_WORDS
 from messages.columns import num_int32, pack_int32, unpack_int32
 from messages.ring.axes import fill_columns
 from messages.ring.steps import Batch
-from scheduler_proc.computing.step.packed_columns import PackedColumns
+from scheduler_proc.computing.step.packed_columns import NUMPY_DTYPES, PackedColumns
 
 Arrays = dict[str, np.ndarray]
 
 Axis = Literal["token", "decode row", "prefill row", "head token"]
 
 
+def _read_sources(batch: Batch) -> bytes:
+    return batch.future_token_indices or pack_int32([-1]) * batch.num_decode_rows
+
+
+def _count_keys(batch: Batch) -> bytes:
+    return pack_int32([context_len + 1 for context_len in unpack_int32(batch.context_lens)])
+
+
+def _find_head_tokens(batch: Batch) -> bytes:
+    """Returns indices (int64) into the tokens of the batch: those that sample, then `hidden_tokens`."""
+    tokens = np.frombuffer(batch.sample_tokens + batch.hidden_tokens, np.int32)
+    assert len(tokens) == 0 or 0 <= tokens.min() <= tokens.max() < batch.num_tokens
+    return tokens.astype(np.int64).tobytes()
+
+
 class InputColumn(NamedTuple):
-    """A column of `StepInputs`: what it has an entry for, a whole page table where `is_table`."""
+    """A column of `StepInputs`: what it has an entry for, a whole page table if `is_table`.
+
+    `read` returns the entries of a batch without padding; those of decode rows come before those of prefill rows.
+    """
 
     dtype: torch.dtype
     axis: Axis
     padding: int
-    """What is in places that no entry of the batch takes."""
+    """The value of places that no entry of the batch takes."""
+    read: Callable[[Batch], bytes]
     is_table: bool = False
 
 
 INPUT_COLUMNS: Mapping[str, InputColumn] = {
-    "token_ids": InputColumn(torch.int32, "token", 0),
-    "positions": InputColumn(torch.int32, "token", 0),
-    "slots": InputColumn(torch.int64, "token", -1),
-    "future_token_indices": InputColumn(torch.int32, "decode row", -1),
-    "decode_page_tables": InputColumn(torch.int32, "decode row", -1, is_table=True),
-    "decode_num_keys": InputColumn(torch.int32, "decode row", 0),
-    "prefill_page_tables": InputColumn(torch.int32, "prefill row", -1, is_table=True),
-    "prefill_query_lens": InputColumn(torch.int32, "prefill row", 0),
-    "prefill_context_lens": InputColumn(torch.int32, "prefill row", 0),
-    "head_tokens": InputColumn(torch.int64, "head token", 0),
+    "token_ids": InputColumn(torch.int32, "token", 0, attrgetter("token_ids")),
+    "positions": InputColumn(torch.int32, "token", 0, attrgetter("positions")),
+    "slots": InputColumn(torch.int64, "token", -1, attrgetter("slots")),
+    "future_token_indices": InputColumn(torch.int32, "decode row", -1, _read_sources),
+    "decode_page_tables": InputColumn(torch.int32, "decode row", -1, attrgetter("page_tables"), is_table=True),
+    "decode_num_keys": InputColumn(torch.int32, "decode row", 0, _count_keys),
+    "prefill_page_tables": InputColumn(torch.int32, "prefill row", -1, attrgetter("page_tables"), is_table=True),
+    "prefill_query_lens": InputColumn(torch.int32, "prefill row", 0, attrgetter("query_lens")),
+    "prefill_context_lens": InputColumn(torch.int32, "prefill row", 0, attrgetter("context_lens")),
+    "head_tokens": InputColumn(torch.int64, "head token", 0, _find_head_tokens),
 }
+"""All columns. A column is read and written by its entry here, on every device."""
 
 NO_ROWS = Batch(step_id=0, num_decode_rows=0, num_pages_per_row=1, **fill_columns(Batch, {}))
-"""A step of nothing but padding: what a graph does depends on a step's shape alone."""
+"""A step that is all padding: a graph depends only on the step's shape."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +90,7 @@ class StepInputs:
     slots: Tensor
     """int64 [T]"""
     future_token_indices: Tensor
-    """int32 [B]: index of the row's token among those that the step before sampled, -1: `token_ids` has it."""
+    """int32 [B]: index of the row's token among those sampled by the previous step, -1: `token_ids` has it."""
     decode_page_tables: Tensor
     """int32 [B, P], padded with -1."""
     decode_num_keys: Tensor
@@ -82,25 +102,41 @@ class StepInputs:
     prefill_context_lens: Tensor
     """int32 [C]"""
     head_tokens: Tensor
-    """int64 [N]: the tokens that go to the head, the last of each row that samples and then those before prompt
+    """int64 [N]: the tokens that go to the head: the last token of each sampling row, then the tokens before prompt
     tokens with logprobs."""
     all_go_to_head: bool = False
-    """`head_tokens` are all tokens, in their order, and this is known without asking the device."""
+    """`head_tokens` are all tokens, in order; known without waiting for the device."""
     decode_work: DecodeWork | None = None
-    """Which program computes what, for kernels that are told; `None`: they see for themselves."""
+    """The plan of decode attention: which program computes what; `None` for kernels without a plan."""
     prefill_tiles: Tensor | None = None
-    """int32 [L, 4], the same for prefill rows."""
+    """int32 [L, 4]: the plan for prefill rows."""
     head_rows: PrefillRows | None = None
-    """The prefill rows with none but their tokens among `head_tokens`, which are then in the order of all tokens and
-    begin with the decode rows'. `None`: it is not known that they are."""
-    attend: Callable[[Tensor, PagedKV, Tensor], None] | None = None
-    """What computes the attention of all tokens in place of our kernels: takes the queries, a layer's cache and where
-    to put the result, which is like the queries."""
+    """The prefill rows with only their tokens among `head_tokens`, which are then in the order of all tokens and begin
+    with those of the decode rows. `None` if that is not known."""
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """The tokens that a linear computes: those with these indices (integers), or all tokens of the step.
+
+    The step's columns are in the same memory in all steps that a capture serves.
+    """
+
+    step: StepInputs
+    tokens: Tensor | None = None
+
+    def select(self, column_T: Tensor) -> Tensor:
+        """Returns the entries of a column of the step, one for each token."""
+        return column_T if self.tokens is None else column_T[self.tokens]
+
+    def narrowed(self, indices: Tensor) -> "StepRows":
+        """Returns the rows with these indices."""
+        return StepRows(self.step, indices if self.tokens is None else self.tokens[indices])
 
 
 @dataclass(frozen=True)
 class StepShape:
-    """The sizes of a step, padding included, and of what its attention is planned by, if it is."""
+    """The sizes of a step, including padding, and of the plan of its attention, if it has one."""
 
     num_decode_rows: int
     num_prefill_tokens: int
@@ -109,10 +145,6 @@ class StepShape:
     num_head_tokens: int
     decode_layout: DecodeLayout | None = None
     num_tiles: int = 0
-    num_page_ids: int = 0
-    """Page ids of all rows, one row's behind another's, for an attention that does without page tables."""
-    is_captured: bool = False
-    """It is one of the fixed shapes (`shapes.py`)."""
 
     @property
     def num_tokens(self) -> int:
@@ -135,8 +167,6 @@ class StepShape:
             layout["decode_plan"] = (torch.int32, (self.decode_layout.num_words,))
         if self.num_tiles:
             layout["prefill_tiles"] = (torch.int32, (self.num_tiles, TILE_WORDS))
-        if self.num_page_ids:
-            layout["page_ids"] = (torch.int32, (self.num_page_ids,))
         return PackedColumns(layout)
 
 
@@ -152,7 +182,7 @@ def shape_of(batch: Batch) -> StepShape:
 
 
 def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
-    """Returns the columns of `batch` on `device`, not packed: where nothing is copied, that gains nothing."""
+    """Returns the columns of `batch` on `device`, unpacked: packing only helps if they are copied."""
     columns = _read_columns(batch)
     tensors: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in columns.items()}
     num_last = _count_last_tokens(batch.num_decode_rows, columns)
@@ -165,8 +195,10 @@ def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
 
 
 def _count_last_tokens(num_decode: int, columns: Arrays) -> np.ndarray | None:
-    """Returns how many of each prefill row's tokens go to the head (int32), if these are all decode rows and last
-    tokens of prefill rows, in the order of all tokens."""
+    """Returns how many tokens of each prefill row go to the head (int32).
+
+    `None` unless `head_tokens` are all decode rows and last tokens of prefill rows, in the order of all tokens.
+    """
     ends, head_tokens = num_decode + columns["prefill_query_lens"].cumsum(), columns["head_tokens"]
     rows = ends.searchsorted(head_tokens[num_decode:], "right")
     num_last = np.bincount(rows, minlength=len(ends))[: len(ends)].astype(np.int32)
@@ -175,12 +207,12 @@ def _count_last_tokens(num_decode: int, columns: Arrays) -> np.ndarray | None:
 
 
 def only_samples(batch: Batch) -> bool:
-    """Whether each token of the step yields a next token, and nothing else is wanted of any."""
+    """True if each token of the step yields a next token, and nothing else is requested."""
     return num_int32(batch.token_ids) == num_int32(batch.sample_tokens) and not batch.hidden_tokens
 
 
 def with_known_tokens(batch: Batch, next_tokens: bytes) -> Batch:
-    """Returns the step with the tokens that it lacks; `next_tokens` (int32) are those of the step before.
+    """Returns the step with the tokens that it lacks; `next_tokens` (int32) are the previous step's.
 
     A row that got none becomes token 0, as in `take_tokens`.
     """
@@ -212,7 +244,7 @@ def as_decode_rows(batch: Batch) -> Batch:
 
 
 def _repeat(column: bytes, counts: Sequence[int]) -> bytes:
-    """Returns each row's part of a column so many times: for a few rows sooner than numpy would."""
+    """Returns each row's part of a column, repeated `count` times: for few rows this is faster than numpy."""
     size = len(column) // len(counts)
     return b"".join([column[row * size : (row + 1) * size] * count for row, count in enumerate(counts)])
 
@@ -220,7 +252,7 @@ def _repeat(column: bytes, counts: Sequence[int]) -> bytes:
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
     """Returns the inputs of a step, without plans, whose columns are `tensors`."""
     columns: dict[str, Any] = {name: tensors[name] for name in INPUT_COLUMNS}
-    # Each decode row samples, so where there are no others, and no hidden tokens, all go to the head.
+    # Each decode row samples, so without other rows and hidden tokens all go to the head.
     all_go_to_head = shape.num_tokens == shape.num_decode_rows == shape.num_head_tokens
     return StepInputs(shape.num_decode_rows, all_go_to_head=all_go_to_head, **columns)
 
@@ -242,38 +274,21 @@ def pack_step(batch: Batch, shape: StepShape, arrays: Arrays) -> None:
 
 def _read_columns(batch: Batch) -> Arrays:
     """Returns the columns of `StepInputs` without padding, which may be written."""
-    query_lens, context_lens = _int32(batch.query_lens), _int32(batch.context_lens)
-    token_ids, positions = _int32(batch.token_ids), _int32(batch.positions)
-    slots, num_decode = np.frombuffer(bytearray(batch.slots), np.int64), batch.num_decode_rows
-    assert (query_lens[:num_decode] == 1).all()
-    assert len(token_ids) == len(positions) == len(slots) == query_lens.sum()
-    tables = _int32(batch.page_tables).reshape(len(query_lens), batch.num_pages_per_row)
-    future_token_indices = _int32(batch.future_token_indices)
-    if not batch.future_token_indices:
-        future_token_indices = np.full(num_decode, -1, np.int32)
-    return {
-        "token_ids": token_ids,
-        "positions": positions,
-        "slots": slots,
-        "future_token_indices": future_token_indices,
-        "decode_page_tables": tables[:num_decode],
-        "decode_num_keys": context_lens[:num_decode] + np.int32(1),
-        "prefill_page_tables": tables[num_decode:],
-        "prefill_query_lens": query_lens[num_decode:],
-        "prefill_context_lens": context_lens[num_decode:],
-        "head_tokens": _find_head_tokens(batch),
-    }
+    columns = {name: _read_column(column, batch) for name, column in INPUT_COLUMNS.items()}
+    num_tokens = batch.num_decode_rows + columns["prefill_query_lens"].sum()
+    assert len(columns["token_ids"]) == len(columns["positions"]) == len(columns["slots"]) == num_tokens
+    return columns
 
 
-def _find_head_tokens(batch: Batch) -> np.ndarray:
-    """Returns indices (int64) into the tokens of the batch: those that sample, then `hidden_tokens`."""
-    tokens = _int32(batch.sample_tokens + batch.hidden_tokens)
-    assert len(tokens) == 0 or 0 <= tokens.min() <= tokens.max() < batch.num_tokens
-    return tokens.astype(np.int64)
-
-
-def _int32(column: bytes) -> np.ndarray:
-    return np.frombuffer(bytearray(column), np.int32)  # torch takes only memory that it may write
+def _read_column(column: InputColumn, batch: Batch) -> np.ndarray:
+    data, num_decode = column.read(batch), batch.num_decode_rows
+    entry_bytes = column.dtype.itemsize * (batch.num_pages_per_row if column.is_table else 1)
+    if column.axis == "decode row":
+        data = data[: num_decode * entry_bytes]
+    elif column.axis == "prefill row":
+        data = data[num_decode * entry_bytes :]
+    array = np.frombuffer(bytearray(data), NUMPY_DTYPES[column.dtype])  # torch takes only memory that it may write
+    return array.reshape(-1, batch.num_pages_per_row) if column.is_table else array
 
 
 def _fill(column: np.ndarray, values: np.ndarray, padding: int) -> None:
@@ -282,7 +297,7 @@ def _fill(column: np.ndarray, values: np.ndarray, padding: int) -> None:
 
 
 def _fill_tables(column: np.ndarray, tables: np.ndarray, padding: int) -> None:
-    """A table of the batch may be wider than any request is long; what is cut off is padding."""
+    """Copies page tables. A table of the batch may be wider than any request; only padding is cut off."""
     num_rows, width = tables.shape[0], min(tables.shape[1], column.shape[1])
     column[:num_rows, :width] = tables[:, :width]
     column[:num_rows, width:] = padding

@@ -1,7 +1,7 @@
 """The fixed shapes of steps that are captured as graphs, and which of them has room for a batch.
 
 A shape is D places for decode rows and then T places for tokens of prefill rows: steps of decode rows alone have T = 0,
-prefills D = 0, and mixed steps the largest D there is, because places that stay empty cost little beside a second T.
+prefills D = 0, and mixed steps the largest D, because empty places cost little compared with a second T.
 """
 
 from bisect import bisect_left
@@ -11,7 +11,7 @@ from messages.ring.steps import Batch
 from scheduler_proc.computing.step.inputs import StepShape
 
 MAX_PREFILL_TOKENS = 4096
-"""Larger steps compute for longer than it takes to launch their operations one by one."""
+"""Larger steps compute longer than launching their operations one by one takes."""
 
 PREFILL_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, MAX_PREFILL_TOKENS)
 
@@ -26,16 +26,15 @@ class StepLimits:
 
 
 class StepShapes:
-    """The shapes that have room for any step within the limits, but for the largest prefills, or for all prefills
-    where `has_prefills` is false."""
+    """Shapes with room for all steps within the limits except the largest prefills."""
 
-    def __init__(self, limits: StepLimits, has_prefills: bool = True):
+    def __init__(self, limits: StepLimits):
         self._limits = limits
         self._decode_rows = decode_row_counts(limits.max_num_seqs)
-        self._prefill_tokens = prefill_token_counts(limits.max_num_batched_tokens) if has_prefills else []
+        self._prefill_tokens = prefill_token_counts(limits.max_num_batched_tokens)
 
     def all(self) -> list[StepShape]:
-        """Returns the shapes, the largest first: memory that the first one takes, the others take again."""
+        """Returns the shapes, the largest first: later ones reuse its memory."""
         sizes = [(rows, 0) for rows in self._decode_rows]
         sizes += [(rows, tokens) for rows in (0, self._limits.max_num_seqs) for tokens in self._prefill_tokens]
         return [self._shape(*size) for size in sorted(sizes, key=lambda size: (sum(size), size), reverse=True)]
@@ -47,7 +46,7 @@ class StepShapes:
         return [*prefills, self._shape(rows, 0)]
 
     def find(self, batch: Batch) -> StepShape | None:
-        """Returns the smallest shape with room for `batch`; `None` where it is too large, or has hidden tokens."""
+        """Returns the smallest shape with room for `batch`; `None` if it is too large or has hidden tokens."""
         rows = batch.num_decode_rows
         tokens = batch.num_tokens - rows
         is_too_large = tokens > max(self._prefill_tokens, default=0) or batch.num_sampled > self._limits.max_num_seqs
@@ -58,7 +57,7 @@ class StepShapes:
         return self._shape(self._limits.max_num_seqs if rows else 0, _at_least(self._prefill_tokens, tokens))
 
     def places(self, num_decode_rows: int) -> int:
-        """Returns the fewest places for so many decode rows (at least 1) that a shape has."""
+        """Returns the smallest number of places in a shape for `num_decode_rows` (at least 1)."""
         return _at_least(self._decode_rows, num_decode_rows)
 
     def _shape(self, num_decode_rows: int, num_prefill_tokens: int) -> StepShape:
@@ -67,7 +66,7 @@ class StepShapes:
         num_head_tokens = min(num_decode_rows + num_prefill_rows, max_rows)
         num_pages = self._limits.num_pages
         sizes = num_decode_rows, num_prefill_tokens, num_prefill_rows, num_pages, num_head_tokens
-        return StepShape(*sizes, is_captured=True)
+        return StepShape(*sizes)
 
 
 def decode_row_counts(max_num_seqs: int) -> list[int]:

@@ -1,8 +1,8 @@
 """The tier on disk: two files in a directory that outlive the server, and that one scheduler has at a time.
 
 `pages` has the slots, `index` a record of each: its page's digest, and a number that grows with each write. The index
-decides nothing but where to look, for a slot says itself what it holds: so after a crash or damage both may be used as
-they are. Files of another identity or page size are emptied.
+decides only where to look, because each slot records what it holds: after a crash or damage both can be used as they
+are. Files of another identity or page size are emptied.
 """
 
 import fcntl
@@ -26,9 +26,9 @@ log = logging.getLogger("sluice.kv_tiers")
 
 
 class DiskTier(Tier):
-    """The files in `folder`, which take `max_bytes` at most.
+    """The files in `folder`, which take up to `max_bytes`.
 
-    Raises `BootError` where they cannot be had: another server has them, or the directory cannot be written.
+    Raises `BootError` if another server uses them, or if the directory cannot be written.
     """
 
     def __init__(self, folder: Path, max_bytes: int, identity: bytes, page_bytes: int):
@@ -85,7 +85,7 @@ class DiskTier(Tier):
         os.ftruncate(self._index, HEADER.size)
 
     def close(self) -> None:
-        """The order of use outlives the process, too."""
+        """Also saves the order of use."""
         records = bytearray(self._num_taken * RECORD.size)
         for stamp, (digest, slot) in enumerate(self._slots.items(), start=1):
             RECORD.pack_into(records, slot * RECORD.size, digest, stamp)

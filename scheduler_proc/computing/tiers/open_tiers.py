@@ -1,4 +1,4 @@
-"""Makes the tiers below the KV cache that the flags ask for."""
+"""Makes the tiers below the KV cache that the flags request."""
 
 import os
 from pathlib import Path
@@ -14,9 +14,9 @@ from scheduler_proc.computing.tiers.tiered_pages import TieredPages
 
 
 def open_tiers(config: CacheConfig, copies: PageCopies, identity: bytes, engine: int) -> tuple[TieredPages | None, str]:
-    """Returns the tiers of the scheduler of this number, `None` without any, and what is missing of them.
+    """Returns the tiers of scheduler number `engine`, `None` without any, and a description of missing ones.
 
-    What a disk cannot give is done without, and told; it must not keep a server from serving.
+    A disk that cannot be used is reported there; it must not keep a server from serving.
     """
     tiers: list[Tier] = []
     missing = ""

@@ -15,11 +15,11 @@ from scheduler_proc.computing.sampling.results import Result
 from scheduler_proc.computing.tiers.slot_file import SECTOR_BYTES
 
 NUM_SPARE = 4
-"""Buffers that are kept for later copies."""
+"""The maximum number of buffers kept for later copies."""
 
 
 class PageCopies:
-    """Both copies come after all steps launched before, and before all later ones, and are not waited for."""
+    """Copies in both directions run after all previous steps and before all later ones, without being waited for."""
 
     def __init__(self, cache: KVTensors, device: Device):
         self._device = device
@@ -28,21 +28,20 @@ class PageCopies:
         ]
         self._sizes = [part.shape[0] * part.shape[2] for part in self._parts_LPB]
         self.page_bytes = sum(self._sizes)
-        self.has_own_processor = self._parts_LPB[0].device.type != "cpu"
-        """Steps lose nothing to threads of the host."""
+        self.has_own_processor = device.has_own_processor
         self._spare: deque[Tensor] = deque(maxlen=NUM_SPARE)
 
     def allocate_host(self, num_pages: int) -> Tensor:
-        """Returns room for pages, uint8 [N, page_bytes], for `copy_in`; it begins at a sector."""
+        """Returns a buffer for `copy_in`, uint8 [N, page_bytes], aligned to a sector."""
         num_bytes = num_pages * self.page_bytes
-        if self.has_own_processor:  # its copies need pinned memory, which begins at a page
+        if self.has_own_processor:  # its copies need pinned memory, which is page-aligned
             return self._device.allocate_host(num_bytes).view(num_pages, self.page_bytes)
         buffer = self._device.allocate_host(num_bytes + SECTOR_BYTES)
         start = -buffer.data_ptr() % SECTOR_BYTES
         return buffer[start : start + num_bytes].view(num_pages, self.page_bytes)
 
     def copy_out(self, pages: Sequence[int]) -> Fetched:
-        """Returns what the pages hold now, as one uint8 tensor [N, page_bytes], which may be given to `release`."""
+        """Returns the pages' content as one uint8 tensor [N, page_bytes], which may be passed to `release`."""
         host_N = self._device.allocate_host(len(pages) * torch.int64.itemsize).view(torch.int64)
         host_N.copy_(torch.tensor(pages))
 
@@ -60,12 +59,12 @@ class PageCopies:
         return self._device.submit(work)
 
     def release(self, rows: Tensor) -> None:
-        """Lets a later `copy_out` have the memory of `rows`, in any thread: new memory costs more than the copy."""
+        """Returns the memory of `rows` for a later `copy_out`, in any thread: new memory costs more than the copy."""
         if not self.has_own_processor:
             self._spare.append(rows.as_strided((rows.untyped_storage().nbytes() - rows.storage_offset(),), (1,)))
 
     def copy_in(self, pages: Sequence[int], host: Tensor) -> None:
-        """The pages hold the rows of `host`, which belongs to the copy from now on."""
+        """Copies the rows of `host` into the pages; the caller must not use `host` any more."""
         self._device.will_write(pages)
 
         def work() -> Result:

@@ -1,4 +1,4 @@
-"""Pages in a file of slots of one size. Each slot says which page it holds, so a torn or stale one is recognised.
+"""Pages in a file of slots of one size. Each slot records which page it holds, so a torn or stale one is recognised.
 
 Where page, file system and memory allow it, nothing goes through the kernel's page cache (O_DIRECT): hardly a page is
 read twice, and a copy there costs the steps more than the write does, and other programs their memory.
@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from xxhash import xxh3_64_intdigest
 
 DIGEST_BYTES = 16
-"""Of the name of a page, which whoever keeps it has chosen."""
+"""The size of a page's name, which the caller chooses."""
 
 HEADER = struct.Struct(f"<{DIGEST_BYTES}sQ")
 """The page's digest, and the checksum of the page, which begins with a number from the digest."""
 
 SECTOR_BYTES = 512
-"""What is read or written directly begins and ends at a multiple of this in memory."""
+"""Memory for direct reads and writes begins and ends at a multiple of this."""
 
 MAX_AT_ONCE = 512
 """Slots: each takes two of the 1,024 parts of a system call."""
@@ -41,14 +41,14 @@ class SlotFile:
         has_sectors = page_bytes % SECTOR_BYTES == 0
         self.is_direct = has_sectors and _set_direct(descriptor, True)
         self._head_bytes = BLOCK_BYTES - page_bytes % BLOCK_BYTES if has_sectors else HEADER.size
-        """What is in front of each page: its header, and room."""
+        """The bytes before each page: its header and padding."""
         self.slot_bytes = self._head_bytes + page_bytes
         self._heads = _Heads()
 
     def write(self, slot: int, digests: Sequence[bytes], pages: Sequence[memoryview]) -> None:
-        """The slots from this one on hold the pages, at most `MAX_AT_ONCE`.
+        """Writes at most `MAX_AT_ONCE` pages into the slots from this one on.
 
-        Raises `OSError`; then none is known to be there.
+        Raises `OSError`; then none of them may be relied on.
         """
         heads, size = self._heads.take(len(pages) * self._head_bytes), self._head_bytes
         parts: list[memoryview] = []
@@ -59,9 +59,9 @@ class SlotFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def read(self, slot: int, digests: Sequence[bytes], pages: Sequence[memoryview]) -> int:
-        """Fills at most `MAX_AT_ONCE` pages from the slots from this one on; returns how many are those of these names.
+        """Reads at most `MAX_AT_ONCE` pages from the slots from this one on; returns how many have the given names.
 
-        They are the first ones; what is in the others means nothing. Raises `OSError`.
+        These are the first ones; the content of the others is undefined. Raises `OSError`.
         """
         heads, size = self._heads.take(len(pages) * self._head_bytes), self._head_bytes
         parts: list[memoryview] = []
@@ -77,7 +77,7 @@ class SlotFile:
         os.close(self._descriptor)
 
     def _transfer(self, call: Callable[[int, list[memoryview], int], int], parts: list[memoryview], slot: int) -> int:
-        """Returns how many bytes were read or written; from the first that could not be so directly, none is."""
+        """Returns the number of bytes read or written; after the first failed direct call, no call is direct."""
         try:
             return call(self._descriptor, parts, slot * self.slot_bytes)
         except OSError as error:
@@ -88,13 +88,13 @@ class SlotFile:
 
 
 class _Heads(threading.local):
-    """Memory of each thread, which begins at a page of memory."""
+    """Memory per thread, aligned to a page."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, BLOCK_BYTES)
 
     def take(self, num_bytes: int) -> memoryview:
-        """Returns so much of it, until the next call in this thread."""
+        """Returns `num_bytes` of it, valid until the next call in this thread."""
         if num_bytes > len(self._memory):
             self._memory = mmap.mmap(-1, num_bytes)
         return memoryview(self._memory)[:num_bytes]
@@ -105,7 +105,7 @@ def _checksum(digest: bytes, page: memoryview) -> int:
 
 
 def _set_direct(descriptor: int, is_direct: bool) -> bool:
-    """Returns whether the file is used directly now; not every file system can."""
+    """Returns True if the file now uses direct I/O; not every file system supports it."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (os.O_DIRECT if is_direct else 0))

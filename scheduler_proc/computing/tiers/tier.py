@@ -1,4 +1,4 @@
-"""One tier: which page lies in which slot of its file, and what reading has cost."""
+"""One tier: which page is in which slot of its file, and the time that reads take."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from scheduler_proc.computing.tiers.slot_file import SlotFile
 
 DECAY = 0.98
-"""What a measurement of reading still counts when the next one comes."""
+"""The weight of the previous reads when a new one is measured."""
 
 
 class Tier:
-    """The index is the main thread's: a page is in it when it has been written, and until its slot is wanted again."""
+    """The main thread owns the index: a page is in it once it has been written, until its slot is reused."""
 
     def __init__(self, name: str, file: SlotFile, num_slots: int):
         self.name = name
@@ -21,11 +21,11 @@ class Tier:
         self._writing: dict[bytes, int] = {}
         self._free: list[int] = []
         self._num_taken = 0
-        """Slots from here on were never used."""
+        """Slots from this one on were never used."""
         self.page_read_s = 0.0
-        """What reading a page takes, 0 before the first."""
+        """The time to read a page, 0 before the first read."""
         self._read_s = self._num_read = 0.0
-        """Of the latest reads: their time, and how many pages they were."""
+        """The time and the number of pages of the latest reads."""
         self.num_hit_pages = 0
         self.num_written_pages = 0
         self.num_errors = 0
@@ -39,14 +39,14 @@ class Tier:
         return self._slots.get(digest)
 
     def has(self, digest: bytes) -> bool:
-        """Tells whether the tier has a page, or will have; it counts as used now."""
+        """True if the tier has the page, or will have it; marks the page as used."""
         if digest in self._slots:
             self._slots.move_to_end(digest)
             return True
         return digest in self._writing
 
     def place(self, digest: bytes) -> tuple[int, bytes | None] | None:
-        """Returns the slot into which a page is to be written, and the page that leaves it; `None`: no slot is left."""
+        """Returns the slot for writing a page, and the page that it evicts; `None` if no slot is left."""
         victim = None
         if self._free:
             slot = self._free.pop()
@@ -61,8 +61,8 @@ class Tier:
         return slot, victim
 
     def note_written(self, slot: int, digest: bytes, error: OSError | None) -> None:
-        """The page is there or, after an error, its slot is given up: a full disk leaves the tier at its size."""
-        if self._writing.get(digest) != slot:  # the tier has been cleared meanwhile
+        """Records a written page. An error gives up its slot: a full disk limits the tier to its current size."""
+        if self._writing.get(digest) != slot:  # the tier has been cleared in the meantime
             self._free.append(slot)
             return
         del self._writing[digest]
@@ -74,8 +74,8 @@ class Tier:
             self.num_slots = self._num_taken
 
     def note_read(self, num_pages: int, seconds: float) -> None:
-        """Tells how long reading pages at once took, in the thread that reads."""
-        # Of a read of one page most is not for the page: so it is not each read's time a page that is averaged.
+        """Records the time of one read of several pages, in the reading thread."""
+        # A read of one page is mostly overhead, so times are not averaged per read.
         self._read_s = DECAY * self._read_s + seconds
         self._num_read = DECAY * self._num_read + num_pages
         self.page_read_s = self._read_s / self._num_read
@@ -88,7 +88,7 @@ class Tier:
             self._free.append(slot)
 
     def write(self, slot: int, digests: Sequence[bytes], pages: Sequence[memoryview]) -> None:
-        """Puts pages into slots that `place` has returned, this one and those behind it, in the thread that writes.
+        """Writes pages into consecutive slots that `place` has returned, in the writing thread.
 
         Raises `OSError`.
         """
@@ -101,11 +101,11 @@ class Tier:
         self._writing.clear()
 
     def close(self) -> None:
-        """Closes the file; nothing may be written or read any more."""
+        """Closes the file; no reads or writes may follow."""
         self.file.close()
 
     def gauges(self) -> dict[str, float]:
-        """Returns sizes and counters; all names begin with the tier's."""
+        """Returns sizes and counters, with the tier's name as prefix."""
         page_bytes, name = self.file.slot_bytes, self.name
         return {
             f"{name}_pages": self.num_pages,

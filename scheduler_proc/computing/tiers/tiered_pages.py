@@ -22,20 +22,20 @@ from scheduler_proc.computing.tiers.slot_file import MAX_AT_ONCE
 from scheduler_proc.computing.tiers.tier import Tier
 
 MAX_QUEUED_BYTES = 128 << 20
-"""Pages that wait to be written; those that are evicted meanwhile are dropped."""
+"""The maximum size of pages that wait to be written; pages evicted beyond it are dropped."""
 
 MAX_WRITTEN_AT_ONCE = 256
-"""Pages whose slots follow each other: they are written with one system call."""
+"""Pages in consecutive slots, which are written with one system call."""
 
 READ_BYTES = 4 << 20
 NUM_READS_AHEAD = 3
-"""So many reads, of this size or of a page, may have ended before the main thread has copied them into the cache."""
+"""The maximum number of finished reads (of this size, or of a page) that wait for the main thread to copy them."""
 
 READER_PATIENCE_S = 10.0
-"""If the main thread copies nothing for so long, nobody wants it any more."""
+"""If the main thread copies nothing for this long, the pages are no longer needed."""
 
 PUT_DECAY = 0.9
-"""What a put still counts when the next one comes, which may be the next that only measures."""
+"""The weight of the previous puts when a new one is measured."""
 
 WARN_EVERY_S = 60.0
 
@@ -43,7 +43,7 @@ log = logging.getLogger("sluice.kv_tiers")
 
 
 class _Move(NamedTuple):
-    """A page goes to `slot`: from `row` of what is evicted or, where that is -1, from a slot of the tier above."""
+    """Moves a page to `slot`: from `row` of the evicted pages or, if that is -1, from a slot of the tier above."""
 
     tier: Tier
     slot: int
@@ -54,7 +54,7 @@ class _Move(NamedTuple):
 
 
 class _Load:
-    """`places` are tier and slot of each page. `is_over`: nothing more is wanted."""
+    """`places`: tier and slot of each page. `is_over`: the rest is no longer needed."""
 
     def __init__(self, uid: int, pages: Sequence[int], digests: Sequence[bytes], places: list[tuple[Tier, int]]):
         self.uid = uid
@@ -66,7 +66,7 @@ class _Load:
 
 
 class _Read(NamedTuple):
-    """The next rows of a load. Those behind `num_good` could not be read."""
+    """The next rows of a load. Rows after the first `num_good` could not be read."""
 
     load: _Load
     rows: Tensor
@@ -74,14 +74,14 @@ class _Read(NamedTuple):
 
 
 class TieredPages:
-    """A `PageStore` of tiers, the fastest first. `wake` is called when pages have come, in another thread."""
+    """A `PageStore` of tiers, the fastest first. `wake` is called in another thread when pages have been read."""
 
     def __init__(self, copies: PageCopies, tiers: Sequence[Tier]):
         self.wake: Callable[[], None] = lambda: None
         self.num_dropped = 0
         self.page_put_s = 0.0
         self._put_s = self._num_put = 0.0
-        """Of the latest puts: their time, and how many pages they were."""
+        """The time and the number of pages of the latest puts."""
         self._copies = copies
         self._tiers = tiers
         self._max_queued = max(1, MAX_QUEUED_BYTES // copies.page_bytes)
@@ -89,13 +89,13 @@ class TieredPages:
         self._writer = ThreadPoolExecutor(1, "kv-tier-writer")
         self._reader = ThreadPoolExecutor(1, "kv-tier-reader")
         self._num_queued = 0
-        """Pages of which nobody has noted yet that they are written."""
+        """Written pages that are not in the index yet."""
         self._written: deque[tuple[int, list[tuple[_Move, OSError | None]]]] = deque()
         self._loads: dict[int, _Load] = {}
         self._reads: deque[_Read] = deque()
         self._reads_ahead = Semaphore(NUM_READS_AHEAD)
         self._reading_since_s = 0.0
-        """0 while nothing is being read."""
+        """When the running read began; 0 if none is running."""
         self._warned_s = 0.0
 
     @property
@@ -106,12 +106,12 @@ class TieredPages:
         return next((tier.name for tier in self._tiers if tier.find(digest) is not None), None)
 
     def touch(self, digests: Sequence[bytes]) -> None:
-        for digest in reversed(digests):  # the first one leads to all others, so it leaves last
+        for digest in reversed(digests):  # all others depend on the first one, so it is evicted last
             for tier in self._tiers:
                 tier.has(digest)
 
     def put(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
-        begin_s = time.thread_time()  # what other programs take of a busy machine is no cost of a page
+        begin_s = time.thread_time()  # the time of other programs on a busy machine is not a cost of the page
         self._note_written()
         wanted = [pair for pair in zip(pages, digests, strict=True) if not self._tiers[0].has(pair[1])]
         kept = wanted[: self._max_queued - self._num_queued]
@@ -123,7 +123,7 @@ class TieredPages:
             self._writer.submit(self._write, rows, moves, len(kept), time.thread_time() - begin_s)
 
     def estimate_s(self, digests: Sequence[bytes]) -> float:
-        """What is read for others first counts, and for how long the running read has taken."""
+        """Counts the reads that are queued for others, less the time that the running one has already taken."""
         tiers = [next(tier for tier in self._tiers if tier.find(digest) is not None) for digest in digests]
         queued_s = sum(
             (len(load.places) - load.num_loaded) * load.places[-1][0].page_read_s for load in self._loads.values()
@@ -136,7 +136,7 @@ class TieredPages:
         for digest in digests:
             found = [(tier, slot) for tier in self._tiers if (slot := tier.find(digest)) is not None]
             if not found:
-                break  # it had to leave for others
+                break  # it has been evicted
             places.append(found[0])
         load = self._loads[uid] = _Load(uid, pages, digests, places)
         self._reader.submit(self._read, load)
@@ -182,7 +182,7 @@ class TieredPages:
         return gauges
 
     def close(self) -> None:
-        """Ends the threads and closes the tiers; what waits to be written is dropped."""
+        """Ends the threads and closes the tiers; pages waiting to be written are dropped."""
         for load in self._loads.values():
             load.is_over = True
         self._reads_ahead.release(NUM_READS_AHEAD)
@@ -193,7 +193,7 @@ class TieredPages:
             tier.close()
 
     def _plan(self, digest: bytes, row: int) -> list[_Move]:
-        """Returns how a row gets into the first tier, and before that, how what is there gets into the next."""
+        """Returns the move of a row into the first tier, after the moves of evicted pages into the next tiers."""
         first, *below = self._tiers
         placed = first.place(digest)
         if placed is None:
@@ -208,7 +208,7 @@ class TieredPages:
         return [*moves, _Move(first, slot, digest, row)]
 
     def _write(self, fetched: Fetched, moves: Sequence[_Move], num_pages: int, put_s: float) -> None:
-        """In the thread that writes. `put_s` is what the main thread has spent."""
+        """Runs in the writing thread. `put_s` is the time that the main thread has spent."""
         begin_s = time.thread_time()
         done: list[tuple[_Move, OSError | None]] = []
         try:
@@ -231,7 +231,7 @@ class TieredPages:
             self._copies.release(rows)
         finally:
             written_s = 0.0 if self._copies.has_own_processor else time.thread_time() - begin_s
-            # Of a put of one page most is not for the page: so it is not each put's time a page that is averaged.
+            # A put of one page is mostly overhead, so times are not averaged per put.
             self._put_s = PUT_DECAY * self._put_s + put_s + written_s
             self._num_put = PUT_DECAY * self._num_put + num_pages
             self.page_put_s = self._put_s / self._num_put
@@ -247,7 +247,7 @@ class TieredPages:
                     self._warn(f"writing to {move.tier.name} failed ({error.strerror}); it grows no more")
 
     def _read(self, load: _Load) -> None:
-        """In the thread that reads."""
+        """Runs in the reading thread."""
         for start in range(0, max(1, len(load.places)), self._read_pages):
             if not self._reads_ahead.acquire(timeout=READER_PATIENCE_S) or load.is_over:
                 return
@@ -260,7 +260,7 @@ class TieredPages:
                 return
 
     def _read_rows(self, rows: Tensor, places: Sequence[tuple[Tier, int]], digests: Sequence[bytes]) -> int:
-        """Returns how many of the pages have been read: all, or those before the first that cannot be."""
+        """Returns the number of pages read: all, or those before the first that cannot be read."""
         memory = rows.numpy()
         start = 0
         while start < len(places):
@@ -283,7 +283,7 @@ class TieredPages:
         return start
 
     def _take(self, read: _Read) -> None:
-        """Copies what has been read into the cache, and forgets the page that could not be."""
+        """Copies the pages that were read into the cache, and forgets the page that could not be read."""
         load, start = read.load, read.load.num_loaded
         load.num_loaded += read.num_good
         if read.num_good:
@@ -301,7 +301,7 @@ class TieredPages:
 
 
 def _runs(moves: Sequence[_Move]) -> Iterator[list[_Move]]:
-    """Yields the moves in their order: those of evicted pages to slots that follow each other at once, others alone."""
+    """Yields the moves in order: moves of evicted pages to consecutive slots together, others alone."""
     run: list[_Move] = []
     for move in moves:
         is_next = run and move[:2] == (run[-1].tier, run[-1].slot + 1) and move.above is run[-1].above is None
@@ -314,7 +314,7 @@ def _runs(moves: Sequence[_Move]) -> Iterator[list[_Move]]:
 
 
 def _run_end(places: Sequence[tuple[Tier, int]], start: int) -> int:
-    """Returns the end of the slots that follow that of `start` in its tier, and are read with one system call."""
+    """Returns the end of the consecutive slots from `start` on, which are read with one system call."""
     tier, slot = places[start]
     end = start + 1
     while end < min(len(places), start + MAX_AT_ONCE) and places[end] == (tier, slot + end - start):

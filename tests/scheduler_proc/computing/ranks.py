@@ -22,7 +22,7 @@ def no_report(text: str, fraction: float | None) -> None:
 
 @contextmanager
 def ranks_of(path: Path, num_ranks: int, ranks_file: Path, **flags: Any) -> Iterator[list[Runner]]:
-    """Loads the checkpoint on so many ranks: each runs what the first one does. Raises what any of them has raised."""
+    """Loads the checkpoint on `num_ranks` ranks, which all run the steps of the first. Raises what any rank raises."""
     config = make_config(path, tensor_parallel=num_ranks, boot_timeout_s=TIMEOUT_S, **flags)
     runners: dict[int, Runner] = {}
     errors: list[BaseException] = []
@@ -32,7 +32,7 @@ def ranks_of(path: Path, num_ranks: int, ranks_file: Path, **flags: Any) -> Iter
     def work(rank: int) -> None:
         try:
             model = load_model(config, no_report, rank=rank, ranks_file=ranks_file)
-            runners[rank] = model.make_runner(no_report)
+            runners[rank] = model.make_runner(no_report, publish=publish if rank == 0 else None)
             have_loaded.wait()
             loop = RankLoop(runners[rank])
             while (batch := steps[rank].get()) is not None:
@@ -50,7 +50,6 @@ def ranks_of(path: Path, num_ranks: int, ranks_file: Path, **flags: Any) -> Iter
         thread.start()
     try:
         have_loaded.wait()
-        runners[0].publish = publish
         yield [runners[rank] for rank in range(num_ranks)]
     except threading.BrokenBarrierError:
         pass

@@ -1,4 +1,4 @@
-"""What transformers says about our outputs."""
+"""Transformers' verdict on our outputs."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The draft model beside the model: what it shares, what it costs, and that it costs nothing where there is none."""
+"""A draft model next to the model: what it shares, what it costs, and that its absence costs nothing."""
 
 from pathlib import Path
 from typing import Any

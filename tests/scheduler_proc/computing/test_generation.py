@@ -69,7 +69,7 @@ def test_a_request_alone(loaded: Loaded) -> None:
     ids=str,
 )
 def test_requests_together(loaded: Loaded, schedule: Schedule) -> None:
-    """Chunked prefill, decode rows beside prefill rows, pages in any order."""
+    """Chunked prefill, decode rows with prefill rows, pages in any order."""
     prompts = make_prompts(PROMPT_LENS)
     num_tokens = [min(8, CONTEXT - len(prompt)) for prompt in prompts]
     outputs = generate(loaded.runner, prompts, num_tokens, schedule)
@@ -95,7 +95,7 @@ EDITS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=str)
 @pytest.mark.parametrize("variant", ["gpt2", "llama-gqa-tied"])
 def test_logits_processing_gives_what_transformers_generates(tmp_path: Path, variant: str, schedule: Schedule) -> None:
-    """Rows with one kind of logits processing each, beside rows with none; the best token leads clearly in these."""
+    """Rows with one kind of logits processing each, and rows with none; the best token leads clearly in these."""
     model = build_checkpoint(tmp_path, variant)
     runner = load_runner(make_config(tmp_path), lambda text, fraction: None)
     prompts = make_prompts([3, 20, 17, 9, 30])

@@ -8,15 +8,21 @@ import torch
 from messages.config.server import CacheConfig, ModelConfig
 from messages.errors import BootError
 from runtime.numa import Share
-from scheduler_proc.computing import placement
+from scheduler_proc.computing.backends.cpu import cores
+from scheduler_proc.computing.backends.cpu.cores import set_threads
+from scheduler_proc.computing.backends.registry import find_backend
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.placement import find_placement, set_cpu_threads
+from scheduler_proc.computing.placement import Placement
+
+
+def find_placement(model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
+    return find_backend(model).find_placement(model, cache, hf_config, number)
 
 
 @pytest.mark.parametrize(("flags", "dtype"), [("amx_bf16", torch.bfloat16), ("avx2", torch.float32)])
 def test_the_dtype_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, dtype: torch.dtype) -> None:
     (tmp_path / "cpuinfo").write_text(f"flags\t: {flags}\n", encoding="utf-8")
-    monkeypatch.setattr(placement, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(cores, "CPU_INFO", tmp_path / "cpuinfo")
     stored = HfConfig({"torch_dtype": "float16"})
     assert find_placement(ModelConfig(device="cpu"), CacheConfig(), stored).dtype == dtype
     assert find_placement(ModelConfig(device="cpu", dtype="float16"), CacheConfig(), stored).dtype == torch.float16
@@ -46,11 +52,11 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         find_placement(ModelConfig(device="cuda"), CacheConfig(), HfConfig({}))
 
 
-@pytest.mark.parametrize(("quantization", "bits"), [("none", None), ("int8", 8), ("int4", 4)])
-def test_bits_of_weights(quantization: Literal["none", "int8", "int4"], bits: int | None) -> None:
+@pytest.mark.parametrize(("quantization", "name"), [("none", None), ("int8", "int8"), ("int4", "int4")])
+def test_the_format_of_weights(quantization: Literal["none", "int8", "int4"], name: str | None) -> None:
     for dtype in ("auto", "float32", "bfloat16"):
         model = ModelConfig(device="cpu", dtype=dtype, quantization=quantization)
-        assert find_placement(model, CacheConfig(), HfConfig({})).weight_bits == bits
+        assert find_placement(model, CacheConfig(), HfConfig({})).quantization == name
 
 
 def test_quantization_where_it_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +65,10 @@ def test_quantization_where_it_is_not_supported_is_refused(monkeypatch: pytest.M
         find_placement(ModelConfig(quantization="int8"), CacheConfig(), HfConfig({}))
     with pytest.raises(BootError, match="--quantization int4: not supported with --dtype float16 yet"):
         find_placement(ModelConfig(quantization="int4", device="cpu", dtype="float16"), CacheConfig(), HfConfig({}))
-    assert find_placement(ModelConfig(quantization="int4", device="cpu"), CacheConfig(), HfConfig({})).weight_bits == 4
+    assert (
+        find_placement(ModelConfig(quantization="int4", device="cpu"), CacheConfig(), HfConfig({})).quantization
+        == "int4"
+    )
 
 
 def test_codes_of_the_kv_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,32 +91,32 @@ def test_codes_of_the_kv_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     try:
-        set_cpu_threads(1)
+        set_threads(1)
         assert torch.get_num_threads() == 1
-        set_cpu_threads(0)
+        set_threads(0)
         assert torch.get_num_threads() == len(os.sched_getaffinity(0))
-        monkeypatch.setattr(placement, "allowed_cpus", lambda: frozenset(range(8)))
-        set_cpu_threads(0, num_engines=3, engine=3)
+        monkeypatch.setattr(cores, "allowed_cpus", lambda: frozenset(range(8)))
+        set_threads(0, num_engines=3, engine=3)
         assert torch.get_num_threads() == 2
         with pytest.raises(BootError, match="engine 2 finds too few cores: 2 engines of 8 threads each need 16, and"):
-            set_cpu_threads(0, num_engines=1, engine=2)
+            set_threads(0, num_engines=1, engine=2)
         with pytest.raises(BootError, match="lower --data-parallel, --tensor-parallel or --cpu-threads"):
-            set_cpu_threads(3, num_engines=3, engine=1)
-        set_cpu_threads(0, num_engines=2, engine=2, num_ranks=2)
+            set_threads(3, num_engines=3, engine=1)
+        set_threads(0, num_engines=2, engine=2, num_ranks=2)
         assert torch.get_num_threads() == 2
         with pytest.raises(BootError, match="2 engines of 2 ranks of 3 threads each need 12"):
-            set_cpu_threads(3, num_engines=2, engine=1, num_ranks=2)
+            set_threads(3, num_engines=2, engine=1, num_ranks=2)
         pinned: list[Share] = []
-        monkeypatch.setattr(placement, "pin", pinned.append)
-        monkeypatch.setattr(placement, "read_nodes", lambda allowed: [frozenset({0, 1, 2, 3}), frozenset({4, 5, 6, 7})])
-        set_cpu_threads(0, num_engines=3, engine=2)
+        monkeypatch.setattr(cores, "pin", pinned.append)
+        monkeypatch.setattr(cores, "read_nodes", lambda allowed: [frozenset({0, 1, 2, 3}), frozenset({4, 5, 6, 7})])
+        set_threads(0, num_engines=3, engine=2)
         assert (torch.get_num_threads(), pinned[-1].cpus) == (4, {4, 5, 6, 7})
-        set_cpu_threads(0, num_engines=3, engine=3)
+        set_threads(0, num_engines=3, engine=3)
         assert (torch.get_num_threads(), pinned[-1].cpus) == (2, {0, 1, 2, 3})
-        set_cpu_threads(2, num_engines=1, engine=1, num_ranks=2, rank=1)
+        set_threads(2, num_engines=1, engine=1, num_ranks=2, rank=1)
         assert pinned[-1].cpus == {4, 5, 6, 7}
         with pytest.raises(BootError, match="engine 5 finds too few cores on its NUMA node: 3 engines of 2 threads"):
-            set_cpu_threads(0, num_engines=3, engine=5)
+            set_threads(0, num_engines=3, engine=5)
     finally:
         torch.set_num_threads(before)
 

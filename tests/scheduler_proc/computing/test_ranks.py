@@ -12,19 +12,16 @@ from messages.columns import pack_float32, pack_int32, unpack_float32, unpack_in
 from messages.errors import BootError
 from messages.ring.requests import SamplingParams
 from messages.ring.steps import Batch
-from scheduler_proc.computing import load_runner as load_runner_module
-from scheduler_proc.computing import placement
+from scheduler_proc.computing.backends.cpu import cores
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
-from scheduler_proc.computing.backends.cuda import loading
 from scheduler_proc.computing.device import Fetched
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.parallel import ParallelGroup
-from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.sampling.results import Result
 from tests.checkpoints import CONTEXT, build_checkpoint, make_config
-from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice
+from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend
 from tests.scheduler_proc.computing.drive import GREEDY, Row, Schedule, generate, plan_batch, run_step
 from tests.scheduler_proc.computing.ranks import ranks_of
 from tests.scheduler_proc.computing.test_generation import make_prompts
@@ -46,7 +43,7 @@ WIDE = {"hidden_size": 128, "intermediate_size": 256}
 
 @pytest.fixture(autouse=True)
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "allowed_cpus", lambda: frozenset(range(8)))
+    monkeypatch.setattr(cores, "allowed_cpus", lambda: frozenset(range(8)))
 
 
 def decoder_of(runner: Runner) -> Decoder:
@@ -79,7 +76,7 @@ def cache_bytes(runner: Runner) -> int:
 def test_several_ranks_give_the_tokens_of_one(
     tmp_path: Path, variant: str, overrides: dict[str, Any], num_ranks: int, flags: dict[str, Any]
 ) -> None:
-    """Prefill in chunks beside decode rows; drawn and processed rows; KV heads divided and repeated."""
+    """Prefill in chunks with decode rows; drawn and processed rows; KV heads divided and repeated."""
     build_checkpoint(tmp_path, variant, **overrides)
     prompts = [[token % 300 for token in prompt] for prompt in PROMPTS]
     alone = load_runner(make_config(tmp_path, **flags), lambda text, part: None)
@@ -97,17 +94,12 @@ class EagerDevice(LateDevice):
         return fetched
 
 
-def test_ranks_on_a_device_with_graphs_take_the_tokens_of_the_step_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_on_a_device_with_graphs_take_the_tokens_of_the_step_before(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "llama-gqa-tied")
     flags = {"max_num_seqs": 4, "max_num_batched_tokens": 128}
     prompts, params = PROMPTS[:4], PARAMS[:3] + PARAMS[:1]
     expected = generate(load_runner(make_config(tmp_path, **flags), lambda text, part: None), prompts, 8, params=params)
-    monkeypatch.setattr(loading, "load_triton_kernels", lambda device_type: None)
-    monkeypatch.setattr(Placement, "is_cuda", property(lambda self: True))
-    monkeypatch.setattr(load_runner_module, "CudaDevice", lambda device: EagerDevice())
-    with ranks_of(tmp_path, 2, tmp_path / "ranks", **flags) as (leader, _):
+    with late_backend(EagerDevice), ranks_of(tmp_path, 2, tmp_path / "ranks", **flags) as (leader, _):
         assert leader.can_overlap
         assert generate(leader, prompts, 8, params=params) == expected
         rows = [
@@ -148,7 +140,8 @@ def test_a_rank_has_its_part_of_weights_and_cache_and_no_more(tmp_path: Path) ->
     with ranks_of(tmp_path, 2, tmp_path / "ranks") as runners:
         for rank, runner in enumerate(runners):
             model = decoder_of(runner).model
-            assert (model.attention.num_heads, model.attention.num_kv_heads, model.mlp.size) == (2, 1, 44)
+            assert model.attention.heads[:2] == (2, 1)
+            assert model.layers[0].mlp.room_sizes == (88, 44)
             whole, part = (embedding_of(decoder_of(one)) for one in (alone, runner))
             assert torch.equal(part, whole.chunk(2)[rank])
             assert 2 * cache_bytes(runner) == cache_bytes(alone)
@@ -159,7 +152,7 @@ def test_a_cache_has_as_many_pages_as_the_smallest_rank_has_room_for(
 ) -> None:
     rooms = iter([64, 40])
     monkeypatch.setattr(
-        "scheduler_proc.computing.backends.cpu.loading.CpuBackend.measure_cache_bytes",
+        "scheduler_proc.computing.backends.cpu.loading.CpuRunnerFactory.measure_cache_bytes",
         lambda self, make_runner, bytes_per_page: next(rooms) * bytes_per_page,
     )
     build_checkpoint(tmp_path, "llama-gqa-tied")
@@ -193,15 +186,15 @@ def test_a_process_by_itself_has_no_other_ranks(tmp_path: Path) -> None:
         load_runner(make_config(tmp_path, tensor_parallel=2), lambda text, part: None)
 
 
-def test_a_rank_ends_where_its_step_fails(tmp_path: Path) -> None:
-    """Were only the step to fail, the ranks would go on with different steps."""
+def test_a_rank_ends_where_its_step_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If only the step failed, the ranks would continue with different steps."""
     build_checkpoint(tmp_path, "llama-gqa-tied")
 
     def fail(batch: Batch) -> None:
         raise MemoryError("no room")
 
     with ranks_of(tmp_path, 2, tmp_path / "ranks") as (leader, _):
-        leader.publish = fail
+        monkeypatch.setattr(leader, "_publish", fail)
         with pytest.raises(SystemExit, match="a step failed on rank 0: MemoryError"):
             run_step(leader, 0, [(Row(0, PROMPTS[0].copy(), 1, pages=[0]), 1)], 16)
 

@@ -17,6 +17,7 @@ from scheduler_proc.computing.backends.cpu.forward_passes import copy_columns
 from scheduler_proc.computing.device import Forward
 from scheduler_proc.computing.parallel import ALONE
 from scheduler_proc.computing.runner import Runner
+from scheduler_proc.computing.sampling.logprobs import MAX_LOGITS
 from scheduler_proc.computing.sampling.results import Forwarded, Result
 from scheduler_proc.computing.step.shapes import StepLimits
 from tests.scheduler_proc.computing.sampling.sampling_batch import make_batch
@@ -60,7 +61,8 @@ class NotingPasses:
 class LazyDevice:
     """Does work when its result is waited for."""
 
-    has_ended = False
+    has_ended = has_own_processor = False
+    max_logits = MAX_LOGITS
 
     def submit(self, work: Callable[[], Result]) -> "LazyDevice":
         self._work = work

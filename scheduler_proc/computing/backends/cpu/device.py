@@ -1,29 +1,20 @@
-"""The processor that plans steps as the device that computes them: work is done when it is submitted, or, where other
-threads have begun it, when its result is asked for."""
+"""The CPU as a device: work is done when it is submitted or, if other threads have begun it, when its result is
+requested."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from scheduler_proc.computing.backends.cpu.populate import PagePopulation
+from scheduler_proc.computing.sampling.logprobs import MAX_LOGITS
 from scheduler_proc.computing.sampling.results import Result
 
 
-class Done(NamedTuple):
-    """A result that is there."""
-
-    result: Result
-    has_ended = True
-
-    def wait(self) -> Result:
-        return self.result
-
-
-class Begun:
-    """Work of which other threads do what they can until somebody waits for it."""
+class SubmittedWork:
+    """Work whose result is computed when it is first requested; other threads may already have begun it."""
 
     def __init__(self, work: Callable[[], Result]):
         self._work = work
@@ -40,23 +31,28 @@ class Begun:
 
 
 class CpuDevice:
-    """`population`, once it is there, gets memory for pages before they are used, and little while work is done."""
+    """`population`, once it is set, gets memory for pages before they are used, and little of it during steps."""
+
+    has_own_processor = False
+    max_logits = MAX_LOGITS
 
     def __init__(self) -> None:
         self.population: PagePopulation | None = None
         self.has_begun = False
-        """Set when other threads have begun with the work that is submitted next."""
-        self._last: Begun | None = None
+        """Set when other threads have begun the work that is submitted next."""
+        self._last: SubmittedWork | None = None
 
-    def submit(self, work: Callable[[], Result]) -> Done | Begun:
+    def submit(self, work: Callable[[], Result]) -> SubmittedWork:
         if self._last is not None:
-            with suppress(Exception):  # who asks for its result hears of it
+            with suppress(Exception):  # raised again when its result is requested
                 self._last.wait()
             self._last = None
+        submitted = SubmittedWork(partial(self._do, work))
         if self.has_begun:
-            self.has_begun, self._last = False, Begun(lambda: self._do(work))
-            return self._last
-        return Done(self._do(work))
+            self.has_begun, self._last = False, submitted
+        else:
+            submitted.wait()
+        return submitted
 
     def allocate_host(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)

@@ -1,8 +1,7 @@
 """The forward passes of steps on a CPU: those in which each token yields a next one are captured and replayed.
 
-There is one capture for each number of tokens. The first step of so many tokens is computed as any other, and its C
-calls are captured; later ones are replayed from C (decision 0026). A draft token is a decode row as any other
-(decision 0045).
+There is one capture for each number of tokens. The first step with that number is computed call by call, and its C
+calls are captured; later ones are replayed from C (decision 0026). Draft tokens are decode rows (decision 0045).
 
 Shape legend: R rows, S rows that sample, N tokens that go to the head, E embedding size, V vocabulary.
 """
@@ -19,7 +18,7 @@ from torch import Tensor
 from kernels.cpu.capture import CapturedCalls, capture_calls
 from kernels.cpu.repeated_calls import Repeats
 from kernels.operations.sample import draw
-from messages.columns import pack_int32, unpack_int32, unpack_int64
+from messages.columns import unpack_int64
 from messages.ring.steps import Batch
 from scheduler_proc.computing.backends.cpu.device import CpuDevice
 from scheduler_proc.computing.device import Forward
@@ -28,6 +27,7 @@ from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.workspace import Workspace
 from scheduler_proc.computing.sampling.results import Forwarded
 from scheduler_proc.computing.step.inputs import (
+    INPUT_COLUMNS,
     NO_ROWS,
     StepInputs,
     StepShape,
@@ -41,20 +41,20 @@ from scheduler_proc.computing.step.shapes import StepLimits
 CPU = torch.device("cpu")
 
 MIN_CAPTURED_TOKENS = 64
-"""So many tokens of a step have room, however few rows it may have: those of one may be draft tokens."""
+"""The minimum number of tokens with room: a step of few rows may have many draft tokens."""
 
 MAX_ROWS_AHEAD = 1
-"""Steps of so many rows run while the next one is planned. With more of them the other processes have more to do, and
-on the cores of the step's threads that costs more than planning meanwhile saves."""
+"""The maximum number of rows of a step that runs while the next one is planned. With more rows the other processes have
+more to do; on the cores of the step's threads that costs more than planning in parallel saves."""
 
 DRAW_COLUMNS = {"temperatures": torch.float32, "seeds": torch.int64, "positions": torch.int64}
-"""Those of a `SamplingPlan` by which plain rows are drawn, in the order of `draw`."""
+"""The columns of a `SamplingPlan` that `draw` takes for plain rows, in its order."""
 
 log = logging.getLogger("sluice.cpu_forward_passes")
 
 
 class CpuForwardPasses:
-    """Those of `decoder` over `cache`. What is computed in a step before tokens are chosen lies in one workspace."""
+    """The forward passes of `decoder` over `cache`. Activations and logits are in one workspace."""
 
     def __init__(
         self, decoder: Decoder, cache: KVTensors, device: CpuDevice, limits: StepLimits, *, may_overlap: bool = False
@@ -72,21 +72,25 @@ class CpuForwardPasses:
         self._tensors, arrays = columns.tensors(memory), columns.arrays(memory)
         pack_step(NO_ROWS, shape, arrays)
         self._table_bytes = 4 * limits.num_pages
-        # Bytes are copied as they are: after a step has read all weights, each call into a library finds its code and
-        # data cold. So what numpy would do once a step, Python does.
-        self._bytes = {name: array.reshape(-1).view(np.uint8).data for name, array in arrays.items()}
+        # Python copies plain bytes here, not numpy: after a step has read all weights, each call into a library finds
+        # its code and data cold.
+        self._columns = [
+            (column, arrays[name].reshape(-1).view(np.uint8).data)
+            for name, column in INPUT_COLUMNS.items()
+            if column.axis in ("token", "decode row")
+        ]
         self._draws = {name: torch.zeros(self._max_rows, dtype=dtype) for name, dtype in DRAW_COLUMNS.items()}
         self._draw_bytes = {name: tensor.numpy().view(np.uint8).data for name, tensor in self._draws.items()}
         self.captures: dict[int, tuple[CapturedCalls, Forwarded]] = {}
         """By the number of rows."""
         self.can_capture = decoder.parallel.size == 1
-        """False where something other than C kernels computes in a step of decode rows, or ranks wait for others."""
+        """False if something other than C kernels computes in a step of decode rows, or ranks wait for each other."""
 
         self.can_plan_ahead = may_overlap and self.can_capture and torch.get_num_threads() > 1
-        self.repeats = Repeats() if self.can_capture else None
+        self.repeats = Repeats(decoder.layer_kinds) if self.can_capture else None
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
-        """Writes a step that can be captured to where captures read it: it must run before the next is prepared."""
+        """Writes a step that can be captured to the memory of captures; it must run before the next one is prepared."""
         population, page_size = self._device.population, self.cache.layers[0].page_size
         if population is not None and population.wants_more:
             slots = unpack_int64(batch.slots)
@@ -108,7 +112,7 @@ class CpuForwardPasses:
 
     @torch.inference_mode()
     def _forward(self, step: StepInputs, num_sampled: int, columns: Mapping[str, Tensor]) -> Forwarded:
-        """Runs it call by call, but for most layers: their calls are those of one, replayed."""
+        """Runs the step call by call, except for most layers: they repeat the calls of one of their kind."""
         activations = self._workspace.activations(len(step.token_ids))
         repeats = self.repeats if activations.residual is not None else None
         compute_middle = None if repeats is None else repeats.compute
@@ -117,20 +121,20 @@ class CpuForwardPasses:
         return Forwarded(logits_SV, hidden_NE[num_sampled:], columns)
 
     def _write(self, batch: Batch) -> None:
-        """Puts the step's columns where captures read them. Behind a row's pages a table is stale."""
-        for name, column in (("token_ids", batch.token_ids), ("positions", batch.positions), ("slots", batch.slots)):
-            self._bytes[name][: len(column)] = column
-        num_keys = pack_int32([context_len + 1 for context_len in unpack_int32(batch.context_lens)])
-        self._bytes["decode_num_keys"][: len(num_keys)] = num_keys
-        ours, theirs = self._bytes["decode_page_tables"], batch.page_tables
+        """Puts the step's columns into the memory of captures. Behind a row's pages its table is stale."""
         row_bytes = 4 * batch.num_pages_per_row
-        num_bytes, to = min(row_bytes, self._table_bytes), 0
-        for begin in range(0, len(theirs), row_bytes):
-            ours[to : to + num_bytes] = theirs[begin : begin + num_bytes]
-            to += self._table_bytes
+        num_bytes = min(row_bytes, self._table_bytes)
+        for column, ours in self._columns:
+            theirs = column.read(batch)
+            if column.is_table:
+                for row, begin in enumerate(range(0, len(theirs), row_bytes)):
+                    to = row * self._table_bytes
+                    ours[to : to + num_bytes] = theirs[begin : begin + num_bytes]
+            else:
+                ours[: len(theirs)] = theirs
 
     def _write_draws(self, num_rows: int, columns: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-        """Does the same with how plain rows are drawn: at temperature 0 where none is. Returns the other columns."""
+        """Writes how plain rows are drawn, at temperature 0 if all are greedy; returns the other columns."""
         if "temperatures" not in columns:
             temperatures = self._draw_bytes["temperatures"]
             temperatures[: 4 * num_rows] = bytes(4 * num_rows)
@@ -142,7 +146,7 @@ class CpuForwardPasses:
 
     @torch.inference_mode()
     def _capture(self, num_rows: int, sampling: Mapping[str, Tensor]) -> Forwarded:
-        """Runs it call by call, and `draw`; from now on steps of so many rows are replayed, where they can be."""
+        """Runs the step and `draw` call by call; later steps with this number of rows are replayed, if possible."""
         columns: dict[str, Any] = {name: tensor[:num_rows] for name, tensor in self._tensors.items()}
         step = StepInputs(num_rows, all_go_to_head=True, **columns)
         activations, room_RV = self._workspace.activations(num_rows), self._workspace.logits(num_rows)

@@ -1,4 +1,4 @@
-"""What loading does for a CPU."""
+"""Makes runners on a CPU."""
 
 from torch import Tensor
 
@@ -14,11 +14,11 @@ from scheduler_proc.computing.step.dummy_batch import plan_warm_up
 from scheduler_proc.computing.step.shapes import StepLimits
 
 WARM_UP_TOKENS = 8
-"""Each takes its time, and the libraries are set up by the first."""
+"""Few: libraries are set up by the first, and the others only take time."""
 
 
-class CpuBackend:
-    """Makes runners of a loaded model, and one of them ready, as `GpuBackend` does."""
+class CpuRunnerFactory:
+    """The `RunnerFactory` of the CPU."""
 
     def __init__(self, config: Config, decoder: Decoder, limits: StepLimits):
         self._config = config
@@ -27,7 +27,6 @@ class CpuBackend:
         self.device = CpuDevice()
 
     def make_runner(self, cache: KVTensors) -> Runner:
-        self._cache = cache
         may_overlap = self._config.scheduling.overlap and self._config.scheduling.speculative == "none"
         passes = CpuForwardPasses(self._decoder, cache, self.device, self._limits, may_overlap=may_overlap)
         return Runner(self._decoder, self.device, passes, self._limits, cache.num_pages)
@@ -36,22 +35,22 @@ class CpuBackend:
         run = self._config.run
         return free_cpu_cache_bytes(self._limits.num_pages * bytes_per_page, run.data_parallel * run.tensor_parallel)
 
-    def warm_up(self, runner: Runner) -> None:
-        """The cache holds what it did."""
-        tensors = self._tensors()
+    def warm_up(self, runner: Runner, cache: KVTensors) -> str:
+        tensors = _tensors(cache)
         before = [tensor[:WARM_UP_TOKENS].clone() for tensor in tensors]
         runner.run(plan_warm_up(self._config, min(WARM_UP_TOKENS, self._limits.max_num_batched_tokens)))
         for tensor, slots in zip(tensors, before, strict=True):
             tensor[:WARM_UP_TOKENS] = slots
+        return ""
 
-    def begin(self, runner: Runner, report: Report) -> None:
-        """Memory for pages is asked for before they are used, as `--kv-populate` says."""
-        is_file, when = runner.page_memory is not None, self._config.cache.kv_populate
-        self.device.population = population = PagePopulation(self._tensors(), self._cache.num_pages, is_file)
+    def populate(self, cache: KVTensors, report: Report, *, is_file: bool) -> None:
+        when = self._config.cache.kv_populate
+        self.device.population = population = PagePopulation(_tensors(cache), cache.num_pages, is_file)
         if when == "eager":
             population.run(report)
         elif when == "background":
             population.start()
 
-    def _tensors(self) -> list[Tensor]:
-        return [part for layer in self._cache.layers for part in layer.tensors]
+
+def _tensors(cache: KVTensors) -> list[Tensor]:
+    return [part for layer in cache.layers for part in layer.tensors]

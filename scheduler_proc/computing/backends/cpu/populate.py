@@ -1,7 +1,7 @@
-"""Memory for the pages of the KV cache, asked for before a step writes to them (`--kv-populate`).
+"""Gets memory for the pages of the KV cache before a step writes to them (`--kv-populate`).
 
-The system gives memory when it is first written, and clears it then. That holds a step up: on a virtual machine, whose
-host has to find the memory too, for milliseconds with each huge page. Memory of a file comes in small pages by itself,
+The operating system provides and clears memory when it is first written, which delays the step: on a virtual machine,
+whose host has to find the memory too, by milliseconds per huge page. Memory of a file comes in small pages by default,
 which take longer to read; it is made huge in the same way.
 """
 
@@ -22,20 +22,20 @@ from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
 from scheduler_proc.computing.kv_cache.kv_tensors import GIB
 
 SLICE_BYTES = 2 << 20
-"""Of one tensor, asked for in one call: a call is not interrupted, and holds the process's memory map meanwhile."""
+"""The size of one request per tensor: it cannot be interrupted, and locks the process's memory map."""
 
 REST_S = 0.05
 BUSY_SHARE = 0.05
-"""Of its time the thread asks for memory, at most, while steps run."""
+"""The maximum share of the thread's time that requests take while steps run."""
 
 LEFT_FREE = 1 / 8
-"""Of the memory that was available at the beginning, so much is left to other programs."""
+"""The share of the memory available at the start that is left to other programs."""
 
 log = logging.getLogger("sluice.populate")
 
 
 class PagePopulation:
-    """Gives pages their memory, from the first to the last: steps use them in that order.
+    """Gets the memory of the pages, from the first to the last: steps use them in that order.
 
     `tensors` are those of each layer's cache, whose first dimension is slots; `is_file`: their memory is a file's.
     """
@@ -47,24 +47,26 @@ class PagePopulation:
         self._slice_pages = max(1, SLICE_BYTES * num_pages // tensors[0].nbytes)
         self._num_ready = 0
         self._num_tensors_ahead = 0
-        """Tensors that have the slice behind `_num_ready`, too."""
+        """Tensors that also have the memory of the slice after `_num_ready`."""
         self._least_left_bytes = LEFT_FREE * available_memory_bytes(MEMORY_INFO, CGROUP)
         self._is_stepping = False
         self._last_step_s = 0.0
         self._began_s = time.monotonic()
 
     def start(self) -> None:
-        """From now on a thread of low priority asks for all memory; it ends with this object, and with the program."""
+        """Starts a low-priority thread that gets all memory; it ends with this object, and with the program."""
         threading.Thread(target=_populate, args=(weakref.ref(self),), name="populate").start()
 
     def run(self, report: Callable[[str, float | None], None]) -> None:
-        """All memory is there afterwards, as far as the system gives it."""
+        """Gets all memory, as far as the system provides it."""
         while self.wants_more and self.ask():
             report("populating the KV cache", self._num_ready / self._num_pages)
 
     def use(self, highest_page: int, max_new_pages: int) -> None:
-        """A step is to write up to this page: those of a file that were not reached yet are huge before, so many at
-        most. Other memory is huge from its first use."""
+        """Makes the memory of a file huge up to this page before a step writes to it, for up to `max_new_pages` pages.
+
+        Other memory is huge from its first use.
+        """
         num_used = highest_page + 1
         if self._is_file and self._num_ready < num_used:
             begin = max(self._num_ready, num_used - max_new_pages)
@@ -73,9 +75,9 @@ class PagePopulation:
             self._num_ready = max(self._num_ready, num_used)
 
     def __enter__(self) -> None:
-        """Little memory is asked for while the block runs, and right behind it, where the next step is planned.
+        """Gets little memory during the block and right after it, when the next step is planned.
 
-        Compute threads that wait for each other give way to any thread, and clearing memory is not interrupted.
+        Compute threads that wait for each other yield to any thread, and clearing memory cannot be interrupted.
         """
         self._is_stepping = True
 
@@ -89,12 +91,14 @@ class PagePopulation:
 
     @property
     def is_at_rest(self) -> bool:
-        """Tells whether no step runs, or is about to."""
+        """True if no step is running or about to run."""
         return not self._is_stepping and time.monotonic() - self._last_step_s >= REST_S
 
     def ask(self) -> bool:
-        """Asks for the memory of the next slice of one tensor, and returns when it is there; False where it must not
-        be, or cannot: the rest comes as it is used."""
+        """Gets the memory of the next slice of one tensor; False if too little is left or the system refuses.
+
+        Then the rest is provided as it is used.
+        """
         if not self._num_tensors_ahead and available_memory_bytes(MEMORY_INFO, CGROUP) < self._least_left_bytes:
             return self._give_up("too little memory would be left")
         end = min(self._num_ready + self._slice_pages, self._num_pages)
@@ -116,18 +120,18 @@ class PagePopulation:
         return False
 
     def _find(self, tensor: Tensor, begin: int, end: int) -> tuple[int, int]:
-        """Returns the address and size of pages [begin, end) of a layer; the system's own at both ends in whole."""
+        """Returns the address and size of pages [begin, end) of a layer, widened to whole system pages."""
         page_bytes = tensor.nbytes // self._num_pages
         first = (tensor.data_ptr() + begin * page_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         return first, tensor.data_ptr() + end * page_bytes - first
 
 
 def _populate(owner: "weakref.ref[PagePopulation]") -> None:
-    """Asks for memory until all is there, the owner is gone or the main thread has ended.
+    """Gets memory until all is there, the owner is gone or the main thread has ended.
 
-    It is no daemon thread: where it holds the last reference to a tensor, torch gives Python's lock away while it frees
-    the memory. At the end of the interpreter a daemon thread is unwound where it asks for the lock again, and in C++
-    code that means `std::terminate`.
+    The thread is not a daemon: if it holds the last reference to a tensor, torch releases the GIL while it frees the
+    memory. When the interpreter exits, a daemon thread is unwound as it takes the GIL again, which in C++ code means
+    `std::terminate`.
     """
     lower_priority()
     due_s = 0.0
@@ -139,5 +143,5 @@ def _populate(owner: "weakref.ref[PagePopulation]") -> None:
             now_s = time.monotonic()
             due_s = now_s + max(REST_S, (now_s - began_s) / BUSY_SHARE)
         else:
-            del population  # it may go meanwhile
+            del population  # it may be collected meanwhile
             time.sleep(REST_S)

@@ -1,8 +1,8 @@
 """The file in memory that holds a run's weights as kernels read them: one scheduler writes it, all map it.
 
 The launcher owns the file. It begins with a header, whose seal is written last; the values of the parameters follow,
-and their list. Who writes holds its lock alone, who maps it shares the lock until its process ends: memory that
-somebody reads is never given back.
+then their list. The writer holds the lock exclusively; readers share it until their process ends, so memory that is
+read is never freed.
 """
 
 import fcntl
@@ -27,14 +27,14 @@ from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.report import Report
 
 HEADER = struct.Struct("<32s32sQQQ")
-"""Seal, identity, begin and bytes of the list, bytes of all. The seal is a digest of the others and of the list."""
+"""Seal, identity, offset and size of the list, size of the file. The seal is a digest of the others and the list."""
 
 LOCK = struct.Struct("hhqqi4x")
-"""The kernel's `struct flock`. These locks belong to an open file, and change from alone to shared in one go."""
+"""The kernel's `struct flock`. These locks belong to an open file, and are downgraded atomically."""
 
 WAIT_S = 0.05
 SLICE_BYTES = 16 << 20
-"""So much memory is asked for in one call."""
+"""The amount of memory requested in one call."""
 
 log = logging.getLogger("sluice.weights")
 
@@ -51,22 +51,22 @@ class KeptWeight(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WeightMemory:
-    """The file at `path`, for a scheduler of this `identity`. Raises `BootError` where it cannot be opened."""
+    """The file at `path`, for a scheduler with this `identity`. Raises `BootError` if it cannot be opened."""
 
     def __init__(self, path: Path, identity: bytes):
         self._identity = identity
         try:
-            # Closed with the process, or by `load` where nothing is mapped: as long as it is open the lock is held.
+            # Closed with the process, or by `load` if nothing is mapped: the lock is held while it is open.
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise BootError(f"{path}: {error.strerror}; --no-share-weights does without it") from None
 
     def load(self, make: Callable[[], Weights], report: Report, num_bytes: int = 0) -> Weights:
-        """Returns the weights in the file, which is written first where there are none, with those that `make` returns.
+        """Returns the weights in the file; if it has none, writes the weights that `make` returns first.
 
-        `num_bytes`, if given, suffice for all that `make` allocates: it does so in the file, and nothing is copied.
-        Waits while another scheduler writes, for as long as that lives. Where others use weights of another identity,
-        it returns what `make` does. Raises `BootError` where the memory cannot be had.
+        `num_bytes`, if given, suffice for everything that `make` allocates: it is allocated in the file, and nothing
+        is copied. Waits as long as another scheduler is writing. If other schedulers use weights of another identity,
+        returns the weights of `make`, not shared. Raises `BootError` if there is not enough memory.
         """
         while (weights := self.find()) is None:
             if self._lock(fcntl.F_WRLCK):
@@ -81,7 +81,7 @@ class WeightMemory:
         return weights
 
     def find(self) -> Weights | None:
-        """Returns the weights in the file; None where there are none of this identity, or somebody writes."""
+        """Returns the weights in the file; None if it has none of this identity, or if they are being written."""
         if not self._lock(fcntl.F_RDLCK):
             return None
         seal, identity, list_begin, num_list_bytes, num_bytes = self._read_header()
@@ -94,7 +94,7 @@ class WeightMemory:
         return {one.name: _restore(one, chunk) for one in parameters}
 
     def _lock(self, kind: int) -> bool:
-        """Returns whether this open file has a lock of that kind now; what it had, it keeps otherwise."""
+        """Returns True if this open file got a lock of that kind; otherwise it keeps the lock it had."""
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, LOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
         except BlockingIOError:
@@ -105,12 +105,12 @@ class WeightMemory:
         return HEADER.unpack(os.pread(self._descriptor, HEADER.size, 0).ljust(HEADER.size, b"\0"))
 
     def _holds_other(self) -> bool:
-        """Tells whether others use weights of another identity: they keep the lock, so nothing can be written."""
+        """True if others use weights of another identity: they keep the lock, so nothing can be written."""
         seal, identity, *_ = self._read_header()
         return seal != bytes(len(seal)) and identity != self._identity
 
     def _write(self, make: Callable[[], Weights], num_bytes: int) -> None:
-        """Puts them into the file; those that are not there yet one by one, so there is never a second copy of many."""
+        """Writes the weights into the file, one by one, so that there is never a second copy of many."""
         if num_bytes:
             chunk = self._make_room(num_bytes)
             with allocate_from(chunk):
@@ -129,10 +129,10 @@ class WeightMemory:
         log.info("weights are kept in memory for all schedulers: %.2f GiB", num_bytes / 2**30)
 
     def _make_room(self, num_bytes: int) -> Chunk:
-        """Returns the empty file, of which so many bytes can be taken."""
+        """Returns the empty file, with room for `num_bytes`."""
         num_bytes += HEADER.size + ALIGNMENT
         try:
-            # What was there is of another identity, or was never finished; memory that the launcher has made is kept.
+            # Its old content has another identity or is unfinished; memory that the launcher prepared is kept.
             os.pwrite(self._descriptor, bytes(HEADER.size), 0)
             os.ftruncate(self._descriptor, num_bytes)
             chunk = Chunk(num_bytes, self._descriptor)
@@ -140,7 +140,7 @@ class WeightMemory:
             raise BootError(f"the weights in memory: {error.strerror}; --no-share-weights does without it") from None
         header = chunk.take((HEADER.size,), torch.uint8)
         assert header is not None
-        # The host of a virtual machine has to find memory, too, which takes longer than to fill it.
+        # The host of a virtual machine has to find the memory too, which takes longer than filling it.
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             slices = range(header.data_ptr(), header.data_ptr() + num_bytes, SLICE_BYTES)
             list(threads.map(lambda begin: make_huge(begin, min(SLICE_BYTES, slices.stop - begin)), slices))
@@ -152,7 +152,7 @@ def _seal(identity: bytes, text: bytes, num_bytes: int) -> bytes:
 
 
 def _place(name: str, weight: Weight, chunk: Chunk) -> KeptWeight:
-    """Puts the weight into the chunk if it is not there, and returns its entry of the list."""
+    """Copies the weight into the chunk unless it is already there; returns its entry of the list."""
     tensor = weight.stored
     offset = chunk.find(tensor)
     if offset is None:

@@ -1,6 +1,6 @@
-"""Plans of attention by our own kernels, made on the host with each step: which program of a kernel computes what.
+"""Plans of attention, made on the host for each step: which program of a kernel computes what.
 
-They are columns of a step like any other, whose size depends on the step's shape alone.
+They are columns of the step, whose size depends only on the step's shape.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,7 @@ from scheduler_proc.computing.step.inputs import Arrays, StepInputs, StepShape
 
 
 class AttentionPlans:
-    """The `AttentionBackend` of our kernels, for attention of a shape on a device and up to `max_rows` decode rows."""
-
-    captures_prefills = True
+    """Plans attention of one shape, for up to `max_rows` decode rows."""
 
     def __init__(self, shape: DecodeShape, max_rows: int, shares_prefixes: bool, device: torch.device):
         self._shape = shape
@@ -31,11 +29,13 @@ class AttentionPlans:
         self._scratch = make_decode_scratch(self._layout(max_rows), shape.head_dim, device)
 
     def planned(self, shape: StepShape, max_rows: int) -> StepShape:
+        """Returns the shape with room for the plan; its decode part serves up to `max_rows` rows, if it has any."""
         layout = self._layout(max_rows) if shape.num_decode_rows else None
         num_tiles = max_prefill_tiles(shape.num_prefill_tokens, shape.num_prefill_rows, self._tile_tokens)
         return replace(shape, decode_layout=layout, num_tiles=num_tiles)
 
     def pack(self, batch: Batch, shape: StepShape, arrays: Arrays) -> None:
+        """Writes the columns of the plan for `batch`, whose other columns are already in `arrays`."""
         num_decode, num_rows = batch.num_decode_rows, len(batch.query_lens) // 4
         if shape.decode_layout is not None:
             num_keys, tables = arrays["decode_num_keys"][:num_decode], arrays["decode_page_tables"][:num_decode]
@@ -45,18 +45,16 @@ class AttentionPlans:
             lens = arrays["prefill_query_lens"][rows], arrays["prefill_context_lens"][rows]
             plan_prefill_tiles(*lens, arrays["prefill_tiles"], self._tile_tokens)
 
-    def add(self, inputs: StepInputs, shape: StepShape, tensors: Mapping[str, Tensor], plan: None) -> StepInputs:
+    def add(self, inputs: StepInputs, shape: StepShape, tensors: Mapping[str, Tensor]) -> StepInputs:
+        """Returns the inputs with the plan, whose columns are in `tensors`."""
         work = None
         if shape.decode_layout is not None:
             work = DecodeWork(shape.decode_layout, tensors["decode_plan"], self._scratch)
         return replace(inputs, decode_work=work, prefill_tiles=tensors.get("prefill_tiles"))
 
-    def launch(self, shape: StepShape, plan: None) -> None:
-        """All is in the columns."""
-
     def _layout(self, max_rows: int) -> DecodeLayout:
         shape = self._shape
-        # One row alone has nobody to share with, and what can share has larger products.
+        # A single row shares with no other, and plans that can share have larger products.
         shares_prefixes = self._shares_prefixes and max_rows > 1
         heads = shape.num_heads, shape.num_kv_heads
         return DecodeLayout(max_rows, *heads, self._num_programs, shares_prefixes, self._merges_in_kernel)

@@ -1,7 +1,7 @@
 """The forward passes that are captured as graphs, one for each of the shapes of `step/shapes.py`.
 
-A graph reads its inputs from, and leaves its output in, the same memory in each replay, and whatever else it takes of
-memory is in one pool that all graphs share: they never run side by side.
+A graph reads its inputs from, and leaves its output in, the same memory in each replay. All other memory is in one pool
+that the graphs share: they never run concurrently.
 
 Shape legend: N tokens that go to the head, E embedding size.
 """
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from messages.ring.steps import Batch
-from scheduler_proc.computing.backends.cuda.attention_backend import AttentionBackend
-from scheduler_proc.computing.backends.cuda.device import GpuDevice, Work
+from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlans
+from scheduler_proc.computing.backends.cuda.device import CudaDevice, Work
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.step.inputs import NO_ROWS, StepInputs, StepShape, pack_step, view_step
 from scheduler_proc.computing.step.packed_columns import PackedColumns
@@ -26,7 +26,7 @@ GIB = 2**30
 
 log = logging.getLogger("sluice.captured_steps")
 
-Forward = Callable[[StepInputs], Tensor]
+ComputeHidden = Callable[[StepInputs], Tensor]
 """Returns what the head reads, [N, E]."""
 
 
@@ -50,9 +50,9 @@ class CapturedStep:
 
 
 class CapturedSteps:
-    """The graphs; none until `capture`. `like_NE` gives the number format and E of what a forward pass returns."""
+    """The graphs; none until `capture`. `like_NE` has the dtype and E of what a forward pass returns."""
 
-    def __init__(self, device: GpuDevice, shapes: StepShapes, attention: AttentionBackend, like_NE: Tensor):
+    def __init__(self, device: CudaDevice, shapes: StepShapes, attention: AttentionPlans, like_NE: Tensor):
         self._device = device
         self._shapes = shapes
         self._attention = attention
@@ -70,10 +70,10 @@ class CapturedSteps:
         shape = self._shapes.find(batch)
         return None if shape is None else self._captured.get(shape)
 
-    def capture(self, shapes: Sequence[StepShape], forward: Forward, report: Report) -> int:
+    def capture(self, shapes: Sequence[StepShape], forward: ComputeHidden, report: Report) -> int:
         """Captures `forward` in these shapes; returns the bytes that the graphs take.
 
-        Raises where that cannot be done, whatever CUDA, torch or Triton raise, and then there is no graph.
+        If that fails, there is no graph; raises whatever CUDA, torch or Triton raise.
         """
         begin_s, num_bytes = time.monotonic(), 0
         self._device.release_unused()
@@ -90,21 +90,21 @@ class CapturedSteps:
         log.info("%d CUDA graphs in %.1f s, %.2f GiB", len(shapes), time.monotonic() - begin_s, num_bytes / GIB)
         return num_bytes
 
-    def _capture(self, shape: StepShape, forward: Forward) -> CapturedStep:
+    def _capture(self, shape: StepShape, forward: ComputeHidden) -> CapturedStep:
         columns = shape.columns()
         inputs, hidden_NE = self._inputs[: columns.num_bytes], self._hidden_NE[: shape.num_head_tokens]
         host = torch.empty(columns.num_bytes, dtype=torch.uint8)
         arrays = columns.arrays(host)
         pack_step(NO_ROWS, shape, arrays)
-        plan = self._attention.pack(NO_ROWS, shape, arrays)
+        self._attention.pack(NO_ROWS, shape, arrays)
         inputs.copy_(host)
         tensors = columns.tensors(inputs)
-        step = self._attention.add(view_step(shape, tensors), shape, tensors, plan)
+        step = self._attention.add(view_step(shape, tensors), shape, tensors)
 
         def work() -> None:
             hidden_NE.copy_(forward(step))
 
-        work()  # kernels are compiled, and libraries set up, before anything is captured
+        work()  # compiles kernels and sets up libraries before anything is captured
         return CapturedStep(shape, columns, inputs, hidden_NE, self._device.capture(work, self._pool))
 
     def _planned(self, shape: StepShape) -> StepShape:

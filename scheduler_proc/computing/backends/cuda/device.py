@@ -1,58 +1,35 @@
-"""What is asked of a GPU: pinned memory, work in order, results fetched beside it, captured graphs, memory.
+"""A GPU: pinned memory, work in order, results fetched concurrently, captured graphs, free memory.
 
-All CUDA calls of the computing half but the operations on tensors are here, so that everything else can be run where
-there is no GPU: a test has a device that does the same on a CPU, as late as it may.
+All CUDA calls of the computing half except tensor operations are here, so everything else runs without a GPU: tests
+have a device that does the same on a CPU, as late as possible.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scheduler_proc.computing.device import Device, Fetched
+from scheduler_proc.computing.device import Fetched
 from scheduler_proc.computing.sampling.results import Result
 from scheduler_proc.computing.step.packed_columns import join, split
 
 Work = Callable[[], None]
 
 Pool = Any
-"""The name of a pool of memory, which only its device understands."""
-
-
-class GpuDevice(Device, Protocol):
-    """A device with memory and graphs of its own."""
-
-    torch_device: torch.device
-
-    def mark(self) -> Callable[[], None]:
-        """Returns what waits until all that has been launched before this call has been done."""
-        ...
-
-    def new_pool(self) -> Pool:
-        """Returns a pool for graphs that never run side by side; its memory is freed with the last of them."""
-        ...
-
-    def capture(self, work: Work, pool: Pool) -> Work:
-        """Returns what does the work again, on the same tensors, in one launch. It has been done once before."""
-        ...
-
-    def memory(self) -> tuple[int, int]:
-        """Returns the bytes that are free and all there are, when everything launched has been done."""
-        ...
-
-    def release_unused(self) -> None:
-        """Gives back what is kept for later use and not in use now."""
-        ...
+"""A handle of a memory pool; only its device understands it."""
 
 
 class CudaDevice:
     """A CUDA device. Work goes to the current stream.
 
-    A step's columns are sent on a stream of their own, beside the step before, and its result is fetched on another,
-    beside the next step.
+    A step's columns are sent on a stream of their own, during the previous step; its result is fetched on another,
+    during the next step.
     """
+
+    has_own_processor = True
+    max_logits = 1 << 25
 
     def __init__(self, torch_device: torch.device):
         self.torch_device = torch_device
@@ -60,7 +37,7 @@ class CudaDevice:
         self._fetching = torch.cuda.Stream(torch_device)
 
     def allocate_host(self, num_bytes: int) -> Tensor:
-        # Torch keeps pinned memory that is dropped, and gives it out again when the copies from and to it are done.
+        # Torch caches dropped pinned memory, and reuses it once the copies from and to it are done.
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def send(self, host: Tensor) -> Tensor:
@@ -89,21 +66,18 @@ class CudaDevice:
         return _OnItsWay(host, tensors, done)
 
     def will_write(self, pages: Sequence[int]) -> None:
-        pass  # all memory of the cache is there
-
-    def mark(self) -> Callable[[], None]:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.torch_device))
-        return event.synchronize
+        pass  # the cache already has all its memory
 
     def new_pool(self) -> Pool:
+        """Returns a pool for graphs that never run concurrently; its memory is freed with the last of them."""
         return torch.cuda.graph_pool_handle()
 
     def capture(self, work: Work, pool: Pool) -> Work:
+        """Returns a function that repeats the work on the same tensors in one launch. It has been done once before."""
         graph = torch.cuda.CUDAGraph()
         failure: Exception | None = None
         try:
-            # A capture that fails may leave its stream as the current one: the outer context goes back in any case.
+            # A failed capture may leave its stream as the current one: the outer context restores it.
             with torch.cuda.stream(torch.cuda.current_stream(self.torch_device)), torch.cuda.graph(graph, pool=pool):
                 try:
                     work()
@@ -111,19 +85,21 @@ class CudaDevice:
                     failure = error
                     raise
         except Exception as error:
-            # Where the work has failed, so does the end of the capture, which does not know why.
+            # If the work has failed, the end of the capture fails too, without the reason.
             raise failure or error from None
         return graph.replay
 
     def memory(self) -> tuple[int, int]:
+        """Returns the free and the total bytes, once all launched work is done."""
         torch.cuda.synchronize(self.torch_device)
         return torch.cuda.mem_get_info(self.torch_device)
 
     def release_unused(self) -> None:
+        """Frees cached memory that is not in use."""
         torch.cuda.empty_cache()
 
     def _end_if_failed(self) -> None:
-        """Ends the process where CUDA itself has failed: an earlier step's fault shows at whatever is called next."""
+        """Ends the process if CUDA itself has failed: an earlier step's fault surfaces in a later call."""
         try:
             torch.cuda.synchronize(self.torch_device)
         except RuntimeError as error:
@@ -149,5 +125,5 @@ class _OnItsWay:
 
 
 def _end_of(error: RuntimeError) -> SystemExit:
-    """CUDA works no more in this process. Its end is noticed, and a successor goes on with the requests."""
+    """CUDA cannot be used in this process any more. It ends, and its successor continues the requests."""
     return SystemExit(f"the GPU has failed: {error}")

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from kernels.operations.take_tokens import take_tokens
 from messages.ring.steps import Batch
-from scheduler_proc.computing.backends.cuda.attention_backend import AttentionBackend, Plan
+from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlans
 from scheduler_proc.computing.backends.cuda.captured_steps import CapturedSteps
-from scheduler_proc.computing.backends.cuda.device import GpuDevice
+from scheduler_proc.computing.backends.cuda.device import CudaDevice
 from scheduler_proc.computing.device import Forward
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.model.decoder import Decoder
@@ -28,44 +28,44 @@ from scheduler_proc.computing.step.packed_columns import PackedColumns
 from scheduler_proc.computing.step.shapes import StepLimits, StepShapes
 
 MORE_GRAPH_BYTES = 4 << 20
-"""What a graph takes of memory beside the pool that all share: an estimate, for those that are not yet captured."""
+"""Memory of a graph in addition to the shared pool: an estimate, for graphs that are not captured yet."""
 
 
 class GpuForwardPasses:
-    """Those of `decoder` over `cache`.
+    """The forward passes of `decoder` over `cache`.
 
-    `attention` tells its kernels what each of their programs does. Without it the kernels look into a step's columns
-    themselves, and wait for them: nothing can be captured then, and nothing launched ahead.
+    `attention` plans what each program of the attention kernels computes. Without it the host has to wait for a step's
+    columns: nothing can be captured, and nothing launched ahead.
     """
 
     def __init__(
         self,
         decoder: Decoder,
         cache: KVTensors,
-        device: GpuDevice,
+        device: CudaDevice,
         limits: StepLimits,
-        attention: AttentionBackend | None,
+        attention: AttentionPlans | None,
         may_overlap: bool,
     ):
         self._decoder = decoder
         self._cache = cache
         self._device = device
         self._attention = attention
-        self._shapes = StepShapes(limits, attention is None or attention.captures_prefills)
+        self._shapes = StepShapes(limits)
         self.last_tokens: Tensor | None = None
         self.can_plan_ahead = False
         self.captured: CapturedSteps | None = None
         if attention is not None:
             if may_overlap:
                 self.last_tokens = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device.torch_device)
-            # Not like the cache, which may hold codes.
+            # Not the dtype of the cache, which may hold codes.
             like_NE = torch.empty(
                 (0, decoder.model.hidden_size), dtype=decoder.activation_dtype, device=device.torch_device
             )
             self.captured = CapturedSteps(device, self._shapes, attention, like_NE)
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
-        """Packs the step's columns, and behind them those of its sampling plan, into one buffer of the host."""
+        """Packs the step's columns, followed by the columns of its sampling plan, into one host buffer."""
         captured = None if self.captured is None else self.captured.find(batch)
         shape = self._exact_shape(batch) if captured is None else captured.shape
         inputs = shape.columns() if captured is None else captured.columns
@@ -73,17 +73,16 @@ class GpuForwardPasses:
         host = self._device.allocate_host(inputs.num_bytes + sampling.num_bytes)
         arrays = inputs.arrays(host)
         pack_step(batch, shape, arrays)
-        plan = None if self._attention is None else self._attention.pack(batch, shape, arrays)
+        if self._attention is not None:
+            self._attention.pack(batch, shape, arrays)
         sampling.write(columns, host[inputs.num_bytes :])
 
         @torch.inference_mode()
         def forward() -> Forwarded:
             data = self._device.send(host)
             if captured is None:
-                hidden_NE = self._forward(self._view(shape, inputs.tensors(data), plan))
+                hidden_NE = self._forward(self._view(shape, inputs.tensors(data)))
             else:
-                assert self._attention is not None
-                self._attention.launch(shape, plan)
                 hidden_NE = captured.run(data)
             num_sampled, sampling_columns = batch.num_sampled, sampling.tensors(data[inputs.num_bytes :])
             if self.last_tokens is not None:
@@ -94,11 +93,10 @@ class GpuForwardPasses:
         return forward
 
     def capture(self, report: Report, is_rehearsal: bool = False) -> int:
-        """Captures the graphs, in a rehearsal only those that take most memory; returns the bytes that all of them
-        take.
+        """Captures the graphs, in a rehearsal only the largest ones; returns the bytes that all graphs take.
 
-        Raises where that cannot be done; steps are launched operation by operation then. Without `attention` there is
-        nothing to capture.
+        Raises if capturing fails; steps are then launched operation by operation. Without `attention` there is nothing
+        to capture.
         """
         if self.captured is None:
             return 0
@@ -113,9 +111,9 @@ class GpuForwardPasses:
             return shape
         return self._attention.planned(shape, self._shapes.places(max(1, shape.num_decode_rows)))
 
-    def _view(self, shape: StepShape, tensors: dict[str, Tensor], plan: Plan) -> StepInputs:
+    def _view(self, shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
         inputs = view_step(shape, tensors)
-        return inputs if self._attention is None else self._attention.add(inputs, shape, tensors, plan)
+        return inputs if self._attention is None else self._attention.add(inputs, shape, tensors)
 
     def _forward(self, step: StepInputs) -> Tensor:
         """Returns what the head reads, [N, E]."""

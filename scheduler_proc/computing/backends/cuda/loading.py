@@ -1,4 +1,4 @@
-"""What loading does for a GPU: measures what steps and graphs take of its memory, and captures the graphs."""
+"""Makes runners on a GPU: measures the memory of steps and graphs, and captures the graphs."""
 
 import gc
 import logging
@@ -10,19 +10,15 @@ import torch
 
 from kernels.gpu.triton_kernels import leave_out_failed, load_triton_kernels
 from kernels.plans.decode_work import DecodeShape
-from messages.config.server import Config
 from messages.errors import BootError
-from scheduler_proc.computing.backends.cuda.attention_backend import AttentionBackend
+from scheduler_proc.computing.backends.backend import ModelParts
 from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlans
-from scheduler_proc.computing.backends.cuda.device import GpuDevice
-from scheduler_proc.computing.backends.cuda.flashinfer_attention import FlashInferAttention
+from scheduler_proc.computing.backends.cuda.device import CudaDevice
 from scheduler_proc.computing.backends.cuda.forward_passes import GpuForwardPasses
 from scheduler_proc.computing.kv_cache.kv_tensors import GIB, KVTensors, pages_per_context
-from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import MakeRunner, Runner
 from scheduler_proc.computing.step.dummy_batch import plan_dummy_batch, plan_warm_ups
-from scheduler_proc.computing.step.shapes import StepLimits
 
 MAX_REASON_CHARS = 300
 
@@ -31,30 +27,20 @@ Result = TypeVar("Result")
 log = logging.getLogger("sluice.gpu_loading")
 
 
-class GpuBackend:
-    """Makes runners of a loaded model, and one of them ready. Raises `BootError` where memory does not suffice."""
+class GpuRunnerFactory:
+    """The `RunnerFactory` of a GPU. Raises `BootError` if memory does not suffice."""
 
-    def __init__(
-        self,
-        config: Config,
-        decoder: Decoder,
-        device: GpuDevice,
-        limits: StepLimits,
-        report: Report,
-        kv_codes: torch.dtype | None = None,
-    ):
-        self._config = config
-        self._decoder = decoder
+    def __init__(self, model: ModelParts, device: CudaDevice, report: Report):
+        self._config, self._decoder, self._limits, _ = model
         self.device = device
-        self._limits = limits
         self._report = report
         self._degraded: list[str] = []
-        self._attention: AttentionBackend | None = None
-        if _load_kernels(config, device):
-            self._attention = self._try(partial(_make_attention, config, decoder, device, kv_codes))
+        self._attention: AttentionPlans | None = None
+        if _load_kernels(device):
+            self._attention = self._try(partial(_make_attention, model, device))
         else:
             self._degraded.append("Triton cannot be loaded, so plain torch computes")
-        self._can_capture = not config.model.enforce_eager
+        self._can_capture = not model.config.model.enforce_eager
 
     def make_runner(self, cache: KVTensors) -> Runner:
         may_overlap = self._config.scheduling.overlap
@@ -64,15 +50,15 @@ class GpuBackend:
     def measure_cache_bytes(self, make_runner: MakeRunner, bytes_per_page: int) -> int:
         """Returns the bytes that a KV cache may take.
 
-        A step of the largest size is run, and the largest graphs are captured, with the smallest cache: graphs hold the
-        addresses of their cache, so they cannot be kept.
+        Runs a step of the largest size and captures the largest graphs, with the smallest cache. The graphs hold the
+        addresses of that cache, so they cannot be kept.
         """
         self._report("measuring the memory of a step", None)
         context_pages = pages_per_context(self._config)
         runner = make_runner(context_pages)
-        self.device.release_unused()  # what loading took
+        self.device.release_unused()  # cached while loading
         self._run_full_step(runner)
-        # What the step took is kept for later use, so it counts as used.
+        # Memory of the step stays cached, so it counts as used.
         free_bytes, total_bytes = self.device.memory()
         used_bytes = total_bytes - free_bytes - context_pages * bytes_per_page
         graph_bytes = self._capture(runner, is_rehearsal=True)
@@ -86,17 +72,20 @@ class GpuBackend:
         )
         return left_bytes
 
-    def warm_up(self, runner: Runner) -> None:
-        """The kernels are compiled and the graphs captured, where they can be."""
+    def warm_up(self, runner: Runner, cache: KVTensors) -> str:
+        """Compiles the kernels and captures the graphs."""
         for batch in plan_warm_ups(self._config, runner.max_num_batched_tokens):
             self._try(partial(runner.run, batch))
         self._capture(runner)
-        runner.degraded = "; ".join(self._degraded)
+        return "; ".join(self._degraded)
+
+    def populate(self, cache: KVTensors, report: Report, *, is_file: bool) -> None:
+        """All memory of the cache is already there."""
 
     def _try(self, work: Callable[[], Result]) -> Result:
-        """Returns what `work` does; where a Triton kernel fails it is done again without that kernel.
+        """Returns the result of `work`; if a Triton kernel fails, tries again without that kernel.
 
-        Raises what else is raised. Each time there is one kernel fewer, so it comes to an end.
+        Raises all other errors. Each attempt has one kernel fewer, so the attempts end.
         """
         while True:
             try:
@@ -116,13 +105,13 @@ class GpuBackend:
                 self._degraded.append(f"plain torch computes {name}: {reason}")
 
     def _capture(self, runner: Runner, is_rehearsal: bool = False) -> int:
-        """Returns the bytes that the graphs take; where they cannot be captured, that is not tried again."""
+        """Returns the bytes that the graphs take; if capturing fails, it is not tried again."""
         if not self._can_capture:
             return 0
         assert isinstance(runner.forward_passes, GpuForwardPasses)
         try:
             return self._try(partial(runner.forward_passes.capture, self._report, is_rehearsal))
-        except Exception as error:  # Triton has errors of its own beside those of torch and CUDA
+        except Exception as error:  # torch's, CUDA's or Triton's
             self._can_capture = False
             reason = _reason_of(error)
             log.warning(
@@ -142,33 +131,25 @@ class GpuBackend:
             self._try(partial(runner.run, batch))
         except torch.OutOfMemoryError as error:
             raise BootError(
-                f"a step of {num_tokens} tokens does not fit into the memory of {self.device.torch_device} beside the "
+                f"a step of {num_tokens} tokens does not fit into the memory of {self.device.torch_device} next to the "
                 f"weights: {str(error).splitlines()[0]} Lower --max-num-batched-tokens, --max-num-seqs or "
                 "--max-model-len"
             ) from None
 
 
 def _reason_of(error: Exception) -> str:
-    """Returns one line. CUDA says what is wrong in the first one, Triton in the last, below the source of a kernel."""
+    """Returns one line: CUDA's first line, or Triton's last one, which follows the source of a kernel."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, RuntimeError) and lines:
         return lines[0][:MAX_REASON_CHARS]
     return ": ".join([type(error).__name__, *lines[-1:]])[:MAX_REASON_CHARS]
 
 
-def _load_kernels(config: Config, device: GpuDevice) -> bool:
-    """Loads the Triton kernels; returns whether there are any, which is logged if not: torch computes then.
-
-    Raises `BootError` for an `--attention-backend` that needs them.
-    """
-    wanted = config.model.attention_backend
+def _load_kernels(device: CudaDevice) -> bool:
+    """Loads the Triton kernels; False, with a warning, if that fails: torch computes instead."""
     try:
         load_triton_kernels(device.torch_device.type)
     except ImportError as error:
-        if wanted != "auto":
-            raise BootError(
-                f"--attention-backend {wanted}: Triton cannot be loaded ({error}); pip install triton"
-            ) from None
         log.warning(
             "Triton cannot be loaded (%s), so plain torch computes, without CUDA graphs and without overlapped steps: "
             "many times slower. `pip install triton` brings it to Linux",
@@ -178,17 +159,8 @@ def _load_kernels(config: Config, device: GpuDevice) -> bool:
     return True
 
 
-def _make_attention(
-    config: Config, decoder: Decoder, device: GpuDevice, kv_codes: torch.dtype | None
-) -> AttentionBackend:
-    """Raises `BootError` for an `--attention-backend` that is asked for and cannot be had."""
-    max_rows, shares_prefixes = config.scheduling.max_num_seqs, config.cache.shared_prefix_attention
-    attention, page_size = decoder.model.attention, config.cache.block_size
-    heads = attention.num_heads, attention.num_kv_heads, attention.head_dim
-    shape = DecodeShape(*heads, page_size, decoder.activation_dtype, kv_codes)
-    if config.model.attention_backend == "flashinfer":
-        if kv_codes is not None:
-            raise BootError("--attention-backend flashinfer: it does not read a KV cache of fp8; leave it at auto")
-        log.info("FlashInfer computes attention; steps with prompts are launched operation by operation for it")
-        return FlashInferAttention(shape, attention.scale, device)
-    return AttentionPlans(shape, max_rows, shares_prefixes, device.torch_device)
+def _make_attention(model: ModelParts, device: CudaDevice) -> AttentionPlans:
+    cache, attention = model.config.cache, model.decoder.model.attention
+    shape = DecodeShape(*attention.heads, cache.block_size, model.decoder.activation_dtype, model.placement.kv_codes)
+    max_rows = model.config.scheduling.max_num_seqs
+    return AttentionPlans(shape, max_rows, cache.shared_prefix_attention, device.torch_device)

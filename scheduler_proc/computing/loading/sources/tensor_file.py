@@ -23,7 +23,7 @@ class TensorFile(Protocol):
 
 
 def unreadable(path: Path, error: Exception) -> BootError:
-    """Returns the error of a file that cannot be read, which says what it is instead if that is known."""
+    """Returns the error of a file that cannot be read, with a message about its real type if it is known."""
     other = find_other_content(path)
     if other is not None:
         return BootError(f"{path}: {other}")

@@ -10,19 +10,24 @@ from kernels.arguments.rows import HeadNorms, PrefillRows
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.rotate_store import rotate_store
-from scheduler_proc.computing.model.blocks.norm import norm_parameters
-from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
+from messages.errors import BootError
+from scheduler_proc.computing.model.blocks.norm import norm_parameters, pop_scale
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel
 from scheduler_proc.computing.model.description import AttentionDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
 from scheduler_proc.computing.model.rope_tables import RopeTables
 from scheduler_proc.computing.model.workspace import Activations
 from scheduler_proc.computing.parallel import ParallelGroup
-from scheduler_proc.computing.step.inputs import StepInputs
+from scheduler_proc.computing.step.inputs import StepInputs, StepRows
 
 QK_NORMS = ("query_norm", "key_norm")
 
 
 def attention_parameters(layer: str, attention: AttentionDescription, hidden_size: int) -> list[Parameter]:
+    """Raises `BootError` for attention that no kernel computes."""
+    unsupported = {"a window": attention.window, "a soft cap": attention.softcap, "sinks": attention.has_sinks}
+    if found := [name for name, value in unsupported.items() if value]:
+        raise BootError(f"config.json: {layer}: attention with {' and '.join(found)} is not supported")
     heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
     by_heads = ByRows(tuple((num, attention.head_dim) for num in heads))
     parameters = linear_parameters(f"{layer}.qkv", attention.qkv_size, hidden_size, attention.has_qkv_bias, by_heads)
@@ -49,7 +54,7 @@ class Attention:
         self._qkv = pop_linear(weights, f"{layer}.qkv")
         self._qk_norms = None
         if attention.qk_norm is not None:
-            query_D, key_D = (pop_tensor(weights, f"{layer}.{name}.weight") for name in QK_NORMS)
+            query_D, key_D = (pop_scale(weights, f"{layer}.{name}", attention.qk_norm) for name in QK_NORMS)
             self._qk_norms = HeadNorms(query_D, key_D, attention.qk_norm.eps)
         self._out = pop_row_parallel(weights, f"{layer}.attention_out", parallel)
         self._rope_tables = rope_tables
@@ -57,29 +62,28 @@ class Attention:
     def __call__(
         self,
         normed_TE: Tensor,
-        step: StepInputs,
+        rows: StepRows,
         cache: PagedKV,
         attended_THD: Tensor,
         room: Activations,
-        narrow: Activations | None,
+        narrow: tuple[StepRows, Activations] | None,
     ) -> Tensor:
         """Stores the tokens' K and V in the layer's `cache`; returns the update of the residual stream, [T, E].
 
-        With `narrow`, the buffer for the result, the update covers only `step.head_tokens`. Overwrites `attended_THD`.
+        With `narrow`, the update covers only those rows, and is in that room. Overwrites `attended_THD`.
         """
-        heads_TA = self._qkv(normed_TE, room.heads)
+        step = rows.step
+        heads_TA = self._qkv(normed_TE, rows, room.heads)
         heads_TAD = heads_TA.view(len(heads_TA), -1, self._head_dim)
         query_THD = rotate_store(heads_TAD, cache, self._rope_tables, step.positions, step.slots, self._qk_norms)
         attended_TA = self._attend(query_THD, step, cache, attended_THD, is_narrow=narrow is not None)
-        return self._out(attended_TA, room.update if narrow is None else narrow.update)
+        out_rows, out_room = narrow or (rows, room)
+        return self._out(attended_TA, out_rows, out_room.update)
 
     def _attend(
         self, query_THD: Tensor, step: StepInputs, cache: PagedKV, out_THD: Tensor, *, is_narrow: bool
     ) -> Tensor:
         """Returns the attention's output, [T, H * D], which may be a view of `out_THD`."""
-        if step.attend is not None:
-            step.attend(query_THD, cache, out_THD)
-            return _select(out_THD, step.head_tokens if is_narrow else None)
         num_tokens, num_decode = len(query_THD), step.num_decode_rows
         rows = PrefillRows(
             step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, step.prefill_tiles

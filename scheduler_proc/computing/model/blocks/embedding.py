@@ -28,13 +28,20 @@ class Embedding:
     def __init__(self, model: ModelDescription, weights: Weights, parallel: ParallelGroup):
         self.tokens_VE = weights.pop(TOKENS)
         self._positions_ME = pop_tensor(weights, POSITIONS) if model.num_positions else None
+        self._scale = model.embedding_scale
+        assert self._scale == 1 or self._positions_ME is None, "positions would be scaled, too"
         self._vocab_part = model.vocab_part
         self._parallel = parallel
 
     def __call__(self, step: StepInputs, out_TE: Tensor | None) -> Tensor:
         """Returns the embeddings of the step's tokens, possibly in `out_TE`. Each rank looks up its part."""
         if self._parallel.size == 1:
-            return embed(step.token_ids, step.positions, self.tokens_VE, self._positions_ME, out_TE)
+            embedded_TE = embed(step.token_ids, step.positions, self.tokens_VE, self._positions_ME, out_TE)
+        else:
+            embedded_TE = self._look_up_part(step)
+        return embedded_TE if self._scale == 1 else embedded_TE.mul_(self._scale)
+
+    def _look_up_part(self, step: StepInputs) -> Tensor:
         row_T = step.token_ids - self._parallel.rank * self._vocab_part
         is_elsewhere_T = (row_T < 0) | (row_T >= self._vocab_part)
         part_TE = self.tokens_VE.look_up(row_T.masked_fill(is_elsewhere_T, 0))

@@ -26,11 +26,18 @@ class Head:
 
     def __init__(self, model: ModelDescription, weights: Weights, embedding: Weight, parallel: ParallelGroup):
         self._linear = weights.pop(HEAD, embedding).linear(None, None)
+        self._scale, self._softcap = model.logit_scale, model.logit_softcap
         self._vocab_size = model.vocab_size
         self._parallel = parallel
 
     def __call__(self, hidden_NE: Tensor, out_NV: Tensor | None = None) -> Tensor:
         """Returns the logits [N, V], possibly in `out_NV`. With several ranks, each gets all of them."""
         if self._parallel.size == 1:
-            return self._linear(hidden_NE, out_NV)
-        return self._parallel.gather_columns(self._linear(hidden_NE), self._vocab_size)
+            logits_NV = self._linear(hidden_NE, out_NV)
+        else:
+            logits_NV = self._parallel.gather_columns(self._linear(hidden_NE), self._vocab_size)
+        if self._scale != 1:
+            logits_NV.mul_(self._scale)
+        if self._softcap is not None:
+            logits_NV.div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits_NV

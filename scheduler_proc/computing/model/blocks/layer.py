@@ -1,23 +1,26 @@
-"""A layer: attention and MLP, each behind its norm, and the residual stream that goes through all layers.
+"""A layer: attention, an MLP and their norms, and the residual stream that passes through all layers.
 
 Shape legend: T tokens, E embedding size, H query heads, D head dimension.
 """
 
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
 
 from torch import Tensor
 
 from kernels.arguments.paged_kv import PagedKV
 from scheduler_proc.computing.model.blocks.attention import Attention, attention_parameters
-from scheduler_proc.computing.model.blocks.dense_mlp import DenseMlp, mlp_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
 from scheduler_proc.computing.model.blocks.weights import Weights
-from scheduler_proc.computing.model.description import LayerDescription
+from scheduler_proc.computing.model.description import LayerDescription, MlpDescription, NormDescription
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.model.rope_tables import RopeTables
-from scheduler_proc.computing.model.workspace import Activations
+from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ParallelGroup
-from scheduler_proc.computing.step.inputs import StepInputs
+from scheduler_proc.computing.step.inputs import StepRows
+
+BLOCKS = "scheduler_proc.computing.model.blocks"
 
 
 @dataclass
@@ -31,15 +34,34 @@ class Stream:
     attended: Tensor
     """[T, H, D]: buffer for one layer's attention output, which is read before the next layer overwrites it."""
     room: Activations
+    rows: StepRows
 
 
 def layer_parameters(name: str, layer: LayerDescription, hidden_size: int) -> list[Parameter]:
+    norms = [norm_parameters(f"{name}.{norm_name}", norm) for norm_name, norm in _norms_of(layer).items()]
     return [
-        *norm_parameters(f"{name}.attention_norm", layer.attention_norm),
         *attention_parameters(name, layer.attention, hidden_size),
-        *norm_parameters(f"{name}.mlp_norm", layer.mlp_norm),
-        *mlp_parameters(name, layer.mlp, hidden_size),
+        *layer.mlp.parameters(name, hidden_size),
+        *(parameter for norm in norms for parameter in norm),
     ]
+
+
+def _norms_of(layer: LayerDescription) -> dict[str, NormDescription]:
+    names = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
+    return {name: norm for name in names if (norm := getattr(layer, name)) is not None}
+
+
+class Mlp(Protocol):
+    """An MLP with its weights."""
+
+    def __call__(self, normed_TE: Tensor, rows: StepRows, room: Activations) -> Tensor:
+        """Returns the update of the residual stream, [T, E], possibly in `room`."""
+        ...
+
+
+def make_mlp(layer: str, mlp: MlpDescription, weights: Weights, parallel: ParallelGroup) -> Mlp:
+    """Returns the block that computes the MLP: the class `Block` of the file that its description names."""
+    return import_module(f"{BLOCKS}.{mlp.block}").Block(layer, mlp, weights, parallel)
 
 
 class Layer:
@@ -51,21 +73,52 @@ class Layer:
         rope_tables: RopeTables | None,
         parallel: ParallelGroup,
     ):
-        self._attention_norm = Norm(f"{name}.attention_norm", layer.attention_norm, weights)
+        norms = {norm: Norm(f"{name}.{norm}", description, weights) for norm, description in _norms_of(layer).items()}
+        self._attention_norm, self._attention_out_norm = norms.get("attention_norm"), norms.get("attention_out_norm")
+        self._mlp_norm, self._mlp_out_norm = norms.get("mlp_norm"), norms.get("mlp_out_norm")
         self._attention = Attention(name, layer.attention, weights, rope_tables, parallel)
-        self._mlp_norm = Norm(f"{name}.mlp_norm", layer.mlp_norm, weights)
-        self._mlp = DenseMlp(name, layer.mlp, weights, parallel)
+        self._mlp = make_mlp(name, layer.mlp, weights, parallel)
+        self._is_parallel = layer.is_parallel
 
-    def apply(self, stream: Stream, step: StepInputs, cache: PagedKV, *, is_narrow: bool) -> None:
+    def apply(self, stream: Stream, cache: PagedKV, *, is_narrow: bool) -> None:
         """Applies this layer to the stream and stores the K and V of all tokens in `cache`.
 
         With `is_narrow`, only `step.head_tokens` are computed after the K and V: the last layer needs no others.
         """
-        room = stream.room
-        narrow = room.take(len(step.head_tokens)) if is_narrow else None
-        normed_TE = self._attention_norm(stream.residual, stream.update, room.normed)
-        stream.update = self._attention(normed_TE, step, cache, stream.attended, room, narrow)
+        rows, room = stream.rows, stream.room
+        narrow = None
+        if is_narrow:
+            narrow = rows.narrowed(rows.step.head_tokens), room.take(len(rows.step.head_tokens))
+        normed_TE = _add_and_norm(self._attention_norm, stream)
+        update_TE = self._attention(normed_TE, rows, cache, stream.attended, room, narrow)
+        stream.update = _norm_output(self._attention_out_norm, update_TE)
         if narrow is not None:
-            stream.residual, stream.room = stream.residual[step.head_tokens], narrow
-        normed_TE = self._mlp_norm(stream.residual, stream.update, stream.room.normed)
-        stream.update = self._mlp(normed_TE, stream.room)
+            stream.residual = stream.residual[rows.step.head_tokens]
+            stream.rows, stream.room = narrow
+        if self._is_parallel:
+            self._add_parallel(stream, stream.rows.select(normed_TE))
+            return
+        normed_TE = _add_and_norm(self._mlp_norm, stream)
+        stream.update = _norm_output(self._mlp_out_norm, self._mlp(normed_TE, stream.rows, stream.room))
+
+    def _add_parallel(self, stream: Stream, normed_TE: Tensor) -> None:
+        """Adds the MLP's output to attention's; `normed_TE` is what attention read."""
+        assert stream.update is not None
+        if self._mlp_norm is not None:
+            normed_TE = self._mlp_norm(stream.residual, None, None)
+        update_TE = self._mlp(normed_TE, stream.rows, NEW_MEMORY)  # attention's output is still in the room
+        stream.update.add_(_norm_output(self._mlp_out_norm, update_TE))
+
+
+def _add_and_norm(norm: Norm | None, stream: Stream) -> Tensor:
+    """Adds the update to the residual stream; returns its norm or, without a norm, the stream itself."""
+    if norm is not None:
+        return norm(stream.residual, stream.update, stream.room.normed)
+    if stream.update is not None:
+        stream.residual.add_(stream.update)
+    return stream.residual
+
+
+def _norm_output(norm: Norm | None, update_TE: Tensor) -> Tensor:
+    """Returns the norm of an output, possibly in the same memory."""
+    return update_TE if norm is None else norm(update_TE, None, update_TE)

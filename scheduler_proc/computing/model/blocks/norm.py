@@ -17,9 +17,15 @@ def norm_parameters(name: str, norm: NormDescription) -> list[Parameter]:
     return [Parameter(f"{name}.{part}", (norm.size,), "norm" if part == "weight" else "bias") for part in parts]
 
 
+def pop_scale(weights: Weights, name: str, norm: NormDescription) -> Tensor:
+    """Returns what the norm multiplies by."""
+    weight = pop_tensor(weights, f"{name}.weight")
+    return weight + 1 if norm.is_zero_centered else weight
+
+
 class Norm:
     def __init__(self, name: str, norm: NormDescription, weights: Weights):
-        self.weight_E = pop_tensor(weights, f"{name}.weight")
+        self.weight_E = pop_scale(weights, name, norm)
         self._bias_E = pop_tensor(weights, f"{name}.bias") if norm.kind == "layer" else None
         self._eps = norm.eps
 

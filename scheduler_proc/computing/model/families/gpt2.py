@@ -7,8 +7,8 @@ from messages.errors import BootError
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import (
     AttentionDescription,
+    DenseMlpDescription,
     LayerDescription,
-    MlpDescription,
     ModelDescription,
     NormDescription,
 )
@@ -46,7 +46,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
         has_out_bias=True,
     )
     mlp_size = hf_config.optional_count("n_inner") or 4 * hidden_size
-    mlp = MlpDescription(size=mlp_size, activation=ACTIVATIONS[activation], has_bias=True)
+    mlp = DenseMlpDescription(size=mlp_size, activation=ACTIVATIONS[activation], has_bias=True)
     layer = LayerDescription(attention_norm=norm, attention=attention, mlp_norm=norm, mlp=mlp)
     return ModelDescription(
         vocab_size=hf_config.count("vocab_size"),
@@ -65,6 +65,7 @@ def list_sources(model: ModelDescription) -> list[Source]:
         Source("transformer.wpe.weight", (model.num_positions, hidden), "position_embedding"),
     ]
     for index, description in enumerate(model.layers):
+        assert isinstance(description.mlp, DenseMlpDescription)
         block, layer = f"transformer.h.{index}", f"layers.{index}"
         sources += _norm(f"{block}.ln_1", f"{layer}.attention_norm", hidden)
         sources += _conv1d(f"{block}.attn.c_attn", f"{layer}.qkv", hidden, description.attention.qkv_size)

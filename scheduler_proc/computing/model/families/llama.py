@@ -1,12 +1,14 @@
 """Llama and its likes (Mistral, SmolLM): RMS norms, rotary positions, grouped heads and a gated MLP."""
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import (
     AttentionDescription,
+    DenseMlpDescription,
     LayerDescription,
     MlpDescription,
     ModelDescription,
@@ -31,10 +33,11 @@ ROPE_SCALINGS: dict[str, Literal["default", "linear", "llama3"]] = {
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     _check_sliding_window(hf_config, max_model_len)
     has_bias = hf_config.flag("attention_bias", False)
+    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
     return describe_model(
         hf_config,
         describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias),
-        has_mlp_bias=hf_config.flag("mlp_bias", False),
+        [describe_dense_mlp(hf_config, has_bias=hf_config.flag("mlp_bias", False))] * num_layers,
     )
 
 
@@ -66,24 +69,34 @@ def describe_attention(
     )
 
 
+def describe_dense_mlp(hf_config: HfConfig, *, has_bias: bool = False) -> DenseMlpDescription:
+    return DenseMlpDescription(size=hf_config.count("intermediate_size"), activation="silu_gated", has_bias=has_bias)
+
+
 def _describe_norm(hf_config: HfConfig, size: int) -> NormDescription:
     return NormDescription(kind="rms", size=size, eps=hf_config.number("rms_norm_eps", 1e-6))
 
 
 def describe_model(
-    hf_config: HfConfig, attention: AttentionDescription, *, has_mlp_bias: bool = False
+    hf_config: HfConfig, attention: AttentionDescription, mlps: Sequence[MlpDescription] = ()
 ) -> ModelDescription:
-    """Returns a model whose layers have this attention; the rest is read as for Llama and its descendants."""
+    """Returns a model whose layers have this attention; the rest is read as for Llama and its descendants.
+
+    `mlps`: the MLP of each layer, if they are not all dense ones without a bias.
+    """
     activation = hf_config.text("hidden_act", "silu")
     if activation != "silu":
         raise hf_config.refuse("hidden_act", activation, "supported is silu")
     norm = _describe_norm(hf_config, hf_config.count("hidden_size"))
-    mlp = MlpDescription(size=hf_config.count("intermediate_size"), activation="silu_gated", has_bias=has_mlp_bias)
-    layer = LayerDescription(attention_norm=norm, attention=attention, mlp_norm=norm, mlp=mlp)
+    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
+    layers = (
+        LayerDescription(attention_norm=norm, attention=attention, mlp_norm=norm, mlp=mlp)
+        for mlp in mlps or [describe_dense_mlp(hf_config)] * num_layers
+    )
     return ModelDescription(
         vocab_size=hf_config.count("vocab_size"),
         hidden_size=norm.size,
-        layers=(layer,) * hf_config.count("num_hidden_layers", most=MAX_LAYERS),
+        layers=tuple(layers),
         final_norm=norm,
         has_tied_head=hf_config.flag("tie_word_embeddings", False),
     )
@@ -123,7 +136,21 @@ def _check_sliding_window(hf_config: HfConfig, max_model_len: int) -> None:
         )
 
 
-def list_sources(model: ModelDescription) -> list[Source]:
+def dense_mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
+    assert isinstance(mlp, DenseMlpDescription)
+    size, mlp_in, has_bias = mlp.size, f"{layer}.mlp_in", mlp.has_bias
+    return [
+        *linear_sources(f"{name}.gate_proj", mlp_in, size, hidden, has_bias),
+        *linear_sources(f"{name}.up_proj", mlp_in, size, hidden, has_bias, first_row=size),
+        *linear_sources(f"{name}.down_proj", f"{layer}.mlp_out", hidden, size, has_bias),
+    ]
+
+
+MlpSources = Callable[[str, str, MlpDescription, int], list[Source]]
+"""Takes the MLP's name in the checkpoint, the layer's name, its description and the hidden size."""
+
+
+def list_sources(model: ModelDescription, mlp_sources: MlpSources = dense_mlp_sources) -> list[Source]:
     hidden = model.hidden_size
     sources = [embedding_source("model.embed_tokens.weight", model)]
     for index, description in enumerate(model.layers):
@@ -131,7 +158,7 @@ def list_sources(model: ModelDescription) -> list[Source]:
         sources.append(Source(f"{block}.input_layernorm.weight", (hidden,), f"{layer}.attention_norm.weight"))
         sources += _attention_sources(f"{block}.self_attn", layer, description.attention, hidden)
         sources.append(Source(f"{block}.post_attention_layernorm.weight", (hidden,), f"{layer}.mlp_norm.weight"))
-        sources += _mlp_sources(f"{block}.mlp", layer, description.mlp, hidden)
+        sources += mlp_sources(f"{block}.mlp", layer, description.mlp, hidden)
     sources.append(Source("model.norm.weight", (hidden,), "final_norm.weight"))
     return sources + head_sources(model)
 
@@ -150,15 +177,6 @@ def _attention_sources(name: str, layer: str, attention: AttentionDescription, h
         sources.append(Source(f"{name}.q_norm.weight", head_norm, f"{layer}.query_norm.weight"))
         sources.append(Source(f"{name}.k_norm.weight", head_norm, f"{layer}.key_norm.weight"))
     return sources
-
-
-def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
-    size, mlp_in, has_bias = mlp.size, f"{layer}.mlp_in", mlp.has_bias
-    return [
-        *linear_sources(f"{name}.gate_proj", mlp_in, size, hidden, has_bias),
-        *linear_sources(f"{name}.up_proj", mlp_in, size, hidden, has_bias, first_row=size),
-        *linear_sources(f"{name}.down_proj", f"{layer}.mlp_out", hidden, size, has_bias),
-    ]
 
 
 FAMILY = Family(

@@ -1,9 +1,10 @@
 """Qwen2 and Qwen2.5: Llama with a bias on query, key and value."""
 
+from dataclasses import replace
+
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama
-from scheduler_proc.computing.model.families.family import Family
 
 WHOLE_CONTEXT = "full_attention"
 
@@ -23,11 +24,4 @@ def check_whole_context(hf_config: HfConfig) -> None:
         raise hf_config.refuse("layer_types", others, f"supported is {WHOLE_CONTEXT}")
 
 
-FAMILY = Family(
-    architectures=("Qwen2ForCausalLM",),
-    model_types=("qwen2",),
-    describe=describe,
-    list_sources=llama.list_sources,
-    prefix=llama.FAMILY.prefix,
-    ignored=llama.FAMILY.ignored,
-)
+FAMILY = replace(llama.FAMILY, architectures=("Qwen2ForCausalLM",), model_types=("qwen2",), describe=describe)

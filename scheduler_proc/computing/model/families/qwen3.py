@@ -1,28 +1,25 @@
 """Qwen3, the dense models: Llama with a norm over each query and key head, and heads of a size of their own."""
 
+from dataclasses import replace
+
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.description import AttentionDescription, ModelDescription
 from scheduler_proc.computing.model.families import llama
-from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.qwen2 import check_whole_context
 
 DEFAULT_HEAD_DIM = 128
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
+    return llama.describe_model(hf_config, describe_attention(hf_config))
+
+
+def describe_attention(hf_config: HfConfig) -> AttentionDescription:
     check_whole_context(hf_config)
     has_bias = hf_config.flag("attention_bias", False)
-    attention = llama.describe_attention(
+    return llama.describe_attention(
         hf_config, DEFAULT_HEAD_DIM, has_qkv_bias=has_bias, has_out_bias=has_bias, has_qk_norm=True
     )
-    return llama.describe_model(hf_config, attention)
 
 
-FAMILY = Family(
-    architectures=("Qwen3ForCausalLM",),
-    model_types=("qwen3",),
-    describe=describe,
-    list_sources=llama.list_sources,
-    prefix=llama.FAMILY.prefix,
-    ignored=llama.FAMILY.ignored,
-)
+FAMILY = replace(llama.FAMILY, architectures=("Qwen3ForCausalLM",), model_types=("qwen3",), describe=describe)

@@ -2,10 +2,10 @@
 
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.families import gpt2, llama, qwen2, qwen3
+from scheduler_proc.computing.model.families import gpt2, llama, qwen2, qwen3, qwen3_moe
 from scheduler_proc.computing.model.families.family import Family
 
-FAMILIES = (gpt2.FAMILY, llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY)
+FAMILIES = (gpt2.FAMILY, llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, qwen3_moe.FAMILY)
 UNSUPPORTED_KINDS = {
     "Moe": "a mixture of experts",
     "Mixtral": "a mixture of experts",
@@ -13,7 +13,7 @@ UNSUPPORTED_KINDS = {
     "Audio": "a model of sound and text",
     "Omni": "a model of images, sound and text",
 }
-"""What a part of an architecture's name tells about models that are asked for often."""
+"""Kinds of popular models, by a part of the architecture's name."""
 
 
 def find_family(hf_config: HfConfig) -> Family:

@@ -60,7 +60,7 @@ def configure(model_dir: Path, **flags: object) -> Config:
 
 
 class Served:
-    """What one request got of a scheduler that ends with this object's making, and what that scheduler says."""
+    """The output of one request, and the gauges of its scheduler, which has ended."""
 
     def __init__(self, config: Config, path: Path | None, known: list[int], num_tokens: int):
         runner = load_runner(config, lambda text, fraction: None, kv_file=path)

@@ -17,7 +17,7 @@ from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
 from tests.checkpoints import VOCAB_SIZE, build_checkpoint
 
-INT4 = Placement(torch.device("cpu"), torch.bfloat16, 4)
+INT4 = Placement(torch.device("cpu"), torch.bfloat16, "int4")
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def load(path: Path, placement: Placement = INT4, is_wanted: bool = True) -> tuple[Weights, set[str]]:
-    """Returns the weights and what the operator was told meanwhile."""
+    """Returns the weights and the phases that were reported."""
     hf_config = read_hf_config(path)
     family = find_family(hf_config)
     config, checkpoint = family.describe(hf_config, 96), open_checkpoint(path, "auto")
@@ -85,8 +85,8 @@ def test_the_second_start_reads_what_the_first_left(model_dir: Path, cache: Path
 
 
 def test_each_format_has_its_file(model_dir: Path, cache: Path) -> None:
-    int8 = Placement(INT4.device, torch.bfloat16, 8)
-    for placement in (INT4, int8, Placement(INT4.device, torch.float32, 8)):
+    int8 = Placement(INT4.device, torch.bfloat16, "int8")
+    for placement in (INT4, int8, Placement(INT4.device, torch.float32, "int8")):
         assert MADE in load(model_dir, placement)[1]
     assert len(list(cache.iterdir())) == 3
     assert load(model_dir, int8)[0]["head"].format.name == "int8"

@@ -102,7 +102,7 @@ def test_linears_and_the_head_are_quantized_and_nothing_else_is(tmp_path: Path, 
     build_checkpoint(tmp_path, variant, layout)
     plain = load(tmp_path)
     plain_head = plain.get("head", plain["embedding"])
-    quantized = load(tmp_path, placement=Placement(CPU.device, torch.float32, 4))
+    quantized = load(tmp_path, placement=Placement(CPU.device, torch.float32, "int4"))
     assert quantized.keys() == plain.keys() | {"head"}
     for name, weight in quantized.items():
         is_linear = name == "head" or (name.endswith(".weight") and "norm" not in name)
@@ -156,7 +156,7 @@ def test_random_weights_are_quantized_too(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "gpt2")
     hf_config = read_hf_config(tmp_path)
     config = find_family(hf_config).describe(hf_config, 96)
-    placement = Placement(CPU.device, torch.float32, 8)
+    placement = Placement(CPU.device, torch.float32, "int8")
     quantized = make_dummy_weights(Shard(config), placement, lambda text, fraction: None)
     plain = make_dummy_weights(Shard(config), CPU, lambda text, fraction: None)
     for name, source in (("head", "embedding"), ("layers.2.qkv.weight", "layers.2.qkv.weight")):

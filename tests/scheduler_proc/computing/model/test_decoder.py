@@ -11,6 +11,7 @@ from torch import Tensor
 
 from messages.columns import pack_int32
 from messages.config.server import Config
+from scheduler_proc.computing.backends.cpu.backend import CpuBackend
 from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, allocate_cache
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
@@ -18,7 +19,7 @@ from scheduler_proc.computing.loading.weights import load_weights
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.sharding import Shard
-from scheduler_proc.computing.placement import DTYPES, find_placement
+from scheduler_proc.computing.placement import DTYPES
 from scheduler_proc.computing.step.inputs import make_step_inputs
 from tests.checkpoints import VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Row, plan_batch
@@ -34,7 +35,7 @@ def our_decoder(config: Config) -> tuple[Decoder, KVTensors, torch.device]:
     """Returns the model, and a cache of 16 pages of 16 tokens."""
     path = Path(config.facts.model_dir)
     hf_config = read_hf_config(path)
-    family, placement = find_family(hf_config), find_placement(config.model, config.cache, hf_config)
+    family, placement = find_family(hf_config), CpuBackend().find_placement(config.model, config.cache, hf_config)
     description = family.describe(hf_config, config.facts.max_model_len)
     shard = Shard(description)
     weights = load_weights(shard, family, open_checkpoint(path, "auto"), placement, lambda text, part: None)

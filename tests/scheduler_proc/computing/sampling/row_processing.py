@@ -32,7 +32,7 @@ class RowProcessing:
 
 
 def plan_logits_processing(rows: Sequence[RowProcessing], vocab_size: int) -> LogitsProcessing | None:
-    """Returns the columns of a step whose rows these are, `None` where none has any."""
+    """Returns the columns of a step with these rows, `None` if no row has any."""
     if not any(row.has_any for row in rows):
         return None
     allowed = [(index, row.allowed_ids) for index, row in enumerate(rows) if row.allowed_ids is not None]

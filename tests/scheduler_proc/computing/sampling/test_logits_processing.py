@@ -220,7 +220,7 @@ def test_a_row_whose_tokens_are_all_banned_has_no_token_and_the_others_keep_thei
 
 @pytest.mark.parametrize("bad", [math.nan, INF, -INF])
 def test_a_processed_row_that_is_not_finite_has_no_token(bad: float) -> None:
-    """Also where processing takes out the token that is not finite: the model's output cannot be trusted."""
+    """Even if processing removes the token that is not finite: the model's output cannot be trusted."""
     rows, params = mixed_rows()
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     wanted = chosen(logits, rows, params)

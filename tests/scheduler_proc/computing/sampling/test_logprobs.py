@@ -16,6 +16,7 @@ from kernels.formats.plain import PlainWeight
 from messages.columns import pack_int32, unpack_int32
 from messages.ring.requests import SamplingParams
 from messages.ring.steps import LogprobColumns
+from scheduler_proc.computing.backends.cpu.device import CpuDevice
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.sampling import logprobs
@@ -121,12 +122,12 @@ LENS = [40, 33, 17, 70, 16, 1]
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 16, 1000])
-@pytest.mark.parametrize("slice_elements", [logprobs.SLICE_ELEMENTS_CPU, 5 * VOCAB_SIZE, 1])
+@pytest.mark.parametrize("slice_elements", [logprobs.MAX_LOGITS, 5 * VOCAB_SIZE, 1])
 def test_logprobs_are_those_of_transformers(
     loaded: Loaded, chunk_tokens: int, slice_elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunked prompts, decode rows beside them, rows that want none between rows that want some."""
-    monkeypatch.setattr(logprobs, "SLICE_ELEMENTS_CPU", slice_elements)
+    """Chunked prompts with decode rows, and rows without logprobs between rows with some."""
+    monkeypatch.setattr(CpuDevice, "max_logits", slice_elements)
     rows = make_rows(PARAMS, LENS)
     entries = run_all(loaded.runner, rows, chunk_tokens, 4)
     for row in rows:
@@ -207,7 +208,7 @@ def test_a_prompt_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
 
 
 def test_the_logits_of_a_prompt_are_never_there_all_at_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "SLICE_ELEMENTS_CPU", 5 * VOCAB_SIZE)
+    monkeypatch.setattr(CpuDevice, "max_logits", 5 * VOCAB_SIZE)
     decoder, num_rows = loaded.runner._decoder, list[int]()
     head = decoder.logits
 

@@ -70,7 +70,7 @@ def test_special_rows_are_ordered_and_drawn_once() -> None:
 
 
 def test_rows_of_filters_that_are_applied_while_drawing_come_first_with_all_their_numbers() -> None:
-    """Whether another filter is used decides, also where one of these is used as well."""
+    """Rows that also use another filter come later."""
     made = plan([SamplingParams(1, top_k=4, typical_p=0.5), TOP_K, GREEDY, MIN_P])
     assert made.columns["special_rows"].tolist() == [1, 3, 0]
     assert (made.num_one_read, made.num_unprocessed) == (2, 3)

@@ -1,4 +1,4 @@
-"""What is wanted of a step is computed from one plan, and read back by it."""
+"""One plan determines the results of a step, on the device and on the host."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -81,7 +81,7 @@ def test_draws_follow_the_probabilities_of_transformers(
 
 @pytest.mark.parametrize("varied", ["seeds", "positions"])
 def test_chi_square_over_many_ranges_is_as_uniform_as_chance(varied: str) -> None:
-    """One range may look unlucky; 40 of them tell a bias from bad luck."""
+    """One range may be unlucky; 40 of them distinguish a bias from bad luck."""
     logits, params = make_logits(), SamplingParams(1)
     probabilities = warped_probabilities(logits, params)
     p_values = []
@@ -95,7 +95,7 @@ def test_chi_square_over_many_ranges_is_as_uniform_as_chance(varied: str) -> Non
 
 @pytest.mark.parametrize("step", ["seed", "position"])
 def test_neighbouring_draws_are_independent(step: str) -> None:
-    """Pairs of draws of neighbouring seeds or positions: knowing one says nothing about the other."""
+    """Pairs of draws of neighbouring seeds or positions: knowing one does not help to guess the other."""
     logits = torch.tensor([[0.3, 0.0, -0.4, 0.5]]).expand(NUM_DRAWS, -1)
     counter, constant = list(range(NUM_DRAWS)), [77] * NUM_DRAWS
     seeds, positions = (counter, constant) if step == "seed" else (constant, counter)

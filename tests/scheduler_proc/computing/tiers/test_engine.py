@@ -8,15 +8,12 @@ import pytest
 
 from messages.errors import BootError
 from messages.ring.requests import SamplingParams
-from scheduler_proc.computing import load_runner as loader
-from scheduler_proc.computing.backends.cuda import loading
 from scheduler_proc.computing.load_runner import load_runner
-from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.tiers.tiered_pages import TieredPages
 from scheduler_proc.deciding.pages.page_tiers import PageTiers
 from scheduler_proc.offline import OfflineEngine, Output
 from tests.checkpoints import build_checkpoint, make_config
-from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice
+from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend
 
 RNG = random.Random(5)
 PROMPTS = [[RNG.randrange(3, 300) for _ in range(49)] for _ in range(5)]
@@ -110,10 +107,7 @@ def test_a_gpu_has_the_hosts_memory_and_then_the_disk(
     model_dir: Path, tmp_path: Path, expected: list[list[int]], engines: Engines, has_disk: bool
 ):
     flags = {"kv_offload_gb": 0.00006, "kv_disk": str(tmp_path)} if has_disk else {"kv_offload_gb": 0.0005}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Placement, "is_cuda", property(lambda self: True))
-        patch.setattr(loader, "CudaDevice", lambda torch_device: LateDevice())
-        patch.setattr(loading, "load_triton_kernels", lambda device_type: None)
+    with late_backend(LateDevice):
         engines.append(OfflineEngine(make_config(model_dir, max_num_seqs=4, **SMALL, **flags)))
     assert run(engines[0])[0] == expected
     tokens, cached = run(engines[0])

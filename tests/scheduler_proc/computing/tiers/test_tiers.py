@@ -303,7 +303,7 @@ class Slow(Tier):
 
 
 class Pages:
-    """A cache, and a store of its pages with tiers of so many slots. Page n of the cache has name n at first."""
+    """A cache, and a store of its pages with tiers of these sizes. Page n of the cache has name n at first."""
 
     def __init__(self, *num_slots: int):
         self.cache = make_cache(torch.float32)
@@ -340,7 +340,7 @@ class Pages:
             assert self.woken.wait(deadline_s - time.monotonic())
 
     def has(self, page: int, number: int) -> bool:
-        """Tells whether a page of the cache holds what page `number` did at first."""
+        """True if a page of the cache holds the original content of page `number`."""
         return same(contents(self.cache, page), self.before[number])
 
     def places(self, *numbers: int) -> list[str | None]:

@@ -1,4 +1,4 @@
-"""Work is done when it is submitted or, where threads have begun it, when somebody waits for it."""
+"""Work is done when it is submitted or, if threads have begun it, when its result is requested."""
 
 from typing import Any
 

@@ -6,14 +6,32 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.cpu.library import find_kernel
+from kernels.cpu.library import find_kernel, load_kernels
+from kernels.formats.weight_format import Linear
 from kernels.operations.packed_linear import has_packed_kernel
 from messages.ring.requests import SamplingParams
+from scheduler_proc.computing.backends.cpu.device import CpuDevice
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
+from scheduler_proc.computing.kv_cache.kv_tensors import allocate_cache
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.loading.weights import make_dummy_weights
+from scheduler_proc.computing.model.blocks import weights as block_weights
+from scheduler_proc.computing.model.blocks.weights import StepLinear
+from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.model.description import (
+    AttentionDescription,
+    DenseMlpDescription,
+    LayerDescription,
+    ModelDescription,
+    NormDescription,
+)
+from scheduler_proc.computing.model.sharding import Shard
+from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.runner import Runner
-from tests.checkpoints import build_checkpoint, make_config
-from tests.scheduler_proc.computing.drive import Schedule, generate
+from scheduler_proc.computing.step.inputs import StepRows
+from scheduler_proc.computing.step.shapes import StepLimits
+from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config
+from tests.scheduler_proc.computing.drive import Row, Schedule, generate, run_step
 from tests.scheduler_proc.computing.test_load_runner import QWEN_CONFIG
 from tests.scheduler_proc.test_greedy_tokens import PAGE_SIZE, PLENTY, Recalled, run
 
@@ -76,6 +94,85 @@ def test_steps_with_prompts_repeat_the_calls_of_a_layer(tmp_path: Path, dtype: t
     assert repeats is not None
     assert {"paged_decode" in names for names in repeats.known} == {False, True}
     assert all(repeats.known.values())
+
+
+def load_described(model: ModelDescription) -> Runner:
+    """Returns a runner of random int8 weights."""
+    load_kernels(lambda text, fraction: None)
+    placement = Placement(torch.device("cpu"), torch.float32, quantization="int8")
+    weights = make_dummy_weights(Shard(model), placement, lambda text, fraction: None)
+    decoder, device, limits = Decoder(model, weights, 96), CpuDevice(), StepLimits(8, 64, 6)
+    cache = allocate_cache(model, 64, 16, placement)
+    return Runner(decoder, device, CpuForwardPasses(decoder, cache, device, limits), limits, cache.num_pages)
+
+
+def alternating_model() -> ModelDescription:
+    """Two kinds of layers whose MLPs differ in size and bias, in an order without a period."""
+    norm = NormDescription(kind="rms", size=64, eps=1e-5)
+    attention = AttentionDescription(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
+    mlps = [DenseMlpDescription(size=size, activation="silu_gated", has_bias=size == 96) for size in (96, 160)]
+    layers = [
+        LayerDescription(attention_norm=norm, attention=attention, mlp_norm=norm, mlp=mlps[kind])
+        for kind in (0, 1, 0, 1, 1, 0, 0, 1)
+    ]
+    return ModelDescription(vocab_size=VOCAB_SIZE, hidden_size=64, layers=tuple(layers), final_norm=norm)
+
+
+def test_linears_of_a_captured_step_see_the_columns_of_each_later_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a linear is given when a step is captured holds the tokens of the steps that are replayed."""
+    seen: list[StepRows] = []
+
+    def of_step(linear: Linear) -> StepLinear:
+        def apply(x_TI: torch.Tensor, rows: StepRows, out_TO: torch.Tensor | None = None, /) -> torch.Tensor:
+            seen.append(rows)
+            return linear(x_TI, out_TO)
+
+        return apply
+
+    monkeypatch.setattr(block_weights, "_of_step", of_step)
+    runner = load_described(alternating_model())
+    if find_kernel("embed", torch.zeros(1)) is None:
+        pytest.skip("there are no C kernels here")
+    row = Row(0, [7], 1, pages=[3])
+    run_step(runner, 0, [(row, 1)], 16)
+    assert len(seen) == 4 * 8
+    for step_id in range(1, 4):
+        run_step(runner, step_id, [(row, 1)], 16)
+        assert len(seen) == 4 * 8, "the step is replayed"
+        for rows in seen:
+            assert rows.select(rows.step.token_ids).tolist() == [row.ids[step_id]]
+            assert rows.select(rows.step.positions).tolist() == [step_id]
+
+
+def test_linears_of_the_last_layer_see_the_tokens_that_go_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+
+    def of_step(linear: Linear) -> StepLinear:
+        def apply(x_TI: torch.Tensor, rows: StepRows, out_TO: torch.Tensor | None = None, /) -> torch.Tensor:
+            assert len(rows.select(rows.step.token_ids)) == len(x_TI)
+            seen.append(rows.select(rows.step.token_ids).tolist())
+            return linear(x_TI, out_TO)
+
+        return apply
+
+    monkeypatch.setattr(block_weights, "_of_step", of_step)
+    runner = load_described(alternating_model())
+    run_step(runner, 0, [(Row(0, [7, 8, 9], 3, pages=[3]), 3)], 16)
+    assert seen == [[7, 8, 9]] * (4 * 7 + 1) + [[9]] * 3
+
+
+def test_layers_of_two_kinds_are_captured_and_repeated() -> None:
+    captured, plain = (load_described(alternating_model()) for _ in range(2))
+    if find_kernel("embed", torch.zeros(1)) is None:
+        pytest.skip("there are no C kernels here")
+    passes_of(plain).repeats = None
+    compare(captured, plain)
+    repeats = passes_of(captured).repeats
+    assert repeats is not None
+    programs = [program for program in repeats.known.values() if program is not None]
+    assert len(programs) == len(repeats.known) > 0
+    for program in programs:
+        assert [step for step in program.steps if isinstance(step, int)] == [2], "one layer of each kind is computed"
 
 
 def test_steps_with_draft_tokens_are_replayed_and_give_the_same_tokens(tmp_path: Path) -> None:

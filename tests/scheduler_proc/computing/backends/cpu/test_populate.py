@@ -106,7 +106,7 @@ def test_right_after_a_step_it_waits(layers: list[Tensor]) -> None:
 
 
 def test_other_programs_keep_some_memory(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine whose memory is gone kills somebody; pages that are used may still get theirs."""
+    """A machine without memory kills processes; pages that are used may still get memory."""
     left = iter([1000 << 20, 900 << 20, 124 << 20])
     monkeypatch.setattr(populate, "available_memory_bytes", lambda *_: next(left))
     population = PagePopulation(layers, NUM_PAGES)

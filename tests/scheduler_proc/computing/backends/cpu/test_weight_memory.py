@@ -112,7 +112,7 @@ def test_what_is_made_in_the_file_is_not_copied_and_the_rest_is(path: Path, monk
 
     def make_some() -> Weights:
         weights = make_weights()
-        del weights["quantized"]  # torch makes it elsewhere where there is no kernel
+        del weights["quantized"]  # without a kernel, torch allocates it elsewhere
         return weights
 
     monkeypatch.setattr(weight_memory, "_place", note)

@@ -1,8 +1,9 @@
-"""A `GpuDevice` on the CPU that is as late as it may be: work is done when its result is waited for."""
+"""A GPU's stand-in on the CPU, as late as possible: work is done when its result is requested."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from threading import Lock
 
 import numpy as np
@@ -10,7 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from scheduler_proc.computing.backends.cuda.device import Pool, Work
+from messages.config.server import CacheConfig, ModelConfig
+from scheduler_proc.computing import load_runner
+from scheduler_proc.computing.backends.cpu.backend import CpuBackend
+from scheduler_proc.computing.backends.cuda import loading
+from scheduler_proc.computing.backends.cuda.backend import CudaBackend
+from scheduler_proc.computing.backends.cuda.device import CudaDevice, Pool, Work
+from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.parallel import ParallelGroup
+from scheduler_proc.computing.placement import Placement
+from scheduler_proc.computing.sampling.logprobs import MAX_LOGITS
 from scheduler_proc.computing.sampling.results import Result
 
 GARBAGE = 0x5A
@@ -20,7 +30,7 @@ WAITS = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__
 
 @contextmanager
 def waiting_refused() -> Iterator[None]:
-    """Fails whoever asks for a tensor's values."""
+    """Reading a tensor's values fails."""
 
     def refuse(*arguments: object, **named: object) -> None:
         raise AssertionError("the host would wait for the device here")
@@ -31,13 +41,15 @@ def waiting_refused() -> Iterator[None]:
         yield
 
 
-class LateDevice:
-    """Does submitted work in order, but none before a result of it, or of later work, is waited for.
+class LateDevice(CudaDevice):
+    """Does submitted work in order, as late as possible: when its result, or a later one, is requested.
 
-    A "graph" does again what was captured; `num_captures` may be made and then `capture_error` is raised. Buffers hold
-    garbage. Any thread may wait. With `may_wait` off, work must not look at the values of tensors.
+    A "graph" repeats the captured work; after `num_captures` captures, `capture_error` is raised. Buffers hold garbage.
+    Any thread may wait. Without `may_wait`, work must not read the values of tensors.
     """
 
+    has_own_processor = False
+    max_logits = MAX_LOGITS
     capture_error: Exception = torch.OutOfMemoryError("CUDA out of memory.\nmore")
 
     def __init__(
@@ -67,10 +79,6 @@ class LateDevice:
 
     def will_write(self, pages: Sequence[int]) -> None:
         pass
-
-    def mark(self) -> Callable[[], None]:
-        """Asked for amid work, which is done at once then."""
-        return lambda: None
 
     def new_pool(self) -> Pool:
         return (0, 1)
@@ -107,6 +115,8 @@ class LateDevice:
 
 
 class _LateWork:
+    has_ended = False
+
     def __init__(self, device: LateDevice, work: Callable[[], Result]):
         self._device = device
         self.work = work
@@ -116,3 +126,34 @@ class _LateWork:
         self._device.do_until(self)
         assert self.result is not None
         return self.result
+
+
+class LateBackend(CudaBackend):
+    """The backend of GPUs with devices on the CPU that stand in for them."""
+
+    def __init__(self, make_device: Callable[[], CudaDevice]):
+        self._make_device = make_device
+
+    def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
+        return CpuBackend().find_placement(model, cache, hf_config, number)
+
+    def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup:
+        return CpuBackend().join_ranks(file, rank, size, timeout_s)
+
+    def open_device(self, placement: Placement) -> CudaDevice:
+        return self._make_device()
+
+
+def no_triton(device_type: str) -> None:
+    """Stands in for `load_triton_kernels`: the operations keep the kernels that they have on a CPU."""
+
+
+@contextmanager
+def late_backend(
+    make_device: Callable[[], CudaDevice], load_triton_kernels: Callable[[str], None] = no_triton
+) -> Iterator[None]:
+    """Models are loaded as on a GPU, which is the device that `make_device` returns."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "load_triton_kernels", load_triton_kernels)
+        patch.setattr(load_runner, "find_backend", lambda model: LateBackend(make_device))
+        yield

@@ -21,11 +21,10 @@ from scheduler_proc.computing.backends.cuda.captured_steps import Report
 from scheduler_proc.computing.backends.cuda.forward_passes import MORE_GRAPH_BYTES, GpuForwardPasses
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, allocate_cache
 from scheduler_proc.computing.load_runner import load_runner
-from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import build_checkpoint, make_config
 from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
-from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice
+from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend, no_triton
 from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_batch
 from tests.scheduler_proc.test_greedy_tokens import Recalled, run
 
@@ -54,11 +53,7 @@ class Pair:
 
 
 def nobody(text: str, fraction: float | None) -> None:
-    """Hears a report."""
-
-
-def no_triton(device_type: str) -> None:
-    """Stands in for `load_triton_kernels`: the operations keep the kernels that they have on a CPU."""
+    """Ignores a report."""
 
 
 def load_late(
@@ -69,10 +64,7 @@ def load_late(
     **flags: object,
 ) -> Runner:
     """Loads the model as on a GPU that is `device`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "load_triton_kernels", load_triton_kernels)
-        patch.setattr(Placement, "is_cuda", property(lambda self: True))
-        patch.setattr(loader, "CudaDevice", lambda torch_device: device)
+    with late_backend(lambda: device, load_triton_kernels):
         return load_runner(make_config(path, **FLAGS | flags), report)
 
 
@@ -114,7 +106,7 @@ def test_tokens_are_those_of_the_cpu(each_pair: Pair, schedule: Schedule) -> Non
 
 
 def test_drafts_change_no_token(each_pair: Pair) -> None:
-    """Also where a step samples after more tokens than it may have rows: such a step is of no fixed shape."""
+    """Includes steps that sample after more tokens than they may have rows: these have no fixed shape."""
     prompts = PROMPTS[:3] + PROMPTS[4:]
     num_pages, page_size = each_pair.cpu.num_pages, 16
     expected, _ = run(each_pair.cpu, prompts, num_pages, 64, page_size=page_size, max_tokens=24)
@@ -260,7 +252,7 @@ CAPTURE_ERRORS = {
 def test_where_graphs_cannot_be_captured_steps_run_without(
     pair: Pair, caplog: pytest.LogCaptureFixture, num_captures: int, reason: str
 ) -> None:
-    """With 0 the rehearsal fails, with 3 and 5 what is captured behind it; it is told once, and not tried again."""
+    """With 0 the rehearsal fails, with 3 and 5 a later capture; it is reported once, and not tried again."""
     device = LateDevice(num_captures=num_captures)
     device.capture_error = CAPTURE_ERRORS[reason]
     loaded = load_late(pair.path, device)
@@ -323,7 +315,7 @@ def test_a_kernel_that_cannot_be_compiled_is_left_out_alone(
 def test_attention_that_cannot_be_compiled_to_count_its_programs_is_left_out_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, failing: Callable[[str], None]
 ) -> None:
-    """It is not loaded again when the plans are made again without it, which would go on for ever."""
+    """It is not loaded again when the plans are made again without it, which would never end."""
     calls: list[bool] = []
 
     def count(*arguments: object) -> int:
@@ -340,10 +332,10 @@ def test_attention_that_cannot_be_compiled_to_count_its_programs_is_left_out_onc
 
 
 def test_what_a_draft_model_lacks_is_told_too(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def warm_up(backend: loading.GpuBackend, runner: Runner) -> None:
-        runner.degraded = "the draft model lacks" if backend._config.model.enforce_eager else "the model lacks"
+    def warm_up(factory: loading.GpuRunnerFactory, runner: Runner, cache: KVTensors) -> str:
+        return "the draft model lacks" if factory._config.model.enforce_eager else "the model lacks"
 
-    monkeypatch.setattr(loading.GpuBackend, "warm_up", warm_up)
+    monkeypatch.setattr(loading.GpuRunnerFactory, "warm_up", warm_up)
     assert (
         load_late(pair.path, LateDevice(), draft_model=pair.path).degraded == "the model lacks; the draft model lacks"
     )

@@ -1,4 +1,4 @@
-"""What only a GPU can show: graphs and overlap change no token, nothing waits, memory that does not suffice is told."""
+"""Tests that need a GPU: graphs and overlap change no token, nothing waits, too little memory is reported."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,17 +88,6 @@ def test_pages_are_copied_out_and_back_between_steps(tmp_path: Path) -> None:
     for tensor, old in zip(cache.tensors, before, strict=True):
         # As bytes: slots that were never written may hold NaN.
         assert torch.equal(tensor[:, : 9 * 16].clone().view(torch.uint8), old.view(torch.uint8))
-
-
-def test_flashinfer_gives_the_tokens_of_our_kernels(tmp_path: Path) -> None:
-    """In bfloat16, which rounds differently: one prompt may go another way."""
-    pytest.importorskip("flashinfer", reason="needs flashinfer-python")
-    build_checkpoint(tmp_path, "qwen3-gqa-tied", head_dim=64)
-    ours, theirs = (
-        generate(load(tmp_path, dtype="bfloat16", attention_backend=name), PROMPTS, 8, params=GREEDY)
-        for name in ("triton", "flashinfer")
-    )
-    assert sum(our == their for our, their in zip(ours, theirs, strict=True)) >= len(PROMPTS) - 1
 
 
 @pytest.fixture

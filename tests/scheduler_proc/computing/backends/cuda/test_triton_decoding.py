@@ -25,7 +25,7 @@ NUM_TOKENS = 3
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU every test of the runner takes the Triton kernels")
 @pytest.mark.parametrize("variant", OPERATIONS)
 def test_triton_kernels_give_the_tokens_of_transformers(variant: str, tmp_path: Path) -> None:
-    """Prompts in chunks, decode rows beside prefill rows, pages in any order."""
+    """Prompts in chunks, decode rows with prefill rows, pages in any order."""
     model = build_checkpoint(tmp_path, variant, **{NUM_LAYERS.get(variant, "num_hidden_layers"): 2})
     runner = load_runner(make_config(tmp_path, block_size=4, num_pages=32), lambda text, fraction: None)
     with triton_in_use() as taken:

@@ -1,0 +1,85 @@
+"""What loading and steps need from a kind of device. Each kind has a folder here; `registry.py` chooses one."""
+
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from messages.config.server import CacheConfig, Config, ModelConfig
+from scheduler_proc.computing.device import Device
+from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
+from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.parallel import ParallelGroup
+from scheduler_proc.computing.placement import Placement
+from scheduler_proc.computing.report import Report
+from scheduler_proc.computing.runner import MakeRunner, Runner
+from scheduler_proc.computing.step.shapes import StepLimits
+
+
+class Place(NamedTuple):
+    """The place of this process among all computing processes. The ranks of an engine meet through `ranks_file`."""
+
+    engine: int
+    rank: int = 0
+    ranks_file: Path | None = None
+
+
+class ModelParts(NamedTuple):
+    """A model with its weights, and how it is run."""
+
+    config: Config
+    decoder: Decoder
+    limits: StepLimits
+    placement: Placement
+
+
+class RunnerFactory(Protocol):
+    """Makes the runners of a loaded model on one device."""
+
+    @property
+    def device(self) -> Device: ...
+
+    def make_runner(self, cache: KVTensors) -> Runner: ...
+
+    def measure_cache_bytes(self, make_runner: MakeRunner, bytes_per_page: int) -> int:
+        """Returns the maximum size of the KV cache in bytes. Raises `BootError` if not even one step fits."""
+        ...
+
+    def warm_up(self, runner: Runner, cache: KVTensors) -> str:
+        """Runs small steps; returns what is missing or slower than it should be. The cache keeps its content."""
+        ...
+
+    def populate(self, cache: KVTensors, report: Report, *, is_file: bool) -> None:
+        """Gets the memory of the cache as specified by `--kv-populate`; `is_file`: it belongs to a file in memory."""
+        ...
+
+
+class Backend(Protocol):
+    """A kind of device."""
+
+    name: str
+    """Its value of `--device`."""
+    default_step_tokens: int
+    """The default of `--max-num-batched-tokens`."""
+    keeps_memory: bool
+    """Weights and KV cache can be in files in memory, which outlive the process."""
+
+    def is_available(self) -> bool: ...
+
+    def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
+        """Resolves `--dtype`, `--quantization` and `--kv-cache-dtype`, and the device of rank `number` of all engines.
+
+        Raises `BootError` for values that the device does not support.
+        """
+        ...
+
+    def bind(self, config: Config, placement: Placement, place: Place) -> None:
+        """Gives this process its GPU, or its share of the cores. Raises `BootError` for flags of other devices."""
+        ...
+
+    def load_kernels(self, report: Report) -> None: ...
+
+    def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup: ...
+
+    def make_factory(self, model: ModelParts, report: Report, main: RunnerFactory | None = None) -> RunnerFactory:
+        """Returns the factory of a model's runners. A draft model's steps run in order with those of `main`."""
+        ...

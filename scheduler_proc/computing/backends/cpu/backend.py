@@ -1,0 +1,63 @@
+"""The CPU as a backend."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+
+from kernels.cpu.library import load_kernels
+from messages.config.server import CacheConfig, Config, ModelConfig
+from messages.errors import BootError
+from scheduler_proc.computing.backends.backend import ModelParts, Place, RunnerFactory
+from scheduler_proc.computing.backends.cpu.cores import auto_dtype, set_threads
+from scheduler_proc.computing.backends.cpu.loading import CpuRunnerFactory
+from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.parallel import ParallelGroup, join_group
+from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
+from scheduler_proc.computing.report import Report
+
+GLOO_ADDRESS = "127.0.0.1"
+
+
+class CpuBackend:
+    name = "cpu"
+    default_step_tokens = 512
+    keeps_memory = True
+
+    def is_available(self) -> bool:
+        return True
+
+    def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
+        if model.dtype == "float16":
+            refuse_quantization(model, "with --dtype float16")
+        dtype = auto_dtype() if model.dtype == "auto" else DTYPES[model.dtype]
+        kv_codes = find_kv_codes(cache, self.name, "int8", torch.int8)
+        quantization = None if model.quantization == "none" else model.quantization
+        return Placement(torch.device("cpu"), dtype, quantization, kv_codes)
+
+    def bind(self, config: Config, placement: Placement, place: Place) -> None:
+        if config.cache.kv_offload_gb:
+            raise BootError(
+                "--kv-offload-gb: on a CPU the KV cache is in the host's memory; raise --kv-cache-memory-gb instead"
+            )
+        run = config.run
+        set_threads(config.model.cpu_threads, run.most_engines, place.engine, run.tensor_parallel, place.rank)
+
+    def load_kernels(self, report: Report) -> None:
+        load_kernels(report)
+
+    def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup:
+        """Connects the ranks with Gloo through the loopback interface."""
+        return join_group(file, rank, size, timeout_s, _connect)
+
+    def make_factory(self, model: ModelParts, report: Report, main: RunnerFactory | None = None) -> CpuRunnerFactory:
+        return CpuRunnerFactory(model.config, model.decoder, model.limits)
+
+
+def _connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    options = distributed.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
+    options._timeout = timeout
+    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=GLOO_ADDRESS, lazy_init=False)]
+    return distributed.ProcessGroupGloo(store, rank, size, options)

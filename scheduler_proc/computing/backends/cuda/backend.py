@@ -1,0 +1,91 @@
+"""CUDA GPUs as a backend."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+
+from messages.config.server import CacheConfig, Config, ModelConfig
+from messages.errors import BootError
+from scheduler_proc.computing.backends.backend import ModelParts, Place, RunnerFactory
+from scheduler_proc.computing.backends.cuda.device import CudaDevice
+from scheduler_proc.computing.backends.cuda.loading import GpuRunnerFactory
+from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.parallel import ParallelGroup, join_group
+from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
+from scheduler_proc.computing.report import Report
+
+FP8_CAPABILITY = (8, 9)
+
+
+class CudaBackend:
+    name = "cuda"
+    default_step_tokens = 8192
+    keeps_memory = False
+
+    def is_available(self) -> bool:
+        return torch.cuda.is_available()
+
+    def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
+        device = _find_gpu(model.devices, number)
+        refuse_quantization(model, "on CUDA")
+        if model.dtype == "auto":
+            stored = hf_config.text("dtype", hf_config.text("torch_dtype", "bfloat16"))
+            dtype = torch.float16 if stored == "float16" else torch.bfloat16
+        else:
+            dtype = DTYPES[model.dtype]
+        kv_codes = find_kv_codes(cache, self.name, "fp8", torch.float8_e4m3fn)
+        if kv_codes is not None and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+            raise BootError(
+                "--kv-cache-dtype fp8: this GPU has no fp8, which came with Ada and Hopper; leave it at auto"
+            )
+        return Placement(device, dtype, kv_codes=kv_codes)
+
+    def bind(self, config: Config, placement: Placement, place: Place) -> None:
+        """Libraries that are given no device, such as Triton, use this GPU afterwards."""
+        if placement.device.index:
+            torch.cuda.set_device(placement.device)
+
+    def load_kernels(self, report: Report) -> None:
+        """The factory loads Triton's kernels: it reports if they cannot be used."""
+
+    def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup:
+        """Connects the ranks with NCCL."""
+        return join_group(file, rank, size, timeout_s, _connect, sums_in_rank_order=False)
+
+    def make_factory(self, model: ModelParts, report: Report, main: RunnerFactory | None = None) -> GpuRunnerFactory:
+        device = main.device if isinstance(main, GpuRunnerFactory) else self.open_device(model.placement)
+        return GpuRunnerFactory(model, device, report)
+
+    def open_device(self, placement: Placement) -> CudaDevice:
+        return CudaDevice(placement.device)
+
+
+def _connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    options = distributed.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return distributed.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _find_gpu(devices: Sequence[str], number: int) -> torch.device:
+    """Returns the GPU of the rank with this number: from `devices`, or from all if none are named.
+
+    Raises `BootError` if there are fewer.
+    """
+    if number == 1 and not devices:
+        return torch.device("cuda:0")
+    num_gpus = torch.cuda.device_count()
+    names = devices or [f"cuda:{index}" for index in range(num_gpus)]
+    if number > len(names):
+        source = "--devices names" if devices else "this machine has"
+        raise BootError(
+            f"rank {number} of all engines has no GPU: {source} {len(names)} ({', '.join(names)}), and each takes one; "
+            "lower --data-parallel or --tensor-parallel"
+        )
+    device = torch.device(names[number - 1])
+    if device.index >= num_gpus:
+        raise BootError(f"--devices {device}: torch finds {num_gpus} CUDA devices, the last is cuda:{num_gpus - 1}")
+    return device

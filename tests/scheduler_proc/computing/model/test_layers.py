@@ -1,0 +1,194 @@
+"""Layers of every description against a few lines of plain torch, in float32."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.cpu.library import load_kernels, unload_kernels
+from kernels.formats.plain import PlainWeight
+from messages.columns import pack_int32
+from messages.errors import BootError
+from scheduler_proc.computing.kv_cache.kv_tensors import allocate_cache
+from scheduler_proc.computing.model.decoder import Decoder, model_parameters
+from scheduler_proc.computing.model.description import (
+    AttentionDescription,
+    DenseMlpDescription,
+    LayerDescription,
+    ModelDescription,
+    NormDescription,
+    RopeDescription,
+)
+from scheduler_proc.computing.placement import Placement
+from scheduler_proc.computing.step.inputs import make_step_inputs
+from tests.checkpoints import VOCAB_SIZE
+from tests.scheduler_proc.computing.drive import Row, plan_batch
+
+HIDDEN, HEADS, HEAD_DIM = 32, 4, 8
+RMS = NormDescription(kind="rms", size=HIDDEN, eps=1e-5)
+LAYER_NORM = replace(RMS, kind="layer")
+CENTERED = replace(RMS, is_zero_centered=True)
+ATTENTION = AttentionDescription(num_heads=HEADS, num_kv_heads=HEADS, head_dim=HEAD_DIM, scale=HEAD_DIM**-0.5)
+ROTATED = replace(ATTENTION, rope=RopeDescription(theta=100.0))
+MLP = DenseMlpDescription(size=48, activation="silu_gated")
+PRE = LayerDescription(attention_norm=RMS, attention=ATTENTION, mlp_norm=RMS, mlp=MLP)
+WIDE = replace(PRE, mlp=replace(MLP, size=80))
+POST = replace(PRE, attention_norm=None, mlp_norm=None, attention_out_norm=RMS, mlp_out_norm=RMS)
+CASES: dict[str, tuple[tuple[LayerDescription, ...], dict[str, Any]]] = {
+    "before": ((PRE,) * 3, {}),
+    "after": ((POST,) * 3, {}),
+    "both": ((replace(PRE, attention_out_norm=RMS, mlp_out_norm=RMS),) * 3, {}),
+    "both, one plus weight": (
+        (
+            LayerDescription(
+                attention_norm=CENTERED,
+                attention=replace(ATTENTION, qk_norm=replace(CENTERED, size=HEAD_DIM)),
+                mlp_norm=CENTERED,
+                mlp=MLP,
+                attention_out_norm=CENTERED,
+                mlp_out_norm=CENTERED,
+            ),
+        )
+        * 3,
+        {"final_norm": CENTERED, "embedding_scale": HIDDEN**0.5},
+    ),
+    "layer norm with one plus weight": ((replace(PRE, mlp_norm=replace(LAYER_NORM, is_zero_centered=True)),) * 2, {}),
+    "parallel with one norm": ((replace(PRE, attention_norm=LAYER_NORM, mlp_norm=None, is_parallel=True),) * 3, {}),
+    "parallel with two norms": ((replace(PRE, is_parallel=True),) * 3, {}),
+    "parallel with norms after": ((replace(PRE, is_parallel=True, attention_out_norm=RMS, mlp_out_norm=RMS),) * 2, {}),
+    "scaled embedding": ((PRE,) * 2, {"embedding_scale": 3.0}),
+    "scaled logits": ((PRE,) * 2, {"logit_scale": 0.25, "has_tied_head": True}),
+    "capped logits": ((PRE,) * 2, {"logit_softcap": 2.0}),
+    "rotated in some layers": ((PRE, replace(PRE, attention=ROTATED), PRE), {}),
+    "different MLPs": (
+        (PRE, replace(PRE, mlp=replace(MLP, size=80)), replace(PRE, mlp=replace(MLP, has_bias=True))),
+        {},
+    ),
+    "different activations": ((PRE, replace(PRE, mlp=replace(MLP, activation="gelu"))), {}),
+}
+
+
+def describe(case: str) -> ModelDescription:
+    layers, changes = CASES[case]
+    whole = ModelDescription(vocab_size=VOCAB_SIZE, hidden_size=HIDDEN, layers=layers, final_norm=RMS)
+    return replace(whole, **changes)
+
+
+def make_values(model: ModelDescription) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return {
+        parameter.name: torch.randn(parameter.shape, generator=generator) * (0.3 if len(parameter.shape) > 1 else 1)
+        for parameter in model_parameters(model)
+    }
+
+
+def norm(x: Tensor, values: dict[str, Tensor], name: str, description: NormDescription | None) -> Tensor:
+    if description is None:
+        return x
+    scale = values[f"{name}.weight"] + (1 if description.is_zero_centered else 0)
+    if description.kind == "rms":
+        return functional.rms_norm(x, x.shape[-1:], scale, description.eps)
+    return functional.layer_norm(x, x.shape[-1:], scale, values[f"{name}.bias"], description.eps)
+
+
+def rotate(heads_THD: Tensor, theta: float) -> Tensor:
+    angles_TX = torch.arange(len(heads_THD))[:, None] / theta ** (torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    cos, sin = angles_TX.cos()[:, None], angles_TX.sin()[:, None]
+    first, second = heads_THD.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def attend(x: Tensor, values: dict[str, Tensor], name: str, description: AttentionDescription) -> Tensor:
+    query, key, value = (x @ values[f"{name}.qkv.weight"].T).view(len(x), 3, HEADS, HEAD_DIM).unbind(1)
+    query = norm(query, values, f"{name}.query_norm", description.qk_norm)
+    key = norm(key, values, f"{name}.key_norm", description.qk_norm)
+    if description.rope is not None:
+        query, key = (rotate(heads, description.rope.theta) for heads in (query, key))
+    heads = (part.transpose(0, 1) for part in (query, key, value))
+    attended = functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(0, 1)
+    return attended.reshape(len(x), HIDDEN) @ values[f"{name}.attention_out.weight"].T
+
+
+def apply_mlp(x: Tensor, values: dict[str, Tensor], name: str, description: DenseMlpDescription) -> Tensor:
+    inner = functional.linear(x, values[f"{name}.mlp_in.weight"], values.get(f"{name}.mlp_in.bias"))
+    if description.is_gated:
+        gate, up = inner.chunk(2, dim=-1)
+        inner = functional.silu(gate) * up
+    else:
+        inner = functional.gelu(inner)
+    return functional.linear(inner, values[f"{name}.mlp_out.weight"], values.get(f"{name}.mlp_out.bias"))
+
+
+def compute_plainly(model: ModelDescription, values: dict[str, Tensor], token_ids: list[int]) -> Tensor:
+    x = values["embedding"][token_ids] * model.embedding_scale
+    for index, layer in enumerate(model.layers):
+        name = f"layers.{index}"
+        assert isinstance(layer.mlp, DenseMlpDescription)
+        normed = norm(x, values, f"{name}.attention_norm", layer.attention_norm)
+        update = norm(
+            attend(normed, values, name, layer.attention),
+            values,
+            f"{name}.attention_out_norm",
+            layer.attention_out_norm,
+        )
+        between = x if layer.is_parallel else x + update
+        mlp_input = norm(between, values, f"{name}.mlp_norm", layer.mlp_norm)
+        if layer.is_parallel and layer.mlp_norm is None:
+            mlp_input = normed
+        out = norm(apply_mlp(mlp_input, values, name, layer.mlp), values, f"{name}.mlp_out_norm", layer.mlp_out_norm)
+        x = x + update + out
+    head = values["embedding"] if model.has_tied_head else values["head"]
+    logits = norm(x, values, "final_norm", model.final_norm) @ head.T * model.logit_scale
+    return logits if model.logit_softcap is None else (logits / model.logit_softcap).tanh() * model.logit_softcap
+
+
+@pytest.fixture(params=["torch", "C"])
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The kernels that launchers call."""
+    if request.param == "torch":
+        unload_kernels()
+    else:
+        load_kernels(lambda text, fraction: None)
+    yield
+    load_kernels(lambda text, fraction: None)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_plain_torch(case: str) -> None:
+    """Checks all tokens, then only the last one, for which the last layer computes fewer tokens."""
+    model = describe(case)
+    values = make_values(model)
+    token_ids = [5, 9, 200, 31, 7, 7, 100]
+    expected = compute_plainly(model, values, token_ids)
+    decoder = Decoder(model, {name: PlainWeight(value) for name, value in values.items()}, 64)
+    placement = Placement(torch.device("cpu"), torch.float32)
+    cache = allocate_cache(model, 4, 16, placement)
+    row = Row(0, token_ids, len(token_ids), pages=[0])
+    last = plan_batch(0, [(row, len(token_ids))], 16)
+    for sampled in (range(len(token_ids)), range(len(token_ids) - 1, len(token_ids))):
+        batch = msgspec.structs.replace(last, sample_tokens=pack_int32(sampled))
+        with torch.inference_mode():
+            logits = decoder.logits(decoder.forward(make_step_inputs(batch, placement.device), cache.layers))
+        torch.testing.assert_close(logits, expected[list(sampled)], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [({"window": 8}, "a window"), ({"softcap": 50.0}, "a soft cap"), ({"has_sinks": True}, "sinks")],
+)
+def test_attention_without_a_kernel_is_refused(changes: dict[str, Any], name: str) -> None:
+    layers = (PRE, replace(PRE, attention=replace(ATTENTION, **changes)))
+    with pytest.raises(BootError, match=rf"layers\.1: attention with {name} is not supported"):
+        model_parameters(replace(describe("before"), layers=layers))
+
+
+def test_layers_with_different_heads_are_refused() -> None:
+    layers = (PRE, replace(PRE, attention=replace(ATTENTION, num_kv_heads=2)))
+    with pytest.raises(BootError, match=r"layer 1 has \(4, 2, 8\) query heads.* layer 0 has \(4, 4, 8\)"):
+        allocate_cache(replace(describe("before"), layers=layers), 4, 16, Placement(torch.device("cpu"), torch.float32))
