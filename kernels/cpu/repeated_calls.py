@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu.capture import Call, CapturedCall, CapturedCalls, CaptureMode, as_array
+from kernels.cpu.capture import Call, CapturedCall, CapturedCalls, CaptureMode, as_array, words_of
 from kernels.cpu.library import Kernel, LoadedKernel, observed_kernels
 
 Compute = Callable[[int], None]
@@ -136,7 +136,7 @@ def _noted_calls() -> Iterator[list[Call]]:
 
     def observe(kernel: LoadedKernel) -> Kernel:
         def call(*arguments: Any) -> None:
-            calls.append((kernel, arguments))
+            calls.append((kernel, words_of(arguments)))
             kernel.call(*arguments)
 
         return call
