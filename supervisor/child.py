@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,6 +53,11 @@ def command_of_worker(first: Command, number: int) -> Command:
     """Returns how the worker with this number is started, where `first` is how worker 1 is."""
     name = worker_name(first.name, number)
     return replace(first, name=name, arguments=(*first.arguments, "--name", name))
+
+
+def number_commands(first: Command, numbers: Iterable[int]) -> list[Command]:
+    """Returns the commands of workers; the first worker of a kind has no number in its name."""
+    return [first if number == 1 else command_of_worker(first, number) for number in numbers]
 
 
 class Child:

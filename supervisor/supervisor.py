@@ -6,9 +6,9 @@
 import time
 from collections.abc import Callable, Iterable
 
-from extras.remote.autoscaler import Autoscaler
 from messages.channels import Waiter
 from messages.config.server import RunConfig
+from runtime.extras import load_parts
 from supervisor.admin.server import AdminServer
 from supervisor.admin.snapshots import Snapshots
 from supervisor.child import Command
@@ -46,7 +46,11 @@ class Supervisor:
             site.run_dir, self._lifecycle, self._shutdown, self._snapshots, settings.drain_timeout_s
         )
         self._waiter.add_channel(self._admin.channel)
-        self._autoscaler = Autoscaler(settings, self._group, self._admin.begin, console)
+        config = site.run_dir.read_config()
+        self._parts = [
+            module.make_part(config, self._group, self._admin.begin, console)
+            for module in load_parts(config, "launcher")
+        ]
         self._num_stop_signals = 0
         self._last_stop_signal_s = float("-inf")
 
@@ -101,7 +105,8 @@ class Supervisor:
         self._lifecycle.follow(readable)
         self._watch.look()
         self._standby.look()
-        self._autoscaler.look()
+        for part in self._parts:
+            part.look()
         self._snapshots.follow()
         self._admin.follow()
         self._group.publish()

@@ -7,8 +7,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Raw
 
-from extras.batches.config import BATCH_PRIORITY
 from messages.errors import SluiceError
+from messages.ring.requests import YIELDING_PRIORITY
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 """What a line may ask for: endpoints that generate and take OpenAI's bodies."""
@@ -47,7 +47,7 @@ class BatchLine(msgspec.Struct, frozen=True):
         A response is stored only if it says so: those of a batch would push out what clients go on from.
         """
         patient = {} if timeout_s is None else {"timeout_s": timeout_s}
-        return msgspec.json.encode({"store": False, **patient, **self.body, "priority": BATCH_PRIORITY})
+        return msgspec.json.encode({"store": False, **patient, **self.body, "priority": YIELDING_PRIORITY})
 
 
 _decoder = msgspec.json.Decoder(BatchLine)

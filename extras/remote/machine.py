@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from extras.remote.config import RemoteConfig
 from extras.remote.messages import Admitted
 from messages.config.server import Config
 from messages.control.processes import worker_number
@@ -42,9 +43,10 @@ def make_config(admitted: Admitted, options: argparse.Namespace, console: Consol
             devices=(options.device,) if options.device else (),
         ),
         # The frames of the engine are kept on the head, by its proxy.
-        run=msgspec.structs.replace(
-            config.run, data_parallel=1, max_engines=0, remote_engines=(), record="", black_box_mb=0
-        ),
+        run=msgspec.structs.replace(config.run, data_parallel=1, record="", black_box_mb=0),
+        extras={name: section for name, section in config.extras.items() if name != RemoteConfig.EXTRA},
+        num_remote_engines=0,
+        max_engines=0,
         facts=msgspec.structs.replace(config.facts, model_dir=str(model_dir), tokenizer_dir=str(tokenizer_dir)),
         first_engine=worker_number(admitted.name),
     )

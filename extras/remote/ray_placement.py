@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from extras.remote.config import RemoteConfig
 from messages.config.server import Config
 from messages.errors import BootError, MissingExtraError
 from supervisor.python_process import ROOT
@@ -66,13 +67,13 @@ class RayPlacement:
             self._ray: Any = importlib.import_module("ray")
         except ImportError as error:
             raise MissingExtraError("--ray", "ray", error) from None
-        address = config.run.ray_address
+        address = RemoteConfig.of(config).ray
         try:
             _find_out_whether_it_answers(address)
             self._ray.init(address=address, namespace="sluice", log_to_driver=False, configure_logging=False)
         except (OSError, ValueError, RuntimeError) as error:
             raise BootError(
-                f"--ray: there is no cluster at --ray-address {address}: `ray start --head` makes one ({error})"
+                f"--ray: there is no cluster at {address}: `ray start --head` makes one ({error})"
             ) from None
         self._ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         host = self._ray.util.get_node_ip_address()

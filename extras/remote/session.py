@@ -8,6 +8,7 @@ from extras.remote.clock import ClockComparison
 from extras.remote.engine import Engine
 from extras.remote.join_keys import JoinKeys
 from extras.remote.messages import (
+    JOIN_VERSION,
     Admitted,
     ClockAnswer,
     ClockQuestion,
@@ -27,7 +28,6 @@ from messages.channels import Waiter
 from messages.control.admin import Instruction, InstructionDone, ReadStacks
 from messages.control.processes import Stop
 from messages.errors import BootError, SluiceError
-from messages.schema import SCHEMA_VERSION
 from supervisor.child import END_LOOK_S
 from supervisor.endings import quote
 from supervisor.signals import STOP_SIGNALS, SignalPipe
@@ -73,7 +73,7 @@ class Session:
 
     def join(self) -> Admitted:
         """Offers this machine, and returns what the head wants of it."""
-        self._channel.send(Join(SCHEMA_VERSION, VERSION, socket.gethostname()))
+        self._channel.send(Join(JOIN_VERSION, VERSION, socket.gethostname()))
         return self._receive(Admitted)
 
     def compare_clocks(self) -> int:

@@ -33,6 +33,10 @@ CHANGING = ("processes", "edges", "requests", "steps")
 """Parts of an event in which null means that something is gone."""
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(execute=show_top)
+
+
 def show_top(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     """Redraws until Ctrl-C or the end of the server; where nobody can watch (no terminal, --json), shows it once.
 

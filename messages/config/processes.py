@@ -47,48 +47,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
             le=32,
             description="engines: schedulers that share the requests, each with the whole model and a KV cache of its "
-            "own; `launch.py scale scheduler N` and --max-engines change it; 0: only those of --remote-engines",
+            "own; `launch.py scale scheduler N` changes it; 0: only those on other machines",
         ),
     ] = 1
-    max_engines: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=32,
-            description="start and end engines as the load wants it, up to so many (of --data-parallel, also with "
-            "--ray); 0: their number stays",
-        ),
-    ] = 0
-    min_engines: Annotated[int, Meta(ge=1, le=32, description="with --max-engines, the fewest engines")] = 1
-    scale_up_tokens: Annotated[
-        int,
-        Meta(
-            ge=1, description="prompt tokens that wait for each engine, above which for --scale-up-s an engine is added"
-        ),
-    ] = 4096
-    scale_up_s: Annotated[float, Meta(ge=1, description="seconds for which prompts must wait")] = 5.0
-    scale_down_s: Annotated[
-        float,
-        Meta(ge=1, description="seconds without a waiting prompt, and with room in the others, after which one goes"),
-    ] = 60.0
-    remote_engines: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="addresses, an engine each, at which other machines join (`launch.py join`), besides the "
-            "engines of --data-parallel",
-            extra={"metavar": "tcp://HOST:PORT"},
-        ),
-    ] = ()
-    ray: Annotated[
-        bool,
-        Meta(
-            description="have Ray place the engines of --data-parallel on the nodes of its cluster; needs "
-            ".venv/bin/pip install -e '.[ray]'"
-        ),
-    ] = False
-    ray_address: Annotated[
-        str, Meta(description="the Ray cluster, as ray.init takes it; auto: the one that runs on this machine")
-    ] = "auto"
     tensor_parallel: Annotated[
         int,
         Meta(
@@ -139,9 +100,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_snapshots: Annotated[
         int, Meta(ge=0, description="snapshots after crashes, hangs and stalls that are kept; 0: none is taken")
     ] = 8
-    enable_fault_injection: Annotated[
-        bool, Meta(description="obey `launch.py inject`: processes die, frames are lost, on purpose")
-    ] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe log line that is shown")
     ] = "info"
@@ -159,18 +117,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     record_gb: Annotated[
         float, Meta(ge=0.01, le=65536, description="GiB of frames that --record keeps; then the oldest go")
     ] = 1.0
-    otlp_endpoint: Annotated[
-        str,
-        Meta(
-            description="collector that gets a trace of each request (OTLP over HTTP), as http://localhost:4318; needs "
-            ".venv/bin/pip install -e '.[otlp]'"
-        ),
-    ] = ""
     log_format: Annotated[
         Literal["text", "json"], Meta(description="how log lines are written; json: one object a line")
     ] = "text"
-
-    @property
-    def most_engines(self) -> int:
-        """How many engines share the machine at most, unless an operator starts more."""
-        return max(self.data_parallel, self.max_engines)

@@ -4,16 +4,18 @@ A field is a flag: `max_num_seqs` is `--max-num-seqs`; its annotation holds the 
 unit), so `--help`, the checks and the processes read the same source (`supervisor/flags.py`).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import Meta
 
-from extras.batches.config import BatchConfig
 from messages.config.http import HttpConfig
 from messages.config.processes import RunConfig
 
 Positive = Meta(ge=1)
+
+PART_WHILE_LIVE = 64
+"""While other requests are open, yielding ones get 1/PART_WHILE_LIVE of the rows: each makes the steps longer."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +172,11 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="read pages that several running rows share once for all of them (on a CPU it is never done)"),
     ] = True
 
+    @property
+    def has_tiers(self) -> bool:
+        """Pages that are evicted from the KV cache are kept elsewhere."""
+        return bool(self.kv_disk or self.kv_offload_gb)
+
 
 class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Scheduling"""
@@ -208,6 +215,17 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
             ge=1, le=64, description="most draft tokens of a row in one step; as many as are worth their time are used"
         ),
     ] = 16
+    max_batch_seqs: (
+        Annotated[
+            int,
+            Positive,
+            Meta(
+                description="rows that batches may use at once (default: half of --max-num-seqs; one in 64 while "
+                "other requests are open, when the rest of the running ones are paused)"
+            ),
+        ]
+        | None
+    ) = None
     max_queued_requests: Annotated[
         int, Meta(ge=0, description="requests that may wait for a row; beyond it clients get 503 with Retry-After")
     ] = 1024
@@ -243,6 +261,10 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         | None
     ) = None
 
+    def rows_while_live(self) -> int:
+        """Number of rows that yielding requests (`YIELDING_PRIORITY`) may use while other requests are open."""
+        return self.max_batch_seqs or max(1, self.max_num_seqs // PART_WHILE_LIVE)
+
 
 class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The same about the draft model."""
@@ -274,13 +296,39 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     http: HttpConfig = HttpConfig()
-    batch: BatchConfig = BatchConfig()
     run: RunConfig = RunConfig()
+    extras: dict[str, dict[str, Any]] = {}
+    """The sections of extras whose flags were given, by the extras' names (`ExtraConfig.of`)."""
     facts: ModelFacts
     first_engine: int = 1
-    """The number of the first engine that runs on this machine, which is another one than the head where it joined."""
+    """Number of the first engine on this machine: not 1 on a machine that joined the server of another one."""
+    num_remote_engines: int = 0
+    """Engines on other machines that the server begins with."""
+    max_engines: int = 0
+    """Most engines on this machine if their number changes by itself, otherwise 0."""
 
     @property
     def num_engines(self) -> int:
-        """How many engines the server begins with, on all machines."""
-        return self.run.data_parallel + len(self.run.remote_engines)
+        """Number of engines that the server begins with, on all machines."""
+        return self.run.data_parallel + self.num_remote_engines
+
+    @property
+    def most_engines(self) -> int:
+        """Most engines that share this machine, unless an operator starts more."""
+        return max(self.run.data_parallel, self.max_engines)
+
+
+class ExtraConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A section with the flags of an extra. The core passes it on without knowing its fields."""
+
+    EXTRA: ClassVar[str]
+    """The extra's name."""
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Returns the section in `config`, with defaults if none of its flags was given."""
+        return msgspec.convert(config.extras.get(cls.EXTRA, {}), cls)
+
+    def put_into(self, config: Config) -> Config:
+        """Returns `config` with this section."""
+        return msgspec.structs.replace(config, extras={**config.extras, self.EXTRA: msgspec.to_builtins(self)})

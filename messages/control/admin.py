@@ -110,65 +110,6 @@ class SetLogLevel(msgspec.Struct, frozen=True, array_like=True, tag=True):
     level: LogLevel
 
 
-class SignalSelf(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: die (SIGKILL) or stop (SIGSTOP) at once. Answered with `Acknowledged`, just before.
-
-    This and the other faults need --enable-fault-injection.
-    """
-
-    kind: Literal["kill", "stop"]
-
-
-class EdgeFault(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: do this to the next `num_frames` frames for `receiver`, or to each one with `probability`.
-
-    `corrupt`: the frame does not decode. `delay`: by `delay_s`, in order. Answered with `Acknowledged`.
-    """
-
-    receiver: str
-    kind: Literal["drop", "duplicate", "corrupt", "delay"]
-    num_frames: int = 1
-    probability: float = 0.0
-    delay_s: float = 0.0
-
-
-class Poison(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the scheduler: a step with this request, or with these int32 token ids side by side, must not succeed.
-
-    `kill`: the process dies in it, and so does its successor; `fail`: the step raises. Answered with `Acknowledged`.
-    """
-
-    kind: Literal["kill", "fail"]
-    uid: int = 0
-    token_ids: bytes = b""
-
-
-class Starve(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the scheduler: leave request `uid` out of every step once it decodes, or (0) let nothing out of the queue.
-
-    Answered with `Acknowledged`.
-    """
-
-    uid: int = 0
-
-
-class DamagePages(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the scheduler: overwrite K of `num_pages` full pages, and die at once. Its successor must not use them.
-
-    Answered with `Acknowledged`, just before.
-    """
-
-    num_pages: int = 1
-
-
-class StopReading(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: receive nothing of what other processes send, and go on otherwise. Answered with `Acknowledged`."""
-
-
-class ClearFaults(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: forget all faults that were asked for. Answered with `Acknowledged`."""
-
-
 class StartProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To a process: take notes of all you do from now on. Answered with `Acknowledged`."""
 
@@ -190,8 +131,14 @@ class ReadStacks(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To an engine on another machine: `Acknowledged` has the stacks of its threads, which its joiner asks for."""
 
 
-Fault = SignalSelf | EdgeFault | Poison | Starve | DamagePages | StopReading | ClearFaults
-ProcessCommand = SetLogLevel | Fault | StartProfile | StopProfile | WriteState | ReadStacks
+class ExtraInstruction(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """To a process: carry out `command`, a message of an extra in MessagePack. Answered with `Acknowledged`."""
+
+    extra: str
+    command: bytes
+
+
+ProcessCommand = SetLogLevel | StartProfile | StopProfile | WriteState | ReadStacks | ExtraInstruction
 """What a process can be told to do; `ProcessLink.register` gives each kind its function."""
 
 

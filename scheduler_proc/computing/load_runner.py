@@ -131,7 +131,7 @@ class LoadedModel:
     def use_threads(self) -> None:
         run = self.config.run
         threads, rank = self.config.model.cpu_threads, self.decoder.parallel.rank
-        set_cpu_threads(threads, run.most_engines, self.engine, run.tensor_parallel, rank)
+        set_cpu_threads(threads, self.config.most_engines, self.engine, run.tensor_parallel, rank)
 
     def warmed_up(self) -> "LoadedModel":
         """Returns the model after a step on a CPU, in a small cache of its own and on one thread."""
@@ -223,7 +223,7 @@ def _load(
         if placement.is_cuda or weights_file is None:
             weights = load_weights()
         else:
-            share = find_share(config.run.most_engines, place.engine)
+            share = find_share(config.most_engines, place.engine)
             memory = WeightMemory(file_of_group(weights_file, share.group), identity)
             if is_shared_only:
                 weights = memory.find()
@@ -254,7 +254,7 @@ def _use_device(config: Config, hf_config: HfConfig, place: _Place) -> Placement
     if placement.is_cuda:
         use_gpu(placement.device)
     else:
-        set_cpu_threads(config.model.cpu_threads, config.run.most_engines, place.engine, num_ranks, place.rank)
+        set_cpu_threads(config.model.cpu_threads, config.most_engines, place.engine, num_ranks, place.rank)
     return placement
 
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from extras.batches.config import BATCH_PRIORITY
 from messages.columns import INT32, unpack_int32
 from messages.ring.replies import ToDetokenizer
-from messages.ring.requests import Stamps, UserMsg
+from messages.ring.requests import YIELDING_PRIORITY, Stamps, UserMsg
 from scheduler_proc.deciding.drafting.continuations import Continuation
 from scheduler_proc.deciding.drafting.draft_lengths import FORCED, AcceptanceRate
 from scheduler_proc.deciding.drafting.ngrams import NgramMatch
@@ -77,7 +76,7 @@ class PendingReq:
             prompt_ids = self.token_ids[: self.num_prompt_tokens]
             self.prompt_task = PromptLogprobsTask(prompt_ids, params.num_prompt_logprobs)
         self.priority_key: PriorityKey = (0, 0)
-        self.gives_way = params.priority >= BATCH_PRIORITY
+        self.gives_way = params.priority >= YIELDING_PRIORITY
         self.state = State.WAITING
         self.cached_tokens: int | None = None
         self.draft_rate = AcceptanceRate()

@@ -8,9 +8,8 @@ finishes those that it has.
 import time
 from collections.abc import Callable, Generator
 
-from extras.remote.messages import WAITING
 from messages.control.admin import Done, Progress, RestartProcess
-from messages.control.processes import SUCCESSOR, Drain, Leave, kind_of, place_of
+from messages.control.processes import SUCCESSOR, WAITING, Drain, Leave, kind_of, place_of
 from messages.engines import RANK, SCHEDULER
 from supervisor.admin.inquiries import find_process
 from supervisor.admin.tasks import CommandFailedError, Steps, Task, until

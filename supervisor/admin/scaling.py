@@ -2,9 +2,8 @@
 
 import time
 
-from extras.remote.messages import WAITING
 from messages.control.admin import Done, Progress, ScaleProcess
-from messages.control.processes import kind_of, worker_name, worker_number
+from messages.control.processes import WAITING, kind_of, worker_name, worker_number
 from messages.engines import SCHEDULER
 from supervisor.admin.handover import JOIN_TIMEOUT_S, check_no_handover, drain_rows, stop_process
 from supervisor.admin.inquiries import find_process
@@ -77,7 +76,7 @@ def _check_scalable(group: ProcessGroup, command: ScaleProcess) -> list[Child]:
     if any(child.is_external for child in workers):
         raise CommandFailedError("impossible", f"the {kind} is started by hand; start more of them there")
     if any(not child.command.is_scalable for child in workers):
-        raise CommandFailedError("impossible", f"--remote-engines says how many of the {kind} there are")
+        raise CommandFailedError("impossible", f"the flags say how many of the {kind} there are")
     return sorted(workers, key=lambda child: worker_number(child.name))
 
 
