@@ -14,9 +14,10 @@ from typing import Any, Self
 
 import msgspec
 
+from extras.faults.messages import Poison, wrap
 from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.config.server import Config
-from messages.control.admin import Acknowledged, Collected, InstructProcesses, Poison, ProcessResult
+from messages.control.admin import Acknowledged, Collected, InstructProcesses, ProcessResult
 from messages.control.processes import FRONTEND, RING, Hello, ProcessTable, Ready, Stop, ToProcess, kind_of
 from messages.engines import SCHEDULER
 from messages.errors import SluiceError
@@ -133,7 +134,7 @@ class StandIn:
         """Injects into the steps what was injected there; the server must have been started for that."""
         with AdminClient(self._run_dir) as line:
             for poison in poisons:
-                result = line.give(InstructProcesses((f"{SCHEDULER}*",), poison), POISON_TIMEOUT_S)
+                result = line.give(InstructProcesses((f"{SCHEDULER}*",), wrap(poison)), POISON_TIMEOUT_S)
                 if not isinstance(result, Collected) or not all(map(_is_done, result.results.values())):
                     raise SluiceError(f"the recorded faults cannot be injected: {result}")
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from extras.faults.faults import read_poisons, write_poisons
+from extras.faults.messages import Poison
 from extras.replay.frames import redact_snapshot
 from messages.columns import pack_int32
-from messages.control.admin import Poison
 from messages.engines import engine_name
 from messages.ring.requests import SamplingParams, Stamps, UserMsg
 from supervisor.cli.operate import operate
