@@ -43,6 +43,9 @@ from runtime.process import ProcessLink
 NUM_SEED_BITS = 53
 """Seeds that we choose are reported to the client, so every JSON reader must keep them exact."""
 
+BODIES_OF_FULL_SIZE = 16
+"""Bodies of the largest size that fit into the memory for bodies."""
+
 log = logging.getLogger("sluice.frontend")
 
 
@@ -56,7 +59,8 @@ class Service:
         self.processes = ProcessView(has_started=link.incarnation > 1)
         hold_s = config.run.restart_hold_s
         self.admission = Admission(config.scheduling, self.processes, config.run.frontend_workers, hold_s)
-        budget_mb = max(config.http.max_body_mb, config.http.max_bodies_mb / config.run.frontend_workers)
+        bodies_mb = config.http.max_bodies_mb or BODIES_OF_FULL_SIZE * config.http.max_body_mb
+        budget_mb = max(config.http.max_body_mb, bodies_mb / config.run.frontend_workers)
         self.bodies = BodyBudget(int(budget_mb * 2**20), self.admission.note_refusal)
         self.metrics = RequestMetrics(config.facts.max_model_len)
         self.http_requests = HttpRequests()

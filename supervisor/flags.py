@@ -6,7 +6,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, Never, cast
 
 import msgspec
@@ -71,7 +71,7 @@ def parse_flags(arguments: list[str]) -> dict[str, msgspec.Struct]:
 def flags_of(section: msgspec.Struct) -> list[str]:
     """Returns flags from which `parse_flags` restores this section, whatever its values look like."""
     flags: list[str] = []
-    for field in msgspec.structs.fields(section):
+    for field, _ in flag_fields(type(section)):
         value: Any = getattr(section, field.name)
         if value == field.default:
             continue
@@ -104,14 +104,20 @@ def make_parser(names: Collection[str] | None = None) -> argparse.ArgumentParser
     parser.add_argument("-h", "--help", action=_ShowHelp, nargs=0, help="show the flags that most people need")
     parser.add_argument("--help-all", action=_ShowHelp, nargs=0, help="show all flags")
     for struct in find_sections().values():
-        fields = [field for field in msgspec.structs.fields(struct) if names is None or field.name in names]
-        if not fields:
-            continue
-        group = parser.add_argument_group(str(struct.__doc__))
-        hints = typing.get_type_hints(struct, include_extras=True)
-        for field in fields:
-            _add_flag(group, field, hints[field.name])
+        fields = [one for one in flag_fields(struct) if names is None or one[0].name in names]
+        group = parser.add_argument_group(str(struct.__doc__)) if fields else None
+        for field, annotated in fields:
+            _add_flag(group, field, annotated)
     return parser
+
+
+def flag_fields(struct: type[msgspec.Struct]) -> Iterator[tuple[msgspec.structs.FieldInfo, Any]]:
+    """Yields the fields of a section that are flags, with their types: those that have a help text."""
+    hints = typing.get_type_hints(struct, include_extras=True)
+    for field in msgspec.structs.fields(struct):
+        annotated = _without_none(hints[field.name])
+        if any(isinstance(meta, Meta) and meta.description for meta in typing.get_args(annotated)):
+            yield field, annotated
 
 
 def flag_name(field_name: str) -> str:
@@ -119,12 +125,11 @@ def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-def _add_flag(group: Any, field: msgspec.structs.FieldInfo, hint: Any) -> None:
-    annotated = _without_none(hint)
+def _add_flag(group: Any, field: msgspec.structs.FieldInfo, annotated: Any) -> None:
     base, *metas = typing.get_args(annotated)
     texts = [meta.description for meta in metas if isinstance(meta, Meta) and meta.description]
     extra: dict[str, Any] = next((meta.extra for meta in metas if isinstance(meta, Meta) and meta.extra), {})
-    text = f"{texts[0]}{_default_text(field.default)}".replace("%", "%%")
+    text = argparse.SUPPRESS if "hidden" in extra else f"{texts[0]}{_default_text(field.default)}".replace("%", "%%")
     if base is bool:
         name = f"--no-{field.name.replace('_', '-')}" if field.default else flag_name(field.name)
         text = ("do not " if field.default else "") + text

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from messages.config.server import Config, ExtraConfig, ModelConfig, ModelFacts
+from messages.config.server import Config, ExtraConfig, ModelFacts
 from messages.control.processes import FRONTEND, RING
 from messages.engines import SCHEDULER, rank_name
 from messages.errors import BootError, UsageError
@@ -128,29 +128,20 @@ def check_flags(sections: dict[str, Any]) -> Config:
     _check_names("--external", config.run.external)
     check_rules(config.run.restart)
     _check_names("--restart", [split_rule(rule)[0] for rule in config.run.restart])
-    model = choose_devices(config.model, config.most_engines * config.run.tensor_parallel)
-    return msgspec.structs.replace(config, model=model)
+    check_device(config)
+    return config
 
 
-def choose_devices(model: ModelConfig, num_ranks: int) -> ModelConfig:
-    """Returns `model` with the GPUs that `--devices` names, one by one. Raises `UsageError` where they do not suffice.
-
-    `num_ranks` are those of all engines. Whether the GPUs are there is for each of them to see, which has torch.
-    """
-    devices = tuple(name for text in model.devices for name in text.split(","))
-    for name in devices:
-        if not re.fullmatch(r"cuda:\d+", name):
-            raise UsageError(f"--devices: {name!r} is no GPU: name them as cuda:0,cuda:1")
-    if not devices:
-        return model
-    if model.device == "cpu":
-        raise UsageError("--devices names GPUs, and --device cpu wants none; leave one of them out")
-    if len(set(devices)) < max(len(devices), num_ranks):
+def check_device(config: Config) -> None:
+    """Raises `UsageError` for a `--device` that does not exist, or GPUs that are too few for all ranks."""
+    model, num_ranks = config.model, config.most_engines * config.run.tensor_parallel
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+(,cuda:\d+)*)?", model.device):
+        raise UsageError(f"--device: {model.device!r} is not valid: expected auto, cpu, cuda, or GPUs as cuda:0,cuda:1")
+    if model.devices and len(set(model.devices)) < max(len(model.devices), num_ranks):
         raise UsageError(
-            f"--devices: {num_ranks} ranks (--data-parallel times --tensor-parallel) need as many different GPUs, got "
-            f"{', '.join(devices)}"
+            f"--device: {num_ranks} ranks (--data-parallel times --tensor-parallel) need as many different GPUs, got "
+            f"{model.device}"
         )
-    return msgspec.structs.replace(model, devices=devices, device="cuda")
 
 
 def server_commands(config: Config) -> list[Command]:
@@ -230,7 +221,7 @@ def ready_text(config: Config, url: str, seconds: float) -> str:
     """Returns the summary with a line to paste."""
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": 64})
     headers = ["Content-Type: application/json"]
-    if config.http.api_key or config.http.api_key_file:
+    if config.http.api_key:
         headers.append("Authorization: Bearer KEY")
     shown = " ".join(f"-H {shlex.quote(header)}" for header in headers)
     curl = f"curl -N {url}/generate {shown} -d {shlex.quote(body)}"

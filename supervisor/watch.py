@@ -82,7 +82,7 @@ class Watch:
 
     def _end_stuck_start(self, child: Child, stuck_s: float) -> None:
         phase = self._group.status(child).phase
-        child.boot_error = f"no progress for {stuck_s:.0f} s in phase {phase!r} (--boot-timeout-s)"
+        child.boot_error = f"no progress for {stuck_s:.0f} s in phase {phase!r}"
         if self._lifecycle.is_first_start(child):
             raise RunFailedError(f"{child.name} cannot start: {child.boot_error}{quote(child.last_lines)}")
         child.kill()

@@ -22,13 +22,14 @@ class BatchConfig(ExtraConfig, frozen=True, kw_only=True):
     batch_dir_gb: Annotated[
         float, Meta(gt=0, description="GiB of files in --batch-dir beyond which none is taken; results still are")
     ] = 10.0
-    max_batch_file_mb: Annotated[float, Meta(gt=0, description="largest file of a batch in MiB")] = 200.0
+    max_batch_file_mb: float = 200.0
+    """Largest file of a batch in MiB, the limit of OpenAI. Not a flag."""
     batch_run: Annotated[
         tuple[str, ...],
         Meta(
             description="answer the requests in the first of two files, write the results to the second, and end "
             "(launch.py batch)",
-            extra={"metavar": "FILE"},
+            extra={"metavar": "FILE", "hidden": True},
         ),
     ] = ()
 

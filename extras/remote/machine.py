@@ -39,8 +39,7 @@ def make_config(admitted: Admitted, options: argparse.Namespace, console: Consol
         model=msgspec.structs.replace(
             wanted,
             cpu_threads=options.cpu_threads,
-            device="cuda" if options.device else wanted.device,
-            devices=(options.device,) if options.device else (),
+            device=options.device or wanted.device_type,
         ),
         # The frames of the engine are kept on the head, by its proxy.
         run=msgspec.structs.replace(config.run, data_parallel=1, record="", black_box_mb=0),

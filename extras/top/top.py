@@ -139,8 +139,10 @@ def _connect(server: RunningServer) -> http.client.HTTPConnection:
 
 def _key_headers(config: HttpConfig) -> dict[str, str]:
     """Who may read the run directory may know the keys."""
-    keys = list(config.api_key)
-    if not keys and config.api_key_file:
-        lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
-        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    return {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+    if not config.api_key:
+        return {}
+    key, lines = config.api_key[0], list[str]()
+    if key.startswith("@"):
+        lines = Path(key[1:]).read_text(encoding="utf-8").splitlines()
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return {"Authorization": f"Bearer {keys[0] if keys else key}"}

@@ -25,9 +25,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             "no heartbeat comes from within a step, so this must be longer than the longest one",
         ),
     ] = 60.0
-    boot_timeout_s: Annotated[
-        float, Meta(gt=0, description="seconds that a process may go without progress while it starts")
-    ] = 600.0
+    boot_timeout_s: float = 600.0
+    """Seconds that a process may go without progress while it starts. Not a flag."""
     tokenizer_workers: Annotated[
         int,
         Meta(ge=1, le=64, description="processes that tokenize; `launch.py scale tokenizer N` changes it at run time"),

@@ -57,15 +57,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = True
     device: Annotated[
-        Literal["auto", "cuda", "cpu"], Meta(description="where the model runs; auto: cuda if there is one")
-    ] = "auto"
-    devices: Annotated[
-        tuple[str, ...],
+        str,
         Meta(
-            description="GPUs of the engines of --data-parallel, one each, as cuda:0,cuda:1 (default: the first ones)",
-            extra={"metavar": "cuda:N"},
+            description="where the model runs: auto, cpu, cuda, or GPUs as cuda:0,cuda:1, one for each rank of each "
+            "engine; auto: cuda if there is one",
+            extra={"metavar": "NAME"},
         ),
-    ] = ()
+    ] = "auto"
     max_model_len: (
         Annotated[
             int,
@@ -110,6 +108,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "(pip install flashinfer-python)"
         ),
     ] = "auto"
+
+    @property
+    def device_type(self) -> str:
+        """`auto`, `cpu` or `cuda`."""
+        return self.device.partition(":")[0]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The GPUs that `--device` names; empty for the first ones."""
+        return tuple(self.device.split(",")) if ":" in self.device else ()
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,16 +247,10 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    grammar_timeout_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=600,
-            description="seconds that a grammar (response_format, structured_outputs) may take to compile before it is "
-            "refused",
-        ),
-    ] = 10.0
-    max_n_sequences: Annotated[int, Positive, Meta(description="choices that one prompt may have (n, best_of)")] = 64
+    grammar_timeout_s: float = 10.0
+    """Seconds that a grammar may take to compile before it is refused. Not a flag."""
+    max_n_sequences: int = 64
+    """Most choices of one prompt (`n`, `best_of`). Not a flag."""
     seed: (
         Annotated[
             int,

@@ -53,9 +53,9 @@ def find_placement(model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, 
 
     Raises `BootError` for what cannot be had.
     """
-    if model.device == "cuda" and not torch.cuda.is_available():
+    if model.device_type == "cuda" and not torch.cuda.is_available():
         raise BootError("--device cuda: torch finds no CUDA device; --device cpu runs without one")
-    is_cuda = model.device == "cuda" or (model.device == "auto" and torch.cuda.is_available())
+    is_cuda = model.device_type == "cuda" or (model.device_type == "auto" and torch.cuda.is_available())
     device = _find_gpu(model.devices, place) if is_cuda else torch.device("cpu")
     if model.quantization != "none" and (is_cuda or model.dtype == "float16"):
         where = "on CUDA" if is_cuda else "with --dtype float16"
@@ -104,14 +104,14 @@ def _find_gpu(devices: Sequence[str], place: int) -> torch.device:
     num_gpus = torch.cuda.device_count()
     names = devices or [f"cuda:{index}" for index in range(num_gpus)]
     if place > len(names):
-        source = "--devices names" if devices else "this machine has"
+        source = "--device names" if devices else "this machine has"
         raise BootError(
             f"rank {place} of all engines has no GPU: {source} {len(names)} ({', '.join(names)}), and each takes one; "
             "lower --data-parallel or --tensor-parallel"
         )
     device = torch.device(names[place - 1])
     if device.index >= num_gpus:
-        raise BootError(f"--devices {device}: torch finds {num_gpus} CUDA devices, the last is cuda:{num_gpus - 1}")
+        raise BootError(f"--device {device}: torch finds {num_gpus} CUDA devices, the last is cuda:{num_gpus - 1}")
     return device
 
 

@@ -26,7 +26,9 @@ def find_weight_bytes(config: Config) -> int:
     These are the tensors of the checkpoint in the number format of the model.
     """
     model, run = config.model, config.run
-    may_be_gpu = model.device == "cuda" or (model.device == "auto" and any(Path(file).exists() for file in GPU_FILES))
+    may_be_gpu = model.device_type == "cuda" or (
+        model.device_type == "auto" and any(Path(file).exists() for file in GPU_FILES)
+    )
     is_shared = model.share_weights and run.data_parallel > 0 and run.tensor_parallel == 1
     is_read_whole = model.quantization == "none" and model.load_format in ("auto", "safetensors")
     if may_be_gpu or not is_shared or not is_read_whole:

@@ -112,7 +112,7 @@ def test_ray_places_every_engine(tmp_path: Path):
         (["--kv-disk", "/tmp/x"], "--kv-disk and --kv-offload-gb keep the pages of one rank"),
         (["--kv-offload-gb", "1"], "--kv-disk and --kv-offload-gb keep the pages of one rank"),
         (["--ray"], "an engine on another machine has one rank"),
-        (["--devices", "cuda:0,cuda:1", "--data-parallel", "2"], "--devices: 4 ranks .* need as many different GPUs"),
+        (["--device", "cuda:0,cuda:1", "--data-parallel", "2"], "--device: 4 ranks .* need as many different GPUs"),
     ],
 )
 def test_what_several_ranks_cannot_have_is_refused(flags: list[str], message: str):

@@ -61,7 +61,7 @@ IGNORED = (
 """Parameters that mean nothing to this server, or (the first three) only in chats."""
 
 NumChoices = Annotated[int, Meta(ge=1)]
-NUM_CHOICES_TEXT = "a whole number from 1 to what --max-n-sequences allows"
+NUM_CHOICES_TEXT = "a whole number from 1 to 64"
 LengthPenalty = Annotated[float, Meta(ge=-10, le=10)]
 RequestId = Annotated[str, Meta(pattern=REQUEST_ID_PATTERN)]
 REQUEST_ID_TEXT = "a string of 1 to 128 letters, digits and ._:/+=-"
@@ -206,7 +206,7 @@ def check_num_choices(service: Service, num_choices: int, name: str, num_prompts
     """
     limit = service.config.scheduling.max_n_sequences
     if num_choices > limit:
-        raise bad_request(f"{name} must be at most {limit} (--max-n-sequences), got {num_choices}", name)
+        raise bad_request(f"{name} must be at most {limit}, got {num_choices}", name)
     total, limit = num_prompts * num_choices, service.admission.limit
     if total > limit:
         raise bad_request(

@@ -30,7 +30,7 @@ def admit(head_dir: Path) -> Admitted:
     run = RunConfig(data_parallel=2, record="/head/only", black_box_mb=9)
     remote = RemoteConfig(remote_engines=("tcp://a:1", "tcp://a:2"), max_engines=3)
     config = Config(
-        model=ModelConfig(model="named", cpu_threads=64, devices=("cuda:7",)),
+        model=ModelConfig(model="named", cpu_threads=64, device="cuda:7"),
         http=HttpConfig(api_key=("sk-secret",), admin_key=("sk-operator",)),
         run=run,
         facts=facts,
@@ -51,7 +51,7 @@ def test_the_engine_has_this_machines_model_processors_and_files(tmp_path: Path)
     config = make_config(admitted, options(str(here), "cuda:1", 3), Console())
     assert (config.facts.model_dir, config.facts.tokenizer_dir) == (str(here), str(here))
     assert (config.model.devices, config.model.cpu_threads, config.first_engine) == (("cuda:1",), 3, 4)
-    assert config.model.device == "cuda", "where there is none, it fails instead of computing on the CPU"
+    assert config.model.device_type == "cuda", "where there is none, it fails instead of computing on the CPU"
     assert (config.num_engines, config.most_engines, config.extras) == (1, 1, {})
     assert (config.run.record, config.run.black_box_mb) == ("", 0)
 

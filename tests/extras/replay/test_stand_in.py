@@ -30,7 +30,7 @@ def parsed(config: Config) -> dict[str, Any]:
 def test_no_text_of_a_manifest_becomes_another_flag():
     text = "--api-key"
     facts = msgspec.structs.replace(FACTS, served_names=(text, "--port=1"), model_dir=text, tokenizer_dir="")
-    model = ModelConfig(chat_template=text, served_model_name=("x", "--port", "1"), devices=("cuda:0", "--uds", "/x"))
+    model = ModelConfig(chat_template=text, served_model_name=("x", "--port", "1"), device="--uds")
     scheduling = SchedulingConfig(draft_model="--host")
     found = parsed(Config(facts=facts, model=model, scheduling=scheduling))
     assert (found["http"], found["batches"]) == (HttpConfig(), BatchConfig())
