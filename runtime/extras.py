@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
-from messages.config.server import Config
+from messages.config.server import Config, ExtraConfig
 
 FOLDER = Path(__file__).resolve().parents[1] / "extras"
 
@@ -32,8 +32,7 @@ class Extra(NamedTuple):
 
     name: str
     config: str = ""
-    """Has `SECTION`, an `ExtraConfig` with the flags, and `check(config)`, which returns the configuration with what
-    follows from them or raises `UsageError`."""
+    """`module:class`, an `ExtraConfig` with the flags."""
     process: str = ""
     """Has `attach(link)`, which is called in each process of the run."""
     frontend: str = ""
@@ -48,7 +47,7 @@ class Extra(NamedTuple):
     """Commands that are programs of their own, with their modules."""
 
 
-def load_function(name: str) -> Any:
+def load_object(name: str) -> Any:
     """Imports `module:function`."""
     module, _, function = name.partition(":")
     return getattr(import_module(module), function)
@@ -69,6 +68,6 @@ def load_parts(config: Config, place: Place) -> list[ModuleType]:
     ]
 
 
-def load_sections() -> dict[str, ModuleType]:
-    """Imports the modules with the flags of all installed extras, by the extras' names."""
-    return {extra.name: import_module(extra.config) for extra in installed_extras() if extra.config}
+def load_sections() -> dict[str, type[ExtraConfig]]:
+    """Imports the sections with the flags of all installed extras, by the extras' names."""
+    return {extra.name: load_object(extra.config) for extra in installed_extras() if extra.config}

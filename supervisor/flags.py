@@ -35,7 +35,7 @@ SHORT_HELP = (
 
 def find_sections() -> dict[str, type[msgspec.Struct]]:
     """Returns all sections of flags by name: the core's, then those of the installed extras."""
-    return CORE_SECTIONS | {name: module.SECTION for name, module in load_sections().items()}
+    return {**CORE_SECTIONS, **load_sections()}
 
 
 class _ShowHelp(argparse.Action):

@@ -115,13 +115,11 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
 def check_flags(sections: dict[str, Any]) -> Config:
     """Returns the configuration without facts. Raises `UsageError` for flags that do not go together."""
     config = Config(**{name: sections[name] for name in CORE_SECTIONS}, facts=NO_FACTS)
-    modules = load_sections()
-    for name in modules:
-        section: ExtraConfig = sections[name]
+    of_extras: list[ExtraConfig] = [sections[name] for name in load_sections()]
+    for section in of_extras:
         if section != type(section)():
             config = section.put_into(config)
-    for module in modules.values():
-        config = module.check(config)
+        config = section.check(config)
     for is_broken, error in RULES:
         if is_broken(config):
             raise UsageError(error)

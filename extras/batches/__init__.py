@@ -4,7 +4,7 @@ from runtime.extras import Extra, ExtraCommand
 
 EXTRA = Extra(
     name="batches",
-    config="extras.batches.config",
+    config="extras.batches.config:BatchConfig",
     frontend="extras.batches.part",
     commands={
         "batch": ExtraCommand(

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from messages.config.server import Config, ExtraConfig
+from messages.config.server import ExtraConfig
 
 
 class BatchConfig(ExtraConfig, frozen=True, kw_only=True):
@@ -32,10 +32,3 @@ class BatchConfig(ExtraConfig, frozen=True, kw_only=True):
             extra={"metavar": "FILE", "hidden": True},
         ),
     ] = ()
-
-
-SECTION = BatchConfig
-
-
-def check(config: Config) -> Config:
-    return config

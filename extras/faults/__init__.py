@@ -4,7 +4,7 @@ from runtime.extras import Extra, ExtraCommand
 
 EXTRA = Extra(
     name="faults",
-    config="extras.faults.config",
+    config="extras.faults.config:FaultsConfig",
     process="extras.faults.faults",
     redact="extras.faults.faults:redact_poisons",
     commands={

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from messages.config.server import Config, ExtraConfig
+from messages.config.server import ExtraConfig
 
 
 class FaultsConfig(ExtraConfig, frozen=True, kw_only=True):
@@ -15,10 +15,3 @@ class FaultsConfig(ExtraConfig, frozen=True, kw_only=True):
     enable_fault_injection: Annotated[
         bool, Meta(description="obey `launch.py inject`: processes die, frames are lost, on purpose")
     ] = False
-
-
-SECTION = FaultsConfig
-
-
-def check(config: Config) -> Config:
-    return config

@@ -4,7 +4,7 @@ from runtime.extras import Extra
 
 EXTRA = Extra(
     name="remote",
-    config="extras.remote.config",
+    config="extras.remote.config:RemoteConfig",
     launcher="extras.remote.head",
     programs={"join": "extras.remote.join"},
 )

@@ -76,31 +76,26 @@ class RemoteConfig(ExtraConfig, frozen=True, kw_only=True):
             int(values["min"]), self.max_engines, int(values["up_tokens"]), values["up_s"], values["down_s"]
         )
 
-
-SECTION = RemoteConfig
-
-
-def check(config: Config) -> Config:
-    """Returns `config` with the number of engines on each side."""
-    remote = RemoteConfig.of(config)
-    limits = remote.limits
-    if remote.max_engines:
-        if remote.remote_engines or SCHEDULER in config.run.external:
-            raise UsageError("--max-engines: engines at --remote-engines, or started by hand, come and go with you")
-        if max(limits.min_engines, config.run.data_parallel) > remote.max_engines:
-            raise UsageError("--max-engines: there can be no fewer than min of --scaling and --data-parallel")
-        run = msgspec.structs.replace(config.run, data_parallel=max(limits.min_engines, config.run.data_parallel))
-        config = msgspec.structs.replace(config, run=run, max_engines=remote.max_engines)
-    if remote.ray:
-        if remote.remote_engines:
-            raise UsageError("--ray places all engines: give their number as --data-parallel, and no --remote-engines")
-        remote = msgspec.structs.replace(remote, remote_engines=(ANY_PORT,) * config.run.data_parallel)
-        config = remote.put_into(
-            msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, data_parallel=0))
-        )
-    else:
-        for address in remote.remote_engines:
+    def check(self, config: Config) -> Config:
+        """Returns `config` with the numbers of engines on this machine and on others."""
+        limits, run, addresses = self.limits, config.run, self.remote_engines
+        if self.max_engines:
+            num_engines = max(limits.min_engines, run.data_parallel)
+            if addresses or SCHEDULER in run.external:
+                raise UsageError("--max-engines: engines at --remote-engines, or started by hand, come and go with you")
+            if num_engines > self.max_engines:
+                raise UsageError("--max-engines: there can be no fewer than min of --scaling and --data-parallel")
+            run = msgspec.structs.replace(run, data_parallel=num_engines)
+        for address in addresses:
             check_address("--remote-engines", address)
-    if remote.remote_engines and config.run.tensor_parallel > 1:
-        raise UsageError("--tensor-parallel: an engine on another machine has one rank; leave it at 1")
-    return msgspec.structs.replace(config, num_remote_engines=len(remote.remote_engines))
+        if self.ray:
+            if addresses:
+                raise UsageError(
+                    "--ray places all engines: give their number as --data-parallel, and no --remote-engines"
+                )
+            addresses = (ANY_PORT,) * run.data_parallel
+            run = msgspec.structs.replace(run, data_parallel=0)
+            config = msgspec.structs.replace(self, remote_engines=addresses).put_into(config)
+        if addresses and run.tensor_parallel > 1:
+            raise UsageError("--tensor-parallel: an engine on another machine has one rank; leave it at 1")
+        return msgspec.structs.replace(config, run=run, num_remote_engines=len(addresses), max_engines=self.max_engines)

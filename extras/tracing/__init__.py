@@ -2,4 +2,4 @@
 
 from runtime.extras import Extra
 
-EXTRA = Extra(name="tracing", config="extras.tracing.config", frontend="extras.tracing.part")
+EXTRA = Extra(name="tracing", config="extras.tracing.config:TracingConfig", frontend="extras.tracing.part")

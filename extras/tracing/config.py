@@ -21,12 +21,7 @@ class TracingConfig(ExtraConfig, frozen=True, kw_only=True):
         ),
     ] = ""
 
-
-SECTION = TracingConfig
-
-
-def check(config: Config) -> Config:
-    endpoint = TracingConfig.of(config).otlp_endpoint
-    if endpoint and not endpoint.startswith(("http://", "https://")):
-        raise UsageError(f"--otlp-endpoint: {endpoint} is not a URL, as http://localhost:4318 is")
-    return config
+    def check(self, config: Config) -> Config:
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise UsageError(f"--otlp-endpoint: {self.otlp_endpoint} is not a URL, as http://localhost:4318 is")
+        return config

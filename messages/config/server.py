@@ -331,6 +331,10 @@ class ExtraConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Returns the section in `config`, with defaults if none of its flags was given."""
         return msgspec.convert(config.extras.get(cls.EXTRA, {}), cls)
 
+    def check(self, config: Config) -> Config:
+        """Returns `config` with the consequences of this section. Raises `UsageError` for flags that conflict."""
+        return config
+
     def put_into(self, config: Config) -> Config:
         """Returns `config` with this section."""
         return msgspec.structs.replace(config, extras={**config.extras, self.EXTRA: msgspec.to_builtins(self)})

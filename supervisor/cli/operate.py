@@ -26,7 +26,7 @@ from messages.control.admin import (
     TakeSnapshot,
 )
 from messages.frame_files import FrameFileError
-from runtime.extras import installed_extras, load_function
+from runtime.extras import installed_extras, load_object
 from supervisor.admin.tasks import CommandFailedError
 from supervisor.cli.redact import redact_snapshot
 from supervisor.cli.results import (
@@ -138,7 +138,7 @@ def make_parser(wanted: Collection[str] = ()) -> tuple[argparse.ArgumentParser, 
                 _add(commands, name, command.text) if command.needs_server else _add_plain(commands, name, command.text)
             )
             if name in wanted:
-                load_function(command.options)(own)
+                load_object(command.options)(own)
     return parser, commands.choices
 
 

@@ -8,7 +8,7 @@ import msgspec
 from messages.errors import SluiceError
 from messages.frame_files import SUFFIX
 from runtime.black_box.redaction import redact_file
-from runtime.extras import installed_extras, load_function
+from runtime.extras import installed_extras, load_object
 from runtime.run_dir import RunDir
 from supervisor.manifest import read_manifest, write_manifest
 
@@ -21,7 +21,7 @@ def redact_snapshot(directory: Path) -> None:
     black_box = RunDir(directory).black_box
     for extra in installed_extras():
         if extra.redact:
-            load_function(extra.redact)(black_box)
+            load_object(extra.redact)(black_box)
     with contextlib.suppress(SluiceError):  # no frames are kept
         write_manifest(black_box, msgspec.structs.replace(read_manifest(black_box), is_redacted=True))
     for path in directory.rglob(f"*{SUFFIX}"):
