@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from runtime.logs import LogLine, is_json_line, json_line, shown_time
 
 MAX_HELD_LINES = 1000
-"""Lines kept while nobody reads (a stopped terminal, a stuck pipe); older ones are dropped, and their number told."""
+"""Lines kept while the terminal does not read (stopped, or a stuck pipe); older ones are dropped and counted."""
 
 CHUNK_BYTES = 4096
 """What a pipe that polls writable takes without blocking (PIPE_BUF)."""
@@ -69,7 +69,7 @@ class Console:
         self._write(f"\r\x1b[K{self._bar}")
 
     def begin_process(self, name: str) -> None:
-        """Has the progress of a new incarnation of process `name` shown from its beginning."""
+        """Clears the progress of a new incarnation of process `name` shown from its beginning."""
         self._told_percents = {key: percent for key, percent in self._told_percents.items() if key[0] != name}
 
     def end_progress(self) -> None:
@@ -86,7 +86,7 @@ class Console:
                 num_written = os.write(self._descriptor, chunk[:CHUNK_BYTES])
             except BlockingIOError:
                 num_written = 0
-            except OSError:  # the reader is gone for good: there is nobody left to tell
+            except OSError:  # the reader is gone for good: no reader is left
                 self._held.clear()
                 return
             if num_written < len(chunk):

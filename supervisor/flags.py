@@ -38,7 +38,7 @@ def find_sections() -> dict[str, type[msgspec.Struct]]:
     return {**CORE_SECTIONS, **load_sections()}
 
 
-class _ShowHelp(argparse.Action):
+class _HelpAction(argparse.Action):
     """`--help` shows `SHORT_HELP`, `--help-all` all flags."""
 
     def __call__(
@@ -101,8 +101,8 @@ def make_parser(names: Collection[str] | None = None) -> argparse.ArgumentParser
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
     )
     parser.add_argument("--version", action="version", version=f"sluice {VERSION}")
-    parser.add_argument("-h", "--help", action=_ShowHelp, nargs=0, help="show the flags that most people need")
-    parser.add_argument("--help-all", action=_ShowHelp, nargs=0, help="show all flags")
+    parser.add_argument("-h", "--help", action=_HelpAction, nargs=0, help="show the flags that most people need")
+    parser.add_argument("--help-all", action=_HelpAction, nargs=0, help="show all flags")
     for struct in find_sections().values():
         fields = [one for one in flag_fields(struct) if names is None or one[0].name in names]
         group = parser.add_argument_group(str(struct.__doc__)) if fields else None

@@ -206,7 +206,7 @@ def _write_files(run_dir: RunDir, config: Config, url: str) -> None:
 
 
 def _write_manifest(config: Config, run_dir: RunDir) -> None:
-    """Writes what this server is beside the frames that its processes keep, if they do."""
+    """Writes the manifest of this server next to the frames that its processes keep, if any."""
     run = config.run
     folders = [run_dir.black_box] * bool(run.black_box_mb) + [Path(run.record)] * bool(run.record)
     if folders:

@@ -56,7 +56,7 @@ class BatchList(msgspec.Struct, frozen=True):
 
 
 class BatchApi:
-    """`store` is `None` where the server keeps no batches: then everything is refused.
+    """`store` is `None` if the server keeps no batches: then everything is refused.
 
     The batches themselves are run by the frontend that holds the store's lock.
     """

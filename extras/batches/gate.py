@@ -50,7 +50,7 @@ class Gate:
 
     @property
     def num_free(self) -> int:
-        """Rows that batches may still have, less than 1 where they have to wait."""
+        """Rows that batches may still have, less than 1 if they have to wait."""
         num_own = sum(call.num_open for call in self._calls)
         num_rows = sum(max(1, call.num_open) for call in self._calls)
         others = self._processes.other_fronts(self._uid_block)

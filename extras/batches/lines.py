@@ -89,12 +89,12 @@ def numbered_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
             yield number, raw if is_too_long else raw.removeprefix(b"\xef\xbb\xbf").strip()
 
 
-class Checked(NamedTuple):
+class FileCheck(NamedTuple):
     num_lines: int
     errors: tuple[LineError, ...]
 
 
-def check_file(path: Path, urls: Collection[str], max_bytes: int, max_lines: int | None = None) -> Checked:
+def check_file(path: Path, urls: Collection[str], max_bytes: int, max_lines: int | None = None) -> FileCheck:
     """Reads the whole file and returns the number of its requests and the first `MAX_ERRORS` errors.
 
     The file may have up to `max_lines` requests, and as many blank lines.
@@ -124,4 +124,4 @@ def check_file(path: Path, urls: Collection[str], max_bytes: int, max_lines: int
             errors.append(LineError(code=error.code, line=number, message=str(error), param=error.param))
     if not (num_lines or errors):
         errors.append(LineError(code="empty_file", message="the file has no line"))
-    return Checked(num_lines, tuple(errors))
+    return FileCheck(num_lines, tuple(errors))

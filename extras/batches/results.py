@@ -35,7 +35,7 @@ class _SeenResponse(msgspec.Struct, frozen=True):
     status_code: int
 
 
-class _Seen(msgspec.Struct, frozen=True):
+class _ResultLine(msgspec.Struct, frozen=True):
     """What is read of a result again."""
 
     custom_id: str
@@ -49,7 +49,7 @@ DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """The errors that freeing disk space resolves."""
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(_Seen)
+_decoder = msgspec.json.Decoder(_ResultLine)
 
 
 class ResultsError(SluiceError):

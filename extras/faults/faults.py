@@ -140,7 +140,7 @@ class Faults:
         return Acknowledged(f"pid {os.getpid()} overwrites {command.num_pages} pages and dies")
 
     def fault_edge(self, command: EdgeFault) -> ProcessResult:
-        """Raises `SluiceError` where this process sends nothing to that one."""
+        """Raises `SluiceError` if this process sends nothing to that one."""
         open_senders = {name: one for name, one in self._senders.items() if not one.is_closed}
         senders = [one for name, one in open_senders.items() if command.receiver in (name, kind_of(name))]
         if not senders:
@@ -245,7 +245,7 @@ class Rule:
         return not self._probability and self._num_left == 0
 
     def meets_next(self) -> bool:
-        """Tells whether the next frame is met."""
+        """True if the next frame is met."""
         if self._probability:
             return random.random() < self._probability
         self._num_left -= 1

@@ -31,7 +31,7 @@ STACKS_S = 0.2
 class Engine:
     """The scheduler `admitted.name`, started at once. `clock_ahead_ns`: by how much the head's clock is ahead of ours.
 
-    Raises `OSError` where it cannot be started.
+    Raises `OSError` if it cannot be started.
     """
 
     def __init__(self, admitted: Admitted, config: Config, run_dir: RunDir, clock_ahead_ns: int):

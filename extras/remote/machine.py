@@ -22,7 +22,7 @@ from supervisor.model.lookup import find_model, find_tokenizer
 def make_config(admitted: Admitted, options: argparse.Namespace, console: Console) -> Config:
     """Returns the configuration of the engine here; this may fetch the model from the hub.
 
-    Raises `UsageError` or `BootError` where the model is not here, or is another one.
+    Raises `UsageError` or `BootError` if the model is not here, or is another one.
     """
     config = msgspec.json.decode(admitted.config, type=Config)
     wanted = config.model
@@ -61,7 +61,7 @@ def check_processors(device: str, cpu_threads: int) -> None:
 
 
 def check_is_same(expected: Mapping[str, str], model_dir: Path) -> None:
-    """Raises `BootError` where a file is another than the head's, or the weights are in other files."""
+    """Raises `BootError` if a file is another than the head's, or the weights are in other files."""
     found = digests_of(model_dir)
     different = {name for name in expected.keys() & found.keys() if expected[name] != found[name]}
     different |= {name for name in expected.keys() ^ found.keys() if is_weight_file(name)}

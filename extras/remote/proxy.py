@@ -232,7 +232,7 @@ class Proxy:
 
 
 def find_refusal(join: Join, present_host: str) -> TurnedAway | None:
-    """Returns why an engine may not join, `None` where it may. `present_host`: where the one runs that has joined."""
+    """Returns why an engine may not join, `None` if it may. `present_host`: where the one runs that has joined."""
     if (join.schema_version, join.release) != (JOIN_VERSION, VERSION):
         return TurnedAway(
             f"it has release {join.release} with version {join.schema_version:x} of the messages, and the head has "
@@ -245,7 +245,7 @@ def find_refusal(join: Join, present_host: str) -> TurnedAway | None:
 
 
 def serve(link: ProcessLink) -> None:
-    """Stands for the engine until the launcher says stop. Raises `BootError` where its address cannot be had."""
+    """Stands for the engine until the launcher says stop. Raises `BootError` if its address cannot be had."""
     if link.stand_by():
         remote = RemoteConfig.of(link.config)
         # Ray's are all the same, and may be more.

@@ -59,7 +59,7 @@ class JoinerActor:
 class RayPlacement:
     """Has Ray start a joiner for the head's `port`, again and again.
 
-    Raises `BootError` where there is no Ray, or no cluster that answers.
+    Raises `BootError` if there is no Ray, or no cluster that answers.
     """
 
     def __init__(self, config: Config, port: int, key_file: Path):
@@ -143,7 +143,7 @@ class RayPlacement:
 
 
 def _find_out_whether_it_answers(address: str) -> None:
-    """Raises `OSError` where nobody listens at HOST:PORT; what else `address` may be is for Ray to know."""
+    """Raises `OSError` if nobody listens at HOST:PORT; what else `address` may be is for Ray to know."""
     found = re.fullmatch(r"(?:ray://)?(.+):(\d{1,5})", address)
     if found is not None:
         socket.create_connection((found[1].strip("[]"), int(found[2])), ANSWER_TIMEOUT_S).close()

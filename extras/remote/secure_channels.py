@@ -47,7 +47,7 @@ class _Credentials:
 class HeadChannel(Generic[T]):
     """The head's end, at which any number of joiners may connect; `union` is what they may send.
 
-    Raises `BootError` where `address` cannot be bound.
+    Raises `BootError` if `address` cannot be bound.
     """
 
     def __init__(self, address: str, keys: HeadKeys, union: Any):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from extras.replay.culprit import describe_culprits, find_culprits
 from extras.replay.differences import describe, find_first
-from extras.replay.drive import Drive, output_channels
+from extras.replay.drive import ReplayDriver, output_channels
 from extras.replay.recording import Attempt, Recording
 from extras.replay.stand_in import ServerEndedError, StandIn
 from messages.control.processes import RING
@@ -75,7 +75,7 @@ def replay(options: argparse.Namespace) -> int:
     print(f"replaying {scope}, recorded {manifest.begun} by sluice {manifest.version}", file=sys.stderr, flush=True)
     try:
         ended = _play(options, recording)
-        # What has ended by itself counts also where the server then died: a wrong token may be why.
+        # What has ended by itself counts also if the server then died: a wrong token may be why.
         whole = [one for one in recording.attempts.values() if not ended or one.replayed.reason]
         is_same = manifest.is_redacted or _tell_difference(whole, manifest, flags)
         if ended:
@@ -93,9 +93,9 @@ def replay(options: argparse.Namespace) -> int:
 
 
 def _play(options: argparse.Namespace, recording: Recording) -> str:
-    """Replays on a new server; returns how that ended before its time, empty where it did not.
+    """Replays on a new server; returns how that ended before its time, empty if it did not.
 
-    Raises `SluiceError` where nothing comes of it any more.
+    Raises `SluiceError` if nothing comes of it any more.
     """
     real = (options.only,) if options.only else RING
     poisons = recording.poisons if SCHEDULER in real else []
@@ -104,7 +104,7 @@ def _play(options: argparse.Namespace, recording: Recording) -> str:
         with StandIn(recording.config, flags, real, output_channels(recording, options.only)) as server:
             if poisons:
                 server.poison(poisons)
-            Drive(recording, options.only, options.speed).run(server)
+            ReplayDriver(recording, options.only, options.speed).run(server)
     except ServerEndedError as error:
         return str(error)
     return ""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from extras.replay.recording import Attempt, Recording
 
 Play = Callable[[Recording], str]
-"""Replays; returns how the server ended before its time, empty where it did not."""
+"""Replays; returns how the server ended before its time, empty if it did not."""
 
 
 def find_culprits(recording: Recording, play: Play) -> list[Attempt]:

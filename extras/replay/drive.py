@@ -24,7 +24,7 @@ MAX_SENT = 1000
 """Messages that a detokenizer is sent before its replies are received: channels hold many more."""
 
 
-class Drive:
+class ReplayDriver:
     """Replays `recording` at `speed` times the recorded one; 0: as fast as the server takes it."""
 
     def __init__(self, recording: Recording, only: str, speed: float):
@@ -44,7 +44,7 @@ class Drive:
         return attempt.replayed if attempt else None
 
     def run(self, server: StandIn) -> None:
-        """Returns when all that was sent has ended. Raises `SluiceError` where nothing comes any more."""
+        """Returns when all that was sent has ended. Raises `SluiceError` if nothing comes any more."""
         self._begun_s = time.monotonic()
         is_stream = OPENINGS[self._target] is OpenStream
         send_next = self._make_stream_sender(server) if is_stream else self._make_request_sender(server)

@@ -57,7 +57,7 @@ class Attempt:
 
     @property
     def is_whole(self) -> bool:
-        """Tells whether it ended by itself in the recording, so that all of it must come again."""
+        """True if it ended by itself in the recording, so that all of it must come again."""
         return self.end is None
 
     @property
@@ -67,7 +67,7 @@ class Attempt:
 
     @property
     def is_open(self) -> bool:
-        """Tells whether the replayed processes have it now."""
+        """True if the replayed processes have it now."""
         return self.is_sent and not self.replayed.reason
 
     @property
@@ -91,7 +91,7 @@ class Recording:
     """What `directory`, or the black box in it, holds of the replayed processes: one kind, or (empty) all together.
 
     `inputs` are all messages that went in, in their order. `trouble` is what a snapshot was taken of, `poisons` the
-    faults that had been injected into steps. Raises `SluiceError` where the directory holds nothing that can be
+    faults that had been injected into steps. Raises `SluiceError` if the directory holds nothing that can be
     replayed. Frames that do not decode are counted, not replayed. With `uids` only these requests count.
     """
 

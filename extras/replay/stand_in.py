@@ -47,7 +47,7 @@ class StandIn:
     """Plays all processes of a new server but those of the kinds in `real`.
 
     `flags` are the server's, after those of the recorded configuration. `channels` are the names of the channels that
-    are received from here. Raises `ServerEndedError` where the server does not come to serve.
+    are received from here. Raises `ServerEndedError` if the server does not come to serve.
     """
 
     def __init__(self, config: Config, flags: Sequence[str], real: Sequence[str], channels: Sequence[str]):

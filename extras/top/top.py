@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def show_top(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     """Redraws until Ctrl-C or the end of the server; where nobody can watch (no terminal, --json), shows it once.
 
-    Returns the exit code 0. Raises `NoServerError` where the server ends.
+    Returns the exit code 0. Raises `NoServerError` if the server ends.
     """
     is_once = options.json or not sys.stdout.isatty()
     title = ", ".join(server.config.facts.served_names)
@@ -90,7 +90,7 @@ def watch(server: RunningServer) -> Iterator[Json]:
 
 
 def _read_stream(server: RunningServer) -> Iterator[Json]:
-    """Raises `NoServerError` where the stream is refused, for want of a key for example."""
+    """Raises `NoServerError` if the stream is refused, for want of a key for example."""
     connection = _connect(server)
     try:
         connection.request("GET", "/live", headers=_key_headers(server.config.http))

@@ -41,7 +41,7 @@ TRACES_PATH = "/v1/traces"
 log = logging.getLogger("sluice.tracing")
 
 
-class _Collected(SpanProcessor):
+class _EndedSpans(SpanProcessor):
     """Keeps the spans that have ended and are sampled."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class SpanExport:
         self._news = threading.Event()
         self._closing = threading.Event()
         self._is_failing = False
-        self._collected = _Collected()
+        self._collected = _EndedSpans()
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(self._collected)
         self._tracer = self._provider.get_tracer("sluice", VERSION)

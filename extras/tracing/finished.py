@@ -25,7 +25,7 @@ class Choice(NamedTuple):
 
     timeline: Timeline
     first_token_ns: int
-    """0 where there was none."""
+    """0 if there was none."""
     parameters: dict[str, Value]
     """Attributes."""
 

@@ -25,7 +25,7 @@ class StepReader:
         self._chunks: Sequence[ChunkRow] = ()
         """Of the step that runs."""
         self._begun_ns = 0
-        """When the step that runs began, 0 where none does or it is not known."""
+        """When the step that runs began, 0 if none does or it is not known."""
         self._idle_since_ns = 0
 
     def take(self, message: object) -> None:

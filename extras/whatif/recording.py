@@ -65,7 +65,7 @@ class _Request:
 def read_recording(folder: Path, num_skipped: int = 0) -> Recording:
     """Leaves out so many requests, and all that came before the next one.
 
-    Raises `UsageError` where the directory holds no recording of a scheduler.
+    Raises `UsageError` if the directory holds no recording of a scheduler.
     """
     try:
         with reporting_damage(folder):

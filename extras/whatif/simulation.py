@@ -44,7 +44,7 @@ class SimulatedStep:
 class SimulatedRunner:
     """A device that runs steps one after another, each for the seconds that `next_seconds` gives for its size.
 
-    The next tokens are those of `arrivals`, whose uids are their indices; 0 where they are not known.
+    The next tokens are those of `arrivals`, whose uids are their indices; 0 if they are not known.
     """
 
     can_plan_ahead = False

@@ -118,7 +118,7 @@ def _check_replaceable(group: ProcessGroup, child: Child) -> None:
 
 
 def _check_stands_by(lifecycle: Lifecycle, successor: Child, child: Child) -> None:
-    """Raises `CommandFailedError` where the successor has ended; then all is as if there had been no command."""
+    """Raises `CommandFailedError` if the successor has ended; then all is as if there had been no command."""
     if successor.pid:
         return
     end = "the old one serves on"

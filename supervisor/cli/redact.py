@@ -16,7 +16,7 @@ from supervisor.manifest import read_manifest, write_manifest
 def redact_snapshot(directory: Path) -> None:
     """Redacts the frames of a snapshot and removes its logs, which may contain prompts.
 
-    Its manifest says so, because a replay of it cannot give the same outputs.
+    Its manifest records that, because a replay of it cannot give the same outputs.
     """
     black_box = RunDir(directory).black_box
     for extra in installed_extras():

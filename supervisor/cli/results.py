@@ -16,7 +16,7 @@ ANSWER_TIMEOUT_S = 15.0
 
 
 def instruct(options: argparse.Namespace, line: AdminClient, command: InstructProcesses) -> int:
-    """Gives an instruction to processes and shows what each has made of it; 1 where one of them failed."""
+    """Gives an instruction to processes and shows the result of each; returns 1 if one of them failed."""
     result = line.give(command, command.timeout_s + ANSWER_TIMEOUT_S)
     if not isinstance(result, Collected):
         return show_result(options, result)
@@ -29,7 +29,7 @@ def instruct(options: argparse.Namespace, line: AdminClient, command: InstructPr
 
 
 def give(options: argparse.Namespace, line: AdminClient, command: AdminCommand, timeout_s: float) -> int:
-    """Gives a command whose result is one line, and tells how far it comes."""
+    """Gives a command whose result is one line, and shows its progress."""
     return show_result(options, line.give(command, timeout_s, lambda text: print(text, file=sys.stderr, flush=True)))
 
 
