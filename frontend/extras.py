@@ -26,7 +26,7 @@ class FrontendPart:
 
     endpoints: Sequence[Endpoint] = ()
     collectors: Sequence[Collector] = ()
-    """Of metrics."""
+    """Collectors of metrics."""
 
     def begin(self, endpoints: Iterable[Endpoint]) -> None:
         """Is called once, with all endpoints of the frontend, before it serves. Raises `BootError`."""

@@ -34,12 +34,12 @@ class Extra(NamedTuple):
     config: str = ""
     """`module:class`, an `ExtraConfig` with the flags."""
     process: str = ""
-    """Has `attach(link)`, which is called in each process of the run."""
+    """A module with `attach(link)`, which is called in each process of the run."""
     frontend: str = ""
-    """Has `make_part(context)`, which returns a `FrontendPart`."""
+    """A module with `make_part(context)`, which returns a `FrontendPart`."""
     launcher: str = ""
-    """Has `engine_commands(config)` and `write_files(config, run_dir)`, and `make_part(config, group, begin, console)`,
-    which returns an object whose `look` is called in each turn of the launcher's loop."""
+    """A module with `engine_commands(config)`, `write_files(config, run_dir)` and `make_part(config, group, begin,
+    console)`; the `look` of a part is called in each turn of the launcher's loop."""
     commands: Mapping[str, ExtraCommand] = {}
     redact: str = ""
     """`module:function`, called with the directory of frames in a snapshot that is redacted."""

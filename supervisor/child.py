@@ -80,7 +80,7 @@ class Child:
         self.is_silent = False
         """It has closed its output."""
         self.is_welcome = False
-        """It has said hello, so it hears what is sent to its name. While `pid` is 0: its end is being dealt with."""
+        """It has sent its hello, so it receives messages to its name. While `pid` is 0: its end is being dealt with."""
         self.has_been_told = False
         """It has been asked to stop, so its end is no death."""
         self.is_early = False

@@ -18,7 +18,7 @@ CLOSE_TIMEOUT_S = 1.0
 NAME_WIDTH = 12
 BAR_WIDTH = 30
 PLAIN_PROGRESS_STEP = 25
-"""Percent between two lines of progress where there is no terminal to draw a bar on."""
+"""Percent between two lines of progress without a terminal to draw a bar on."""
 
 
 class Console:
@@ -113,7 +113,7 @@ class Console:
             self._held.popleft()
             self._num_dropped += 1
         elif self._num_dropped and not self._held:
-            text = self._line(f"({self._num_dropped} lines were dropped: nobody read them)", "warning") + text
+            text = self._line(f"({self._num_dropped} lines were dropped: they were not read)", "warning") + text
             self._num_dropped = 0
         self._held.append(text.encode(errors="replace"))
         self.flush()

@@ -89,7 +89,7 @@ class StatusBoard:
         return self._statuses[name]
 
     def statuses(self) -> tuple[ProcessStatus, ...]:
-        """Returns all, in the order of their places; who comes or goes stands beside the one it is about."""
+        """Returns all, in the order of their places; a successor or predecessor follows the process it belongs to."""
         return tuple(sorted(self._statuses.values(), key=lambda status: self._places.index(place_of(status.name))))
 
     def is_ready(self, may_be_absent: Collection[str] = ()) -> bool:

@@ -70,7 +70,7 @@ class BatchApi:
         return need_store(self._given_store)
 
     async def create(self, request: Request) -> JsonReply:
-        """Raises `RequestError`: 400, 404 for an unknown file, 429 where too many batches are open."""
+        """Raises `RequestError`: 400, 404 for an unknown file, 429 if too many batches are open."""
         store = self._store
         body = self._decoder.decode(await read_body(request, MAX_BODY_BYTES))
         if body.endpoint not in ENDPOINTS:

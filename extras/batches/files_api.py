@@ -165,7 +165,7 @@ def need_store(store: BatchStore | None) -> BatchStore:
 
 
 def read_query(request: Request, *names: str) -> dict[str, str]:
-    """Returns what the query gives. Raises `RequestError` (400) for names beside `names`."""
+    """Returns what the query gives. Raises `RequestError` (400) for names other than `names`."""
     query = dict(request.query_params)
     for name in query:
         if name not in names:

@@ -63,7 +63,7 @@ class Gate:
 
     async def enter(self, call: InProcessCall) -> None:
         """Returns when `call` may be made; `leave` must follow."""
-        async with self._entering:  # whoever came first goes first
+        async with self._entering:  # first come, first served
             while self.num_free < 1:
                 self._changed.clear()
                 await self._changed.wait()

@@ -17,11 +17,11 @@ REFUSED = {"stream": "stream_not_supported", "background": "background_not_suppo
 """Switches that must be off, as a line has one result, with the codes of their errors."""
 
 MAX_ERRORS = 100
-"""Of one file, that are told."""
+"""Most errors reported for one file."""
 
 
 class LineError(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with line `line`, which counts from 1, or (`None`) with the file."""
+    """An error in line `line`, which counts from 1, or (`None`) in the file."""
 
     code: str
     line: int | None = None

@@ -36,7 +36,7 @@ class _SeenResponse(msgspec.Struct, frozen=True):
 
 
 class _ResultLine(msgspec.Struct, frozen=True):
-    """What is read of a result again."""
+    """The fields of a result that are read again."""
 
     custom_id: str
     response: _SeenResponse | None
@@ -59,7 +59,7 @@ class ResultsError(SluiceError):
 class Results:
     """Appends results to `output`, those of failed lines to `errors`, which may be the same file.
 
-    Nobody else may write the files until `close`. Call `load` first. Raises `ResultsError`, and `OSError`.
+    No other process may write the files until `close`. Call `load` first. Raises `ResultsError`, and `OSError`.
     """
 
     def __init__(self, output: Path, errors: Path):
@@ -129,7 +129,7 @@ class Results:
         self.is_synced = False
 
     def sync(self) -> None:
-        """Has everything that was added on disk. Raises `OSError`."""
+        """Flushes everything that was added to disk. Raises `OSError`."""
         self.is_synced = True
         for descriptor in self._files.values():
             os.fsync(descriptor)

@@ -71,11 +71,11 @@ def attach(link: ProcessLink) -> None:
 
 
 class PoisonedStepError(Exception):
-    """A step that was told to fail."""
+    """A step that fails on purpose."""
 
 
 class Faults:
-    """What one process is told to do wrong. Poison is kept beside the frames: a successor and a replay need it too."""
+    """The faults of one process. Poison is stored with the frames: a successor and a replay need it, too."""
 
     def __init__(self, run_dir: RunDir):
         self._folder = run_dir.black_box
@@ -83,9 +83,9 @@ class Faults:
         self._senders: dict[str, FaultySender] = {}
         self.receivers: list[Receiver[Any]] = []
         self.starved: set[int] = set()
-        """By the scheduler: the requests that it leaves out of its steps; 0 stands for the queue."""
+        """The uids that the scheduler skips; 0 means the whole queue."""
         self.damage_pages: Callable[[int], None] | None = None
-        """Of the scheduler: overwrites so many pages."""
+        """Overwrites this number of pages of a scheduler."""
         self._poisons = read_poisons(self._folder)
 
     def execute(self, instruction: ExtraInstruction, process_kind: str) -> ProcessResult:
@@ -105,7 +105,7 @@ class Faults:
             StopReading: self.stop_reading,
             ClearFaults: self.clear,
         }
-        if process_kind == FRONTEND:  # whose event loop would never hear of what it has left unread
+        if process_kind == FRONTEND:  # whose event loop is not woken again for what it left unread
             del executors[StopReading]
         return executors
 
@@ -185,7 +185,7 @@ class Faults:
         return Acknowledged("no faults are left")
 
     def poisoned(self, launch: Callable[[Batch], T]) -> Callable[[Batch], T]:
-        """Returns `launch`, but for steps with poison in them.
+        """Returns `launch`, except that steps with poison fail.
 
         A token that the step before samples on the device (`Batch.future_token_indices`) is not seen.
         """

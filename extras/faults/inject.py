@@ -73,7 +73,7 @@ def inject_fault(options: argparse.Namespace, server: RunningServer, line: Admin
 
 
 def read_command(options: argparse.Namespace) -> InstructProcesses:
-    """Returns what the processes are told. Raises `ValueError`, which says what is wrong with the command line."""
+    """Returns the instruction for the processes. Raises `ValueError` with the error in the command line."""
     fault: str = options.fault
     if fault == "clear":
         return InstructProcesses((), wrap(ClearFaults()))
@@ -100,7 +100,7 @@ def read_command(options: argparse.Namespace) -> InstructProcesses:
 
 
 def resume_later(options: argparse.Namespace, line: AdminClient) -> None:
-    """Lets a stopped process go on after `--seconds`; without them it stays as it is, and is taken for hung."""
+    """Continues a stopped process after `--seconds`; without them it stays as it is, and is taken for hung."""
     if options.fault != "stop" or not options.seconds:
         return
     result = line.give(ListProcesses(), ANSWER_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What `launch.py inject` tells processes: messages of the extra, inside an `ExtraInstruction`."""
+"""The messages of `launch.py inject` to processes, inside an `ExtraInstruction`."""
 
 from typing import Literal
 
@@ -58,7 +58,7 @@ class DamagePages(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class StopReading(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: receive nothing of what other processes send, and go on otherwise. Answered with `Acknowledged`."""
+    """To a process: receive nothing that other processes send, but keep running. Answered with `Acknowledged`."""
 
 
 class ClearFaults(msgspec.Struct, frozen=True, array_like=True, tag=True):

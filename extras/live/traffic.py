@@ -14,7 +14,7 @@ COST_SPAN_S = 1.0
 
 
 class _EdgeState(NamedTuple):
-    """What a beat said of one edge, and the rate up to it."""
+    """The last count of one edge in a beat, and the rate up to it."""
 
     sender_id: int
     num_frames: int

@@ -1,4 +1,4 @@
-"""Has engines started and ended as the load wants it (`--max-engines`), by the command that an operator would give."""
+"""Starts and ends engines with the load (`--max-engines`), by the command that an operator would give."""
 
 import time
 from collections import deque
@@ -25,7 +25,7 @@ Begin = Callable[[Ask, Callable[[Answer], None]], None]
 
 
 class Autoscaler:
-    """`begin` carries out a command. The board is told of every decision, the operator in words."""
+    """`begin` carries out a command. Every decision is put on the board and printed for the operator."""
 
     def __init__(self, config: Config, group: ProcessGroup, begin: Begin, console: Console):
         self._limits = limits = RemoteConfig.of(config).limits

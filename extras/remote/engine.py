@@ -51,7 +51,7 @@ class Engine:
         run_dir.note_pid(self.name, self.child.pid)
 
     def listen(self, waiter: Waiter) -> None:
-        """Lets `waiter` return when the engine says something."""
+        """Lets `waiter` return when the engine reports something."""
         waiter.add_channel(self.control)
         waiter.add_channel(self.outbox)
         waiter.add_descriptor(self.child.descriptor)

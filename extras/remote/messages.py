@@ -1,4 +1,4 @@
-"""What is said between the head of a server and an engine on another machine (`launch.py join`, decision 0067).
+"""The messages between the head of a server and an engine on another machine (`launch.py join`, decision 0067).
 
 On the head a proxy stands for the engine: to the launcher and the ring it is the scheduler of that name. On the other
 machine the joiner starts the scheduler and is its launcher there.
@@ -17,7 +17,7 @@ from messages.schema import make_version
 S = TypeVar("S", bound=msgspec.Struct)
 
 EngineReport = PhaseReport | Ready | BootFailed | Beat | Drained | InstructionDone
-"""What the head's launcher hears of an engine that joins."""
+"""The reports of a joined engine that the head's launcher receives."""
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -78,7 +78,7 @@ class Proxy:
         self._fetch: ProfileFetch | None = None
 
     def run(self) -> None:
-        """Serves until the launcher says stop; the end of an engine that has served ends the process with code 1."""
+        """Serves until the launcher stops it; the end of an engine that has served ends the process with code 1."""
         link = self._link
         key = link.run_dir.join_keys
         if self._placement is None:
@@ -177,7 +177,7 @@ class Proxy:
 
     def _hand_on_report(self, report: EngineReport) -> None:
         if isinstance(report, BootFailed):
-            return  # the first start of a server would be over; the joiner says why when it leaves
+            return  # the first start of a server would be over; the joiner gives the reason when it leaves
         if isinstance(report, Ready):
             self._inbox = Receiver(self._link.run_dir.socket(self._link.name), ToScheduler)
             self._link.add_receiver(self._inbox)
@@ -245,7 +245,7 @@ def find_refusal(join: Join, present_host: str) -> TurnedAway | None:
 
 
 def serve(link: ProcessLink) -> None:
-    """Stands for the engine until the launcher says stop. Raises `BootError` if its address cannot be had."""
+    """Stands for the engine until the launcher stops it. Raises `BootError` if its address cannot be had."""
     if link.stand_by():
         remote = RemoteConfig.of(link.config)
         # Ray's are all the same, and may be more.

@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Replays, says what came of it, and returns the exit code."""
+    """Replays, prints the result, and returns the exit code."""
     try:
         with reporting_damage(options.directory):
             recording = Recording(options.directory, options.only, options.uid)
@@ -111,7 +111,7 @@ def _play(options: argparse.Namespace, recording: Recording) -> str:
 
 
 def _tell_death(options: argparse.Namespace, recording: Recording, ended: str) -> None:
-    """Says how the server ended, which request ended it, and what had been recorded of that."""
+    """Prints how the server ended, which request ended it, and what had been recorded of that."""
     running = recording.open_now()
     print(f"{ended}\nrequests that ran: {', '.join(f'{one.key[0]}' for one in running) or 'none'}", flush=True)
     if recording.trouble:
@@ -129,7 +129,7 @@ def _scope_of(recording: Recording) -> str:
 
 
 def _tell_difference(attempts: Iterable[Attempt], manifest: Manifest, flags: Sequence[str]) -> bool:
-    """Says where the first of them differs; returns whether none does."""
+    """Prints where the first of them differs; returns whether none does."""
     found = find_first(attempts)
     if found is None:
         return True

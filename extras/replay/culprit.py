@@ -9,7 +9,7 @@ Play = Callable[[Recording], str]
 
 
 def find_culprits(recording: Recording, play: Play) -> list[Attempt]:
-    """Returns, of what was open when the server died, one attempt that kills it alone; all where none does.
+    """Returns, of what was open when the server died, one attempt that kills it alone; all if none does.
 
     It takes about as many servers as the number of open attempts has bits.
     """

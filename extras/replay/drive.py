@@ -95,7 +95,7 @@ class ReplayDriver:
         return send_due
 
     def _make_stream_sender(self, server: StandIn) -> Callable[[], float]:
-        """Likewise for a detokenizer, which is sent all that it got: it needs no reply to go on."""
+        """Likewise for a detokenizer, which is sent all that it got: it needs no reply to continue."""
         waiting = deque(self._recording.inputs)
         self._first_ns = waiting[0][0]
         self._open = {key: one for key, one in self._recording.attempts.items() if one.is_whole}

@@ -25,7 +25,7 @@ POLL_S = 0.2
 TAIL_FRAMES = 10
 
 CLOCK_FIELDS = ("stamps", "admitted_per_s", "evicted_s")
-"""Fields that hold times, beside those that end in `_ns`: they differ in every run."""
+"""Fields that hold times, in addition to those that end in `_ns`: they differ in every run."""
 
 TIMELY = (ScheduleReport, Tokenized)
 """Messages that are sent when it is time: how many there are differs in every run."""

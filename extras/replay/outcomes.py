@@ -23,7 +23,7 @@ Key = tuple[int, int]
 """uid and attempt."""
 
 BY_REQUEST = ("abort", "timeout")
-"""Reasons of an end that comes when somebody asks for it."""
+"""Reasons of an end that comes on request."""
 
 
 @dataclass

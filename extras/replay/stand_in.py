@@ -1,4 +1,4 @@
-"""A server of which some processes are played here: the launcher runs beside this process and starts the others."""
+"""A server of which some processes are played here: the launcher runs next to this process and starts the others."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ NUM_LOG_LINES = 25
 
 
 class ServerEndedError(SluiceError):
-    """The server, or a process of it, has ended before it was told to."""
+    """The server, or a process of it, has ended before it was asked to."""
 
 
 class StandIn:
@@ -77,7 +77,7 @@ class StandIn:
         self._senders: dict[str, Sender[Any]] = {}
         self._channels = channels
         self._is_stopping = False
-        """The server ends, which nobody here has to wait for."""
+        """The server is ending; there is no need to wait."""
 
     def __enter__(self) -> Self:
         try:
@@ -151,7 +151,7 @@ class StandIn:
         return messages
 
     def _stop(self) -> None:
-        """Stops the server at once: nobody waits for its processes, so the launcher is told twice."""
+        """Stops the server at once: its processes need no time, so the launcher gets two signals."""
         for _ in range(2):
             if self._launcher.poll() is None:
                 self._launcher.send_signal(signal.SIGTERM)

@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def show_top(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
-    """Redraws until Ctrl-C or the end of the server; where nobody can watch (no terminal, --json), shows it once.
+    """Redraws until Ctrl-C or the end of the server; without a viewer (no terminal, --json), shows it once.
 
     Returns the exit code 0. Raises `NoServerError` if the server ends.
     """
@@ -116,7 +116,7 @@ def lost(state: Json) -> Json:
 
 
 def merge(state: Json, event: Json) -> None:
-    """Changes `state` by what an event of `/live` tells."""
+    """Changes `state` by an event of `/live`."""
     for name, value in event.items():
         if name in CHANGING:
             state[name] = {key: one for key, one in {**state[name], **value}.items() if one is not None}
@@ -131,7 +131,9 @@ def _connect(server: RunningServer) -> http.client.HTTPConnection:
     assert url.hostname is not None
     if url.scheme == "http":
         return http.client.HTTPConnection(url.hostname, url.port, timeout=READ_TIMEOUT_S)
-    context = ssl.create_default_context(cafile=server.config.http.ssl_certfile)  # the very certificate, whoever signed
+    context = ssl.create_default_context(
+        cafile=server.config.http.ssl_certfile
+    )  # the very certificate, whatever its issuer
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return http.client.HTTPSConnection(url.hostname, url.port, timeout=READ_TIMEOUT_S, context=context)

@@ -65,7 +65,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(
             description="whether a process that dies or hangs is started again: NAME=always (the default; its requests "
-            "go on) or NAME=never (its death ends the run, and a hang is only told)",
+            "go on) or NAME=never (its death ends the run, and a hang is only reported)",
             extra={"metavar": "NAME=RULE"},
         ),
     ] = ()

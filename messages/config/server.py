@@ -92,7 +92,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     reasoning_parser: Annotated[
         Literal["auto", "none", "deepseek_r1", "qwen3", "mistral", "openai_gptoss"],
-        Meta(description="how reasoning is told from the rest of an answer; auto: likewise"),
+        Meta(description="how reasoning is separated from the rest of an answer; auto: likewise"),
     ] = "auto"
     cpu_threads: Annotated[
         int, Meta(ge=0, description="threads of each engine on a CPU; 0: one for each core, divided by --data-parallel")

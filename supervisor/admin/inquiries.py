@@ -1,4 +1,4 @@
-"""Commands that change nothing in the launcher: the list of processes, their logs, and what they are told to do."""
+"""Commands that change nothing in the launcher: the list of processes, their logs, and instructions to them."""
 
 import fnmatch
 import os

@@ -1,4 +1,4 @@
-"""More or fewer processes of a kind, on command, while requests go on."""
+"""More or fewer processes of a kind, on command, while requests continue."""
 
 import time
 
@@ -15,14 +15,14 @@ from supervisor.process_group import ProcessGroup
 SCALABLE = ("tokenizer", SCHEDULER)
 MAX_WORKERS = {"tokenizer": 64, SCHEDULER: 32}
 LAST_WORK_S = 0.3
-"""What the frontend gets to hear that a worker leaves, and the worker to finish what was on its way to it.
+"""Time for the frontend to learn that a worker leaves, and the worker to finish what was on its way to it.
 
 Should that be too short once, the frontend repeats what it knows to be unfinished.
 """
 
 
 def scale_process(lifecycle: Lifecycle, command: ScaleProcess, drain_timeout_s: float) -> Task:
-    """Starts workers, or ends those with the highest numbers; what a scheduler has goes on at the others."""
+    """Starts workers, or ends those with the highest numbers; the requests of a scheduler continue at the others."""
     group = lifecycle.group
     workers = _check_scalable(group, command)
     firsts = (workers[0], *group.ranks_of(workers[0]))

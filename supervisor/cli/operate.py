@@ -106,7 +106,7 @@ def make_parser(wanted: Collection[str] = ()) -> tuple[argparse.ArgumentParser, 
     logs = _add(commands, "logs", "show what a process has written last", show_logs)
     logs.add_argument("process", metavar="NAME")
     logs.add_argument("-n", "--lines", type=_count, default=50, metavar="N", help="lines to show (default: 50)")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on with what it writes from now on")
+    logs.add_argument("-f", "--follow", action="store_true", help="keep printing what it writes")
     drain = _add(commands, "drain", "take nothing new, let running requests finish, then end the server", drain_server)
     drain.add_argument("--timeout-s", type=_seconds, metavar="X", help="longest wait (default: --drain-timeout-s)")
     restart = _add(commands, "restart", "replace a process without an error for any client", restart_process)
@@ -115,7 +115,7 @@ def make_parser(wanted: Collection[str] = ()) -> tuple[argparse.ArgumentParser, 
         "--timeout-s",
         type=_seconds,
         metavar="X",
-        help="what rows of a scheduler may take before they go on elsewhere or in the new one (default: 0), and "
+        help="what rows of a scheduler may take before they continue elsewhere or in the new one (default: 0), and "
         "connections of a frontend (default: --drain-timeout-s)",
     )
     restart.add_argument("--all", action="store_true", help="replace all of its kind, one after the other")

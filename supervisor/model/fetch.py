@@ -183,7 +183,7 @@ def _download(wanted: WantedModel, patterns: list[str]) -> Path:
         )
     except Exception as error:  # network, disk and library each have their own kinds
         raise BootError(
-            f"the download of {wanted.name} broke off ({type(error).__name__}: {error}); start again to go on with it"
+            f"the download of {wanted.name} broke off ({type(error).__name__}: {error}); start again to continue"
         ) from None
     return Path(directory)
 
