@@ -324,6 +324,13 @@ def test_an_import_by_name_is_seen():
         ("kernels/norm.py", "messages"),
         ("extras/whatif/outcome.py", "torch"),
         ("scheduler_proc/stepper.py", "extras.whatif.cost_model"),
+        ("frontend/process.py", "extras.batches.part"),
+        ("messages/config/server.py", "extras.batches.config"),
+        ("runtime/extras.py", "extras"),
+        ("runtime/process.py", "extras.faults.faults"),
+        ("supervisor/run.py", "extras.remote.join_keys"),
+        ("extras/live/feed.py", "extras.batches.store"),
+        ("extras/replay/recording.py", "extras.remote.messages"),
     ],
 )
 def test_the_law_forbids(name: str, module: str):

@@ -58,7 +58,7 @@ def restart_processes(lifecycle: Lifecycle, command: RestartProcess, drain_timeo
 def _replace(
     lifecycle: Lifecycle, name: str, timeout_s: float | None, drain_timeout_s: float
 ) -> Generator[float | Progress, None, Done]:
-    """Replaces one process; without `timeout_s` a scheduler's requests continue elsewhere, or in the new one, at once."""
+    """Replaces one process; without `timeout_s` a scheduler's requests continue elsewhere or in the new one at once."""
     group = lifecycle.group
     child = find_process(group, name)
     _check_replaceable(group, child)
