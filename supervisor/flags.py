@@ -142,7 +142,7 @@ def _add_flag(group: Any, field: msgspec.structs.FieldInfo, annotated: Any) -> N
             "{" + ",".join(map(str, typing.get_args(base))) + "}" if typing.get_origin(base) is typing.Literal else None
         )
         metavar = metavar or extra.get("metavar") or {int: "N", float: "X"}.get(base, "TEXT")
-        optional = {"nargs": "?", "const": extra["const"]} if "const" in extra else {}
+        optional: dict[str, Any] = {"nargs": "?", "const": extra["const"]} if "const" in extra else {}
         group.add_argument(flag_name(field.name), type=_converter(annotated), metavar=metavar, help=text, **optional)
 
 

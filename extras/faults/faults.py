@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -91,7 +91,7 @@ class Faults:
     def execute(self, instruction: ExtraInstruction, process_kind: str) -> ProcessResult:
         """Carries out a fault. Raises `SluiceError` if it cannot."""
         command = msgspec.msgpack.decode(instruction.command, type=Fault)
-        execute = self.executors(process_kind).get(type(command))
+        execute = self.executors(process_kind).get(cast("type[Any]", type(command)))
         return Failed("impossible", f"not for a {process_kind}") if execute is None else execute(command)
 
     def executors(self, process_kind: str) -> dict[type[Any], Callable[[Any], ProcessResult]]:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -105,7 +106,8 @@ def test_a_key_that_no_header_can_carry_is_refused(key: str):
 
 @pytest.mark.parametrize("field", ["api_key", "admin_key"])
 def test_a_server_does_not_start_without_the_keys_it_was_told_of(tmp_path: Path, field: str):
-    http = HttpConfig(port=0, **{field: (f"@{tmp_path / 'none'}",)})
+    keys: dict[str, Any] = {field: (f"@{tmp_path / 'none'}",)}
+    http = HttpConfig(port=0, **keys)
     with FakeLauncher(make_config(http)) as launcher:
         launcher.start("frontend")
         assert "cannot be read" in launcher.wait_for("frontend", BootFailed, timeout_s=30).message
