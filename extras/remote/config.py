@@ -17,7 +17,7 @@ SCALING_DEFAULTS = {"min": 1.0, "up_tokens": 4096.0, "up_s": 5.0, "down_s": 60.0
 
 
 class RemoteConfig(ExtraConfig, frozen=True, kw_only=True):
-    """Engines elsewhere, and as many as needed"""
+    """Remote engines and autoscaling"""
 
     EXTRA: ClassVar[str] = "remote"
 

@@ -36,7 +36,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     slow_request_s: (
         Annotated[
             float,
-            Meta(ge=0, description="seconds that a request must take for its timeline to be logged (default: none is)"),
+            Meta(ge=0, description="seconds after which the timeline of a request is logged (default: never)"),
         ]
         | None
     ) = None
@@ -44,22 +44,22 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            description="responses of /v1/responses that each frontend keeps in memory; the least recently used go "
-            "first, and 64 KiB each are kept on average; 0: none, so that they cannot be continued",
+            description="responses of /v1/responses that each frontend keeps in memory, at 64 KiB each; the least "
+            "recently used are dropped first; 0: none",
         ),
     ] = 1000
     api_key: Annotated[
         tuple[str, ...],
         Meta(
-            description="keys of which clients must send one as `Authorization: Bearer KEY`; @FILE reads them from a "
-            "file, one per line",
+            description="API keys: clients must send one as `Authorization: Bearer KEY`; @FILE reads them from a file, "
+            "one per line",
             extra={"metavar": "KEY"},
         ),
     ] = ()
     admin_key: Annotated[
         tuple[str, ...],
         Meta(
-            description="keys of which the operator's requests (/admin/…, profiles) must send one in place of an API "
+            description="admin keys: requests to /admin/… and for profiles must send one instead of an API "
             "key; without any key these are refused; @FILE reads them from a file",
             extra={"metavar": "KEY"},
         ),
@@ -67,8 +67,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="names under which clients reach the server, as llm.example or *.example; * for any (default: "
-            "listening on loopback localhost and *.localhost, elsewhere any; addresses always)",
+            description="host names under which clients reach the server, as llm.example or *.example; * for any "
+            "(default: on a loopback address localhost and *.localhost, elsewhere any; IP addresses always)",
             extra={"metavar": "HOST"},
         ),
     ] = ()
@@ -80,7 +80,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
             extra={"metavar": "ORIGIN"},
         ),
     ] = ()
-    root_path: Annotated[str, Meta(description="path under which a proxy shows the server, as /llm")] = ""
+    root_path: Annotated[str, Meta(description="path under which a proxy serves this server, as /llm")] = ""
     ssl_certfile: Annotated[str, Meta(description="certificate file (PEM), for https")] = ""
     ssl_keyfile: Annotated[str, Meta(description="private key file (PEM) of the certificate")] = ""
     ssl_ca_certs: Annotated[

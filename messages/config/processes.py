@@ -15,14 +15,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     drain_timeout_s: Annotated[
         float,
-        Meta(ge=0, description="seconds that running requests may take to finish after Ctrl-C or SIGTERM"),
+        Meta(ge=0, description="seconds for running requests to finish after Ctrl-C or SIGTERM"),
     ] = 30.0
     hang_timeout_s: Annotated[
         float,
         Meta(
             gt=0,
-            description="seconds without a heartbeat after which a process is called hung, killed and started again; "
-            "no heartbeat comes from within a step, so this must be longer than the longest one",
+            description="seconds without a heartbeat after which a process counts as hung and is restarted; no "
+            "heartbeat comes during a step, so this must exceed the longest step",
         ),
     ] = 60.0
     boot_timeout_s: float = 600.0
@@ -59,23 +59,23 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 1
     external: Annotated[
-        tuple[str, ...], Meta(description="processes that you start by hand (the launcher prints the command)")
+        tuple[str, ...], Meta(description="processes that you start by hand (the launcher prints their commands)")
     ] = ()
     restart: Annotated[
         tuple[str, ...],
         Meta(
             description="whether a process that dies or hangs is started again: NAME=always (the default; its requests "
-            "go on) or NAME=never (its death ends the run, and a hang is only reported)",
+            "continue) or NAME=never (its death ends the run, and a hang is only reported)",
             extra={"metavar": "NAME=RULE"},
         ),
     ] = ()
     max_restarts_per_min: Annotated[
-        int, Meta(ge=0, description="restarts of all processes together in a minute, beyond which the run ends")
+        int, Meta(ge=0, description="restarts per minute, of all processes together, beyond which the run ends")
     ] = 10
     standby: Annotated[
         bool,
         Meta(
-            description="keep a process ready that takes the scheduler's place when that dies (not with several "
+            description="keep a standby that takes over when the scheduler dies (not with several "
             "engines or --tensor-parallel); it costs the memory of torch's libraries"
         ),
     ] = True
@@ -88,7 +88,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 15.0
     stall_s: Annotated[
-        float, Meta(ge=0, description="seconds without progress, for no known reason, that are a stall; 0: none is")
+        float,
+        Meta(
+            ge=0, description="seconds without progress, for no known reason, after which a stall is reported; 0: never"
+        ),
     ] = 15.0
     on_stall: Annotated[
         Literal["report", "restart"], Meta(description="after a stall, also replace the process at fault (restart)")
@@ -97,7 +100,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="directory of snapshots (default: sluice/snapshots in $XDG_STATE_HOME or ~/.local/state)")
     ] = ""
     max_snapshots: Annotated[
-        int, Meta(ge=0, description="snapshots after crashes, hangs and stalls that are kept; 0: none is taken")
+        int, Meta(ge=0, description="snapshots of crashes, hangs and stalls to keep; 0: none is taken")
     ] = 8
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe log line that is shown")
@@ -112,7 +115,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             "is killed (launch.py tail, decode, replay); 0: none",
         ),
     ] = 64
-    record: Annotated[str, Meta(description="new directory in which all frames are kept (launch.py replay)")] = ""
+    record: Annotated[str, Meta(description="new directory for all frames (launch.py replay)")] = ""
     record_gb: Annotated[
         float, Meta(ge=0.01, le=65536, description="GiB of frames that --record keeps; then the oldest go")
     ] = 1.0

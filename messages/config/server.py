@@ -86,7 +86,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: Annotated[
         Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic", "openai"],
         Meta(
-            description="how calls of tools are found in answers; auto: as the model's response template says, or else "
+            description="how tool calls are found in answers; auto: as the model's response template says, or else "
             "as its chat template shows"
         ),
     ] = "auto"
@@ -147,19 +147,19 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool, Meta(description="keep the KV cache of finished requests for prompts with the same beginning")
     ] = True
     keep_kv_cache: Annotated[
-        bool, Meta(description="let the next scheduler have the KV cache of one that dies or is replaced (on a CPU)")
+        bool, Meta(description="pass the KV cache of a scheduler that dies or is replaced to the next one (on a CPU)")
     ] = True
     kv_populate: Annotated[
         Literal["eager", "background", "never"],
         Meta(
-            description="when the KV cache gets its memory on a CPU; eager: before the server is ready; background: "
-            "from then on, mostly while no step runs; never: as it is used, which slows down prompts until then"
+            description="when the KV cache allocates its memory on a CPU; eager: before the server is ready; "
+            "background: from then on, mostly while no step runs; never: as it is used, which slows down prompts until then"
         ),
     ] = "background"
     kv_disk: Annotated[
         str,
         Meta(
-            description="directory for pages that are evicted from the KV cache; they come back where that is faster "
+            description="directory for pages that are evicted from the KV cache; they come back if that is faster "
             "than computing them, also after a restart of the server (default: none)",
             extra={"metavar": "DIR"},
         ),
@@ -189,7 +189,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Scheduling"""
 
-    max_num_seqs: Annotated[int, Positive, Meta(description="rows that run in one step")] = 256
+    max_num_seqs: Annotated[int, Positive, Meta(description="most rows in one step")] = 256
     max_num_batched_tokens: (
         Annotated[
             int,
