@@ -153,7 +153,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["eager", "background", "never"],
         Meta(
             description="when the KV cache allocates its memory on a CPU; eager: before the server is ready; "
-            "background: from then on, mostly while no step runs; never: as it is used, which slows down prompts until then"
+            "background: from then on, mostly while no step runs; never: as it is used, which slows down prompts "
+            "until then"
         ),
     ] = "background"
     kv_disk: Annotated[
