@@ -128,7 +128,8 @@ def flag_name(field_name: str) -> str:
 def _add_flag(group: Any, field: msgspec.structs.FieldInfo, annotated: Any) -> None:
     base, *metas = typing.get_args(annotated)
     texts = [meta.description for meta in metas if isinstance(meta, Meta) and meta.description]
-    extra: dict[str, Any] = next((meta.extra for meta in metas if isinstance(meta, Meta) and meta.extra), {})
+    extras: list[dict[str, Any]] = [meta.extra for meta in metas if isinstance(meta, Meta) and meta.extra]
+    extra = extras[0] if extras else {}
     text = argparse.SUPPRESS if "hidden" in extra else f"{texts[0]}{_default_text(field.default)}".replace("%", "%%")
     if base is bool:
         name = f"--no-{field.name.replace('_', '-')}" if field.default else flag_name(field.name)
