@@ -33,7 +33,7 @@ SHORTEST_OUTPUT, LONGEST_OUTPUT = 16, 128
 ARRIVALS_PER_STEP = 2.0
 
 Source = Callable[[], float]
-"""Tells seconds."""
+"""A clock: returns seconds."""
 
 
 def calibrate(config: Config, runner: Runner, seconds: float, source: Source = time.monotonic) -> Calibration:

@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 
 class Clock(Protocol):
-    """Tells seconds."""
+    """A clock: returns seconds."""
 
     def __call__(self) -> float: ...
 

@@ -18,11 +18,11 @@ from extras.whatif.variation import VaryingSteps, in_order
 from scheduler_proc.step_times import StepTimes
 
 EXTRAPOLATED = 1.25
-"""Steps of more than so many times the largest measured one are told."""
+"""A step that exceeds the largest measured one by this factor is reported."""
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """Of one latency over all requests, or over all gaps between tokens, in milliseconds; 0 if there are none."""
+    """Quantiles of one latency over all requests, or over all gaps between tokens, in milliseconds; 0 without any."""
 
     p50_ms: float
     p90_ms: float
@@ -30,7 +30,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Of one setting. `waits` counts requests that waited for a row, by what the first of the queue lacked."""
+    """The outcome of one setting. `waits` counts requests that waited for a row, by what the queue's first one lacked."""
 
     setting: Setting
     num_requests: int
