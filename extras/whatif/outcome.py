@@ -30,7 +30,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The outcome of one setting. `waits` counts requests that waited for a row, by what the queue's first one lacked."""
+    """Outcome of a setting. `waits` counts requests that waited for a row, by what the first of the queue lacked."""
 
     setting: Setting
     num_requests: int
