@@ -23,14 +23,15 @@ def main() -> int:
     arguments = sys.argv[1:]
     if arguments and not arguments[0].startswith("-"):
         # Imported here and not above: a server that starts needs none of the commands.
-        from supervisor.cli.programs import PROGRAMS, run_program
+        from supervisor.programs import find_programs, run_program
 
-        if arguments[0] in PROGRAMS:
-            run_program(arguments)
+        program = find_programs().get(arguments[0])
+        if program is not None:
+            run_program(program, arguments[1:])
         from supervisor.cli.operate import operate
 
         return operate(arguments)
-    scheduler = None if {"-h", "--help"} & set(arguments) else EarlyScheduler()
+    scheduler = None if {"-h", "--help", "--help-all", "--version"} & set(arguments) else EarlyScheduler()
     # Imported here and not above: the scheduler's process imports torch meanwhile.
     from supervisor.run import launch
 

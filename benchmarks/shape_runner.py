@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.model_shapes import SHAPES
 from messages.config.server import Config
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
 from supervisor.flags import parse_flags
 from supervisor.model.facts import read_model_facts
+from supervisor.run import check_flags
 
 LAYER_COUNTS = ("n_layer", "num_hidden_layers")
 
@@ -43,7 +46,8 @@ def configured_shape(shape: dict[str, object], flags: Sequence[str]) -> Iterator
 def make_config(model_dir: Path, flags: Sequence[str]) -> Config:
     """Returns the server's configuration for the model in a directory. Raises `UsageError` for flags."""
     sections: dict[str, Any] = dict(parse_flags(["--model", str(model_dir), *flags]))
-    return Config(**sections, facts=read_model_facts(sections["model"], model_dir, model_dir, model_dir.name))
+    facts = read_model_facts(sections["model"], model_dir, model_dir, model_dir.name)
+    return msgspec.structs.replace(check_flags(sections), facts=facts)
 
 
 def load_shape(shape: dict[str, object], flags: Sequence[str]) -> Runner:

@@ -5,18 +5,14 @@ import logging
 import os
 import socket
 import time
-from collections import Counter
-from typing import TYPE_CHECKING
 
-from extras.batches.assembly import make_runners, open_store
-from extras.live.feed import LiveFeed
-from extras.tracing.finished import FinishedRequests
 from frontend.api.assembly import make_app, make_endpoints, make_metrics, make_watching
 from frontend.api.operate.admin import AdminApi
 from frontend.api.operate.admin_routes import administering
 from frontend.api.operate.profile import ProfileApi
 from frontend.api.operate.state_files import StateFiles
 from frontend.drain import DrainWatch
+from frontend.extras import FrontendContext, make_parts
 from frontend.http.access import AccessRules
 from frontend.http.keys import load_keys
 from frontend.http.server import (
@@ -31,16 +27,11 @@ from frontend.http.stream import OpenStreams
 from frontend.links.launcher import Launcher
 from frontend.recovery.continuation import Continuations
 from frontend.service import Service
-from messages.config.server import Config
 from messages.control.admin import AdminCommand, Answer, DrainServer, WriteState
 from messages.control.processes import Drain, Leave, ProcessTable
-from messages.errors import MissingExtraError
 from messages.ring.requests import FramesLost
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Part
-
-if TYPE_CHECKING:
-    from extras.tracing.export import SpanExport
 
 TABLE_TIMEOUT_S = 1.0
 """The launcher sends the table right after the welcome."""
@@ -54,13 +45,10 @@ log = logging.getLogger("sluice.frontend")
 class Frontend:
     """All parts of the process, and what wakes them."""
 
-    def __init__(
-        self, link: ProcessLink, listener: socket.socket, rules: AccessRules, span_export: "SpanExport | None" = None
-    ):
+    def __init__(self, link: ProcessLink, listener: socket.socket, rules: AccessRules):
         self._link = link
         self._listener = listener
-        self._span_export = span_export
-        self._service = Service(link, None if span_export is None else FinishedRequests(span_export.add))
+        self._service = Service(link)
         self._continuations = Continuations(
             self._service.registry,
             self._service.ring,
@@ -71,20 +59,26 @@ class Frontend:
         )
         self._launcher = Launcher(self._ask)
         self._streams = OpenStreams(link.config.http.sse_keepalive_s)
-        self._live = LiveFeed(self._service, self._streams)
+        context = FrontendContext(
+            link, self._service, self._streams, lambda: self._launcher.ask(DrainServer(), DRAIN_TIMEOUT_S)
+        )
+        self._parts = make_parts(context)
         self._service.on_part = self._continuations.replace
-        num_spans = Counter[str]() if span_export is None else span_export.num_spans
-        metrics = make_metrics(self._service, self._continuations, num_spans, self.gauges)
+        metrics = make_metrics(
+            self._service,
+            self._continuations,
+            [collector for part in self._parts for collector in part.collectors],
+            self.gauges,
+        )
         watching = make_watching(self._service, self._streams, metrics, self.gauges)
         link.register(WriteState, StateFiles(*watching).write)
-        store = open_store(link.config.batch)
         endpoints = [
-            *make_endpoints(self._service, self._streams, self._live, watching, store),
+            *make_endpoints(self._service, self._streams, watching),
+            *(endpoint for part in self._parts for endpoint in part.endpoints),
             *administering(AdminApi(self._launcher), ProfileApi(self._launcher, link.config.http.port)),
         ]
-        self._batches = make_runners(
-            link, self._service, store, endpoints, lambda: self._launcher.ask(DrainServer(), DRAIN_TIMEOUT_S)
-        )
+        for part in self._parts:
+            part.begin(endpoints)
         app = make_app(self._service, endpoints, rules)
         self._server = HttpServer(app, link.config.http, self._start, self._tick)
         link.profiler.loop = None  # an event loop has no turns that could be seen from here
@@ -108,8 +102,8 @@ class Frontend:
                 loop.remove_reader(descriptor)
             self._service.ring.close()
             self._service.peers.close()
-            if self._span_export is not None:
-                self._span_export.close()
+            for part in self._parts:
+                part.close()
 
     def _wait_for_table(self) -> None:
         """A frontend that replaces another serves at once, so it must know the others before its first connection."""
@@ -126,9 +120,8 @@ class Frontend:
             **self._service.gauges(),
             **self._continuations.gauges(),
             "streams": len(self._streams),
-            "viewers": len(self._live),
             "connections": self._server.num_connections,
-            **{name: value for batches in self._batches for name, value in batches.gauges().items()},
+            **{name: value for part in self._parts for name, value in part.gauges().items()},
         }
 
     def _start(self) -> None:
@@ -141,8 +134,8 @@ class Frontend:
         self._streams.tick()
         self._service.ring.tidy(self._service.registry.is_open)
         self._drain.check()
-        for batches in self._batches:
-            batches.tick()
+        for part in self._parts:
+            part.tick()
         self._follow_launcher()
 
     def _receive_replies(self) -> None:
@@ -192,9 +185,8 @@ class Frontend:
 
     def _end_unasked(self) -> None:
         """Ends long-running work that can continue with another frontend."""
-        self._live.end()
-        for batches in self._batches:
-            batches.stop()
+        for part in self._parts:
+            part.stop()
 
     def _count_open(self) -> int:
         """Returns the number of open requests, including streams that are not yet written to their end.
@@ -236,25 +228,11 @@ def serve(link: ProcessLink) -> None:
         link.run_dir.address_file.write_text(address, encoding="utf-8")
     log.info("listening on %s", address)
 
-    span_export = open_span_export(link.config)
-
     async def run() -> None:
-        await Frontend(link, listener, rules, span_export).run()
+        await Frontend(link, listener, rules).run()
 
     with asyncio.Runner(loop_factory=make_event_loop) as runner:
         runner.run(run())
-
-
-def open_span_export(config: Config) -> "SpanExport | None":
-    """Returns the exporter of spans, `None` if it is disabled. Raises `BootError` if its library is missing."""
-    if not config.run.otlp_endpoint:
-        return None
-    try:
-        # Imported here and not above: it is an extra, and takes memory that a server without it saves.
-        from extras.tracing.export import SpanExport
-    except ImportError as error:
-        raise MissingExtraError("--otlp-endpoint", "otlp", error) from None
-    return SpanExport(config.run.otlp_endpoint, config.facts.served_names[0])
 
 
 def main() -> int:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from extras.tracing.finished import FinishedRequests
 from frontend.errors import UnavailableError
 from frontend.links.peers import Peers
 from frontend.links.processes import ProcessView
@@ -44,27 +43,33 @@ from runtime.process import ProcessLink
 NUM_SEED_BITS = 53
 """Seeds that we choose are reported to clients, so every JSON parser must be able to represent them exactly."""
 
+BODIES_OF_FULL_SIZE = 16
+"""Bodies of the largest size that fit into the memory for bodies."""
+
 log = logging.getLogger("sluice.frontend")
 
 
 class Service:
     """Owns the registry, admission, and the frontend's end of the ring."""
 
-    def __init__(self, link: ProcessLink, finished: FinishedRequests | None = None):
+    def __init__(self, link: ProcessLink):
         self.config = config = link.config
         self._link = link
         self.incarnation = link.incarnation
         self.processes = ProcessView(has_started=link.incarnation > 1)
         hold_s = config.run.restart_hold_s
         self.admission = Admission(config.scheduling, self.processes, config.run.frontend_workers, hold_s)
-        budget_mb = max(config.http.max_body_mb, config.http.max_bodies_mb / config.run.frontend_workers)
+        bodies_mb = config.http.max_bodies_mb or BODIES_OF_FULL_SIZE * config.http.max_body_mb
+        budget_mb = max(config.http.max_body_mb, bodies_mb / config.run.frontend_workers)
         self.bodies = BodyBudget(int(budget_mb * 2**20), self.admission.note_refusal)
         self.metrics = RequestMetrics(config.facts.max_model_len)
         self.http_requests = HttpRequests()
         self.registry = Registry(link.uid_block, self._note_end, self._note_step)
-        self._finished = finished
-        on_end = self.metrics.note_timeline if finished is None else self._note_timeline
-        self.timelines = Timelines(self.registry.find, config.http.slow_request_s, on_end)
+        self.on_response: list[Callable[[RequestTrace], None]] = []
+        """Called when the response of an HTTP request is over, well or not."""
+        self.on_end: list[Callable[[Timeline], None]] = [self.metrics.note_timeline]
+        """Called when a request has ended and its client will receive no more of it."""
+        self.timelines = Timelines(self.registry.find, config.http.slow_request_s, self._note_timeline)
         self.recent_steps = RecentSteps()
         self.ring = Ring(link, self._deliver)
         self.router = Router(self.processes, link.uid_block)
@@ -232,13 +237,12 @@ class Service:
             self.leave(generation)
             if generation.final is not None:
                 self.timelines.close(generation)
-        if self._finished is not None:
-            self._finished.note_response(trace)
+        for note in self.on_response:
+            note(trace)
 
     def _note_timeline(self, timeline: Timeline) -> None:
-        assert self._finished is not None
-        self.metrics.note_timeline(timeline)
-        self._finished.note_end(timeline)
+        for note in self.on_end:
+            note(timeline)
 
     def _deliver(self, message: ToFrontend) -> None:
         match message:
@@ -310,7 +314,6 @@ class Service:
             "timelines": self.timelines.num_live,
             "placed_requests": len(self.router),
             "is_draining": float(self.admission.is_draining),
-            "unfinished_traces": 0 if self._finished is None else len(self._finished),
             **{name: size() for name, size in self.sizes.items()},
         }
 

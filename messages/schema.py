@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from extras.remote.messages import ToJoiner, ToProxy
 from messages.control.processes import ToLauncher, ToProcess
 from messages.ring.replies import ToDetokenizer, ToFrontend
 from messages.ring.requests import ToScheduler, ToTokenizer
@@ -32,7 +31,5 @@ def _describe(types: typing.Iterable[Any], found: dict[str, str]) -> None:
             _describe(hints.values(), found)
 
 
-SCHEMA_VERSION = make_version(
-    ToTokenizer, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess, ToRank, ToProxy, ToJoiner
-)
-"""The launcher and all processes, on every machine, must have the same version."""
+SCHEMA_VERSION = make_version(ToTokenizer, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess, ToRank)
+"""The launcher and its processes must have the same version."""

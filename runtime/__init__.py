@@ -1,1 +1,1 @@
-"""What every process runs in: its link to the launcher, its lifeline, the run directory, profiles and faults."""
+"""What every process runs in: its launcher link, its lifeline, the run directory, profiles and the list of extras."""

@@ -161,7 +161,7 @@ def _without_forcing(text: str) -> str:
 
 def grammars_are_busy(timeout_s: float, param: str | None = None) -> ErrorInfo:
     """Returns the error for a grammar that only waited while others were compiled."""
-    words = f"other grammars have been compiling for {timeout_s:g} s (--grammar-timeout-s), try again later"
+    words = f"other grammars have been compiling for {timeout_s:g} s, try again later"
     return ErrorInfo(503, f"{param or 'the grammar'} was not compiled: {words}", "service_unavailable", param, "busy")
 
 

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from extras.faults.faults import FAULTS, Faults, refuse_fault
 from messages.channels import ControlClient, Readable, Receiver, Sender, Waiter
 from messages.control.admin import (
     AdminCommand,
     Answer,
     Ask,
+    ExtraInstruction,
     Failed,
     Instruction,
     InstructionDone,
@@ -50,11 +50,11 @@ from messages.control.processes import (
     TakeOver,
     ToProcess,
     Welcome,
-    kind_of,
 )
 from messages.errors import BootError, SluiceError
 from messages.schema import SCHEMA_VERSION
 from runtime.black_box.frame_recorder import FrameRecorder
+from runtime.extras import load_parts
 from runtime.lifeline import GRACE_S, ask_for_death_signal, has_launcher, leave_abandoned_run, watch_lifeline
 from runtime.logs import set_log_level, set_up_logging
 from runtime.profiling import ProcessProfiler
@@ -99,14 +99,17 @@ class ProcessLink:
         """Messages that arrived during `stand_by`."""
         self._has_no_control = False
         """The last `wait` found nothing from the launcher, so the next `receive_control` need not check."""
-        self._executors: dict[type[Any], Callable[[Any], ProcessResult]] = {}
+        self._executors: dict[type[Any] | str, Callable[[Any], ProcessResult]] = {}
         self.on_instruction: Callable[[Instruction], None] = self._carry_out
-        self.faults = Faults(run_dir) if self.config.run.enable_fault_injection else None
-        self._register_faults()
+        self.make_sender: Callable[[str], Sender[Any]] = lambda receiver: Sender(run_dir.socket(receiver))
+        self.on_scheduler: list[Callable[[Any, Any], None]] = []
+        """Called in a scheduler's process with its `Scheduler` and `Stepper` before the first step."""
         self.profiler = ProcessProfiler(name, run_dir)
         self.profiler.loop = self
         self.register(StartProfile, self.profiler.start)
         self.register(StopProfile, self.profiler.stop)
+        for part in load_parts(self.config, "process"):
+            part.attach(self)
         self._wakeup_reader, self._wakeup_writer = os.pipe()
         os.set_blocking(self._wakeup_writer, False)
         watch_lifeline(run_dir, self._on_launcher_gone)
@@ -154,8 +157,6 @@ class ProcessLink:
         receiver.on_frame = self._record().received_as(receiver.path.stem)
         self._waiter.add_channel(receiver)
         self.profiler.receivers.append(receiver)
-        if self.faults is not None:
-            self.faults.receivers.append(receiver)
 
     def add_channel(self, channel: Readable) -> None:
         """Makes `wait` return when anything arrives in `channel`."""
@@ -163,9 +164,7 @@ class ProcessLink:
 
     def open_sender(self, receiver: str) -> Sender[Any]:
         """Returns a new sender to the process `receiver`. Beats report the frames it sent."""
-        sender: Sender[Any] = (
-            self.faults.open_sender(self.run_dir, receiver) if self.faults else Sender(self.run_dir.socket(receiver))
-        )
+        sender = self.make_sender(receiver)
         sender.on_frame = self._record().sent_to(receiver)
         self.profiler.senders.append(sender)
         return sender
@@ -173,8 +172,6 @@ class ProcessLink:
     def close_sender(self, sender: Sender[Any]) -> None:
         """Closes a sender to a process that is gone for good."""
         self.profiler.senders.remove(sender)
-        if self.faults is not None:
-            self.faults.forget_sender(sender)
         sender.close()
 
     def descriptors(self) -> tuple[int, int]:
@@ -247,10 +244,9 @@ class ProcessLink:
         """Makes `receive_control` call `execute` for each instruction of this kind. It may raise `SluiceError`."""
         self._executors[kind] = execute
 
-    def _register_faults(self) -> None:
-        executors = {} if self.faults is None else self.faults.executors(kind_of(self.name))
-        for kind in FAULTS:
-            self.register(kind, executors.get(kind, refuse_fault))
+    def register_extra(self, extra: str, execute: Callable[[ExtraInstruction], ProcessResult]) -> None:
+        """Makes `receive_control` call `execute` for the instructions of an extra; it may raise `SluiceError`."""
+        self._executors[extra] = execute
 
     def ask(self, ask_id: int, command: AdminCommand) -> None:
         """Sends a command to the launcher; `receive_control` returns each `Answer`."""
@@ -287,9 +283,11 @@ class ProcessLink:
         self._control.send(InstructionDone(instruction.instruction_id, self._execute(instruction.command)))
 
     def _execute(self, command: ProcessCommand) -> ProcessResult:
-        execute = self._executors.get(cast("type[Any]", type(command)))
+        kind = command.extra if isinstance(command, ExtraInstruction) else cast("type[Any]", type(command))
+        execute = self._executors.get(kind)
         if execute is None:
-            return Failed("impossible", f"the {self.name} does not support {type(command).__name__}")
+            name = kind if isinstance(kind, str) else kind.__name__
+            return Failed("impossible", f"the {self.name} does not support {name}")
         try:
             return execute(command)
         except SluiceError as error:

@@ -77,10 +77,9 @@ def _yielding(config: Config, runner: Runner) -> tuple[int, int]:
     On a CPU each token makes a step longer, so fewer than one step in a hundred has tokens of requests that give way,
     unless the operator has set their number of rows.
     """
-    max_num_seqs = config.scheduling.max_num_seqs
-    if runner.can_overlap or config.batch.max_batch_seqs is not None:
-        return config.batch.rows_while_live(max_num_seqs), 1
-    return max(1, max_num_seqs // PART_OF_TURN), TURN_STEPS
+    if runner.can_overlap or config.scheduling.max_batch_seqs is not None:
+        return config.scheduling.rows_while_live(), 1
+    return max(1, config.scheduling.max_num_seqs // PART_OF_TURN), TURN_STEPS
 
 
 def close_store(scheduler: Scheduler, runner: Runner) -> None:

@@ -75,9 +75,7 @@ class GrammarBuilder:
         if isinstance(error, NeverBegunError):
             return grammars_are_busy(self._timeout_s)
         if isinstance(error, TimeoutError):
-            return ErrorInfo(
-                400, f"the grammar took longer than {self._timeout_s:g} s to compile (--grammar-timeout-s)"
-            )
+            return ErrorInfo(400, f"the grammar took longer than {self._timeout_s:g} s to compile")
         if isinstance(error, GrammarError):
             return ErrorInfo(400, f"the grammar cannot be used: {error}")
         return ErrorInfo(500, f"the grammar could not be compiled: {type(error).__name__}", "server_error")

@@ -8,7 +8,6 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from extras.faults.faults import Faults
 from messages.channels import Receiver
 from messages.config.server import Config
 from messages.control.histograms import HistogramCounts
@@ -82,8 +81,8 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
         return {**step_times.counts(), "grammar_seconds": grammars.seconds.counts()}
 
     stepper = Stepper(scheduler, runner, step_times, has_news=receiver.has_arrived)
-    if link.faults is not None:
-        inject(link.faults, scheduler, stepper)
+    for use in link.on_scheduler:
+        use(scheduler, stepper)
     add_profile(link, scheduler, stepper)
     # Objects from start-up live as long as the process; without this, full collections walk them in mid-step.
     gc.collect()
@@ -119,14 +118,6 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     receiver.close()
     replies.close()
     close_store(scheduler, runner)
-
-
-def inject(faults: Faults, scheduler: Scheduler, stepper: Stepper) -> None:
-    """Connects fault injection."""
-    stepper.launch = faults.poisoned(stepper.launch)
-    scheduler.starve(faults.starved)
-    if scheduler.journal is not None:
-        faults.damage_pages = scheduler.journal.damage
 
 
 def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> None:

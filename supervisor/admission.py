@@ -8,7 +8,7 @@ from supervisor.child import Child
 
 
 def find_reason_to_refuse(child: Child | None, names: Sequence[str], hello: Hello) -> str | None:
-    """Returns what speaks against a process, `None` where it belongs to the run.
+    """Returns what speaks against a process, `None` if it belongs to the run.
 
     `child` is what the run has under the name that it gives itself; `names` are all that there are.
     """

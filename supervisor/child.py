@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ MAX_LINE_BYTES = 1 << 16
 
 END_LOOK_S = 0.005
 """Between two looks at a process that has closed its output: its end can be noticed some milliseconds later, when the
-kernel has taken its memory back, and no descriptor tells of that."""
+kernel has taken its memory back, and no descriptor reports that."""
 
 SIGNAL_HINTS = {
     signal.SIGKILL: " (kill -9, or the kernel's out-of-memory killer)",
@@ -54,6 +55,11 @@ def command_of_worker(first: Command, number: int) -> Command:
     return replace(first, name=name, arguments=(*first.arguments, "--name", name))
 
 
+def number_commands(first: Command, numbers: Iterable[int]) -> list[Command]:
+    """Returns the commands of workers; the first worker of a kind has no number in its name."""
+    return [first if number == 1 else command_of_worker(first, number) for number in numbers]
+
+
 class Child:
     """A process of the run through all its incarnations. `pid` is 0 while it does not run."""
 
@@ -64,23 +70,23 @@ class Child:
         self.is_external = command.is_external
         self.pid = 0
         self.latest_pid = 0
-        """Of the latest incarnation, also when it has ended."""
+        """The pid of the latest incarnation, even after its end."""
         self.incarnation = 0
         self.uid_block = 0
-        """Of a frontend, the block of uids that its latest incarnation gives."""
+        """For a frontend, the block of uids that its latest incarnation assigns."""
         self.started_s = 0.0
         self.descriptor = -1
-        """Becomes readable when the process writes or ends; -1 where there is none."""
+        """Becomes readable when the process writes or ends; -1 without one."""
         self.is_silent = False
         """It has closed its output."""
         self.is_welcome = False
-        """It has said hello, so it hears what is sent to its name. While `pid` is 0: its end is being dealt with."""
+        """It has sent its hello, so it receives messages to its name. While `pid` is 0: its end is being dealt with."""
         self.has_been_told = False
         """It has been asked to stop, so its end is no death."""
         self.is_early = False
         """It was begun before the run, and reports nothing until it has imported torch."""
         self.is_on_trial = False
-        """It has been added to a run that serves: where it cannot start it is given up, and the run goes on."""
+        """It has been added to a run that serves: where it cannot start it is given up, and the run continues."""
         self.is_spare = False
         """It stands by in case the one before it dies, and not to replace it."""
         self.boot_error: str | None = None
@@ -98,7 +104,7 @@ class Child:
 
     @property
     def is_front(self) -> bool:
-        """It inherits the listening socket, drains, and hears the process table."""
+        """It inherits the listening socket, drains, and receives the process table."""
         return kind_of(self.command.name) == FRONTEND
 
     @property
@@ -113,7 +119,7 @@ class Child:
 
     @classmethod
     def successor_of(cls, child: "Child") -> "Child":
-        """Returns the process, not started yet, that will take the place of `child`."""
+        """Returns the replacement for `child`, not yet started."""
         successor = cls(child.command)
         successor.name = child.name + SUCCESSOR
         successor.incarnation = child.incarnation
@@ -124,7 +130,7 @@ class Child:
         """Starts the next incarnation, in a process group of its own so that Ctrl-C reaches only the launcher.
 
         The process inherits the listening socket `listen_fd`, where one is given, and finds its number in
-        `SLUICE_LISTEN_FD`. A process that is `early` goes on as this one, if it still can.
+        `SLUICE_LISTEN_FD`. An `early` process continues as this one, if it still can.
         """
         environment = python_environment()
         environment.pop("SLUICE_LISTEN_FD", None)
@@ -187,7 +193,7 @@ class Child:
         return lines
 
     def notice_end(self) -> bool:
-        """Tells whether the process has ended; then `pid` is 0 and `ending` says how."""
+        """True if the process has ended; then `pid` is 0 and `ending` describes the end."""
         if self.pid == 0:
             return False
         if self._process is not None:
@@ -204,7 +210,7 @@ class Child:
         return True
 
     def kill(self, why: str = "") -> None:
-        """Kills the process where it is the launcher's own, also a stopped one; `notice_end` tells when it is gone.
+        """Kills the launcher's own process, even a stopped one; `notice_end` returns true once it is gone.
 
         `why` becomes its `ending`.
         """

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from runtime.logs import LogLine, is_json_line, json_line, shown_time
 
 MAX_HELD_LINES = 1000
-"""Lines kept while nobody reads (a stopped terminal, a stuck pipe); older ones are dropped, and their number told."""
+"""Lines kept while the terminal does not read (stopped, or a stuck pipe); older ones are dropped and counted."""
 
 CHUNK_BYTES = 4096
 """What a pipe that polls writable takes without blocking (PIPE_BUF)."""
@@ -18,7 +18,7 @@ CLOSE_TIMEOUT_S = 1.0
 NAME_WIDTH = 12
 BAR_WIDTH = 30
 PLAIN_PROGRESS_STEP = 25
-"""Percent between two lines of progress where there is no terminal to draw a bar on."""
+"""Percent between two lines of progress without a terminal to draw a bar on."""
 
 
 class Console:
@@ -69,7 +69,7 @@ class Console:
         self._write(f"\r\x1b[K{self._bar}")
 
     def begin_process(self, name: str) -> None:
-        """Has the progress of a new incarnation of process `name` shown from its beginning."""
+        """Clears the progress of a new incarnation of process `name` shown from its beginning."""
         self._told_percents = {key: percent for key, percent in self._told_percents.items() if key[0] != name}
 
     def end_progress(self) -> None:
@@ -86,7 +86,7 @@ class Console:
                 num_written = os.write(self._descriptor, chunk[:CHUNK_BYTES])
             except BlockingIOError:
                 num_written = 0
-            except OSError:  # the reader is gone for good: there is nobody left to tell
+            except OSError:  # the reader is gone for good: no reader is left
                 self._held.clear()
                 return
             if num_written < len(chunk):
@@ -113,7 +113,7 @@ class Console:
             self._held.popleft()
             self._num_dropped += 1
         elif self._num_dropped and not self._held:
-            text = self._line(f"({self._num_dropped} lines were dropped: nobody read them)", "warning") + text
+            text = self._line(f"({self._num_dropped} lines were dropped: they were not read)", "warning") + text
             self._num_dropped = 0
         self._held.append(text.encode(errors="replace"))
         self.flush()

@@ -1,4 +1,4 @@
-"""The launcher's end of the control channels: processes report here, and hear here what they are to do."""
+"""The launcher's end of the control channels: processes report here and receive their instructions."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from messages.control.processes import Drain, Drained, Leave, Refusal, ToLaunche
 
 
 class ControlPlane(ControlServer[ToLauncher]):
-    """A control server that keeps the reports that somebody will ask for."""
+    """A control server that keeps the reports that will be requested."""
 
     def __init__(self, path: Path):
         super().__init__(path, ToLauncher)
@@ -26,7 +26,7 @@ class ControlPlane(ControlServer[ToLauncher]):
         waiter.wait(timeout_s)
 
     def welcome(self, name: str, pid: int, welcome: Welcome) -> None:
-        """Lets `name` mean the process `pid` from now on, and tells it so."""
+        """Lets `name` mean the process `pid` from now on, and notifies it."""
         self.admit(name, pid)
         self.send(name, welcome)
 
@@ -34,7 +34,7 @@ class ControlPlane(ControlServer[ToLauncher]):
         self.send_to_pid(name, pid, Refusal(reason))
 
     def drain(self, name: str, command: Drain | Leave) -> None:
-        """Has a process finish what it has; `has_drained` turns true when it has answered."""
+        """Makes a process finish what it has; `has_drained` turns true when it has answered."""
         self._num_unfinished.pop(name, None)
         self.send(name, command)
 
@@ -46,7 +46,7 @@ class ControlPlane(ControlServer[ToLauncher]):
         return self._num_unfinished.get(name, 0)
 
     def instruct(self, name: str, command: ProcessCommand) -> int:
-        """Tells process `name` to carry out `command`; returns the id under which the result will be found."""
+        """Instructs process `name` to carry out `command`; returns the id under which the result will be found."""
         self._last_instruction_id += 1
         self._results[self._last_instruction_id] = None
         self.send(name, Instruction(self._last_instruction_id, command))
@@ -61,7 +61,7 @@ class ControlPlane(ControlServer[ToLauncher]):
         self._results.pop(instruction_id, None)
 
     def note(self, name: str, report: Drained | InstructionDone | Ask) -> None:
-        """Keeps a report for those who ask for it; a result that nobody waits for any more is dropped."""
+        """Keeps a report for those who ask for it; a result without a waiting caller is dropped."""
         match report:
             case Drained(num_unfinished):
                 self._num_unfinished[name] = num_unfinished

@@ -9,11 +9,11 @@ from contextlib import suppress
 from supervisor.python_process import python_command, python_environment
 
 COMMAND = python_command("scheduler_proc")
-"""Of the scheduler that it can become."""
+"""The command of the scheduler that it can become."""
 
 
 class EarlyScheduler:
-    """A process that imports what a scheduler needs, and waits for its command line. `end` it, if nobody gives one."""
+    """A process that imports what a scheduler needs, and waits for its command line. `end` it if none comes."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
@@ -26,7 +26,7 @@ class EarlyScheduler:
         )
 
     def go_on(self, arguments: Sequence[str]) -> subprocess.Popen[bytes] | None:
-        """Gives it its command line, and returns the process; None where it has ended or somebody has it already."""
+        """Gives it its command line, and returns the process; None if it has ended or is already in use."""
         if self._process is None or self._process.poll() is not None:
             return None
         process, self._process = self._process, None
@@ -37,7 +37,7 @@ class EarlyScheduler:
         return process
 
     def end(self) -> None:
-        """Kills it, if nobody has it."""
+        """Kills it, unless it is in use."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

@@ -20,6 +20,6 @@ def tell_fatal_end(child: Child, was_starting: bool) -> str:
 
 
 def quote(lines: Iterable[str]) -> str:
-    """Returns the lines as a quotation that follows a sentence; nothing where there are none."""
+    """Returns the lines as a quotation that follows a sentence; nothing if there are none."""
     text = "\n".join(f"  | {line}" for line in lines)
     return f"\nits last lines:\n{text}" if text else ""

@@ -6,23 +6,46 @@ import math
 import re
 import types
 import typing
+from collections.abc import Collection, Iterator
 from typing import Any, Never, cast
 
 import msgspec
 from msgspec import Meta
 
 from messages import VERSION
-from messages.config.server import BatchConfig, CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
+from messages.config.server import CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
 from messages.errors import UsageError
+from runtime.extras import load_sections
+from supervisor.programs import command_names
 
-SECTIONS: dict[str, type[msgspec.Struct]] = {
+CORE_SECTIONS: dict[str, type[msgspec.Struct]] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduling": SchedulingConfig,
     "http": HttpConfig,
-    "batch": BatchConfig,
     "run": RunConfig,
 }
+
+SHORT_HELP = (
+    *("model", "served_model_name", "max_model_len", "dtype", "quantization", "device", "max_num_seqs", "host", "port"),
+    "api_key",
+)
+"""The flags that most people need."""
+
+
+def find_sections() -> dict[str, type[msgspec.Struct]]:
+    """Returns all sections of flags by name: the core's, then those of the installed extras."""
+    return {**CORE_SECTIONS, **load_sections()}
+
+
+class _HelpAction(argparse.Action):
+    """`--help` shows `SHORT_HELP`, `--help-all` all flags."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None
+    ) -> None:
+        (parser if option_string == "--help-all" else make_parser(SHORT_HELP)).print_help()
+        parser.exit()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,7 +56,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_flags(arguments: list[str]) -> dict[str, msgspec.Struct]:
-    """Returns the sections of the configuration by name. Raises `UsageError`; `--help` prints and exits with 0."""
+    """Returns the sections of flags by name. Raises `UsageError`; `--help` prints and exits with 0."""
     parser = make_parser()
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -41,14 +64,14 @@ def parse_flags(arguments: list[str]) -> dict[str, msgspec.Struct]:
     given = vars(known)
     return {
         section: msgspec.convert({name: given[name] for name in struct.__struct_fields__ if name in given}, struct)
-        for section, struct in SECTIONS.items()
+        for section, struct in find_sections().items()
     }
 
 
 def flags_of(section: msgspec.Struct) -> list[str]:
     """Returns flags from which `parse_flags` restores this section, whatever its values look like."""
     flags: list[str] = []
-    for field in msgspec.structs.fields(section):
+    for field, _ in flag_fields(type(section)):
         value: Any = getattr(section, field.name)
         if value == field.default:
             continue
@@ -60,25 +83,41 @@ def flags_of(section: msgspec.Struct) -> list[str]:
     return flags
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser with one group a section and one flag a field; absent flags stay out of the result."""
+def make_parser(names: Collection[str] | None = None) -> argparse.ArgumentParser:
+    """Returns the parser with one group per section and one flag per field, of the fields `names` if given.
+
+    Flags that are not given stay out of the result.
+    """
+    with_server, others = command_names()
     parser = _Parser(
         prog="launch.py",
         description="Serves a language model over HTTP from separate processes.",
-        epilog="Commands for a server that runs: launch.py ps, top, logs, restart, scale, profile, snapshot, drain, "
-        "log-level, inject, tail (with --help). Without one: launch.py batch, decode, diff, join, replay, "
-        "calibrate, whatif.",
+        epilog=f"Commands for a running server: launch.py {', '.join(with_server)}. Others: launch.py "
+        f"{', '.join(others)}. Each has --help. All flags: launch.py --help-all.",
+        usage="launch.py [--model DIR] [flags], or launch.py COMMAND",
+        add_help=False,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
     )
     parser.add_argument("--version", action="version", version=f"sluice {VERSION}")
-    for struct in SECTIONS.values():
-        group = parser.add_argument_group(str(struct.__doc__))
-        hints = typing.get_type_hints(struct, include_extras=True)
-        for field in msgspec.structs.fields(struct):
-            _add_flag(group, field, hints[field.name])
+    parser.add_argument("-h", "--help", action=_HelpAction, nargs=0, help="show the flags that most people need")
+    parser.add_argument("--help-all", action=_HelpAction, nargs=0, help="show all flags")
+    for struct in find_sections().values():
+        fields = [one for one in flag_fields(struct) if names is None or one[0].name in names]
+        group = parser.add_argument_group(str(struct.__doc__)) if fields else None
+        for field, annotated in fields:
+            _add_flag(group, field, annotated)
     return parser
+
+
+def flag_fields(struct: type[msgspec.Struct]) -> Iterator[tuple[msgspec.structs.FieldInfo, Any]]:
+    """Yields the fields of a section that are flags, with their types: those that have a help text."""
+    hints = typing.get_type_hints(struct, include_extras=True)
+    for field in msgspec.structs.fields(struct):
+        annotated = _without_none(hints[field.name])
+        if any(isinstance(meta, Meta) and meta.description for meta in typing.get_args(annotated)):
+            yield field, annotated
 
 
 def flag_name(field_name: str) -> str:
@@ -86,24 +125,26 @@ def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-def _add_flag(group: Any, field: msgspec.structs.FieldInfo, hint: Any) -> None:
-    annotated = _without_none(hint)
+def _add_flag(group: Any, field: msgspec.structs.FieldInfo, annotated: Any) -> None:
     base, *metas = typing.get_args(annotated)
     texts = [meta.description for meta in metas if isinstance(meta, Meta) and meta.description]
-    text = f"{texts[0]}{_default_text(field.default)}".replace("%", "%%")
+    extras: list[dict[str, Any]] = [meta.extra for meta in metas if isinstance(meta, Meta) and meta.extra]
+    extra = extras[0] if extras else {}
+    text = argparse.SUPPRESS if "hidden" in extra else f"{texts[0]}{_default_text(field.default)}".replace("%", "%%")
     if base is bool:
         name = f"--no-{field.name.replace('_', '-')}" if field.default else flag_name(field.name)
         text = ("do not " if field.default else "") + text
         group.add_argument(name, dest=field.name, action="store_const", const=not field.default, help=text)
     elif typing.get_origin(base) is tuple:
-        metavar = next((meta.extra["metavar"] for meta in metas if isinstance(meta, Meta) and meta.extra), "NAME")
+        metavar = extra.get("metavar", "NAME")
         group.add_argument(flag_name(field.name), nargs="+", action="extend", metavar=metavar, help=text)
     else:
         metavar = (
             "{" + ",".join(map(str, typing.get_args(base))) + "}" if typing.get_origin(base) is typing.Literal else None
         )
-        metavar = metavar or {int: "N", float: "X"}.get(base, "TEXT")
-        group.add_argument(flag_name(field.name), type=_converter(annotated), metavar=metavar, help=text)
+        metavar = metavar or extra.get("metavar") or {int: "N", float: "X"}.get(base, "TEXT")
+        optional: dict[str, Any] = {"nargs": "?", "const": extra["const"]} if "const" in extra else {}
+        group.add_argument(flag_name(field.name), type=_converter(annotated), metavar=metavar, help=text, **optional)
 
 
 def _converter(annotated: Any) -> Any:
@@ -158,5 +199,9 @@ def describe_unknown(argument: str, parser: argparse.ArgumentParser) -> str:
         return f"{argument}: unknown argument; {model if '--model' in known else 'see --help for all'}"
     begin = "--" + name.lstrip("-")
     nearest = difflib.get_close_matches(name, known, n=1) or [option for option in known if option.startswith(begin)]
-    hint = f"did you mean {nearest[0]}?" if nearest else "see --help for all flags"
+    hint = (
+        f"did you mean {nearest[0]}?"
+        if nearest
+        else f"see {'--help-all' if '--help-all' in known else '--help'} for all flags"
+    )
     return f"{name}: unknown flag; {hint}"

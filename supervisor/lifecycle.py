@@ -1,4 +1,4 @@
-"""How each process starts, what it reports, and what follows when it ends."""
+"""Starts each process, follows its reports, and handles its end."""
 
 import contextlib
 import time
@@ -33,10 +33,10 @@ LAST_WORDS_S = 0.2
 """How long the loop collects what a dead process has still written and reported."""
 
 EXPLANATION_S = 2.0
-"""The same for one that has given up: it has said why, which a busy machine may deliver late."""
+"""The same for a process that exited with an error: on a busy machine its explanation may arrive late."""
 
 TakeSnapshot = Callable[[str, str, str, Callable[[], None] | None], object]
-"""Takes cause, process, text and what is to follow; returns where the snapshot will be, if one is taken."""
+"""Takes cause, process, text and the next action; returns the path of the snapshot, if one is taken."""
 
 ChildMessage = PhaseReport | StandingBy | Ready | BootFailed | Beat | Drained | InstructionDone | Ask
 
@@ -63,7 +63,7 @@ class Lifecycle:
     def start(self, child: Child) -> None:
         """Starts a process, for the first time or again, a scheduler with its ranks.
 
-        Raises `RunFailedError` where it cannot be started at all.
+        Raises `RunFailedError` if it cannot be started at all.
         """
         if child.is_external:
             self._console.say_of(child.name, f"waiting: start it by hand\n  {self.group.how_to_start(child)}")
@@ -87,7 +87,7 @@ class Lifecycle:
             self.start(rank)
 
     def add(self, command: Command) -> Child:
-        """Starts one process more; it is in the group until it ends without having served, or leaves on command."""
+        """Starts one more process; it leaves the group if it ends before it has served, or on command."""
         child = Child(command)
         child.is_on_trial = True
         self.group.add(child)
@@ -95,9 +95,9 @@ class Lifecycle:
         return child
 
     def start_successor(self, child: Child, is_spare: bool = False) -> Child:
-        """Starts, beside `child`, the process that will take its place; it is in the group until it ends.
+        """Starts the replacement for `child` while `child` runs; it is in the group until it ends.
 
-        With `is_spare` it is to take it only if `child` dies.
+        With `is_spare` it takes over only if `child` dies.
         """
         successor = Child.successor_of(child)
         successor.is_spare = is_spare
@@ -106,7 +106,7 @@ class Lifecycle:
         return successor
 
     def follow(self, readable: set[int]) -> None:
-        """Deals with all that has come: output, reports, ends, and the time for a restart."""
+        """Handles all that has arrived: output, reports, ends, and restarts that are due."""
         for child in self.group:
             if child.descriptor in readable:
                 self.show_output(child)
@@ -125,7 +125,7 @@ class Lifecycle:
                 self.start(child)
 
     def due_in_s(self) -> float:
-        """Returns when a restart, a table for the frontends or a look at a process that ends is due, or never."""
+        """Seconds until a restart, a table for the frontends or a check of an ending process is due."""
         is_one_ending = any(child.pid and child.is_silent for child in self.group)
         ending_s = END_LOOK_S if is_one_ending else float("inf")
         return min(ending_s, self.group.table_due_in_s(), self._restarts.due_in_s(time.monotonic()))
@@ -195,16 +195,16 @@ class Lifecycle:
         self._console.say_of(child.name, text, "warning" if message.degraded else "info")
 
     def is_first_start(self, child: Child) -> bool:
-        """Tells whether a failure of this start is the run's failure. One that was started by hand may try again."""
+        """True if the run fails with this start. A process that was started by hand may try again."""
         is_first = self.group.status(child).num_restarts == 0 and not child.is_on_trial
         return is_first and not child.is_external
 
     def is_replaced(self, child: Child) -> bool:
-        """Tells whether the launcher starts this process again when it dies."""
+        """True if the launcher restarts this process when it dies."""
         return self._restarts.is_wanted(child.name) and not child.is_external
 
     def killer(self, child: Child, why: str) -> Callable[[], None]:
-        """Returns what kills this incarnation, whose end brings the next one; from now on that is sure to come."""
+        """Returns a function that kills this incarnation; the next one is certain from now on."""
         pid = child.pid
         self.group.board.killed(child.name)
 
@@ -239,9 +239,9 @@ class Lifecycle:
         self._go_on_after(child)
 
     def _go_on_after(self, child: Child) -> None:
-        """Does what follows the end of a process; of the processes of an engine, which end together, that of the last.
+        """Handles the end of a process. The processes of an engine end together; the last one counts.
 
-        Raises `RunFailedError` where the run must end.
+        Raises `RunFailedError` if the run must end.
         """
         if child.was_starting and self.is_first_start(child):
             self._give_up(child, child.was_starting)
@@ -273,7 +273,7 @@ class Lifecycle:
             self.plan_restart(child, was_starting)
 
     def _collect_last_words(self, child: Child) -> None:
-        """Takes what a dead process has still written and, where it was starting, reported: the reason is in it."""
+        """Reads the last output of a dead process and, if it was starting, its last reports, for the reason."""
         deadline = time.monotonic() + (EXPLANATION_S if child.has_given_up else LAST_WORDS_S)
         with contextlib.suppress(RunFailedError):
             while time.monotonic() < deadline:
@@ -285,9 +285,9 @@ class Lifecycle:
                 self.group.control.wait(LAST_WORDS_S / 20)
 
     def plan_restart(self, child: Child, was_starting: bool) -> None:
-        """Has a dead process come back. Raises `RunFailedError` where it must not."""
+        """Schedules the restart of a dead process. Raises `RunFailedError` if it must stay dead."""
         is_last_frontend = child.is_front and not any(frontend.pid for frontend in self.group.frontends())
-        if is_last_frontend and self.group.is_draining:  # nobody is left to whom the others could answer
+        if is_last_frontend and self.group.is_draining:  # no frontend is left to receive the replies of the others
             self._give_up(child, was_starting)
         if child.is_external and (was_starting or self._restarts.is_wanted(child.name)):
             self._tell_restart(child, tell_end(child, was_starting))

@@ -1,4 +1,4 @@
-"""The listening socket, bound by the launcher so that a port in use is told before a model is loaded."""
+"""The listening socket, bound by the launcher so that a port in use is reported before a model is loaded."""
 
 import errno
 import socket

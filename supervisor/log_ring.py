@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 MAX_LINES = 1000
 MAX_LINE_CHARS = 4096
-"""Of a longer line the rest is not kept; with `MAX_LINES` this bounds the memory of one process's log."""
+"""The rest of a longer line is not kept; with `MAX_LINES` this bounds the memory of one process's log."""
 
 
 class LogRing:

@@ -1,4 +1,4 @@
-"""The manifest beside recorded frames: what the server was, so that `launch.py replay` can start the same again."""
+"""The manifest next to recorded frames: what the server was, so that `launch.py replay` can start the same again."""
 
 import hashlib
 import importlib.metadata
@@ -19,7 +19,7 @@ from runtime.own_directory import names_in, own_directory
 FILE_NAME = "manifest.json"
 MODEL_FILES = (*(f"*{suffix}" for suffix in WEIGHT_SUFFIXES), *OTHER_FILES)
 END_BYTES = 1 << 16
-"""What is read at either end of a model's file: reading all of it would take as long as loading the model."""
+"""Bytes read at either end of a model's file: reading all of it would take as long as loading the model."""
 
 LIBRARIES = ("torch", "triton", "numpy", "msgspec", "pyzmq", "tokenizers", "transformers", "llguidance")
 
@@ -92,7 +92,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises `SluiceError` where there is none that can be read."""
+    """Raises `SluiceError` if there is none that can be read."""
     file = folder / FILE_NAME
     try:
         return msgspec.json.decode(file.read_bytes(), type=Manifest)

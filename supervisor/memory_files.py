@@ -60,7 +60,7 @@ class MemoryFiles:
             self._make(path)
 
     def drop(self, name: str) -> None:
-        """Nobody comes after the process `name`."""
+        """No process follows `name`."""
         self._close(self._run_dir.kv_file(place_of(name)))
 
     def close(self) -> None:

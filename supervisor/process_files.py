@@ -1,4 +1,4 @@
-"""What the system tells of a process from outside, also of one that is stopped or hangs."""
+"""What the system shows of a process from outside, also of one that is stopped or hangs."""
 
 import contextlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The processes of a run: which there are and under what names, and what they hear of each other."""
+"""The processes of a run: which exist, under what names, and the table that the frontends receive."""
 
 import contextlib
 import socket
@@ -29,18 +29,18 @@ from supervisor.signals import SignalPipe
 from supervisor.status_board import StatusBoard
 
 FRESH_S = 5.0
-"""A process that stands by and has not beaten for longer may hang."""
+"""A standby without a heartbeat for longer than this may hang."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a run takes place: what the launcher has opened for it before any process starts."""
+    """What the launcher has opened for a run before any process starts."""
 
     run_dir: RunDir
     listener: socket.socket
     signals: SignalPipe
     num_weight_bytes: int = 0
-    """That schedulers will share, if it is known."""
+    """Bytes of weights that the schedulers will share, if known."""
     early_scheduler: EarlyScheduler | None = None
 
 
@@ -55,7 +55,7 @@ class ProcessGroup:
         self.control = ControlPlane(site.run_dir.socket("launcher"))
         waiter.add_channel(self.control)
         self.has_started = False
-        """Every process has served at once."""
+        """All processes have served at the same time."""
         self.is_draining = False
         self.is_stopping = False
         self._num_frontend_starts = 0
@@ -64,7 +64,7 @@ class ProcessGroup:
             self.memory_files.provide(name)
 
     def __iter__(self) -> Iterator[Child]:
-        """Iterates over all as they are now; processes may come and go meanwhile."""
+        """Iterates over a copy: processes may come and go meanwhile."""
         return iter(list(self._children.values()))
 
     def __contains__(self, name: str) -> bool:
@@ -108,37 +108,37 @@ class ProcessGroup:
         return spare if time.monotonic_ns() - self.status(spare).beat_ns < FRESH_S * 1e9 else None
 
     def is_up(self, child: Child) -> bool:
-        """Tells whether it has come to serve and has not ended."""
+        """True if it has started to serve and has not ended."""
         return child.name in self and self.status(child).is_up
 
     def is_ready(self) -> bool:
-        """Tells whether every process serves, apart from engines on machines that have not joined yet."""
+        """True if every process serves, apart from engines on machines that have not joined yet."""
         return self.board.is_ready([child.name for child in self if child.command.is_remote])
 
     def note_started(self) -> None:
-        """Every process serves: the frontends open their doors when they hear it."""
+        """Every process serves: the frontends accept requests once they receive the table."""
         self.has_started = True
         self.publish(at_once=True)
 
     def begin_stop(self) -> None:
-        """From now on nobody is welcomed or replaced."""
+        """From now on no process is welcomed or replaced."""
         self.is_stopping = True
 
     def begin_drain(self, timeout_s: float) -> None:
-        """Has the frontends take nothing new; `has_drained` turns true when the last request has ended."""
+        """Makes the frontends refuse new requests; `has_drained` turns true when the last request has ended."""
         self.is_draining = True
         for frontend in self.frontends():
             if frontend.is_welcome:
                 self.control.drain(frontend.name, Drain(timeout_s))
 
     def has_drained(self) -> bool:
-        """Tells whether no frontend that lives has a request left, also none that is about to leave."""
+        """True if no running frontend has a request left, including those about to leave."""
         is_one_leaving = any(child.is_front and child.name.endswith(PREDECESSOR) for child in self)
         living = [frontend for frontend in self.frontends() if frontend.pid]
         return not is_one_leaving and all(self.control.has_drained(frontend.name) for frontend in living)
 
     def num_unfinished(self) -> int:
-        """Returns how many requests were left in the frontends that have drained."""
+        """Returns the number of requests left in the frontends that have drained."""
         return sum(self.control.num_unfinished(frontend.name) for frontend in self.frontends())
 
     def spawn(self, child: Child) -> None:
@@ -184,7 +184,7 @@ class ProcessGroup:
         self.publish(at_once=True)
 
     def give_place(self, successor: Child, child: Child) -> None:
-        """Lets `successor`, which stands by, have the name of `child` from now on.
+        """Gives the name of `child` to `successor`, which stands by.
 
         A `child` that still lives, and finishes what it has begun, is called its predecessor.
         """
@@ -212,33 +212,33 @@ class ProcessGroup:
         self._children[name] = child
 
     def await_successor(self, child: Child) -> None:
-        """Has requests wait: the successor of `child` is sure to come soon."""
+        """Makes requests wait: the successor of `child` is about to take over."""
         self.board.set_awaited(child.name, True)
         self.publish(at_once=True)
 
     def can_move_requests(self, child: Child) -> bool:
-        """Tells whether the requests of `child`, a scheduler, can go on at another one."""
+        """True if another scheduler can continue the requests of `child`, a scheduler."""
         others = [other for other in self if other is not child and kind_of(other.name) == SCHEDULER]
         statuses = [self.status(other) for other in others if not other.is_passing]
         return kind_of(child.name) == SCHEDULER and any(one.is_serving and not one.is_leaving for one in statuses)
 
     def tell_death(self, child: Child) -> None:
-        """Has what `child` had go on elsewhere before anything else is done about its death."""
+        """Moves the requests of `child` elsewhere before its death is handled any further."""
         self.board.gone(child.name)
         self.publish(at_once=True)
 
     def give_no_more_work(self, child: Child) -> None:
-        """Has `child` finish what it has and get nothing new."""
+        """Sends `child` no new work; it finishes what it has."""
         self.board.leaving(child.name)
         self.publish(at_once=True)
 
     def give_work_again(self, child: Child) -> None:
-        """It was to get no more work, and stays."""
+        """Undoes `give_no_more_work`: the process stays."""
         self.board.leaving(child.name, False)
         self.publish(at_once=True)
 
     def ask_to_stop(self, child: Child) -> None:
-        """Tells a process to end; one that is starting is killed."""
+        """Asks a process to end; one that is starting is killed."""
         child.has_been_told = True
         if not child.pid:
             return
@@ -256,7 +256,7 @@ class ProcessGroup:
                 file.unlink()
 
     def close_output(self, child: Child) -> None:
-        """Listens to what a process writes no longer."""
+        """Stops reading what a process writes."""
         if child.descriptor >= 0:
             self._waiter.remove_descriptor(child.descriptor)
             child.release()
@@ -265,12 +265,12 @@ class ProcessGroup:
         return any(frontend.is_welcome for frontend in self.frontends())
 
     def table_due_in_s(self) -> float:
-        """Returns when the frontends must hear the process table next: never while none is there."""
+        """Seconds until the frontends must receive the next process table: `inf` without a frontend."""
         due_s = self.board.due_in_s(time.monotonic_ns()) if self.has_listening_frontend() else None
         return float("inf") if due_s is None else due_s
 
     def publish(self, at_once: bool = False) -> None:
-        """Sends the process table to the frontends where it is due, or `at_once`."""
+        """Sends the process table to the frontends if it is due, or `at_once`."""
         if self.has_listening_frontend() and (at_once or self.table_due_in_s() == 0):
             table = self.board.publish(time.monotonic_ns())
             for child in self:

@@ -23,12 +23,12 @@ RULES = ("always", "never")
 
 
 class NoRestartError(SluiceError):
-    """A process that has died must not be started again; the text says why."""
+    """A process that has died must not be started again; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Restart:
-    """A process is started again in `pause_s`; `text` tells the operator so."""
+    """A process is started again in `pause_s`; `text` is for the operator."""
 
     pause_s: float
     text: str
@@ -48,7 +48,7 @@ class Restarts:
         self._due_s: dict[str, float] = {}
 
     def is_wanted(self, name: str) -> bool:
-        """Tells whether process `name` is started again when it dies, as far as its own rule goes."""
+        """True if process `name` is started again when it dies, as far as its own rule goes."""
         return kind_of(name) not in self._never
 
     def note_ready(self, name: str, now_s: float) -> None:
@@ -58,7 +58,7 @@ class Restarts:
     def note_death(self, name: str, now_s: float, is_ready: bool = False) -> Restart:
         """Returns when process `name` will be due to start again, at once where the next one `is_ready`.
 
-        Raises `NoRestartError` where it must stay dead.
+        Raises `NoRestartError` if it must stay dead.
         """
         served_s = now_s - self._ready_s.pop(name, now_s)
         if not self.is_wanted(name):
@@ -79,7 +79,7 @@ class Restarts:
         return Restart(pause_s, text)
 
     def due_in_s(self, now_s: float) -> float:
-        """Returns when the next process is due, 0 for now; never where none is to be started."""
+        """Returns when the next process is due, 0 for now; never if none is to be started."""
         return max(0.0, min(self._due_s.values(), default=float("inf")) - now_s)
 
     def pop_due(self, now_s: float) -> list[str]:

@@ -6,24 +6,24 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from extras.remote.join_keys import check_address, make_keys
-from messages.config.server import Config, ModelConfig, RunConfig
+from messages.config.server import Config, ExtraConfig, ModelFacts
 from messages.control.processes import FRONTEND, RING
 from messages.engines import SCHEDULER, rank_name
 from messages.errors import BootError, UsageError
+from runtime.extras import load_parts, load_sections
 from runtime.lifeline import make_lifeline
 from runtime.prefetch import prefetch
 from runtime.run_dir import RunDir, claim, default_path
-from supervisor.child import Command, command_of_worker
+from supervisor.child import Command, number_commands
 from supervisor.console import Console
 from supervisor.early_scheduler import EarlyScheduler
-from supervisor.flags import parse_flags
+from supervisor.flags import CORE_SECTIONS, parse_flags
 from supervisor.listener import base_url, open_listener
 from supervisor.manifest import claim_recording, make_manifest, write_manifest
 from supervisor.model.draft import add_draft_facts
@@ -39,13 +39,7 @@ from supervisor.supervisor import Supervisor
 PACKAGES = {FRONTEND: "frontend"} | {kind: f"{kind}_proc" for kind in RING}
 """By process."""
 
-PROXY = "extras.remote.proxy"
-"""The module of a process that stands for an engine on another machine."""
-
-ANY_PORT = "tcp://0.0.0.0:*"
-
 TOKENIZER = "tokenizer"
-ONE_OF_EACH: Mapping[str, int] = {}
 
 USAGE_EXIT_CODE = 2
 FAILURE_EXIT_CODE = 1
@@ -63,10 +57,7 @@ def launch(arguments: list[str], early_scheduler: EarlyScheduler | None = None) 
         sections: dict[str, Any] = parse_flags(arguments)
         console.is_json = sections["run"].log_format == "json"
         config = build_config(sections, console)
-        run = config.run
-        num_workers = {FRONTEND: run.frontend_workers, TOKENIZER: run.tokenizer_workers, SCHEDULER: run.data_parallel}
-        commands = server_commands(run.external, num_workers, len(run.remote_engines), run.tensor_parallel, run.ray)
-        return serve(config, commands, console, began_s, early_scheduler)
+        return serve(config, server_commands(config), console, began_s, early_scheduler)
     except (UsageError, BootError) as error:
         console.say(f"launch.py: {error}", "error")
         return USAGE_EXIT_CODE if isinstance(error, UsageError) else FAILURE_EXIT_CODE
@@ -78,111 +69,94 @@ def launch(arguments: list[str], early_scheduler: EarlyScheduler | None = None) 
         console.close()
 
 
+Rule = tuple[Callable[[Config], object], str]
+
+RULES: tuple[Rule, ...] = (
+    (
+        lambda config: FRONTEND in config.run.external and config.run.frontend_workers > 1,
+        "--frontend-workers: a frontend that is started by hand binds the port alone; leave it at 1",
+    ),
+    (
+        lambda config: SCHEDULER in config.run.external and config.run.tensor_parallel > 1,
+        "--tensor-parallel: the launcher starts all ranks; leave out --external scheduler",
+    ),
+    (
+        lambda config: config.scheduling.speculative == "draft" and config.run.tensor_parallel > 1,
+        "--tensor-parallel: several ranks have no draft model; --speculative ngram needs none",
+    ),
+    (
+        lambda config: config.cache.has_tiers and config.run.tensor_parallel > 1,
+        "--tensor-parallel: --kv-disk and --kv-offload-gb keep the pages of one rank; leave them out",
+    ),
+    (
+        lambda config: config.cache.has_tiers and not config.cache.enable_prefix_caching,
+        "--kv-disk and --kv-offload-gb keep pages of the prefix cache: leave --no-enable-prefix-caching out",
+    ),
+    (
+        lambda config: not config.num_engines,
+        "--data-parallel 0 wants engines on other machines, and the flags name none",
+    ),
+)
+"""Combinations of flags that are refused, with the error. Rules about an extra's flags are in its `check`."""
+
+NO_FACTS = ModelFacts(model_dir="", tokenizer_dir="", served_names=(), vocab_size=0, max_model_len=0)
+
+
 def build_config(sections: dict[str, Any], console: Console | None = None) -> Config:
     """Returns the whole configuration, with the facts about the model; this may fetch the model from the hub."""
-    run = _set_range_of_engines(sections["run"])
-    model = sections["model"] = choose_devices(sections["model"], run.most_engines * run.tensor_parallel)
-    run = sections["run"] = _place_by_ray(run)
-    _check_names("--external", run.external)
-    if FRONTEND in run.external and run.frontend_workers > 1:
-        raise UsageError("--frontend-workers: a frontend that is started by hand binds the port alone; leave it at 1")
-    if SCHEDULER in run.external and run.tensor_parallel > 1:
-        raise UsageError("--tensor-parallel: the launcher starts all ranks; leave out --external scheduler")
-    if sections["scheduling"].speculative == "draft" and run.tensor_parallel > 1:
-        raise UsageError("--tensor-parallel: several ranks have no draft model; --speculative ngram needs none")
-    cache = sections["cache"]
-    if (cache.kv_disk or cache.kv_offload_gb) and run.tensor_parallel > 1:
-        raise UsageError("--tensor-parallel: --kv-disk and --kv-offload-gb keep the pages of one rank; leave them out")
-    if run.remote_engines and run.tensor_parallel > 1:
-        raise UsageError("--tensor-parallel: an engine on another machine has one rank; leave it at 1")
-    if run.otlp_endpoint and not run.otlp_endpoint.startswith(("http://", "https://")):
-        raise UsageError(f"--otlp-endpoint: {run.otlp_endpoint} is not a URL, as http://localhost:4318 is")
-    if not (run.data_parallel or run.remote_engines):
-        raise UsageError("--data-parallel 0 wants engines on other machines: give their addresses as --remote-engines")
-    if not run.ray:
-        for address in run.remote_engines:
-            check_address("--remote-engines", address)
-    if not cache.enable_prefix_caching and (cache.kv_disk or cache.kv_offload_gb):
+    config = check_flags(sections)
+    model_dir = find_model(config.model, console)
+    tokenizer_dir = find_tokenizer(config.model, model_dir, console)
+    facts = read_model_facts(config.model, model_dir, tokenizer_dir, model_name(config.model))
+    facts = add_draft_facts(facts, config.model, config.scheduling, console)
+    return msgspec.structs.replace(config, facts=facts)
+
+
+def check_flags(sections: dict[str, Any]) -> Config:
+    """Returns the configuration without facts. Raises `UsageError` for flags that do not go together."""
+    config = Config(**{name: sections[name] for name in CORE_SECTIONS}, facts=NO_FACTS)
+    of_extras: list[ExtraConfig] = [sections[name] for name in load_sections()]
+    for section in of_extras:
+        if section != type(section)():
+            config = section.put_into(config)
+        config = section.check(config)
+    for is_broken, error in RULES:
+        if is_broken(config):
+            raise UsageError(error)
+    _check_names("--external", config.run.external)
+    check_rules(config.run.restart)
+    _check_names("--restart", [split_rule(rule)[0] for rule in config.run.restart])
+    check_device(config)
+    return config
+
+
+def check_device(config: Config) -> None:
+    """Raises `UsageError` for a `--device` that does not exist, or GPUs that are too few for all ranks."""
+    model, num_ranks = config.model, config.most_engines * config.run.tensor_parallel
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+(,cuda:\d+)*)?", model.device):
+        raise UsageError(f"--device: {model.device!r} is not valid: expected auto, cpu, cuda, or GPUs as cuda:0,cuda:1")
+    if model.devices and len(set(model.devices)) < max(len(model.devices), num_ranks):
         raise UsageError(
-            "--kv-disk and --kv-offload-gb keep pages of the prefix cache: leave --no-enable-prefix-caching out"
+            f"--device: {num_ranks} ranks (--data-parallel times --tensor-parallel) need as many different GPUs, got "
+            f"{model.device}"
         )
-    check_rules(run.restart)
-    _check_names("--restart", [split_rule(rule)[0] for rule in run.restart])
-    model_dir = find_model(model, console)
-    facts = read_model_facts(model, model_dir, find_tokenizer(model, model_dir, console), model_name(model))
-    return Config(**sections, facts=add_draft_facts(facts, model, sections["scheduling"], console))
 
 
-def _set_range_of_engines(run: RunConfig) -> RunConfig:
-    """Returns `run` with a number of engines that is within its range, if it has one."""
-    if not run.max_engines:
-        return run
-    if run.remote_engines or SCHEDULER in run.external:
-        raise UsageError("--max-engines: engines at --remote-engines, or started by hand, come and go with you")
-    if max(run.min_engines, run.data_parallel) > run.max_engines:
-        raise UsageError("--max-engines: there can be no fewer than --min-engines and --data-parallel")
-    return msgspec.structs.replace(run, data_parallel=max(run.min_engines, run.data_parallel))
-
-
-def _place_by_ray(run: RunConfig) -> RunConfig:
-    """Returns `run` with all engines on other machines, at ports that the system chooses, where Ray places them."""
-    if not run.ray:
-        return run
-    if run.remote_engines:
-        raise UsageError("--ray places all engines: give their number as --data-parallel, and no --remote-engines")
-    return msgspec.structs.replace(run, data_parallel=0, remote_engines=(ANY_PORT,) * run.data_parallel)
-
-
-def choose_devices(model: ModelConfig, num_ranks: int) -> ModelConfig:
-    """Returns `model` with the GPUs that `--devices` names, one by one. Raises `UsageError` where they do not suffice.
-
-    `num_ranks` are those of all engines. Whether the GPUs are there is for each of them to see, which has torch.
-    """
-    devices = tuple(name for text in model.devices for name in text.split(","))
-    for name in devices:
-        if not re.fullmatch(r"cuda:\d+", name):
-            raise UsageError(f"--devices: {name!r} is no GPU: name them as cuda:0,cuda:1")
-    if not devices:
-        return model
-    if model.device == "cpu":
-        raise UsageError("--devices names GPUs, and --device cpu wants none; leave one of them out")
-    if len(set(devices)) < max(len(devices), num_ranks):
-        raise UsageError(
-            f"--devices: {num_ranks} ranks (--data-parallel times --tensor-parallel) need as many different GPUs, got "
-            f"{', '.join(devices)}"
-        )
-    return msgspec.structs.replace(model, devices=devices, device="cuda")
-
-
-def server_commands(
-    external: Iterable[str],
-    num_workers: Mapping[str, int] = ONE_OF_EACH,
-    num_remote: int = 0,
-    num_ranks: int = 1,
-    is_scalable: bool = False,
-) -> list[Command]:
-    """Returns how the processes are started, so many of a kind, and of an engine so many ranks.
-
-    Those named in `external` are started by hand. `num_remote` schedulers more are on other machines, fixed
-    ones unless `is_scalable`.
-    """
+def server_commands(config: Config) -> list[Command]:
+    """Returns the commands of all processes. Those named by `--external` are started by hand."""
+    run = config.run
+    num_workers = {FRONTEND: run.frontend_workers, TOKENIZER: run.tokenizer_workers, SCHEDULER: run.data_parallel}
     commands: list[Command] = []
     for name, package in PACKAGES.items():
-        first = Command(name, python_command(package), name in external)
-        num = num_workers.get(name, 1)
-        commands += _numbered(first, range(1, num + 1))
+        first = Command(name, python_command(package), name in run.external)
+        commands += number_commands(first, range(1, num_workers.get(name, 1) + 1))
         if name == SCHEDULER:
-            remote = range(num + 1, num + 1 + num_remote)
-            commands += _numbered(Command(name, python_command(PROXY), is_remote=True, is_scalable=is_scalable), remote)
-    for rank in range(1, num_ranks):
+            commands += (command for part in load_parts(config, "launcher") for command in part.engine_commands(config))
+    for rank in range(1, run.tensor_parallel):
         name = rank_name(rank)
         first = Command(name, (*python_command("scheduler_proc.rank_process"), "--name", name))
-        commands += _numbered(first, range(1, num_workers.get(SCHEDULER, 1) + 1))
+        commands += number_commands(first, range(1, run.data_parallel + 1))
     return commands
-
-
-def _numbered(first: Command, numbers: Iterable[int]) -> list[Command]:
-    return [first if number == 1 else command_of_worker(first, number) for number in numbers]
 
 
 def serve(
@@ -225,21 +199,14 @@ def _write_files(run_dir: RunDir, config: Config, url: str) -> None:
         run_dir.address_file.write_text(f"{url}\n", encoding="ascii")
         run_dir.write_config(config)
         _write_manifest(config, run_dir)
-        if config.run.remote_engines:
-            _write_keys(run_dir)
+        for part in load_parts(config, "launcher"):
+            part.write_files(config, run_dir)
     except OSError as error:
         raise BootError(f"{error.filename or run_dir.path}: {error.strerror}") from None
 
 
-def _write_keys(run_dir: RunDir) -> None:
-    """Makes the keys by which engines on other machines and this one know each other, for this run alone."""
-    for file, keys in zip((run_dir.head_keys, run_dir.join_keys), make_keys(), strict=True):
-        file.touch(mode=0o600)
-        file.write_bytes(msgspec.json.encode(keys))
-
-
 def _write_manifest(config: Config, run_dir: RunDir) -> None:
-    """Writes what this server is beside the frames that its processes keep, if they do."""
+    """Writes the manifest of this server next to the frames that its processes keep, if any."""
     run = config.run
     folders = [run_dir.black_box] * bool(run.black_box_mb) + [Path(run.record)] * bool(run.record)
     if folders:
@@ -252,7 +219,7 @@ def ready_text(config: Config, url: str, seconds: float) -> str:
     """Returns the summary with a line to paste."""
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": 64})
     headers = ["Content-Type: application/json"]
-    if config.http.api_key or config.http.api_key_file:
+    if config.http.api_key:
         headers.append("Authorization: Bearer KEY")
     shown = " ".join(f"-H {shlex.quote(header)}" for header in headers)
     curl = f"curl -N {url}/generate {shown} -d {shlex.quote(body)}"

@@ -21,7 +21,7 @@ class Loop(Protocol):
 
     @property
     def is_hurried(self) -> bool:
-        """Tells whether the operator has asked twice for the end."""
+        """True if the operator has asked twice for the end."""
         ...
 
     def turn_until(self, is_over: Callable[[], bool], deadline_s: float = ...) -> None:
@@ -40,7 +40,7 @@ class Shutdown:
         self.is_wanted = False
 
     def drain(self, timeout_s: float) -> None:
-        """Has the frontends take nothing new and waits for their last request, or for their time to be over."""
+        """Makes the frontends refuse new requests and waits for their last request, or for their time to be over."""
         if not self._group.has_listening_frontend() or self._loop.is_hurried or self.is_wanted:
             return
         self.begin_drain(timeout_s)
@@ -50,12 +50,12 @@ class Shutdown:
             self._console.say(f"{num_unfinished} requests did not finish in time", "warning")
 
     def begin_drain(self, timeout_s: float) -> None:
-        """Tells the frontends to take nothing new; the group's `has_drained` turns true when they have answered."""
+        """Makes the frontends refuse new requests; the group's `has_drained` turns true when they have answered."""
         self._console.say(f"draining: running requests may take {timeout_s:g} s; Ctrl-C again stops at once")
         self._group.begin_drain(timeout_s)
 
     def stop(self) -> None:
-        """Ends every process: the door first, then what is behind it, ranks last; whoever does not go is killed."""
+        """Ends every process: the frontends first, ranks last; processes that do not end are killed."""
         group = self._group
         group.begin_stop()
         self._lifecycle.cancel_restarts()

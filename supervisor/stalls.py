@@ -1,7 +1,7 @@
-"""What is a stall: requests wait, nothing is known that they would have to wait for, and nothing goes on.
+"""Detects stalls: requests wait without a known reason, and nothing makes progress.
 
-Everything is told by beats, and is measured by their times: a process in a long step sends none, so it cannot be taken
-for one that turns its loop and does nothing.
+All evidence comes from beats and their times: a process in a long step sends none, so it cannot be mistaken for one
+that turns its loop and does nothing.
 """
 
 from collections import defaultdict
@@ -26,10 +26,10 @@ DETOKENIZER = "detokenizer"
 TOKENIZER = "tokenizer"
 
 NUM_INTERVALS = 20
-"""A stream stalls when it has had no token for so many times the median between its tokens (and for `--stall-s`)."""
+"""A stream stalls after this multiple of the median time between its tokens (and `--stall-s`) without a token."""
 
 DELIVERY_NS = 2_000_000_000
-"""What a frame gets to arrive in, and to be told of in a beat."""
+"""Time for a frame to arrive and to be reported in a beat."""
 
 SILENCE_NS = 5_000_000_000
 """Beats are up to two seconds apart, and on a busy machine a process may have to wait for a core."""
@@ -37,21 +37,21 @@ SILENCE_NS = 5_000_000_000
 MAX_NAMED = 3
 
 
-class Unchanged:
-    """Since when a value has been what it is."""
+class SteadyValue:
+    """A value, and since when it has not changed."""
 
     def __init__(self) -> None:
         self._value: Any = None
         self.since_ns = 0
 
     def note(self, value: object, now_ns: int) -> int:
-        """Returns for how many ns it has been `value`."""
+        """Returns the ns for which it has been `value`."""
         if value != self._value:
             self._value, self.since_ns = value, now_ns
         return now_ns - self.since_ns
 
 
-class Found(NamedTuple):
+class PossibleStall(NamedTuple):
     """A process that seems to stall now."""
 
     kind: StallKind
@@ -64,30 +64,30 @@ class Found(NamedTuple):
 class StallDetector:
     """Compares each process table with those before it. Times are `time.monotonic_ns()`.
 
-    `run_state_of` tells of a pid whether it has been stopped; it is asked only about one that gives no sign.
+    `run_state_of` returns whether a pid has been stopped; it is called only for a process without a sign of life.
     """
 
     def __init__(self, stall_s: float, run_state_of: Callable[[int], RunState]):
         self._limit_ns = round(stall_s * 1e9)
         self._run_state_of = run_state_of
         self.open: dict[str, Stall] = {}
-        """Those that go on, by process at fault: of each process one."""
+        """The current stalls, at most one for each process at fault."""
         self.forget()
 
     def forget(self) -> None:
-        """Begins anew: a process is away, or the launcher itself was stopped."""
-        self._steps = defaultdict[str, Unchanged](Unchanged)
-        self._admitted = defaultdict[str, Unchanged](Unchanged)
+        """Starts over: a process is away, or the launcher itself was stopped."""
+        self._steps = defaultdict[str, SteadyValue](SteadyValue)
+        self._admitted = defaultdict[str, SteadyValue](SteadyValue)
         """Both by scheduler."""
-        self._tokenized = defaultdict[str, Unchanged](Unchanged)
+        self._tokenized = defaultdict[str, SteadyValue](SteadyValue)
         """By tokenizer."""
         self._edges: dict[int, _Edge] = {}
         self._suspects: dict[tuple[int, int], int] = {}
         """By uid and time of the latest token: when the scheduler's loop turned, and that was too long ago already."""
 
     def look(self, statuses: Collection[ProcessStatus], now_ns: int) -> list[Stall]:
-        """Returns what has begun to stall. One that has been returned is not returned again before it has moved on."""
-        found: dict[str, Found] = {}
+        """Returns the new stalls. A stall is returned again only after its process has made progress."""
+        found: dict[str, PossibleStall] = {}
         num_open = sum(status.gauges.get("requests", 0) for status in statuses if kind_of(status.name) == FRONTEND)
         if not all(status.is_up or place_of(status.name) != status.name for status in statuses):
             self.forget()
@@ -99,8 +99,8 @@ class StallDetector:
         self.open |= {stall.process: stall for stall in new}
         return new
 
-    def _find(self, statuses: Collection[ProcessStatus], now_ns: int) -> Iterator[Found]:
-        """Yields what stalls now, the surest and most exact first."""
+    def _find(self, statuses: Collection[ProcessStatus], now_ns: int) -> Iterator[PossibleStall]:
+        """Yields what stalls now, the most certain and exact evidence first."""
         for status in statuses:
             yield from self._find_silence(status, now_ns)
             if kind_of(status.name) == TOKENIZER and place_of(status.name) == status.name:
@@ -111,17 +111,17 @@ class StallDetector:
             yield from self._find_queue(scheduler, [status for status in statuses if status.frontend])
         yield from self._find_streams({worker_number(one.name): one for one in schedulers}, statuses)
 
-    def _find_silence(self, status: ProcessStatus, now_ns: int) -> Iterator[Found]:
-        """A process gives no sign that is in no step, or that was stopped."""
+    def _find_silence(self, status: ProcessStatus, now_ns: int) -> Iterator[PossibleStall]:
+        """A process sends no beat although it is in no step, or it was stopped."""
         limit_ns = max(self._limit_ns, SILENCE_NS)
         if not status.beat_ns or now_ns - status.beat_ns < limit_ns or not status.is_up:
             return
         run_state = self._run_state_of(status.pid)
         if run_state == "stopped" or (run_state == "runs" and not status.busy_since_ns):
             why = "it was stopped by a signal" if run_state == "stopped" else "it is in no step"
-            yield Found("process", status.name, status.beat_ns, f"gives no sign, and {why}")
+            yield PossibleStall("process", status.name, status.beat_ns, f"gives no sign, and {why}")
 
-    def _find_edges(self, statuses: Collection[ProcessStatus]) -> Iterator[Found]:
+    def _find_edges(self, statuses: Collection[ProcessStatus]) -> Iterator[PossibleStall]:
         receivers = {socket_of(status): status for status in statuses if status.is_serving}
         known, self._edges = self._edges, {}
         for status in statuses:
@@ -136,26 +136,26 @@ class StallDetector:
                         f"turns its loop and takes nothing from {status.name}: of {num_sent} frames that were sent it "
                         f"has taken {edge.num_taken}"
                     )
-                    yield Found("edge", receiver.name, edge.since_ns, what)
+                    yield PossibleStall("edge", receiver.name, edge.since_ns, what)
 
-    def _find_unread(self, tokenizer: ProcessStatus) -> Iterator[Found]:
+    def _find_unread(self, tokenizer: ProcessStatus) -> Iterator[PossibleStall]:
         """A tokenizer has held a request for a long time and has finished none since."""
         gauges = tokenizer.gauges
         tokenized, waited_ns = self._tokenized[tokenizer.name], round(gauges.get("waiting_s", 0.0) * 1e9)
         still_ns = tokenized.note((tokenizer.pid, gauges.get("num_tokenized"), waited_ns > 0), tokenizer.beat_ns)
         if min(still_ns, waited_ns) >= self._limit_ns:
             what = f"passes no request on, with {int(gauges.get('chars_in_hand', 0))} characters in hand"
-            yield Found("queue", tokenizer.name, max(tokenized.since_ns, tokenizer.beat_ns - waited_ns), what)
+            yield PossibleStall("queue", tokenizer.name, max(tokenized.since_ns, tokenizer.beat_ns - waited_ns), what)
 
-    def _find_queue(self, scheduler: ProcessStatus, fronts: Iterable[ProcessStatus]) -> Iterator[Found]:
-        """A scheduler that runs no step is told of where no stream is that can be told of in its place."""
+    def _find_queue(self, scheduler: ProcessStatus, fronts: Iterable[ProcessStatus]) -> Iterator[PossibleStall]:
+        """A scheduler that runs no step is reported only if no stream can be reported in its place."""
         gauges, beat_ns = scheduler.gauges, scheduler.beat_ns
         num_running, num_waiting = int(gauges.get("running", 0)), int(gauges.get("waiting", 0))
         steps, admitted = self._steps[scheduler.name], self._admitted[scheduler.name]
         still_ns = steps.note((scheduler.pid, gauges.get("steps"), num_running > 0), beat_ns)
         if num_running and still_ns >= self._limit_ns and self._have_no_stream(fronts, scheduler):
             what = f"turns its loop and runs no step, with {num_running} requests in rows"
-            yield Found("queue", scheduler.name, steps.since_ns, what)
+            yield PossibleStall("queue", scheduler.name, steps.since_ns, what)
         has_room = bool(gauges.get("has_room"))
         still_ns = admitted.note((scheduler.pid, gauges.get("admitted"), has_room), beat_ns)
         if has_room and still_ns >= self._limit_ns:
@@ -163,10 +163,10 @@ class StallDetector:
             what = (
                 f"lets none of {num_waiting} waiting requests in, with {num_running} rows taken, {num_pages} pages free"
             )
-            yield Found("queue", scheduler.name, admitted.since_ns, what)
+            yield PossibleStall("queue", scheduler.name, admitted.since_ns, what)
 
     def _have_no_stream(self, fronts: Iterable[ProcessStatus], scheduler: ProcessStatus) -> bool:
-        """Tells whether the frontends have said, since the scheduler was overdue, that no stream of it waits for a
+        """True if the frontends have reported, since the scheduler was overdue, that none of its streams waits for a
         token."""
         engine, since_ns = worker_number(scheduler.name), self._steps[scheduler.name].since_ns
         return all(
@@ -180,7 +180,7 @@ class StallDetector:
 
     def _find_streams(
         self, schedulers: Mapping[int, ProcessStatus], statuses: Iterable[ProcessStatus]
-    ) -> Iterator[Found]:
+    ) -> Iterator[PossibleStall]:
         """A stream gets no token although the scheduler has ended its steps: its loop has turned since, and then the
         frontend has had the time to get their results."""
         known, self._suspects = self._suspects, {}
@@ -195,7 +195,7 @@ class StallDetector:
                 if front.beat_ns >= turned_ns + DELIVERY_NS:
                     yield self._found_stream(request, scheduler)
 
-    def _found_stream(self, request: QuietRequest, scheduler: ProcessStatus) -> Found:
+    def _found_stream(self, request: QuietRequest, scheduler: ProcessStatus) -> PossibleStall:
         usual = f" (as a rule one comes every {request.interval_ns / 1e6:.0f} ms)" if request.interval_ns else ""
         if request.num_steps:
             process, what = scheduler.name, f"has run {request.num_steps} steps without a token for a stream{usual}"
@@ -203,7 +203,7 @@ class StallDetector:
             process, what = DETOKENIZER, f"has sent nothing of the scheduler's latest steps to a stream{usual}"
         else:
             process, what = scheduler.name, f"has run no step for a stream{usual}"
-        return Found("stream", process, request.since_ns, what, (request,))
+        return PossibleStall("stream", process, request.since_ns, what, (request,))
 
 
 class _Edge:
@@ -226,8 +226,8 @@ class _Edge:
         return receiver.beat_ns - self.since_ns if num_sent > self._num_sent else 0
 
 
-def _describe(found: Found, statuses: Iterable[ProcessStatus], now_ns: int) -> Stall:
-    """Says what stalls, since when, and which requests wait."""
+def _describe(found: PossibleStall, statuses: Iterable[ProcessStatus], now_ns: int) -> Stall:
+    """Returns the report: what stalls, since when, and which requests wait."""
     requests = found.requests or tuple(
         request for status in statuses if status.frontend is not None for request in status.frontend.quiet
     )

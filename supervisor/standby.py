@@ -1,4 +1,4 @@
-"""A process that stands by for the scheduler, so that nobody waits for a start when that dies (`--no-standby`)."""
+"""A standby for the scheduler: when that dies, no request waits for a start (`--no-standby` disables it)."""
 
 import time
 
@@ -9,17 +9,17 @@ from supervisor.child import Child
 from supervisor.lifecycle import Lifecycle
 
 QUIET_S = 5.0
-"""The server has served for so long before one is started: it competes with no start."""
+"""The server has served for this long before a standby starts, so that it competes with no other start."""
 
 FAILED_S = 60.0
-"""The same after one that ended by itself."""
+"""The same after a standby that ended by itself."""
 
 
 class Standby:
-    """Sees to it that one stands by while there is one scheduler, which has no other ranks.
+    """Keeps a standby running while there is exactly one scheduler, without other ranks.
 
-    Where there are several, what a dead one had goes on at the others at once. With `--tensor-parallel` the other ranks
-    would have to be started all the same.
+    With several schedulers, the others continue the requests of a dead one at once. With `--tensor-parallel` the other
+    ranks would have to start anyway.
     """
 
     def __init__(self, settings: RunConfig, lifecycle: Lifecycle):
@@ -29,7 +29,7 @@ class Standby:
         self._due_s: float | None = None
 
     def look(self) -> None:
-        """Starts one where it is time; call it in each turn."""
+        """Starts the standby when it is due; call it in each turn."""
         now_s = time.monotonic()
         if self._spare is not None and self._spare.is_successor and not self._spare.pid:
             self._due_s = now_s + (QUIET_S if self._spare.has_been_told else FAILED_S)
@@ -44,7 +44,7 @@ class Standby:
             self._due_s = None
 
     def _find_alone(self) -> Child | None:
-        """Returns the scheduler that one could stand by for now."""
+        """Returns the scheduler that could have a standby now, `None` if there is none."""
         group = self._lifecycle.group
         if not self._is_wanted or not group.has_started or group.is_draining or group.is_stopping:
             return None

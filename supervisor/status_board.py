@@ -1,4 +1,4 @@
-"""What is known of each process (state, phase, beats), and when the frontend has to hear of it."""
+"""The known state of each process (state, phase, beats), and when the frontends must receive it."""
 
 import time
 from collections.abc import Collection, Iterable
@@ -27,7 +27,7 @@ class StatusBoard:
         self._stalls: tuple[Stall, ...] = ()
         self._num_stalls: dict[str, int] = {}
         self.scaling: Scaling | None = None
-        """What engines there are to be, where that changes by itself."""
+        """The wanted number of engines, if it changes by itself."""
         self._published_ns = 0
         self._has_changed = True
         self._has_beats = False
@@ -89,11 +89,11 @@ class StatusBoard:
         return self._statuses[name]
 
     def statuses(self) -> tuple[ProcessStatus, ...]:
-        """Returns all, in the order of their places; who comes or goes stands beside the one it is about."""
+        """Returns all, in the order of their places; a successor or predecessor follows the process it belongs to."""
         return tuple(sorted(self._statuses.values(), key=lambda status: self._places.index(place_of(status.name))))
 
     def is_ready(self, may_be_absent: Collection[str] = ()) -> bool:
-        """Tells whether every process serves; those named here may be absent, but not all of their kind."""
+        """True if every process serves; those named here may be absent, but not all of their kind."""
         up = {kind_of(name) for name, status in self._statuses.items() if status.is_up}
         statuses = self._statuses.items()
         return all(status.is_up or (name in may_be_absent and kind_of(name) in up) for name, status in statuses)
@@ -127,7 +127,7 @@ class StatusBoard:
         self._replace(name, degraded=message.degraded, placement=message.placement)
 
     def gone(self, name: str) -> None:
-        """Notes that process `name` does not run any more, and keeps what it said last."""
+        """Notes that process `name` does not run any more, and keeps its last reports."""
         self._replace(name, state="dead")
 
     def ended(self, name: str) -> None:
@@ -173,7 +173,7 @@ class StatusBoard:
         return hung
 
     def note_stalls(self, new: Iterable[Stall], ongoing: Iterable[Stall]) -> None:
-        """Counts the new ones, and notes which go on."""
+        """Counts the new ones, and notes which ones continue."""
         stalls = tuple(ongoing)
         for stall in new:
             self._num_stalls[stall.kind] = self._num_stalls.get(stall.kind, 0) + 1
@@ -181,19 +181,19 @@ class StatusBoard:
         self._stalls = stalls
 
     def seconds_without_progress(self, name: str, now_ns: int) -> float:
-        """Returns for how long process `name` has been in its present phase, or 0 where it is not starting."""
+        """Returns for how long process `name` has been in its present phase, or 0 if it is not starting."""
         is_starting = self._statuses[name].state == "starting"
         return (now_ns - self._progress_ns[name]) / 1e9 if is_starting else 0.0
 
     def due_in_s(self, now_ns: int) -> float | None:
-        """Returns when the frontend must hear the table next, 0 for now; `None` where nothing is new."""
+        """Seconds until the frontends must receive the next table, 0 for now; `None` if nothing is new."""
         if not (self._has_changed or self._has_beats):
             return None
         interval_s = CHANGE_INTERVAL_S if self._has_changed else BEAT_INTERVAL_S
         return max(0.0, interval_s - (now_ns - self._published_ns) / 1e9)
 
     def publish(self, now_ns: int) -> ProcessTable:
-        """Returns the table for the frontend, and counts it as told."""
+        """Returns the table for the frontend, and counts it as sent."""
         self._published_ns = now_ns
         self._has_changed = self._has_beats = False
         return ProcessTable(self.statuses(), self._stalls, self._num_stalls, self.scaling)

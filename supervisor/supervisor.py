@@ -6,9 +6,9 @@
 import time
 from collections.abc import Callable, Iterable
 
-from extras.remote.autoscaler import Autoscaler
 from messages.channels import Waiter
 from messages.config.server import RunConfig
+from runtime.extras import load_parts
 from supervisor.admin.server import AdminServer
 from supervisor.admin.snapshots import Snapshots
 from supervisor.child import Command
@@ -46,7 +46,11 @@ class Supervisor:
             site.run_dir, self._lifecycle, self._shutdown, self._snapshots, settings.drain_timeout_s
         )
         self._waiter.add_channel(self._admin.channel)
-        self._autoscaler = Autoscaler(settings, self._group, self._admin.begin, console)
+        config = site.run_dir.read_config()
+        self._parts = [
+            module.make_part(config, self._group, self._admin.begin, console)
+            for module in load_parts(config, "launcher")
+        ]
         self._num_stop_signals = 0
         self._last_stop_signal_s = float("-inf")
 
@@ -55,16 +59,16 @@ class Supervisor:
         return self._num_stop_signals > 1
 
     def run(self, on_ready: Callable[[], None]) -> int:
-        """Starts the processes, calls `on_ready` when all serve, replaces those that die, and stops all when told to.
+        """Starts the processes, calls `on_ready` when all serve, replaces those that die, and stops all on request.
 
-        Returns the exit code: 0 after a stop signal, 130 after a second one, 1 where a process failed for good.
+        Returns the exit code: 0 after a stop signal, 130 after a second one, 1 if a process failed for good.
         """
         has_failed = False
         try:
             self._lifecycle.start_all()
             self._group.memory_files.make_weight_memory()
             if self._site.early_scheduler is not None:
-                self._site.early_scheduler.end()  # it was for nobody, as with --external scheduler
+                self._site.early_scheduler.end()  # no process used it, as with --external scheduler
             self.turn_until(self._group.is_ready)
             if not self._num_stop_signals:
                 self._console.end_progress()
@@ -94,14 +98,15 @@ class Supervisor:
             self._turn(left_s)
 
     def _turn(self, timeout_s: float) -> None:
-        """Waits for whatever comes first, and deals with all that has come."""
+        """Waits for the next event, then handles all that have arrived."""
         due_in_s = min(self._lifecycle.due_in_s(), self._admin.due_in_s(), self._snapshots.due_in_s())
         readable = self._waiter.wait(min(timeout_s, TURN_S, due_in_s))
         self._count_stop_signals()
         self._lifecycle.follow(readable)
         self._watch.look()
         self._standby.look()
-        self._autoscaler.look()
+        for part in self._parts:
+            part.look()
         self._snapshots.follow()
         self._admin.follow()
         self._group.publish()

@@ -1,6 +1,6 @@
-"""What time tells of the processes: one that hangs is killed and replaced, one whose start is stuck has failed.
+"""Time limits: a process that hangs is killed and replaced, one whose start is stuck has failed.
 
-Of a stall the operator is told once, a snapshot is taken, and with `--on-stall restart` the process is replaced.
+A stall is reported once with a snapshot; with `--on-stall restart` the process is also replaced.
 """
 
 import time
@@ -15,7 +15,7 @@ from supervisor.process_files import run_state_of
 from supervisor.stalls import StallDetector
 
 MAX_GAP_S = 3.0
-"""Between two looks. After a longer one the launcher itself was stopped (Ctrl-Z), and everybody looks hung."""
+"""Between two looks. After a longer one the launcher itself was stopped (Ctrl-Z), and every process looks hung."""
 
 STALL_LOOK_NS = 1_000_000_000
 """Between two looks for stalls; beats come as often."""
@@ -37,7 +37,7 @@ class Watch:
         self._last_look_ns = time.monotonic_ns()
 
     def look(self) -> None:
-        """Raises `RunFailedError` where a first start is stuck."""
+        """Raises `RunFailedError` if a first start is stuck."""
         now_ns = time.monotonic_ns()
         is_fresh = now_ns - self._last_look_ns < MAX_GAP_S * 1e9
         self._last_look_ns = now_ns
@@ -71,7 +71,7 @@ class Watch:
 
     def _deal_with(self, cause: str, name: str, text: str, kind: str, end: str, *, replaces: bool = True) -> None:
         """Takes a snapshot, and then kills the process where it can be replaced and with `replaces`: its end brings the
-        replacement. The operator is told."""
+        replacement. Notifies the operator."""
         child = self._group.find(name)
         assert child is not None
         is_replaced = replaces and self._lifecycle.is_replaced(child)
@@ -82,7 +82,7 @@ class Watch:
 
     def _end_stuck_start(self, child: Child, stuck_s: float) -> None:
         phase = self._group.status(child).phase
-        child.boot_error = f"no progress for {stuck_s:.0f} s in phase {phase!r} (--boot-timeout-s)"
+        child.boot_error = f"no progress for {stuck_s:.0f} s in phase {phase!r}"
         if self._lifecycle.is_first_start(child):
             raise RunFailedError(f"{child.name} cannot start: {child.boot_error}{quote(child.last_lines)}")
         child.kill()

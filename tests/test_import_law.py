@@ -57,14 +57,14 @@ RULES = {
     "extras/batches": rule(
         "extras.batches frontend supervisor runtime messages", "msgspec starlette python_multipart tqdm"
     ),
-    "extras/faults": rule("extras.faults supervisor runtime messages", "msgspec"),
+    "extras/faults": rule("extras.faults scheduler_proc supervisor runtime messages", "msgspec"),
     "extras/live": rule("extras.live frontend runtime messages", "msgspec starlette psutil"),
     "extras/remote": rule("extras.remote supervisor runtime messages", "msgspec zmq psutil"),
     "extras/remote/ray_placement.py": rule("extras.remote supervisor messages", "ray"),
-    "extras/replay": rule("extras.replay supervisor runtime messages", "msgspec"),
+    "extras/replay": rule("extras.replay extras.faults supervisor runtime messages", "msgspec"),
     "extras/top": rule("extras.top supervisor runtime messages", "msgspec"),
-    "extras/tracing": rule("extras.tracing frontend runtime messages", "msgspec opentelemetry"),
-    "extras/whatif": rule("extras.whatif scheduler_proc supervisor messages", "msgspec numpy"),
+    "extras/tracing": rule("extras.tracing frontend runtime messages", "msgspec opentelemetry prometheus_client"),
+    "extras/whatif": rule("extras.whatif scheduler_proc supervisor runtime messages", "msgspec numpy"),
 }
 """The longest prefix of a file's path decides. A place may be missing: a file that is added there has a rule."""
 
@@ -77,6 +77,7 @@ LAYERS = {
         "frontend/api/openai frontend/api/responses frontend/api/anthropic frontend/api/generate frontend/api/operate",
         "frontend/api/answers",
         "frontend/api/parameters",
+        "frontend/extras.py",
         "frontend/http",
         "frontend/service.py",
         "frontend/recovery frontend/metrics",
@@ -100,6 +101,7 @@ LAYERS = {
         "supervisor/endings.py supervisor/model supervisor/listener.py supervisor/flags.py supervisor/manifest.py "
         "supervisor/stalls.py",
         "supervisor/child.py supervisor/console.py supervisor/memory_files.py supervisor/signals.py",
+        "supervisor/programs.py",
         "supervisor/log_ring.py supervisor/process_files.py supervisor/early_scheduler.py",
         "supervisor/python_process.py",
     ),
@@ -190,13 +192,13 @@ LAYERS = {
 
 LOAD_RUNNER = "scheduler_proc/computing/load_runner.py"
 FUNCTION_LEVEL_IMPORTS = {
-    ("launch.py", "supervisor.cli.programs"): "is for commands only",
+    ("launch.py", "supervisor.programs"): "is for commands only",
     ("launch.py", "supervisor.cli.operate"): "takes a third of the launcher's imports, for commands only",
     ("launch.py", "supervisor.run"): "the scheduler's process is begun before",
     ("frontend/http/server.py", "uvloop"): "does not exist on every platform",
     ("extras/remote/proxy.py", "extras.remote.ray_placement"): "is for those who use Ray",
     ("extras/remote/ray_placement.py", "ray"): "needs an extra",
-    ("frontend/process.py", "extras.tracing.export"): "needs an extra, and memory",
+    ("extras/tracing/part.py", "extras.tracing.export"): "needs an extra, and memory",
     ("scheduler_proc/process.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/early.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",
@@ -408,6 +410,13 @@ def test_an_import_by_name_is_seen():
         ("kernels/norm.py", "messages"),
         ("extras/whatif/outcome.py", "torch"),
         ("scheduler_proc/stepper.py", "extras.whatif.cost_model"),
+        ("frontend/process.py", "extras.batches.part"),
+        ("messages/config/server.py", "extras.batches.config"),
+        ("runtime/extras.py", "extras"),
+        ("runtime/process.py", "extras.faults.faults"),
+        ("supervisor/run.py", "extras.remote.join_keys"),
+        ("extras/live/feed.py", "extras.batches.store"),
+        ("extras/replay/recording.py", "extras.remote.messages"),
     ],
 )
 def test_the_law_forbids(name: str, module: str):

@@ -119,12 +119,13 @@ def test_the_launcher_loads_nothing_heavy():
 class RealServer:
     """A server of real processes on a free port, which a test stops or kills."""
 
-    def __init__(self, model: Path, run_path: Path, *flags: str):
+    def __init__(self, model: Path, run_path: Path, *flags: str, root: Path = ROOT):
         self.run_dir = RunDir(run_path)
         self.log = run_path.with_suffix(".log")
         arguments = ["--model", str(model), "--port", "0", "--run-dir", str(run_path), "--device", "cpu", *flags]
         with self.log.open("wb") as log:
-            self.launcher = subprocess.Popen([*COMMAND, *arguments], cwd="/", stdout=log, stderr=log)
+            command = [sys.executable, str(root / "launch.py"), *arguments]
+            self.launcher = subprocess.Popen(command, cwd="/", stdout=log, stderr=log)
 
     @property
     def text(self) -> str:
@@ -166,6 +167,50 @@ class RealServer:
             self.launcher.kill()
         self.launcher.wait()
         wait_until(lambda: not any(map(is_running, pids)))
+
+
+CORE = (
+    *("detokenizer_proc", "frontend", "kernels", "messages", "runtime", "scheduler_proc", "supervisor"),
+    "tokenizer_proc",
+)
+FLAG_OF_AN_EXTRA = "--otlp-endpoint"
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Path:
+    """The program without the folder `extras`."""
+    for name in CORE:
+        shutil.copytree(ROOT / name, tmp_path / "core" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "launch.py", tmp_path / "core")
+    return tmp_path / "core"
+
+
+def test_without_extras_there_are_none_of_their_flags_and_commands(core: Path):
+    command = [sys.executable, str(core / "launch.py")]
+    shown, refused = (
+        subprocess.run([*command, *words], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        for words in (["--help-all"], ["batch"])
+    )
+    assert FLAG_OF_AN_EXTRA in launch("--help-all").stdout
+    assert FLAG_OF_AN_EXTRA not in shown.stdout
+    assert "--max-num-seqs" in shown.stdout
+    assert "commands are ps, logs, drain, restart, scale, snapshot, log-level, profile; each" in refused.stderr
+
+
+@pytest.mark.ring
+@pytest.mark.shared
+def test_the_core_serves_without_extras(core: Path, shared_dir: Path, tmp_path: Path):
+    server = RealServer(
+        shared_dir / "models" / "tinystories-656k-llama", tmp_path / "run", "--num-pages", "64", root=core
+    )
+    try:
+        server.wait_for("stop     Ctrl-C")
+        assert server.generate()["text"]
+        server.launcher.send_signal(signal.SIGINT)
+        assert server.launcher.wait(TIMEOUT_S) == 0, server.text
+        assert "Traceback" not in server.text
+    finally:
+        server.close()
 
 
 @pytest.fixture

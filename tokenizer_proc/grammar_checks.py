@@ -51,7 +51,7 @@ class _Lane:
         if isinstance(error, NeverBegunError):
             return grammars_are_busy(self._timeout_s, param)
         if isinstance(error, TimeoutError | ChildTimeoutError):
-            words = f"took longer than {self._timeout_s:g} s to compile (--grammar-timeout-s): make it simpler"
+            words = f"took longer than {self._timeout_s:g} s to compile: make it simpler"
         elif not isinstance(error, ChildEndedError):
             return ErrorInfo(500, f"{param} could not be compiled: {type(error).__name__}", "server_error", param)
         elif error.exit_code == -signal.SIGXCPU:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from extras.faults.messages import Fault
 from extras.remote.messages import ToJoiner, ToProxy
 from messages import frame_files
 from messages.columns import FLOAT32, INT32, INT64
@@ -19,7 +20,13 @@ from messages.ring.plain import fields_of, typecode_of
 from messages.schema import SCHEMA_VERSION
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "WIRE.md"
-CONTROL = {"launcher": ToLauncher, "processes": ToProcess, "proxy": ToProxy, "joiner": ToJoiner}
+CONTROL = {
+    "launcher": ToLauncher,
+    "processes": ToProcess,
+    "processes, in an `ExtraInstruction` of fault injection": Fault,
+    "proxy": ToProxy,
+    "joiner": ToJoiner,
+}
 FORMATS = {INT32: "int32 column", INT64: "int64 column", FLOAT32: "float32 column"}
 
 HEAD = """# Messages between processes

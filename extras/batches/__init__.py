@@ -1,1 +1,16 @@
-"""Batches: files of requests that are answered while nobody else needs the rows, each line once."""
+"""Batches: `/v1/files`, `/v1/batches` and `launch.py batch`."""
+
+from runtime.extras import Extra, ExtraCommand
+
+EXTRA = Extra(
+    name="batches",
+    config="extras.batches.config:BatchConfig",
+    frontend="extras.batches.part",
+    commands={
+        "batch": ExtraCommand(
+            "extras.batches.command:add_options",
+            "answer the requests of a file, without a server that stays",
+            num_words=3,
+        )
+    },
+)

@@ -56,7 +56,7 @@ class BatchList(msgspec.Struct, frozen=True):
 
 
 class BatchApi:
-    """`store` is `None` where the server keeps no batches: then everything is refused.
+    """`store` is `None` if the server keeps no batches: then everything is refused.
 
     The batches themselves are run by the frontend that holds the store's lock.
     """
@@ -70,7 +70,7 @@ class BatchApi:
         return need_store(self._given_store)
 
     async def create(self, request: Request) -> JsonReply:
-        """Raises `RequestError`: 400, 404 for an unknown file, 429 where too many batches are open."""
+        """Raises `RequestError`: 400, 404 for an unknown file, 429 if too many batches are open."""
         store = self._store
         body = self._decoder.decode(await read_body(request, MAX_BODY_BYTES))
         if body.endpoint not in ENDPOINTS:

@@ -1,6 +1,6 @@
 """`launch.py batch IN OUT`: a server that answers the requests of a file and ends; here is how far it is.
 
-Exit codes: 0 every line has a result, 1 some have none or the server failed (run it again to go on), 2 the input
+Exit codes: 0 every line has a result, 1 some have none or the server failed (run it again to continue), 2 the input
 cannot be read, 130 interrupted.
 """
 
@@ -127,7 +127,7 @@ def run_batch(options: argparse.Namespace) -> int:
     exit_code = _serve(path, output, options.server_flags, num_lines, results)
     num_left = num_lines - results.look()
     if num_left > 0:
-        print(f"{num_left} of {num_lines} lines have no result; run it again to go on", file=sys.stderr)
+        print(f"{num_left} of {num_lines} lines have no result; run it again to continue", file=sys.stderr)
     return exit_code or (LEFT if num_left > 0 else DONE)
 
 

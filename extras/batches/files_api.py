@@ -62,7 +62,7 @@ class FileDeleted(msgspec.Struct, frozen=True):
 
 
 class FilesApi:
-    """`store` is `None` where the server keeps no batches: then everything is refused."""
+    """`store` is `None` if the server keeps no batches: then everything is refused."""
 
     def __init__(self, store: BatchStore | None, max_file_bytes: int):
         self._given_store = store
@@ -158,14 +158,14 @@ class FileContent(FileResponse):
 
 
 def need_store(store: BatchStore | None) -> BatchStore:
-    """Raises `RequestError` (404) where there is none."""
+    """Raises `RequestError` (404) if there is none."""
     if store is None:
         raise not_found("this server keeps no files and batches: start it with --batch-dir DIR", "no_batch_dir")
     return store
 
 
 def read_query(request: Request, *names: str) -> dict[str, str]:
-    """Returns what the query gives. Raises `RequestError` (400) for names beside `names`."""
+    """Returns what the query gives. Raises `RequestError` (400) for names other than `names`."""
     query = dict(request.query_params)
     for name in query:
         if name not in names:

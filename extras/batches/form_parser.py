@@ -118,7 +118,7 @@ class FormParser:
 
 
 def file_too_large(max_bytes: int) -> RequestError:
-    message = f"the file is larger than {max_bytes} bytes (--max-batch-file-mb)"
+    message = f"the file is larger than {max_bytes} bytes"
     return RequestError(ErrorInfo(413, message, code="file_too_large"))
 
 

@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 
+from extras.batches.config import BatchConfig
 from frontend.http.in_process import InProcessCall
 from frontend.links.processes import ProcessView
 from frontend.requests.registry import Registry
@@ -26,12 +27,12 @@ class Gate:
 
     def __init__(self, config: Config, registry: Registry, processes: ProcessView, uid_block: int):
         num_rows = config.scheduling.max_num_seqs
-        given = config.batch.max_batch_seqs
-        if config.batch.batch_run:
+        given = config.scheduling.max_batch_seqs
+        if BatchConfig.of(config).batch_run:
             self._most_idle = given or num_rows
         else:
             self._most_idle = given or max(1, num_rows // PART_WHILE_IDLE)
-        self._most_live = config.batch.rows_while_live(num_rows)
+        self._most_live = config.scheduling.rows_while_live()
         self._live_s = -math.inf
         """When a client's request was last seen open."""
         self._registry = registry
@@ -49,7 +50,7 @@ class Gate:
 
     @property
     def num_free(self) -> int:
-        """Rows that batches may still have, less than 1 where they have to wait."""
+        """Rows that batches may still have, less than 1 if they have to wait."""
         num_own = sum(call.num_open for call in self._calls)
         num_rows = sum(max(1, call.num_open) for call in self._calls)
         others = self._processes.other_fronts(self._uid_block)
@@ -62,7 +63,7 @@ class Gate:
 
     async def enter(self, call: InProcessCall) -> None:
         """Returns when `call` may be made; `leave` must follow."""
-        async with self._entering:  # whoever came first goes first
+        async with self._entering:  # first come, first served
             while self.num_free < 1:
                 self._changed.clear()
                 await self._changed.wait()

@@ -7,8 +7,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Raw
 
-from extras.batches.config import BATCH_PRIORITY
 from messages.errors import SluiceError
+from messages.ring.requests import YIELDING_PRIORITY
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 """What a line may ask for: endpoints that generate and take OpenAI's bodies."""
@@ -17,11 +17,11 @@ REFUSED = {"stream": "stream_not_supported", "background": "background_not_suppo
 """Switches that must be off, as a line has one result, with the codes of their errors."""
 
 MAX_ERRORS = 100
-"""Of one file, that are told."""
+"""Most errors reported for one file."""
 
 
 class LineError(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with line `line`, which counts from 1, or (`None`) with the file."""
+    """An error in line `line`, which counts from 1, or (`None`) in the file."""
 
     code: str
     line: int | None = None
@@ -47,7 +47,7 @@ class BatchLine(msgspec.Struct, frozen=True):
         A response is stored only if it says so: those of a batch would push out what clients go on from.
         """
         patient = {} if timeout_s is None else {"timeout_s": timeout_s}
-        return msgspec.json.encode({"store": False, **patient, **self.body, "priority": BATCH_PRIORITY})
+        return msgspec.json.encode({"store": False, **patient, **self.body, "priority": YIELDING_PRIORITY})
 
 
 _decoder = msgspec.json.Decoder(BatchLine)
@@ -89,12 +89,12 @@ def numbered_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
             yield number, raw if is_too_long else raw.removeprefix(b"\xef\xbb\xbf").strip()
 
 
-class Checked(NamedTuple):
+class FileCheck(NamedTuple):
     num_lines: int
     errors: tuple[LineError, ...]
 
 
-def check_file(path: Path, urls: Collection[str], max_bytes: int, max_lines: int | None = None) -> Checked:
+def check_file(path: Path, urls: Collection[str], max_bytes: int, max_lines: int | None = None) -> FileCheck:
     """Reads the whole file and returns the number of its requests and the first `MAX_ERRORS` errors.
 
     The file may have up to `max_lines` requests, and as many blank lines.
@@ -124,4 +124,4 @@ def check_file(path: Path, urls: Collection[str], max_bytes: int, max_lines: int
             errors.append(LineError(code=error.code, line=number, message=str(error), param=error.param))
     if not (num_lines or errors):
         errors.append(LineError(code="empty_file", message="the file has no line"))
-    return Checked(num_lines, tuple(errors))
+    return FileCheck(num_lines, tuple(errors))

@@ -35,8 +35,8 @@ class _SeenResponse(msgspec.Struct, frozen=True):
     status_code: int
 
 
-class _Seen(msgspec.Struct, frozen=True):
-    """What is read of a result again."""
+class _ResultLine(msgspec.Struct, frozen=True):
+    """The fields of a result that are read again."""
 
     custom_id: str
     response: _SeenResponse | None
@@ -49,7 +49,7 @@ DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """The errors that freeing disk space resolves."""
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(_Seen)
+_decoder = msgspec.json.Decoder(_ResultLine)
 
 
 class ResultsError(SluiceError):
@@ -59,7 +59,7 @@ class ResultsError(SluiceError):
 class Results:
     """Appends results to `output`, those of failed lines to `errors`, which may be the same file.
 
-    Nobody else may write the files until `close`. Call `load` first. Raises `ResultsError`, and `OSError`.
+    No other process may write the files until `close`. Call `load` first. Raises `ResultsError`, and `OSError`.
     """
 
     def __init__(self, output: Path, errors: Path):
@@ -129,7 +129,7 @@ class Results:
         self.is_synced = False
 
     def sync(self) -> None:
-        """Has everything that was added on disk. Raises `OSError`."""
+        """Flushes everything that was added to disk. Raises `OSError`."""
         self.is_synced = True
         for descriptor in self._files.values():
             os.fsync(descriptor)

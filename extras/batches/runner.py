@@ -48,7 +48,7 @@ class BatchRunner:
         self._retry_s = 0.0
 
     def tick(self) -> None:
-        """Does nothing where another frontend runs the batches."""
+        """No-op if another frontend owns the batches."""
         now_s = time.monotonic()
         if self._is_stopped or now_s < self._retry_s:
             return
@@ -93,7 +93,7 @@ class BatchRunner:
             self._lock = None
 
     def stop(self) -> None:
-        """Ends what is open, and runs nothing more: the next frontend goes on. May be called again."""
+        """Ends what is open, and runs nothing more: the next frontend continues. May be called again."""
         self._is_stopped = True
         for task in (*self._tasks.values(), self._cleaning):
             if task is not None:
@@ -187,7 +187,7 @@ class BatchRunner:
         keep_s = KEEP_S if record.output_expires_after is None else record.output_expires_after.seconds
         output_id, error_id = self._store.publish(record, keep_s)
         if ending == "cancelled":
-            record = self._store.find_batch(record.id)  # which says since when
+            record = self._store.find_batch(record.id)  # which records when it began
         record = record.become(ending, int(time.time()), output_file_id=output_id, error_file_id=error_id)
         self._store.write_batch(record)
         log.info("%s: %s, %d answered, %d failed", record.id, ending, results.num_completed, results.num_failed)

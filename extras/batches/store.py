@@ -46,7 +46,7 @@ class BatchStore:
     """Its methods read and write the disk; what raises `RequestError` is a client's mistake (404, 413)."""
 
     def __init__(self, path: Path, quota_bytes: int):
-        """Makes the directory. Raises `BootError` where that is not possible."""
+        """Makes the directory. Raises `BootError` if that is not possible."""
         self._files, self._batches, self._lock_file = path / "files", path / "batches", path / "lock"
         self._quota_bytes = quota_bytes
         self._scanned_ns = 0
@@ -267,7 +267,7 @@ def _records(folder: Path, kind: type[R]) -> Iterator[R]:
 
 
 def _read(folder: Path, name: str, kind: type[R]) -> R | None:
-    """Returns the record, `None` where there is none that can be read."""
+    """Returns the record, `None` if there is none that can be read."""
     if not _ID.match(name):
         return None
     try:

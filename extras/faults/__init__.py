@@ -1,1 +1,15 @@
-"""Fault injection: `launch.py inject`, and what processes do about it."""
+"""Fault injection: `launch.py inject`, and how processes carry it out."""
+
+from runtime.extras import Extra, ExtraCommand
+
+EXTRA = Extra(
+    name="faults",
+    config="extras.faults.config:FaultsConfig",
+    process="extras.faults.faults",
+    redact="extras.faults.faults:redact_poisons",
+    commands={
+        "inject": ExtraCommand(
+            "extras.faults.inject:add_options", "do something wrong on purpose, to see what follows", needs_server=True
+        )
+    },
+)

@@ -11,31 +11,37 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
-from messages.channels import Receiver, Sender
-from messages.columns import num_int32, unpack_int64
-from messages.control.admin import (
-    Acknowledged,
+from extras.faults.messages import (
+    EXTRA,
     ClearFaults,
     DamagePages,
     EdgeFault,
-    Failed,
     Fault,
     Poison,
-    ProcessResult,
     SignalSelf,
     Starve,
     StopReading,
 )
+from messages.channels import Receiver, Sender
+from messages.columns import num_int32, unpack_int64
+from messages.control.admin import Acknowledged, ExtraInstruction, Failed, ProcessResult
 from messages.control.processes import FRONTEND, kind_of
 from messages.errors import SluiceError
 from messages.frames import HEADER
 from messages.ring.steps import Batch
+from runtime.black_box.redaction import redact
+from runtime.process import ProcessLink
 from runtime.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from scheduler_proc.deciding.scheduler import Scheduler
+    from scheduler_proc.stepper import Stepper
 
 T = TypeVar("T")
 
@@ -55,19 +61,21 @@ POISON_FILE = "poison.json"
 log = logging.getLogger("sluice.faults")
 
 
-FAULTS: tuple[type[Fault], ...] = get_args(Fault)
-
-
-def refuse_fault(command: Fault) -> ProcessResult:
-    return Failed("impossible", "not for this process, or the server was started without --enable-fault-injection")
+def attach(link: ProcessLink) -> None:
+    """Makes the process of `link` obey `launch.py inject`."""
+    faults = Faults(link.run_dir)
+    faults.receivers = link.profiler.receivers
+    link.make_sender = partial(faults.open_sender, link.run_dir)
+    link.on_scheduler.append(faults.join_scheduler)
+    link.register_extra(EXTRA, partial(faults.execute, process_kind=kind_of(link.name)))
 
 
 class PoisonedStepError(Exception):
-    """A step that was told to fail."""
+    """A step that fails on purpose."""
 
 
 class Faults:
-    """What one process is told to do wrong. Poison is kept beside the frames: a successor and a replay need it too."""
+    """The faults of one process. Poison is stored with the frames: a successor and a replay need it, too."""
 
     def __init__(self, run_dir: RunDir):
         self._folder = run_dir.black_box
@@ -75,13 +83,19 @@ class Faults:
         self._senders: dict[str, FaultySender] = {}
         self.receivers: list[Receiver[Any]] = []
         self.starved: set[int] = set()
-        """By the scheduler: the requests that it leaves out of its steps; 0 stands for the queue."""
+        """The uids that the scheduler skips; 0 means the whole queue."""
         self.damage_pages: Callable[[int], None] | None = None
-        """Of the scheduler: overwrites so many pages."""
+        """Overwrites this number of pages of a scheduler."""
         self._poisons = read_poisons(self._folder)
 
+    def execute(self, instruction: ExtraInstruction, process_kind: str) -> ProcessResult:
+        """Carries out a fault. Raises `SluiceError` if it cannot."""
+        command = msgspec.msgpack.decode(instruction.command, type=Fault)
+        execute = self.executors(process_kind).get(cast("type[Any]", type(command)))
+        return Failed("impossible", f"not for a {process_kind}") if execute is None else execute(command)
+
     def executors(self, process_kind: str) -> dict[type[Any], Callable[[Any], ProcessResult]]:
-        """Returns what carries out each fault that can be asked of this kind of process."""
+        """Returns the functions for the faults that this kind of process can have."""
         executors: dict[type[Any], Callable[[Any], ProcessResult]] = {
             SignalSelf: self.signal_self,
             EdgeFault: self.fault_edge,
@@ -91,7 +105,7 @@ class Faults:
             StopReading: self.stop_reading,
             ClearFaults: self.clear,
         }
-        if process_kind == FRONTEND:  # whose event loop would never hear of what it has left unread
+        if process_kind == FRONTEND:  # whose event loop is not woken again for what it left unread
             del executors[StopReading]
         return executors
 
@@ -100,8 +114,12 @@ class Faults:
         self._senders[receiver] = sender
         return sender
 
-    def forget_sender(self, sender: Sender[Any]) -> None:
-        self._senders = {name: one for name, one in self._senders.items() if one is not sender}
+    def join_scheduler(self, scheduler: "Scheduler", stepper: "Stepper") -> None:
+        """Puts the faults of a scheduler into the places where they would occur."""
+        stepper.launch = self.poisoned(stepper.launch)
+        scheduler.starve(self.starved)
+        if scheduler.journal is not None:
+            self.damage_pages = scheduler.journal.damage
 
     def signal_self(self, command: SignalSelf) -> ProcessResult:
         """Dies or stops, a moment after the answer."""
@@ -122,10 +140,11 @@ class Faults:
         return Acknowledged(f"pid {os.getpid()} overwrites {command.num_pages} pages and dies")
 
     def fault_edge(self, command: EdgeFault) -> ProcessResult:
-        """Raises `SluiceError` where this process sends nothing to that one."""
-        senders = [one for name, one in self._senders.items() if command.receiver in (name, kind_of(name))]
+        """Raises `SluiceError` if this process sends nothing to that one."""
+        open_senders = {name: one for name, one in self._senders.items() if not one.is_closed}
+        senders = [one for name, one in open_senders.items() if command.receiver in (name, kind_of(name))]
         if not senders:
-            raise SluiceError(f"it sends nothing to {command.receiver}, only to {', '.join(self._senders)}")
+            raise SluiceError(f"it sends nothing to {command.receiver}, only to {', '.join(open_senders)}")
         for sender in senders:
             sender.rules.append(Rule(command))
         which = (
@@ -166,7 +185,7 @@ class Faults:
         return Acknowledged("no faults are left")
 
     def poisoned(self, launch: Callable[[Batch], T]) -> Callable[[Batch], T]:
-        """Returns `launch`, but for steps with poison in them.
+        """Returns `launch`, except that steps with poison fail.
 
         A token that the step before samples on the device (`Batch.future_token_indices`) is not seen.
         """
@@ -205,6 +224,13 @@ def write_poisons(folder: Path, poisons: Sequence[Poison]) -> None:
     new.rename(folder / POISON_FILE)
 
 
+def redact_poisons(folder: Path) -> None:
+    """Puts placeholders for the token ids of the poison in `folder`. Raises `SluiceError`."""
+    poisons = read_poisons(folder)
+    if poisons:
+        write_poisons(folder, [redact(poison) for poison in poisons])
+
+
 class Rule:
     """A fault of an edge, and how many frames it still meets."""
 
@@ -219,7 +245,7 @@ class Rule:
         return not self._probability and self._num_left == 0
 
     def meets_next(self) -> bool:
-        """Tells whether the next frame is met."""
+        """True if the next frame is met."""
         if self._probability:
             return random.random() < self._probability
         self._num_left -= 1
@@ -234,6 +260,7 @@ class FaultySender(Sender[Any]):
     def __init__(self, path: Any):
         super().__init__(path)
         self.rules = []
+        self.is_closed = False
         self._slow_way: _SlowWay | None = None
 
     def _put(self, frame: bytes) -> None:
@@ -253,6 +280,7 @@ class FaultySender(Sender[Any]):
             put(frame)
 
     def close(self) -> None:
+        self.is_closed = True
         if self._slow_way is not None:
             self._slow_way.close()
         super().close()

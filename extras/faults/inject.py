@@ -5,26 +5,27 @@ import os
 import signal
 import time
 
-from messages.columns import pack_int32
-from messages.control.admin import (
+from extras.faults.config import FaultsConfig
+from extras.faults.messages import (
     ClearFaults,
     DamagePages,
     EdgeFault,
     Fault,
-    InstructProcesses,
-    ListProcesses,
     Poison,
-    ProcessList,
     SignalSelf,
     Starve,
     StopReading,
+    wrap,
 )
+from messages.columns import pack_int32
+from messages.control.admin import InstructProcesses, ListProcesses, ProcessList
+from supervisor.cli.results import ANSWER_TIMEOUT_S, DONE, FAILED, USAGE, complain, instruct
 from supervisor.client.admin_client import AdminClient
+from supervisor.client.running import RunningServer
 
 SIGNAL_FAULTS = ("kill", "stop")
 EDGE_FAULTS = ("drop", "duplicate", "corrupt", "delay")
 FAULTS = (*SIGNAL_FAULTS, "stop-reading", *EDGE_FAULTS, "poison", "starve", "damage-pages", "clear")
-ANSWER_TIMEOUT_S = 15.0
 ALL_SCHEDULERS = ("scheduler*",)
 
 EPILOG = """
@@ -41,6 +42,7 @@ clear                   forgets all that
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(execute=inject_fault)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("fault", choices=FAULTS)
@@ -54,22 +56,38 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fail", action="store_true", help="the poisoned step raises in place of dying")
 
 
+def inject_fault(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
+    """Carries out the command; returns the exit code."""
+    if not FaultsConfig.of(server.config).enable_fault_injection:
+        complain(options, "impossible", "the server was started without --enable-fault-injection")
+        return FAILED
+    try:
+        command = read_command(options)
+    except (ValueError, OverflowError) as error:
+        complain(options, "usage", str(error))
+        return USAGE
+    code = instruct(options, line, command)
+    if code == DONE:
+        resume_later(options, line)
+    return code
+
+
 def read_command(options: argparse.Namespace) -> InstructProcesses:
-    """Returns what the processes are told. Raises `ValueError`, which says what is wrong with the command line."""
+    """Returns the instruction for the processes. Raises `ValueError` with the error in the command line."""
     fault: str = options.fault
     if fault == "clear":
-        return InstructProcesses((), ClearFaults())
+        return InstructProcesses((), wrap(ClearFaults()))
     if fault == "poison":
-        return InstructProcesses(ALL_SCHEDULERS, _poison(options))
+        return InstructProcesses(ALL_SCHEDULERS, wrap(_poison(options)))
     if fault == "starve":
-        return InstructProcesses(ALL_SCHEDULERS, Starve(options.uid))
+        return InstructProcesses(ALL_SCHEDULERS, wrap(Starve(options.uid)))
     if fault == "damage-pages":
-        return InstructProcesses(ALL_SCHEDULERS, DamagePages(options.pages))
+        return InstructProcesses(ALL_SCHEDULERS, wrap(DamagePages(options.pages)))
     if fault in SIGNAL_FAULTS or fault == "stop-reading":
         if not options.target:
             raise ValueError(f"{fault} needs the name of a process")
         command = StopReading() if fault == "stop-reading" else SignalSelf(options.fault)
-        return InstructProcesses((options.target,), command)
+        return InstructProcesses((options.target,), wrap(command))
     sender, arrow, receiver = options.target.replace(">", ":").partition(":")
     if not (sender and arrow and receiver):
         raise ValueError(f"{fault} needs an edge as FROM:TO, for example scheduler:detokenizer")
@@ -78,11 +96,11 @@ def read_command(options: argparse.Namespace) -> InstructProcesses:
     if (fault == "delay") != (options.seconds > 0):
         raise ValueError("delay, and of these faults only delay, needs --seconds")
     command = EdgeFault(receiver, options.fault, options.frames, options.probability, options.seconds)
-    return InstructProcesses((sender,), command)
+    return InstructProcesses((sender,), wrap(command))
 
 
 def resume_later(options: argparse.Namespace, line: AdminClient) -> None:
-    """Lets a stopped process go on after `--seconds`; without them it stays as it is, and is taken for hung."""
+    """Continues a stopped process after `--seconds`; without them it stays as it is, and is taken for hung."""
     if options.fault != "stop" or not options.seconds:
         return
     result = line.give(ListProcesses(), ANSWER_TIMEOUT_S)

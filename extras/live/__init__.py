@@ -1,1 +1,5 @@
-"""The live view of a server: sampled while a client watches, streamed, and shown in a browser."""
+"""`/live` and the page that shows it: the server as it runs."""
+
+from runtime.extras import Extra
+
+EXTRA = Extra(name="live", frontend="extras.live.part")

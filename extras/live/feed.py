@@ -56,7 +56,7 @@ class LiveFeed:
     def viewing(self) -> Generator[AsyncGenerator[LiveState, None], None, None]:
         """Gives the samples from now on, of which one who is slow misses some; they end with the feed.
 
-        Raises `UnavailableError` where there are too many viewers, and once the feed has ended.
+        Raises `UnavailableError` if there are too many viewers, and once the feed has ended.
         """
         if self._is_over:
             raise UnavailableError("this frontend is draining", "draining", 1)

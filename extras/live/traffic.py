@@ -13,8 +13,8 @@ MIN_SPAN_NS = 500_000_000
 COST_SPAN_S = 1.0
 
 
-class _Sent(NamedTuple):
-    """What a beat said of one edge, and the rate up to it."""
+class _EdgeState(NamedTuple):
+    """The last count of one edge in a beat, and the rate up to it."""
 
     sender_id: int
     num_frames: int
@@ -26,11 +26,11 @@ class EdgeRates:
     """Messages a second on each edge (`scheduler:detokenizer`), from the counts in the processes' beats."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], _Sent] = {}
+        self._seen: dict[tuple[str, str], _EdgeState] = {}
 
     def update(self, statuses: Sequence[ProcessStatus]) -> dict[str, float]:
         """Returns the rates as of the latest beats; the workers of a kind are added up."""
-        seen: dict[tuple[str, str], _Sent] = {}
+        seen: dict[tuple[str, str], _EdgeState] = {}
         rates: dict[str, float] = {}
         for status in statuses:
             for receiver, (sender_id, num_frames) in status.sent.items():
@@ -42,13 +42,13 @@ class EdgeRates:
         return rates
 
 
-def _next(before: _Sent | None, sender_id: int, num_frames: int, beat_ns: int) -> _Sent:
+def _next(before: _EdgeState | None, sender_id: int, num_frames: int, beat_ns: int) -> _EdgeState:
     if before is None or before.sender_id != sender_id:
-        return _Sent(sender_id, num_frames, beat_ns, 0.0)
+        return _EdgeState(sender_id, num_frames, beat_ns, 0.0)
     span_ns = beat_ns - before.beat_ns
     if span_ns < MIN_SPAN_NS:
         return before
-    return _Sent(sender_id, num_frames, beat_ns, (num_frames - before.num_frames) / span_ns * 1e9)
+    return _EdgeState(sender_id, num_frames, beat_ns, (num_frames - before.num_frames) / span_ns * 1e9)
 
 
 class Cost(NamedTuple):

@@ -1,4 +1,4 @@
-"""What the live stream tells: the server as it is at one moment, and what has changed since another."""
+"""The events of the live stream: the server as it is at one moment, and what has changed since another."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
@@ -86,7 +86,7 @@ def make_process(status: ProcessStatus, cost: Cost | None) -> LiveProcess:
 
 
 def make_event(before: LiveState, state: LiveState, now_ns: int) -> LiveEvent:
-    """Returns what tells somebody who knows `before` how the server is in `state`."""
+    """Returns the event that leads from `before` to `state`."""
     return LiveEvent(
         now_ns=now_ns,
         num_open=state.num_open,

@@ -1,1 +1,10 @@
-"""Engines on other machines: a proxy on the head, a joiner there (decision 0067)."""
+"""Engines on other machines (`launch.py join`, Ray), and engines that come and go with the load."""
+
+from runtime.extras import Extra
+
+EXTRA = Extra(
+    name="remote",
+    config="extras.remote.config:RemoteConfig",
+    launcher="extras.remote.head",
+    programs={"join": "extras.remote.join"},
+)

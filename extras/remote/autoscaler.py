@@ -1,4 +1,4 @@
-"""Has engines started and ended as the load wants it (`--max-engines`), by the command that an operator would give."""
+"""Starts and ends engines with the load (`--max-engines`), by the command that an operator would give."""
 
 import time
 from collections import deque
@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from extras.remote.scaling_rule import Decision, Sample, ScalingLimits, decide
-from messages.config.server import RunConfig
+from extras.remote.config import RemoteConfig
+from extras.remote.scaling_rule import Decision, Sample, decide
+from messages.config.server import Config
 from messages.control.admin import Answer, Ask, Done, Failed, ScaleProcess, Scaling
 from messages.control.processes import ProcessStatus, kind_of
 from messages.engines import SCHEDULER
@@ -24,21 +25,18 @@ Begin = Callable[[Ask, Callable[[Answer], None]], None]
 
 
 class Autoscaler:
-    """`begin` carries out a command. The board is told of every decision, the operator in words."""
+    """`begin` carries out a command. Every decision is put on the board and printed for the operator."""
 
-    def __init__(self, run: RunConfig, group: ProcessGroup, begin: Begin, console: Console):
-        self._limits = ScalingLimits(
-            run.min_engines, run.max_engines, run.scale_up_tokens, run.scale_up_s, run.scale_down_s
-        )
+    def __init__(self, config: Config, group: ProcessGroup, begin: Begin, console: Console):
+        self._limits = limits = RemoteConfig.of(config).limits
         self._group = group
         self._begin = begin
         self._console = console
         self._history: deque[Sample] = deque()
         self._due_s = 0.0
         self._is_changing = False
-        if run.max_engines:
-            num_engines = run.data_parallel or len(run.remote_engines)
-            self._tell(Scaling(num_engines, run.min_engines, run.max_engines, "as it was started"))
+        if limits.max_engines:
+            self._tell(Scaling(config.num_engines, limits.min_engines, limits.max_engines, "as it was started"))
 
     def look(self) -> None:
         """Decides where it is time; call it in each turn."""

@@ -23,7 +23,7 @@ class ClockComparison:
 
     @property
     def ahead_ns(self) -> int:
-        """By how much the head's clock is ahead; 0 where it may be the same clock, for all that can be told."""
+        """By how much the head's clock is ahead; 0 if it may be the same clock, for all that can be told."""
         return self._ahead_ns if abs(self._ahead_ns) > self._best_trip_ns / 2 else 0
 
     def note(self, answer: ClockAnswer, now_ns: int) -> None:

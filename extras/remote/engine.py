@@ -31,7 +31,7 @@ STACKS_S = 0.2
 class Engine:
     """The scheduler `admitted.name`, started at once. `clock_ahead_ns`: by how much the head's clock is ahead of ours.
 
-    Raises `OSError` where it cannot be started.
+    Raises `OSError` if it cannot be started.
     """
 
     def __init__(self, admitted: Admitted, config: Config, run_dir: RunDir, clock_ahead_ns: int):
@@ -51,7 +51,7 @@ class Engine:
         run_dir.note_pid(self.name, self.child.pid)
 
     def listen(self, waiter: Waiter) -> None:
-        """Lets `waiter` return when the engine says something."""
+        """Lets `waiter` return when the engine reports something."""
         waiter.add_channel(self.control)
         waiter.add_channel(self.outbox)
         waiter.add_descriptor(self.child.descriptor)

@@ -15,7 +15,7 @@ from messages.ring.uids import block_of
 
 
 class MisfitError(Exception):
-    """The frame must not be passed on; the text says why."""
+    """The frame must not be passed on; the text is the reason."""
 
 
 def open_frame(frame: bytes) -> ToDetokenizer:

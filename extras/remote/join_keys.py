@@ -39,7 +39,7 @@ def make_keys() -> tuple[HeadKeys, JoinKeys]:
 
 
 def read_keys(file: Path, kind: type[K]) -> K:
-    """Raises `UsageError` where the file is not one that a head has written."""
+    """Raises `UsageError` if the file is not one that a head has written."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
     except OSError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from extras.remote.config import RemoteConfig
 from extras.remote.messages import Admitted
 from messages.config.server import Config
 from messages.control.processes import worker_number
@@ -21,7 +22,7 @@ from supervisor.model.lookup import find_model, find_tokenizer
 def make_config(admitted: Admitted, options: argparse.Namespace, console: Console) -> Config:
     """Returns the configuration of the engine here; this may fetch the model from the hub.
 
-    Raises `UsageError` or `BootError` where the model is not here, or is another one.
+    Raises `UsageError` or `BootError` if the model is not here, or is another one.
     """
     config = msgspec.json.decode(admitted.config, type=Config)
     wanted = config.model
@@ -38,13 +39,13 @@ def make_config(admitted: Admitted, options: argparse.Namespace, console: Consol
         model=msgspec.structs.replace(
             wanted,
             cpu_threads=options.cpu_threads,
-            device="cuda" if options.device else wanted.device,
-            devices=(options.device,) if options.device else (),
+            device=options.device or wanted.device_type,
         ),
         # The frames of the engine are kept on the head, by its proxy.
-        run=msgspec.structs.replace(
-            config.run, data_parallel=1, max_engines=0, remote_engines=(), record="", black_box_mb=0
-        ),
+        run=msgspec.structs.replace(config.run, data_parallel=1, record="", black_box_mb=0),
+        extras={name: section for name, section in config.extras.items() if name != RemoteConfig.EXTRA},
+        num_remote_engines=0,
+        max_engines=0,
         facts=msgspec.structs.replace(config.facts, model_dir=str(model_dir), tokenizer_dir=str(tokenizer_dir)),
         first_engine=worker_number(admitted.name),
     )
@@ -60,7 +61,7 @@ def check_processors(device: str, cpu_threads: int) -> None:
 
 
 def check_is_same(expected: Mapping[str, str], model_dir: Path) -> None:
-    """Raises `BootError` where a file is another than the head's, or the weights are in other files."""
+    """Raises `BootError` if a file is another than the head's, or the weights are in other files."""
     found = digests_of(model_dir)
     different = {name for name in expected.keys() & found.keys() if expected[name] != found[name]}
     different |= {name for name in expected.keys() ^ found.keys() if is_weight_file(name)}

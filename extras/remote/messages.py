@@ -1,4 +1,4 @@
-"""What is said between the head of a server and an engine on another machine (`launch.py join`, decision 0067).
+"""The messages between the head of a server and an engine on another machine (`launch.py join`, decision 0067).
 
 On the head a proxy stands for the engine: to the launcher and the ring it is the scheduler of that name. On the other
 machine the joiner starts the scheduler and is its launcher there.
@@ -10,15 +10,14 @@ import msgspec
 
 from messages.control.admin import Instruction, InstructionDone
 from messages.control.processes import Beat, BootFailed, Drain, Drained, PhaseReport, Ready, Stop
+from messages.ring.replies import ToDetokenizer
+from messages.ring.requests import ToScheduler
+from messages.schema import make_version
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 EngineReport = PhaseReport | Ready | BootFailed | Beat | Drained | InstructionDone
-"""What the head's launcher hears of an engine that joins."""
-
-
-WAITING = "waiting"
-"""How the phase of a proxy begins while no engine has joined."""
+"""The reports of a joined engine that the head's launcher receives."""
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -117,6 +116,10 @@ class Probe(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 ToProxy = Join | ClockQuestion | EngineSays | EngineFrame | EngineOutput | EngineEnded | FilePart
 ToJoiner = Admitted | TurnedAway | ClockAnswer | Order | EngineFrame | Probe | FileQuestion
+
+
+JOIN_VERSION = make_version(ToProxy, ToJoiner, ToScheduler, ToDetokenizer)
+"""Head and joiner must have the same."""
 
 
 def shift_stamps(message: S, by_ns: int) -> S:

@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
+from extras.remote.config import RemoteConfig
 from extras.remote.fitting import MisfitError, check_fit, open_frame
 from extras.remote.join_keys import HeadKeys, read_keys
 from extras.remote.messages import (
-    WAITING,
+    JOIN_VERSION,
     Admitted,
     ClockAnswer,
     ClockQuestion,
@@ -37,12 +38,11 @@ from extras.remote.secure_channels import HeadChannel
 from messages import VERSION
 from messages.channels import Receiver, Sender
 from messages.control.admin import Acknowledged, Failed, Instruction, InstructionDone, StopProfile
-from messages.control.processes import BootFailed, Drain, Ready, Stop, worker_number
+from messages.control.processes import WAITING, BootFailed, Drain, Ready, Stop, worker_number
 from messages.errors import ChannelFullError
 from messages.ring.replies import ToDetokenizer
 from messages.ring.requests import ToScheduler
 from messages.ring.uids import frontend_blocks
-from messages.schema import SCHEMA_VERSION
 from runtime.process import ProcessLink, run_process
 from supervisor.manifest import digests_of, without_keys
 
@@ -63,7 +63,7 @@ class Proxy:
         link.add_channel(self._channel.connections)
         link.on_instruction = self._hand_on_instruction
         self._joiner: bytes | None = None
-        self._placement = self._make_placement() if link.config.run.ray else None
+        self._placement = self._make_placement() if RemoteConfig.of(link.config).ray else None
         self._host = ""
         self._inbox: Receiver[ToScheduler] | None = None
         """While the engine serves."""
@@ -78,7 +78,7 @@ class Proxy:
         self._fetch: ProfileFetch | None = None
 
     def run(self) -> None:
-        """Serves until the launcher says stop; the end of an engine that has served ends the process with code 1."""
+        """Serves until the launcher stops it; the end of an engine that has served ends the process with code 1."""
         link = self._link
         key = link.run_dir.join_keys
         if self._placement is None:
@@ -177,7 +177,7 @@ class Proxy:
 
     def _hand_on_report(self, report: EngineReport) -> None:
         if isinstance(report, BootFailed):
-            return  # the first start of a server would be over; the joiner says why when it leaves
+            return  # the first start of a server would be over; the joiner gives the reason when it leaves
         if isinstance(report, Ready):
             self._inbox = Receiver(self._link.run_dir.socket(self._link.name), ToScheduler)
             self._link.add_receiver(self._inbox)
@@ -232,11 +232,11 @@ class Proxy:
 
 
 def find_refusal(join: Join, present_host: str) -> TurnedAway | None:
-    """Returns why an engine may not join, `None` where it may. `present_host`: where the one runs that has joined."""
-    if (join.schema_version, join.release) != (SCHEMA_VERSION, VERSION):
+    """Returns why an engine may not join, `None` if it may. `present_host`: where the one runs that has joined."""
+    if (join.schema_version, join.release) != (JOIN_VERSION, VERSION):
         return TurnedAway(
             f"it has release {join.release} with version {join.schema_version:x} of the messages, and the head has "
-            f"release {VERSION} with version {SCHEMA_VERSION:x}; install the same on both machines"
+            f"release {VERSION} with version {JOIN_VERSION:x}; install the same on both machines"
         )
     if present_host:
         reason = f"an engine on {present_host} has joined here; each address of --remote-engines takes one"
@@ -245,13 +245,12 @@ def find_refusal(join: Join, present_host: str) -> TurnedAway | None:
 
 
 def serve(link: ProcessLink) -> None:
-    """Stands for the engine until the launcher says stop. Raises `BootError` where its address cannot be had."""
+    """Stands for the engine until the launcher stops it. Raises `BootError` if its address cannot be had."""
     if link.stand_by():
-        run = link.config.run
-        index = (
-            0 if run.ray else worker_number(link.name) - run.data_parallel - 1
-        )  # Ray's are all the same, and may be more
-        Proxy(link, run.remote_engines[index]).run()
+        remote = RemoteConfig.of(link.config)
+        # Ray's are all the same, and may be more.
+        index = 0 if remote.ray else worker_number(link.name) - link.config.run.data_parallel - 1
+        Proxy(link, remote.remote_engines[index]).run()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from extras.remote.config import RemoteConfig
 from messages.config.server import Config
 from messages.errors import BootError, MissingExtraError
 from supervisor.python_process import ROOT
@@ -24,10 +25,10 @@ JOIN_RETRY_S = 10.0
 """The head is there when a joiner is started, and another one is started where it goes."""
 
 ANSWER_TIMEOUT_S = 5.0
-"""Of a cluster; Ray itself tries for minutes, whatever the address is."""
+"""Time for a cluster to answer; Ray itself tries for minutes, whatever the address is."""
 
 PLACE_S = 15.0
-"""Ray waits without end for a node that has room: after this time the operator is told what it waits for."""
+"""Ray waits without end for a node that has room: after this time the operator is shown what it waits for."""
 
 LEAVE_S = 5.0
 """For a joiner to end its engine and remove its files; then Ray kills it."""
@@ -56,9 +57,9 @@ class JoinerActor:
 
 
 class RayPlacement:
-    """Has Ray start a joiner for the head's `port`, again and again.
+    """Makes Ray start a joiner for the head's `port`, again and again.
 
-    Raises `BootError` where there is no Ray, or no cluster that answers.
+    Raises `BootError` if there is no Ray, or no cluster that answers.
     """
 
     def __init__(self, config: Config, port: int, key_file: Path):
@@ -66,13 +67,13 @@ class RayPlacement:
             self._ray: Any = importlib.import_module("ray")
         except ImportError as error:
             raise MissingExtraError("--ray", "ray", error) from None
-        address = config.run.ray_address
+        address = RemoteConfig.of(config).ray
         try:
             _find_out_whether_it_answers(address)
             self._ray.init(address=address, namespace="sluice", log_to_driver=False, configure_logging=False)
         except (OSError, ValueError, RuntimeError) as error:
             raise BootError(
-                f"--ray: there is no cluster at --ray-address {address}: `ray start --head` makes one ({error})"
+                f"--ray: there is no cluster at {address}: `ray start --head` makes one ({error})"
             ) from None
         self._ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         host = self._ray.util.get_node_ip_address()
@@ -101,7 +102,7 @@ class RayPlacement:
         self._due_s = 0.0
 
     def look(self, has_joined: bool) -> str:
-        """Starts an actor where there is none; returns how the one before it ended, or what it waits for, or "".
+        """Starts an actor if there is none; returns how the one before it ended, or what it waits for, or "".
 
         `has_joined`: an engine is there, and so is the actor.
         """
@@ -142,7 +143,7 @@ class RayPlacement:
 
 
 def _find_out_whether_it_answers(address: str) -> None:
-    """Raises `OSError` where nobody listens at HOST:PORT; what else `address` may be is for Ray to know."""
+    """Raises `OSError` if no process listens at HOST:PORT; what else `address` may be is for Ray to know."""
     found = re.fullmatch(r"(?:ray://)?(.+):(\d{1,5})", address)
     if found is not None:
         socket.create_connection((found[1].strip("[]"), int(found[2])), ANSWER_TIMEOUT_S).close()

@@ -37,7 +37,7 @@ class Decision(NamedTuple):
 
 
 def decide(history: Sequence[Sample], limits: ScalingLimits) -> Decision | None:
-    """Returns what is to be done now, `None` where all is well. One engine comes or goes at a time.
+    """Returns what is to be done now, `None` if all is well. One engine comes or goes at a time.
 
     `history`: the samples, about one a second, since the number of engines changed last, or an engine was away.
     What a change needs must have been so for all of its time, so that a load that comes and goes within the longer of

@@ -47,7 +47,7 @@ class _Credentials:
 class HeadChannel(Generic[T]):
     """The head's end, at which any number of joiners may connect; `union` is what they may send.
 
-    Raises `BootError` where `address` cannot be bound.
+    Raises `BootError` if `address` cannot be bound.
     """
 
     def __init__(self, address: str, keys: HeadKeys, union: Any):
@@ -70,7 +70,7 @@ class HeadChannel(Generic[T]):
 
     @property
     def port(self) -> int:
-        """The port where it listens, which the system has chosen where the address says `*`."""
+        """The port where it listens, which the system has chosen if the address has `*`."""
         return _port_of(self.socket)
 
     def receive(self) -> Iterator[tuple[bytes, T]]:
@@ -86,7 +86,7 @@ class HeadChannel(Generic[T]):
         try:
             self.socket.send_multipart([peer, *_parts_of(self._encoder.encode(message))], zmq.NOBLOCK)
         except zmq.Again:
-            return True  # the number of the next frame tells its receiver that some are missing
+            return True  # the number of the next frame shows its receiver that some are missing
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

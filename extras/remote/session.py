@@ -8,6 +8,7 @@ from extras.remote.clock import ClockComparison
 from extras.remote.engine import Engine
 from extras.remote.join_keys import JoinKeys
 from extras.remote.messages import (
+    JOIN_VERSION,
     Admitted,
     ClockAnswer,
     ClockQuestion,
@@ -27,7 +28,6 @@ from messages.channels import Waiter
 from messages.control.admin import Instruction, InstructionDone, ReadStacks
 from messages.control.processes import Stop
 from messages.errors import BootError, SluiceError
-from messages.schema import SCHEMA_VERSION
 from supervisor.child import END_LOOK_S
 from supervisor.endings import quote
 from supervisor.signals import STOP_SIGNALS, SignalPipe
@@ -40,7 +40,7 @@ TURN_S = 1.0
 
 
 class NoHeadError(SluiceError):
-    """Nobody takes an engine there now. Another try may find one."""
+    """The head takes no engine now. Another try may find one."""
 
 
 class EngineEndedError(SluiceError):
@@ -66,14 +66,14 @@ class Session:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Leaves the head, and tells it why."""
+        """Leaves the head with a reason."""
         why = "its joiner was stopped" if isinstance(error, StopSignalError) else str(error or "its joiner has left")
         self._channel.send(EngineEnded(why))
         self._channel.close()
 
     def join(self) -> Admitted:
         """Offers this machine, and returns what the head wants of it."""
-        self._channel.send(Join(SCHEMA_VERSION, VERSION, socket.gethostname()))
+        self._channel.send(Join(JOIN_VERSION, VERSION, socket.gethostname()))
         return self._receive(Admitted)
 
     def compare_clocks(self) -> int:
@@ -153,7 +153,7 @@ class Session:
                 pass
 
     def _tell_end(self, engine: Engine) -> None:
-        """Hands on what the engine has said last, which may come after its end, and raises what follows from it."""
+        """Forwards the engine's last reports, which may come after its end, and raises what follows from it."""
         deadline_s = time.monotonic() + LAST_WORDS_S
         child = engine.child
         while time.monotonic() < deadline_s and not (child.is_silent and (engine.has_served or engine.boot_error)):

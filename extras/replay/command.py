@@ -11,7 +11,7 @@ from pathlib import Path
 
 from extras.replay.culprit import describe_culprits, find_culprits
 from extras.replay.differences import describe, find_first
-from extras.replay.drive import Drive, output_channels
+from extras.replay.drive import ReplayDriver, output_channels
 from extras.replay.recording import Attempt, Recording
 from extras.replay.stand_in import ServerEndedError, StandIn
 from messages.control.processes import RING
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Replays, says what came of it, and returns the exit code."""
+    """Replays, prints the result, and returns the exit code."""
     try:
         with reporting_damage(options.directory):
             recording = Recording(options.directory, options.only, options.uid)
@@ -75,7 +75,7 @@ def replay(options: argparse.Namespace) -> int:
     print(f"replaying {scope}, recorded {manifest.begun} by sluice {manifest.version}", file=sys.stderr, flush=True)
     try:
         ended = _play(options, recording)
-        # What has ended by itself counts also where the server then died: a wrong token may be why.
+        # What has ended by itself counts also if the server then died: a wrong token may be why.
         whole = [one for one in recording.attempts.values() if not ended or one.replayed.reason]
         is_same = manifest.is_redacted or _tell_difference(whole, manifest, flags)
         if ended:
@@ -93,9 +93,9 @@ def replay(options: argparse.Namespace) -> int:
 
 
 def _play(options: argparse.Namespace, recording: Recording) -> str:
-    """Replays on a new server; returns how that ended before its time, empty where it did not.
+    """Replays on a new server; returns how that ended before its time, empty if it did not.
 
-    Raises `SluiceError` where nothing comes of it any more.
+    Raises `SluiceError` if nothing comes of it any more.
     """
     real = (options.only,) if options.only else RING
     poisons = recording.poisons if SCHEDULER in real else []
@@ -104,14 +104,14 @@ def _play(options: argparse.Namespace, recording: Recording) -> str:
         with StandIn(recording.config, flags, real, output_channels(recording, options.only)) as server:
             if poisons:
                 server.poison(poisons)
-            Drive(recording, options.only, options.speed).run(server)
+            ReplayDriver(recording, options.only, options.speed).run(server)
     except ServerEndedError as error:
         return str(error)
     return ""
 
 
 def _tell_death(options: argparse.Namespace, recording: Recording, ended: str) -> None:
-    """Says how the server ended, which request ended it, and what had been recorded of that."""
+    """Prints how the server ended, which request ended it, and what had been recorded of that."""
     running = recording.open_now()
     print(f"{ended}\nrequests that ran: {', '.join(f'{one.key[0]}' for one in running) or 'none'}", flush=True)
     if recording.trouble:
@@ -129,7 +129,7 @@ def _scope_of(recording: Recording) -> str:
 
 
 def _tell_difference(attempts: Iterable[Attempt], manifest: Manifest, flags: Sequence[str]) -> bool:
-    """Says where the first of them differs; returns whether none does."""
+    """Prints where the first of them differs; returns whether none does."""
     found = find_first(attempts)
     if found is None:
         return True

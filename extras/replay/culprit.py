@@ -5,11 +5,11 @@ from collections.abc import Callable
 from extras.replay.recording import Attempt, Recording
 
 Play = Callable[[Recording], str]
-"""Replays; returns how the server ended before its time, empty where it did not."""
+"""Replays; returns how the server ended before its time, empty if it did not."""
 
 
 def find_culprits(recording: Recording, play: Play) -> list[Attempt]:
-    """Returns, of what was open when the server died, one attempt that kills it alone; all where none does.
+    """Returns, of what was open when the server died, one attempt that kills it alone; all if none does.
 
     It takes about as many servers as the number of open attempts has bits.
     """

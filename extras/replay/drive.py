@@ -24,7 +24,7 @@ MAX_SENT = 1000
 """Messages that a detokenizer is sent before its replies are received: channels hold many more."""
 
 
-class Drive:
+class ReplayDriver:
     """Replays `recording` at `speed` times the recorded one; 0: as fast as the server takes it."""
 
     def __init__(self, recording: Recording, only: str, speed: float):
@@ -44,7 +44,7 @@ class Drive:
         return attempt.replayed if attempt else None
 
     def run(self, server: StandIn) -> None:
-        """Returns when all that was sent has ended. Raises `SluiceError` where nothing comes any more."""
+        """Returns when all that was sent has ended. Raises `SluiceError` if nothing comes any more."""
         self._begun_s = time.monotonic()
         is_stream = OPENINGS[self._target] is OpenStream
         send_next = self._make_stream_sender(server) if is_stream else self._make_request_sender(server)
@@ -95,7 +95,7 @@ class Drive:
         return send_due
 
     def _make_stream_sender(self, server: StandIn) -> Callable[[], float]:
-        """Likewise for a detokenizer, which is sent all that it got: it needs no reply to go on."""
+        """Likewise for a detokenizer, which is sent all that it got: it needs no reply to continue."""
         waiting = deque(self._recording.inputs)
         self._first_ns = waiting[0][0]
         self._open = {key: one for key, one in self._recording.attempts.items() if one.is_whole}

@@ -1,7 +1,6 @@
 """`launch.py tail`, `decode` and `diff`: recorded frames as people and programs read them."""
 
 import argparse
-import contextlib
 import itertools
 import sys
 import time
@@ -13,22 +12,20 @@ from typing import Any
 
 import msgspec
 
-from extras.faults.faults import read_poisons, write_poisons
 from messages.errors import SluiceError
-from messages.frame_files import SUFFIX, FrameFileError, FrameReader, Record, find_readers, reporting_damage
+from messages.frame_files import FrameFileError, FrameReader, Record, find_readers, reporting_damage
 from messages.ring.plain import to_plain
 from messages.ring.timeline import ScheduleReport, Tokenized
-from runtime.black_box.redaction import redact, redact_file
-from runtime.run_dir import RunDir
+from runtime.black_box.redaction import redact
+from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import RunningServer
-from supervisor.manifest import read_manifest, write_manifest
 
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
 POLL_S = 0.2
 TAIL_FRAMES = 10
 
 CLOCK_FIELDS = ("stamps", "admitted_per_s", "evicted_s")
-"""Fields that hold times, beside those that end in `_ns`: they differ in every run."""
+"""Fields that hold times, in addition to those that end in `_ns`: they differ in every run."""
 
 TIMELY = (ScheduleReport, Tokenized)
 """Messages that are sent when it is time: how many there are differs in every run."""
@@ -41,6 +38,7 @@ def add_tail_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-follow", action="store_true", help="end after those")
     _add_redact(parser)
+    parser.set_defaults(execute=tail)
 
 
 def add_decode_options(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +55,7 @@ def add_diff_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(execute=diff)
 
 
-def tail(options: argparse.Namespace, server: RunningServer) -> int:
+def tail(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     """Prints the last frames on an edge of a running server, then each one as it comes."""
     folder = server.run_dir.black_box
     if not server.config.run.black_box_mb:
@@ -187,25 +185,6 @@ def _as_json(record: Record, options: argparse.Namespace) -> str:
         "message": to_plain(message),
     }
     return msgspec.json.encode(fields).decode()
-
-
-def redact_snapshot(directory: Path) -> None:
-    """Takes out of a snapshot what requests say: from its frames, and with the logs, which may hold prompts.
-
-    Its manifest says so afterwards, for a replay cannot give the same.
-    """
-    black_box = RunDir(directory).black_box
-    poisons = read_poisons(black_box)
-    if poisons:
-        write_poisons(black_box, [redact(poison) for poison in poisons])
-    with contextlib.suppress(SluiceError):  # no frames are kept
-        write_manifest(black_box, msgspec.structs.replace(read_manifest(black_box), is_redacted=True))
-    for path in directory.rglob(f"*{SUFFIX}"):
-        redacted = path.with_suffix(".redacted")
-        redact_file(path, redacted)
-        redacted.replace(path)
-    for path in directory.glob("processes/*/log"):
-        path.unlink()
 
 
 def _add_redact(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ Key = tuple[int, int]
 """uid and attempt."""
 
 BY_REQUEST = ("abort", "timeout")
-"""Reasons of an end that comes when somebody asks for it."""
+"""Reasons of an end that comes on request."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Outcome:
         self.num_prompt_tokens = usage.prompt_tokens
 
     def row_with(self, index: int) -> "Row | None":
-        """Returns what brought token `index`, or else what came last; `None` where nothing did."""
+        """Returns what brought token `index`, or else what came last; `None` if nothing did."""
         return next((row for row in self.rows if row.num_tokens > index), self.rows[-1] if self.rows else None)
 
 

@@ -51,13 +51,13 @@ class Attempt:
     replayed: Outcome = field(default_factory=Outcome)
     end: AbortMsg | StopSeen | None = None
     is_broken: bool = False
-    """Some of its frames were lost in the recording, where another attempt went on."""
+    """Some of its frames were lost in the recording, where another attempt continued."""
     is_sent: bool = False
     is_end_sent: bool = False
 
     @property
     def is_whole(self) -> bool:
-        """Tells whether it ended by itself in the recording, so that all of it must come again."""
+        """True if it ended by itself in the recording, so that all of it must come again."""
         return self.end is None
 
     @property
@@ -67,7 +67,7 @@ class Attempt:
 
     @property
     def is_open(self) -> bool:
-        """Tells whether the replayed processes have it now."""
+        """True if the replayed processes have it now."""
         return self.is_sent and not self.replayed.reason
 
     @property
@@ -91,7 +91,7 @@ class Recording:
     """What `directory`, or the black box in it, holds of the replayed processes: one kind, or (empty) all together.
 
     `inputs` are all messages that went in, in their order. `trouble` is what a snapshot was taken of, `poisons` the
-    faults that had been injected into steps. Raises `SluiceError` where the directory holds nothing that can be
+    faults that had been injected into steps. Raises `SluiceError` if the directory holds nothing that can be
     replayed. Frames that do not decode are counted, not replayed. With `uids` only these requests count.
     """
 
@@ -179,7 +179,7 @@ class Recording:
             self._ends[message.uid, message.attempt] = message
 
     def _break_open(self) -> None:
-        """Frames are lost: what comes of the present attempts from now on lacks something, and counted for nobody."""
+        """Frames are lost: from now on the results of the present attempts are incomplete and reached no client."""
         for attempt in self.attempts.values():
             attempt.is_broken = attempt.is_broken or not attempt.outcome.reason
 
@@ -187,7 +187,7 @@ class Recording:
         end = self._ends.get(attempt.key)
         reason = attempt.outcome.reason
         is_by_request = reason in BY_REQUEST or isinstance(end, StopSeen)
-        if reason and (not is_by_request or self._opening is OpenStream):  # a detokenizer is told of every end
+        if reason and (not is_by_request or self._opening is OpenStream):  # a detokenizer is notified of every end
             return None
         return end or AbortMsg(*attempt.key, engine=attempt.engine)
 

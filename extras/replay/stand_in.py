@@ -1,4 +1,4 @@
-"""A server of which some processes are played here: the launcher runs beside this process and starts the others."""
+"""A server of which some processes are played here: the launcher runs next to this process and starts the others."""
 
 import contextlib
 import os
@@ -14,9 +14,10 @@ from typing import Any, Self
 
 import msgspec
 
+from extras.faults.messages import Poison, wrap
 from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.config.server import Config
-from messages.control.admin import Acknowledged, InstructProcesses, Poison, ProcessResult, ProcessResults
+from messages.control.admin import Acknowledged, InstructProcesses, ProcessResult, ProcessResults
 from messages.control.processes import FRONTEND, RING, Hello, ProcessTable, Ready, Stop, ToProcess, kind_of
 from messages.engines import SCHEDULER
 from messages.errors import SluiceError
@@ -39,14 +40,14 @@ NUM_LOG_LINES = 25
 
 
 class ServerEndedError(SluiceError):
-    """The server, or a process of it, has ended before it was told to."""
+    """The server, or a process of it, has ended before it was asked to."""
 
 
 class StandIn:
     """Plays all processes of a new server but those of the kinds in `real`.
 
     `flags` are the server's, after those of the recorded configuration. `channels` are the names of the channels that
-    are received from here. Raises `ServerEndedError` where the server does not come to serve.
+    are received from here. Raises `ServerEndedError` if the server does not come to serve.
     """
 
     def __init__(self, config: Config, flags: Sequence[str], real: Sequence[str], channels: Sequence[str]):
@@ -76,7 +77,7 @@ class StandIn:
         self._senders: dict[str, Sender[Any]] = {}
         self._channels = channels
         self._is_stopping = False
-        """The server ends, which nobody here has to wait for."""
+        """The server is ending; there is no need to wait."""
 
     def __enter__(self) -> Self:
         try:
@@ -133,7 +134,7 @@ class StandIn:
         """Injects into the steps what was injected there; the server must have been started for that."""
         with AdminClient(self._run_dir) as line:
             for poison in poisons:
-                result = line.give(InstructProcesses((f"{SCHEDULER}*",), poison), POISON_TIMEOUT_S)
+                result = line.give(InstructProcesses((f"{SCHEDULER}*",), wrap(poison)), POISON_TIMEOUT_S)
                 if not isinstance(result, ProcessResults) or not all(map(_is_done, result.results.values())):
                     raise SluiceError(f"the recorded faults cannot be injected: {result}")
 
@@ -150,7 +151,7 @@ class StandIn:
         return messages
 
     def _stop(self) -> None:
-        """Stops the server at once: nobody waits for its processes, so the launcher is told twice."""
+        """Stops the server at once: its processes need no time, so the launcher gets two signals."""
         for _ in range(2):
             if self._launcher.poll() is None:
                 self._launcher.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""One frame of `launch.py top`: lines of text, made from what `/live` tells."""
+"""One frame of `launch.py top`: lines of text, made from the events of `/live`."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -33,10 +33,14 @@ CHANGING = ("processes", "edges", "requests", "steps")
 """Parts of an event in which null means that something is gone."""
 
 
-def show_top(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
-    """Redraws until Ctrl-C or the end of the server; where nobody can watch (no terminal, --json), shows it once.
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(execute=show_top)
 
-    Returns the exit code 0. Raises `NoServerError` where the server ends.
+
+def show_top(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
+    """Redraws until Ctrl-C or the end of the server; without a viewer (no terminal, --json), shows it once.
+
+    Returns the exit code 0. Raises `NoServerError` if the server ends.
     """
     is_once = options.json or not sys.stdout.isatty()
     title = ", ".join(server.config.facts.served_names)
@@ -86,7 +90,7 @@ def watch(server: RunningServer) -> Iterator[Json]:
 
 
 def _read_stream(server: RunningServer) -> Iterator[Json]:
-    """Raises `NoServerError` where the stream is refused, for want of a key for example."""
+    """Raises `NoServerError` if the stream is refused, for want of a key for example."""
     connection = _connect(server)
     try:
         connection.request("GET", "/live", headers=_key_headers(server.config.http))
@@ -112,7 +116,7 @@ def lost(state: Json) -> Json:
 
 
 def merge(state: Json, event: Json) -> None:
-    """Changes `state` by what an event of `/live` tells."""
+    """Changes `state` by an event of `/live`."""
     for name, value in event.items():
         if name in CHANGING:
             state[name] = {key: one for key, one in {**state[name], **value}.items() if one is not None}
@@ -127,7 +131,9 @@ def _connect(server: RunningServer) -> http.client.HTTPConnection:
     assert url.hostname is not None
     if url.scheme == "http":
         return http.client.HTTPConnection(url.hostname, url.port, timeout=READ_TIMEOUT_S)
-    context = ssl.create_default_context(cafile=server.config.http.ssl_certfile)  # the very certificate, whoever signed
+    context = ssl.create_default_context(
+        cafile=server.config.http.ssl_certfile
+    )  # the very certificate, whatever its issuer
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return http.client.HTTPSConnection(url.hostname, url.port, timeout=READ_TIMEOUT_S, context=context)
@@ -135,8 +141,10 @@ def _connect(server: RunningServer) -> http.client.HTTPConnection:
 
 def _key_headers(config: HttpConfig) -> dict[str, str]:
     """Who may read the run directory may know the keys."""
-    keys = list(config.api_key)
-    if not keys and config.api_key_file:
-        lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
-        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    return {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+    if not config.api_key:
+        return {}
+    key, lines = config.api_key[0], list[str]()
+    if key.startswith("@"):
+        lines = Path(key[1:]).read_text(encoding="utf-8").splitlines()
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return {"Authorization": f"Bearer {keys[0] if keys else key}"}

@@ -1,1 +1,5 @@
-"""A trace of each request for an OpenTelemetry collector (`--otlp-endpoint`)."""
+"""Traces of requests, sent to a collector over OTLP."""
+
+from runtime.extras import Extra
+
+EXTRA = Extra(name="tracing", config="extras.tracing.config:TracingConfig", frontend="extras.tracing.part")

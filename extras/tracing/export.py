@@ -1,4 +1,4 @@
-"""Sends spans to a collector over OTLP (http/protobuf), beside the event loop, and counts those that are lost.
+"""Sends spans to a collector over OTLP (http/protobuf) in a thread of its own, and counts those that are lost.
 
 The loop only puts ended requests into a bounded queue; a thread makes spans of them, once a second, and waits for the
 collector. The environment variables of OpenTelemetry's SDK hold (OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER,
@@ -31,17 +31,17 @@ TIMEOUT_S = 10.0
 """For one batch, retries included."""
 
 FLUSH_TIMEOUT_S = 1.5
-"""Of what a frontend gets to stop."""
+"""Part of the time that a frontend has to stop."""
 
 SWITCH_INTERVAL_S = 0.0005
-"""Of Python's threads: how long the event loop may wait for the one that makes spans."""
+"""The switch interval of Python's threads: how long the event loop may wait for the one that makes spans."""
 
 TRACES_PATH = "/v1/traces"
 
 log = logging.getLogger("sluice.tracing")
 
 
-class _Collected(SpanProcessor):
+class _EndedSpans(SpanProcessor):
     """Keeps the spans that have ended and are sampled."""
 
     def __init__(self) -> None:
@@ -63,11 +63,11 @@ class SpanExport:
         self._news = threading.Event()
         self._closing = threading.Event()
         self._is_failing = False
-        self._collected = _Collected()
+        self._collected = _EndedSpans()
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(self._collected)
         self._tracer = self._provider.get_tracer("sluice", VERSION)
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it would tell of each batch
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it would log each batch
         self._endpoint = traces_url(endpoint)
         self._exporter = OTLPSpanExporter(self._endpoint, timeout=TIMEOUT_S)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -75,7 +75,7 @@ class SpanExport:
         self._thread.start()
 
     def add(self, request: FinishedRequest) -> None:
-        """Has the spans of `request` sent; never waits."""
+        """Queues the spans of `request`; never waits."""
         if len(self._queue) >= MAX_QUEUED:
             self.num_spans["queue_full"] += request.num_spans
             return

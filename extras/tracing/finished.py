@@ -1,4 +1,4 @@
-"""Which HTTP requests have ended, whole, with what a trace tells of them."""
+"""Which HTTP requests have ended, whole, with what a trace shows of them."""
 
 import time
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Choice(NamedTuple):
 
     timeline: Timeline
     first_token_ns: int
-    """0 where there was none."""
+    """0 if there was none."""
     parameters: dict[str, Value]
     """Attributes."""
 
@@ -70,7 +70,7 @@ class FinishedRequests:
             self._look(trace, time.monotonic_ns())
 
     def note_end(self, timeline: Timeline) -> None:
-        """A choice has ended, and its client will hear no more of it."""
+        """A choice has ended, and its client receives no more of it."""
         if timeline.uid in self._unfinished:
             self._look(*self._unfinished.pop(timeline.uid))
 

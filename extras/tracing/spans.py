@@ -1,4 +1,4 @@
-"""The spans of one request: its response as a whole, its choices where there are several, and each stage of them.
+"""The spans of one request: its response as a whole, its choices if there are several, and each stage of them.
 
 Attributes have the names of OpenTelemetry's semantic conventions for HTTP and generative AI, or begin with `sluice.`.
 """

@@ -1,1 +1,5 @@
-"""What a server would do under other settings: the real scheduler, recorded arrivals, and a cost model of its steps."""
+"""`launch.py whatif`: the scheduler of this program in a simulation, to answer questions about load and settings."""
+
+from runtime.extras import Extra
+
+EXTRA = Extra(name="whatif", programs={"calibrate": "extras.whatif.calibrate", "whatif": "extras.whatif"})

@@ -36,7 +36,7 @@ DEFAULT_STEPS = Path("steps.json")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0, or 2 where the command line or a file is wrong."""
+    """Returns 0, or 2 if the command line or a file is wrong."""
     options = make_parser().parse_args(arguments)
     try:
         run(options)
@@ -61,7 +61,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--prefix-caching", type=_switches, metavar="on,off", help="likewise")
     add("--ttft-slo", type=_positive, metavar="X", help="seconds; finds how many requests a second keep p99 TTFT below")
     add("--num-requests", type=_count, default=1000, metavar="N", help="the first ones (default: %(default)s)")
-    add("--skip-requests", type=_count, default=0, metavar="N", help="but for so many, in which the server was cold")
+    add(
+        "--skip-requests",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="requests to skip, while the server was cold (default: 0)",
+    )
     add("--trace-speed", type=_positive, default=1.0, metavar="X", help="how much faster requests arrive (default: 1)")
     add(
         "--trace-scale",

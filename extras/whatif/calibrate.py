@@ -33,7 +33,7 @@ SHORTEST_OUTPUT, LONGEST_OUTPUT = 16, 128
 ARRIVALS_PER_STEP = 2.0
 
 Source = Callable[[], float]
-"""Tells seconds."""
+"""A clock: returns seconds."""
 
 
 def calibrate(config: Config, runner: Runner, seconds: float, source: Source = time.monotonic) -> Calibration:
@@ -66,7 +66,7 @@ def _make_arrivals(num_requests: int, step_s: float, config: Config, rng: np.ran
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0, 1 where the model cannot be run, 2 on bad usage."""
+    """Returns 0, 1 if the model cannot be run, 2 on bad usage."""
     parser = argparse.ArgumentParser(
         prog="launch.py calibrate",
         description=__doc__,

@@ -1,4 +1,4 @@
-"""What is known of a server: its settings, and measured steps from which their cost model is fitted; one JSON file."""
+"""Facts about a server: its settings, and measured steps from which their cost model is fitted; one JSON file."""
 
 from pathlib import Path
 from typing import Literal, Self

@@ -13,7 +13,7 @@ NUM_BISECTIONS = 5
 class Capacity(msgspec.Struct, frozen=True):
     """`curve` holds (requests a second, p99 of TTFT in ms), by rate. `requests_per_s` is the largest within the limit.
 
-    It is 0 where even the lowest rate that was tried is beyond it; with `is_open` the highest was still within it.
+    It is 0 if even the lowest rate that was tried is beyond it; with `is_open` the highest was still within it.
     """
 
     requests_per_s: float
@@ -22,7 +22,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 def find_capacity(p99_ttft_ms: Callable[[float], float], rate: float, limit_ms: float) -> Capacity:
-    """Returns the capacity; `p99_ttft_ms` says what it is at so many requests a second, `rate` is where to begin.
+    """Returns the capacity; `p99_ttft_ms` returns that time for a rate of requests, `rate` is the first rate tried.
 
     The rate is doubled or halved until the limit lies between two, and then bisected.
     """

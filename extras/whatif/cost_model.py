@@ -97,7 +97,7 @@ def fit(steps: Sequence[MeasuredStep]) -> CostModel:
     """Returns the model with the least squared relative error and no term below 0.
 
     Outliers (a step during which something else had the processor) are left out, and the rest is fitted again.
-    Raises `UsageError` where there are too few steps.
+    Raises `UsageError` if there are too few steps.
     """
     knots = _choose_knots(Counter(step.size.decode_rows for step in steps if not step.size.prefill_chunks))
     num_terms = len(knots) + len(TERMS)

@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 
 class Clock(Protocol):
-    """Tells seconds."""
+    """A clock: returns seconds."""
 
     def __call__(self) -> float: ...
 
@@ -48,7 +48,7 @@ class SkippingClock:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedRequests:
     """What became of the arrivals, in seconds since the start, each by its index.
 
     `gaps_s` are the times between a token and the next of its request. `waits` counts requests that had to wait for a
@@ -63,7 +63,7 @@ class Served:
     gauges: dict[str, float]
 
     @classmethod
-    def joined(cls, parts: Sequence["Served"]) -> "Served":
+    def joined(cls, parts: Sequence["ServedRequests"]) -> "ServedRequests":
         """Returns what several engines have served, one after the other; counters add up."""
         return cls(
             np.concatenate([part.arrived_s for part in parts]),
@@ -83,7 +83,7 @@ def serve(
     times: StepTimes,
     until_s: float = math.inf,
     draw_jitter_s: Callable[[], float] = lambda: 0.0,
-) -> Served:
+) -> ServedRequests:
     """Serves the arrivals, which are in order of time, by a new scheduler on `runner`.
 
     At `until_s` what still runs is aborted, and nothing more arrives. The tokens of a step are seen when the jitter
@@ -152,9 +152,11 @@ class _Inbox:
                 case _:
                     pass
 
-    def served(self, gauges: dict[str, float]) -> Served:
+    def served(self, gauges: dict[str, float]) -> ServedRequests:
         gaps_s = np.concatenate([*self._gaps_s, np.zeros(0)])
-        return Served(self._arrived_s, self._first_s, self._last_s, gaps_s, Counter(self._waits.values()), gauges)
+        return ServedRequests(
+            self._arrived_s, self._first_s, self._last_s, gaps_s, Counter(self._waits.values()), gauges
+        )
 
     def _note_tokens(self, uids: NDArray[np.int64], now_s: float) -> None:
         gaps_s = now_s - self._last_s[uids]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from extras.whatif.calibration import Calibration
 from extras.whatif.cost_model import CostModel
-from extras.whatif.drive import Served, serve
+from extras.whatif.drive import ServedRequests, serve
 from extras.whatif.settings import Setting, make_config
 from extras.whatif.simulation import SimulatedRunner
 from extras.whatif.traces import Arrival
@@ -18,11 +18,11 @@ from extras.whatif.variation import VaryingSteps, in_order
 from scheduler_proc.step_times import StepTimes
 
 EXTRAPOLATED = 1.25
-"""Steps of more than so many times the largest measured one are told."""
+"""A step that exceeds the largest measured one by this factor is reported."""
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """Of one latency over all requests, or over all gaps between tokens, in milliseconds; 0 where there are none."""
+    """Quantiles of one latency over all requests, or over all gaps between tokens, in milliseconds; 0 without any."""
 
     p50_ms: float
     p90_ms: float
@@ -30,7 +30,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Of one setting. `waits` counts requests that waited for a row, by what the first of the queue lacked."""
+    """Outcome of a setting. `waits` counts requests that waited for a row, by what the first of the queue lacked."""
 
     setting: Setting
     num_requests: int
@@ -46,7 +46,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """Prompt tokens found in the prefix cache, of all."""
     waits: dict[str, int]
     extrapolated: str = ""
-    """Which steps were larger than any that was measured; empty where none was."""
+    """Which steps were larger than any that was measured; empty if none was."""
 
 
 def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostModel, setting: Setting) -> Outcome:
@@ -55,7 +55,7 @@ def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostM
     Each engine has the setting and runs for itself, with the requests that are its own.
     """
     config = make_config(setting, calibration)
-    parts: list[Served] = []
+    parts: list[ServedRequests] = []
     runners: list[SimulatedRunner] = []
     for engine in sorted({arrival.engine for arrival in arrivals}):
         own = [arrival for arrival in arrivals if arrival.engine == engine]
@@ -64,13 +64,13 @@ def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostM
         runners.append(SimulatedRunner(steps.next_seconds, setting, calibration.can_overlap, own))
         draw_jitter_s = partial(next, in_order(calibration.jitter_s, rng))
         parts.append(serve(own, config, runners[-1], runners[-1].clock, StepTimes(), draw_jitter_s=draw_jitter_s))
-    served = Served.joined(parts)
+    served = ServedRequests.joined(parts)
     assert not np.isnan(served.last_s).any(), "a request got no token"
     outcome = summarize(served, setting, calibration.pipeline_s)
     return msgspec.structs.replace(outcome, extrapolated=_describe_extrapolation(runners, calibration))
 
 
-def summarize(served: Served, setting: Setting, pipeline_s: float) -> Outcome:
+def summarize(served: ServedRequests, setting: Setting, pipeline_s: float) -> Outcome:
     """Returns the figures of a run, with what a request takes outside of the scheduler."""
     gauges, num_requests = served.gauges, len(served.arrived_s)
     seconds = float(served.last_s.max() - served.arrived_s.min())

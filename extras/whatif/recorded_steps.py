@@ -1,4 +1,4 @@
-"""Sizes and times of steps from the frames of a scheduler: what it was told, what it planned, what came of it."""
+"""Sizes and times of steps from the frames of a scheduler: its messages, its plans, and their results."""
 
 from collections.abc import Sequence
 
@@ -20,12 +20,12 @@ class StepReader:
     def __init__(self) -> None:
         self.steps: list[MeasuredStep] = []
         self._num_tokens: dict[int, int] = {}
-        """Of each open request."""
+        """For each open request."""
         self._decoding: set[int] = set()
         self._chunks: Sequence[ChunkRow] = ()
-        """Of the step that runs."""
+        """For the running step."""
         self._begun_ns = 0
-        """When the step that runs began, 0 where none does or it is not known."""
+        """When the step that runs began, 0 if none does or it is not known."""
         self._idle_since_ns = 0
 
     def take(self, message: object) -> None:
@@ -56,7 +56,7 @@ class StepReader:
         decoded = [uid for uid in uids if uid not in in_prefill]
         if any(uid in self._num_tokens and uid not in self._decoding for uid in decoded):
             raise UsageError(
-                "the recorded steps overlap, so frames do not tell which is which: measure them with "
+                "the recorded steps overlap, so frames do not show which is which: measure them with "
                 "`launch.py calibrate`, and give --steps"
             )
         if message.num_tokens or not all(uid in self._num_tokens for uid in uids):

@@ -27,7 +27,7 @@ from supervisor.manifest import read_manifest
 
 
 class Recording(NamedTuple):
-    """What was served, and how. `num_left_out` requests have no token, or began before the first frame.
+    """The requests that were served, and how. `num_left_out` requests have no token, or began before the first frame.
 
     `token_times_s` are those of each arrival: when the frontend had its tokens, in seconds since it had the request.
     """
@@ -63,9 +63,9 @@ class _Request:
 
 
 def read_recording(folder: Path, num_skipped: int = 0) -> Recording:
-    """Leaves out so many requests, and all that came before the next one.
+    """Skips this number of requests, and everything before the next one.
 
-    Raises `UsageError` where the directory holds no recording of a scheduler.
+    Raises `UsageError` if the directory holds no recording of a scheduler.
     """
     try:
         with reporting_damage(folder):
@@ -118,7 +118,7 @@ def _read(folder: Path, num_skipped: int) -> Recording:
 
 
 def _messages(records: Iterable[Record], kind: str) -> Iterator[tuple[Record, Any]]:
-    """Yields what processes of a kind sent or received, but for what is cut or was damaged on purpose."""
+    """Yields what processes of a kind sent or received, except those that are cut or were damaged on purpose."""
     for record in records:
         if kind_of(record.process) == kind:
             try:
@@ -143,7 +143,7 @@ def _note_request(requests: dict[int, _Request], message: object) -> None:
 
 
 def _num_pages(report: ScheduleReport, page_size: int) -> int:
-    """Returns how many pages there are at least: all of them where nothing but one prompt runs."""
+    """Returns how many pages there are at least: all of them if only one prompt runs."""
     of_prompt = -(-report.chunks[0].end // page_size) if len(report.chunks) == 1 else 0
     return report.facts.num_free_pages + report.facts.num_evictable_pages + of_prompt
 
@@ -151,7 +151,7 @@ def _num_pages(report: ScheduleReport, page_size: int) -> int:
 def _note_replies(requests: dict[int, _Request], replies: Iterable[tuple[Record, Any]]) -> list[int]:
     """Notes when the frontend had the tokens of each request. Returns the ns from the commit of each step.
 
-    A step that nobody waits for may have been told later: it counts from its commit.
+    A step without a waiting request may be reported later: it counts from its commit.
     """
     delays_ns: list[int] = []
     for record, message in replies:

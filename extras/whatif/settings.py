@@ -7,7 +7,7 @@ from messages.config.server import CacheConfig, Config, ModelFacts, SchedulingCo
 from messages.errors import UsageError
 
 VOCAB_SIZE = 2**31 - 1
-"""Prompts are of made-up tokens: among so many, two are equal only where they are meant to be."""
+"""Prompts have made-up tokens: with this vocabulary, two prompts are equal only by design."""
 
 MAX_PAGES = 10_000_000
 """More than any machine has memory for; the simulated scheduler keeps a list of all pages."""

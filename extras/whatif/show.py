@@ -33,7 +33,7 @@ def capacity_table(capacities: Mapping[Setting, Capacity], slo_s: float) -> str:
     """Returns for each setting its capacity and, rate by rate, the p99 of the time to first token."""
     headings = (
         f"requests a second until p99 TTFT is more than {slo_s:g} s",
-        "p99 TTFT ms at so many requests a second",
+        "p99 TTFT in ms at this rate of requests",
     )
     lines: list[tuple[str, str]] = []
     for setting, capacity in capacities.items():

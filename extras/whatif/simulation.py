@@ -1,4 +1,4 @@
-"""Runs arrivals against the scheduler on a simulated clock, on which a function of its size says what a step takes."""
+"""Runs arrivals against the scheduler on a simulated clock, on which a step's time is a function of its size."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from messages.ring.steps import Batch, ForwardOutput
 
 
 class SimulatedClock:
-    """Stands still unless it is told to go on."""
+    """A clock that stands still until it is moved."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
@@ -44,7 +44,7 @@ class SimulatedStep:
 class SimulatedRunner:
     """A device that runs steps one after another, each for the seconds that `next_seconds` gives for its size.
 
-    The next tokens are those of `arrivals`, whose uids are their indices; 0 where they are not known.
+    The next tokens are those of `arrivals`, whose uids are their indices; 0 if they are not known.
     """
 
     can_plan_ahead = False
@@ -67,7 +67,7 @@ class SimulatedRunner:
         self.clock = SimulatedClock()
         self.most_rows = 0
         self.most_tokens = 0
-        """Of one step so far."""
+        """The parts of one step so far."""
         self._next_seconds = next_seconds
         self._free_s = 0.0
         self._arrivals: Sequence[Arrival] = arrivals

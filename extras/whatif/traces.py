@@ -33,7 +33,7 @@ class TraceRequest:
 class Arrival:
     """One request for a server: it arrives `at_s` seconds after the start and gets `num_output` tokens.
 
-    These are `output_ids` (int32) where they are known: later prompts may go on from them. `engine` serves it.
+    These are `output_ids` (int32) where they are known: later prompts may continue them. `engine` serves it.
     """
 
     prompt_ids: list[int]

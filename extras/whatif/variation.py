@@ -1,4 +1,4 @@
-"""What each step of a simulated run takes: what the cost model says, varied as the measured steps were."""
+"""What each step of a simulated run takes: the cost model's time, varied as the measured steps were."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ LEAST_STEPS = 8
 
 
 class VaryingSteps:
-    """Multiplies what the model says by measured / modelled of measured steps, in the order in which they ran.
+    """Multiplies the model's time by measured / modelled of measured steps, in the order in which they ran.
 
     Steps are slow or fast for seconds at a time, so ratios in their order lengthen queues as they did, and ratios
     drawn one by one do not. Each kind of step (`CostModel.kind_of`) has its own, since small ones vary more; and a step

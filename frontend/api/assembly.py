@@ -1,17 +1,11 @@
 """How the parts of the HTTP side fit together: the endpoints on their APIs, behind keys and the rules for web pages."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 
-from extras.batches.batches_api import BatchApi
-from extras.batches.files_api import FilesApi
-from extras.batches.routes import batching
-from extras.batches.store import BatchStore
-from extras.live.feed import LiveFeed
-from extras.live.page_files import PageApi
-from extras.live.stream import LiveApi
 from frontend.api import routes
 from frontend.api.answers.conversation import Conversations
 from frontend.api.anthropic.endpoints import MessagesApi, messaging
@@ -74,9 +68,7 @@ def make_watching(
     return Watching(HealthApi(service, gauges), RequestsApi(service, streams), metrics)
 
 
-def make_endpoints(
-    service: Service, streams: OpenStreams, feed: LiveFeed, watching: Watching, batches: BatchStore | None
-) -> list[Endpoint]:
+def make_endpoints(service: Service, streams: OpenStreams, watching: Watching) -> list[Endpoint]:
     """Returns the route table."""
     unknown = UnknownFields(is_strict=service.config.http.strict_fields)
     conversations = Conversations(service, load_model_format(service.config))
@@ -88,35 +80,35 @@ def make_endpoints(
         ),
         *responding(ResponsesApi(service, streams, unknown, conversations)),
         *messaging(MessagesApi(service, streams, unknown, conversations)),
-        *batching(FilesApi(batches, int(service.config.batch.max_batch_file_mb * 2**20)), BatchApi(batches, unknown)),
         *routes.models(InfoApi(service.config, service.processes)),
         *routes.tokens(TokensApi(service, unknown)),
         *routes.watching(watching.health, LoadApi(service), watching.metrics),
         *routes.tracing(watching.requests),
-        *routes.showing(LiveApi(feed), PageApi()),
         *routes.caching(CacheViewApi(service, watching.requests, unknown)),
         *routes.steering(AbortApi(service, unknown), CacheApi(service, unknown)),
     ]
 
 
 def make_metrics(
-    service: Service, continuations: Continuations, num_spans: Mapping[str, int], gauges: Callable[[], dict[str, float]]
+    service: Service,
+    continuations: Continuations,
+    collectors: Sequence[Collector],
+    gauges: Callable[[], dict[str, float]],
 ) -> MetricsApi:
     """Returns the metrics of requests and processes under the first name of the model.
 
-    `num_spans` are those of traces by what became of them, `gauges` those of this process.
+    `collectors` are those of extras, `gauges` those of this process.
     """
     model_name = service.config.facts.served_names[0]
     requests = RequestCollector(
         model_name,
         service.metrics,
         service.admission,
-        num_spans,
         gauges,
         num_continued=lambda: continuations.num_resubmitted,
     )
     return MetricsApi(
-        own=(requests, service.http_requests),
+        own=(requests, service.http_requests, *collectors),
         shared=(ProcessCollector(service.config, service.processes),),
         peers=service.peers if service.config.run.frontend_workers > 1 else None,
         own_name=lambda: service.name,

@@ -5,9 +5,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from extras.live.page_files import PageApi
-from extras.live.stream import LiveApi
-from extras.live.view import LiveEvent
 from frontend.api.answers.conversation import InputTokens
 from frontend.api.generate.generate import GenerateApi, GenerateBody
 from frontend.api.generate.generate_events import EndEvent, TokensEvent
@@ -193,17 +190,6 @@ def watching(health: HealthApi, load: LoadApi, metrics: MetricsApi) -> list[Endp
         Endpoint("/ping", health.ping, ping, dict[str, Any], access="public", is_polled=True),
         Endpoint("/load", load.load, "The current load", LoadReply),
         Endpoint("/metrics", metrics.metrics, "Metrics for Prometheus", is_polled=True),
-    ]
-
-
-def showing(live: LiveApi, page: PageApi) -> list[Endpoint]:
-    """Returns the endpoints that show the running server: the page for people, and the stream that it reads."""
-    text = "Processes, edges, steps and requests: all at first, then what changes, until the server drains"
-    page_file = partial(Endpoint, summary="The live page", access="public", is_early=True, is_described=False)
-    return [
-        page_file("/", page.index),
-        page_file("/page/{name}", page.file, is_polled=True),
-        Endpoint("/live", live.watch, text, events=(LiveEvent,), is_early=True),
     ]
 
 

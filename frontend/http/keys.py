@@ -46,7 +46,7 @@ class Keys:
         if access == "operator" and not accepted:
             raise forbidden(
                 "admin commands over HTTP need a key: use `python launch.py` (ps, restart, profile, …) on the server's "
-                "machine, or start the server with --admin-key-file or --admin-key",
+                "machine, or start the server with --admin-key",
                 code="no_admin_key",
             )
         if not accepted:
@@ -75,14 +75,17 @@ def _given_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 def load_keys(http: HttpConfig) -> Keys:
     """Returns the keys of the flags and their files. Raises `BootError` if a key is invalid."""
     return Keys(
-        read_keys("--api-key", http.api_key, http.api_key_file),
-        read_keys("--admin-key", http.admin_key, http.admin_key_file),
+        read_keys("--api-key", http.api_key),
+        read_keys("--admin-key", http.admin_key),
     )
 
 
-def read_keys(flag: str, given: Iterable[str], file: str) -> tuple[str, ...]:
-    """Returns the keys of `flag` and of its file, if it has one, without duplicates. Raises `BootError`."""
-    keys = [*given, *(_read_file(f"{flag}-file", file) if file else ())]
+def read_keys(flag: str, given: Iterable[str]) -> tuple[str, ...]:
+    """Returns the keys of `flag`, and those in the files that it names as `@FILE`, without duplicates.
+
+    Raises `BootError`.
+    """
+    keys = [key for text in given for key in (_read_file(flag, text[1:]) if text.startswith("@") else [text])]
     for key in keys:
         if not key or not key.isascii() or not key.isprintable() or " " in key:
             raise BootError(f"{flag}: a key must be printable ASCII without spaces, and not empty")

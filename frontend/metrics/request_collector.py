@@ -15,14 +15,13 @@ LABEL = "model_name"
 
 
 class RequestCollector(Collector):
-    """Shows `metrics`, refusals and spans under `model_name`; `gauges` returns the current gauges of the process."""
+    """Shows `metrics` and refusals under `model_name`; `gauges` returns the current gauges of the process."""
 
     def __init__(
         self,
         model_name: str,
         metrics: RequestMetrics,
         admission: Admission,
-        num_spans: Mapping[str, int],
         gauges: Callable[[], dict[str, float]],
         num_continued: Callable[[], int],
     ):
@@ -30,7 +29,6 @@ class RequestCollector(Collector):
         self._labels = [model_name]
         self._metrics = metrics
         self._admission = admission
-        self._num_spans = num_spans
         self._gauges = gauges
         self._num_continued = num_continued
 
@@ -64,9 +62,6 @@ class RequestCollector(Collector):
         text = "Requests refused with 503, at admission or after a hold."
         codes = ("queue_full", "not_ready", "draining")
         yield self._by("sluice_requests_refused", text, "code", codes, self._admission.num_refused)
-        text = "Spans for --otlp-endpoint: exported, or lost for a reason."
-        outcomes = ("exported", "queue_full", "export_failed")
-        yield self._by("sluice_otlp_spans", text, "outcome", outcomes, self._num_spans)
         yield self._counter("sluice_clients_gone", "Requests whose client left early.", metrics.num_clients_gone)
         yield self._counter(
             "sluice_continuations",

@@ -47,7 +47,7 @@ class BodyBudget:
         if self.num_bytes + num_bytes > self._limit_bytes:
             error = UnavailableError(
                 f"the bodies of other requests fill the memory that is left for them, {self._limit_bytes} bytes "
-                "(--max-bodies-mb): try again later, or send a smaller body",
+                "(16 times --max-body-mb): try again later, or send a smaller body",
                 "queue_full",
             )
             self._on_refusal(error)

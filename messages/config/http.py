@@ -18,9 +18,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="seconds of silence after which a stream gets a comment line")
     ] = 15.0
     max_body_mb: Annotated[float, Meta(gt=0, description="largest request body in MiB")] = 16.0
-    max_bodies_mb: Annotated[
-        float, Meta(gt=0, description="memory in MiB for the bodies of all requests that are open or still arriving")
-    ] = 256.0
+    max_bodies_mb: float = 0.0
+    """MiB for the bodies of all requests that are open or still arriving; 0: 16 of the largest. Not a flag."""
     strict_fields: Annotated[
         bool, Meta(description="refuse bodies with fields that are not known here, also those of other servers' APIs")
     ] = False
@@ -37,7 +36,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     slow_request_s: (
         Annotated[
             float,
-            Meta(ge=0, description="seconds that a request must take for its timeline to be logged (default: none is)"),
+            Meta(ge=0, description="seconds after which the timeline of a request is logged (default: never)"),
         ]
         | None
     ) = None
@@ -45,35 +44,31 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            description="responses of /v1/responses that each frontend keeps in memory; the least recently used go "
-            "first; 0: none, so that they cannot be continued",
+            description="responses of /v1/responses that each frontend keeps in memory, at 64 KiB each; the least "
+            "recently used are dropped first; 0: none",
         ),
     ] = 1000
-    stored_responses_mb: Annotated[float, Meta(gt=0, description="most MiB that these may take in each frontend")] = (
-        64.0
-    )
     api_key: Annotated[
         tuple[str, ...],
         Meta(
-            description="keys of which clients must send one as `Authorization: Bearer KEY` (see --api-key-file)",
+            description="API keys: clients must send one as `Authorization: Bearer KEY`; @FILE reads them from a file, "
+            "one per line",
             extra={"metavar": "KEY"},
         ),
     ] = ()
-    api_key_file: Annotated[str, Meta(description="file with such keys, one a line")] = ""
     admin_key: Annotated[
         tuple[str, ...],
         Meta(
-            description="keys of which the operator's requests (/admin/…, profiles) must send one in place of an API "
-            "key; without any key these are refused (see --admin-key-file)",
+            description="admin keys: requests to /admin/… and for profiles must send one instead of an API "
+            "key; without any key these are refused; @FILE reads them from a file",
             extra={"metavar": "KEY"},
         ),
     ] = ()
-    admin_key_file: Annotated[str, Meta(description="file with such keys, one a line")] = ""
     allowed_hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="names under which clients reach the server, as llm.example or *.example; * for any (default: "
-            "listening on loopback localhost and *.localhost, elsewhere any; addresses always)",
+            description="host names under which clients reach the server, as llm.example or *.example; * for any "
+            "(default: on a loopback address localhost and *.localhost, elsewhere any; IP addresses always)",
             extra={"metavar": "HOST"},
         ),
     ] = ()
@@ -85,7 +80,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
             extra={"metavar": "ORIGIN"},
         ),
     ] = ()
-    root_path: Annotated[str, Meta(description="path under which a proxy shows the server, as /llm")] = ""
+    root_path: Annotated[str, Meta(description="path under which a proxy serves this server, as /llm")] = ""
     ssl_certfile: Annotated[str, Meta(description="certificate file (PEM), for https")] = ""
     ssl_keyfile: Annotated[str, Meta(description="private key file (PEM) of the certificate")] = ""
     ssl_ca_certs: Annotated[

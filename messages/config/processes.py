@@ -15,19 +15,18 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     drain_timeout_s: Annotated[
         float,
-        Meta(ge=0, description="seconds that running requests may take to finish after Ctrl-C or SIGTERM"),
+        Meta(ge=0, description="seconds for running requests to finish after Ctrl-C or SIGTERM"),
     ] = 30.0
     hang_timeout_s: Annotated[
         float,
         Meta(
             gt=0,
-            description="seconds without a heartbeat after which a process is called hung, killed and started again; "
-            "no heartbeat comes from within a step, so this must be longer than the longest one",
+            description="seconds without a heartbeat after which a process counts as hung and is restarted; no "
+            "heartbeat comes during a step, so this must exceed the longest step",
         ),
     ] = 60.0
-    boot_timeout_s: Annotated[
-        float, Meta(gt=0, description="seconds that a process may go without progress while it starts")
-    ] = 600.0
+    boot_timeout_s: float = 600.0
+    """Seconds that a process may go without progress while it starts. Not a flag."""
     tokenizer_workers: Annotated[
         int,
         Meta(ge=1, le=64, description="processes that tokenize; `launch.py scale tokenizer N` changes it at run time"),
@@ -47,48 +46,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
             le=32,
             description="engines: schedulers that share the requests, each with the whole model and a KV cache of its "
-            "own; `launch.py scale scheduler N` and --max-engines change it; 0: only those of --remote-engines",
+            "own; `launch.py scale scheduler N` changes it; 0: only those on other machines",
         ),
     ] = 1
-    max_engines: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=32,
-            description="start and end engines as the load wants it, up to so many (of --data-parallel, also with "
-            "--ray); 0: their number stays",
-        ),
-    ] = 0
-    min_engines: Annotated[int, Meta(ge=1, le=32, description="with --max-engines, the fewest engines")] = 1
-    scale_up_tokens: Annotated[
-        int,
-        Meta(
-            ge=1, description="prompt tokens that wait for each engine, above which for --scale-up-s an engine is added"
-        ),
-    ] = 4096
-    scale_up_s: Annotated[float, Meta(ge=1, description="seconds for which prompts must wait")] = 5.0
-    scale_down_s: Annotated[
-        float,
-        Meta(ge=1, description="seconds without a waiting prompt, and with room in the others, after which one goes"),
-    ] = 60.0
-    remote_engines: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="addresses, an engine each, at which other machines join (`launch.py join`), besides the "
-            "engines of --data-parallel",
-            extra={"metavar": "tcp://HOST:PORT"},
-        ),
-    ] = ()
-    ray: Annotated[
-        bool,
-        Meta(
-            description="have Ray place the engines of --data-parallel on the nodes of its cluster; needs "
-            ".venv/bin/pip install -e '.[ray]'"
-        ),
-    ] = False
-    ray_address: Annotated[
-        str, Meta(description="the Ray cluster, as ray.init takes it; auto: the one that runs on this machine")
-    ] = "auto"
     tensor_parallel: Annotated[
         int,
         Meta(
@@ -99,23 +59,23 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 1
     external: Annotated[
-        tuple[str, ...], Meta(description="processes that you start by hand (the launcher prints the command)")
+        tuple[str, ...], Meta(description="processes that you start by hand (the launcher prints their commands)")
     ] = ()
     restart: Annotated[
         tuple[str, ...],
         Meta(
             description="whether a process that dies or hangs is started again: NAME=always (the default; its requests "
-            "go on) or NAME=never (its death ends the run, and a hang is only told)",
+            "continue) or NAME=never (its death ends the run, and a hang is only reported)",
             extra={"metavar": "NAME=RULE"},
         ),
     ] = ()
     max_restarts_per_min: Annotated[
-        int, Meta(ge=0, description="restarts of all processes together in a minute, beyond which the run ends")
+        int, Meta(ge=0, description="restarts per minute, of all processes together, beyond which the run ends")
     ] = 10
     standby: Annotated[
         bool,
         Meta(
-            description="keep a process ready that takes the scheduler's place when that dies (not with several "
+            description="keep a standby that takes over when the scheduler dies (not with several "
             "engines or --tensor-parallel); it costs the memory of torch's libraries"
         ),
     ] = True
@@ -128,7 +88,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 15.0
     stall_s: Annotated[
-        float, Meta(ge=0, description="seconds without progress, for no known reason, that are a stall; 0: none is")
+        float,
+        Meta(
+            ge=0, description="seconds without progress, for no known reason, after which a stall is reported; 0: never"
+        ),
     ] = 15.0
     on_stall: Annotated[
         Literal["report", "restart"], Meta(description="after a stall, also replace the process at fault (restart)")
@@ -137,11 +100,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="directory of snapshots (default: sluice/snapshots in $XDG_STATE_HOME or ~/.local/state)")
     ] = ""
     max_snapshots: Annotated[
-        int, Meta(ge=0, description="snapshots after crashes, hangs and stalls that are kept; 0: none is taken")
+        int, Meta(ge=0, description="snapshots of crashes, hangs and stalls to keep; 0: none is taken")
     ] = 8
-    enable_fault_injection: Annotated[
-        bool, Meta(description="obey `launch.py inject`: processes die, frames are lost, on purpose")
-    ] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe log line that is shown")
     ] = "info"
@@ -155,22 +115,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             "is killed (launch.py tail, decode, replay); 0: none",
         ),
     ] = 64
-    record: Annotated[str, Meta(description="new directory in which all frames are kept (launch.py replay)")] = ""
+    record: Annotated[str, Meta(description="new directory for all frames (launch.py replay)")] = ""
     record_gb: Annotated[
         float, Meta(ge=0.01, le=65536, description="GiB of frames that --record keeps; then the oldest go")
     ] = 1.0
-    otlp_endpoint: Annotated[
-        str,
-        Meta(
-            description="collector that gets a trace of each request (OTLP over HTTP), as http://localhost:4318; needs "
-            ".venv/bin/pip install -e '.[otlp]'"
-        ),
-    ] = ""
     log_format: Annotated[
         Literal["text", "json"], Meta(description="how log lines are written; json: one object a line")
     ] = "text"
-
-    @property
-    def most_engines(self) -> int:
-        """How many engines share the machine at most, unless an operator starts more."""
-        return max(self.data_parallel, self.max_engines)

@@ -4,16 +4,18 @@ A field is a flag: `max_num_seqs` is `--max-num-seqs`; its annotation holds the 
 unit), so `--help`, the checks and the processes read the same source (`supervisor/flags.py`).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import Meta
 
-from extras.batches.config import BatchConfig
 from messages.config.http import HttpConfig
 from messages.config.processes import RunConfig
 
 Positive = Meta(ge=1)
+
+PART_WHILE_LIVE = 64
+"""While other requests are open, yielding ones get 1/PART_WHILE_LIVE of the rows: each makes the steps longer."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,15 +57,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = True
     device: Annotated[
-        Literal["auto", "cuda", "cpu"], Meta(description="where the model runs; auto: cuda if there is one")
-    ] = "auto"
-    devices: Annotated[
-        tuple[str, ...],
+        str,
         Meta(
-            description="GPUs of the engines of --data-parallel, one each, as cuda:0,cuda:1 (default: the first ones)",
-            extra={"metavar": "cuda:N"},
+            description="where the model runs: auto, cpu, cuda, or GPUs as cuda:0,cuda:1, one for each rank of each "
+            "engine; auto: cuda if there is one",
+            extra={"metavar": "NAME"},
         ),
-    ] = ()
+    ] = "auto"
     max_model_len: (
         Annotated[
             int,
@@ -86,13 +86,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: Annotated[
         Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic", "openai"],
         Meta(
-            description="how calls of tools are found in answers; auto: as the model's response template says, or else "
+            description="how tool calls are found in answers; auto: as the model's response template says, or else "
             "as its chat template shows"
         ),
     ] = "auto"
     reasoning_parser: Annotated[
         Literal["auto", "none", "deepseek_r1", "qwen3", "mistral", "openai_gptoss"],
-        Meta(description="how reasoning is told from the rest of an answer; auto: likewise"),
+        Meta(description="how reasoning is separated from the rest of an answer; auto: likewise"),
     ] = "auto"
     cpu_threads: Annotated[
         int, Meta(ge=0, description="threads of each engine on a CPU; 0: one for each core, divided by --data-parallel")
@@ -101,6 +101,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="launch each operation of a step by itself, without CUDA graphs (on a CPU there are none)"),
     ] = False
+
+    @property
+    def device_type(self) -> str:
+        """`auto`, `cpu` or `cuda`."""
+        return self.device.partition(":")[0]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The GPUs that `--device` names; empty for the first ones."""
+        return tuple(self.device.split(",")) if ":" in self.device else ()
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,19 +140,20 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool, Meta(description="keep the KV cache of finished requests for prompts with the same beginning")
     ] = True
     keep_kv_cache: Annotated[
-        bool, Meta(description="let the next scheduler have the KV cache of one that dies or is replaced (on a CPU)")
+        bool, Meta(description="pass the KV cache of a scheduler that dies or is replaced to the next one (on a CPU)")
     ] = True
     kv_populate: Annotated[
         Literal["eager", "background", "never"],
         Meta(
-            description="when the KV cache gets its memory on a CPU; eager: before the server is ready; background: "
-            "from then on, mostly while no step runs; never: as it is used, which slows down prompts until then"
+            description="when the KV cache allocates its memory on a CPU; eager: before the server is ready; "
+            "background: from then on, mostly while no step runs; never: as it is used, which slows down prompts "
+            "until then"
         ),
     ] = "background"
     kv_disk: Annotated[
         str,
         Meta(
-            description="directory for pages that are evicted from the KV cache; they come back where that is faster "
+            description="directory for pages that are evicted from the KV cache; they come back if that is faster "
             "than computing them, also after a restart of the server (default: none)",
             extra={"metavar": "DIR"},
         ),
@@ -163,11 +174,16 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="read pages that several running rows share once for all of them (on a CPU it is never done)"),
     ] = True
 
+    @property
+    def has_tiers(self) -> bool:
+        """Pages that are evicted from the KV cache are kept elsewhere."""
+        return bool(self.kv_disk or self.kv_offload_gb)
+
 
 class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Scheduling"""
 
-    max_num_seqs: Annotated[int, Positive, Meta(description="rows that run in one step")] = 256
+    max_num_seqs: Annotated[int, Positive, Meta(description="most rows in one step")] = 256
     max_num_batched_tokens: (
         Annotated[
             int,
@@ -201,6 +217,17 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
             ge=1, le=64, description="most draft tokens of a row in one step; as many as are worth their time are used"
         ),
     ] = 16
+    max_batch_seqs: (
+        Annotated[
+            int,
+            Positive,
+            Meta(
+                description="rows that batches may use at once (default: half of --max-num-seqs; one in 64 while "
+                "other requests are open, when the rest of the running ones are paused)"
+            ),
+        ]
+        | None
+    ) = None
     max_queued_requests: Annotated[
         int, Meta(ge=0, description="requests that may wait for a row; beyond it clients get 503 with Retry-After")
     ] = 1024
@@ -214,16 +241,10 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    grammar_timeout_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=600,
-            description="seconds that a grammar (response_format, structured_outputs) may take to compile before it is "
-            "refused",
-        ),
-    ] = 10.0
-    max_n_sequences: Annotated[int, Positive, Meta(description="choices that one prompt may have (n, best_of)")] = 64
+    grammar_timeout_s: float = 10.0
+    """Seconds that a grammar may take to compile before it is refused. Not a flag."""
+    max_n_sequences: int = 64
+    """Most choices of one prompt (`n`, `best_of`). Not a flag."""
     seed: (
         Annotated[
             int,
@@ -235,6 +256,10 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+
+    def rows_while_live(self) -> int:
+        """Number of rows that yielding requests (`YIELDING_PRIORITY`) may use while other requests are open."""
+        return self.max_batch_seqs or max(1, self.max_num_seqs // PART_WHILE_LIVE)
 
 
 class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,13 +292,43 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     http: HttpConfig = HttpConfig()
-    batch: BatchConfig = BatchConfig()
     run: RunConfig = RunConfig()
+    extras: dict[str, dict[str, Any]] = {}
+    """The sections of extras whose flags were given, by the extras' names (`ExtraConfig.of`)."""
     facts: ModelFacts
     first_engine: int = 1
-    """The number of the first engine that runs on this machine, which is another one than the head where it joined."""
+    """Number of the first engine on this machine: not 1 on a machine that joined the server of another one."""
+    num_remote_engines: int = 0
+    """Engines on other machines that the server begins with."""
+    max_engines: int = 0
+    """Most engines on this machine if their number changes by itself, otherwise 0."""
 
     @property
     def num_engines(self) -> int:
-        """How many engines the server begins with, on all machines."""
-        return self.run.data_parallel + len(self.run.remote_engines)
+        """Number of engines that the server begins with, on all machines."""
+        return self.run.data_parallel + self.num_remote_engines
+
+    @property
+    def most_engines(self) -> int:
+        """Most engines that share this machine, unless an operator starts more."""
+        return max(self.run.data_parallel, self.max_engines)
+
+
+class ExtraConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A section with the flags of an extra. The core passes it on without knowing its fields."""
+
+    EXTRA: ClassVar[str]
+    """The extra's name."""
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Returns the section in `config`, with defaults if none of its flags was given."""
+        return msgspec.convert(config.extras.get(cls.EXTRA, {}), cls)
+
+    def check(self, config: Config) -> Config:
+        """Returns `config` with the consequences of this section. Raises `UsageError` for flags that conflict."""
+        return config
+
+    def put_into(self, config: Config) -> Config:
+        """Returns `config` with this section."""
+        return msgspec.structs.replace(config, extras={**config.extras, self.EXTRA: msgspec.to_builtins(self)})

@@ -111,66 +111,6 @@ class SetLogLevel(msgspec.Struct, frozen=True, array_like=True, tag=True):
     level: LogLevel
 
 
-class SignalSelf(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: die (SIGKILL) or stop (SIGSTOP) at once. Answered with `Acknowledged` just before.
-
-    This and all other faults require --enable-fault-injection.
-    """
-
-    kind: Literal["kill", "stop"]
-
-
-class EdgeFault(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: damage the next `num_frames` frames for `receiver`, or each frame with `probability`.
-
-    `corrupt`: the frame does not decode. `delay`: by `delay_s`, in order. Answered with `Acknowledged`.
-    """
-
-    receiver: str
-    kind: Literal["drop", "duplicate", "corrupt", "delay"]
-    num_frames: int = 1
-    probability: float = 0.0
-    delay_s: float = 0.0
-
-
-class Poison(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the scheduler: make each step fail that has this request, or these consecutive int32 token ids.
-
-    `kill`: the process dies in the step, and so does its successor; `fail`: the step raises. Answered with
-    `Acknowledged`.
-    """
-
-    kind: Literal["kill", "fail"]
-    uid: int = 0
-    token_ids: bytes = b""
-
-
-class Starve(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the scheduler: leave request `uid` out of every step once it decodes, or (0) start no waiting request.
-
-    Answered with `Acknowledged`.
-    """
-
-    uid: int = 0
-
-
-class DamagePages(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the scheduler: overwrite K of `num_pages` full pages and die at once. Its successor must not use them.
-
-    Answered with `Acknowledged` just before.
-    """
-
-    num_pages: int = 1
-
-
-class StopReading(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: stop reading other processes' messages, but keep running. Answered with `Acknowledged`."""
-
-
-class ClearFaults(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a process: remove all injected faults. Answered with `Acknowledged`."""
-
-
 class StartProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To a process: start a profile. Answered with `Acknowledged`."""
 
@@ -192,8 +132,14 @@ class ReadStacks(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To an engine on another machine: return the stacks of its threads, collected by its joiner, in `Acknowledged`."""
 
 
-Fault = SignalSelf | EdgeFault | Poison | Starve | DamagePages | StopReading | ClearFaults
-ProcessCommand = SetLogLevel | Fault | StartProfile | StopProfile | WriteState | ReadStacks
+class ExtraInstruction(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """To a process: carry out `command`, a message of an extra in MessagePack. Answered with `Acknowledged`."""
+
+    extra: str
+    command: bytes
+
+
+ProcessCommand = SetLogLevel | StartProfile | StopProfile | WriteState | ReadStacks | ExtraInstruction
 """Commands that processes execute; `ProcessLink.register` sets the function for each kind."""
 
 

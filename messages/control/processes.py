@@ -14,6 +14,9 @@ FRONTEND = "frontend"
 RING = ("tokenizer", "scheduler", "detokenizer")
 """The kinds of processes that a request passes through."""
 
+WAITING = "waiting"
+"""How the phase of a starting process begins while the machine that it needs is not there."""
+
 SUCCESSOR = ".next"
 """`tokenizer.next` is the process that will replace `tokenizer`."""
 

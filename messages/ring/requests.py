@@ -104,6 +104,10 @@ class Dry(msgspec.Struct, frozen=True, array_like=True):
     breaker_ids: Int32s = b""
 
 
+YIELDING_PRIORITY = 100
+"""Requests with this `priority` or a larger number give way to all others, as those of batches do (decision 0058)."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """How the tokens of one request are sampled and when it ends. The frontend checks the ranges.
 

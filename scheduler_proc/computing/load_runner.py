@@ -212,7 +212,7 @@ def _load(
         if weights_file is None or not backend.keeps_memory:
             weights = load_weights()
         else:
-            share = find_share(config.run.most_engines, place.engine)
+            share = find_share(config.most_engines, place.engine)
             memory = WeightMemory(file_of_group(weights_file, share.group), identity)
             if is_shared_only:
                 weights = memory.find()

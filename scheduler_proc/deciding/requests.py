@@ -7,10 +7,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from extras.batches.config import BATCH_PRIORITY
 from messages.columns import unpack_int32
 from messages.ring.replies import ToDetokenizer
-from messages.ring.requests import Stamps, UserMsg
+from messages.ring.requests import YIELDING_PRIORITY, Stamps, UserMsg
 from scheduler_proc.deciding.drafting.draft_state import DraftState
 from scheduler_proc.deciding.sampling.endings import LENGTH, Ending, end_tokens_of, find_ending
 from scheduler_proc.deciding.sampling.grammars import RequestGrammar
@@ -73,7 +72,7 @@ class PendingReq:
         self.grammar: RequestGrammar | None = None
         self.prompt_task = find_task(params, self.token_ids, self.num_prompt_tokens)
         self.priority_key: PriorityKey = (0, 0)
-        self.gives_way = params.priority >= BATCH_PRIORITY
+        self.gives_way = params.priority >= YIELDING_PRIORITY
         self.state = State.WAITING
         self.cached_tokens: int | None = None
         self.draft = DraftState()

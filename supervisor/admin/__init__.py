@@ -1,1 +1,1 @@
-"""What the operator asks of a run, carried out beside the loop of the launcher."""
+"""What the operator asks of a run, carried out without blocking the launcher's loop."""

@@ -9,7 +9,7 @@ from supervisor.shutdown import DRAIN_MARGIN_S, Shutdown
 
 
 def drain_server(group: ProcessGroup, shutdown: Shutdown, timeout_s: float) -> Task:
-    """Drains beside the loop; the shutdown is wanted when that is over, and then the run ends."""
+    """Drains without blocking the loop; the shutdown is wanted when that is over, and then the run ends."""
     if group.is_draining or not (group.has_started and group.has_listening_frontend()):
         raise CommandFailedError("busy", "the server drains already" if group.is_draining else "the server is starting")
     shutdown.begin_drain(timeout_s)

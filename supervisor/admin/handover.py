@@ -1,16 +1,15 @@
 """Replacing a healthy process on command, so that no client notices more than a pause.
 
-The new one starts beside the old one and stands by. A process of the ring then gives way: it stops, its successor has
-the name, and the frontend continues what was open. A frontend moves aside: its successor accepts connections, and it
-finishes those that it has.
+The new one starts while the old one serves, and stands by. A process of the ring then gives way: it stops, its
+successor gets the name, and the frontend continues the open requests. A frontend moves aside: its successor accepts
+connections, and the old one finishes those that it has.
 """
 
 import time
 from collections.abc import Callable, Generator
 
-from extras.remote.messages import WAITING
 from messages.control.admin import Done, Progress, RestartProcess
-from messages.control.processes import SUCCESSOR, Drain, Leave, kind_of, place_of
+from messages.control.processes import SUCCESSOR, WAITING, Drain, Leave, kind_of, place_of
 from messages.engines import RANK, SCHEDULER
 from supervisor.admin.inquiries import find_process
 from supervisor.admin.tasks import CommandFailedError, Steps, Task, until
@@ -23,13 +22,13 @@ STOP_TIMEOUT_S = 3.0
 FRONT_STOP_TIMEOUT_S = 5.0
 DRAIN_MARGIN_S = 1.0
 MOVE_TIMEOUT_S = 30.0
-"""What requests get to go on at another scheduler; it takes far less."""
+"""Time for requests to continue at another scheduler; it takes far less."""
 
 JOIN_TIMEOUT_S = 60.0
 """What an engine on another machine gets to join the new process that stands for it; a joiner tries for ten seconds."""
 
 FOREVER = float("inf")
-"""The watch ends a start that makes no progress, so nobody else has to set it a limit."""
+"""The watch ends a start that makes no progress, so no other limit is needed."""
 
 
 def restart_processes(lifecycle: Lifecycle, command: RestartProcess, drain_timeout_s: float) -> Task:
@@ -59,7 +58,7 @@ def restart_processes(lifecycle: Lifecycle, command: RestartProcess, drain_timeo
 def _replace(
     lifecycle: Lifecycle, name: str, timeout_s: float | None, drain_timeout_s: float
 ) -> Generator[float | Progress, None, Done]:
-    """Replaces one process; without a `timeout_s` what a scheduler has goes on at once, elsewhere or in the new one."""
+    """Replaces one process; without `timeout_s` a scheduler's requests continue elsewhere or in the new one at once."""
     group = lifecycle.group
     child = find_process(group, name)
     _check_replaceable(group, child)
@@ -69,8 +68,8 @@ def _replace(
         _check_replaceable(group, child)
     began_s = time.monotonic()
     successor = lifecycle.start_successor(child)
-    if not child.is_front:  # the first word that HTTP hears of that is an end
-        yield Progress(f"{child.name}: a new one starts beside the old one")
+    if not child.is_front:  # HTTP receives only its end
+        yield Progress(f"{child.name}: a new one starts while the old one serves")
     yield from until(lambda: not successor.pid or group.state(successor) == "standby", FOREVER)
     _check_stands_by(lifecycle, successor, child)
     if child.is_front:
@@ -119,7 +118,7 @@ def _check_replaceable(group: ProcessGroup, child: Child) -> None:
 
 
 def _check_stands_by(lifecycle: Lifecycle, successor: Child, child: Child) -> None:
-    """Raises `CommandFailedError` where the successor has ended; then all is as if there had been no command."""
+    """Raises `CommandFailedError` if the successor has ended; then all is as if there had been no command."""
     if successor.pid:
         return
     end = "the old one serves on"
@@ -145,7 +144,7 @@ def _let_give_way(lifecycle: Lifecycle, successor: Child, child: Child, timeout_
         where = (
             "elsewhere" if moves else f"in the new one{f' if they do not end within {timeout_s:g} s' * bool(timeout_s)}"
         )
-        yield Progress(f"{child.name}: running requests go on {where}")
+        yield Progress(f"{child.name}: running requests continue {where}")
         yield from drain_rows(group, child, timeout_s, lambda: not successor.pid)
         _check_stands_by(lifecycle, successor, child)
     yield from stop_process(group, child)
@@ -158,9 +157,9 @@ def _let_give_way(lifecycle: Lifecycle, successor: Child, child: Child, timeout_
 def drain_rows(
     group: ProcessGroup, child: Child, timeout_s: float, is_over: Callable[[], bool] = lambda: False
 ) -> Steps:
-    """Lets the rows of a scheduler finish or, where it gets no more work and there are others, go on there.
+    """Lets the rows of a scheduler finish or, where it gets no more work and there are others, continue there.
 
-    What waits for a row, and what does not finish in time, goes on in the next scheduler.
+    What waits for a row, and what does not finish in time, continues in the next scheduler.
     """
     group.control.drain(child.name, Drain(timeout_s))
     yield from until(

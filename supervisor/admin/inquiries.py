@@ -1,4 +1,4 @@
-"""Commands that change nothing in the launcher: the list of processes, their logs, and what they are told to do."""
+"""Commands that change nothing in the launcher: the list of processes, their logs, and instructions to them."""
 
 import fnmatch
 import os
@@ -27,7 +27,7 @@ MAX_LOG_WAIT_S = 60.0
 def find_process(group: ProcessGroup, name: str) -> Child:
     """Returns the process that a command is about: `scheduler-1` is also a name of the `scheduler`.
 
-    Raises `CommandFailedError` where there is none of that name.
+    Raises `CommandFailedError` if there is none of that name.
     """
     child = group.find(name) or group.find(name.removesuffix("-1"))
     if child is None:

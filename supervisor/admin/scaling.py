@@ -1,10 +1,9 @@
-"""More or fewer processes of a kind, on command, while requests go on."""
+"""More or fewer processes of a kind, on command, while requests continue."""
 
 import time
 
-from extras.remote.messages import WAITING
 from messages.control.admin import Done, Progress, ScaleProcess
-from messages.control.processes import kind_of, worker_name, worker_number
+from messages.control.processes import WAITING, kind_of, worker_name, worker_number
 from messages.engines import SCHEDULER
 from supervisor.admin.handover import JOIN_TIMEOUT_S, check_no_handover, drain_rows, stop_process
 from supervisor.admin.inquiries import find_process
@@ -16,14 +15,14 @@ from supervisor.process_group import ProcessGroup
 SCALABLE = ("tokenizer", SCHEDULER)
 MAX_WORKERS = {"tokenizer": 64, SCHEDULER: 32}
 LAST_WORK_S = 0.3
-"""What the frontend gets to hear that a worker leaves, and the worker to finish what was on its way to it.
+"""Time for the frontend to learn that a worker leaves, and the worker to finish what was on its way to it.
 
 Should that be too short once, the frontend repeats what it knows to be unfinished.
 """
 
 
 def scale_process(lifecycle: Lifecycle, command: ScaleProcess, drain_timeout_s: float) -> Task:
-    """Starts workers, or ends those with the highest numbers; what a scheduler has goes on at the others."""
+    """Starts workers, or ends those with the highest numbers; the requests of a scheduler continue at the others."""
     group = lifecycle.group
     workers = _check_scalable(group, command)
     firsts = (workers[0], *group.ranks_of(workers[0]))
@@ -77,7 +76,7 @@ def _check_scalable(group: ProcessGroup, command: ScaleProcess) -> list[Child]:
     if any(child.is_external for child in workers):
         raise CommandFailedError("impossible", f"the {kind} is started by hand; start more of them there")
     if any(not child.command.is_scalable for child in workers):
-        raise CommandFailedError("impossible", f"--remote-engines says how many of the {kind} there are")
+        raise CommandFailedError("impossible", f"the flags say how many of the {kind} there are")
     return sorted(workers, key=lambda child: worker_number(child.name))
 
 

@@ -1,4 +1,4 @@
-"""Where commands arrive, the operator's socket and the frontend, and how they are carried out beside the loop."""
+"""Receives commands from the operator's socket and the frontends, and runs them without blocking the loop."""
 
 import time
 
@@ -50,7 +50,7 @@ class AdminServer:
         self._open: list[OpenCommand] = []
 
     def follow(self) -> None:
-        """Takes new commands and goes on with the open ones; call it at the end of each turn."""
+        """Takes new commands and continues the open ones; call it at the end of each turn."""
         for asker, ask in self.channel.receive():
             self.begin(ask, lambda answer, asker=asker: self.channel.send_to(asker, answer))
         for identity, ask in self._group.control.pop_asks():

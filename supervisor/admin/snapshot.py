@@ -1,4 +1,4 @@
-"""A snapshot: a directory with all that can be known of a run at one moment, for somebody who looks later."""
+"""A snapshot: a directory with all that can be known of a run at one moment, to be examined later."""
 
 import contextlib
 import os
@@ -125,7 +125,7 @@ class Snapshot:
                 self._missing.append(f"the stacks of {name} on its machine: {result}")
 
     def _await_state(self) -> Generator[float, None, None]:
-        """Has the frontends write what they would answer."""
+        """Makes the frontends write what they would answer."""
         for front in self._group.frontends():
             if not self._group.is_up(front):
                 continue

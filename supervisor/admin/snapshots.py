@@ -18,14 +18,14 @@ from supervisor.console import Console
 from supervisor.process_group import ProcessGroup
 
 SAME_CAUSE_S = 60.0
-"""Of the same process in the same trouble again within this time no snapshot is taken: the first one tells most."""
+"""No second snapshot of the same trouble in the same process within this time: the first one shows most."""
 
 NAME_PATTERN = re.compile(r"\d{8}-\d{6}-\d+-")
 """How the name of a snapshot begins, so that nothing else is ever deleted: time and port."""
 
 
 class Snapshots:
-    """Takes snapshots beside the launcher's loop, of what goes wrong and on command."""
+    """Takes snapshots without blocking the launcher's loop, of what goes wrong and on command."""
 
     def __init__(self, run_dir: RunDir, group: ProcessGroup, console: Console):
         self._config = run_dir.read_config()
@@ -37,7 +37,7 @@ class Snapshots:
         self._taken_s: dict[tuple[str, str], float] = {}
 
     def take(self, cause: str, process: str, text: str, then: Callable[[], None] | None = None) -> Path | None:
-        """Begins a snapshot of trouble with `process`, and returns where; `None` where none is wanted.
+        """Begins a snapshot of trouble with `process`, and returns where; `None` if none is wanted.
 
         What will soon be gone is in it at once. `then` is called when the process is needed no longer.
         """
@@ -61,7 +61,7 @@ class Snapshots:
         return self._write(path, {"cause": "command", "process": "", "text": "it was asked for"}, _do_nothing)
 
     def follow(self) -> None:
-        """Goes on with those that are open; call it in each turn."""
+        """Continues the open ones; call it in each turn."""
         self._open = [command for command in self._open if command.resume()]
 
     def due_in_s(self) -> float:

@@ -38,7 +38,7 @@ class OpenCommand:
         self.due_s = 0.0
 
     def resume(self) -> bool:
-        """Goes on for as far as it can; returns whether the command is open still."""
+        """Runs as far as it can; returns whether the command is open still."""
         try:
             while isinstance(step := next(self._task), Progress):
                 self.answer(step)

@@ -5,7 +5,7 @@ import time
 import psutil
 
 MIN_SPAN_S = 0.2
-"""The kernel counts CPU time in hundredths of a second, so a shorter span says little."""
+"""The kernel counts CPU time in hundredths of a second, so a shorter span shows little."""
 
 
 class UsageMeter:

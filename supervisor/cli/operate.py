@@ -6,60 +6,51 @@ Exit codes: 0 done, 1 failed, 2 used wrongly (an unknown process or flag, severa
 import argparse
 import difflib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from extras.batches import command as batch
-from extras.faults import inject
-from extras.replay import command as replay
-from extras.replay import frames
-from extras.top.top import show_top
 from messages.control.admin import (
-    Acknowledged,
-    AdminCommand,
     Done,
     DrainServer,
-    Failed,
     InstructProcesses,
     ListProcesses,
     LogLines,
     ProcessList,
-    ProcessResults,
     ReadLog,
     RestartProcess,
-    Result,
     ScaleProcess,
     SetLogLevel,
     TakeSnapshot,
 )
 from messages.frame_files import FrameFileError
+from runtime.extras import installed_extras, load_object
 from supervisor.admin.tasks import CommandFailedError
-from supervisor.cli.programs import PROGRAMS
+from supervisor.cli.redact import redact_snapshot
+from supervisor.cli.results import (
+    ANSWER_TIMEOUT_S,
+    DONE,
+    FAILED,
+    NO_SERVER,
+    USAGE,
+    complain,
+    give,
+    instruct,
+    print_json,
+    show_result,
+)
 from supervisor.cli.show import process_table, scaling_text
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import NoServerError, RunningServer, WhichServerError, choose_server
 from supervisor.flags import describe_unknown
 from supervisor.profiles import record
+from supervisor.programs import find_programs
 
-DONE, FAILED, USAGE, NO_SERVER = 0, 1, 2, 3
-EXIT_CODES = {"unknown": USAGE, "impossible": USAGE}
-"""By the reason of a failure; the others are `FAILED`."""
-
-ANSWER_TIMEOUT_S = 15.0
 FOLLOW_WAIT_S = 20.0
 MARGIN_S = 30.0
 """What a command may take beyond the time that it gives to requests."""
-
-FILE_COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
-    ("decode", "show recorded frames as JSON lines", frames.add_decode_options),
-    ("diff", "show the first frame that differs between two recordings", frames.add_diff_options),
-    ("batch", "answer a file of requests into another one, without a server that stays", batch.add_options),
-    ("replay", "send recorded requests through a new server and compare what comes", replay.add_options),
-)
-"""Commands that need no running server."""
 
 Execute = Callable[[argparse.Namespace, RunningServer, AdminClient], int]
 
@@ -67,9 +58,9 @@ Execute = Callable[[argparse.Namespace, RunningServer, AdminClient], int]
 def operate(arguments: Sequence[str]) -> int:
     """Runs one command and returns its exit code, after its result on standard output or one message on error."""
     own, flags = _split(arguments)
-    parser, commands = make_parser()
+    parser, commands = make_parser(own[:1])
     if own[0] not in commands:
-        print(f"launch.py: {describe_no_command(own[0], [*commands, *PROGRAMS])}", file=sys.stderr)
+        print(f"launch.py: {describe_no_command(own[0], [*commands, *find_programs()])}", file=sys.stderr)
         return USAGE
     options, unknown = parser.parse_known_args(own, argparse.Namespace(server_flags=flags))
     if unknown:
@@ -83,10 +74,10 @@ def operate(arguments: Sequence[str]) -> int:
             execute: Execute = options.execute
             return execute(options, server, line)
     except (NoServerError, WhichServerError) as error:
-        _complain(options, "no_server" if isinstance(error, NoServerError) else "which_server", str(error))
+        complain(options, "no_server" if isinstance(error, NoServerError) else "which_server", str(error))
         return NO_SERVER if isinstance(error, NoServerError) else USAGE
     except FrameFileError as error:
-        _complain(options, "failed", str(error))
+        complain(options, "failed", str(error))
         return FAILED
     except KeyboardInterrupt:
         return 130
@@ -107,16 +98,15 @@ def describe_no_command(word: str, known: Sequence[str]) -> str:
     )
 
 
-def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """Returns the parser of all commands, and the parser of each."""
+def make_parser(wanted: Collection[str] = ()) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """Returns the parser of all commands, and the parser of each. An extra's command has options if it is `wanted`."""
     parser = argparse.ArgumentParser(prog="launch.py", description="Commands for a running server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add(commands, "ps", "list the processes", list_processes)
-    _add(commands, "top", "watch processes, steps, cache and requests as they change", show_top)
     logs = _add(commands, "logs", "show what a process has written last", show_logs)
     logs.add_argument("process", metavar="NAME")
     logs.add_argument("-n", "--lines", type=_count, default=50, metavar="N", help="lines to show (default: 50)")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on with what it writes from now on")
+    logs.add_argument("-f", "--follow", action="store_true", help="keep printing what it writes")
     drain = _add(commands, "drain", "take nothing new, let running requests finish, then end the server", drain_server)
     drain.add_argument("--timeout-s", type=_seconds, metavar="X", help="longest wait (default: --drain-timeout-s)")
     restart = _add(commands, "restart", "replace a process without an error for any client", restart_process)
@@ -125,7 +115,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
         "--timeout-s",
         type=_seconds,
         metavar="X",
-        help="what rows of a scheduler may take before they go on elsewhere or in the new one (default: 0), and "
+        help="what rows of a scheduler may take before they continue elsewhere or in the new one (default: 0), and "
         "connections of a frontend (default: --drain-timeout-s)",
     )
     restart.add_argument("--all", action="store_true", help="replace all of its kind, one after the other")
@@ -140,25 +130,25 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
     level = _add(commands, "log-level", "show more or less of the log of all or some processes", set_log_level)
     level.add_argument("level", choices=("debug", "info", "warning", "error"))
     level.add_argument("processes", nargs="*", metavar="NAME", help="the processes (default: all)")
-    inject.add_options(_add(commands, "inject", "do something wrong on purpose, to see what follows", inject_fault))
     text = "note what processes do, as one file for a trace viewer"
     record.add_options(_add(commands, "profile", text, profile_processes))
-    text = "show frames between the processes as they come"
-    frames.add_tail_options(_add(commands, "tail", text, lambda options, server, _: frames.tail(options, server)))
-    for name, text, add_options in FILE_COMMANDS:
-        file_command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        file_command.set_defaults(needs_server=False)
-        add_options(file_command)
+    for extra in installed_extras():
+        for name, command in extra.commands.items():
+            own = (
+                _add(commands, name, command.text) if command.needs_server else _add_plain(commands, name, command.text)
+            )
+            if name in wanted:
+                load_object(command.options)(own)
     return parser, commands.choices
 
 
 def list_processes(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     result = line.give(ListProcesses(), ANSWER_TIMEOUT_S)
     if not isinstance(result, ProcessList):
-        return _end(options, result)
+        return show_result(options, result)
     if options.json:
         where = {"port": server.config.http.port, "models": server.config.facts.served_names}
-        _print_json(
+        print_json(
             {**where, "run_dir": str(server.run_dir.path), "processes": result.processes, "scaling": result.scaling}
         )
     else:
@@ -174,7 +164,7 @@ def show_logs(options: argparse.Namespace, server: RunningServer, line: AdminCli
     while True:
         result = line.give(command, ANSWER_TIMEOUT_S + command.wait_s)
         if not isinstance(result, LogLines):
-            return _end(options, result)
+            return show_result(options, result)
         num_lost = result.next_number - len(result.lines) - command.after
         if command.after >= 0 and num_lost > 0:
             print(f"({num_lost} lines came too fast to be kept)", file=sys.stderr)
@@ -188,7 +178,7 @@ def show_logs(options: argparse.Namespace, server: RunningServer, line: AdminCli
 
 def drain_server(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     timeout_s = server.config.run.drain_timeout_s if options.timeout_s is None else options.timeout_s
-    return _end(options, line.give(DrainServer(options.timeout_s), timeout_s + MARGIN_S))
+    return show_result(options, line.give(DrainServer(options.timeout_s), timeout_s + MARGIN_S))
 
 
 def restart_process(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
@@ -206,93 +196,47 @@ def take_snapshot(options: argparse.Namespace, server: RunningServer, line: Admi
     directory = str(options.out.absolute()) if options.out else ""
     result = line.give(TakeSnapshot(directory), MARGIN_S)
     if options.redact and isinstance(result, Done):
-        frames.redact_snapshot(Path(result.text))
-    return _end(options, result)
+        redact_snapshot(Path(result.text))
+    return show_result(options, result)
 
 
 def set_log_level(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     return instruct(options, line, InstructProcesses(tuple(options.processes), SetLogLevel(options.level)))
 
 
-def inject_fault(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
-    try:
-        command = inject.read_command(options)
-    except (ValueError, OverflowError) as error:
-        _complain(options, "usage", str(error))
-        return USAGE
-    code = instruct(options, line, command)
-    if code == DONE:
-        inject.resume_later(options, line)
-    return code
-
-
 def profile_processes(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     try:
         text = record.take_profile(line, options.processes, options.seconds, options.out)
     except CommandFailedError as error:
-        return _end(options, error.failed)
-    return _end(options, Done(text))
-
-
-def instruct(options: argparse.Namespace, line: AdminClient, command: InstructProcesses) -> int:
-    """Gives an instruction to processes and shows what each has made of it; 1 where one of them failed."""
-    result = line.give(command, command.timeout_s + ANSWER_TIMEOUT_S)
-    if not isinstance(result, ProcessResults):
-        return _end(options, result)
-    if options.json:
-        _print_json({name: msgspec.structs.asdict(entry) for name, entry in result.results.items()})
-    else:
-        for name, entry in result.results.items():
-            print(f"{name:<12} {entry.text if isinstance(entry, Acknowledged) else entry.message}")
-    return FAILED if any(isinstance(entry, Failed) for entry in result.results.values()) else DONE
-
-
-def give(options: argparse.Namespace, line: AdminClient, command: AdminCommand, timeout_s: float) -> int:
-    """Gives a command whose result is one line, and tells how far it comes."""
-    return _end(options, line.give(command, timeout_s, lambda text: print(text, file=sys.stderr, flush=True)))
-
-
-def _end(options: argparse.Namespace, result: Result) -> int:
-    """Shows a result that is one line, and returns the exit code."""
-    match result:
-        case Failed(reason, message):
-            _complain(options, reason, message)
-            return EXIT_CODES.get(reason, FAILED)
-        case Done(text):
-            if options.json:
-                _print_json({"done": text})
-            else:
-                print(text)
-            return DONE
-        case _:
-            _complain(options, "failed", f"the server answered with {type(result).__name__}")
-            return FAILED
+        return show_result(options, error.failed)
+    return show_result(options, Done(text))
 
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Returns the flags of the command, and of the server that it starts: for `batch` what comes after its files, for
-    `replay` what comes after a `--`."""
-    if arguments[:1] == ["batch"]:
-        return arguments[:3], arguments[3:]
-    if arguments[:1] != ["replay"] or "--" not in arguments:
+    """Returns the words of the command, and the flags of the server that it starts."""
+    command = next((one for extra in installed_extras() if (one := extra.commands.get(arguments[0]))), None)
+    if command is not None and command.num_words:
+        return arguments[: command.num_words], arguments[command.num_words :]
+    if command is None or "--" not in arguments:
         return arguments, ()
     end = arguments.index("--")
     return arguments[:end], arguments[end + 1 :]
 
 
-def _complain(options: argparse.Namespace, reason: str, message: str) -> None:
-    if options.json:
-        _print_json({"error": {"reason": reason, "message": message}})
-    else:
-        print(f"launch.py {options.command}: {message}", file=sys.stderr)
-
-
-def _add(commands: Any, name: str, text: str, execute: Execute) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+def _add(commands: Any, name: str, text: str, execute: Execute | None = None) -> argparse.ArgumentParser:
+    """Adds a command for a running server."""
+    parser = _add_plain(commands, name, text)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the run directory of the server that is meant")
-    parser.add_argument("--port", type=int, metavar="N", help="its port (default: the only server that runs)")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the server's run directory")
+    parser.add_argument("--port", type=int, metavar="N", help="the server's port (default: the only running server)")
     parser.set_defaults(execute=execute, needs_server=True)
+    return parser
+
+
+def _add_plain(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    """Adds a command that needs no running server."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser.set_defaults(needs_server=False, json=False)
     return parser
 
 
@@ -308,7 +252,3 @@ def _seconds(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is no time")
     return value
-
-
-def _print_json(value: object) -> None:
-    print(msgspec.json.encode(value).decode())

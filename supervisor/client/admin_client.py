@@ -40,7 +40,7 @@ class AdminClient:
     def give(self, command: AdminCommand, timeout_s: float, on_progress: Callable[[str], None] = ignore) -> Result:
         """Returns the result of `command`, a `Failed` where neither that nor progress comes in time.
 
-        Raises `NoServerError` where the server ends without one.
+        Raises `NoServerError` if the server ends without one.
         """
         self._last_id += 1
         self._client.ask(Ask(self._last_id, command))

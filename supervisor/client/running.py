@@ -13,7 +13,7 @@ from runtime.lifeline import has_launcher
 from runtime.run_dir import RunDir
 
 RUN_DIR_FLAG = "--run-dir"
-"""Every process but the launcher is started with it, so command lines tell of all run directories."""
+"""Every process but the launcher is started with it, so command lines reveal all run directories."""
 
 
 class NoServerError(SluiceError):
@@ -21,7 +21,7 @@ class NoServerError(SluiceError):
 
 
 class WhichServerError(SluiceError):
-    """Several servers run, and the operator has not said which one is meant."""
+    """Several servers run, and the operator has not specified one."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class _Tokenizer(msgspec.Struct):
-    """What a tokenizer.json says of ids."""
+    """The fields of a tokenizer.json that are about ids."""
 
     model: _Vocabulary
     added_tokens: list[_AddedToken] = []

@@ -82,7 +82,7 @@ def _eos_of_tokenizer(tokenizer_dir: Path) -> tuple[int, ...]:
 
 
 def _sampling_defaults(generation: dict[str, Any], file: Path) -> dict[str, float]:
-    """Returns the parameters that the file gives, also where it does not say `do_sample` (as vLLM does)."""
+    """Returns the parameters that the file gives, even without `do_sample` (as vLLM does)."""
     defaults: dict[str, float] = {}
     for key in SAMPLING_KEYS:
         value = generation.get(key)

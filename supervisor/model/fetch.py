@@ -38,7 +38,7 @@ WEIGHT_PATTERNS = {
 """Formats by kind, the preferred one first."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedModel(msgspec.Struct, frozen=True):
     """What to fetch. `kind`: auto, safetensors or pt with weights of that format, none or tokenizer without."""
 
     name: str
@@ -47,13 +47,13 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class WeightIndex(msgspec.Struct):
-    """A list of shards, as it lies beside them."""
+    """A list of shards, as it is stored with them."""
 
     weight_map: dict[str, str]
 
 
 class HubUnreachableError(Exception):
-    """The hub gave no usable answer; the text says what happened."""
+    """The hub gave no usable answer; the text describes what happened."""
 
 
 def main() -> int:
@@ -66,7 +66,7 @@ def main() -> int:
     if arguments.parent_pid:
         ask_for_death_signal(arguments.parent_pid)
     try:
-        directory = fetch(Wanted(arguments.name, arguments.revision, arguments.wanted))
+        directory = fetch(WantedModel(arguments.name, arguments.revision, arguments.wanted))
     except BootError as error:
         sys.stdout.write(f"{error}\n")
         return 1
@@ -76,8 +76,8 @@ def main() -> int:
     return 0
 
 
-def fetch(wanted: Wanted) -> Path:
-    """Returns a directory that holds all that is wanted: from the hub, or from the cache where there is no answer.
+def fetch(wanted: WantedModel) -> Path:
+    """Returns a directory that holds all that is wanted: from the hub, or from the cache if there is no answer.
 
     Raises `BootError` with what was looked for where, and what to do.
     """
@@ -92,8 +92,8 @@ def fetch(wanted: Wanted) -> Path:
     return _download(wanted, [*TOKENIZER_FILES, *_weight_patterns(wanted, file_names)])
 
 
-def find_cached(wanted: Wanted) -> Path | None:
-    """Returns the directory in the cache that holds all that is wanted; `None` where there is none."""
+def find_cached(wanted: WantedModel) -> Path | None:
+    """Returns the directory in the cache that holds all that is wanted; `None` if there is none."""
     names = (
         ("tokenizer.json", "tokenizer_config.json", "vocab.json") if wanted.kind == "tokenizer" else ("config.json",)
     )
@@ -120,7 +120,7 @@ def _has_all_shards(directory: Path, pattern: str) -> bool:
     return bool(present) and needed <= present
 
 
-def _ask_hub(wanted: Wanted) -> list[str]:
+def _ask_hub(wanted: WantedModel) -> list[str]:
     """Returns the names of the files that the hub has. Raises `HubUnreachableError`, or `BootError` for its refusal."""
     answers: list[Any] = []
     asking = threading.Thread(target=_ask, args=(wanted, answers), daemon=True)
@@ -134,7 +134,7 @@ def _ask_hub(wanted: Wanted) -> list[str]:
     raise _refusal(wanted, answer) from None
 
 
-def _ask(wanted: Wanted, answers: list[Any]) -> None:
+def _ask(wanted: WantedModel, answers: list[Any]) -> None:
     try:
         api = huggingface_hub.HfApi()
         answers.append(api.model_info(wanted.name, revision=wanted.revision, timeout=ANSWER_TIMEOUT_S))
@@ -142,7 +142,7 @@ def _ask(wanted: Wanted, answers: list[Any]) -> None:
         answers.append(error)
 
 
-def _refusal(wanted: Wanted, error: Exception) -> Exception:
+def _refusal(wanted: WantedModel, error: Exception) -> Exception:
     """Returns what to raise for an exception of the library: a refusal that is final, or an unreachable hub."""
     name, hub = wanted.name, constants.ENDPOINT
     match error:
@@ -165,8 +165,8 @@ def _refusal(wanted: Wanted, error: Exception) -> Exception:
             return HubUnreachableError(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
 
 
-def _weight_patterns(wanted: Wanted, file_names: list[str]) -> list[str]:
-    """Returns the patterns of one weight format, safetensors first. Raises `BootError` where the hub has none."""
+def _weight_patterns(wanted: WantedModel, file_names: list[str]) -> list[str]:
+    """Returns the patterns of one weight format, safetensors first. Raises `BootError` if the hub has none."""
     formats = WEIGHT_PATTERNS[wanted.kind]
     if not formats:
         return []
@@ -176,19 +176,19 @@ def _weight_patterns(wanted: Wanted, file_names: list[str]) -> list[str]:
     raise BootError(f"{wanted.name} has no weights that can be read: looked for {' and '.join(formats)}")
 
 
-def _download(wanted: Wanted, patterns: list[str]) -> Path:
+def _download(wanted: WantedModel, patterns: list[str]) -> Path:
     try:
         directory = huggingface_hub.snapshot_download(  # pyright: ignore[reportUnknownMemberType]
             wanted.name, revision=wanted.revision, allow_patterns=patterns, ignore_patterns=ROOT_FILES_ONLY
         )
     except Exception as error:  # network, disk and library each have their own kinds
         raise BootError(
-            f"the download of {wanted.name} broke off ({type(error).__name__}: {error}); start again to go on with it"
+            f"the download of {wanted.name} broke off ({type(error).__name__}: {error}); start again to continue"
         ) from None
     return Path(directory)
 
 
-def _unreachable_text(wanted: Wanted, reason: str) -> str:
+def _unreachable_text(wanted: WantedModel, reason: str) -> str:
     name, revision = wanted.name, "" if wanted.revision == "main" else f" --revision {wanted.revision}"
     what, flag = ("tokenizer", "--tokenizer") if wanted.kind == "tokenizer" else ("model", "--model")
     last = "" if what == "tokenizer" else "; or leave --model out: the bundled model needs no network"

@@ -14,9 +14,9 @@ BUNDLED_MODEL = ROOT / "assets" / "shakespeare-gpt2"
 
 
 def find_model(model: ModelConfig, console: Console | None = None) -> Path:
-    """Returns the directory of the model; `console` is told of a download.
+    """Returns the directory of the model; `console` shows a download.
 
-    Raises `UsageError` or `BootError` where there is none.
+    Raises `UsageError` or `BootError` if there is none.
     """
     if not model.model:
         if not BUNDLED_MODEL.is_dir():

@@ -11,22 +11,24 @@ from runtime.machine import CGROUP, CPU_INFO, MEMORY_INFO, available_memory_byte
 from runtime.model_files import WEIGHT_FILES
 
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""Where there is one of them, torch may find a GPU."""
+"""If one of these exists, torch may find a GPU."""
 
 MOST_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
 MOST_OF_MEMORY = 0.5
-"""Of what is available. Where weights take more it is for the scheduler to fail, not for the launcher."""
+"""Fraction of the available memory. If weights take more, the scheduler fails, not the launcher."""
 
 
 def find_weight_bytes(config: Config) -> int:
-    """Returns about the bytes that schedulers will share; 0 where they share none, or it is not sure that they do.
+    """Returns about the bytes that schedulers will share; 0 if they share none, or it is not sure that they do.
 
     These are the tensors of the checkpoint in the number format of the model.
     """
     model, run = config.model, config.run
-    may_be_gpu = model.device == "cuda" or (model.device == "auto" and any(Path(file).exists() for file in GPU_FILES))
+    may_be_gpu = model.device_type == "cuda" or (
+        model.device_type == "auto" and any(Path(file).exists() for file in GPU_FILES)
+    )
     is_shared = model.share_weights and run.data_parallel > 0 and run.tensor_parallel == 1
     is_read_whole = model.quantization == "none" and model.load_format in ("auto", "safetensors")
     if may_be_gpu or not is_shared or not is_read_whole:
@@ -36,7 +38,7 @@ def find_weight_bytes(config: Config) -> int:
         for file in Path(config.facts.model_dir).glob(WEIGHT_FILES["safetensors"].pattern):
             sizes |= _read_sizes(file)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, struct.error):
-        return 0  # the scheduler says what is wrong with the file
+        return 0  # the scheduler reports what is wrong with the file
     num_values = sum(sizes.values())
     is_small = model.dtype == "float16" or model.dtype == "bfloat16"
     num_bytes = num_values * (2 if is_small or (model.dtype == "auto" and computes_bfloat16(CPU_INFO)) else 4)

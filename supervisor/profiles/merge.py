@@ -43,7 +43,7 @@ def merge(profiles: Sequence[ProcessProfile]) -> dict[str, Any]:
 
 
 def read_profiles(paths: Iterable[Path], timeout_s: float = FILE_TIMEOUT_S) -> list[ProcessProfile]:
-    """Returns the profiles, which their processes may still be writing. Raises `TimeoutError` where one never comes."""
+    """Returns the profiles, which their processes may still be writing. Raises `TimeoutError` if one never comes."""
     deadline_s = time.monotonic() + timeout_s
     profiles: list[ProcessProfile] = []
     for path in paths:

@@ -49,7 +49,7 @@ def take_profile(line: AdminClient, processes: Sequence[str], seconds: float, ou
 
 
 def _instruct(line: AdminClient, processes: Sequence[str], command: ProcessCommand) -> dict[str, str]:
-    """Returns what each process has answered that has done it. Raises `CommandFailedError` where none has."""
+    """Returns what each process has answered that has done it. Raises `CommandFailedError` if none has."""
     result = line.give(InstructProcesses(tuple(processes), command, TIMEOUT_S), TIMEOUT_S + ANSWER_TIMEOUT_S)
     if isinstance(result, Failed):
         raise CommandFailedError(result.reason, result.message)

@@ -34,7 +34,8 @@ import msgspec
 
 from benchmarks.result_file import write_result
 from benchmarks.server_process import ServerProcess, started_server
-from messages.control.admin import Acknowledged, ClearFaults, EdgeFault
+from extras.faults.messages import ClearFaults, EdgeFault
+from messages.control.admin import Acknowledged
 from messages.control.processes import kind_of
 from tests.ring.client import Generated, RingClient, body, events_of, generated
 from tests.tiny_llama import write_tiny_llama

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from extras.faults.messages import Fault, wrap
 from messages.control.admin import InstructProcesses, ProcessCommand, ProcessResult, ProcessResults
 from runtime.run_dir import RunDir
 from supervisor.client.admin_client import AdminClient
@@ -84,8 +85,10 @@ class RingClient:
     def health(self) -> dict[str, Any]:
         return httpx.get(f"{self.url}/health", timeout=TIMEOUT_S).json()
 
-    def instruct(self, process: str, command: ProcessCommand, timeout_s: float = TIMEOUT_S) -> ProcessResult:
+    def instruct(self, process: str, command: ProcessCommand | Fault, timeout_s: float = TIMEOUT_S) -> ProcessResult:
         """Sends an instruction to one process, as an operator would."""
+        if isinstance(command, Fault):
+            command = wrap(command)
         with AdminClient(self.run_dir) as line:
             result = line.give(InstructProcesses((process,), command, timeout_s), 2 * TIMEOUT_S)
         assert isinstance(result, ProcessResults), result

@@ -14,7 +14,7 @@ from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_reques
 
 pytestmark = pytest.mark.ring
 
-RANGE = ("--max-engines", "2", "--scale-up-tokens", "1", "--scale-up-s", "1", "--scale-down-s", "2")
+RANGE = ("--max-engines", "2", "--scaling", "up_tokens=1", "up_s=1", "down_s=2")
 
 
 @pytest.fixture(scope="module")

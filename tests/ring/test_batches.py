@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 
-from messages.control.admin import ClearFaults, EdgeFault
+from extras.faults.messages import ClearFaults, EdgeFault
 from tests.ring.client import RingClient, body
 
 pytestmark = pytest.mark.ring

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from messages.control.admin import ClearFaults, Starve
+from extras.faults.messages import ClearFaults, Starve
 from messages.ring.uids import block_of
 from tests.ring.client import Generated, RingClient, body, events_of
 from tests.ring.test_restart import check_same

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from messages.control.admin import Acknowledged, DamagePages
+from extras.faults.messages import DamagePages
+from messages.control.admin import Acknowledged
 from tests.ring.client import Generated, RingClient, body
 
 pytestmark = pytest.mark.ring

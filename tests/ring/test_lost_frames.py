@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 import pytest
 
-from messages.control.admin import Acknowledged, ClearFaults, EdgeFault, Failed
+from extras.faults.messages import ClearFaults, EdgeFault
+from messages.control.admin import Acknowledged, Failed
 from tests.ring.client import Generated, RingClient, body, events_of, generated
 
 pytestmark = pytest.mark.ring

@@ -149,7 +149,7 @@ def test_keys_and_tls_through_the_launcher(tiny_checkpoint: Path, tmp_path: Path
         subprocess.run(command, check=True, capture_output=True, timeout=60)
     except FileNotFoundError:
         pytest.skip("needs openssl, to make a certificate")
-    flags = ["--ssl-certfile", str(cert), "--ssl-keyfile", str(key), "--api-key-file", str(keys)]
+    flags = ["--ssl-certfile", str(cert), "--ssl-keyfile", str(key), "--api-key", f"@{keys}"]
     server = ServerProcess(["--model", str(tiny_checkpoint), "--cpu-threads", "1", "--dtype", "float32", *flags])
     try:
         url = wait_for_address(server)

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from benchmarks.server_process import LAUNCH
+from extras.faults.messages import ClearFaults, Poison
 from messages.columns import pack_int32
-from messages.control.admin import ClearFaults, Done, Poison, TakeSnapshot
+from messages.control.admin import Done, TakeSnapshot
 from messages.frame_files import find_readers
 from messages.ring.requests import TokenizeMsg
 from supervisor.client.admin_client import AdminClient

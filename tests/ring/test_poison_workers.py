@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from extras.faults.messages import ClearFaults, Poison
 from messages.columns import pack_int32
-from messages.control.admin import ClearFaults, Poison
 from tests.ring.client import RingClient, body
 from tests.ring.test_frontend_workers import Stream, begin_on_both
 from tests.ring.test_poison import POISON

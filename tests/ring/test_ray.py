@@ -43,7 +43,7 @@ class Nodes:
         self.add, self.close = self._cluster.add_node, self._cluster.shutdown
 
     def flags(self, checkpoint: Path) -> list[str]:
-        ray = ["--ray", "--ray-address", self._cluster.address, "--cpu-threads", "1", *CHEAP]
+        ray = ["--ray", self._cluster.address, "--cpu-threads", "1", *CHEAP]
         return ["--model", str(checkpoint), *RESTART_FLAGS, "--admin-key", ADMIN_KEY, *ray]
 
     def processes(self, node: Any) -> list[psutil.Process]:

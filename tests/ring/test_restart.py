@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from extras.batches.config import BATCH_PRIORITY
+from messages.ring.requests import YIELDING_PRIORITY
 from tests.ring.client import Generated, RingClient, body, events_of, generated
 from tests.ring.starts import wait_until
 
@@ -208,9 +208,7 @@ def test_a_dead_frontend_accepts_again_and_its_orphans_end(
 def test_paused_lines_go_on_exactly_in_the_next_scheduler(ring: RingClient):
     """Requests with the priority of batches, which yield to streams; then their scheduler dies."""
     sampling = {"max_tokens": 150, "ignore_eos": True}
-    lines = [
-        body(prompt, **sampling, priority=BATCH_PRIORITY) for prompt in ([5 + number, 6, 7, 8] for number in range(16))
-    ]
+    lines = [body([5 + number, 6, 7, 8], **sampling, priority=YIELDING_PRIORITY) for number in range(16)]
     stream = [body([9, 8, 7], **sampling)]
     alone, has_died = ring.generate_all([*lines, *stream]), Event()
 

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from benchmarks.server_process import LAUNCH
-from messages.control.admin import Acknowledged, Starve, StopReading
+from extras.faults.messages import Starve, StopReading
+from messages.control.admin import Acknowledged
 from messages.frame_files import find_readers
 from messages.ring.requests import TokenizeMsg
 from tests.ring.client import ADMIN_KEY, OPERATOR, Generated, RingClient, body

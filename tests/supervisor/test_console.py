@@ -79,7 +79,7 @@ def test_a_reader_that_does_not_read_never_blocks_the_writer_and_hears_how_much_
     assert lines[-3].split() == ["line", f"{10 * MAX_HELD_LINES - 1}"]
     num_dropped = 10 * MAX_HELD_LINES - (len(lines) - 2)
     assert num_dropped > 0
-    assert lines[-2] == f"({num_dropped} lines were dropped: nobody read them)"
+    assert lines[-2] == f"({num_dropped} lines were dropped: they were not read)"
     assert lines[-1] == "now somebody reads"
 
 

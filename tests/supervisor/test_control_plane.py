@@ -9,11 +9,11 @@ from messages.control.admin import (
     Acknowledged,
     Answer,
     Ask,
-    ClearFaults,
     Done,
     Instruction,
     InstructionDone,
     ListProcesses,
+    SetLogLevel,
 )
 from messages.control.processes import Drain, Drained, Ready, Refusal, ToProcess, Welcome
 from supervisor.control_plane import ControlPlane
@@ -75,8 +75,8 @@ def test_what_a_process_asks_for_is_given_out_once_and_answered_where_it_came_fr
 def test_the_result_of_an_instruction_is_there_until_nobody_waits_for_it(
     control: ControlPlane, client: ControlClient[ToProcess]
 ):
-    instruction_id = control.instruct("scheduler", ClearFaults())
-    assert receive(client) == [Instruction(instruction_id, ClearFaults())]
+    instruction_id = control.instruct("scheduler", SetLogLevel("debug"))
+    assert receive(client) == [Instruction(instruction_id, SetLogLevel("debug"))]
     assert control.find_result(instruction_id) is None
     control.note("scheduler", InstructionDone(instruction_id, Acknowledged("done")))
     assert control.find_result(instruction_id) == Acknowledged("done")

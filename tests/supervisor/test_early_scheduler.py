@@ -13,8 +13,9 @@ from runtime.run_dir import RunDir
 from supervisor import early_scheduler
 from supervisor.child import Child, Command
 from supervisor.early_scheduler import COMMAND, EarlyScheduler
+from supervisor.flags import parse_flags
 from supervisor.process_group import ProcessGroup, Site
-from supervisor.run import launch, server_commands
+from supervisor.run import check_flags, launch, server_commands
 from supervisor.signals import SignalPipe
 from tests.supervisor.fake_run import wait_until
 
@@ -90,7 +91,10 @@ def test_it_becomes_the_scheduler_of_this_machine_and_no_other(monkeypatch: pyte
     offers: dict[str, object] = {}
     monkeypatch.setattr(Child, "spawn", lambda child, path, fd, early: offers.update({child.name: early}))
     early = Offered()
-    commands = server_commands([], {"scheduler": 2}, num_remote=1, num_ranks=2)
+    commands = [
+        *server_commands(check_flags(parse_flags(["--data-parallel", "2", "--tensor-parallel", "2"]))),
+        Command("scheduler-3", ("proxy",), is_remote=True),
+    ]
     with SignalPipe() as signals, socket.socket() as listener:
         site = Site(RunDir(tmp_path), listener, signals, early_scheduler=early)  # pyright: ignore[reportArgumentType]
         group = ProcessGroup(commands, site, Waiter(), hang_timeout_s=10.0)

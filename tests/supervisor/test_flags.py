@@ -1,14 +1,20 @@
+import re
 import tomllib
 import typing
 from pathlib import Path
 
-import msgspec
 import pytest
 
+from extras.batches.config import BatchConfig
+from extras.faults.config import FaultsConfig
+from extras.remote.config import RemoteConfig
+from extras.tracing.config import TracingConfig
 from messages import VERSION
-from messages.config.server import BatchConfig, CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
+from messages.config.server import CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
 from messages.errors import UsageError
-from supervisor.flags import SECTIONS, flag_name, flags_of, make_parser, parse_flags
+from supervisor.flags import SHORT_HELP, find_sections, flag_fields, flag_name, flags_of, make_parser, parse_flags
+
+MAX_FLAGS = 86
 
 
 def test_no_flags_give_the_defaults():
@@ -17,8 +23,11 @@ def test_no_flags_give_the_defaults():
         "cache": CacheConfig(),
         "scheduling": SchedulingConfig(),
         "http": HttpConfig(),
-        "batch": BatchConfig(),
         "run": RunConfig(),
+        "batches": BatchConfig(),
+        "faults": FaultsConfig(),
+        "remote": RemoteConfig(),
+        "tracing": TracingConfig(),
     }
 
 
@@ -57,7 +66,7 @@ def test_each_kind_of_value_is_parsed():
         ("--max-model 5", "--max-model: unknown flag; did you mean --max-model-len?"),
         ("-m x", "-m: unknown flag; did you mean --model?"),
         ("--gpu", "--gpu: unknown flag; did you mean --gpu-memory-utilization?"),
-        ("--swap-space 2", "--swap-space: unknown flag; see --help for all flags"),
+        ("--swap-space 2", "--swap-space: unknown flag; see --help-all for all flags"),
         ("m", "m: unknown argument; a model is given as --model m, and a command is the first word"),
     ],
 )
@@ -72,20 +81,37 @@ def test_rules_are_a_list_that_may_be_given_in_parts(capsys: pytest.CaptureFixtu
     assert isinstance(run, RunConfig)
     assert run.restart == ("tokenizer=never", "scheduler=always", "frontend=never")
     with pytest.raises(SystemExit):
-        parse_flags(["--help"])
+        parse_flags(["--help-all"])
     assert "--restart NAME=RULE [NAME=RULE ...]" in capsys.readouterr().out
 
 
 def test_help_groups_the_flags_and_tells_of_each_what_it_is(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
-        parse_flags(["--help"])
+        parse_flags(["--help-all"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for struct in SECTIONS.values():
+    for struct in find_sections().values():
         assert f"{struct.__doc__}:\n" in text
-        for field in msgspec.structs.fields(struct):
-            assert flag_name(field.name).removeprefix("--") in text
+        for field, _ in flag_fields(struct):
+            assert flag_name(field.name).removeprefix("--") in text or field.name == "batch_run"
     assert "(default: 8000)" in text
+
+
+def test_help_is_short_and_leads_to_all_flags(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse_flags(["--help"])
+    text = capsys.readouterr().out
+    flags = re.findall(r"^  --([\w-]+)", text, re.MULTILINE)
+    assert {flag.replace("-", "_") for flag in flags} == {*SHORT_HELP, "version", "help_all"}
+    assert len(SHORT_HELP) == 10
+    assert "launch.py ps," in text
+    assert "--help-all" in text
+
+
+def test_there_are_few_flags(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse_flags(["--help-all"])
+    assert len(re.findall(r"^  --(?!version|help)", capsys.readouterr().out, re.MULTILINE)) <= MAX_FLAGS
 
 
 def test_every_field_has_a_description():
@@ -103,7 +129,7 @@ def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]):
 
 
 def test_no_name_is_in_two_sections():
-    names = [name for struct in SECTIONS.values() for name in struct.__struct_fields__]
+    names = [name for struct in find_sections().values() for name in struct.__struct_fields__]
     assert len(names) == len(set(names))
     assert typing.get_type_hints(RunConfig, include_extras=True).keys() <= set(names)
 

@@ -7,7 +7,7 @@ import pytest
 
 from messages.errors import UsageError
 from supervisor.flags import parse_flags
-from supervisor.run import build_config, server_commands
+from supervisor.run import build_config, check_flags, server_commands
 from tests.supervisor.cli.test_operate import operate_on, ps
 from tests.supervisor.fake_run import GOOD, FakeRun
 from tests.supervisor.test_replacement import stop
@@ -22,9 +22,8 @@ def start(frontend: str = GOOD, drain_timeout_s: float = 30.0) -> FakeRun:
 
 
 def test_the_commands_name_each_worker():
-    commands = {
-        command.name: command for command in server_commands([], {"tokenizer": 2, "frontend": 3, "scheduler": 2})
-    }
+    flags = ["--tokenizer-workers", "2", "--frontend-workers", "3", "--data-parallel", "2"]
+    commands = {command.name: command for command in server_commands(check_flags(parse_flags(flags)))}
     fronts = ["frontend", "frontend-2", "frontend-3"]
     assert list(commands) == [*fronts, "tokenizer", "tokenizer-2", "scheduler", "scheduler-2", "detokenizer"]
     assert commands["frontend-3"].arguments[-4:] == ("-m", "frontend", "--name", "frontend-3")

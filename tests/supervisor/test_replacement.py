@@ -169,7 +169,7 @@ def test_a_replacement_that_never_comes_to_serve_is_killed_and_one_more_death():
         os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
         run.wait_for("scheduler=ready.3")
         assert re.search(
-            r"scheduler +cannot start: no progress for \d+ s in phase 'loading weights' .*; rest", run.output
+            r"scheduler +cannot start: no progress for \d+ s in phase 'loading weights'.*; rest", run.output
         )
         stop(run)
 

@@ -3,10 +3,12 @@ from typing import Any
 
 import pytest
 
+from extras.remote.config import RemoteConfig
 from messages.config.server import Config, HttpConfig, ModelConfig, ModelFacts
 from messages.errors import UsageError
+from supervisor.child import Command
 from supervisor.flags import parse_flags
-from supervisor.run import build_config, ready_text, server_commands
+from supervisor.run import build_config, check_flags, ready_text, server_commands
 
 
 def test_the_configuration_is_the_flags_and_the_models_facts(tmp_path: Path):
@@ -40,28 +42,37 @@ def test_the_address_of_a_collector_is_checked():
         build_config(parse_flags(["--otlp-endpoint", "localhost:4318"]))
 
 
+def commands_of(*flags: str) -> dict[str, Command]:
+    return {command.name: command for command in server_commands(check_flags(parse_flags(list(flags))))}
+
+
 def test_each_process_is_a_package_of_its_own():
-    commands = {command.name: command for command in server_commands(["scheduler"])}
+    commands = {
+        command.name: command for command in server_commands(check_flags(parse_flags(["--external", "scheduler"])))
+    }
     assert list(commands) == ["frontend", "tokenizer", "scheduler", "detokenizer"]
     assert commands["scheduler"].arguments[-2:] == ("-m", "scheduler_proc")
     assert [name for name, command in commands.items() if command.is_external] == ["scheduler"]
 
 
 def test_engines_of_other_machines_come_behind_those_of_this_one():
-    commands = server_commands([], {"scheduler": 2}, num_remote=2)
-    assert [command.name for command in commands] == [
+    commands = commands_of("--data-parallel", "2", "--remote-engines", "tcp://a:1", "tcp://a:2")
+    assert list(commands) == [
         "frontend", "tokenizer", "scheduler", "scheduler-2", "scheduler-3", "scheduler-4", "detokenizer"
     ]  # fmt: skip
-    remote = [command for command in commands if command.is_remote]
+    remote = [command for command in commands.values() if command.is_remote]
     assert [command.arguments[-3:] for command in remote] == [
         ("extras.remote.proxy", "--name", "scheduler-3"),
         ("extras.remote.proxy", "--name", "scheduler-4"),
     ]
-    assert [command.name for command in server_commands([], {"scheduler": 0}, num_remote=1)][2] == "scheduler"
+    assert list(commands_of("--data-parallel", "0", "--remote-engines", "tcp://a:1"))[2] == "scheduler"
 
 
 def test_each_engine_has_its_ranks():
-    commands = {command.name: command for command in server_commands([], {"scheduler": 2}, num_ranks=3)}
+    commands = {
+        command.name: command
+        for command in server_commands(check_flags(parse_flags(["--data-parallel", "2", "--tensor-parallel", "3"])))
+    }
     ranks = ["rank1", "rank1-2", "rank2", "rank2-2"]
     assert list(commands) == ["frontend", "tokenizer", "scheduler", "scheduler-2", "detokenizer", *ranks]
     for name in ranks:
@@ -84,8 +95,9 @@ def test_there_must_be_engines_and_addresses_are_checked(flags: list[str], messa
 
 def test_ray_places_every_engine(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"vocab_size": 7, "n_ctx": 8}')
-    run = build_config(parse_flags(["--model", str(tmp_path), "--ray", "--data-parallel", "3"])).run
-    assert (run.data_parallel, len(run.remote_engines)) == (0, 3)
+    config = build_config(parse_flags(["--model", str(tmp_path), "--ray", "--data-parallel", "3"]))
+    assert (config.run.data_parallel, config.num_remote_engines) == (0, 3)
+    assert RemoteConfig.of(config).ray == "auto"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +112,7 @@ def test_ray_places_every_engine(tmp_path: Path):
         (["--kv-disk", "/tmp/x"], "--kv-disk and --kv-offload-gb keep the pages of one rank"),
         (["--kv-offload-gb", "1"], "--kv-disk and --kv-offload-gb keep the pages of one rank"),
         (["--ray"], "an engine on another machine has one rank"),
-        (["--devices", "cuda:0,cuda:1", "--data-parallel", "2"], "--devices: 4 ranks .* need as many different GPUs"),
+        (["--device", "cuda:0,cuda:1", "--data-parallel", "2"], "--device: 4 ranks .* need as many different GPUs"),
     ],
 )
 def test_what_several_ranks_cannot_have_is_refused(flags: list[str], message: str):

@@ -18,7 +18,7 @@ from messages.errors import bad_request
 from messages.ring.requests import SamplingParams
 
 NumChoices = Annotated[int, Meta(ge=1)]
-NUM_CHOICES_TEXT = "a whole number from 1 to what --max-n-sequences allows"
+NUM_CHOICES_TEXT = "a whole number from 1 to 64"
 LengthPenalty = Annotated[float, Meta(ge=-10, le=10)]
 
 
@@ -112,7 +112,7 @@ def check_num_choices(service: Service, num_choices: int, name: str, num_prompts
     """
     limit = service.config.scheduling.max_n_sequences
     if num_choices > limit:
-        raise bad_request(f"{name} must be at most {limit} (--max-n-sequences), got {num_choices}", name)
+        raise bad_request(f"{name} must be at most {limit}, got {num_choices}", name)
     total, limit = num_prompts * num_choices, service.admission.limit
     if total > limit:
         raise bad_request(

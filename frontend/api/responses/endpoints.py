@@ -32,6 +32,9 @@ DEFAULT_LISTED = 20
 PARAMS = {"messages": "input", "max_tokens": "max_output_tokens"}
 """The fields of this API, by the names that the errors of all chat APIs use."""
 
+MEAN_RESPONSE_BYTES = 65536
+"""Memory for stored responses, per response."""
+
 
 class DeletedResponse(msgspec.Struct, frozen=True):
     id: str
@@ -72,7 +75,7 @@ class ResponsesApi:
         self._conversations = conversations
         self._reader = ModelReader(service, ResponseBody, name_rules(REFUSED, IGNORED), unknown)
         http = service.config.http
-        self.store = ResponseStore(http.max_stored_responses, int(http.stored_responses_mb * 2**20))
+        self.store = ResponseStore(http.max_stored_responses, http.max_stored_responses * MEAN_RESPONSE_BYTES)
         self._background = BackgroundResponses(service, self.store)
         service.sizes["stored_responses"] = self.store.__len__
         service.peers.register(UseResponse, self._use)

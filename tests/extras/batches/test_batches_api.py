@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
-from messages.config.server import BatchConfig
+from extras.batches.config import BatchConfig
 from messages.control.admin import Ask, DrainServer
 from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config, step, wait_until
 
@@ -22,7 +21,7 @@ FORM = {"purpose": (None, "batch")}
 @pytest.fixture(scope="module")
 def batches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontendRun]:
     batch = BatchConfig(batch_dir=str(tmp_path_factory.mktemp("batches")), max_batch_file_mb=0.01, batch_dir_gb=5e-5)
-    with FrontendRun(msgspec.structs.replace(make_config(), batch=batch)) as run:
+    with FrontendRun(batch.put_into(make_config())) as run:
         yield run
 
 
@@ -140,7 +139,7 @@ def test_a_form_that_is_wrong(batches: FrontendRun, fields: dict[str, Any], mess
 def test_an_upload_that_is_none_or_too_large(batches: FrontendRun):
     error_of(batches.client.post("/v1/files", json={}), 415)
     error_of(batches.client.post("/v1/files", content=b"", headers={"Content-Type": "multipart/form-data"}), 400)
-    assert "--max-batch-file-mb" in error_of(upload(batches, b"x" * 100_000), 413)["message"]
+    assert "the file is larger than" in error_of(upload(batches, b"x" * 100_000), 413)["message"]
     for _ in range(9):
         response = upload(batches, b"x" * 9_000)
     assert "--batch-dir-gb" in error_of(response, 413)["message"]
@@ -157,7 +156,7 @@ def test_unfinished_uploads_count_against_the_quota_and_go_with_their_clients(ba
         open_uploads = [stack.enter_context(socket.create_connection(batches.address)) for _ in range(5)]
         for upload_socket in open_uploads:
             upload_socket.sendall(begun.encode())
-        uploads = Path(batches.config.batch.batch_dir) / "files"
+        uploads = Path(BatchConfig.of(batches.config).batch_dir) / "files"
         wait_until(lambda: [path.stat().st_size for path in uploads.glob("*.upload")] == [10_000] * 5)
         assert "--batch-dir-gb" in upload(batches, b"x" * 8_000).text
         refused = stack.enter_context(socket.create_connection(batches.address))
@@ -185,7 +184,7 @@ def test_a_batch_that_cannot_be(batches: FrontendRun, fields: dict[str, Any], st
 def test_a_file_is_run_and_then_the_server_is_asked_to_end(tmp_path: Path):
     (tmp_path / "in").write_bytes(line("a") + b"\n" + line("b", temperature=7))
     files = (str(tmp_path / "in"), str(tmp_path / "out"))
-    with FrontendRun(msgspec.structs.replace(make_config(), batch=BatchConfig(batch_run=files))) as run:
+    with FrontendRun(BatchConfig(batch_run=files).put_into(make_config())) as run:
         message = run.take_request()
         run.replies.send(step([(message, 7, "ho")], finals=(final(message),)))
         assert isinstance(run.launcher.wait_for("frontend", Ask).command, DrainServer)
@@ -195,7 +194,7 @@ def test_a_file_is_run_and_then_the_server_is_asked_to_end(tmp_path: Path):
 
 def test_a_directory_that_cannot_be_used_ends_the_start(tmp_path: Path):
     (tmp_path / "file").touch()
-    config = msgspec.structs.replace(make_config(), batch=BatchConfig(batch_dir=str(tmp_path / "file")))
+    config = BatchConfig(batch_dir=str(tmp_path / "file")).put_into(make_config())
     run = FrontendRun(config)
     with pytest.raises(AssertionError), run:
         pass

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from extras.batches.config import BATCH_PRIORITY
 from extras.batches.lines import MAX_ERRORS, check_file, read_line
+from messages.ring.requests import YIELDING_PRIORITY
 
 URLS = ("/v1/completions",)
 MAX_BYTES = 1000
@@ -72,7 +72,7 @@ def test_blank_lines_are_bounded_in_number_and_length(tmp_path: Path):
 def test_a_line_goes_behind_all_others_and_keeps_its_own_timeout():
     body = {"prompt": "é", "priority": -5, "seed": 2**60, "timeout_s": 3}
     request = read_line(line(body=body).encode(), URLS, MAX_BYTES)
-    assert json.loads(request.request_body(9.0)) == {**body, "priority": BATCH_PRIORITY, "store": False}
+    assert json.loads(request.request_body(9.0)) == {**body, "priority": YIELDING_PRIORITY, "store": False}
     assert json.loads(read_line(line().encode(), URLS, MAX_BYTES).request_body(9.0))["timeout_s"] == 9.0
     assert "timeout_s" not in json.loads(read_line(line().encode(), URLS, MAX_BYTES).request_body(None))
     stored = read_line(line(body={"prompt": "hi", "store": True}).encode(), URLS, MAX_BYTES)

@@ -17,6 +17,7 @@ from starlette.requests import Request
 
 from extras.batches import gate as gate_module
 from extras.batches import line_run, runner
+from extras.batches.config import BatchConfig
 from extras.batches.gate import Gate
 from extras.batches.line_run import LineCaller
 from extras.batches.offline import OfflineBatch, check_offline
@@ -29,7 +30,7 @@ from frontend.http.endpoint import Endpoint
 from frontend.http.in_process import InProcessCall
 from frontend.http.responses import JsonReply
 from frontend.links.processes import ProcessView
-from messages.config.server import BatchConfig, SchedulingConfig
+from messages.config.server import SchedulingConfig
 from messages.control.processes import ProcessStatus, ProcessTable
 from messages.errors import BootError, bad_request
 from tests.frontend.frontend_run import make_config
@@ -67,9 +68,9 @@ class Endpoints:
     def note_over(self, trace: object) -> None:
         self.num_over += 1
 
-    def gate(self, **batch: Any) -> Gate:
-        config = make_config(scheduling=SchedulingConfig(max_num_seqs=NUM_ROWS))
-        config = msgspec.structs.replace(config, batch=BatchConfig(**batch))
+    def gate(self, max_batch_seqs: int | None = None, **batch: Any) -> Gate:
+        scheduling = SchedulingConfig(max_num_seqs=NUM_ROWS, max_batch_seqs=max_batch_seqs)
+        config = BatchConfig(**batch).put_into(make_config(scheduling=scheduling))
         self.processes = ProcessView()
         return Gate(config, self.registry, self.processes, 1)  # type: ignore[arg-type]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from extras.faults.faults import Faults, PoisonedStepError
+from extras.faults.messages import ClearFaults, DamagePages, EdgeFault, Poison, Starve, StopReading
 from messages.channels import Receiver, Waiter
 from messages.columns import pack_int32, pack_int64
-from messages.control.admin import ClearFaults, DamagePages, EdgeFault, Poison, Starve, StopReading
 from messages.errors import SluiceError
 from messages.ring.requests import FramesLost, StopSeen, ToScheduler
 from messages.ring.steps import Batch, ForwardOutput

@@ -3,17 +3,9 @@ import argparse
 import pytest
 
 from extras.faults.inject import add_options, read_command
+from extras.faults.messages import ClearFaults, DamagePages, EdgeFault, Poison, SignalSelf, Starve, StopReading, wrap
 from messages.columns import pack_int32
-from messages.control.admin import (
-    ClearFaults,
-    DamagePages,
-    EdgeFault,
-    InstructProcesses,
-    Poison,
-    SignalSelf,
-    Starve,
-    StopReading,
-)
+from messages.control.admin import InstructProcesses
 
 
 def read(*arguments: str) -> InstructProcesses:
@@ -25,28 +17,31 @@ def read(*arguments: str) -> InstructProcesses:
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [
-        ("kill scheduler", InstructProcesses(("scheduler",), SignalSelf("kill"))),
-        ("stop tokenizer --seconds 2", InstructProcesses(("tokenizer",), SignalSelf("stop"))),
-        ("drop scheduler>detokenizer", InstructProcesses(("scheduler",), EdgeFault("detokenizer", "drop"))),
-        ("drop tokenizer:scheduler --frames 3", InstructProcesses(("tokenizer",), EdgeFault("scheduler", "drop", 3))),
+        ("kill scheduler", InstructProcesses(("scheduler",), wrap(SignalSelf("kill")))),
+        ("stop tokenizer --seconds 2", InstructProcesses(("tokenizer",), wrap(SignalSelf("stop")))),
+        ("drop scheduler>detokenizer", InstructProcesses(("scheduler",), wrap(EdgeFault("detokenizer", "drop")))),
+        (
+            "drop tokenizer:scheduler --frames 3",
+            InstructProcesses(("tokenizer",), wrap(EdgeFault("scheduler", "drop", 3))),
+        ),
         (
             "duplicate detokenizer:frontend --probability 0.5",
-            InstructProcesses(("detokenizer",), EdgeFault("frontend", "duplicate", 1, 0.5)),
+            InstructProcesses(("detokenizer",), wrap(EdgeFault("frontend", "duplicate", 1, 0.5))),
         ),
         (
             "delay frontend:tokenizer --seconds 0.2",
-            InstructProcesses(("frontend",), EdgeFault("tokenizer", "delay", 1, 0.0, 0.2)),
+            InstructProcesses(("frontend",), wrap(EdgeFault("tokenizer", "delay", 1, 0.0, 0.2))),
         ),
-        ("poison --uid 7", InstructProcesses(("scheduler*",), Poison("kill", 7))),
+        ("poison --uid 7", InstructProcesses(("scheduler*",), wrap(Poison("kill", 7)))),
         (
             "poison --token-ids 1,2 --fail",
-            InstructProcesses(("scheduler*",), Poison("fail", token_ids=pack_int32([1, 2]))),
+            InstructProcesses(("scheduler*",), wrap(Poison("fail", token_ids=pack_int32([1, 2])))),
         ),
-        ("starve", InstructProcesses(("scheduler*",), Starve())),
-        ("starve --uid 7", InstructProcesses(("scheduler*",), Starve(7))),
-        ("damage-pages --pages 3", InstructProcesses(("scheduler*",), DamagePages(3))),
-        ("stop-reading tokenizer", InstructProcesses(("tokenizer",), StopReading())),
-        ("clear", InstructProcesses((), ClearFaults())),
+        ("starve", InstructProcesses(("scheduler*",), wrap(Starve()))),
+        ("starve --uid 7", InstructProcesses(("scheduler*",), wrap(Starve(7)))),
+        ("damage-pages --pages 3", InstructProcesses(("scheduler*",), wrap(DamagePages(3)))),
+        ("stop-reading tokenizer", InstructProcesses(("tokenizer",), wrap(StopReading()))),
+        ("clear", InstructProcesses((), wrap(ClearFaults()))),
     ],
 )
 def test_a_command_becomes_an_instruction(arguments: str, command: InstructProcesses):

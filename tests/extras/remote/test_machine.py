@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from extras.remote.config import RemoteConfig
 from extras.remote.machine import check_processors, make_config
 from extras.remote.messages import Admitted
 from messages.config.server import Config, HttpConfig, ModelConfig, ModelFacts, RunConfig
@@ -26,13 +27,16 @@ def admit(head_dir: Path) -> Admitted:
     facts = ModelFacts(
         model_dir=str(head_dir), tokenizer_dir=str(head_dir), served_names=("a",), vocab_size=1, max_model_len=9
     )
-    run = RunConfig(data_parallel=2, remote_engines=("tcp://a:1", "tcp://a:2"), record="/head/only", black_box_mb=9)
+    run = RunConfig(data_parallel=2, record="/head/only", black_box_mb=9)
+    remote = RemoteConfig(remote_engines=("tcp://a:1", "tcp://a:2"), max_engines=3)
     config = Config(
-        model=ModelConfig(model="named", cpu_threads=64, devices=("cuda:7",)),
+        model=ModelConfig(model="named", cpu_threads=64, device="cuda:7"),
         http=HttpConfig(api_key=("sk-secret",), admin_key=("sk-operator",)),
         run=run,
         facts=facts,
+        num_remote_engines=2,
     )
+    config = remote.put_into(config)
     return Admitted("scheduler-4", 2, msgspec.json.encode(without_keys(config)), digests_of(head_dir))
 
 
@@ -47,8 +51,8 @@ def test_the_engine_has_this_machines_model_processors_and_files(tmp_path: Path)
     config = make_config(admitted, options(str(here), "cuda:1", 3), Console())
     assert (config.facts.model_dir, config.facts.tokenizer_dir) == (str(here), str(here))
     assert (config.model.devices, config.model.cpu_threads, config.first_engine) == (("cuda:1",), 3, 4)
-    assert config.model.device == "cuda", "where there is none, it fails instead of computing on the CPU"
-    assert (config.run.data_parallel, config.run.remote_engines) == (1, ())
+    assert config.model.device_type == "cuda", "where there is none, it fails instead of computing on the CPU"
+    assert (config.num_engines, config.most_engines, config.extras) == (1, 1, {})
     assert (config.run.record, config.run.black_box_mb) == ("", 0)
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from extras.remote.join_keys import make_keys
-from extras.remote.messages import FilePart, Join
+from extras.remote.messages import JOIN_VERSION, FilePart, Join
 from extras.remote.proxy import Proxy, find_refusal
 from messages import VERSION
 from messages.columns import pack_int32, pack_int64
@@ -16,12 +16,11 @@ from messages.control.admin import Acknowledged, Failed, InstructionDone
 from messages.frames import HEADER
 from messages.ring.replies import DetokenizeMsg
 from messages.ring.uids import UIDS_PER_BLOCK
-from messages.schema import SCHEMA_VERSION
 from runtime.run_dir import RunDir
 
 
 def test_another_version_of_the_program_is_turned_away_for_good():
-    for join in (Join(SCHEMA_VERSION + 1, VERSION, "box"), Join(SCHEMA_VERSION, "0.0.0-other", "box")):
+    for join in (Join(JOIN_VERSION + 1, VERSION, "box"), Join(JOIN_VERSION, "0.0.0-other", "box")):
         refusal = find_refusal(join, present_host="")
         assert refusal is not None
         assert join.release in refusal.reason
@@ -30,7 +29,7 @@ def test_another_version_of_the_program_is_turned_away_for_good():
 
 
 def test_a_second_engine_may_try_again_when_the_first_has_left():
-    join = Join(SCHEMA_VERSION, VERSION, "box")
+    join = Join(JOIN_VERSION, VERSION, "box")
     refusal = find_refusal(join, present_host="other-box")
     assert refusal is not None
     assert "an engine on other-box has joined here" in refusal.reason
@@ -43,9 +42,8 @@ def proxy(tmp_path: Path) -> Iterator[Proxy]:
     """A proxy of engine 2 that an engine has joined and serves."""
     run_dir = RunDir(tmp_path)
     run_dir.head_keys.write_bytes(msgspec.json.encode(make_keys()[0]))
-    run = SimpleNamespace(ray=False)
     link = SimpleNamespace(
-        run_dir=run_dir, name="scheduler-2", config=SimpleNamespace(run=run), add_channel=lambda channel: None
+        run_dir=run_dir, name="scheduler-2", config=SimpleNamespace(extras={}), add_channel=lambda channel: None
     )
     proxy = Proxy(cast("Any", link), "tcp://127.0.0.1:*")
     proxy._outbox = Mock()

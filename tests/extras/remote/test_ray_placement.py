@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from extras.remote import ray_placement
+from extras.remote.config import RemoteConfig
 from extras.remote.ray_placement import JoinerActor, RayPlacement
-from messages.config.server import Config, ModelConfig, ModelFacts, RunConfig
+from messages.config.server import Config, ModelConfig, ModelFacts
 from messages.errors import BootError
 from supervisor.python_process import ROOT
 
@@ -50,7 +51,8 @@ class FakeRay(SimpleNamespace):
 def place(folder: Path, address: str = "auto", **model: Any) -> RayPlacement:
     key = folder / "join.key"
     key.write_bytes(b"key")
-    return RayPlacement(Config(model=ModelConfig(**model), run=RunConfig(ray_address=address), facts=FACTS), 7001, key)
+    config = RemoteConfig(ray=address).put_into(Config(model=ModelConfig(**model), facts=FACTS))
+    return RayPlacement(config, 7001, key)
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def test_an_address_where_nobody_answers_is_told_before_ray_looks_for_it_for_min
         address = f"127.0.0.1:{server.getsockname()[1]}"
         place(tmp_path, address)
     assert ray.num_inits == 1
-    with pytest.raises(BootError, match=rf"no cluster at --ray-address {address}: `ray start --head` makes one"):
+    with pytest.raises(BootError, match=rf"no cluster at {address}: `ray start --head` makes one"):
         place(tmp_path, address)
     assert ray.num_inits == 1
 

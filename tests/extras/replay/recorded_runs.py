@@ -8,9 +8,9 @@ import msgspec
 
 from detokenizer_proc.detokenizer import Detokenizer
 from detokenizer_proc.vocabulary import load_vocabulary
+from extras.faults.messages import Poison
 from extras.replay.stand_in import ServerEndedError
 from messages.config.server import Config, ModelFacts
-from messages.control.admin import Poison
 from messages.control.processes import kind_of
 from messages.frame_files import IS_SENT
 from messages.frames import HEADER

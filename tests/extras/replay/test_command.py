@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from extras.faults.faults import read_poisons, write_poisons
-from extras.replay.frames import redact_snapshot
+from extras.faults.messages import Poison
 from messages.columns import pack_int32
-from messages.control.admin import Poison
 from messages.engines import engine_name
 from messages.ring.requests import SamplingParams, Stamps, UserMsg
 from supervisor.cli.operate import operate
+from supervisor.cli.redact import redact_snapshot
 from tests.extras.replay.recorded_runs import SchedulerAlone, config_of, record
 
 UIDS = (1, 2, 3)

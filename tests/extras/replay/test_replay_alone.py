@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from extras.replay.differences import Difference, describe, find_first
-from extras.replay.drive import Drive, output_channels
+from extras.replay.drive import ReplayDriver, output_channels
 from extras.replay.recording import Recording
 from extras.replay.stand_in import ServerEndedError
 from messages.columns import pack_int32, unpack_int32, unpack_int64
@@ -38,7 +38,7 @@ def replay(
     folder: Path, only: str, server: SchedulerAlone | Answering, uids: Sequence[int] = ()
 ) -> tuple[Recording, Difference | None]:
     recording = Recording(folder, only, uids)
-    Drive(recording, only, 0.0).run(server)  # type: ignore[arg-type]
+    ReplayDriver(recording, only, 0.0).run(server)  # type: ignore[arg-type]
     return recording, find_first(recording.attempts.values())
 
 
@@ -142,7 +142,7 @@ def test_a_request_that_ends_the_server_is_named(tmp_path: Path):
     record(tmp_path, "scheduler", SchedulerAlone(), [prompt(1), prompt(2)])
     recording = Recording(tmp_path, "scheduler")
     with pytest.raises(ServerEndedError, match="SIGSEGV"):
-        Drive(recording, "scheduler", 0.0).run(SchedulerAlone(dies_of={2}))  # type: ignore[arg-type]
+        ReplayDriver(recording, "scheduler", 0.0).run(SchedulerAlone(dies_of={2}))  # type: ignore[arg-type]
     assert [attempt.is_sent for attempt in recording.attempts.values()] == [True, True]
 
 

@@ -6,9 +6,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from extras.batches.config import BatchConfig
 from extras.replay.stand_in import server_flags
 from messages.config.server import (
-    BatchConfig,
     CacheConfig,
     Config,
     DraftFacts,
@@ -30,10 +30,10 @@ def parsed(config: Config) -> dict[str, Any]:
 def test_no_text_of_a_manifest_becomes_another_flag():
     text = "--api-key"
     facts = msgspec.structs.replace(FACTS, served_names=(text, "--port=1"), model_dir=text, tokenizer_dir="")
-    model = ModelConfig(chat_template=text, served_model_name=("x", "--port", "1"), devices=("cuda:0", "--uds", "/x"))
+    model = ModelConfig(chat_template=text, served_model_name=("x", "--port", "1"), device="--uds")
     scheduling = SchedulingConfig(draft_model="--host")
     found = parsed(Config(facts=facts, model=model, scheduling=scheduling))
-    assert (found["http"], found["batch"]) == (HttpConfig(), BatchConfig())
+    assert (found["http"], found["batches"]) == (HttpConfig(), BatchConfig())
     assert found["scheduling"] == SchedulingConfig()
     assert found["model"] == msgspec.structs.replace(
         model, served_model_name=(text,), model=str(Path(text).absolute()), tokenizer=str(Path.cwd())

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from extras.tracing.config import TracingConfig
 from extras.tracing.finished import FinishedRequest, FinishedRequests
-from frontend.process import open_span_export
+from extras.tracing.part import open_span_export
 from frontend.requests.generation import Generation
 from frontend.requests.timelines import Timelines
 from frontend.requests.trace import RequestTrace
-from messages.config.server import RunConfig
 from messages.errors import BootError
 from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg
 from tests.frontend.frontend_run import final, make_config
@@ -91,4 +91,4 @@ def test_without_the_flag_the_library_is_not_imported_and_without_the_library_th
     forbidden("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     assert open_span_export(make_config()) is None
     with pytest.raises(BootError, match=r" -m pip install -e '/.*\[otlp\]'$"):
-        open_span_export(make_config(run=RunConfig(otlp_endpoint="http://localhost:4318")))
+        open_span_export(TracingConfig(otlp_endpoint="http://localhost:4318").put_into(make_config()))

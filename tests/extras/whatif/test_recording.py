@@ -13,7 +13,7 @@ import pytest
 
 from extras.whatif.__main__ import main
 from extras.whatif.cost_model import MeasuredStep, size_of_step
-from extras.whatif.drive import Served, serve
+from extras.whatif.drive import ServedRequests, serve
 from extras.whatif.outcome import simulate, summarize
 from extras.whatif.recording import read_recording
 from extras.whatif.self_check import find_errors
@@ -107,7 +107,7 @@ class RecordedRunner(SimulatedRunner):
 
 def record(
     folder: Path, monkeypatch: pytest.MonkeyPatch, can_overlap: bool = False, late_ns: int = 0
-) -> tuple[Served, RecordedRunner]:
+) -> tuple[ServedRequests, RecordedRunner]:
     """Returns what has been recorded; every fourth step reaches the frontend so much later than the others."""
     config = make_config(SETTING, calibration())
     write_manifest(folder, make_manifest(config))

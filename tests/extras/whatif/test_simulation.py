@@ -9,7 +9,7 @@ import pytest
 
 from extras.whatif.calibration import Calibration
 from extras.whatif.cost_model import CostModel, MeasuredStep
-from extras.whatif.drive import Served, serve
+from extras.whatif.drive import ServedRequests, serve
 from extras.whatif.outcome import simulate
 from extras.whatif.settings import Setting, check_possible, make_config
 from extras.whatif.simulation import SimulatedRunner, SimulatedStep
@@ -37,7 +37,7 @@ def run(
     setting: Setting = SETTING,
     server: Calibration | None = None,
     model: CostModel = MODEL,
-) -> tuple[Served, list[Batch]]:
+) -> tuple[ServedRequests, list[Batch]]:
     server = server or calibration()
     runner = NotingRunner(model.predict, setting, server.can_overlap, arrivals)
     runner.batches = []

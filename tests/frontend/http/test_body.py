@@ -130,7 +130,7 @@ def test_the_bodies_of_all_requests_have_one_budget():
                 while not refused.endswith(b"}}"):
                     refused += third.recv(65536)
             assert refused.startswith(b"HTTP/1.1 503 ")
-            assert b"--max-bodies-mb" in refused
+            assert b"--max-body-mb" in refused
             assert b"\r\nretry-after: " in refused.lower()
             run.round_trip()
             first.sendall(b'"}  ')

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -82,8 +83,8 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
 def test_keys_come_from_flags_and_a_file(tmp_path: Path, flag: str):
     file = tmp_path / "keys"
     file.write_text(f"# ours\n{OTHER}\n\n  sk-third  \n{KEY}\n")
-    assert read_keys(flag, (KEY,), str(file)) == (KEY, OTHER, "sk-third")
-    assert read_keys(flag, (), "") == ()
+    assert read_keys(flag, (KEY, f"@{file}")) == (KEY, OTHER, "sk-third")
+    assert read_keys(flag, ()) == ()
 
 
 @pytest.mark.parametrize(
@@ -93,19 +94,20 @@ def test_a_file_without_keys_is_refused(tmp_path: Path, content: bytes | None, f
     file = tmp_path / "keys"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(BootError, match=f"--admin-key-file.*{fragment}"):
-        read_keys("--admin-key", (), str(file))
+    with pytest.raises(BootError, match=f"--admin-key.*{fragment}"):
+        read_keys("--admin-key", (f"@{file}",))
 
 
 @pytest.mark.parametrize("key", ["", "a b", "é", "a\n"])
 def test_a_key_that_no_header_can_carry_is_refused(key: str):
     with pytest.raises(BootError, match="--api-key"):
-        read_keys("--api-key", (key,), "")
+        read_keys("--api-key", (key,))
 
 
-@pytest.mark.parametrize("field", ["api_key_file", "admin_key_file"])
+@pytest.mark.parametrize("field", ["api_key", "admin_key"])
 def test_a_server_does_not_start_without_the_keys_it_was_told_of(tmp_path: Path, field: str):
-    http = HttpConfig(port=0, **{field: str(tmp_path / "none")})
+    keys: dict[str, Any] = {field: (f"@{tmp_path / 'none'}",)}
+    http = HttpConfig(port=0, **keys)
     with FakeLauncher(make_config(http)) as launcher:
         launcher.start("frontend")
         assert "cannot be read" in launcher.wait_for("frontend", BootFailed, timeout_s=30).message

@@ -126,13 +126,15 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
     def gpu_of(place: int, *devices: str) -> str:
-        return str(find_placement(ModelConfig(devices=devices), CacheConfig(), HfConfig({}), place).device)
+        return str(
+            find_placement(ModelConfig(device=",".join(devices) or "auto"), CacheConfig(), HfConfig({}), place).device
+        )
 
     assert [gpu_of(1), gpu_of(2)] == ["cuda:0", "cuda:1"]
     assert gpu_of(1, "cuda:1", "cuda:0") == "cuda:1"
     with pytest.raises(BootError, match="rank 3 of all engines has no GPU: this machine has 2"):
         gpu_of(3)
-    with pytest.raises(BootError, match="rank 2 of all engines has no GPU: --devices names 1"):
+    with pytest.raises(BootError, match="rank 2 of all engines has no GPU: --device names 1"):
         gpu_of(2, "cuda:0")
-    with pytest.raises(BootError, match="--devices cuda:2: torch finds 2 CUDA devices"):
+    with pytest.raises(BootError, match="--device cuda:2: torch finds 2 CUDA devices"):
         gpu_of(1, "cuda:2")

@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from extras.batches.config import BATCH_PRIORITY
 from messages.columns import unpack_int32, unpack_int64
-from messages.ring.requests import AbortMsg, Stamps, UserMsg
+from messages.ring.requests import YIELDING_PRIORITY, AbortMsg, Stamps, UserMsg
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.overlapped import OverlappedBench
 from tests.scheduler_proc.simulated_runner import expected_output
@@ -252,7 +251,7 @@ def test_a_budget_smaller_than_the_rows_is_kept():
 
 def batch_line(uid: int, max_tokens: int = 20, length: int = 6, **params: Any) -> UserMsg:
     """A request that gives way to all others."""
-    return user_msg(uid, prompt(length, uid), max_tokens, priority=BATCH_PRIORITY, ignore_eos=True, **params)
+    return user_msg(uid, prompt(length, uid), max_tokens, priority=YIELDING_PRIORITY, ignore_eos=True, **params)
 
 
 def check_output(bench: Bench, message: UserMsg, length: int = 6) -> None:

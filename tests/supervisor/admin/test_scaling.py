@@ -76,7 +76,7 @@ def test_schedulers_are_added_replaced_and_removed():
         for name in ("scheduler-2", "scheduler-1"):
             result = operate_on(run, "restart", name)
             assert result.returncode == 0, result.stderr
-            assert "running requests go on elsewhere" in result.stderr
+            assert "running requests continue elsewhere" in result.stderr
         assert {name: ps(run)[name]["incarnation"] for name in ("scheduler", "scheduler-2")} == {
             "scheduler": 2,
             "scheduler-2": 2,

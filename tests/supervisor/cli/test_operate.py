@@ -147,7 +147,7 @@ def test_wrong_use_is_told_and_has_its_exit_codes():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["pss"], "launch.py: there is no command 'pss'; did you mean ps?\ncommands are ps, top, "),
+        (["pss"], "launch.py: there is no command 'pss'; did you mean ps?\ncommands are ps, logs, "),
         (["joins"], "launch.py: there is no command 'joins'; did you mean join?\n"),
         (["status"], "launch.py: there is no command 'status'\ncommands are ps, "),
         (["serve"], "calibrate, whatif; each has --help\nto start a server, give no command: launch.py --model DIR"),

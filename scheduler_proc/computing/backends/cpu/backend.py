@@ -43,7 +43,7 @@ class CpuBackend:
                 "--kv-offload-gb: on a CPU the KV cache is in the host's memory; raise --kv-cache-memory-gb instead"
             )
         run = config.run
-        set_threads(config.model.cpu_threads, run.most_engines, place.engine, run.tensor_parallel, place.rank)
+        set_threads(config.model.cpu_threads, config.most_engines, place.engine, run.tensor_parallel, place.rank)
 
     def load_kernels(self, report: Report) -> None:
         load_kernels(report)

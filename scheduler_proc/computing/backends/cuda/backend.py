@@ -80,12 +80,12 @@ def _find_gpu(devices: Sequence[str], number: int) -> torch.device:
     num_gpus = torch.cuda.device_count()
     names = devices or [f"cuda:{index}" for index in range(num_gpus)]
     if number > len(names):
-        source = "--devices names" if devices else "this machine has"
+        source = "--device names" if devices else "this machine has"
         raise BootError(
             f"rank {number} of all engines has no GPU: {source} {len(names)} ({', '.join(names)}), and each takes one; "
             "lower --data-parallel or --tensor-parallel"
         )
     device = torch.device(names[number - 1])
     if device.index >= num_gpus:
-        raise BootError(f"--devices {device}: torch finds {num_gpus} CUDA devices, the last is cuda:{num_gpus - 1}")
+        raise BootError(f"--device {device}: torch finds {num_gpus} CUDA devices, the last is cuda:{num_gpus - 1}")
     return device

@@ -215,7 +215,7 @@ def test_tools_that_shall_not_be_used_are_taken(server: FrontendRun):
         ({"max_completion_tokens": 2**31}, "max_completion_tokens", "to 2147483647, got 2147483648"),
         ({"max_tokens": 0}, "max_tokens", "from 1 to 2147483647, got 0"),
         ({"n": 2, "temperature": 0}, "n", "greedy"),
-        ({"n": 65}, "n", "at most 64 (--max-n-sequences), got 65"),
+        ({"n": 65}, "n", "at most 64, got 65"),
         ({"service_tier": {}}, "service_tier", "a string"),
         ({"metadata": {"a": 1}}, "metadata", "an object of strings"),
         ({"tools": [{"type": "function"}]}, "tools", "missing required field `function` (at tools[0])"),

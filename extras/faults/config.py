@@ -1,0 +1,17 @@
+"""The flag of fault injection."""
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from messages.config.server import ExtraConfig
+
+
+class FaultsConfig(ExtraConfig, frozen=True, kw_only=True):
+    """Fault injection"""
+
+    EXTRA: ClassVar[str] = "faults"
+
+    enable_fault_injection: Annotated[
+        bool, Meta(description="obey `launch.py inject`: processes die, frames are lost, on purpose")
+    ] = False

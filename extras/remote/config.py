@@ -1,0 +1,101 @@
+"""The flags of engines on other machines, and of their number if it follows the load."""
+
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from extras.remote.join_keys import check_address
+from extras.remote.scaling_rule import ScalingLimits
+from messages.config.server import Config, ExtraConfig
+from messages.engines import SCHEDULER
+from messages.errors import UsageError
+
+ANY_PORT = "tcp://0.0.0.0:*"
+
+SCALING_DEFAULTS = {"min": 1.0, "up_tokens": 4096.0, "up_s": 5.0, "down_s": 60.0}
+
+
+class RemoteConfig(ExtraConfig, frozen=True, kw_only=True):
+    """Remote engines and autoscaling"""
+
+    EXTRA: ClassVar[str] = "remote"
+
+    remote_engines: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="addresses, an engine each, at which other machines join (`launch.py join`), besides the "
+            "engines of --data-parallel",
+            extra={"metavar": "tcp://HOST:PORT"},
+        ),
+    ] = ()
+    ray: Annotated[
+        str,
+        Meta(
+            description="make Ray place the engines of --data-parallel on the nodes of its cluster at ADDRESS, as "
+            "ray.init takes it (without ADDRESS: the one on this machine); needs .venv/bin/pip install -e '.[ray]'",
+            extra={"metavar": "ADDRESS", "const": "auto"},
+        ),
+    ] = ""
+    max_engines: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=32,
+            description="start and end engines with the load, up to this number (of --data-parallel, also with --ray); "
+            "0: their number stays",
+        ),
+    ] = 0
+    scaling: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="with --max-engines: min, the fewest engines; up_tokens and up_s, an engine is added when more "
+            "prompt tokens per engine wait that long; down_s, one ends after that time without a waiting prompt and "
+            "with room in the others (default: min=1 up_tokens=4096 up_s=5 down_s=60)",
+            extra={"metavar": "NAME=NUMBER"},
+        ),
+    ] = ()
+
+    @property
+    def limits(self) -> ScalingLimits:
+        """Raises `UsageError` for a rule of `--scaling` that is not valid."""
+        values = dict(SCALING_DEFAULTS)
+        for rule in self.scaling:
+            name, _, number = rule.partition("=")
+            try:
+                value = float(number)
+            except ValueError:
+                value = 0.0
+            if name not in values or not 1 <= value < float("inf"):
+                names = ", ".join(values)
+                raise UsageError(
+                    f"--scaling: {rule!r} is not valid: expected NAME=NUMBER with one of {names}, at least 1"
+                )
+            values[name] = value
+        return ScalingLimits(
+            int(values["min"]), self.max_engines, int(values["up_tokens"]), values["up_s"], values["down_s"]
+        )
+
+    def check(self, config: Config) -> Config:
+        """Returns `config` with the numbers of engines on this machine and on others."""
+        limits, run, addresses = self.limits, config.run, self.remote_engines
+        if self.max_engines:
+            num_engines = max(limits.min_engines, run.data_parallel)
+            if addresses or SCHEDULER in run.external:
+                raise UsageError("--max-engines: engines at --remote-engines, or started by hand, come and go with you")
+            if num_engines > self.max_engines:
+                raise UsageError("--max-engines: there can be no fewer than min of --scaling and --data-parallel")
+            run = msgspec.structs.replace(run, data_parallel=num_engines)
+        for address in addresses:
+            check_address("--remote-engines", address)
+        if self.ray:
+            if addresses:
+                raise UsageError(
+                    "--ray places all engines: give their number as --data-parallel, and no --remote-engines"
+                )
+            addresses = (ANY_PORT,) * run.data_parallel
+            run = msgspec.structs.replace(run, data_parallel=0)
+            config = msgspec.structs.replace(self, remote_engines=addresses).put_into(config)
+        if addresses and run.tensor_parallel > 1:
+            raise UsageError("--tensor-parallel: an engine on another machine has one rank; leave it at 1")
+        return msgspec.structs.replace(config, run=run, num_remote_engines=len(addresses), max_engines=self.max_engines)

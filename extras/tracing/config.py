@@ -1,0 +1,27 @@
+"""The flag of traces."""
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from messages.config.server import Config, ExtraConfig
+from messages.errors import UsageError
+
+
+class TracingConfig(ExtraConfig, frozen=True, kw_only=True):
+    """Traces"""
+
+    EXTRA: ClassVar[str] = "tracing"
+
+    otlp_endpoint: Annotated[
+        str,
+        Meta(
+            description="collector that gets a trace of each request (OTLP over HTTP), as http://localhost:4318; needs "
+            ".venv/bin/pip install -e '.[otlp]'"
+        ),
+    ] = ""
+
+    def check(self, config: Config) -> Config:
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise UsageError(f"--otlp-endpoint: {self.otlp_endpoint} is not a URL, as http://localhost:4318 is")
+        return config

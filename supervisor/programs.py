@@ -1,0 +1,29 @@
+"""The commands of `launch.py`: which there are, and those that are programs of their own."""
+
+import os
+from collections.abc import Sequence
+from typing import NoReturn
+
+from runtime.extras import installed_extras
+from supervisor.python_process import python_command, python_path
+
+OPERATOR_COMMANDS = ("ps", "logs", "drain", "restart", "scale", "snapshot", "log-level", "profile")
+"""The core's commands for a running server (`supervisor/cli/operate.py`)."""
+
+
+def find_programs() -> dict[str, str]:
+    """Returns the module of each command that needs no running server and is a program of its own."""
+    return {name: module for extra in installed_extras() for name, module in extra.programs.items()}
+
+
+def command_names() -> tuple[list[str], list[str]]:
+    """Returns the commands for a running server, then the others."""
+    added = [entry for extra in installed_extras() for entry in extra.commands.items()]
+    with_server = [*OPERATOR_COMMANDS, *(name for name, command in added if command.needs_server)]
+    return with_server, [*(name for name, command in added if not command.needs_server), *find_programs()]
+
+
+def run_program(module: str, arguments: Sequence[str]) -> NoReturn:
+    """Becomes the program `module`."""
+    command = (*python_command(module), *arguments)
+    os.execve(command[0], command, {**os.environ, "PYTHONPATH": python_path()})
