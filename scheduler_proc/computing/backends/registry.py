@@ -13,8 +13,8 @@ BACKENDS: tuple[Backend, ...] = (CudaBackend(), CpuBackend())
 def find_backend(model: ModelConfig) -> Backend:
     """Raises `BootError` if the requested device is not available."""
     for backend in BACKENDS:
-        if model.device in ("auto", backend.name) and backend.is_available():
+        if model.device_type in ("auto", backend.name) and backend.is_available():
             return backend
     raise BootError(
-        f"--device {model.device}: torch finds no {model.device.upper()} device; --device cpu runs without one"
+        f"--device {model.device}: torch finds no {model.device_type.upper()} device; --device cpu runs without one"
     )
