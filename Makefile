@@ -28,6 +28,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
+	$(BIN)/python tools/check_english.py
 
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix
