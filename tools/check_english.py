@@ -76,7 +76,7 @@ PATTERNS = (
     Pattern("hears", r"\b(?:[Hh]ears?|[Hh]eard)\b", "a program receives a message, is notified, or sees a reply"),
     Pattern("says", r"\b(?:[Ss]ays|[Ss]aid|[Ss]aying)\b", "a program reports, states, returns, specifies, shows"),
     Pattern("beside", r"\b[Bb]eside\b", "with, next to, during, in addition to, compared with"),
-    Pattern("goes on", r"\b(?:[Gg]oes|[Gg]o|[Ww]ent|[Gg]one|[Gg]oing) on\b", "continues, proceeds, resumes"),
+    Pattern("goes on", r"\b(?:[Gg]oes|[Gg]o|[Ww]ent|[Gg]one|[Gg]oing) on\b(?! an?\b)", "continues, proceeds, resumes"),
     Pattern(
         "nobody",
         r"\b(?:[Nn]obody|[Ww]hoever|[Ww]homever|[Ss]omebody|[Aa]nybody|[Ee]verybody)\b",

@@ -1,4 +1,4 @@
-"""The sections about the CPU engine: beside other servers, kernel by kernel, and with quantized weights."""
+"""The sections about the CPU engine: compared with other servers, kernel by kernel, and with quantized weights."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -7,12 +7,12 @@ from benchmarks.page.text import Result, make_table, name_source, read_result
 
 
 def cpu_parts(results: Path) -> list[str]:
-    """Returns the section of the CPU engine, or none where it has not been measured yet."""
+    """Returns the section of the CPU engine, empty if it has not been measured."""
     found = [read_result(results, file.stem) for file in sorted(results.glob("cpu*.json"))]
     if not found:
         return []
     return [
-        "## The CPU engine beside other servers\n",
+        "## The CPU engine compared with other servers\n",
         *(_cpu_text(cpu["results"]) + name_source(cpu) for cpu in found),
     ]
 
@@ -30,7 +30,7 @@ def _cpu_text(found: Result) -> str:
         f"the first token: {', '.join(f'{name} {seconds:.1f} s' for name, seconds in starts.items())}. Measured in the "
         f"same run: {limits['threads']} threads{at_best} read {limits['read_gb_per_s']:.0f} GB/s and multiply "
         f"{limits[f'{dtype}_product_gflop_per_s']:,.0f} GFLOP/s; one stream whose every token reads all weights once "
-        f"at that rate would be given {limits['one_stream_tok_per_s_at_read_limit']:.0f} tok/s."
+        f"at that rate would get {limits['one_stream_tok_per_s_at_read_limit']:.0f} tok/s."
     )
     remark = f" {found['remark']}" if "remark" in found else ""
     heads = ("workload", "tokens in + out", "unit", *names, "times the best peer", "goal")
@@ -47,12 +47,12 @@ def _cpu_row(line: Result, peers: Sequence[str]) -> Sequence[object]:
 
 
 def one_stream_parts(results: Path) -> list[str]:
-    """Returns the section of one stream beside the memory's speed, or none where it has not been measured yet."""
+    """Returns the section that compares one stream with the memory's speed; empty if it has not been measured."""
     found = [read_result(results, file.stem) for file in sorted(results.glob("one_stream*.json"))]
     if not found:
         return []
     tables = "\n".join(_one_stream_text(one["results"]) + name_source(one) for one in found)
-    return ["## One stream beside the memory's speed\n\n" + tables]
+    return ["## One stream compared with the memory's speed\n\n" + tables]
 
 
 def _one_stream_text(found: Result) -> str:
@@ -75,7 +75,7 @@ def _one_stream_text(found: Result) -> str:
 
 
 def step_kernels_parts(results: Path) -> list[str]:
-    """Returns the section of what a step's C kernels take, or none where it has not been measured yet."""
+    """Returns the section of what a step's C kernels take, empty if it has not been measured."""
     found = [read_result(results, file.stem) for file in sorted(results.glob("step_kernels*.json"))]
     if not found:
         return []
@@ -105,7 +105,7 @@ def _total(steps: Sequence[Result], name: str) -> float:
 
 
 def quantization_parts(results: Path) -> list[str]:
-    """Returns the section of quantized weights, or none where they have not been measured yet."""
+    """Returns the section of quantized weights, empty if they have not been measured."""
     if not (results / "quantization.json").exists():
         return []
     found = read_result(results, "quantization")
@@ -116,7 +116,7 @@ def quantization_parts(results: Path) -> list[str]:
 
 
 def kv_cache_parts(results: Path) -> list[str]:
-    """Returns the section of an int8 KV cache, or none where it has not been measured yet."""
+    """Returns the section of an int8 KV cache, empty if it has not been measured."""
     names = ("kv_cache", "kv_cache_1_thread")
     if not all((results / f"{name}.json").exists() for name in names):
         return []
@@ -137,7 +137,7 @@ def _cached_step_table(found: Result) -> str:
     caches = ", ".join(f"{size:,.0f} MiB in {name}" for name, size in speed["cache_mib"].items())
     intro = (
         f"Decode steps of {speed['layers']} layers of {speed['shape']} that compute in {dtype} with {speed['threads']} "
-        f"thread: the CPU time of a step, and how long its attention took beside other programs. The cache: "
+        f"thread: the CPU time of a step, and how long its attention took while other programs ran. The cache: "
         f"{caches}.\n\n"
     )
     header = "rows", "context", *(f"{what}, {name}, ms" for what in ("step's CPU", "attention") for name in formats)
@@ -152,7 +152,7 @@ def _perplexity_table(lines: Iterable[Result]) -> str:
         more = 100 * (line["perplexity"] / exact[line["model"]] - 1)
         cells = f"{line['num_tokens']:,}", line["format"], f"{line['perplexity']:.4f}", f"{more:+.3f} %"
         rows.append((line["model"], *cells))
-    return make_table(("model", "tokens", "format", "perplexity", "beside float32"), rows)
+    return make_table(("model", "tokens", "format", "perplexity", "change from float32"), rows)
 
 
 def _quantized_speed_table(speed: Result) -> str:

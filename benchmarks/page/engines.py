@@ -1,4 +1,4 @@
-"""What is known of several engines: how requests are spread in the simulation, and what a stream feels of a death."""
+"""The sections about several engines: how requests are spread in the simulation, and what a stream feels of a death."""
 
 import statistics
 

@@ -1,4 +1,4 @@
-"""What all sections are made with: result files, tables, and the line that says where numbers come from."""
+"""What all sections are made with: result files, tables, and the line that names the source of numbers."""
 
 import json
 from collections.abc import Iterable, Sequence

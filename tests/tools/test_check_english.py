@@ -47,6 +47,7 @@ def test_each_construction_is_found(tmp_path: Path, sentence: str, name: str):
         "It is not for clients but for operators.",
         "Returns the directory where the file is.",
         "What is a page?",
+        "Where the time goes on a CPU.",
         "The flag `beside` and the text “goes on” are quoted.",
         "See [it](docs/what-they-ask-beside.md).",
     ],
