@@ -10,10 +10,11 @@ def first_page_table(results: Path) -> str:
     run = read_result(results, "cpu")
     found, machine = run["results"], run["machine"]
     vectors = f" with {machine['vectors']}" if machine.get("vectors") else ""
+    num_rounds = len(found["workloads"][0]["rounds"]["sluice"])
     rows = [_row(line, found["peers"]) for line in found["workloads"]]
     source = (
-        f"{found['shape']} in {found['dtype']}, {machine['cores']} cores of {machine['cpu']}{vectors}, over HTTP, medians "
-        f"of {len(found['workloads'][0]['rounds']['sluice'])} rounds in turn; commit {run['commit']}, {run['when'][:10]}."
+        f"{found['shape']} in {found['dtype']}, {machine['cores']} cores of {machine['cpu']}{vectors}, over HTTP, "
+        f"medians of {num_rounds} rounds in turn; commit {run['commit']}, {run['when'][:10]}."
     )
     heads = ("workload", "unit", "Sluice", *found["peers"], "against the best of them")
     return make_table(heads, rows) + "\n" + source + "\n"
