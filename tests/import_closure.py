@@ -41,7 +41,7 @@ def find_closure(names: Iterable[str], without: Iterable[str] = ()) -> set[str]:
 
 @cache
 def imports_of(name: str) -> frozenset[str]:
-    """Returns the files of ours that a file imports anywhere, without `__init__.py` files that only have a docstring."""
+    """Returns the files of ours that a file imports anywhere, without each `__init__.py` that only has a docstring."""
     found: set[str] = set()
     for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
