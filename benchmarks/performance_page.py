@@ -1,27 +1,27 @@
-"""Makes docs/PERFORMANCE.md and the pages below it of the result files, so that every number has its run.
+"""Makes docs/PERFORMANCE.md and docs/performance/parts.md from the result files, so that every number names its run.
 
 python -m benchmarks.performance_page
 """
 
 from pathlib import Path
 
-from benchmarks.page.cpu_engine import (
-    cpu_parts,
-    kv_cache_parts,
-    one_stream_parts,
-    quantization_parts,
-    step_kernels_parts,
-)
-from benchmarks.page.engines import engine_death_text, remote_cost_table, router_table
+from benchmarks.page.cpu_engine import cpu_parts, one_stream_parts, step_kernels_parts
 from benchmarks.page.gpu import make_gpu_part
-from benchmarks.page.serving import footprint_text, load_table, mixed_table, recovery_table, ring_cost_table
-from benchmarks.page.step_costs import schedule_table, speculation_table, wire_table
-from benchmarks.page.text import name_source, read_result
+from benchmarks.page.serving import (
+    engine_death_text,
+    footprint_text,
+    load_table,
+    mixed_table,
+    recovery_table,
+    ring_cost_table,
+    schedule_table,
+    wire_table,
+)
+from benchmarks.result_file import name_source, read_result, read_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
-LOADS = ("server_1_stream", "server_16_streams", "server_64_streams", "server_shared_prefix")
 
 
 def main() -> int:
@@ -31,21 +31,21 @@ def main() -> int:
 
 
 def make_pages(results: Path) -> dict[str, str]:
-    """Returns the pages for the result files in a directory, by their path in `docs/`."""
+    """Returns the pages made from a directory of result files, by path below `docs/`."""
     return {"PERFORMANCE.md": _make_summary(results), "performance/parts.md": _make_parts(results)}
 
 
 def _make_summary(results: Path) -> str:
-    """What a user feels."""
-    footprint, recovery = read_result(results, "footprint"), read_result(results, "recovery")
-    loads = [read_result(results, name) for name in LOADS]
+    """Returns the page about what users notice."""
+    loads = read_runs(results, "server")
+    footprint, recovery = read_result(results, "footprint"), read_result(results, "recovery#processes")
     parts = [
-        "# Performance\n\nMade by `python -m benchmarks.performance_page` of the files in `benchmarks/results/`; "
-        "`make bench` writes them anew. Where nothing else is said, the model is the bundled one and each figure is of "
-        "one run. Everything but the last section ran on a CPU, on the C kernels and torch. Between equal runs, "
-        "throughput was seen to differ by up to half.\n\n"
-        "`performance/parts.md` has the parts that make up these figures; `performance/choices.md` the measurements "
-        "by which kernels and defaults were chosen.\n",
+        "# Performance\n\n`python -m benchmarks.performance_page` makes this page from the files in "
+        "`benchmarks/results/`, which `make bench` writes. Unless a section says otherwise, the model is the bundled "
+        "one and each number is from one run. All sections but the last ran on a CPU, with the C kernels and torch. "
+        "Throughput of equal runs differed by up to half.\n\n"
+        "`performance/parts.md` shows the parts that make up these numbers; `performance/choices.md` has the "
+        "measurements that decided kernels and defaults.\n",
         "## A running server under load\n\n" + load_table(loads) + name_source(loads[0], len(loads)),
         *cpu_parts(results),
         "## Start, memory and idle\n\n" + footprint_text(footprint) + name_source(footprint),
@@ -56,25 +56,18 @@ def _make_summary(results: Path) -> str:
 
 
 def _make_parts(results: Path) -> str:
-    mixed, ring_cost, wire, schedule, router, death, remote = (
-        read_result(results, name)
-        for name in ("mixed_steps", "ring_cost", "wire", "schedule", "router", "engine_death", "remote_cost")
+    mixed, ring_cost, wire, schedule, death = (
+        read_result(results, name) for name in ("mixed_steps", "ring_cost", "wire", "schedule", "recovery#engines")
     )
-    speculation = read_result(results, "speculative_float32")
     parts = [
-        "# Performance of the parts\n\nMade of result files, as `../PERFORMANCE.md` is.\n",
+        "# Performance of the parts\n\nMade from result files, like `../PERFORMANCE.md`.\n",
         *one_stream_parts(results),
         *step_kernels_parts(results),
-        *quantization_parts(results),
-        *kv_cache_parts(results),
-        "## What running streams feel when long prompts arrive\n\n" + mixed_table(mixed) + name_source(mixed),
-        "## What clients feel of the ring\n\n" + ring_cost_table(ring_cost) + name_source(ring_cost),
-        "## What a step costs outside of the model\n\n" + wire_table(wire) + name_source(wire),
-        "## What deciding costs\n\n" + schedule_table(schedule) + name_source(schedule),
-        "## What speculation gains\n\n" + speculation_table(speculation) + name_source(speculation),
-        "## When one of several engines dies\n\n" + engine_death_text(death) + name_source(death),
-        "## How requests are spread over engines\n\n" + router_table(router) + name_source(router),
-        "## What an engine on another machine costs\n\n" + remote_cost_table(remote) + name_source(remote),
+        "## Running streams while long prompts arrive\n\n" + mixed_table(mixed) + name_source(mixed),
+        "## The ring's cost to clients\n\n" + ring_cost_table(ring_cost) + name_source(ring_cost),
+        "## A step's cost outside of the model\n\n" + wire_table(wire) + name_source(wire),
+        "## The scheduler's decisions\n\n" + schedule_table(schedule) + name_source(schedule),
+        "## The death of one of several engines\n\n" + engine_death_text(death) + name_source(death),
     ]
     return "\n".join(parts)
 

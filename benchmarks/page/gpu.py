@@ -1,17 +1,17 @@
-"""The part of docs/PERFORMANCE.md about GPUs, made of the result file that `make bench-gpu` writes."""
+"""The section of docs/PERFORMANCE.md about GPUs, made from the result file of `make bench-gpu`."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.page.serving import load_table
-from benchmarks.page.text import Result, make_table, read_result
+from benchmarks.result_file import Result, make_table, read_result
 
 NAME = "gpu"
 NOT_RUN = (
-    "Not run on a GPU yet: there are no such results. `make bench-gpu` checks the tokens of trained models, measures a "
-    "step's own time, the offline benchmark, every kernel beside the device's limits, a server, and transformers, and "
-    "this section is made of what it finds (`GPU_RUN.md`).\n"
+    "Not run on a GPU yet: there are no results. `make bench-gpu` checks the tokens of trained models and measures "
+    "steps, the offline benchmark, every kernel and the device's limits, a server, and transformers. Its result file "
+    "makes this section (`GPU_RUN.md`).\n"
 )
 OWN_FORM = "Triton"
 SHOWN_KERNELS = 8
