@@ -28,6 +28,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
+	$(BIN)/python tools/check_english.py
 
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix
@@ -41,7 +42,7 @@ lines: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.run_all $(ARGS)
 
-# On a machine with a CUDA GPU (docs/GPU_RUN.md). They run on PYTHON as it is: it needs a torch built for CUDA, triton,
+# On a machine with a CUDA GPU (docs/speed/gpu-run.md). They run on PYTHON as it is: it needs a torch built for CUDA, triton,
 # numpy, pytest, pytest-timeout and hypothesis, and for what is more than kernels the server's libraries. What it lacks
 # can be taken along: gpu-wheels fetches it where there is a network, gpu-install installs it where there is none.
 GPU_SITE := $(CURDIR)/build/gpu-site

@@ -1,1 +1,1 @@
-"""The sections of docs/PERFORMANCE.md and docs/performance/parts.md, made from result files."""
+"""The sections of docs/speed/performance.md and docs/speed/parts.md, made from result files."""

@@ -3,7 +3,39 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.result_file import Result, make_table, name_source, read_runs
+from benchmarks.result_file import Result, make_table, name_source, read_result, read_runs
+
+README_RUN = "cpu#avx512_gpt2-124m"
+
+
+def readme_table(results: Path) -> str:
+    """Returns the README's table of speed, from one run, with a line that names its machine, commit and day."""
+    run = read_result(results, README_RUN)
+    found, machine = run["results"], run["machine"]
+    vectors = f" with {machine['vectors']}" if machine.get("vectors") else ""
+    rows = [_readme_row(line, found["peers"]) for line in found["workloads"]]
+    num_rounds = len(found["workloads"][0]["rounds"]["sluice"])
+    source = (
+        f"{found['shape']} in {found['dtype']}, {machine['cores']} cores of {machine['cpu']}{vectors}, over HTTP, "
+        f"medians of {num_rounds} rounds in turn; commit {run['commit']}, {run['when'][:10]}."
+    )
+    heads = ("workload", "unit", "Sluice", *found["peers"], "against the best of them")
+    return make_table(heads, rows) + "\n" + source + "\n"
+
+
+def _readme_row(line: Result, peers: Sequence[str]) -> Sequence[object]:
+    cells = [_format(line["median"][name]) for name in ("sluice", *peers)]
+    return [f"{line['about']}, {line['tokens']} tokens", line["unit"], *cells, f"{_gain(line, peers):.2f} times"]
+
+
+def _gain(line: Result, peers: Sequence[str]) -> float:
+    """Returns how many times as fast as the best peer our server is."""
+    own, others = line["median"]["sluice"], [line["median"][name] for name in peers]
+    return min(others) / own if line["unit"] == "s" else own / max(others)
+
+
+def _format(value: float) -> str:
+    return f"{value:,.{1 if value < 100 else 0}f}"
 
 
 def cpu_parts(results: Path) -> list[str]:
@@ -38,11 +70,8 @@ def _cpu_text(found: Result) -> str:
 
 
 def _cpu_row(line: Result, peers: Sequence[str]) -> Sequence[object]:
-    median = line["median"]
-    own, others = median["sluice"], [median[name] for name in peers]
-    is_time = line["unit"] == "s"
-    gain = f"{min(others) / own if is_time else own / max(others):.2f}" if others else ""
-    cells = [f"{value:,.{1 if value < 100 else 0}f}" for value in median.values()]
+    cells = [_format(value) for value in line["median"].values()]
+    gain = f"{_gain(line, peers):.2f}" if peers else ""
     return (f"{line['name']} {line['about']}", line["tokens"], line["unit"], *cells, gain, line["goal"])
 
 

@@ -1,4 +1,4 @@
-"""The section of docs/PERFORMANCE.md about GPUs, made from the result file of `make bench-gpu`."""
+"""The section of docs/speed/performance.md about GPUs, made from the result file of `make bench-gpu`."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +11,7 @@ NAME = "gpu"
 NOT_RUN = (
     "Not run on a GPU yet: there are no results. `make bench-gpu` checks the tokens of trained models and measures "
     "steps, the offline benchmark, every kernel and the device's limits, a server, and transformers. Its result file "
-    "makes this section (`GPU_RUN.md`).\n"
+    "becomes this section ([the plan of a first run](gpu-run.md)).\n"
 )
 OWN_FORM = "Triton"
 SHOWN_KERNELS = 8

@@ -4,12 +4,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.performance_page import DOCS, RESULTS, make_pages
+from benchmarks.page.cpu_engine import readme_table
+from benchmarks.performance_page import DOCS, RESULTS, ROOT, make_pages
 
 
 def test_the_pages_are_those_of_the_committed_results() -> None:
     for name, text in make_pages(RESULTS).items():
         assert (DOCS / name).read_text(encoding="utf-8") == text
+
+
+def test_the_readme_has_the_table_of_one_run() -> None:
+    assert readme_table(RESULTS) in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def results_in(document: dict[str, Any]) -> list[dict[str, Any]]:
