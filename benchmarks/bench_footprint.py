@@ -1,9 +1,9 @@
-"""What a server costs that does nothing: time to start, memory of each process, CPU and wake-ups when idle.
+"""The cost of an idle server: start-up time, memory of each process, CPU time and wake-ups.
 
     python -m benchmarks.bench_footprint --model DIR
 
-Idle is measured twice: after the start, and again after a load of 64 streams. Ends the server by SIGTERM and checks
-that it leaves with exit code 0 and that none of its processes stays.
+Idle cost is measured after the start and again after a load of 64 streams. Finally SIGTERM must end the server with
+exit code 0 and leave no process behind.
 """
 
 import argparse
@@ -20,9 +20,8 @@ from benchmarks.load.drive import Limits, Load
 from benchmarks.load.report import Report, format_report, make_report
 from benchmarks.load.server_facts import ServerUnavailableError, ask_server
 from benchmarks.load.workloads import LengthRange, Lengths, SamplingFields, random_prompts
-from benchmarks.process_tree import ProcessMemory, TreeActivity, is_running, memory, tree_pids, watch
 from benchmarks.result_file import write_result
-from benchmarks.server_process import ServerProcess
+from benchmarks.server_process import ProcessMemory, ServerProcess, TreeActivity, is_running, memory, tree_pids, watch
 from messages.errors import SluiceError
 
 NUM_STREAMS = 64

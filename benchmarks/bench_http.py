@@ -1,9 +1,9 @@
-"""A server of a known shape with random weights under loads of several sizes, over HTTP.
+"""HTTP load of several sizes on a server of a known shape with random weights.
 
     python -m benchmarks.bench_http --shape qwen3-0.6b [--concurrency 1 16 64] [--device cuda] [--json FILE] [FLAGS]
 
-FLAGS are the server's own. It starts the server, loads it as bench_server does (random prompts of 128 tokens, outputs
-of 128, no end token), each size after the one before it, and stops it.
+FLAGS are server flags. The script starts the server, applies the loads one after the other as bench_server does (random
+prompts of 128 tokens, outputs of 128, no end token), and stops it.
 """
 
 import argparse
@@ -12,11 +12,9 @@ from pathlib import Path
 
 from benchmarks import bench_server
 from benchmarks.load.report import format_report
-from benchmarks.model_shapes import SHAPES
+from benchmarks.model_shapes import SHAPES, make_shape, served_shape
 from benchmarks.result_file import ROOT, write_result
-from benchmarks.served_shape import served_shape
 from benchmarks.server_process import started_server
-from benchmarks.shape_runner import make_shape
 from messages.errors import SluiceError, UsageError
 
 TOKENIZER = ROOT / "assets" / "shakespeare-gpt2"

@@ -1,11 +1,11 @@
-"""What running streams feel when long prompts arrive: inter-token latency without and with them, interleaved.
+"""Inter-token latency of running streams with and without long prompts arriving, interleaved.
 
     python -m benchmarks.bench_mixed_steps --model DIR --budgets 512 8192
     python -m benchmarks.bench_mixed_steps --url http://127.0.0.1:8000
 
-With --model it starts one server for each `--max-num-batched-tokens` of --budgets; one above the length of a burst is a
-server that runs whole prompts in one step. Rounds alternate between the servers, so that a slow minute of the machine
-falls on all of them. Within a round, prompts arrive in bursts with quiet between.
+With --model, starts one server per value of --budgets (`--max-num-batched-tokens`). A budget above the length of a
+burst runs whole prompts in one step. Rounds alternate between the servers, so a slow minute of the machine affects them
+all. Within a round, prompts arrive in bursts with quiet phases in between.
 """
 
 import argparse

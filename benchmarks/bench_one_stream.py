@@ -1,10 +1,10 @@
-"""How much of the memory's speed one stream has: a token reads all weights, and K and V, once.
+"""One stream's share of the memory's speed: each token reads all weights, K and V once.
 
     python -m benchmarks.bench_one_stream --json FILE
 
-A server for each format answers one request at a time. The time of a token is what an answer of so many tokens more
-takes longer. Before and after each measurement the memory's speed is probed, by the fastest of three ways to read; the
-median of the probes is taken, for it changes with what other machines do.
+One server per format answers one request at a time. The time per token is the time difference between long and short
+answers, divided by the additional tokens. Probes before and after each measurement take the fastest of three ways to
+read memory. The result uses the median probe, because the memory's speed changes with the load of other machines.
 """
 
 import argparse
@@ -20,10 +20,8 @@ import torch
 from benchmarks.kernels.measure import median_ms, read_forms
 from benchmarks.load.batch_client import Server, seconds_of
 from benchmarks.load.workloads import PlannedRequest
-from benchmarks.model_bytes import WEIGHT_BITS, kv_bytes, read_shape, weight_bytes
-from benchmarks.model_shapes import SHAPES
+from benchmarks.model_shapes import SHAPES, WEIGHT_BITS, kv_bytes, read_shape, served_shape, weight_bytes
 from benchmarks.result_file import write_result
-from benchmarks.served_shape import served_shape
 from benchmarks.server_process import started_server
 from kernels.cpu.library import load_kernels
 from messages.errors import SluiceError

@@ -1,12 +1,12 @@
-"""How long clients wait when a process is killed, and when it is replaced on command: for each process.
+"""How long clients wait when a process is killed or replaced by a command, for each process.
 
     python -m benchmarks.bench_recovery --kills 5 --json FILE
 
-Streams run throughout. After each SIGKILL it is taken when HTTP answers, when the process serves again, how long the
-running streams pause (the longest time without any token, and the longest between two tokens of one stream), and when
-a request that is sent at once (again until it is admitted) has its first token. The scheduler's pause is split by the
-phases that it reports while it starts. At the end each process is replaced on command. With several engines, where what
-one had goes on at the others:
+Streams run throughout. After each SIGKILL, measures the time until HTTP answers, until the process serves again, and
+until a request sent at once (and retried until admitted) gets its first token; and the pause of the running streams:
+the longest time without any token, and the longest gap of one stream. The scheduler's pause is split by the phases that
+it reports during its start. At the end, each process is replaced by a command. With several engines, the others
+continue the requests of the one that died:
 
     python -m benchmarks.bench_recovery --processes scheduler scheduler-2 --json FILE -- --data-parallel 2
 """

@@ -1,9 +1,9 @@
-"""What the processes around the model add: a server whose steps take a given time, seen from its clients.
+"""The overhead of the processes around the model, seen by clients of a server whose steps take a fixed time.
 
     python -m benchmarks.bench_ring_cost --streams 64 256 --step-ms 10 --json FILE
 
-The scheduler is the real one with steps that only wait (`benchmarks/paced_scheduler.py`), so what a client sees beyond
-them is HTTP, tokenizing, detokenizing, the messages between, and the load generator itself.
+The scheduler is real, but its steps only wait (`benchmarks/paced_scheduler.py`). Beyond the steps, clients see HTTP,
+tokenization, detokenization, the messages in between, and the load generator itself.
 """
 
 import argparse
@@ -25,9 +25,8 @@ from benchmarks.load.drive import Limits, Load
 from benchmarks.load.report import Quantiles, latency_table, quantiles
 from benchmarks.load.server_facts import ServerUnavailableError
 from benchmarks.load.workloads import PlannedRequest, SamplingFields
-from benchmarks.process_tree import command_of, tree_pids
 from benchmarks.result_file import write_result
-from benchmarks.server_process import ServerProcess, server_with_scheduler
+from benchmarks.server_process import ServerProcess, command_of, server_with_scheduler, tree_pids
 from messages.errors import SluiceError
 
 START_TIMEOUT_S = 60.0

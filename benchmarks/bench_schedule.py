@@ -1,4 +1,4 @@
-"""What deciding costs: planning and committing a step, admitting prompts, and the radix tree, all without a model.
+"""The scheduler's decisions without a model: planning and committing steps, admission, the radix tree.
 
 python -m benchmarks.bench_schedule [--json FILE]
 """

@@ -1,11 +1,11 @@
-"""Streaming load against a running server: throughput, latencies and the parts of the server's own timeline.
+"""Streaming load on a running server: throughput, latencies, and the phases of the server's own timeline.
 
     python -m benchmarks.bench_server --concurrency 64 --num-requests 512 --ignore-eos
     python -m benchmarks.bench_server --rate 20 --input-tokens 100:400 --max-seconds 60
     python -m benchmarks.bench_server --trace ../shared/traces/mooncake/conversation_trace.jsonl --trace-speed 10
 
-The inter-token latency is the time between two events of a stream that bring tokens.
-An API key is taken from the environment variable SLUICE_API_KEY; a flag would get into the result's command line.
+Inter-token latency is the time between two events of a stream that carry tokens. The API key comes from the environment
+variable SLUICE_API_KEY, because a flag would end up in the command line of the result.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from pathlib import Path
 import uvloop
 from tqdm import tqdm
 
-from benchmarks.load import real_prompts
+from benchmarks.load import workloads
 from benchmarks.load.answer import OK
 from benchmarks.load.connection import Target, parse_url
 from benchmarks.load.drive import Limits, Load, run_interruptible
+from benchmarks.load.paced_server import check_client
 from benchmarks.load.report import Report, format_report, make_report
-from benchmarks.load.self_check import check_client
 from benchmarks.load.server_facts import ServerFacts, ServerUnavailableError, ask_server
 from benchmarks.load.workloads import (
     LengthRange,
@@ -58,8 +58,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--max-seconds", type=_positive, default=300.0, help="after this no request begins (default: 300)")
     add("--request-timeout-s", type=_positive, default=120.0, help="longest time of one request (default: 120)")
     add("--warmup", type=int, default=2, help="requests sent before, and not measured (default: 2)")
-    add("--prompts", choices=["random", *real_prompts.SOURCES], default="random", help="random: token ids")
-    add("--prompts-dir", type=Path, default=real_prompts.DEFAULT_DIR, help="where real prompts are (%(default)s)")
+    add("--prompts", choices=["random", *workloads.SOURCES], default="random", help="random: token ids")
+    add("--prompts-dir", type=Path, default=workloads.DEFAULT_DIR, help="where real prompts are (%(default)s)")
     add("--input-tokens", type=_range, help="length or range, 100:1024 (default: 128, or a quarter of the context)")
     add("--output-tokens", type=_range, help="likewise for max_tokens")
     add("--shared-prefix", type=int, default=0, metavar="N", help="random prompts begin with the same N tokens")
@@ -116,8 +116,8 @@ def plan(options: argparse.Namespace, facts: ServerFacts) -> tuple[Iterator[Plan
     elif options.shared_prefix:
         raise UsageError("--shared-prefix is for random prompts; --prompts big-bench-hard shares real prefixes")
     else:
-        cutter = real_prompts.TextCutter(facts)
-        requests = real_prompts.text_prompts(options.prompts, options.prompts_dir, cutter, lengths, options.seed)
+        cutter = workloads.TextCutter(facts)
+        requests = workloads.text_prompts(options.prompts, options.prompts_dir, cutter, lengths, options.seed)
     if options.rate:
         requests = with_poisson_arrivals(requests, options.rate, options.seed)
     return requests, options.num_requests
@@ -156,7 +156,7 @@ def _lengths(options: argparse.Namespace, facts: ServerFacts) -> Lengths:
     usual = LengthRange(default, default)
     output = options.output_tokens or usual
     if options.prompts not in ("random", "tinyshakespeare"):
-        usual = LengthRange(1, max(1, facts.max_model_len - output.high - real_prompts.SPARE_TOKENS))
+        usual = LengthRange(1, max(1, facts.max_model_len - output.high - workloads.SPARE_TOKENS))
     lengths = Lengths(options.input_tokens or usual, output)
     lengths.check(facts.max_model_len)
     return lengths

@@ -1,9 +1,9 @@
-"""Whether trained models give their recorded tokens: in float32 exactly, captured, eager, overlapped or not.
+"""Checks that trained models produce their recorded tokens: float32 exactly; captured, eager, with and without overlap.
 
     python -m benchmarks.check_golden [--device cuda] [--models DIR ...] [--json FILE] [FLAGS]
 
-FLAGS are the server's own. A model is a directory with a golden.json, as `tools.record_golden` writes it. In bfloat16,
-where rounding may choose another token, it is told how many tokens are alike; they decide nothing.
+FLAGS are server flags. A model is a directory with a golden.json, as `tools.record_golden` writes it. In bfloat16,
+rounding may change tokens, so the result only reports how many agree.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.measure import gpu_facts
+from benchmarks.model_shapes import make_config
 from benchmarks.result_file import ROOT, write_result
-from benchmarks.shape_runner import make_config
 from messages.ring.requests import SamplingParams
 from scheduler_proc.offline import OfflineEngine
 

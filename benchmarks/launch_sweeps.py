@@ -1,4 +1,4 @@
-"""What `tune_launches` compares: an operation's cases, its candidates, and a call with the parameters of one."""
+"""The sweeps of `tune_launches`: an operation's cases, its candidates, and a call with the parameters of one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

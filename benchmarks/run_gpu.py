@@ -1,11 +1,11 @@
-"""Runs the benchmarks of a GPU within a budget of time and writes one result file: `make bench-gpu`.
+"""Runs the GPU benchmarks within a time budget and writes one result file: `make bench-gpu`.
 
     python -m benchmarks.run_gpu [--only PART ...] [--budget-s S] [--results DIR] [--list]
-    python -m benchmarks.run_gpu --device cpu --quick --results DIR     (shows that it runs; no number is worth keeping)
+    python -m benchmarks.run_gpu --device cpu --quick --results DIR     (a smoke test; its numbers mean nothing)
 
 Parts run in order of value, each as a process with its own time limit. The file is rewritten before and after each
-part, and parts of earlier runs stay in it. A part that fails leaves its reason and its last lines there and stops none
-of the others. Commit first, so that the results carry a commit; where there is no git, SLUICE_COMMIT is the commit.
+part, and results of earlier runs stay in it. A failing part leaves its reason and its last lines and does not stop the
+others. Commit first, so that the results carry a commit; without git, SLUICE_COMMIT names it.
 """
 
 import argparse

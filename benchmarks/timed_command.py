@@ -1,4 +1,4 @@
-"""Runs a command with a time limit and keeps the end of its output: one that dies or hangs costs its own time only."""
+"""Runs a command with a time limit and keeps the end of its output. A hanging command costs only its own time."""
 
 import os
 import signal

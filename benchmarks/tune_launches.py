@@ -1,11 +1,11 @@
-"""A sweep of an operation's launch parameters: the time of each in several cases, and the lines of the launch table.
+"""Sweeps an operation's launch parameters over several cases and prints lines for the launch table.
 
     python -m benchmarks.tune_launches decode --model Qwen3-0.6B [--json FILE] [--budget-s 120]
-    TRITON_INTERPRET=1 python -m benchmarks.tune_launches decode --device cpu --quick       (shows that it runs)
+    TRITON_INTERPRET=1 python -m benchmarks.tune_launches decode --device cpu --quick       (a smoke test)
 
-The first candidate is in use now. Each result is compared with plain torch's; one that differs is told and not chosen.
-The table at the end has the candidate whose times, over the best of each case, have the least geometric mean: its lines
-belong into `TUNED` of `kernels/gpu/launch_table.py`.
+The first candidate is the one in use. Each result is checked against plain torch; a candidate that differs is reported
+and not chosen. The final table shows the candidate with the least geometric mean of its times over each case's best.
+Its lines belong into `TUNED` of `kernels/gpu/launch_table.py`.
 """
 
 import argparse

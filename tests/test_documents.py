@@ -26,6 +26,27 @@ def test_every_file_that_is_named_exists(page: str):
     assert not missing, f"{page} names {', '.join(missing)}"
 
 
+DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
+MAX_DECISION_WORDS = 300
+PARTS = ("**Context.**", "**Choice.**", "**Cost.**", "**Undo.**")
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_is_short_and_has_four_parts_in_order(page: Path):
+    text = page.read_text(encoding="utf-8")
+    assert len(text.split()) <= MAX_DECISION_WORDS
+    places = [text.find(part) for part in PARTS]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert [text.count(part) for part in PARTS] == [1] * len(PARTS)
+
+
+def test_the_list_of_decisions_has_every_title():
+    listed = (ROOT / "docs/decisions/README.md").read_text(encoding="utf-8")
+    lines = [f"- [{page.read_text(encoding='utf-8').splitlines()[0][2:]}]({page.name})" for page in DECISIONS]
+    assert [line for line in listed.splitlines() if line.startswith("- ")] == lines
+
+
 def test_names_are_found():
     named = set(NAMED.findall((ROOT / "docs/ARCHITECTURE.md").read_text(encoding="utf-8")))
     assert {"frontend/", "kernels/plans/decode_work.py"} <= named

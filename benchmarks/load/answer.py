@@ -1,7 +1,7 @@
 """The answer to one request: HTTP and SSE bytes in, a `StreamResult` out, at the least cost per token.
 
-A token costs one httptools callback, one split and one JSON decode, so that two cores can hold the server and its load;
-`benchmarks/load/self_check.py` measures it.
+A token costs one httptools callback, one split and one JSON decode, so two cores can hold the server and its load
+generator; `check_client` in `benchmarks/load/paced_server.py` measures it.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Sends planned requests, in a closed loop or at their times, bounded in number and in time."""
+"""Sends planned requests in a closed loop or at their times, with a limit on number and duration."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What a run's results amount to: counts, throughput and latencies, as a structure and as a table."""
+"""The report of a run: counts, throughput and latencies, as a structure and as a table."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""The commands of docs/speed/gpu-run.md, as they are copied: short, within ten minutes, of parts and tests that exist."""
+"""The commands of docs/speed/gpu-run.md, as copied: short, within ten minutes, of parts and tests that exist."""
 
 import json
 import os

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.load.self_check import check_client, paced_server
+from benchmarks.load.paced_server import check_client, paced_server
 from benchmarks.load.server_facts import ServerUnavailableError, ask_server
 
 
