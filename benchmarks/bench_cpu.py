@@ -61,7 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where a server cannot be measured, 2 on bad usage."""
+    """Returns 0, 1 if a server cannot be measured, 2 on bad usage."""
     options = make_parser().parse_args(arguments)
     try:
         results = run(options)

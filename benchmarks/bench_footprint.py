@@ -45,7 +45,7 @@ class Footprint(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark; returns 0, or 1 where the server does not start, serve or stop as it should."""
+    """Runs the benchmark; returns 0, or 1 if the server does not start, serve or stop as it should."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="as for launch.py (default: the bundled model)")
     parser.add_argument("--idle-seconds", type=float, default=10.0, help="how long idle is watched (default: 10)")
@@ -97,7 +97,7 @@ def measure(flags: list[str], idle_s: float, start_timeout_s: float) -> Footprin
 
 
 def run_streams(target: Target) -> Report:
-    """Returns the report of `NUM_STREAMS` streams at once. Raises `ServerUnavailableError` where one fails."""
+    """Returns the report of `NUM_STREAMS` streams at once. Raises `ServerUnavailableError` if one fails."""
     facts = ask_server(target)
     length = LengthRange(facts.max_model_len // 4, facts.max_model_len // 4)
     load = Load(target, SamplingFields(ignore_eos=True), Limits(NUM_STREAMS, max_seconds=120.0))

@@ -25,7 +25,7 @@ MIN_REQUESTS = 8
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where the server cannot be measured, 2 on bad usage."""
+    """Returns 0, 1 if the server cannot be measured, 2 on bad usage."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

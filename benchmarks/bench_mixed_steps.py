@@ -59,7 +59,7 @@ class Gaps:
 
 
 class MixedResult(msgspec.Struct, frozen=True):
-    """What one server did, over all rounds; `latencies` are empty where nothing of the kind was seen."""
+    """What one server did, over all rounds; `latencies` are empty without such events."""
 
     server: str
     long_prompt_tokens: int
@@ -67,7 +67,7 @@ class MixedResult(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark; returns 0, or 1 where a server cannot be measured."""
+    """Runs the benchmark; returns 0, or 1 if a server cannot be measured."""
     options = make_parser().parse_args(arguments)
     round_plan = RoundPlan(options.streams, options.burst, options.interval_s, options.round_seconds)
     try:
@@ -102,7 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def compare(targets: dict[str, Target], round_plan: RoundPlan, num_rounds: int) -> list[MixedResult]:
-    """Returns one result a server; the servers take turns. Raises `ServerUnavailableError` where a request fails."""
+    """Returns one result a server; the servers take turns. Raises `ServerUnavailableError` if a request fails."""
     facts = {name: ask_server(target) for name, target in targets.items()}
     gaps = {name: Gaps() for name in targets}
     for index in range(num_rounds):

@@ -76,7 +76,7 @@ def floor_s(
 ) -> dict[str, float]:
     """Returns the seconds of each part, and of all as `total`.
 
-    `token_bytes` are those of a token's K and V where they are not of `itemsize`.
+    `token_bytes`: the size of a token's K and V, if it does not follow from `itemsize`.
     """
     # Output token i of a request (from 1) is computed from the i - 1 before it and the prompt.
     num_keys = sum(
@@ -126,7 +126,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where the model cannot be run, 2 on bad usage."""
+    """Returns 0, 1 if the model cannot be run, 2 on bad usage."""
     options, server_flags = make_parser().parse_known_args(arguments)
     try:
         result = run(options, server_flags)

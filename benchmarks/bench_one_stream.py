@@ -35,7 +35,7 @@ START_TIMEOUT_S = 300.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or 1 where a server cannot be measured."""
+    """Returns 0, or 1 if a server cannot be measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="gpt2-124m", help="default: %(default)s")
@@ -111,7 +111,7 @@ def measure_token_s(server: Server, seed: int) -> float:
 
 
 def describe(shape: dict[str, object], name: str, token_s: list[float], probes: list[float]) -> dict:
-    """Returns a format's line: the median of its rounds beside that of its probes."""
+    """Returns a format's line: the median of its rounds and that of its probes."""
     config = read_shape(shape, 1024)
     kv_itemsize = DTYPES.get(name, auto_cpu_dtype()).itemsize
     num_keys = NUM_INPUT + (NUM_FEW + NUM_MANY) // 2

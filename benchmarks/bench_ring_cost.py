@@ -51,7 +51,7 @@ class RingCost(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark; returns 0, or 1 where a server cannot be measured."""
+    """Runs the benchmark; returns 0, or 1 if a server cannot be measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="", help="whose tokenizer is used (default: the bundled model)")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 256], help="streams at a time")
@@ -83,7 +83,7 @@ def measure(
     seconds: float,
     others: Sequence[int] = (),
 ) -> RingCost:
-    """Returns what a closed loop of `num_streams` streams saw. Raises `ServerUnavailableError` where one fails.
+    """Returns the cost seen by a closed loop of `num_streams` streams. Raises `ServerUnavailableError` if one fails.
 
     CPU time is counted of the server, and of the processes `others` and their descendants.
     """

@@ -67,13 +67,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--temperature", type=float, default=0.0, help="default: %(default)s")
     add("--seed", type=int, default=0, help="of prompts, lengths and arrival times (default: 0)")
     add("--cache-salt", help="prefix-cache namespace; empty: the common one (default: a new one each run)")
-    add("--show-progress", action="store_true", help="show the progress bar also where stderr is no terminal")
+    add("--show-progress", action="store_true", help="show the progress bar even if stderr is no terminal")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark; returns 0, 1 where the server cannot be measured or no request succeeded, 2 on bad usage."""
+    """Runs the benchmark; returns 0, 1 if the server cannot be measured or no request succeeded, 2 on bad usage."""
     options = make_parser().parse_args(arguments)
     try:
         report, model = (run_self_check(), "none") if options.self_check else run_load(options)
@@ -107,7 +107,7 @@ def run_load(options: argparse.Namespace) -> tuple[Report, str]:
 
 
 def plan(options: argparse.Namespace, facts: ServerFacts) -> tuple[Iterator[PlannedRequest], int]:
-    """Returns what to send, and how many of it there are. Raises `UsageError` where it does not fit the server."""
+    """Returns the requests to send and their number. Raises `UsageError` if it does not fit the server."""
     if options.trace:
         return _plan_trace(options, facts)
     lengths = _lengths(options, facts)
@@ -146,7 +146,7 @@ def _plan_trace(options: argparse.Namespace, facts: ServerFacts) -> tuple[Iterat
 
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:
-    """What was asked for, defaults included, apart from where files lie."""
+    """The settings of the run, including defaults and excluding paths."""
     given = {name: value for name, value in vars(options).items() if value is not None}
     return {name: value for name, value in given.items() if not isinstance(value, Path)}
 

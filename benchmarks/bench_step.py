@@ -44,7 +44,7 @@ Row = dict[str, object]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where the model cannot be run."""
+    """Returns 0, 1 if the model cannot be run."""
     options, flags = make_parser().parse_known_args(arguments)
     if options.quick:
         options.rows, options.steps = [1], 1

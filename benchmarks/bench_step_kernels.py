@@ -89,7 +89,7 @@ KINDS = (Kind(1, 1, 96), Kind(8, 1, 800), Kind(32, 1, 192), Kind(1, 512, 0), Kin
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where the model cannot be run."""
+    """Returns 0, 1 if the model cannot be run."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

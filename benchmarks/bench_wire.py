@@ -42,7 +42,7 @@ Times = dict[str, list[int]]
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Of one stage, in microseconds."""
+    """The times of one stage, in microseconds."""
 
     median_us: float
     p99_us: float

@@ -37,7 +37,7 @@ MAX_ROWS = 16
 
 @dataclass(frozen=True)
 class Finding:
-    """Of all golden cases of a model in one form: how many outputs, and tokens up to the first other one, are alike."""
+    """All golden cases of a model in one form: the numbers of equal outputs and of equal tokens before a difference."""
 
     model: str
     dtype: str
@@ -54,7 +54,7 @@ class Finding:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where a float32 token differs or a model does not run, 2 where there is no model."""
+    """Returns 0, 1 if a float32 token differs or a model does not run, 2 without a model."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

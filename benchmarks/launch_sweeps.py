@@ -45,7 +45,7 @@ class Sweep:
     sizes: Sequence[tuple[int, int]]
     quick_size: tuple[int, int]
     list_candidates: Callable[[Candidate], list[Candidate]]
-    """Of the parameters in use; they are not among them again."""
+    """Alternatives to the parameters in use, which they exclude."""
     find_in_use: Callable[[ModelShape, torch.device], Candidate]
     make_trial: Callable[[ModelShape, tuple[int, int], torch.device], Trial]
 
@@ -81,7 +81,7 @@ def launch_shape(shape: ModelShape) -> tuple[int, int, int]:
 
 def _random_case(shape: ModelShape, num_rows: int, num_new: int, num_before: int, device: torch.device) -> MadeCase:
     case = Case(shape.num_heads, shape.num_kv_heads, shape.head_dim, num_rows, num_new, num_before)
-    # The interpreter is right for float32; what it takes says nothing anyway.
+    # The interpreter is right for float32; its times mean nothing anyway.
     return make_case(case, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
 
 

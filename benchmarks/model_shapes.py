@@ -24,7 +24,7 @@ from supervisor.flags import parse_flags
 from supervisor.model.facts import read_model_facts
 
 TEMPERATURE = 0.6
-"""Of sampled rows in steps and offline runs, as in nano-vllm's and mini-sglang's benchmark."""
+"""The temperature of steps and offline runs, as in nano-vllm's and mini-sglang's benchmark."""
 
 SHAPES: dict[str, dict[str, object]] = {
     "gpt2-124m": {
@@ -115,7 +115,7 @@ SHAPES["llama-135m-16k"] = {**SHAPES["llama-135m"], "max_position_embeddings": 1
 
 
 WEIGHT_BITS = {"float32": 32.0, "bfloat16": 16.0, "int8": 8.0, "int4": 4.5}
-"""Of a weight by format, with the scales of a group of int4."""
+"""Bits per weight by format, including the scales of int4 groups."""
 
 
 def read_shape(shape: dict[str, object], max_model_len: int) -> ModelDescription:
@@ -125,7 +125,7 @@ def read_shape(shape: dict[str, object], max_model_len: int) -> ModelDescription
 
 
 def weight_bytes(model: ModelDescription, itemsize: int) -> int:
-    """Returns the bytes of the weights that one step reads: embeddings are looked up, but for a tied head."""
+    """Returns the bytes of the weights that one step reads: embeddings are looked up, except for a tied head."""
     read = (parameter.shape for parameter in model_parameters(model) if parameter.role != "embedding")
     return itemsize * sum(map(prod, read))
 
@@ -147,7 +147,7 @@ def served_shape(shape: dict[str, object], tokenizer: Path) -> Iterator[list[str
 
 
 def write_model(model_dir: Path, shape: dict[str, object], tokenizer: Path) -> None:
-    """Writes a directory that can be served without weights. Raises `UsageError` where there is no tokenizer."""
+    """Writes a directory that can be served without weights. Raises `UsageError` if there is no tokenizer."""
     (model_dir / "config.json").write_text(json.dumps(shape), encoding="utf-8")
     if not (tokenizer / TOKENIZER_FILES[0]).is_file():
         raise UsageError(f"--tokenizer {tokenizer}: it has no {TOKENIZER_FILES[0]}")
@@ -160,7 +160,7 @@ LAYER_COUNTS = ("n_layer", "num_hidden_layers")
 
 
 def make_shape(name: str, num_layers: int | None = None) -> dict[str, object]:
-    """Returns the Hugging Face configuration, with fewer layers if `num_layers` says so."""
+    """Returns the Hugging Face configuration, with `num_layers` layers if it is given."""
     shape = SHAPES[name]
     return shape if num_layers is None else shape | {key: num_layers for key in LAYER_COUNTS if key in shape}
 

@@ -42,7 +42,7 @@ def _make_summary(results: Path) -> str:
     footprint, recovery = read_result(results, "footprint"), read_result(results, "recovery#processes")
     parts = [
         f"{MARK}# Performance\n\nEach table is made from a file in `benchmarks/results/`; `make bench` measures again. "
-        "Unless a section says otherwise, the model is the bundled one and each number is from one run. All sections "
+        "Unless a section names another model, it is the bundled one, and each number is from one run. All sections "
         "but the last ran on a CPU, with the C kernels and torch. Throughput of equal runs differed by up to half.\n\n"
         "[The parts](parts.md) of these numbers have a separate page. [Choices](choices.md) and "
         "[measurements](measurements.md) are the numbers behind kernels, defaults and decisions.\n",

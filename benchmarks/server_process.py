@@ -128,7 +128,7 @@ def started_server(arguments: Sequence[str], deadline_s: float) -> Iterator[tupl
 def server_with_scheduler(
     module: str, arguments: Sequence[str], deadline_s: float, scheduler_arguments: Sequence[str] = ()
 ) -> Iterator[tuple[ServerProcess, Target]]:
-    """A ready server whose scheduler is `module`, started beside it as a process of its own."""
+    """A ready server whose scheduler is `module`, started as a separate process."""
     server = ServerProcess(["--external", "scheduler", *arguments])
     scheduler = None
     try:

@@ -24,7 +24,7 @@ LOOK_S = 0.5
 """How often a wait looks whether a signal has come."""
 
 _signals: list[int] = []
-"""Those that have asked this process to end."""
+"""Signals that have asked this process to end."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from kernels.gpu.model_shapes import MODEL_SHAPES
 from kernels.gpu.triton_kernels import load_triton_kernels
 
 TOLERANCE = 2e-2
-"""Of the largest difference, over the largest value: what bfloat16 and another order of sums explain."""
+"""Limit of the largest difference over the largest value: bfloat16 and another order of sums explain that much."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Limits:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where no candidate ran."""
+    """Returns 0, 1 if no candidate ran."""
     options = make_parser().parse_args(arguments)
     device = torch.device(options.device)
     load_triton_kernels(device.type)

@@ -66,7 +66,7 @@ def make_rotate_store(case: ModelCase, device: torch.device) -> Work:
     norms = HeadNorms(weights[0], weights[1], RMS_NORM_EPS)
     arguments = (heads, cache, tables, positions, slots, norms)
     others = {"torch": lambda: rotate_store_reference(*arguments)}
-    # All heads are read and written once, beside a row of both tables.
+    # All heads are read and written once, and a row of both tables is read.
     num_bytes = 2 * heads.nbytes + num_tokens * 2 * angles[0].nbytes
     forms = forms_of("rotate_store", heads, lambda: rotate_store(*arguments), others, c_name="store_kv")
     return Work(forms, num_bytes)

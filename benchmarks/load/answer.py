@@ -138,7 +138,7 @@ class Answer:
 
 
 def refusal_text(body: bytes) -> str:
-    """Returns the message of an HTTP error's body, or the body itself where it is not ours."""
+    """Returns the message of an HTTP error's body, or the body itself if it is not ours."""
     try:
         return str(msgspec.json.decode(body)["error"]["message"])
     except (msgspec.DecodeError, KeyError, TypeError):

@@ -39,7 +39,7 @@ class Server:
         return "/v1/completions" if self.model else "/generate"
 
     def answer(self, planned: PlannedRequest) -> int:
-        """Returns the number of tokens of the answer. Raises `ServerUnavailableError` where there is none."""
+        """Returns the number of tokens of the answer. Raises `ServerUnavailableError` if there is none."""
         answer = post_json(self.target, self.path, self.body(planned))
         return int(answer["usage"]["completion_tokens"])
 
@@ -47,7 +47,7 @@ class Server:
 def seconds_of(server: Server, requests: Sequence[PlannedRequest], concurrency: int) -> float:
     """Returns the seconds until all have their answer, `concurrency` at a time.
 
-    Raises `ServerUnavailableError` where one fails or has another length than was asked for.
+    Raises `ServerUnavailableError` if one fails or has the wrong length.
     """
     with ThreadPoolExecutor(concurrency) as threads:
         begin_s = time.perf_counter()

@@ -30,7 +30,7 @@ class ServerFacts:
 
 
 def ask_server(target: Target) -> ServerFacts:
-    """Returns the facts of a ready server. Raises `ServerUnavailableError` with what to do where there is none."""
+    """Returns the facts of a ready server. Raises `ServerUnavailableError` with advice if there is none."""
     status, body = get(target, "/health")
     if status == 401:
         raise ServerUnavailableError(f"{target.origin} wants an API key: set SLUICE_API_KEY")
@@ -53,7 +53,7 @@ def ask_server(target: Target) -> ServerFacts:
 
 
 def get(target: Target, path: str) -> tuple[int, bytes]:
-    """Returns status and body. Raises `ServerUnavailableError` where nothing answers within 10 s."""
+    """Returns status and body. Raises `ServerUnavailableError` if no answer comes within 10 s."""
     connection = http.client.HTTPConnection(target.host, target.port, timeout=ANSWER_TIMEOUT_S)
     try:
         headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}

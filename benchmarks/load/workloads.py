@@ -46,7 +46,7 @@ class Lengths:
     output: LengthRange
 
     def check(self, max_model_len: int) -> None:
-        """Raises `UsageError` where the longest request does not fit in the server's context."""
+        """Raises `UsageError` if the longest request does not fit in the server's context."""
         longest = self.input.high + self.output.high
         if longest > max_model_len:
             raise UsageError(
@@ -135,7 +135,7 @@ def text_prompts(
     """Returns an endless stream of prompts of one of `SOURCES`, each at most `lengths.input.high` tokens long.
 
     The order is seeded. `tinyshakespeare` is cut to lengths drawn from the range; the others keep theirs up to its end.
-    Raises `UsageError` where the texts are not there.
+    Raises `UsageError` if the texts are missing.
     """
     if not (folder / source).is_dir():
         raise UsageError(f"--prompts {source}: {folder / source} does not exist; give --prompts-dir")

@@ -20,7 +20,7 @@ Parts = dict[str, Result]
 
 
 def make_gpu_part(results: Path) -> str:
-    """Returns the section for the result file in a directory; without one, one that says so."""
+    """Returns the section for the result file in a directory; without one, a section that states this."""
     if not (results / f"{NAME}.json").is_file():
         return f"## On a GPU\n\n{NOT_RUN}"
     parts: Parts = read_result(results, NAME)["results"]["parts"]
@@ -184,5 +184,5 @@ def _ms(value: float | None) -> str:
 
 
 def _name_run(part: Result) -> str:
-    """The GPU is named once, at the top; the host's CPU says little of it."""
+    """The GPU is named once, at the top; the host's CPU matters little."""
     return f"\n`{part['command']}`, commit {part['commit']}.\n"

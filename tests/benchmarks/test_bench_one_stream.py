@@ -36,7 +36,7 @@ def test_a_token_is_timed_without_the_prompt(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_share_and_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GPT-2 124M has 123.6 M weights but for the positions, and 12 layers of 2 x 768 elements of K and V a token."""
+    """GPT-2 124M has 123.6 M weights without the positions, and 12 layers of 2 x 768 elements of K and V a token."""
     monkeypatch.setattr("benchmarks.bench_one_stream.auto_cpu_dtype", lambda: torch.bfloat16)
     lines = {
         name: describe(SHAPES["gpt2-124m"], name, [0.02, 0.03, 0.01], [10.0, 50.0]) for name in ("float32", "int4")

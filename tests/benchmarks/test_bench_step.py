@@ -41,7 +41,7 @@ class FakeRunner:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was asked of CUDA and of the runner, in order; between two events pass 8 ms."""
+    """The calls of CUDA and of the runner, in order; 8 ms pass between two events."""
     seen: list[str] = []
 
     class Event:

@@ -20,7 +20,7 @@ PAGE = (ROOT / "docs/speed/gpu-run.md").read_text(encoding="utf-8")
 COMMANDS = [block for block in re.findall(r"^```\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) if "tar " in block]
 MAX_CHARS = 2000
 MAX_BUDGET_S = 560
-"""Of ten minutes, some are taken by installing, by what is ended at its limit, and by packing."""
+"""Installing, parts that end at their limit, and packing take the rest of ten minutes."""
 
 PYTHON = """#!/bin/sh
 echo "$SLUICE_COMMIT|$*" >> $ASKED

@@ -146,8 +146,8 @@ def main() -> None:
         finally:
             server.stop()
     ratio = {name: round(getattr(beside, name) / getattr(alone, name), 2) for name in ("p50_ms", "p99_ms")}
-    print(f"alone {alone}\nbeside a batch of {num_rows:.0f} rows {beside}\nratio {ratio}")
-    print(f"the batch gets {batch_tokens_per_s:.0f} tokens/s beside the streams")
+    print(f"alone {alone}\nwith a batch of {num_rows:.0f} rows {beside}\nratio {ratio}")
+    print(f"the batch gets {batch_tokens_per_s:.0f} tokens/s during the streams")
     if options.json:
         result = {"alone": alone, "beside": beside, "ratio": ratio, "batch_tokens_per_s": batch_tokens_per_s}
         write_result(options.json, "batches", {"streams": options.streams, **result})

@@ -34,7 +34,7 @@ START_TIMEOUT_S = 120.0
 MAX_SECONDS = 300.0
 NUM_GROUPS, NUM_SHARED, NUM_OWN = 16, 512, 32
 HOT_SHARE = 0.9
-"""Of the skewed load, the part of the requests with one beginning."""
+"""The share of requests with the common beginning in the skewed load."""
 
 BEAT_S = 2.5
 """After which the gauges are those of the end."""
@@ -77,7 +77,7 @@ def make_loads(facts: ServerFacts, options: argparse.Namespace) -> dict[str, lis
 
 
 def measure(target: Target, name: str, requests: list[PlannedRequest], concurrency: int) -> Outcome:
-    """Returns what the load comes to on an idle server. Raises `ServerUnavailableError` where a request fails."""
+    """Returns the outcome of the load on an idle server. Raises `ServerUnavailableError` if a request fails."""
     before = counters(target)
     load = Load(target, SamplingFields(ignore_eos=True), Limits(len(requests), MAX_SECONDS))
     uvloop.run(load.closed_loop(iter(requests), concurrency))
@@ -106,7 +106,7 @@ def measure(target: Target, name: str, requests: list[PlannedRequest], concurren
 
 
 def counters(target: Target) -> dict[str, dict[str, float]]:
-    """Returns the gauges of each engine. Raises `ServerUnavailableError` where one does not serve."""
+    """Returns the gauges of each engine. Raises `ServerUnavailableError` if one does not serve."""
     processes = msgspec.json.decode(get(target, "/health")[1])["processes"]
     return {name: process["gauges"] for name, process in processes.items() if kind_of(name) == SCHEDULER}
 
@@ -120,7 +120,7 @@ def wait_for_engines(target: Target, num_engines: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0, or 1 where a server or the trace cannot be used."""
+    """Returns 0, or 1 if a server or the trace cannot be used."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("trace", type=Path, help="a Mooncake .jsonl")

@@ -40,11 +40,11 @@ class Machine(NamedTuple):
     token_s: float
     """Between two tokens of a running request."""
     num_blocks: int
-    """Of its cache."""
+    """Blocks of an engine's cache."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What one policy came to with so many engines. Times in seconds."""
+    """The outcome of one policy with `num_engines` engines. Times in seconds."""
 
     trace: str
     num_engines: int
@@ -142,7 +142,7 @@ def simulate(trace: Sequence[TraceRequest], num_engines: int, machine: Machine, 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0, or 2 where a trace cannot be read."""
+    """Returns 0, or 2 if a trace cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("traces", nargs="+", type=Path, metavar="TRACE")

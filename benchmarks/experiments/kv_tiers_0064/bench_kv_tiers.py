@@ -67,7 +67,7 @@ TURNS = {"prompts": (24, 400, 1), "both": (24, 300, 50)}
 
 
 class CpuClock(SkippingClock):
-    """CPU time as `source` tells it; while nothing runs but loads of `store`, the time on the wall."""
+    """CPU time from `source`; wall time while only loads of `store` run."""
 
     def __init__(self, store: TieredPages | None, source: Callable[[], float]):
         super().__init__(source)
@@ -87,7 +87,7 @@ class CpuClock(SkippingClock):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or 1 where the trace cannot be had."""
+    """Returns 0, or 1 if the trace cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("trace", type=Path, help="a Mooncake trace, as conversation_trace.jsonl")
@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--one-in",
         type=int,
         default=12,
-        help="of so many conversations one is served (default: %(default)s)",
+        help="serve one in this many conversations (default: %(default)s)",
     )
     add("--loads", type=float, nargs="+", default=[0.9, 1.0], help="default: %(default)s")
     add("--repeats", type=int, default=2, help="of each load (default: %(default)s)")
@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def make_part(name: str, num_layers: int) -> dict[str, object]:
-    """Returns the shape with so many layers and as great a part of its vocabulary, so that the head weighs as much.
+    """Returns the shape with fewer layers and the same share of its vocabulary, so that the head's share stays.
 
     Raises `UsageError` for a number of layers that it has not.
     """
@@ -196,7 +196,7 @@ def at_once(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
 
 
 def sample_conversations(trace: Sequence[TraceRequest], one_in: int) -> list[TraceRequest]:
-    """Returns one in so many conversations, whole: requests with the same second block, for all have the same first."""
+    """Returns one in `one_in` conversations, whole: requests with the same second block, as all share the first."""
     numbers: dict[tuple[int, ...], int] = {}
     return [one for one in trace if numbers.setdefault(one.block_ids[:2], len(numbers)) % one_in == 0]
 
@@ -218,7 +218,7 @@ def count_pages(arrivals: Sequence[Arrival]) -> int:
 
 
 def at_rate(arrivals: Sequence[Arrival], requests_per_s: float) -> list[Arrival]:
-    """Returns them at times at which so many arrive in a second."""
+    """Returns the requests with arrival times for that rate per second."""
     speed = (arrivals[-1].at_s - arrivals[0].at_s) * requests_per_s / len(arrivals)
     return [replace(one, at_s=(one.at_s - arrivals[0].at_s) / speed) for one in arrivals]
 

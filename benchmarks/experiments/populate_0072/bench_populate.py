@@ -39,7 +39,7 @@ FIGURES = ("ready_s", "populated_s", "longest_gap_ms", "prompt_ms")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or 1 where a server cannot be measured."""
+    """Returns 0, or 1 if a server cannot be measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="gpt2-124m", help="default: %(default)s")
@@ -96,7 +96,7 @@ def wait_until_populated(server: ServerProcess) -> None:
 
 
 def send(target: Target, num_tokens: tuple[int, int], num_requests: int) -> Sequence[StreamResult]:
-    """Returns the results of random prompts, one at a time. Raises `ServerUnavailableError` where one fails."""
+    """Returns the results of random prompts, one at a time. Raises `ServerUnavailableError` if one fails."""
     lengths = Lengths(*(LengthRange(num, num) for num in num_tokens))
     load = Load(target, SamplingFields(ignore_eos=True), Limits(num_requests, TIMEOUT_S))
     prompts = random_prompts(ask_server(target).vocab_size, lengths, num_shared=0, seed=num_tokens[0])

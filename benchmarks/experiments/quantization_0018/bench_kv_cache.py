@@ -33,7 +33,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--dtype", default="float32", choices=("float32", "bfloat16"), help="of both formats (default: %(default)s)")
     add("--models", nargs="*", type=Path, default=[], help="directories of models whose perplexity is measured")
     add("--text", type=Path, help="the text, in UTF-8")
-    add("--end-bytes", type=int, default=89_281, help="so much of its end (default: what the bundled model never saw)")
+    add(
+        "--end-bytes",
+        type=int,
+        default=89_281,
+        help="bytes of its end to score (default: the part that the bundled model never saw)",
+    )
     add("--shape", choices=SHAPES, help="the shape whose steps are timed, for contexts of any length")
     add("--layers", type=int, help="of the shape (default: its own)")
     add("--rows", type=int, nargs="+", default=[1, 8], help="of a step (default: 1 8)")
@@ -45,7 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or 1 where a server cannot be measured."""
+    """Returns 0, or 1 if a server cannot be measured."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     if options.models and options.text is None:

@@ -39,7 +39,12 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--models", nargs="*", type=Path, default=[], help="directories of models whose perplexity is measured")
     add("--text", type=Path, help="the text, in UTF-8")
-    add("--end-bytes", type=int, default=89_281, help="so much of its end (default: what the bundled model never saw)")
+    add(
+        "--end-bytes",
+        type=int,
+        default=89_281,
+        help="bytes of its end to score (default: the part that the bundled model never saw)",
+    )
     about_steps = "numbers of codes of int8 for the mean magnitude of a token, instead of all formats"
     add("--int8-steps", nargs="+", type=int, default=[], metavar="STEPS", help=about_steps)
     add("--shape", choices=SHAPES, help="the shape whose speed and memory are measured")
@@ -60,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or 1 where a server cannot be measured."""
+    """Returns 0, or 1 if a server cannot be measured."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     if options.models and options.text is None:

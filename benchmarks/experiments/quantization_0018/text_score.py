@@ -22,9 +22,9 @@ class TextScore(msgspec.Struct, frozen=True):
 
 
 def score_text(target: Target, model: str, text: str, passage_tokens: int) -> TextScore:
-    """Returns the score of a text in passages of so many tokens, of which all but the first are predicted.
+    """Returns the score of a text in passages of equal length, all but whose first token is predicted.
 
-    What is left over at the end is not scored. Raises `ServerUnavailableError`.
+    A shorter rest at the end is not scored. Raises `ServerUnavailableError`.
     """
     ids = post_json(target, "/tokenize", {"model": model, "prompt": text, "add_special_tokens": False})["tokens"]
     starts = range(0, len(ids) - passage_tokens + 1, passage_tokens)

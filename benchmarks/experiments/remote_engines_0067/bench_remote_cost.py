@@ -28,7 +28,7 @@ from messages.errors import SluiceError
 
 IPC, TCP, TCP_SHIFTED = "ipc", "tcp", "tcp, clock an hour ahead"
 BACK = "of it outside of the scheduler"
-"""Of a first token; of the hops between engine and ring, the way back alone is in it."""
+"""The time of a first token; only the way back between engine and ring is in it."""
 
 SCHEDULERS = ("benchmarks.paced_scheduler", "scheduler_proc")
 ENDS = ("extras.remote.proxy", "benchmarks.experiments.remote_engines_0067.paced_joiner")
@@ -52,7 +52,7 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Turned(msgspec.Struct, frozen=True):
-    """A server and the processes that are measured beside its own."""
+    """A server and the additional processes that are measured."""
 
     server: ServerProcess
     target: Target
@@ -60,7 +60,7 @@ class Turned(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark; returns 0, or 1 where a server cannot be measured."""
+    """Runs the benchmark; returns 0, or 1 if a server cannot be measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32], help="streams at a time (default: 1 32)")
     parser.add_argument("--step-ms", type=float, default=5.0, help="time of a step (default: 5)")
@@ -136,7 +136,7 @@ def server_with_joiner(step_ms: float, prefix: list[str]) -> Iterator[Turned]:
 
 
 def compare(turns: dict[tuple[int, str], list[RingCost]], num_streams: int, name: str) -> Side:
-    """Returns the figures of one side, beside those of `IPC` in the same rounds."""
+    """Returns the figures of one side, compared with `IPC` in the same rounds."""
     costs, base = turns[num_streams, name], turns[num_streams, IPC]
     processes = [process for process in costs[0].cpu_us_per_token if process not in SCHEDULERS]
     cpu_us = {process: round(mean(cost.cpu_us_per_token[process] for cost in costs), 2) for process in processes}

@@ -45,14 +45,14 @@ SIDES = {"without": ["--no-keep-kv-cache"], "with": []}
 CONTEXT = 4096
 START_TIMEOUT_S, LOAD_TIMEOUT_S, POLL_S = 300.0, 1800.0, 0.05
 TOKENS_BEFORE_KILL = 30
-"""Of each stream; the first ones have more by then, for they decode while others are prefilled."""
+"""Tokens of each stream; the first ones have more, because they decode while others are prefilled."""
 
 WARM_UP_ROUNDS = 2
 TURN_ROWS, TURN_PROMPT, TURN_OUTPUT = 32, 200, 100
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or 1 where a server cannot be measured."""
+    """Returns 0, or 1 if a server cannot be measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--streams", type=int, default=32, help="default: %(default)s")
@@ -101,7 +101,7 @@ async def _kill_under(load: Load, requests: list[PlannedRequest], target: Any) -
     os.kill(status["pid"], signal.SIGKILL)
     while not all(one.arrivals_ns[-1] > killed_ns + 1e9 for one in results):
         await asyncio.sleep(POLL_S)
-    await asyncio.sleep(1.5)  # a beat tells the gauges
+    await asyncio.sleep(1.5)  # until a beat has updated the gauges
     gauges = (await asyncio.to_thread(process_status, target, "scheduler"))["gauges"]
     pauses_s = sorted(_pause_s(one.arrivals_ns, killed_ns) for one in results)
     load.cut_off()

@@ -34,7 +34,7 @@ MEMORY_FIELDS = ("Rss", "Pss", "Pss_Shmem")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or 1 where a server cannot be measured."""
+    """Returns 0, or 1 if a server cannot be measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--kills", type=int, default=3, help="in each server (default: %(default)s)")

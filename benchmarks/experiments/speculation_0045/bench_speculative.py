@@ -87,7 +87,7 @@ class Turn:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where the model cannot be run or outputs differ in float32."""
+    """Returns 0, 1 if the model cannot be run or outputs differ in float32."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

@@ -51,7 +51,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or 1 where a server cannot be measured."""
+    """Returns 0, or 1 if a server cannot be measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--starts", type=int, default=8, help="of each model and side (default: %(default)s)")
@@ -119,7 +119,7 @@ def start_once(root: Path, flags: Sequence[str]) -> Start:
 
 
 def has_first_token(target: Target) -> bool:
-    """Tells whether a request that is sent now has brought a token."""
+    """True if a request that is sent now gets a token."""
     connection = http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
     try:
         connection.request("POST", "/generate", BODY, {"Content-Type": "application/json"})

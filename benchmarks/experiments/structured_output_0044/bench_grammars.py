@@ -85,7 +85,7 @@ class WalkTimes(msgspec.Struct, frozen=True):
 
 
 class StreamTimes(msgspec.Struct, frozen=True):
-    """Of decode steps of `num_rows` rows: medians over all turns, and the ratio of each pair of turns' medians."""
+    """Decode steps of `num_rows` rows: medians over all turns, and the ratio of each pair of turns' medians."""
 
     num_rows: int
     num_turns: int

@@ -56,7 +56,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or 1 where an output that ended by itself is not valid."""
+    """Returns 0, or 1 if an output that ended by itself is not valid."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("paths", type=Path, nargs="+")
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--eos", type=int, default=0, help="default: %(default)s")
     add("--outputs", type=int, default=2, help="of each schema (default: %(default)s)")
     add("--limit", type=int, default=10**9, help="schemas at most of each path")
-    add("--seconds", type=float, default=10**9, help="stop after so many")
+    add("--seconds", type=float, default=10**9, help="stop after this time")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
     checker = Checker(options.tokenizer, options.vocab_size, options.eos)
@@ -186,13 +186,13 @@ def as_schema(value: Any) -> Any:
 
 
 def validate(output: str, schema: Any) -> str:
-    """Returns why the output is not valid, empty where it is."""
+    """Returns why the output is not valid, empty if it is."""
     try:
         validator = validator_for(schema, jsonschema.Draft202012Validator)
         validator(schema).validate(json.loads(output))
     except (jsonschema.ValidationError, ValueError, RecursionError) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-    except Exception as error:  # a schema that jsonschema itself cannot read says nothing about the output
+    except Exception as error:  # a schema that jsonschema cannot read proves nothing about the output
         print(f"jsonschema cannot validate: {type(error).__name__}", file=sys.stderr)
     return ""
 

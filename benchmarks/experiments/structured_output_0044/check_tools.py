@@ -54,7 +54,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or 1 where arguments are not valid or the server has failed."""
+    """Returns 0, or 1 if arguments are not valid or the server has failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("path", type=Path, help="the folder bfcl_eval/data")

@@ -68,7 +68,7 @@ class LimitedRunner:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or 1 where the model or the trace cannot be read."""
+    """Returns 0, or 1 if the model or the trace cannot be read."""
     parser = make_parser(__doc__, rounds=7, seconds=2.0)
     parser.add_argument(
         "--speed", action="store_true", help="measure how fast the trace is simulated, and nothing else"

@@ -61,7 +61,7 @@ FACTS = ("requests_per_s",)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or 1 where a server or the trace cannot be used."""
+    """Returns 0, or 1 if a server or the trace cannot be used."""
     options, flags = make_parser(__doc__, rounds=3, seconds=3.0).parse_known_args(arguments)
     flags = ["--device", "cpu", "--log-level", "warning", *flags]
     predicted: dict[Case, list[Outcome]] = {}
@@ -103,12 +103,12 @@ class RecordedServer:
         self._config = config
         self._flags = flags
         self._num_requests: list[int] = []
-        """Of the warm-up and of each load."""
+        """Requests of the warm-up and of each load."""
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         num_pages = self._config.cache.num_pages
-        assert num_pages is not None, "LARGEST says how many"
+        assert num_pages is not None, "LARGEST has a number of pages"
         with ExitStack() as stack:
             self._folder = Path(stack.enter_context(TemporaryDirectory(prefix="sluice-bench-"))) / "recording"
             command = [*LARGEST, *self._flags, "--record", str(self._folder)]
@@ -121,7 +121,7 @@ class RecordedServer:
         self._stack.close()
 
     def serve_load(self, seconds: float) -> None:
-        """Has it serve requests of random lengths, each number of them at once as long."""
+        """Sends requests of random lengths, for an equal time at each concurrency."""
         context = self._config.facts.max_model_len
         lengths = Lengths(LengthRange(LEAST_CHUNK, context // 2), LengthRange(16, context // 8))
         levels = [1 << power for power in range(self._config.scheduling.max_num_seqs.bit_length())]
@@ -140,7 +140,7 @@ class RecordedServer:
 
 
 def warm_up(config: Config, target: Target, num_pages: int) -> int:
-    """Has every page of the cache used. Returns the number of requests."""
+    """Uses every page of the cache. Returns the number of requests."""
     num_input = config.facts.max_model_len // 2
     num_requests = -(-num_pages * config.cache.block_size // num_input)
     lengths = Lengths(LengthRange(num_input, num_input), LengthRange(1, 1))

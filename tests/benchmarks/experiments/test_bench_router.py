@@ -17,7 +17,7 @@ def test_an_engine_computes_what_is_not_cached_one_after_another() -> None:
 
 
 def test_conversations_stay_where_they_are_cached_and_work_stays_even() -> None:
-    """Of 41 conversations, whose five turns come in any order of the conversations, each on top of the one before."""
+    """41 conversations of five turns, interleaved in any order; each turn continues the previous one."""
     rng = random.Random(3)
     turns = [(turn, talk) for turn in range(1, 6) for talk in rng.sample(range(41), 41)]
     trace = [

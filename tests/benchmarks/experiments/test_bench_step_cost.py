@@ -1,4 +1,4 @@
-"""The benchmark of what a step costs beside the model runs, and its result can be kept."""
+"""The benchmark of a step's cost without the model runs, and its result can be stored."""
 
 import json
 from pathlib import Path

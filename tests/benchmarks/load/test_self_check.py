@@ -1,4 +1,4 @@
-"""The load generator can tell what it costs itself, and that is little."""
+"""The load generator measures its own cost, which is small."""
 
 import pytest
 
