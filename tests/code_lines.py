@@ -31,7 +31,7 @@ EXTRAS = "extras"
 
 CORE_BUDGET = 38_800
 EXTRAS_BUDGET = 7_000
-"""The most lines of code. A commit that changes one of these numbers contains nothing else, and says why."""
+"""The most lines of code. A commit that changes one of these numbers contains nothing else, and gives the reason."""
 
 SUFFIXES = {".py", ".c", ".h", ".js", ".css", ".html"}
 
@@ -81,7 +81,7 @@ def _count_python(text: str) -> int:
         if token.type not in NO_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(text)):
-        # A string that stands alone says something about what is before it, or is a docstring.
+        # A string that stands alone is a docstring, or describes the line before it.
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             assert node.end_lineno is not None
             lines.difference_update(range(node.lineno, node.end_lineno + 1))

@@ -1,6 +1,6 @@
 """Prints the files of ours that some files import, directly or not, with their lines of code.
 
-python -m tests.import_closure scheduler_proc/process.py [--without scheduler_proc/ranks.py]
+python -m tests.import_closure scheduler_proc/process.py [--without scheduler_proc/ranks.py] [--cuts]
 """
 
 import argparse
@@ -17,7 +17,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("files", nargs="+", help="files whose imports are followed, relative to the repository's root")
     parser.add_argument("--without", nargs="+", default=[], help="files that are not followed, as if not imported")
+    parser.add_argument("--cuts", action="store_true", help="print what the list would lose without each file")
     options = parser.parse_args(argv)
+    if options.cuts:
+        _print_cuts(options.files, options.without)
+        return 0
     closure = find_closure(options.files, options.without)
     lines = {name: count_lines(ROOT / name) for name in closure}
     for name in sorted(closure):
@@ -25,6 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{lines[name]:5}  {name}  <- {', '.join(importers)}")
     print(f"{sum(lines.values()):,} lines of code in {len(closure)} files")
     return 0
+
+
+def _print_cuts(names: Sequence[str], without: Sequence[str]) -> None:
+    closure = find_closure(names, without)
+    lost = {name: closure - find_closure(names, [*without, name]) for name in closure - set(names)}
+    lines = {name: sum(count_lines(ROOT / each) for each in files) for name, files in lost.items()}
+    for name in sorted(lost, key=lambda name: -lines[name]):
+        importers = sorted(other for other in closure if name in imports_of(other))
+        print(f"{lines[name]:5} in {len(lost[name]):2} files  {name}  <- {', '.join(importers)}")
 
 
 def find_closure(names: Iterable[str], without: Iterable[str] = ()) -> set[str]:
@@ -41,7 +54,7 @@ def find_closure(names: Iterable[str], without: Iterable[str] = ()) -> set[str]:
 
 @cache
 def imports_of(name: str) -> frozenset[str]:
-    """Returns the files of ours that a file imports anywhere, without `__init__.py` files that only have a docstring."""
+    """Returns the files of ours that a file imports anywhere, without each `__init__.py` that only has a docstring."""
     found: set[str] = set()
     for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

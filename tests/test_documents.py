@@ -104,7 +104,7 @@ def test_the_index_lists_every_page():
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs (pip install -e '.[dev]')")
 def test_the_site_builds_without_a_warning(tmp_path: Path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site/index.html").exists()
