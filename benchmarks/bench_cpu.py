@@ -42,9 +42,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--shape", choices=SHAPES, default="gpt2-124m", help="default: %(default)s")
     add("--tokenizer", type=Path, default=Path("../shared/tokenizers/gpt2"), help="a directory (default: %(default)s)")
     add("--dtype", default="auto", help="of the server (default: auto)")
-    add("--cpu-threads", type=int, default=0, help="of the server; 0: as it chooses (default)")
-    add("--max-model-len", type=int, default=0, help="of the server, in tokens; 0: the model's own (default)")
-    add("--max-num-batched-tokens", type=int, default=0, help="of the server; 0: as it chooses (default)")
+    add("--cpu-threads", type=int, default=0, help="server flag; 0: automatic (default)")
+    add("--max-model-len", type=int, default=0, help="server flag; 0: the model's own (default)")
+    add("--max-num-batched-tokens", type=int, default=0, help="server flag; 0: automatic (default)")
     about_workloads = "default: all that a context of 1,024 tokens takes"
     names = [*WORKLOADS, *LONG_WORKLOADS]
     add("--workloads", nargs="+", choices=names, default=list(WORKLOADS), help=about_workloads)

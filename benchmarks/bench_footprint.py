@@ -48,7 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark; returns 0, or 1 if the server does not start, serve or stop as it should."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="as for launch.py (default: the bundled model)")
-    parser.add_argument("--idle-seconds", type=float, default=10.0, help="how long idle is watched (default: 10)")
+    parser.add_argument(
+        "--idle-seconds", type=float, default=10.0, help="duration of the idle measurement (default: 10)"
+    )
     parser.add_argument("--start-timeout-s", type=float, default=300.0, help="longest start (default: 300)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
     parser.add_argument("launch_flags", nargs="*", metavar="-- FLAG", help="more flags for launch.py, after --")

@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--tokenizer", type=Path, default=TOKENIZER, metavar="DIR", help="default: the bundled model's")
     add("--concurrency", type=int, nargs="+", default=[1, 16, 64], help="streams at a time (default: 1 16 64)")
     add("--device", choices=("cpu", "cuda"), default="cuda")
-    add("--quick", action="store_true", help="one layer, and two streams of a few tokens: shows that it runs")
+    add("--quick", action="store_true", help="one layer, and two streams of a few tokens, as a smoke test")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options, flags = parser.parse_known_args(arguments)
     try:

@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--url", help="a server that runs")
+    where.add_argument("--url", help="a running server")
     where.add_argument("--model", help="start servers with this model")
     add = parser.add_argument
     add("--budgets", type=int, nargs="+", default=[512, 8192], help="--max-num-batched-tokens of each server")

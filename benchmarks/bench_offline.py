@@ -120,7 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--shape", choices=SHAPES, default="qwen3-0.6b", help="default: %(default)s")
     add("--num-sequences", type=int, default=256, help="default: %(default)s")
     add("--max-tokens", type=int, default=LONGEST, help="longest input and longest output (default: %(default)s)")
-    add("--shared-prefix", type=int, default=0, metavar="N", help="tokens with which all prompts begin (default: none)")
+    add("--shared-prefix", type=int, default=0, metavar="N", help="common first tokens of all prompts (default: none)")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     return parser
 

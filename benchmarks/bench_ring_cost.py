@@ -53,11 +53,11 @@ class RingCost(msgspec.Struct, frozen=True):
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark; returns 0, or 1 if a server cannot be measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="", help="whose tokenizer is used (default: the bundled model)")
+    parser.add_argument("--model", default="", help="the model whose tokenizer to use (default: the bundled one)")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 256], help="streams at a time")
     parser.add_argument("--step-ms", type=float, default=10.0, help="time of a step (default: 10)")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each load (default: 10)")
-    parser.add_argument("--flags", default="", help="further flags of the server, in one word")
+    parser.add_argument("--flags", default="", help="further server flags, as one word")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
     try:

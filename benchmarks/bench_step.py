@@ -78,10 +78,10 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="qwen3-0.6b", help="default: %(default)s")
     add("--rows", type=int, nargs="+", default=[1, 32, 256], help="batch sizes (default: 1 32 256)")
-    add("--context", type=int, default=512, help="tokens before the step's own (default: %(default)s)")
+    add("--context", type=int, default=512, help="tokens before the step (default: %(default)s)")
     add("--steps", type=int, default=50, help="timed steps of each batch size (default: %(default)s)")
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--quick", action="store_true", help="one layer, one row, one step: shows that it runs")
+    add("--quick", action="store_true", help="one layer, one row, one step, as a smoke test")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     return parser
 

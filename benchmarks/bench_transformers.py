@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--rows", type=int, nargs="+", default=[1, 32, 256], help="batch sizes (default: 1 32 256)")
     add("--context", type=int, default=512, help="prompt tokens of each row (default: %(default)s)")
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--quick", action="store_true", help="one layer and few, short rows: shows that it runs")
+    add("--quick", action="store_true", help="one layer and few, short rows, as a smoke test")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
     if options.quick:

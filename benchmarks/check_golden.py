@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     add("--models", type=Path, nargs="+", metavar="DIR", help="default: those of assets/ and, if there, shared/models/")
-    add("--quick", action="store_true", help="the first model's first form: shows that it runs")
+    add("--quick", action="store_true", help="the first model's first form, as a smoke test")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options, flags = parser.parse_known_args(arguments)
     models = options.models or find_models()

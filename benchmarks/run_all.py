@@ -55,7 +55,8 @@ def main() -> int:
     isa = widest_vectors()
     for weight_format in ("bfloat16", "int8"):
         run(f"step_kernels#{weight_format}", "bench_step_kernels", "--format", weight_format)
-    run(f"one_stream#{isa}", "bench_one_stream", "--tokenizer", model)
+    formats = ("float32", "int8", "int4") if isa == "avx2" else ("float32", "bfloat16", "int8", "int4")
+    run(f"one_stream#{isa}", "bench_one_stream", "--tokenizer", model, "--formats", *formats)
     run("footprint", "bench_footprint", "--model", model)
     run("ring_cost", "bench_ring_cost", "--model", model)
     run("recovery#processes", "bench_recovery", "--model", model)

@@ -85,7 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--device", choices=("cpu", "cuda"), default="cuda")
     add("--rounds", type=int, default=3, help="of samples of all candidates in turn (default: %(default)s)")
     add("--budget-s", type=float, default=120.0, help="after it no more is begun (default: %(default)s)")
-    add("--quick", action="store_true", help="one small case and two candidates: shows that it runs")
+    add("--quick", action="store_true", help="one small case and two candidates, as a smoke test")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     return parser
 
