@@ -81,7 +81,7 @@ def _count_python(text: str) -> int:
         if token.type not in NO_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(text)):
-        # A string that stands alone is a docstring, or describes the line before it.
+        # A string that stands alone says something about what is before it, or is a docstring.
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             assert node.end_lineno is not None
             lines.difference_update(range(node.lineno, node.end_lineno + 1))

@@ -87,9 +87,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """One worker compiles a file and its imports while the others wait, and then read the result.
+    """Of several workers the first compiles a file and what it imports, for which the others wait, and read it then.
 
-    In a new checkout each would otherwise compile everything, which takes longer than the imports.
+    In a new checkout each would else compile everything, which takes longer than to import it.
     """
     if not isinstance(collector, pytest.Module):
         return (yield)
@@ -131,7 +131,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
-    """The read-only material next to the checkout: real models, tokenizers, prompts and traces."""
+    """The read-only material beside the checkout: real models, tokenizers, prompts and traces."""
     if not SHARED.is_dir():
-        pytest.skip("needs ../shared (real models, tokenizers, prompts) next to the checkout")
+        pytest.skip("needs ../shared (real models, tokenizers, prompts) beside the checkout")
     return SHARED

@@ -8,7 +8,7 @@
         ...
         reply = launcher.take_one(from_detokenizer, timeout_s=5)
 
-When the block ends well, every process still running is asked to stop and must exit with 0.
+When the block ends well, every process still running is told to stop and must exit with 0.
 """
 
 import contextlib
@@ -143,7 +143,7 @@ class FakeLauncher:
             waiter.wait(min(POLL_S, max(0.0, deadline - time.monotonic())))
 
     def stop(self, name: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stops process `name`, which must exit with 0."""
+        """Tells process `name` to stop; it must exit with 0."""
         self.send(name, Stop())
         assert self.wait_exit(name, timeout_s) == 0, f"{name} failed:\n{self.log_text(name)}"
 

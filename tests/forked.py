@@ -47,7 +47,7 @@ class ForkedProcess:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Returns the exit code, negative for a signal. Raises `TimeoutExpired` if it still runs after `timeout`."""
+        """Returns the exit code, negative for a signal. Raises `TimeoutExpired` where it still runs after `timeout`."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)

@@ -1,11 +1,11 @@
-"""Runs the tests that need a CUDA GPU, each file in a process of its own, also after a failure: `make test-gpu`.
+"""Runs the tests that need a CUDA GPU, each file in a process of its own, and goes on after a failure: `make test-gpu`.
 
     python -m tests.gpu_tests [--only NAME ...] [--jobs N] [--budget-s S]
     python -m tests.gpu_tests --device cpu --only silu_mul      (a trial without a GPU, in Triton's interpreter)
 
-First it runs the runner's tests, then the kernels' in parallel, last two of them under compute-sanitizer. A CUDA fault
-ends only its own file. A file in which no test ran has failed, so a run without a GPU cannot pass. The result is
-rewritten after each file, and each file's output is kept next to it.
+First the runner's tests, then the kernels' side by side, at last two of them under compute-sanitizer. A fault of CUDA
+ends no more than its own file. A file none of whose tests ran has failed, so a run without a GPU cannot pass. The
+result is rewritten after each file, and each file's output is kept beside it.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def list_phases(memchecked: Sequence[str] = MEMCHECKED, device: str = "cuda") ->
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 if a file failed or was not run in time, 2 without a GPU."""
+    """Returns 0, 1 where a file failed or was not run in time, 2 where there is no GPU."""
     options = make_parser().parse_args(arguments)
     exit_on_signals()
     facts = {"device": options.device}
@@ -187,7 +187,7 @@ class Session:
         found = replace(read_report(report, run.name), seconds=outcome.seconds)
         if outcome.is_ok and found.num_passed:
             return replace(found, state="passed")
-        # pytest returns 1 after failures, which are listed, and 5 if it selected no test.
+        # pytest returns 1 after failures, which are listed, and 5 where nothing was selected.
         reason = "no test ran" if found.num_passed + found.num_failed == 0 else ""
         if not outcome.is_ok and outcome.reason not in ("exit code 1", "exit code 5"):
             reason = outcome.reason
@@ -201,7 +201,7 @@ class Session:
 
 
 def read_report(path: Path, name: str) -> Finding:
-    """Returns the counts of a JUnit file, all 0 without a file: the process did not finish."""
+    """Returns the counts of a JUnit file, all 0 where there is none: the process did not come to its end."""
     if not path.is_file():
         return Finding(name, "failed")
     failures: list[str] = []

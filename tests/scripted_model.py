@@ -1,7 +1,7 @@
-"""A checkpoint that writes given scripts: the last token alone decides the next one.
+"""A checkpoint that says what it is told to: one token of its vocabulary follows each other, whatever came before.
 
-Attention and MLPs are zeros, and the output layer maps each token to the next one. So no token occurs twice in the
-scripts: they are cut into pieces of some bytes, some of them parts of characters.
+Attention and MLPs are zeros, so a step depends on the last token alone, and the output layer has what comes after it.
+For that no token comes twice in the scripts: they are cut into pieces of some bytes, some of them parts of characters.
 """
 
 import itertools
@@ -22,7 +22,7 @@ CONTEXT = 16384
 
 
 def build_scripted_model(path: Path, scripts: Mapping[str, str], chat_template: str) -> None:
-    """Writes a model that completes a prompt that ends with a key (one token) with that key's script."""
+    """Writes a model that says a script, and then ends, after a prompt that ends with its key, which is one token."""
     alphabet = byte_level_alphabet()
     vocab = {character: byte for byte, character in enumerate(alphabet)}
     chains: list[list[int]] = []

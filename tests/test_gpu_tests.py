@@ -1,4 +1,4 @@
-"""`make test-gpu` without a GPU: its files and their order, and its report of files that fail, die or hang."""
+"""`make test-gpu` without a GPU: what it runs and in which order, and what it says of files that fail, die or hang."""
 
 import json
 import os
@@ -21,13 +21,13 @@ HANGS = "import time\n\ndef test_one(): time.sleep(600)\n"
 
 @pytest.fixture(autouse=True)
 def one_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes pytest's processes load only one plugin, which takes a third of the time."""
+    """The processes of pytest load no plugin but the one that is asked for, in a third of the time."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p pytest_timeout")
 
 
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], *flags: str) -> tuple[int, list[Any]]:
-    """Runs files of these contents; returns the exit code and the result for each."""
+    """Runs files of these contents; returns the exit code and what the result says of each."""
     runs: list[TestRun] = []
     for name, text in files.items():
         path = tmp_path / f"test_{name}.py"

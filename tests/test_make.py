@@ -1,4 +1,4 @@
-"""`make test` and the targets for a GPU: what they run, and that they fail if it fails."""
+"""`make test` and the targets for a GPU: what they run, and that they fail where it does."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ exit $CODE
 
 @pytest.mark.parametrize("code", [0, 1, 5])
 def test_all_tests_run_and_must_pass(tmp_path: Path, code: int) -> None:
-    """pytest's exit code 5 means that no test ran. No process compiles its imports again and again."""
+    """pytest's 5 says that no test ran. No process compiles what it imports again and again."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "pyproject.toml").touch()
     binaries = tmp_path / ".venv/bin"
@@ -45,7 +45,7 @@ def test_all_tests_run_and_must_pass(tmp_path: Path, code: int) -> None:
     ],
 )
 def test_what_is_for_a_gpu_runs_on_the_python_that_is_named(tmp_path: Path, target: str, command: str) -> None:
-    """No environment is set up there; libraries of gpu-install are found first, then those found before."""
+    """No environment is set up there; what gpu-install has installed is found, and then what was to be found before."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     python = tmp_path / "some-python"
     python.write_text('#!/bin/sh\necho "$PYTHONPATH ran $*"\n', encoding="ascii")

@@ -26,14 +26,14 @@ Results = dict[str, tuple[str, int, str]]
 
 
 def find_browser() -> str | None:
-    """Returns the program, `None` if this machine has none."""
+    """Returns the program, or `None` where there is none on this machine."""
     return next((path for name in PROGRAMS if (path := shutil.which(name))), None)
 
 
 class Site:
-    """A web site on a port of this machine: `/page` runs `script` and reports its result here.
+    """A web site on a port of this machine: `/page` runs `script` and says here what came of it.
 
-    All other requests are forwarded to `target`, byte for byte, as if the site's name led there.
+    What else is asked for goes on to `target`, byte for byte, as when the site's name is made to lead there.
     """
 
     def __init__(self, script: str, target: tuple[str, int]):
@@ -127,6 +127,6 @@ def _running(browser: str, url: str, flags: Sequence[str]) -> Iterator[None]:
 
 
 def visit(browser: str, site: Site, url: str, *flags: str) -> Results:
-    """Opens the page of `site` at `url` and returns its script's result. Fails at the deadline."""
+    """Opens the page of `site` at `url` and returns what its script says. Fails at the deadline."""
     with _running(browser, url, flags):
         return site.results.get(timeout=PAGE_TIMEOUT_S)

@@ -8,8 +8,8 @@ Each request of a fixed set is first run undisturbed. Then 32 clients take reque
 the middle, and every few seconds the tokenizer, the scheduler or the detokenizer is killed (SIGKILL) or stopped
 (SIGSTOP, which ends as a hang), or frames on its way in or out are dropped, doubled or corrupted; with `--quiet`
 nothing is. Who stays to the end must have the text, the ids and the end of the undisturbed run. No request may be
-refused: those that arrive while a process is away wait for it. And none of this is a stall: the launcher must report
-none. With `--kill-engines-every` only engines are killed (SIGKILL), one at a time: the next one's turn comes when
+refused: those that arrive while a process is away wait for it. And nothing of this is a stall: the launcher must tell
+of none. With `--kill-engines-every` only engines are killed (SIGKILL), one at a time: the next one's turn comes when
 all serve again.
 """
 
@@ -52,7 +52,7 @@ LONG_PAUSE_S = 0.5
 LEAVE_CHANCE = 0.15
 STOP_CHANCE = 0.25
 MIN_TURNS = 4
-"""Number of disturbances, however slow the machine: every second one harms frames."""
+"""So many disturbances happen, however slow the machine: every second one harms frames."""
 MAX_FRAMES = 3
 PAUSE_S = (2.0, 5.0)
 FRAME_FAULTS = ("drop", "drop", "duplicate", "corrupt")
@@ -64,14 +64,14 @@ EDGES = (
     ("detokenizer", "frontend"),
 )
 PROCESSES = ("tokenizer", "scheduler", "detokenizer")
-"""Processes to disturb; with several engines also `scheduler-2` …"""
+"""Of each kind; with several engines also `scheduler-2` …"""
 FLAGS = (
     *("--dtype", "float32", "--enable-fault-injection", "--max-restarts-per-min", "1000"),
     *("--hang-timeout-s", "3", "--stall-s", "6", "--sse-keepalive-s", "5"),
 )
 
 QUIET_FLAGS = ("--hang-timeout-s", "60")
-"""If no process is stopped, none hangs, however busy the machine."""
+"""Where nothing is stopped, nothing hangs either, however busy the machine."""
 
 QUESTIONS = Path(__file__).resolve().parents[3] / "shared" / "prompts" / "gsm8k" / "test.jsonl"
 
@@ -88,7 +88,7 @@ class Counts(msgspec.Struct):
     """Answered 503: must stay 0 unless a process was away for longer than the hold, `--restart-hold-s`."""
     continuations: int = 0
     stalls: list[str] = msgspec.field(default_factory=list[str])
-    """Stalls in the metrics: must stay empty."""
+    """That the metrics tell of: must stay empty."""
     tokens: int = 0
     lost: int = 0
     doubled: int = 0
@@ -272,7 +272,7 @@ class Chaos:
             self.counts.kill_intervals_s.append(time.monotonic() - began_s)
 
     def _find_engines(self) -> dict[str, int]:
-        """Returns the pids of the engines, empty if not all serve."""
+        """Returns the pids of the engines; empty where not all serve."""
         processes = self.ring.health()["processes"]
         serving = [processes[name]["state"] in ("ready", "busy") for name in self._schedulers]
         return {name: processes[name]["pid"] for name in self._schedulers} if all(serving) else {}
@@ -347,7 +347,7 @@ def make_requests(rng: random.Random) -> list[dict[str, Any]]:
 
 
 def real_prompts(rng: random.Random) -> list[str]:
-    """Returns beginnings of real questions, empty without the material."""
+    """Returns beginnings of real questions, where there are any."""
     if not QUESTIONS.is_file():
         return []
     lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
@@ -378,7 +378,7 @@ def pauses_of(counts: Counts) -> list[float]:
 
 
 def log_of_longest_pause(counts: Counts, server: ServerProcess) -> str:
-    """Returns the server's log of the longest pause, without its requests; empty if no stream waited for long."""
+    """Returns what the server has said meanwhile, but for its log of requests; empty where nobody waited for long."""
     pause_s, end_s = max(counts.stream_pauses, default=(0.0, 0.0))
     if pause_s < LONG_PAUSE_S:
         return ""
@@ -392,7 +392,7 @@ def log_of_longest_pause(counts: Counts, server: ServerProcess) -> str:
 
 
 def summary(times_s: list[float]) -> dict[str, float]:
-    """Returns median, p99 and the longest, empty without times."""
+    """Returns median, p99 and the longest; empty where there are none."""
     ordered = sorted(times_s)
     places = {"median_s": len(ordered) // 2, "p99_s": len(ordered) * 99 // 100, "longest_s": -1}
     return {name: round(ordered[place], 4) for name, place in places.items()} if ordered else {}

@@ -51,7 +51,7 @@ def generated(content: dict[str, Any]) -> Generated:
 
 
 def body(prompt: str | Sequence[int], **params: Any) -> dict[str, Any]:
-    """Returns a request body; greedy unless `params` sets a temperature."""
+    """Returns a request body; greedy where `params` says nothing else."""
     return {"prompt": prompt if isinstance(prompt, str) else list(prompt), "temperature": 0.0, **params}
 
 
@@ -120,7 +120,7 @@ class RingClient:
         raise AssertionError(f"{process} was not replaced within {timeout_s} s: {health}")
 
     def num_continued(self) -> float:
-        """Returns how many requests have continued after a process died."""
+        """Returns how many requests have gone on after a process died."""
         text = httpx.get(f"{self.url}/metrics", timeout=TIMEOUT_S).text
         (line,) = (line for line in text.splitlines() if line.startswith("sluice_continuations_total"))
         return float(line.split()[-1])

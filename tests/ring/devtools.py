@@ -25,7 +25,7 @@ MIN_FD = 10
 
 
 class BrowserPage:
-    """One tab. `problems` are its console's errors and warnings, and uncaught exceptions."""
+    """One tab. `problems` are its console's errors and warnings, and exceptions that nobody caught."""
 
     def __init__(self, browser: str, width: int = 1400, height: int = 1000, flags: Sequence[str] = ()):
         self.problems: list[str] = []

@@ -79,7 +79,7 @@ class Run:
 
     @contextmanager
     def load(self) -> Iterator[None]:
-        """Runs two streams, one as long as possible, and a client that reconnects to nothing."""
+        """Two streams, of which one goes on as long as it can, and a client that comes back to nothing."""
         with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT_S) as client:
             request = body([5, 6, 7], max_tokens=200, ignore_eos=True)
             with client.stream("POST", "/generate", json=request) as first:

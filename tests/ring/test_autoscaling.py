@@ -23,7 +23,7 @@ def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
 
 
 async def wait_for_engines(client: httpx.AsyncClient, num: int) -> dict[str, Any]:
-    """Returns the operator's report when this number of engines serves."""
+    """Returns what the operator is told when there are so many, which serve."""
     async with asyncio.timeout(2 * COMMAND_TIMEOUT_S):
         while True:
             shown = (await client.get("/admin/processes", headers=OPERATOR)).json()

@@ -20,7 +20,7 @@ POST = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application
 
 
 class Server:
-    """A client that has seen the answer to a good request, and can check that it still gets the same."""
+    """A client that has seen the answer to a good request, and can tell whether it still gets the same."""
 
     def __init__(self, url: str):
         self.client = httpx.Client(base_url=url, timeout=TIMEOUT_S)

@@ -27,7 +27,7 @@ def ring(browser: str, plain_ring: RingClient) -> RingClient:
 
 
 class Clients:
-    """A program that sends one request after the other; no other party may end one of them."""
+    """A program that sends one request after the other, of which none may be ended by somebody else."""
 
     def __init__(self, ring: RingClient):
         self.num_replies = 0
@@ -135,7 +135,7 @@ def test_a_sandboxed_page_changes_and_reads_nothing(ring: RingClient, browser: s
 
 
 def test_a_page_whose_name_is_rebound_changes_and_reads_nothing(ring: RingClient, browser: str):
-    """The browser takes the server for the page's own origin, so it lets the page read replies."""
+    """For the browser the server is of the page's own origin then: it lets the page read what the server says."""
     url = "http://rebound.example"
     rule = "--host-resolver-rules=MAP rebound.example 127.0.0.1:PORT"
     results = visit_during_requests(ring, browser, f"{url}/page", url, rule)

@@ -1,4 +1,4 @@
-"""Several engines: requests of a dead one continue on the others before it is back; commands change their number."""
+"""Several engines: what a dead one had goes on at the others before it is back, and the operator may change them."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Several frontends on one port: the death of one ends its own connections, and no others."""
+"""Several frontends on one port: the death of one ends its own connections, and nobody else's."""
 
 import asyncio
 import signal
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.ring
 
 NUM_STREAMS = 8
 NUM_CLIENTS = 4
-"""Streams of a load."""
+"""Of a load."""
 MAX_STREAMS = 160
 MAX_TRIES = 5
 COUNTED = ("_total", "_bucket", "_count", "_sum")
@@ -88,7 +88,7 @@ class Stream:
 async def begin_on_both(
     client: httpx.AsyncClient, requests: list[dict[str, Any]]
 ) -> tuple[list[Stream], list[asyncio.Task[None]]]:
-    """Begins streams, each on a new connection, until each frontend has some; any free frontend may accept one."""
+    """Begins streams, each on a new connection, until each frontend has some; whoever is free takes a connection."""
     streams: list[Stream] = []
     tasks: list[asyncio.Task[None]] = []
     while len(streams) < NUM_STREAMS or len({stream.block for stream in streams}) < 2:
@@ -100,7 +100,7 @@ async def begin_on_both(
             await asyncio.wait_for(asyncio.gather(*(each.has_begun.wait() for each in streams)), TIMEOUT_S)
             for task in tasks:
                 if task.done():
-                    task.result()  # raises the reason of a refusal
+                    task.result()  # who was refused says why
     return streams, tasks
 
 
@@ -192,7 +192,7 @@ def test_the_streams_of_both_outlive_a_process_of_the_ring(
 def test_one_dies_together_with_the_scheduler(
     ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
 ):
-    """The other's streams continue; the orphans are not among them."""
+    """The other's streams go on as continuations; the orphans are not among them."""
 
     async def run() -> list[Stream]:
         async with ring.connect() as client:
@@ -231,7 +231,7 @@ async def block_behind(client: httpx.AsyncClient) -> int:
 
 
 async def is_held_by(client: httpx.AsyncClient, pid: int) -> bool:
-    """True if process `pid` has the only connection of `client`."""
+    """Tells whether process `pid` has the one connection of `client`."""
     async with client.stream("GET", "/ping") as reply:
         _, port, *_ = reply.extensions["network_stream"].get_extra_info("client_addr")
         connections = psutil.Process(pid).net_connections("tcp")
@@ -342,7 +342,7 @@ def test_each_frontend_knows_the_load_of_all_and_aborts_requests_of_all(ring: Ri
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_frontend_that_does_not_answer_holds_nobody_up(ring: RingClient, how: signal.Signals):
-    """Its series are missing from the scrape, which reports it if the process was there to be asked."""
+    """Its series are missing from the scrape, which says so where it was there to be asked."""
 
     async def run(pinned: dict[int, httpx.AsyncClient]) -> None:
         victim = "frontend-2"

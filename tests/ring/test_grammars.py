@@ -1,4 +1,4 @@
-"""Grammars on a real server: output conforms, even if a process dies in the middle of it."""
+"""Grammars on a real server: what comes is what was asked for, also where a process dies in the middle of it."""
 
 import json
 from collections.abc import Callable, Iterator

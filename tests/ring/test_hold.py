@@ -55,7 +55,7 @@ def undisturbed(ring: RingClient, requests: list[dict[str, Any]]) -> list[Genera
 
 
 async def fetch(client: httpx.AsyncClient, request: dict[str, Any]) -> Generated:
-    """Returns the whole reply. Raises `AssertionError` with the actual reply if it is an error."""
+    """Returns the whole of a reply; an `AssertionError` says what came in its place."""
     if request["stream"]:
         return await collect(client, request)
     reply = await client.post("/generate", json=request)

@@ -1,4 +1,4 @@
-"""A scheduler is killed under long streams: the next one has its undamaged pages, and text stays exact."""
+"""A scheduler is killed under long streams: the next one has its pages, but for damaged ones, and text stays exact."""
 
 import random
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def undisturbed(faulty_ring: RingClient, requests: list[dict[str, Any]]) -> list
 def disturb(
     ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated], harm: Callable[[], object]
 ) -> None:
-    """Ends the scheduler in mid-stream with `harm`; tries again if that came too late."""
+    """Has the scheduler end in mid-stream by `harm`; again where that came too late."""
     for _ in range(MAX_TRIES):
         ring.wait_until_empty()
         assert httpx.post(f"{ring.url}/flush_cache", json={}).status_code == 200

@@ -1,4 +1,4 @@
-"""The live page in a real browser against a real server, and `launch.py top`."""
+"""The live page in a real browser against a real server, and `launch.py top` beside it."""
 
 import importlib.util
 import signal

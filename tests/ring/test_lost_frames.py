@@ -1,4 +1,4 @@
-"""Frames are lost, doubled, corrupted or late on each edge of the ring: every stream continues exactly, and ends."""
+"""Frames are lost, doubled, corrupted or late on each edge of the ring: every stream goes on exactly, and ends."""
 
 import asyncio
 from typing import Any, Literal
@@ -46,7 +46,7 @@ def check_same(got: list[Generated], expected: list[Generated]) -> None:
 
 
 class Injector:
-    """Gives `command` to `process` after each `every_tokens` tokens of the streams."""
+    """Gives `command` to `process` each time the streams have had so many tokens more."""
 
     def __init__(self, ring: RingClient, process: str, command: EdgeFault, every_tokens: int = 100):
         self._ring = ring
@@ -96,7 +96,7 @@ def test_the_only_frame_of_a_quiet_edge(
     receiver: str,
     kind: Kind,
 ):
-    """No later frame but the repetition's shows that it is missing."""
+    """No later frame shows that it is missing, but for that of the repetition."""
     ring.instruct(sender, EdgeFault(receiver, kind))
     check_same(ring.generate_all(requests[:1]), undisturbed[:1])
     check_same(ring.generate_all(requests), undisturbed)

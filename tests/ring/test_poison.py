@@ -1,4 +1,4 @@
-"""A request that really kills the scheduler: it alone is refused, other streams continue and stay exact."""
+"""A request that really kills the scheduler: it alone is refused, the streams beside it go on and stay exact."""
 
 import asyncio
 import subprocess
@@ -78,7 +78,7 @@ def test_the_culprit_is_refused_and_nobody_else(ring: RingClient, killed: Killed
 
 @pytest.mark.usefixtures("killed")
 def test_a_replay_of_a_snapshot_dies_of_the_same_request(ring: RingClient, tmp_path: Path):
-    """The poison and one other stream of the recording are replayed."""
+    """Of all that is recorded of this server, the poison and a stream beside it are replayed."""
     snapshot = tmp_path / "snapshot"
     with AdminClient(ring.run_dir) as line:
         assert isinstance(line.give(TakeSnapshot(str(snapshot)), TIMEOUT_S), Done)

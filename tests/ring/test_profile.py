@@ -126,7 +126,7 @@ def test_each_step_is_a_slice_with_its_rows_and_operators(trace: Trace, c_kernel
 
 
 def test_each_c_kernel_is_a_slice_within_its_step(trace: Trace, c_kernels: frozenset[str]):
-    """The calls of recorded steps too: most steps of this load are recorded."""
+    """Those of recorded steps too: most steps of this load are."""
     ours = trace.slices("scheduler", "sluice")
     steps = sorted((one["ts"], one["ts"] + one["dur"]) for one in ours if one["name"].startswith("step "))
     kernels = [one for one in ours if one["name"] in c_kernels]

@@ -1,4 +1,4 @@
-"""Reasoning with grammars, forced calls and budgets through the whole ring, with a model that writes scripts."""
+"""Reasoning with grammars, forced calls and budgets through the whole ring, with a model that says what it is told."""
 
 import json
 from typing import Any

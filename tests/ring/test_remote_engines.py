@@ -1,4 +1,4 @@
-"""An engine that joins over tcp: if it or its joiner dies, its requests continue elsewhere, and it comes back."""
+"""An engine that joins over tcp: what it had when it, or its joiner, died goes on elsewhere, and it comes back."""
 
 import asyncio
 import json
@@ -75,7 +75,7 @@ def engine_pid(joiner: subprocess.Popen[str]) -> int:
 
 
 async def kill_under_load(load: Load, find_victim: Callable[[], int], client: httpx.AsyncClient) -> int:
-    """Kills a process while the engine has streams; when these continue, returns the engine's incarnation."""
+    """Kills a process while the engine has streams, and returns when these go on; returns the engine's incarnation."""
     incarnation = (await status(client, REMOTE))["incarnation"]
     num_continued = load.num_continued
     async with asyncio.timeout(COMMAND_TIMEOUT_S):
@@ -146,7 +146,7 @@ def test_no_stream_notices_the_death_of_an_engine_or_of_its_joiner(tiny_checkpoi
                 incarnation = await kill_under_load(load, lambda: engine_pid(joiner), client)
                 await wait_for_next(client, incarnation)
                 await load.wait_for_replies(4)
-                await replace(client, REMOTE)  # the joiner stops its engine and joins again
+                await replace(client, REMOTE)  # which the joiner, told to stop its engine, joins again
                 engine = engine_pid(joiner)
                 await kill_under_load(load, lambda: joiner.pid, client)
                 wait_until(lambda: not Path(f"/proc/{engine}").exists(), COMMAND_TIMEOUT_S)

@@ -73,7 +73,7 @@ def test_the_last_frames_of_a_killed_process_are_kept(faulty_ring: RingClient, k
     detokenizer = FrameReader(box / f"detokenizer.{faulty_ring.status('detokenizer')['pid']}.frames").read()
     arrived = [record for record in detokenizer if not record.is_sent and record.sender_id == sender_id]
     assert isinstance(arrived[-1].decode(), DetokenizeMsg)
-    # The last frames that the next process received are there, and none was lost before them.
+    # What came last to the one behind it is there, and nothing of it was lost before that.
     first = min(number for _, number in sent)
     latest = arrived[-10:]  # other modules have frames harmed on their way
     assert all(sent[sender_id, one.number] == one.frame for one in latest if one.number >= first)

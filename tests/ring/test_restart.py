@@ -1,4 +1,4 @@
-"""A process is killed or stopped in mid-stream: all streams continue to the same text and ids; nothing is left."""
+"""A process is killed or stopped in mid-stream: every stream goes on to the same text and ids, and nothing is left."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ def ring(restarted_ring: RingClient) -> RingClient:
 
 
 class Killer:
-    """Kills `process` when the streams have had `at_tokens` tokens in total."""
+    """Kills `process` when the streams have had so many tokens together."""
 
     def __init__(self, ring: RingClient, process: str, at_tokens: tuple[int, ...], how: signal.Signals):
         self.process = process
@@ -92,7 +92,7 @@ def check_same(got: list[Generated], expected: list[Generated]) -> None:
 
 
 def disturb(killer: Killer, ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]) -> None:
-    """Runs the streams while the killer works; again if a slow client saw their tokens only after their end."""
+    """Has the killer at work under the streams; again where a slow client has seen their tokens when all was over."""
     for _ in range(MAX_TRIES):
         killer.arm()
         got = ring.generate_all(requests, killer)
@@ -129,7 +129,7 @@ def test_a_tokenizer_that_hangs_with_requests_in_its_socket(
 
 
 def test_a_reply_in_one_piece(ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]):
-    """The client sees nothing of these until the end, so the tokens of another stream time the kill."""
+    """Of these the client sees nothing until the end, so the kill goes by the tokens of a stream beside them."""
 
     async def run() -> list[Generated]:
         async with ring.connect() as client:

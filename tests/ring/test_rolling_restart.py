@@ -56,7 +56,7 @@ def undisturbed(ring: RingClient, requests: list[dict[str, Any]]) -> list[Genera
 
 
 class Load:
-    """Clients that repeat their request until stopped, each on a new connection; every reply is checked."""
+    """Clients that repeat their request until told to stop, each on a new connection; every reply is checked."""
 
     def __init__(self, ring: RingClient, requests: list[dict[str, Any]], expected: list[Generated]):
         self._ring = ring
@@ -106,7 +106,7 @@ class Load:
 
 
 async def replace(client: httpx.AsyncClient, process: str, **params: float) -> None:
-    """Replaces `process`; returns when the old one is gone."""
+    """Has `process` replaced, and returns when the old one is gone."""
     before = await processes(client)
     reply = await client.post(f"/admin/restart/{process}", params=params, headers=OPERATOR, timeout=COMMAND_TIMEOUT_S)
     assert reply.status_code == 200, reply.text
@@ -146,7 +146,7 @@ def test_three_ordered_restarts_make_no_request_a_suspect(
 ):
     """As three deaths of the scheduler would: these requests come to no token between them.
 
-    No row may finish in the old one, so all continue in the new one.
+    No row may finish in the old one, so all go on in the new one.
     """
 
     async def run() -> list[Generated]:

@@ -1,4 +1,4 @@
-"""Speculation as clients see it: the same text, ids and logprobs as without it, even if the scheduler is killed."""
+"""Speculation as clients see it: the same text, ids and logprobs as without it, also where the scheduler is killed."""
 
 import re
 import signal

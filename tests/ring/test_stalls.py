@@ -1,4 +1,4 @@
-"""Stalls of a real ring, caused on purpose: reported once, with a snapshot, and ended without a loss to any stream."""
+"""Stalls of a real ring, caused on purpose: told once, with a snapshot, and ended so that no stream loses anything."""
 
 import json
 import os
@@ -117,7 +117,7 @@ def test_a_stream_that_is_left_out(ring: RingClient, expected: list[Generated]):
     uid = last_uid(ring) + 1
     check_continued(ring, "scheduler", expected, lambda: starve(ring, uid))
     assert num_stalls(ring) == before | {"stream": before.get("stream", 0) + 1}
-    wait_until(lambda: "stalls" not in ring.health())  # the frontend's next beat reports that the stream continues
+    wait_until(lambda: "stalls" not in ring.health())  # the frontend tells in its next beat that the stream goes on
 
 
 def test_a_crash_and_a_command_leave_snapshots_too_and_only_the_latest_stay(
@@ -128,7 +128,7 @@ def test_a_crash_and_a_command_leave_snapshots_too_and_only_the_latest_stay(
     manifest = read_manifest(latest(snapshot_dir, "crash-detokenizer"))
     assert "SIGKILL" in manifest["text"]
     out = tmp_path / "mine"
-    for _ in range(3):  # with the one of the crash they are one too many, even if this test runs alone
+    for _ in range(3):  # with the one of the crash they are one too many, also where this test runs alone
         reply = httpx.post(f"{ring.url}/admin/snapshot", headers=OPERATOR, timeout=60.0).json()
     assert (Path(reply["directory"]) / "processes/scheduler/stacks").exists()
     for _ in range(2):

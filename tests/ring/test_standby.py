@@ -1,4 +1,4 @@
-"""A real server whose scheduler is killed while another process stands by: that one takes over, on the same weights."""
+"""A real server whose scheduler is killed while another process stands by: that one goes on, on the same weights."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def wait_for_spare(ring: RingClient, other_than: int = 0) -> int:
 
 
 def maps_of(pid: int) -> list[str]:
-    """Returns the files that a process maps, from /proc."""
+    """Returns the files that a process maps, as /proc says."""
     return [line.split(maxsplit=5)[5] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/" in line]
 
 

@@ -1,4 +1,4 @@
-"""A real server's telemetry: every log line as JSON, and a trace of each request through a restart."""
+"""What a real server tells the world: every log line as JSON, and a trace of each request through a restart."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ def post(url: str, request_id: str, **headers: str) -> httpx.Response:
 
 @pytest.fixture(scope="module")
 def told(tiny_checkpoint: Path) -> Iterator[tuple[Collector, Told]]:
-    """A server that served a request, another while its detokenizer died, and one that is not sampled."""
+    """A server that served a request, another while its detokenizer died, and one that nobody samples."""
     told = Told()
     with Collector() as collector:
         flags = ["--model", str(tiny_checkpoint), "--cpu-threads", "1", "--dtype", "float32"]

@@ -22,7 +22,7 @@ NUM_REQUESTS = 199
 NUM_AT_ONCE = 32
 NUM_BEFORE_KILL = 60
 NUM_STREAMS = 48
-"""Three times the number of rows: they last long enough to stop the scheduler in the meantime."""
+"""Three times as many as there are rows: they last long enough for the scheduler to be stopped meanwhile."""
 
 TIMEOUT_S = 60.0
 
@@ -107,7 +107,7 @@ def test_every_timeline_is_complete_through_a_restart(ring: RingClient):
 
 
 def test_a_stopped_scheduler_does_not_stop_the_answers(ring: RingClient):
-    """Earlier reports are shown with their age, and unread requests are distinguished from read ones."""
+    """What was heard before is shown with its age, and what it has not taken is told apart from what it has."""
     pid = ring.status("scheduler")["pid"]
 
     def stream(client: httpx.AsyncClient, first: int, max_tokens: int, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Several tokenizers: requests are spread over them, their number changes and one dies while requests run."""
+"""Several tokenizers: requests are spread over them, their number changes and one dies while requests go on."""
 
 import asyncio
 import signal
@@ -101,7 +101,7 @@ def test_one_of_them_is_replaced_under_load(
 def test_where_one_dies_the_others_take_its_requests_at_once(
     ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated], how: signal.Signals
 ):
-    """No request is refused meanwhile; requests in a stopped one continue when it is found to hang."""
+    """No request is refused meanwhile; those that a stopped one holds go on when it is found to hang."""
     load = Load(ring, requests, undisturbed)
 
     async def act(client: httpx.AsyncClient) -> None:

@@ -1,4 +1,4 @@
-"""Tools and reasoning through the whole ring, with a model that writes scripts.
+"""Tools and reasoning through the whole ring, with a model that says what it is told to.
 
 What the clients of `openai` and `anthropic` make of them in each API, and streams whose processes are killed in the
 middle of a call.

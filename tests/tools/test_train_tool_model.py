@@ -1,4 +1,4 @@
-"""The parts of a chat that are learned, and that the tool makes the model in assets/."""
+"""What is learned of a chat, and that the model in assets/ is the one that the tool makes."""
 
 import json
 import random
