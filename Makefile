@@ -1,6 +1,6 @@
-# Two targets do all the set-up: `make serve` and `make test`. Pip takes one core: beside it the C kernels are built, which
-# our setup.py would do in the end, and it compiles no modules. Those are compiled on all cores afterwards, but for the half
-# of them that no process of ours imports as it starts.
+# `make serve` and `make test` need no other set-up. Pip uses one core, so the C kernels are built at the same time; our
+# setup.py would build them last. Pip compiles no modules: they are compiled afterwards on all cores, except for modules
+# that none of our processes imports as it starts.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,14 +9,14 @@ COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '$(NOT_STARTED)' $(VENV)/lib |
 INSTALL = $(BIN)/python -m kernels.cpu.build >/dev/null 2>&1 & $(BIN)/python -m pip install --quiet --no-compile --editable
 ARGS ?=
 
-.PHONY: serve test check fix lines bench test-gpu bench-gpu gpu-wheels gpu-install chaos starts sanitize clean
+.PHONY: serve test check fix docs lines bench test-gpu bench-gpu gpu-wheels gpu-install chaos starts sanitize clean
 
 serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
 
-# Without ARGS: all tests, four at a time, because many wait for processes. Files keep the order in which tests/conftest.py
-# puts them: long ones first. Compiled modules are kept even where the environment says otherwise: many processes start, and
-# each would compile all that it imports of ours.
+# Without ARGS: all tests, four at a time, because many wait for processes. Files keep the order of tests/conftest.py: long
+# ones first. Compiled modules are kept whatever the environment sets: many processes start, and each would compile all of
+# our modules that it imports.
 test: $(VENV)/.dev
 ifeq ($(ARGS),)
 	unset PYTHONDONTWRITEBYTECODE; $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=25
@@ -28,22 +28,27 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
+	$(BIN)/python tools/check_english.py
 
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# Lines of code by package, beside the budgets that a test holds.
+# Builds docs/ into build/site; a dead link or a page that no menu lists is an error.
+docs: $(VENV)/.dev
+	$(BIN)/python -m mkdocs build --strict
+
+# Lines of code by package, and the budgets that a test enforces.
 lines: $(VENV)/.dev
 	$(BIN)/python -m tests.code_lines
 
-# Measures on this machine and writes benchmarks/results/*.json: nothing else should run meanwhile.
+# Measures on this machine and writes benchmarks/results/*.json: no other program should run.
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.run_all $(ARGS)
 
-# On a machine with a CUDA GPU (docs/GPU_RUN.md). They run on PYTHON as it is: it needs a torch built for CUDA, triton,
-# numpy, pytest, pytest-timeout and hypothesis, and for what is more than kernels the server's libraries. What it lacks
-# can be taken along: gpu-wheels fetches it where there is a network, gpu-install installs it where there is none.
+# For a machine with a CUDA GPU (docs/speed/gpu-run.md). These run on PYTHON as it is: it needs a torch built for CUDA,
+# triton, numpy, pytest, pytest-timeout and hypothesis, and for parts that are more than kernels the server's libraries.
+# gpu-wheels downloads the missing ones on a machine with a network, gpu-install installs them on one without.
 GPU_SITE := $(CURDIR)/build/gpu-site
 ON_GPU = PYTHONPATH="$(GPU_SITE)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
 test-gpu:
@@ -58,12 +63,12 @@ gpu-wheels:
 gpu-install:
 	$(PYTHON) -m tools.gpu_wheels install $(ARGS)
 
-# Kills processes and loses frames of a small server under load for ten minutes: every stream must go on as if nothing
-# had happened.
+# Kills processes and loses frames of a small server under load for ten minutes: every stream must continue as if it had
+# not been disturbed.
 chaos: $(VENV)/.dev
 	$(BIN)/python -m tests.ring.chaos --seconds 600 --seed 1 $(ARGS)
 
-# Starts and stops a small server fifty times, and ends it by SIGTERM and by kill -9: nothing may be left behind.
+# Starts a small server fifty times and ends it with SIGTERM or kill -9: it must leave nothing behind.
 starts: $(VENV)/.dev
 	$(BIN)/python -m tests.ring.starts --times 50 $(ARGS)
 

@@ -1,6 +1,6 @@
-"""Builds the C kernels while the package is installed, so that the first start need not; pyproject.toml says the rest.
+"""Builds the C kernels during installation, so that the first start need not; pyproject.toml has all other settings.
 
-A machine without a compiler gets the package without them: the server tries again at its start, and says what is lost.
+A machine without a compiler gets the package without them: the server tries again at its start, and logs what is lost.
 """
 
 import shutil
@@ -11,7 +11,7 @@ from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-sys.path.insert(0, str(ROOT))  # a build does not run where the package is
+sys.path.insert(0, str(ROOT))  # a build does not run in the package's directory
 
 from kernels.cpu.build import (  # noqa: E402
     PREBUILT,
@@ -25,7 +25,7 @@ from kernels.cpu.build import (  # noqa: E402
 
 
 class BuildKernels(build_py):
-    """Leaves a library in `kernels/cpu/prebuilt` of what is installed: with --editable, of this checkout."""
+    """Puts a library into `kernels/cpu/prebuilt` of the installed package; with --editable, of this checkout."""
 
     def run(self) -> None:
         super().run()
@@ -44,7 +44,7 @@ class BuildKernels(build_py):
 
 
 class PlatformDistribution(Distribution):
-    """What has a library in it is for one kind of machine."""
+    """A distribution for one kind of machine, since it contains a library."""
 
     def has_ext_modules(self) -> bool:
         return True

@@ -1,11 +1,11 @@
-"""The CPU engine through HTTP, beside the machine's limits, other flags of its own, and other servers.
+"""The CPU engine over HTTP, compared with the machine's limits, other flags and other servers.
 
     python -m benchmarks.bench_cpu --variant 'int8=--quantization int8'
     python -m benchmarks.bench_cpu --shape llama-135m --peer 'vLLM 0.32, bf16=http://127.0.0.1:8080/NAME-OF-ITS-MODEL'
 
-Weights are random: they time the same. A peer must serve the same shape and the /v1/completions of OpenAI with token
-ids as prompts and `ignore_eos`. Rounds of all servers take turns, with a pause in which the last one's threads come to
-rest; each round has prompts of its own.
+Weights are random, which does not change the timing. A peer must serve the same shape, and OpenAI's /v1/completions
+with token ids as prompts and `ignore_eos`. The servers take turns in each round. A pause between turns lets the threads
+of the previous server come to rest. Each round has its own prompts.
 """
 
 import argparse
@@ -19,15 +19,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.http_workloads import LONG_WORKLOADS, WORKLOADS, measure
 from benchmarks.kernels.measure import product_rate, read_bandwidth
-from benchmarks.load.batch_client import Server
+from benchmarks.load.batch_client import LONG_WORKLOADS, WORKLOADS, Server, measure
 from benchmarks.load.connection import Target, parse_url
 from benchmarks.load.workloads import PlannedRequest
-from benchmarks.model_bytes import read_shape, weight_bytes
-from benchmarks.model_shapes import SHAPES
+from benchmarks.model_shapes import SHAPES, read_shape, served_shape, weight_bytes
 from benchmarks.result_file import write_result
-from benchmarks.served_shape import served_shape
 from benchmarks.server_process import started_server
 from kernels.cpu.library import load_kernels
 from messages.errors import SluiceError, UsageError
@@ -46,9 +43,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--shape", choices=SHAPES, default="gpt2-124m", help="default: %(default)s")
     add("--tokenizer", type=Path, default=Path("../shared/tokenizers/gpt2"), help="a directory (default: %(default)s)")
     add("--dtype", default="auto", help="of the server (default: auto)")
-    add("--cpu-threads", type=int, default=0, help="of the server; 0: as it chooses (default)")
-    add("--max-model-len", type=int, default=0, help="of the server, in tokens; 0: the model's own (default)")
-    add("--max-num-batched-tokens", type=int, default=0, help="of the server; 0: as it chooses (default)")
+    add("--cpu-threads", type=int, default=0, help="server flag; 0: automatic (default)")
+    add("--max-model-len", type=int, default=0, help="server flag; 0: the model's own (default)")
+    add("--max-num-batched-tokens", type=int, default=0, help="server flag; 0: automatic (default)")
     about_workloads = "default: all that a context of 1,024 tokens takes"
     names = [*WORKLOADS, *LONG_WORKLOADS]
     add("--workloads", nargs="+", choices=names, default=list(WORKLOADS), help=about_workloads)
@@ -65,7 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where a server cannot be measured, 2 on bad usage."""
+    """Returns 0, 1 if a server cannot be measured, 2 on bad usage."""
     options = make_parser().parse_args(arguments)
     try:
         results = run(options)

@@ -1,9 +1,9 @@
-"""What a server costs that does nothing: time to start, memory of each process, CPU and wake-ups when idle.
+"""The cost of an idle server: start-up time, memory of each process, CPU time and wake-ups.
 
     python -m benchmarks.bench_footprint --model DIR
 
-Idle is measured twice: after the start, and again after a load of 64 streams. Ends the server by SIGTERM and checks
-that it leaves with exit code 0 and that none of its processes stays.
+Idle cost is measured after the start and again after a load of 64 streams. Finally SIGTERM must end the server with
+exit code 0 and leave no process behind.
 """
 
 import argparse
@@ -20,9 +20,8 @@ from benchmarks.load.drive import Limits, Load
 from benchmarks.load.report import Report, format_report, make_report
 from benchmarks.load.server_facts import ServerUnavailableError, ask_server
 from benchmarks.load.workloads import LengthRange, Lengths, SamplingFields, random_prompts
-from benchmarks.process_tree import ProcessMemory, TreeActivity, is_running, memory, tree_pids, watch
 from benchmarks.result_file import write_result
-from benchmarks.server_process import ServerProcess
+from benchmarks.server_process import ProcessMemory, ServerProcess, TreeActivity, is_running, memory, tree_pids, watch
 from messages.errors import SluiceError
 
 NUM_STREAMS = 64
@@ -46,10 +45,12 @@ class Footprint(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark; returns 0, or 1 where the server does not start, serve or stop as it should."""
+    """Runs the benchmark; returns 0, or 1 if the server does not start, serve or stop as it should."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="as for launch.py (default: the bundled model)")
-    parser.add_argument("--idle-seconds", type=float, default=10.0, help="how long idle is watched (default: 10)")
+    parser.add_argument(
+        "--idle-seconds", type=float, default=10.0, help="duration of the idle measurement (default: 10)"
+    )
     parser.add_argument("--start-timeout-s", type=float, default=300.0, help="longest start (default: 300)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
     parser.add_argument("launch_flags", nargs="*", metavar="-- FLAG", help="more flags for launch.py, after --")
@@ -98,7 +99,7 @@ def measure(flags: list[str], idle_s: float, start_timeout_s: float) -> Footprin
 
 
 def run_streams(target: Target) -> Report:
-    """Returns the report of `NUM_STREAMS` streams at once. Raises `ServerUnavailableError` where one fails."""
+    """Returns the report of `NUM_STREAMS` streams at once. Raises `ServerUnavailableError` if one fails."""
     facts = ask_server(target)
     length = LengthRange(facts.max_model_len // 4, facts.max_model_len // 4)
     load = Load(target, SamplingFields(ignore_eos=True), Limits(NUM_STREAMS, max_seconds=120.0))

@@ -1,9 +1,9 @@
-"""A server of a known shape with random weights under loads of several sizes, over HTTP.
+"""HTTP load of several sizes on a server of a known shape with random weights.
 
     python -m benchmarks.bench_http --shape qwen3-0.6b [--concurrency 1 16 64] [--device cuda] [--json FILE] [FLAGS]
 
-FLAGS are the server's own. It starts the server, loads it as bench_server does (random prompts of 128 tokens, outputs
-of 128, no end token), each size after the one before it, and stops it.
+FLAGS are server flags. The script starts the server, applies the loads one after the other as bench_server does (random
+prompts of 128 tokens, outputs of 128, no end token), and stops it.
 """
 
 import argparse
@@ -12,11 +12,9 @@ from pathlib import Path
 
 from benchmarks import bench_server
 from benchmarks.load.report import format_report
-from benchmarks.model_shapes import SHAPES
+from benchmarks.model_shapes import SHAPES, make_shape, served_shape
 from benchmarks.result_file import ROOT, write_result
-from benchmarks.served_shape import served_shape
 from benchmarks.server_process import started_server
-from benchmarks.shape_runner import make_shape
 from messages.errors import SluiceError, UsageError
 
 TOKENIZER = ROOT / "assets" / "shakespeare-gpt2"
@@ -27,7 +25,7 @@ MIN_REQUESTS = 8
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where the server cannot be measured, 2 on bad usage."""
+    """Returns 0, 1 if the server cannot be measured, 2 on bad usage."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -36,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--tokenizer", type=Path, default=TOKENIZER, metavar="DIR", help="default: the bundled model's")
     add("--concurrency", type=int, nargs="+", default=[1, 16, 64], help="streams at a time (default: 1 16 64)")
     add("--device", choices=("cpu", "cuda"), default="cuda")
-    add("--quick", action="store_true", help="one layer, and two streams of a few tokens: shows that it runs")
+    add("--quick", action="store_true", help="one layer, and two streams of a few tokens, as a smoke test")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options, flags = parser.parse_known_args(arguments)
     try:

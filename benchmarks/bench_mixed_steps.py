@@ -1,11 +1,11 @@
-"""What running streams feel when long prompts arrive: inter-token latency without and with them, interleaved.
+"""Inter-token latency of running streams with and without long prompts arriving, interleaved.
 
     python -m benchmarks.bench_mixed_steps --model DIR --budgets 512 8192
     python -m benchmarks.bench_mixed_steps --url http://127.0.0.1:8000
 
-With --model it starts one server for each `--max-num-batched-tokens` of --budgets; one above the length of a burst is a
-server that runs whole prompts in one step. Rounds alternate between the servers, so that a slow minute of the machine
-falls on all of them. Within a round, prompts arrive in bursts with quiet between.
+With --model, starts one server per value of --budgets (`--max-num-batched-tokens`). A budget above the length of a
+burst runs whole prompts in one step. Rounds alternate between the servers, so a slow minute of the machine affects them
+all. Within a round, prompts arrive in bursts with quiet phases in between.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Gaps:
 
 
 class MixedResult(msgspec.Struct, frozen=True):
-    """What one server did, over all rounds; `latencies` are empty where nothing of the kind was seen."""
+    """What one server did, over all rounds; `latencies` are empty without such events."""
 
     server: str
     long_prompt_tokens: int
@@ -67,7 +67,7 @@ class MixedResult(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark; returns 0, or 1 where a server cannot be measured."""
+    """Runs the benchmark; returns 0, or 1 if a server cannot be measured."""
     options = make_parser().parse_args(arguments)
     round_plan = RoundPlan(options.streams, options.burst, options.interval_s, options.round_seconds)
     try:
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--url", help="a server that runs")
+    where.add_argument("--url", help="a running server")
     where.add_argument("--model", help="start servers with this model")
     add = parser.add_argument
     add("--budgets", type=int, nargs="+", default=[512, 8192], help="--max-num-batched-tokens of each server")
@@ -102,7 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def compare(targets: dict[str, Target], round_plan: RoundPlan, num_rounds: int) -> list[MixedResult]:
-    """Returns one result a server; the servers take turns. Raises `ServerUnavailableError` where a request fails."""
+    """Returns one result a server; the servers take turns. Raises `ServerUnavailableError` if a request fails."""
     facts = {name: ask_server(target) for name, target in targets.items()}
     gaps = {name: Gaps() for name in targets}
     for index in range(num_rounds):

@@ -1,40 +1,116 @@
-"""The field's offline benchmark: 256 sequences at once, input and output of 100 to 1,024 tokens each, without a server.
+"""The usual offline benchmark: 256 sequences at once, inputs and outputs of 100 to 1,024 tokens, without a server.
 
     python -m benchmarks.bench_offline --shape qwen3-0.6b
     python -m benchmarks.bench_offline --shape llama-3-8b --shared-prefix 512 --no-overlap --json FILE
 
-The same as nano-vllm's and mini-sglang's (random.seed(0), temperature 0.6, no end token), so the numbers compare; the
-weights are random and time the same. Any flag of the server may be given as well: --enforce-eager, --no-overlap,
---no-shared-prefix-attention, --max-num-seqs, --kv-cache-memory-gb … It prints output tok/s, and which part that is of
-what the device could do at most, by its bandwidth as measured here.
+The workload is that of nano-vllm and mini-sglang (random.seed(0), temperature 0.6, no end token), so the numbers
+compare. Weights are random, which does not change the timing. All server flags work: --enforce-eager, --no-overlap,
+--no-shared-prefix-attention, --max-num-seqs, --kv-cache-memory-gb and so on. Prints output tok/s and their share of the
+device's limit, from a floor measured in the same run. The floor counts the bytes that must be read and the products
+that must be computed: in each decode step all weights once, all rows' K and V (a shared prefix once), and the logits.
+Launches, planning and sampling count as nothing.
 """
 
 import argparse
 import json
+import random
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from benchmarks.kernels.measure import copy_bandwidth, describe, gpu_facts, product_rate
-from benchmarks.model_bytes import read_shape
-from benchmarks.model_shapes import SHAPES
-from benchmarks.offline_floor import DeviceLimits, Lengths, floor_s
-from benchmarks.offline_workload import LONGEST, TEMPERATURE, offline_workload
+from benchmarks.model_shapes import (
+    SHAPES,
+    TEMPERATURE,
+    configured_shape,
+    kv_bytes,
+    max_positions,
+    read_shape,
+    weight_bytes,
+)
 from benchmarks.result_file import write_result
-from benchmarks.shape_runner import configured_shape, max_positions
 from messages.errors import SluiceError, UsageError
 from messages.ring.requests import SamplingParams
 from scheduler_proc.computing.backends.backend import Place
 from scheduler_proc.computing.backends.registry import find_backend
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.kv_cache.kv_tensors import page_bytes
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.offline import OfflineEngine
 
 LIMIT_ROUNDS = 5
 
 Workload = tuple[list[list[int]], list[SamplingParams]]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of each request, `num_shared` of each prompt alike; `max_rows` run in one step."""
+
+    inputs: list[int]
+    outputs: list[int]
+    num_shared: int
+    max_rows: int
+
+    @property
+    def num_new_input_tokens(self) -> int:
+        """Tokens of all prompts that must be computed; what is shared, once."""
+        return sum(self.inputs) - self.num_shared * (len(self.inputs) - 1)
+
+    @property
+    def num_decode_steps(self) -> int:
+        """The first token of a request comes with its prompt."""
+        return max(max(self.outputs) - 1, -(-sum(count - 1 for count in self.outputs) // self.max_rows))
+
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    bytes_per_s: float
+    flop_per_s: float
+
+
+def floor_s(
+    model: ModelDescription, itemsize: int, lengths: Lengths, limits: DeviceLimits, token_bytes: int | None = None
+) -> dict[str, float]:
+    """Returns the seconds of each part, and of all as `total`.
+
+    `token_bytes`: the size of a token's K and V, if it does not follow from `itemsize`.
+    """
+    # Output token i of a request (from 1) is computed from the i - 1 before it and the prompt.
+    num_keys = sum(
+        (count - 1) * (num_input - lengths.num_shared) + (count - 1) * count // 2
+        for num_input, count in zip(lengths.inputs, lengths.outputs, strict=True)
+    )
+    num_keys += lengths.num_shared * lengths.num_decode_steps
+    num_rows = sum(lengths.outputs)
+    head_parameters = model.vocab_size * model.hidden_size
+    layer_parameters = weight_bytes(model, 1) - head_parameters
+    prefill_flop = 2 * layer_parameters * lengths.num_new_input_tokens + 2 * head_parameters * len(lengths.inputs)
+    parts = {
+        "weights": weight_bytes(model, itemsize) * lengths.num_decode_steps / limits.bytes_per_s,
+        "kv": (token_bytes or kv_bytes(model, itemsize)) * num_keys / limits.bytes_per_s,
+        "logits": 2 * itemsize * model.vocab_size * num_rows / limits.bytes_per_s,
+        "prefill": prefill_flop / limits.flop_per_s,
+    }
+    return parts | {"total": sum(parts.values())}
+
+
+SHORTEST, LONGEST = 100, 1024
+LARGEST_PROMPT_ID = 10_000
+
+
+def offline_workload(num_sequences: int = 256, longest: int = LONGEST) -> tuple[list[list[int]], list[int]]:
+    """Returns prompts and numbers of output tokens, the same in every run: their calls, in their order, of seed 0."""
+    chooser = random.Random(0)
+    shortest = min(SHORTEST, longest)
+    prompts = [
+        [chooser.randint(0, LARGEST_PROMPT_ID) for _ in range(chooser.randint(shortest, longest))]
+        for _ in range(num_sequences)
+    ]
+    return prompts, [chooser.randint(shortest, longest) for _ in range(num_sequences)]
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -45,13 +121,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--shape", choices=SHAPES, default="qwen3-0.6b", help="default: %(default)s")
     add("--num-sequences", type=int, default=256, help="default: %(default)s")
     add("--max-tokens", type=int, default=LONGEST, help="longest input and longest output (default: %(default)s)")
-    add("--shared-prefix", type=int, default=0, metavar="N", help="tokens with which all prompts begin (default: none)")
+    add("--shared-prefix", type=int, default=0, metavar="N", help="common first tokens of all prompts (default: none)")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where the model cannot be run, 2 on bad usage."""
+    """Returns 0, 1 if the model cannot be run, 2 on bad usage."""
     options, server_flags = make_parser().parse_known_args(arguments)
     try:
         result = run(options, server_flags)

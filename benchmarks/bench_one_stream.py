@@ -1,10 +1,10 @@
-"""How much of the memory's speed one stream has: a token reads all weights, and K and V, once.
+"""One stream's share of the memory's speed: each token reads all weights, K and V once.
 
     python -m benchmarks.bench_one_stream --json FILE
 
-A server for each format answers one request at a time. The time of a token is what an answer of so many tokens more
-takes longer. Before and after each measurement the memory's speed is probed, by the fastest of three ways to read; the
-median of the probes is taken, for it changes with what other machines do.
+One server per format answers one request at a time. The time per token is the time difference between long and short
+answers, divided by the additional tokens. Probes before and after each measurement take the fastest of three ways to
+read memory. The result uses the median probe, because the memory's speed changes with the load of other machines.
 """
 
 import argparse
@@ -20,10 +20,8 @@ import torch
 from benchmarks.kernels.measure import median_ms, read_forms
 from benchmarks.load.batch_client import Server, seconds_of
 from benchmarks.load.workloads import PlannedRequest
-from benchmarks.model_bytes import WEIGHT_BITS, kv_bytes, read_shape, weight_bytes
-from benchmarks.model_shapes import SHAPES
+from benchmarks.model_shapes import SHAPES, WEIGHT_BITS, kv_bytes, read_shape, served_shape, weight_bytes
 from benchmarks.result_file import write_result
-from benchmarks.served_shape import served_shape
 from benchmarks.server_process import started_server
 from kernels.cpu.library import load_kernels
 from messages.errors import SluiceError
@@ -38,7 +36,7 @@ START_TIMEOUT_S = 300.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or 1 where a server cannot be measured."""
+    """Returns 0, or 1 if a server cannot be measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="gpt2-124m", help="default: %(default)s")
@@ -114,7 +112,7 @@ def measure_token_s(server: Server, seed: int) -> float:
 
 
 def describe(shape: dict[str, object], name: str, token_s: list[float], probes: list[float]) -> dict:
-    """Returns a format's line: the median of its rounds beside that of its probes."""
+    """Returns a format's line: the median of its rounds and that of its probes."""
     config = read_shape(shape, 1024)
     kv_itemsize = DTYPES.get(name, auto_dtype()).itemsize
     num_keys = NUM_INPUT + (NUM_FEW + NUM_MANY) // 2

@@ -1,12 +1,12 @@
-"""How long clients wait when a process is killed, and when it is replaced on command: for each process.
+"""How long clients wait when a process is killed or replaced by a command, for each process.
 
     python -m benchmarks.bench_recovery --kills 5 --json FILE
 
-Streams run throughout. After each SIGKILL it is taken when HTTP answers, when the process serves again, how long the
-running streams pause (the longest time without any token, and the longest between two tokens of one stream), and when
-a request that is sent at once (again until it is admitted) has its first token. The scheduler's pause is split by the
-phases that it reports while it starts. At the end each process is replaced on command. With several engines, where what
-one had goes on at the others:
+Streams run throughout. After each SIGKILL, measures the time until HTTP answers, until the process serves again, and
+until a request sent at once (and retried until admitted) gets its first token; and the pause of the running streams:
+the longest time without any token, and the longest gap of one stream. The scheduler's pause is split by the phases that
+it reports during its start. At the end, each process is replaced by a command. With several engines, the others
+continue the requests of the one that died:
 
     python -m benchmarks.bench_recovery --processes scheduler scheduler-2 --json FILE -- --data-parallel 2
 """
@@ -70,7 +70,7 @@ class Recovery(msgspec.Struct, frozen=True):
     """The longest time between two tokens of one stream; null likewise."""
 
     phases: list[tuple[float, str]]
-    """What the launcher said of the process, and when."""
+    """The launcher's messages about the process, with their times."""
 
 
 class Replacement(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class Replacement(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark; returns 0, or 1 where the server does not come back."""
+    """Runs the benchmark; returns 0, or 1 if the server does not come back."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="", help="as for launch.py (default: the bundled model)")
     parser.add_argument("--kills", type=int, default=5, help="kills of each process (default: 5)")
@@ -115,7 +115,7 @@ async def measure(
 ) -> tuple[list[Recovery], list[Replacement]]:
     """Kills the processes in turn under load, then replaces each on command, if wanted.
 
-    Raises `ServerUnavailableError` where one does not come back.
+    Raises `ServerUnavailableError` if one does not come back.
     """
     facts = ask_server(target)
     num_tokens = facts.max_model_len // 2
@@ -182,7 +182,7 @@ async def standby_is_ready(target: Target) -> None:
 
 
 async def replace(server: ServerProcess, target: Target, process: str, load: Load) -> Replacement:
-    """Has one process replaced under load, and returns when the old one has left."""
+    """Replaces one process under load, and returns when the old one has left."""
     began_ns, results = time.monotonic_ns(), load.measurement.results
     old = await asyncio.to_thread(process_status, target, process)
     await asyncio.to_thread(order_restart, server.run_dir, process)
@@ -247,7 +247,7 @@ def longest_pause_ns(load: Load, since_ns: int) -> int:
 
 
 def process_status(target: Target, process: str) -> dict[str, Any]:
-    """Returns what `/health` says of a process; empty while nobody answers."""
+    """Returns the status of a process from `/health`, empty while there is no answer."""
     connection = http.client.HTTPConnection(target.host, target.port, timeout=5)
     try:
         connection.request("GET", "/health")

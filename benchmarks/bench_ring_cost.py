@@ -1,9 +1,9 @@
-"""What the processes around the model add: a server whose steps take a given time, seen from its clients.
+"""The overhead of the processes around the model, seen by clients of a server whose steps take a fixed time.
 
     python -m benchmarks.bench_ring_cost --streams 64 256 --step-ms 10 --json FILE
 
-The scheduler is the real one with steps that only wait (`benchmarks/paced_scheduler.py`), so what a client sees beyond
-them is HTTP, tokenizing, detokenizing, the messages between, and the load generator itself.
+The scheduler is real, but its steps only wait (`benchmarks/paced_scheduler.py`). Beyond the steps, clients see HTTP,
+tokenization, detokenization, the messages in between, and the load generator itself.
 """
 
 import argparse
@@ -25,9 +25,8 @@ from benchmarks.load.drive import Limits, Load
 from benchmarks.load.report import Quantiles, latency_table, quantiles
 from benchmarks.load.server_facts import ServerUnavailableError
 from benchmarks.load.workloads import PlannedRequest, SamplingFields
-from benchmarks.process_tree import command_of, tree_pids
 from benchmarks.result_file import write_result
-from benchmarks.server_process import ServerProcess, server_with_scheduler
+from benchmarks.server_process import ServerProcess, command_of, server_with_scheduler, tree_pids
 from messages.errors import SluiceError
 
 START_TIMEOUT_S = 60.0
@@ -52,13 +51,13 @@ class RingCost(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark; returns 0, or 1 where a server cannot be measured."""
+    """Runs the benchmark; returns 0, or 1 if a server cannot be measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="", help="whose tokenizer is used (default: the bundled model)")
+    parser.add_argument("--model", default="", help="the model whose tokenizer to use (default: the bundled one)")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 256], help="streams at a time")
     parser.add_argument("--step-ms", type=float, default=10.0, help="time of a step (default: 10)")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each load (default: 10)")
-    parser.add_argument("--flags", default="", help="further flags of the server, in one word")
+    parser.add_argument("--flags", default="", help="further server flags, as one word")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
     try:
@@ -84,7 +83,7 @@ def measure(
     seconds: float,
     others: Sequence[int] = (),
 ) -> RingCost:
-    """Returns what a closed loop of `num_streams` streams saw. Raises `ServerUnavailableError` where one fails.
+    """Returns the cost seen by a closed loop of `num_streams` streams. Raises `ServerUnavailableError` if one fails.
 
     CPU time is counted of the server, and of the processes `others` and their descendants.
     """

@@ -1,4 +1,4 @@
-"""What deciding costs: planning and committing a step, admitting prompts, and the radix tree, all without a model.
+"""The scheduler's decisions without a model: planning and committing steps, admission, the radix tree.
 
 python -m benchmarks.bench_schedule [--json FILE]
 """
@@ -58,7 +58,7 @@ def random_ids(chance: random.Random, num_tokens: int) -> bytes:
 
 
 def output_of(batch: Batch) -> ForwardOutput:
-    """Returns a result in which every row goes on; in `batch`, all rows want logprobs or none."""
+    """Returns a result in which every row continues; in `batch`, all rows want logprobs or none."""
     num_rows, logprobs = batch.num_sampled, None
     if batch.num_logprobs:
         num_top = unpack_int32(batch.num_logprobs)[0]

@@ -1,11 +1,11 @@
-"""Streaming load against a running server: throughput, latencies and the parts of the server's own timeline.
+"""Streaming load on a running server: throughput, latencies, and the phases of the server's own timeline.
 
     python -m benchmarks.bench_server --concurrency 64 --num-requests 512 --ignore-eos
     python -m benchmarks.bench_server --rate 20 --input-tokens 100:400 --max-seconds 60
     python -m benchmarks.bench_server --trace ../shared/traces/mooncake/conversation_trace.jsonl --trace-speed 10
 
-The inter-token latency is the time between two events of a stream that bring tokens.
-An API key is taken from the environment variable SLUICE_API_KEY; a flag would get into the result's command line.
+Inter-token latency is the time between two events of a stream that carry tokens. The API key comes from the environment
+variable SLUICE_API_KEY, because a flag would end up in the command line of the result.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from pathlib import Path
 import uvloop
 from tqdm import tqdm
 
-from benchmarks.load import real_prompts
+from benchmarks.load import workloads
 from benchmarks.load.answer import OK
 from benchmarks.load.connection import Target, parse_url
 from benchmarks.load.drive import Limits, Load, run_interruptible
+from benchmarks.load.paced_server import check_client
 from benchmarks.load.report import Report, format_report, make_report
-from benchmarks.load.self_check import check_client
 from benchmarks.load.server_facts import ServerFacts, ServerUnavailableError, ask_server
 from benchmarks.load.workloads import (
     LengthRange,
@@ -55,25 +55,25 @@ def make_parser() -> argparse.ArgumentParser:
     add("--trace-speed", type=_positive, default=1.0, help="times faster than recorded (default: 1)")
     add("--trace-scale", type=_positive, help="tokens for one of the trace (default: so that 95%% of them fit)")
     add("--num-requests", type=_at_least_one, default=256, help="requests at most (default: 256)")
-    add("--max-seconds", type=_positive, default=300.0, help="after this no request begins (default: 300)")
+    add("--max-seconds", type=_positive, default=300.0, help="start no request after this time (default: 300)")
     add("--request-timeout-s", type=_positive, default=120.0, help="longest time of one request (default: 120)")
-    add("--warmup", type=int, default=2, help="requests sent before, and not measured (default: 2)")
-    add("--prompts", choices=["random", *real_prompts.SOURCES], default="random", help="random: token ids")
-    add("--prompts-dir", type=Path, default=real_prompts.DEFAULT_DIR, help="where real prompts are (%(default)s)")
+    add("--warmup", type=int, default=2, help="requests sent first and not measured (default: 2)")
+    add("--prompts", choices=["random", *workloads.SOURCES], default="random", help="random: token ids")
+    add("--prompts-dir", type=Path, default=workloads.DEFAULT_DIR, help="directory of real prompts (%(default)s)")
     add("--input-tokens", type=_range, help="length or range, 100:1024 (default: 128, or a quarter of the context)")
-    add("--output-tokens", type=_range, help="likewise for max_tokens")
+    add("--output-tokens", type=_range, help="the same for max_tokens")
     add("--shared-prefix", type=int, default=0, metavar="N", help="random prompts begin with the same N tokens")
-    add("--ignore-eos", action="store_true", help="every output has its full length")
+    add("--ignore-eos", action="store_true", help="generate the full length of every output")
     add("--temperature", type=float, default=0.0, help="default: %(default)s")
     add("--seed", type=int, default=0, help="of prompts, lengths and arrival times (default: 0)")
     add("--cache-salt", help="prefix-cache namespace; empty: the common one (default: a new one each run)")
-    add("--show-progress", action="store_true", help="show the progress bar also where stderr is no terminal")
+    add("--show-progress", action="store_true", help="show the progress bar even if stderr is no terminal")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark; returns 0, 1 where the server cannot be measured or no request succeeded, 2 on bad usage."""
+    """Runs the benchmark; returns 0, 1 if the server cannot be measured or no request succeeded, 2 on bad usage."""
     options = make_parser().parse_args(arguments)
     try:
         report, model = (run_self_check(), "none") if options.self_check else run_load(options)
@@ -107,7 +107,7 @@ def run_load(options: argparse.Namespace) -> tuple[Report, str]:
 
 
 def plan(options: argparse.Namespace, facts: ServerFacts) -> tuple[Iterator[PlannedRequest], int]:
-    """Returns what to send, and how many of it there are. Raises `UsageError` where it does not fit the server."""
+    """Returns the requests to send and their number. Raises `UsageError` if it does not fit the server."""
     if options.trace:
         return _plan_trace(options, facts)
     lengths = _lengths(options, facts)
@@ -116,8 +116,8 @@ def plan(options: argparse.Namespace, facts: ServerFacts) -> tuple[Iterator[Plan
     elif options.shared_prefix:
         raise UsageError("--shared-prefix is for random prompts; --prompts big-bench-hard shares real prefixes")
     else:
-        cutter = real_prompts.TextCutter(facts)
-        requests = real_prompts.text_prompts(options.prompts, options.prompts_dir, cutter, lengths, options.seed)
+        cutter = workloads.TextCutter(facts)
+        requests = workloads.text_prompts(options.prompts, options.prompts_dir, cutter, lengths, options.seed)
     if options.rate:
         requests = with_poisson_arrivals(requests, options.rate, options.seed)
     return requests, options.num_requests
@@ -146,7 +146,7 @@ def _plan_trace(options: argparse.Namespace, facts: ServerFacts) -> tuple[Iterat
 
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:
-    """What was asked for, defaults included, apart from where files lie."""
+    """The settings of the run, including defaults and excluding paths."""
     given = {name: value for name, value in vars(options).items() if value is not None}
     return {name: value for name, value in given.items() if not isinstance(value, Path)}
 
@@ -156,7 +156,7 @@ def _lengths(options: argparse.Namespace, facts: ServerFacts) -> Lengths:
     usual = LengthRange(default, default)
     output = options.output_tokens or usual
     if options.prompts not in ("random", "tinyshakespeare"):
-        usual = LengthRange(1, max(1, facts.max_model_len - output.high - real_prompts.SPARE_TOKENS))
+        usual = LengthRange(1, max(1, facts.max_model_len - output.high - workloads.SPARE_TOKENS))
     lengths = Lengths(options.input_tokens or usual, output)
     lengths.check(facts.max_model_len)
     return lengths

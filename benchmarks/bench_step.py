@@ -1,28 +1,37 @@
-"""A decode step's own time at several batch sizes, beside the least that its bytes and operations can take.
+"""The duration of a decode step at several batch sizes, compared with its floor.
 
     python -m benchmarks.bench_step --shape qwen3-0.6b [--rows 1 32 256] [--context 512] [--device cuda] [FLAGS]
 
-FLAGS are the server's own, as --enforce-eager. Of each batch size: ms until the host has the tokens of a step that is
-alone; ms until its launch returns; on a GPU also ms of steps launched back to back, by the GPU's clock, ms in which
-kernels run, and a table of them. The floor is the longer of two times: that of reading the weights and every row's K
-and V once, at the bandwidth of a copy, and that of the operations, at the rate of a large product; both are measured
-in the same run.
+FLAGS are server flags, for example --enforce-eager. For each batch size, measures the time until the host has the
+tokens of a single step and the time until its launch returns. On a GPU, also measures steps launched back to back by
+the GPU's clock, the time in kernels, and each kernel. The floor is the longer of two times: reading the weights and
+every row's K and V once at the bandwidth of a copy, and computing the operations at the rate of a large product. Both
+rates are measured in the same run.
 """
 
 import argparse
+import statistics
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.decode_step import PAGE_SIZE, plan_decode, step_bytes, step_flop
 from benchmarks.kernels.measure import copy_bandwidth, gpu_facts, product_rate
-from benchmarks.model_shapes import SHAPES
+from benchmarks.model_shapes import (
+    PAGE_SIZE,
+    SHAPES,
+    load_shape,
+    make_shape,
+    max_positions,
+    plan_decode,
+    step_bytes,
+    step_flop,
+)
 from benchmarks.result_file import write_result
-from benchmarks.shape_runner import load_shape, make_shape, max_positions
-from benchmarks.step_clock import back_to_back_ms, launch_ms, profile_kernels, waited_ms
 from messages.errors import SluiceError
 from messages.ring.steps import Batch
 from scheduler_proc.computing.runner import Runner
@@ -35,7 +44,7 @@ Row = dict[str, object]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where the model cannot be run."""
+    """Returns 0, 1 if the model cannot be run."""
     options, flags = make_parser().parse_known_args(arguments)
     if options.quick:
         options.rows, options.steps = [1], 1
@@ -69,10 +78,10 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="qwen3-0.6b", help="default: %(default)s")
     add("--rows", type=int, nargs="+", default=[1, 32, 256], help="batch sizes (default: 1 32 256)")
-    add("--context", type=int, default=512, help="tokens before the step's own (default: %(default)s)")
+    add("--context", type=int, default=512, help="tokens before the step (default: %(default)s)")
     add("--steps", type=int, default=50, help="timed steps of each batch size (default: %(default)s)")
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--quick", action="store_true", help="one layer, one row, one step: shows that it runs")
+    add("--quick", action="store_true", help="one layer, one row, one step, as a smoke test")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     return parser
 
@@ -140,6 +149,77 @@ def show(row: Row) -> None:
     assert isinstance(kernels, list)
     for kernel in kernels[:SHOWN_KERNELS]:
         print(f"  {kernel['us']:10.1f} us  {kernel['count']:7.1f} x  {kernel['name']}", flush=True)
+
+
+PROFILED_STEPS = 3
+MAX_NAME_CHARS = 120
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """A kernel, or copy, of a step: how often it runs in one, and the microseconds of all its runs in one."""
+
+    name: str
+    count: float
+    us: float
+
+
+def waited_ms(runner: Runner, batch: Batch, num_steps: int) -> float:
+    """Returns the median time of a step from its launch until the host has its tokens."""
+    return _median_ms(lambda: runner.run(batch), num_steps, lambda _: None)
+
+
+def launch_ms(runner: Runner, batch: Batch, num_steps: int) -> float:
+    """Returns the median time until a launch returns while nothing else is queued: the host's part of a step.
+
+    A CPU computes the step meanwhile, so that there it is nearly all of it.
+    """
+    return _median_ms(lambda: runner.launch(batch), num_steps, lambda step: step.result())
+
+
+def back_to_back_ms(runner: Runner, batch: Batch, num_steps: int) -> float:
+    """Returns the GPU's time of a step where the next one is always queued already, by its own clock.
+
+    If the host takes longer to launch a step than the GPU to run it, it is the host's time.
+    """
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    launched = [runner.launch(batch) for _ in range(num_steps)]
+    end.record()
+    for step in launched:
+        step.result()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / num_steps
+
+
+def profile_kernels(run: Callable[[], object]) -> list[KernelTime]:
+    """Returns what runs on the GPU in one call of `run`, the longest first; torch's profiler (Kineto) records it."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+        for _ in range(PROFILED_STEPS):
+            run()
+        torch.cuda.synchronize()
+    return tabulate(recorded.key_averages(), PROFILED_STEPS)
+
+
+def tabulate(events: Iterable[Any], num_steps: int) -> list[KernelTime]:
+    """Returns the profiler's averages that have time of a device, for one of `num_steps`, the longest first."""
+    found = [
+        KernelTime(str(event.key)[:MAX_NAME_CHARS], event.count / num_steps, event.self_device_time_total / num_steps)
+        for event in events
+        if event.self_device_time_total > 0
+    ]
+    return sorted(found, key=lambda kernel: -kernel.us)
+
+
+def _median_ms(call: Callable[[], Any], num_steps: int, finish: Callable[[Any], object]) -> float:
+    times: list[float] = []
+    for _ in range(num_steps):
+        begin_s = time.perf_counter()
+        result = call()
+        times.append((time.perf_counter() - begin_s) * 1e3)
+        finish(result)
+    return statistics.median(times)
 
 
 if __name__ == "__main__":

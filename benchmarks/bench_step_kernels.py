@@ -1,10 +1,10 @@
-"""What each C kernel takes in one step on a CPU, beside the least that a step of its kind can take on this machine.
+"""The time of each C kernel in one step on a CPU, compared with the step's floor on this machine.
 
     python -m benchmarks.bench_step_kernels [--shape gpt2-124m] [--format bfloat16] [--rounds 20] [--json FILE] [FLAGS]
 
-Steps run in this process, without a server; FLAGS are the server's own. Kinds of steps take turns; figures are medians.
-A step can take no less than reading its weights, K and V once, or, in bfloat16, than its products, by what this machine
-reads and multiplies.
+Steps run in this process, without a server; FLAGS are server flags. Kinds of steps take turns, and results are medians.
+The floor is the time to read the weights, K and V once or, in bfloat16, to compute the products, whichever is longer,
+at the rates of this machine.
 """
 
 import argparse
@@ -18,12 +18,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from benchmarks.decode_step import PAGE_SIZE, plan_decode, step_bytes
 from benchmarks.kernels.measure import product_rate, read_bandwidth
-from benchmarks.model_bytes import read_shape, weight_bytes
-from benchmarks.model_shapes import SHAPES
+from benchmarks.model_shapes import PAGE_SIZE, SHAPES, load_shape, plan_decode, read_shape, step_bytes, weight_bytes
 from benchmarks.result_file import write_result
-from benchmarks.shape_runner import load_shape
 from kernels.cpu.capture import timed_kernels
 from messages.columns import pack_float32, pack_int32, pack_int64
 from messages.errors import SluiceError
@@ -92,7 +89,7 @@ KINDS = (Kind(1, 1, 96), Kind(8, 1, 800), Kind(32, 1, 192), Kind(1, 512, 0), Kin
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where the model cannot be run."""
+    """Returns 0, 1 if the model cannot be run."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

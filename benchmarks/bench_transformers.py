@@ -1,9 +1,9 @@
-"""transformers beside us: its `generate` at several batch sizes, and its continuous batching on the offline workload.
+"""transformers on the same work: `generate` at several batch sizes, continuous batching on the offline workload.
 
     python -m benchmarks.bench_transformers --shape qwen3-0.6b [--rows 1 32 256] [--context 512] [--device cuda]
 
-The shapes, random weights, contexts and workload are those of bench_step and bench_offline. What this version of
-transformers cannot do on this device is in the result as the reason why.
+Shapes, random weights, contexts and workload are those of bench_step and bench_offline. If this version of transformers
+cannot run a case on the device, the result carries the reason.
 """
 
 import argparse
@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+from benchmarks.bench_offline import offline_workload
 from benchmarks.kernels.measure import gpu_facts
-from benchmarks.model_shapes import SHAPES
-from benchmarks.offline_workload import TEMPERATURE, offline_workload
+from benchmarks.model_shapes import SHAPES, TEMPERATURE, make_shape
 from benchmarks.result_file import write_result
-from benchmarks.shape_runner import make_shape
 
 DECODE_TOKENS = 33
 RESULT_TIMEOUT_S = 120.0
@@ -34,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--rows", type=int, nargs="+", default=[1, 32, 256], help="batch sizes (default: 1 32 256)")
     add("--context", type=int, default=512, help="prompt tokens of each row (default: %(default)s)")
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--quick", action="store_true", help="one layer and few, short rows: shows that it runs")
+    add("--quick", action="store_true", help="one layer and few, short rows, as a smoke test")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
     if options.quick:

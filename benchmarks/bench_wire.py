@@ -1,10 +1,10 @@
-"""What a step costs outside of the model: from the scheduler's tokens to frames that a client can read.
+"""The cost of a step outside the model: from the scheduler's tokens to frames that a client can read.
 
     python -m benchmarks.bench_wire --rows 1 32 256 --steps 300 --json FILE
 
-Each stage is what its process does, with that process's own code, one after another in this process and over real
-sockets; the time on the way, which is the kernel's, is not counted. Decoding sees random tokens of a byte-level
-vocabulary of words, or of the tokenizer in `--tokenizer`. Then the same for one prompt towards the scheduler.
+Each stage runs the code of its process, one after the other in this process, over real sockets. The kernel's transfer
+time is not counted. The detokenizer gets random tokens of a byte-level vocabulary of words, or of --tokenizer. The last
+measurement is one prompt on its way to the scheduler.
 """
 
 import argparse
@@ -42,7 +42,7 @@ Times = dict[str, list[int]]
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Of one stage, in microseconds."""
+    """The times of one stage, in microseconds."""
 
     median_us: float
     p99_us: float

@@ -1,9 +1,9 @@
-"""Whether trained models give their recorded tokens: in float32 exactly, captured, eager, overlapped or not.
+"""Checks that trained models produce their recorded tokens: float32 exactly; captured, eager, with and without overlap.
 
     python -m benchmarks.check_golden [--device cuda] [--models DIR ...] [--json FILE] [FLAGS]
 
-FLAGS are the server's own. A model is a directory with a golden.json, as `tools.record_golden` writes it. In bfloat16,
-where rounding may choose another token, it is told how many tokens are alike; they decide nothing.
+FLAGS are server flags. A model is a directory with a golden.json, as `tools.record_golden` writes it. In bfloat16,
+rounding may change tokens, so the result only reports how many agree.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.measure import gpu_facts
+from benchmarks.model_shapes import make_config
 from benchmarks.result_file import ROOT, write_result
-from benchmarks.shape_runner import make_config
 from messages.ring.requests import SamplingParams
 from scheduler_proc.offline import OfflineEngine
 
@@ -37,7 +37,7 @@ MAX_ROWS = 16
 
 @dataclass(frozen=True)
 class Finding:
-    """Of all golden cases of a model in one form: how many outputs, and tokens up to the first other one, are alike."""
+    """All golden cases of a model in one form: the numbers of equal outputs and of equal tokens before a difference."""
 
     model: str
     dtype: str
@@ -54,14 +54,14 @@ class Finding:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where a float32 token differs or a model does not run, 2 where there is no model."""
+    """Returns 0, 1 if a float32 token differs or a model does not run, 2 without a model."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     add = parser.add_argument
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     add("--models", type=Path, nargs="+", metavar="DIR", help="default: those of assets/ and, if there, shared/models/")
-    add("--quick", action="store_true", help="the first model's first form: shows that it runs")
+    add("--quick", action="store_true", help="the first model's first form, as a smoke test")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options, flags = parser.parse_known_args(arguments)
     models = options.models or find_models()

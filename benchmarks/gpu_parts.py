@@ -1,15 +1,13 @@
-"""The parts of `make bench-gpu`, the most valuable first: what a short time on a GPU should show before all else."""
+"""The parts of `make bench-gpu`, the most valuable first, because time on a GPU is short."""
 
 from dataclasses import dataclass
-
-from benchmarks.result_file import ROOT
 
 PART_TIMEOUT_S = 150.0
 
 
 @dataclass(frozen=True)
 class Part:
-    """One process, which writes a result file; `quick` are its flags for a trial without a GPU."""
+    """One process, which writes one result file. `quick` holds the extra flags of a trial without a GPU."""
 
     name: str
     module: str
@@ -28,17 +26,21 @@ OFFLINE_VARIANTS: dict[str, tuple[str, ...]] = {
     "_fp8_cache": ("--kv-cache-dtype", "fp8"),
 }
 FEW_ROWS = ("--rows", "1", "8", "16")
-"""Decode steps that are bound by launches and weights."""
+"""Batch sizes at which launches and weights bound a decode step."""
 QUICK = ("--kv-cache-dtype", "auto")
-"""The last one counts: a trial has no GPU."""
+"""Flags of a trial without a GPU. They follow the part's own flags and override them."""
 QUICK_OFFLINE = (*QUICK, "--num-sequences", "2", "--max-tokens", "16", "--shared-prefix", "8")
 
-HOST_ONLY = ("bench_packed_linear", "bench_quantized_linear")
-"""Benchmarks of operations that have no form on a GPU."""
+KERNELS = (
+    *("limits", "paged_decode", "paged_prefill", "draw", "draw_filtered"),
+    *("apply_bitmask", "filter_top", "gelu", "greedy", "layer_norm", "rms_norm", "rotate_store", "silu_mul"),
+    "top_logprobs",
+)
+"""The operations of `benchmarks.kernels` that run on a GPU: the device's limits, attention, then the others."""
 
 
 def list_parts() -> list[Part]:
-    """Returns all parts in order; their names are those of the results, and of `--only`."""
+    """Returns all parts in order. Results and `--only` use their names."""
     return [
         Part("golden", "check_golden", quick=("--quick", "--cpu-threads", "1")),
         step(MAIN),
@@ -60,29 +62,26 @@ def list_parts() -> list[Part]:
 
 
 def list_kernel_parts() -> list[Part]:
-    """Returns the device's limits, attention, and then every other kernel's benchmark, and that of planning it."""
-    first = ("bench_limits", "bench_paged_decode", "bench_paged_prefill", "bench_draw", "bench_draw_filtered")
-    files = sorted(path.stem for path in (ROOT / "benchmarks" / "kernels").glob("bench_*.py"))
-    names = [*first, *(name for name in files if name not in (*first, *HOST_ONLY))]
+    """Returns a part for each kernel, and one for planning decode attention on the host."""
     quick = ("--quick", "--threads", "1")
-    parts = [Part(f"kernel_{name.removeprefix('bench_')}", f"kernels.{name}", quick=quick) for name in names]
-    return [*parts, Part("decode_plan", "bench_decode_plan", quick=quick)]
+    parts = [Part(f"kernel_{name}", "kernels", (name,), quick) for name in KERNELS]
+    return [*parts, Part("decode_plan", "kernels", ("decode_plan",), quick)]
 
 
 def step(shape: str, suffix: str = "", flags: tuple[str, ...] = ()) -> Part:
-    """A step's own time."""
+    """Returns the part that times a step."""
     return Part(
         f"step_{shape}{suffix}", "bench_step", ("--shape", shape, *flags), ("--quick", *QUICK, "--cpu-threads", "1")
     )
 
 
 def offline(shape: str, suffix: str = "", flags: tuple[str, ...] = ()) -> Part:
-    """The offline benchmark."""
+    """Returns the part that runs the offline benchmark."""
     return Part(f"offline_{shape}{suffix}", "bench_offline", ("--shape", shape, *flags), QUICK_OFFLINE)
 
 
 def tuning(operation: str, model: str) -> Part:
-    """The sweep of an operation's launch parameters; it ends itself before its time is over."""
+    """Returns the part that sweeps an operation's launch parameters; its budget ends before its time limit."""
     budget_s = str(PART_TIMEOUT_S - 40)
     flags = (operation, "--model", model, "--budget-s", budget_s)
     return Part(f"tuning_{operation}_{model.lower()}", "tune_launches", flags)

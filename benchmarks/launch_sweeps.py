@@ -1,4 +1,4 @@
-"""What `tune_launches` compares: an operation's cases, its candidates, and a call with the parameters of one."""
+"""The sweeps of `tune_launches`: an operation's cases, its candidates, and a call with the parameters of one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,7 +47,7 @@ class Sweep:
     sizes: Sequence[tuple[int, int]]
     quick_size: tuple[int, int]
     list_candidates: Callable[[Candidate], list[Candidate]]
-    """Of the parameters in use; they are not among them again."""
+    """Alternatives to the parameters in use, which they exclude."""
     find_in_use: Callable[[ModelShape, torch.device], Candidate]
     make_trial: Callable[[ModelShape, tuple[int, int], torch.device], Trial]
 
@@ -83,7 +83,7 @@ def launch_shape(shape: ModelShape) -> tuple[int, int, int]:
 
 def _random_case(shape: ModelShape, num_rows: int, num_new: int, num_before: int, device: torch.device) -> MadeCase:
     case = Case(shape.num_heads, shape.num_kv_heads, shape.head_dim, num_rows, num_new, num_before)
-    # The interpreter is right for float32; what it takes says nothing anyway.
+    # The interpreter is right for float32; its times mean nothing anyway.
     return make_case(case, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
 
 

@@ -1,4 +1,33 @@
-"""Configurations of well-known models: their shapes without their weights."""
+"""Shapes of well-known models: their sizes, their steps, and servers or runners with random weights."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from messages.columns import pack_float32, pack_int32, pack_int64
+from messages.config.server import Config
+from messages.errors import UsageError
+from messages.ring.axes import fill_columns
+from messages.ring.steps import ROW, SAMPLED, TOKEN, Batch
+from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.model.decoder import model_parameters
+from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.families.registry import find_family
+from scheduler_proc.computing.runner import Runner
+from supervisor.flags import parse_flags
+from supervisor.model.facts import read_model_facts
+from supervisor.run import check_flags
+
+TEMPERATURE = 0.6
+"""The temperature of steps and offline runs, as in nano-vllm's and mini-sglang's benchmark."""
 
 SHAPES: dict[str, dict[str, object]] = {
     "gpt2-124m": {
@@ -86,3 +115,126 @@ SHAPES: dict[str, dict[str, object]] = {
     },
 }
 SHAPES["llama-135m-16k"] = {**SHAPES["llama-135m"], "max_position_embeddings": 16384, "rope_theta": 100000.0}
+
+
+WEIGHT_BITS = {"float32": 32.0, "bfloat16": 16.0, "int8": 8.0, "int4": 4.5}
+"""Bits per weight by format, including the scales of int4 groups."""
+
+
+def read_shape(shape: dict[str, object], max_model_len: int) -> ModelDescription:
+    """Returns the model of a Hugging Face configuration."""
+    hf_config = HfConfig(dict(shape))
+    return find_family(hf_config).describe(hf_config, max_model_len)
+
+
+def weight_bytes(model: ModelDescription, itemsize: int) -> int:
+    """Returns the bytes of the weights that one step reads: embeddings are looked up, except for a tied head."""
+    read = (parameter.shape for parameter in model_parameters(model) if parameter.role != "embedding")
+    return itemsize * sum(map(prod, read))
+
+
+def kv_bytes(model: ModelDescription, itemsize: int) -> int:
+    """Returns the bytes of a token's K and V in all layers."""
+    return 2 * itemsize * sum(layer.attention.kv_size for layer in model.layers)
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+@contextmanager
+def served_shape(shape: dict[str, object], tokenizer: Path) -> Iterator[list[str]]:
+    """The server's flags for the shape, whose directory is there inside of the block. Raises `UsageError`."""
+    with tempfile.TemporaryDirectory(prefix="sluice-shape-") as model_dir:
+        write_model(Path(model_dir), shape, tokenizer)
+        yield ["--model", model_dir, "--load-format", "dummy"]
+
+
+def write_model(model_dir: Path, shape: dict[str, object], tokenizer: Path) -> None:
+    """Writes a directory that can be served without weights. Raises `UsageError` if there is no tokenizer."""
+    (model_dir / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+    if not (tokenizer / TOKENIZER_FILES[0]).is_file():
+        raise UsageError(f"--tokenizer {tokenizer}: it has no {TOKENIZER_FILES[0]}")
+    for name in TOKENIZER_FILES:
+        if (tokenizer / name).is_file():
+            shutil.copy(tokenizer / name, model_dir / name)
+
+
+LAYER_COUNTS = ("n_layer", "num_hidden_layers")
+
+
+def make_shape(name: str, num_layers: int | None = None) -> dict[str, object]:
+    """Returns the Hugging Face configuration, with `num_layers` layers if it is given."""
+    shape = SHAPES[name]
+    return shape if num_layers is None else shape | {key: num_layers for key in LAYER_COUNTS if key in shape}
+
+
+def max_positions(shape: dict[str, object]) -> int:
+    """Returns the longest context of the model."""
+    return int(str(shape.get("n_positions") or shape["max_position_embeddings"]))
+
+
+@contextmanager
+def configured_shape(shape: dict[str, object], flags: Sequence[str]) -> Iterator[Config]:
+    """The server's configuration for such a model with random weights, whose directory is there inside of the block.
+
+    Raises `UsageError` for flags.
+    """
+    with tempfile.TemporaryDirectory(prefix="sluice-shape-") as scratch:
+        model_dir = Path(scratch)
+        (model_dir / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+        yield make_config(model_dir, ["--load-format", "dummy", *flags])
+
+
+def make_config(model_dir: Path, flags: Sequence[str]) -> Config:
+    """Returns the server's configuration for the model in a directory. Raises `UsageError` for flags."""
+    sections: dict[str, Any] = dict(parse_flags(["--model", str(model_dir), *flags]))
+    facts = read_model_facts(sections["model"], model_dir, model_dir, model_dir.name)
+    return msgspec.structs.replace(check_flags(sections), facts=facts)
+
+
+def load_shape(shape: dict[str, object], flags: Sequence[str]) -> Runner:
+    """Returns a runner that is ready, as these flags of the server configure it.
+
+    Raises `UsageError` for flags, `BootError` where it does not fit.
+    """
+    with configured_shape(shape, flags) as config:
+        return load_runner(config, lambda text, fraction: None)
+
+
+PAGE_SIZE = 16
+ITEMSIZE = 2
+"""Bytes of a bfloat16."""
+
+
+def plan_decode(num_rows: int, context: int) -> Batch:
+    """Returns a step of one token in each row, every row with pages of its own, as the offline benchmark samples."""
+    pages_a_row = -(-(context + 1) // PAGE_SIZE)
+    last_slots = [(row * pages_a_row) * PAGE_SIZE + context for row in range(num_rows)]
+    columns = fill_columns(
+        Batch,
+        {ROW: num_rows, TOKEN: num_rows, SAMPLED: num_rows},
+        uids=pack_int64(range(num_rows)),
+        context_lens=pack_int32([context] * num_rows),
+        token_ids=pack_int32(range(num_rows)),
+        positions=pack_int32([context] * num_rows),
+        slots=pack_int64(last_slots),
+        page_tables=pack_int32(range(num_rows * pages_a_row)),
+        sample_tokens=pack_int32(range(num_rows)),
+        temperatures=pack_float32([TEMPERATURE] * num_rows),
+        seeds=pack_int64(range(num_rows)),
+        sample_positions=pack_int64([context + 1] * num_rows),
+    )
+    return Batch(step_id=0, num_decode_rows=num_rows, num_pages_per_row=pages_a_row, **columns)
+
+
+def step_bytes(shape: dict[str, object], num_rows: int, num_keys: int, weight_format: str = "bfloat16") -> float:
+    """Returns what a step must at least read: the weights, and the K and V of every row, in bfloat16."""
+    model = read_shape(shape, num_keys)
+    return weight_bytes(model, 1) * WEIGHT_BITS[weight_format] / 8 + num_rows * num_keys * kv_bytes(model, ITEMSIZE)
+
+
+def step_flop(shape: dict[str, object], num_rows: int, num_keys: int) -> int:
+    """Returns the operations of a decode step: two for each weight and row, and attention's two products."""
+    model = read_shape(shape, num_keys)
+    attention = 4 * sum(layer.attention.query_size for layer in model.layers) * num_keys
+    return num_rows * (2 * weight_bytes(model, 1) + attention)

@@ -1,8 +1,8 @@
-"""The scheduler's real process around a runner without a model: each step takes the time that it is told.
+"""The real scheduler process around a runner without a model, whose steps take a fixed time.
 
     python -m benchmarks.paced_scheduler --step-ms 10 --run-dir DIR
 
-For a server that was started with `--external scheduler`: what such a server costs is all but the model.
+For a server started with `--external scheduler`: the cost of such a server is everything but the model.
 """
 
 import sys

@@ -1,11 +1,11 @@
-"""Runs the benchmarks of a GPU within a budget of time and writes one result file: `make bench-gpu`.
+"""Runs the GPU benchmarks within a time budget and writes one result file: `make bench-gpu`.
 
     python -m benchmarks.run_gpu [--only PART ...] [--budget-s S] [--results DIR] [--list]
-    python -m benchmarks.run_gpu --device cpu --quick --results DIR     (shows that it runs; no number is worth keeping)
+    python -m benchmarks.run_gpu --device cpu --quick --results DIR     (a smoke test; its numbers mean nothing)
 
 Parts run in order of value, each as a process with its own time limit. The file is rewritten before and after each
-part, and parts of earlier runs stay in it. A part that fails leaves its reason and its last lines there and stops none
-of the others. Commit first, so that the results carry a commit; where there is no git, SLUICE_COMMIT is the commit.
+part, and results of earlier runs stay in it. A failing part leaves its reason and its last lines and does not stop the
+others. Commit first, so that the results carry a commit; without git, SLUICE_COMMIT names it.
 """
 
 import argparse
@@ -38,7 +38,7 @@ PartResult = dict[str, Any]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where a part failed or was not reached, 2 on bad usage."""
+    """Returns 0, 1 if a part failed or was not reached, 2 on bad usage."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     if options.device == "cpu" and options.results == RESULTS:
@@ -131,7 +131,7 @@ def run_part(part: Part, options: argparse.Namespace, timeout_s: float, results:
         environment = {"PYTHONUNBUFFERED": "1", **interpreter_setting(part, options.device)}
         try:
             outcome = run_command(command, timeout_s, sys.stdout, environment)
-        finally:  # also where this process is asked to end
+        finally:  # also if this process is asked to end
             running |= read_written(file)
             results.put(part.name, running)
     done: PartResult = {**running, "state": "ok", "reason": "", "seconds": outcome.seconds}
@@ -144,7 +144,7 @@ def run_part(part: Part, options: argparse.Namespace, timeout_s: float, results:
 
 
 def read_written(file: Path) -> PartResult:
-    """Returns what a part has written so far, nothing where it came to nothing."""
+    """Returns the result that a part has written so far, empty if there is none."""
     if not file.is_file():
         return {}
     written = json.loads(file.read_text(encoding="utf-8"))
@@ -152,14 +152,14 @@ def read_written(file: Path) -> PartResult:
 
 
 def interpreter_setting(part: Part, device: str) -> dict[str, str]:
-    """On a GPU Triton's kernels are compiled whatever the environment says; tuning has no form without Triton."""
+    """On a GPU, Triton's kernels are compiled regardless of the environment; tuning needs Triton."""
     if device == "cuda":
         return {"TRITON_INTERPRET": "0"}
     return {"TRITON_INTERPRET": "1"} if part.module == "tune_launches" else {}
 
 
 def ask_driver() -> list[str] | None:
-    """Returns what the driver says of each GPU, `None` without it."""
+    """Returns the driver's report about each GPU, `None` without a driver."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv"]

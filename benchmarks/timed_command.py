@@ -1,4 +1,4 @@
-"""Runs a command with a time limit and keeps the end of its output: one that dies or hangs costs its own time only."""
+"""Runs a command with a time limit and keeps the end of its output. A hanging command costs only its own time."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ LOOK_S = 0.5
 """How often a wait looks whether a signal has come."""
 
 _signals: list[int] = []
-"""Those that have asked this process to end."""
+"""Signals that have asked this process to end."""
 
 
 @dataclass(frozen=True)

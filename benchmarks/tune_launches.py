@@ -1,11 +1,11 @@
-"""A sweep of an operation's launch parameters: the time of each in several cases, and the lines of the launch table.
+"""Sweeps an operation's launch parameters over several cases and prints lines for the launch table.
 
     python -m benchmarks.tune_launches decode --model Qwen3-0.6B [--json FILE] [--budget-s 120]
-    TRITON_INTERPRET=1 python -m benchmarks.tune_launches decode --device cpu --quick       (shows that it runs)
+    TRITON_INTERPRET=1 python -m benchmarks.tune_launches decode --device cpu --quick       (a smoke test)
 
-The first candidate is in use now. Each result is compared with plain torch's; one that differs is told and not chosen.
-The table at the end has the candidate whose times, over the best of each case, have the least geometric mean: its lines
-belong into `TUNED` of `kernels/gpu/launch_table.py`.
+The first candidate is the one in use. Each result is checked against plain torch; a candidate that differs is reported
+and not chosen. The final table shows the candidate with the least geometric mean of its times over each case's best.
+Its lines belong into `TUNED` of `kernels/gpu/launch_table.py`.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from kernels.gpu.triton_kernels import load_triton_kernels
 from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES
 
 TOLERANCE = 2e-2
-"""Of the largest difference, over the largest value: what bfloat16 and another order of sums explain."""
+"""Limit of the largest difference over the largest value: bfloat16 and another order of sums explain that much."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Limits:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 where no candidate ran."""
+    """Returns 0, 1 if no candidate ran."""
     options = make_parser().parse_args(arguments)
     device = torch.device(options.device)
     load_triton_kernels(device.type)
@@ -85,7 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--device", choices=("cpu", "cuda"), default="cuda")
     add("--rounds", type=int, default=3, help="of samples of all candidates in turn (default: %(default)s)")
     add("--budget-s", type=float, default=120.0, help="after it no more is begun (default: %(default)s)")
-    add("--quick", action="store_true", help="one small case and two candidates: shows that it runs")
+    add("--quick", action="store_true", help="one small case and two candidates, as a smoke test")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     return parser
 

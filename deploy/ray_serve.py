@@ -1,10 +1,10 @@
-"""Sluice behind Ray Serve: a replica runs a whole server (`launch.py`) and passes requests on to it.
+"""Sluice behind Ray Serve: a replica runs a whole server (`launch.py`) and forwards requests to it.
 
     .venv/bin/pip install -e '.[ray-serve]'
     serve run deploy.ray_serve:app flags="--model DIR --dtype bfloat16" max_replicas=4 num_cpus=8
 
-For those who have Ray Serve already. It chooses the replica of a request and the number of replicas, by open requests.
-Each event of a stream passes Serve's proxy; with `launch.py --ray` none does.
+Use it if you already run Ray Serve, which chooses the replica of a request and the number of replicas, by open
+requests. Each event of a stream passes Serve's proxy; with `launch.py --ray` none does.
 """
 
 import importlib
@@ -28,29 +28,29 @@ from runtime.run_dir import RunDir
 
 ROOT = Path(__file__).resolve().parents[1]
 DRAIN_S = 30
-"""What open requests get when a replica goes. Serve waits for them, then the server does."""
+"""Time for open requests when a replica is removed. Serve waits for them, then the server does."""
 
 POLL_S = 0.05
 HOP_BY_HOP = {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "host"}
-"""Fields of a head that end at the proxy (RFC 9110, 7.6.1), and the one that names it."""
+"""Header fields that end at the proxy (RFC 9110, 7.6.1), and the field that names it."""
 
 VIA = ("via", "1.1 ray-serve")
-"""Says that the client is not the replica, which is on loopback: the operator's commands are refused."""
+"""Marks requests as forwarded: their client is not on loopback, so the operator's commands are refused."""
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `serve run` takes as NAME=VALUE, and a configuration file under `args`."""
+    """The arguments of `serve run` (NAME=VALUE), or of a configuration file under `args`."""
 
     flags: str = ""
-    """Of launch.py, as in a shell."""
+    """Flags of launch.py, as in a shell."""
     min_replicas: int = 1
     max_replicas: int = 1
     target_ongoing_requests: int = 32
-    """Open requests of a replica: Serve adds one above it, and takes one away below."""
+    """Open requests of a replica: above this number Serve adds a replica, below it removes one."""
     max_ongoing_requests: int = 256
-    """Of a replica; others wait in Serve's queue."""
+    """Most open requests of a replica; others wait in Serve's queue."""
     num_cpus: float = 1
-    """Of a replica, as Ray counts them. Give the flags `--cpu-threads` of the same number on a CPU."""
+    """CPUs of a replica, as Ray counts them. On a CPU, set `--cpu-threads` to the same number in `flags`."""
     num_gpus: float = 0
 
 
@@ -58,7 +58,7 @@ class Server:
     """A replica: a server of its own, on a free port of loopback."""
 
     def __init__(self, flags: str):
-        """Returns when the server is ready. Raises `RuntimeError` where it ends before; its log is Serve's."""
+        """Returns when the server is ready. Raises `RuntimeError` if it exits first; its log is Serve's."""
         self._directory = tempfile.TemporaryDirectory(prefix="sluice-serve-", ignore_cleanup_errors=True)
         run_dir, own_pid = RunDir(Path(self._directory.name) / "run"), os.getpid()
         command = [sys.executable, str(ROOT / "launch.py"), "--run-dir", str(run_dir.path), "--host", "127.0.0.1"]
@@ -73,12 +73,12 @@ class Server:
         self.client = httpx.AsyncClient(base_url=_url_of(run_dir), timeout=None, limits=httpx.Limits(), trust_env=False)
 
     def check_health(self) -> None:
-        """Raises `RuntimeError` where the launcher has ended. It replaces the server's other processes itself."""
+        """Raises `RuntimeError` if the launcher has exited. The launcher itself replaces the other processes."""
         if self._process.poll() is not None:
-            raise RuntimeError(f"the server exited with code {self._process.returncode}; its log says why")
+            raise RuntimeError(f"the server exited with code {self._process.returncode}; see its log")
 
     async def __call__(self, request: Request) -> StreamingResponse:
-        """Answers as the server does. A client that leaves cancels this, which closes the connection to the server."""
+        """Forwards the request. A client that disconnects cancels this, which closes the connection to the server."""
         url = httpx.URL(path=request.scope["path"].removeprefix(request.scope.get("root_path", "")) or "/")
         passed = self.client.build_request(
             request.method,
@@ -95,7 +95,7 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """The server drains and ends, and all its files are gone."""
+        """Drains and stops the server, and removes all its files."""
         self._process.terminate()
         self._process.wait()
         self._directory.cleanup()

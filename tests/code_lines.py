@@ -31,7 +31,7 @@ EXTRAS = "extras"
 
 CORE_BUDGET = 38_800
 EXTRAS_BUDGET = 7_000
-"""The most lines of code. A commit that changes one of these numbers contains nothing else, and says why."""
+"""The most lines of code. A commit that changes one of these numbers contains nothing else, and gives the reason."""
 
 SUFFIXES = {".py", ".c", ".h", ".js", ".css", ".html"}
 

@@ -49,7 +49,7 @@ LONG_FILES = (
     *("frontend/http/test_h11_agreement.py", "benchmarks/test_bench_footprint.py", "ring/test_tool_calls.py"),
     *("ring/test_starts.py", "ring/test_agents.py", "ring/test_token_runs.py", "supervisor/test_ranks.py"),
     *("ring/test_kv_tiers.py", "kernels/gpu/test_sample.py", "scheduler_proc/computing/test_generation.py"),
-    *("scheduler_proc/test_mixed_requests.py", "benchmarks/test_bench_quantization.py"),
+    *("scheduler_proc/test_mixed_requests.py", "benchmarks/experiments/test_bench_quantization.py"),
 )
 """These start first, so that no worker is left alone with one at the end. A wrong order only costs time."""
 

@@ -1,11 +1,11 @@
-"""Each promise in docs/SECURITY.md names existing tests."""
+"""Each promise of docs/operate/security.md names tests that there are."""
 
 import ast
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs/SECURITY.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/operate/security.md").read_text(encoding="utf-8")
 NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
 
 

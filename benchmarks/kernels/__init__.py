@@ -1,1 +1,1 @@
-"""What single operations cost, each beside the machine's own limit, measured in the same run."""
+"""Benchmarks of single operations, each compared with the machine's own limits in the same run."""

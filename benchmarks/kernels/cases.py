@@ -1,11 +1,13 @@
-"""Paged caches of real shapes with random contents, their pages in random order."""
+"""Cases of the kernel benchmarks: paged caches with random contents, tokens of real models, logits of real sizes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernels.arguments.paged_kv import PagedKV
+from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES, ModelShape
 
 PAGE_SIZE = 16
 
@@ -21,7 +23,7 @@ class Case:
     num_new: int
     num_before: int
     num_shared: int = 0
-    """Of the earlier tokens: those that all rows have in common, in the same pages."""
+    """The earlier tokens that all rows share, in the same pages."""
 
 
 @dataclass(frozen=True)
@@ -52,3 +54,45 @@ def make_case(case: Case, device: torch.device, dtype: torch.dtype = torch.bfloa
     page_tables = torch.randperm(num_pages, dtype=torch.int32, device=device).view(case.num_rows, pages_a_row)
     page_tables[:, : case.num_shared // PAGE_SIZE] = page_tables[0, : case.num_shared // PAGE_SIZE].clone()
     return MadeCase(query, PagedKV(kv[0], kv[1], PAGE_SIZE), page_tables, torch.empty_like(query))
+
+
+NUM_TOKENS = {"cpu": (1, 16, 256), "cuda": (1, 64, 256, 2048, 8192)}
+
+
+@dataclass(frozen=True)
+class ModelCase:
+    shape: ModelShape
+    num_tokens: int
+
+
+def model_cases(models: Sequence[str]) -> dict[str, dict[str, ModelCase]]:
+    """Returns the cases of each device by label."""
+    return {
+        device: {f"{model}, {num} tokens": ModelCase(MODEL_SHAPES[model], num) for model in models for num in nums}
+        for device, nums in NUM_TOKENS.items()
+    }
+
+
+NUM_ROWS = {"cpu": (1, 16), "cuda": (1, 16, 64, 256)}
+MODELS = ("GPT-2 124M", "Qwen3-0.6B", "Llama-3-8B")
+
+
+@dataclass(frozen=True)
+class VocabCase:
+    num_rows: int
+    vocab_size: int
+
+    def logits(self, device: torch.device) -> Tensor:
+        """Returns bfloat16 logits [S, V] spread as widely as those of a model."""
+        torch.manual_seed(0)
+        return (torch.randn(self.num_rows, self.vocab_size, device=device) * 3).bfloat16()
+
+    def seeds(self, device: torch.device) -> Tensor:
+        return torch.arange(self.num_rows, device=device)
+
+
+VOCAB_CASES = {
+    device: {f"{model}, {num} rows": VocabCase(num, MODEL_SHAPES[model].vocab_size) for model in MODELS for num in nums}
+    for device, nums in NUM_ROWS.items()
+}
+"""Device → label → case."""

@@ -1,4 +1,4 @@
-"""Interleaved timing of several forms of one operation, on a CPU or a CUDA device, and the device's limits."""
+"""Timing of several forms of one operation, interleaved, on a CPU or a CUDA device; and the device's limits."""
 
 import argparse
 import os
@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 LEAST_SAMPLE_S = 0.005
 CUDA_SAMPLES_A_ROUND = 5
 CACHE_BYTES = 512 << 20
-"""Written between samples on a GPU: no form finds its operands in the cache, and the host has time to launch it."""
+"""Bytes written between samples on a GPU: they evict the operands and give the host time to launch the next form."""
 READ_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 PRODUCT_SIZE = {"cpu": 1536, "cuda": 8192}
 
@@ -35,24 +35,39 @@ Case = TypeVar("Case")
 
 @dataclass(frozen=True)
 class Work:
-    """The forms of one operation on one case, and what it must move and, where that is the limit, compute."""
+    """The forms of one operation on one case, the bytes it must move and, if compute-bound, its operations."""
 
     forms: Mapping[str, Form]
     num_bytes: int
     num_operations: int = 0
 
 
-def run(
-    about: str | None,
-    name: str,
+Findings = tuple[list[Row], dict[str, float]]
+"""A row for each case, and the device's limits by name and unit."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The benchmark of one operation: how to measure it, and on which devices it runs."""
+
+    about: str
+    measure: Callable[[argparse.Namespace], Findings]
+    devices: Sequence[str] = ("cpu", "cuda")
+
+
+def of_operation(
+    about: str, cases: Mapping[str, Mapping[str, Case]], make: Callable[[Case, torch.device], Work]
+) -> Benchmark:
+    """Returns the benchmark that times every form of every case; `cases` maps a device to its cases by label."""
+    return Benchmark(about, partial(_measure_cases, cases, make))
+
+
+def _measure_cases(
     cases: Mapping[str, Mapping[str, Case]],
     make: Callable[[Case, torch.device], Work],
-) -> int:
-    """The main function of an operation's benchmark: times every form of every case and writes the table.
-
-    `cases` are those of a device, "cpu" or "cuda", by what to call them. With --quick only the first one is run, once.
-    """
-    options = start(about)
+    options: argparse.Namespace,
+) -> Findings:
+    """With --quick, runs only the first case, once."""
     rows: list[Row] = []
     for label, case in list(cases[options.device.type].items())[: 1 if options.quick else None]:
         work = make(case, options.device)
@@ -65,35 +80,18 @@ def run(
     limits = {"copy GB/s": copy_bandwidth(options.rounds, options.device)}
     if any("GFLOP/s" in head for row in rows for head in row):
         limits["bfloat16 product GFLOP/s"] = product_rate(options.rounds, options.device)
-    finish(options, name, rows, limits)
-    return 0
+    return rows, limits
 
 
-def start(about: str | None, devices: Sequence[str] = ("cpu", "cuda")) -> argparse.Namespace:
-    """Reads the flags that all share, sets the threads and loads the kernels of the device, one of `devices`.
-
-    TRITON_INTERPRET=1 with --device cpu: Triton's forms, interpreted, which shows that they run and nothing else.
-    """
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--device", choices=("auto", *devices), default="auto", help="default: cuda, if it may be, where there is one")
-    add("--threads", type=int, default=torch.get_num_threads(), help="on a CPU (default: %(default)s)")
-    add("--rounds", type=int, default=9, help="samples of each form, interleaved (default: 9)")
-    add("--quick", action="store_true", help="one round of the first case: shows that it runs")
-    add("--json", type=Path, metavar="FILE", help="write the result to FILE")
-    options = parser.parse_args()
-    best = "cuda" if "cuda" in devices and torch.cuda.is_available() else "cpu"
-    name = best if options.device == "auto" else options.device
-    options.device = torch.device(name)
-    options.rounds = 1 if options.quick else options.rounds
+def prepare(options: argparse.Namespace) -> None:
+    """Sets the number of threads and loads the kernels of the device."""
     torch.set_num_threads(options.threads)
-    if name == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
-        load_triton_kernels(name)
+    if options.device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+        load_triton_kernels(options.device.type)
         print(f"Triton kernels on {describe(options.device)}; medians of {options.rounds} interleaved rounds")
     else:
         isa = load_kernels(lambda text, fraction: print(text, file=sys.stderr))
         print(f"C kernels: {isa or 'none'}; {options.threads} threads; medians of {options.rounds} interleaved rounds")
-    return options
 
 
 def describe(device: torch.device) -> str:
@@ -101,30 +99,30 @@ def describe(device: torch.device) -> str:
 
 
 def forms_of(name: str, x: torch.Tensor, launcher: Form, others: Mapping[str, Form]) -> dict[str, Form]:
-    """Returns what is compared: the kernel that the launcher takes for tensors like `x`, if any, and others."""
+    """Returns the forms to compare: `others`, and the kernel that the launcher picks for tensors like `x`, if any."""
     if find_triton_kernel(name) is not None:
         return {**others, "Triton": launcher}
     return {**others, "C": launcher} if find_kernel(name, x.dtype) is not None else dict(others)
 
 
 def median_ms(forms: Mapping[str, Form], rounds: int, device: torch.device = CPU) -> dict[str, float]:
-    """Returns the median time of each form; they take turns, so that a machine that slows down slows all."""
+    """Returns the median time of each form. Forms are interleaved, so a slow moment of the machine affects all."""
     return {name: statistics.median(times) for name, times in _samples_ms(forms, rounds, device).items()}
 
 
 def least_ms(forms: Mapping[str, Form], rounds: int, device: torch.device = CPU) -> float:
-    """Returns the time of the quickest sample of any form, for a limit: what is beaten is none."""
+    """Returns the time of the fastest sample of any form, as a limit."""
     return min(min(times) for times in _samples_ms(forms, rounds, device).values())
 
 
 def read_bandwidth(rounds: int) -> float:
-    """Returns the GB/s, at best, at which memory in huge pages is read that no cache of a core holds."""
+    """Returns the best GB/s at which memory in huge pages, larger than any core's cache, is read."""
     num_bytes, forms = read_forms()
     return num_bytes / least_ms(forms, rounds) / 1e6
 
 
 def read_forms() -> tuple[int, dict[str, Form]]:
-    """Returns a number of bytes, more than the caches of cores hold, and some ways to read them once."""
+    """Returns several ways to read a buffer larger than the cores' caches once, and its size in bytes."""
     num_bytes, num_inputs = READ_BYTES["cpu"], 1024
     packed = empty_huge((num_bytes // 64 // num_inputs, num_inputs // 2, 32, 2), torch.bfloat16).fill_(0.01)
     x, values = torch.ones(1, num_inputs).bfloat16(), packed.view(torch.float32)
@@ -135,7 +133,7 @@ def read_forms() -> tuple[int, dict[str, Form]]:
 
 
 def copy_bandwidth(rounds: int, device: torch.device) -> float:
-    """Returns the GB/s of a copy, read and written bytes together, in the median."""
+    """Returns the median GB/s of a copy, counting bytes read and written."""
     source = torch.ones(READ_BYTES[device.type] // 4, device=device)
     target = torch.empty_like(source)
     copy = median_ms({"copy": lambda: target.copy_(source)}, rounds, device)["copy"]
@@ -143,9 +141,9 @@ def copy_bandwidth(rounds: int, device: torch.device) -> float:
 
 
 def product_rate(rounds: int, device: torch.device = CPU, dtype: torch.dtype = torch.bfloat16) -> float:
-    """Returns the GFLOP/s of a square product, at best, by the device's library and by our own kernel.
+    """Returns the best GFLOP/s of a square product, by the device's library and by our own kernel.
 
-    Where oneDNN has no product of bfloat16, torch's own takes seconds and is left out.
+    Without bfloat16 in oneDNN, torch's own product takes seconds and is skipped.
     """
     size = PRODUCT_SIZE[device.type]
     a, b = torch.randn(2, size, size, device=device).to(dtype)
@@ -173,7 +171,7 @@ def finish(options: argparse.Namespace, name: str, rows: Sequence[Row], limits: 
 
 
 def gpu_facts(device: torch.device) -> dict[str, str | None]:
-    """Returns what a number measured on a GPU depends on beside the code."""
+    """Returns the GPU and the library versions that a measurement depends on."""
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "triton": version("triton")}
     return {"gpu": describe(device), **versions}
 
@@ -202,7 +200,7 @@ def _time_s(form: Form, repeats: int) -> float:
 
 
 class _CudaClock:
-    """Times single calls on the device's own clock, each after its cache has been overwritten."""
+    """Times single calls by the device's clock, each with a cold cache."""
 
     def __init__(self, device: torch.device):
         self._cache = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device)

@@ -1,1 +1,1 @@
-"""A load generator for a running server: what to send, when, over which connections, and what came of it."""
+"""A load generator for a running server: requests, their timing, connections and results."""

@@ -1,7 +1,7 @@
 """The answer to one request: HTTP and SSE bytes in, a `StreamResult` out, at the least cost per token.
 
-A token costs one httptools callback, one split and one JSON decode, so that two cores can hold the server and its load;
-`benchmarks/load/self_check.py` measures it.
+A token costs one httptools callback, one split and one JSON decode, so two cores can hold the server and its load
+generator; `check_client` in `benchmarks/load/paced_server.py` measures it.
 """
 
 import time
@@ -138,7 +138,7 @@ class Answer:
 
 
 def refusal_text(body: bytes) -> str:
-    """Returns the message of an HTTP error's body, or the body itself where it is not ours."""
+    """Returns the message of an HTTP error's body, or the body itself if it is not ours."""
     try:
         return str(msgspec.json.decode(body)["error"]["message"])
     except (msgspec.DecodeError, KeyError, TypeError):

@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
         self._done: asyncio.Future[None] | None = None
 
     async def stream(self, request: bytes, result: StreamResult) -> None:
-        """Sends `request` and returns when its answer has ended; `result.outcome` then tells how."""
+        """Sends `request` and returns when its answer has ended; `result.outcome` is then set."""
         assert self._transport is not None, "not connected"
         assert self._done is None, "a connection carries one request at a time"
         answer = self._answer = Answer(result)
@@ -106,7 +106,7 @@ class ConnectionPool:
         self._free: list[Connection] = []
 
     async def stream(self, body: bytes, result: StreamResult) -> None:
-        """Runs one request to its end, whatever that is; `result` says. Raises nothing but a cancellation."""
+        """Runs one request to its end, which `result` describes. Raises only cancellation."""
         connection = None
         try:
             async with asyncio.timeout(self.target.timeout_s):
@@ -117,7 +117,7 @@ class ConnectionPool:
         except OSError as error:
             result.end(UNREACHABLE, str(error))
         finally:
-            # Also where the caller is cancelled just as its answer ends: `close` must find the connection.
+            # Also if the caller is cancelled just as its answer ends: `close` must find the connection.
             if connection is not None and connection.is_open:
                 self._free.append(connection)
 

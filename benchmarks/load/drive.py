@@ -1,4 +1,4 @@
-"""Sends planned requests, in a closed loop or at their times, bounded in number and in time."""
+"""Sends planned requests in a closed loop or at their times, with a limit on number and duration."""
 
 import asyncio
 import itertools
@@ -27,7 +27,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Measurement:
-    """What has come of a run so far; `results` also holds the requests that have not ended."""
+    """The outcome of a run so far; `results` includes requests that have not ended."""
 
     results: list[StreamResult] = field(default_factory=list)
     seconds: float = 0.0

@@ -1,16 +1,25 @@
-"""A trivial SSE server that knows no model: every running stream gets one token a step, as fast as it is told.
+"""A trivial SSE server without a model, whose streams get one token per step; measures the load generator's own cost.
 
-It speaks just enough of the API (`/health`, `/server_info`, `/generate`) to show what the load generator costs.
-`python -m benchmarks.load.paced_server --step-ms 5` prints its address and serves until end of input.
+It implements just enough of the API (`/health`, `/server_info`, `/generate`). `python -m benchmarks.load.paced_server
+--step-ms 5` prints its address and serves until end of input.
 """
 
 import argparse
 import asyncio
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httptools
 import msgspec
+import uvloop
+
+from benchmarks.load.connection import Target, parse_url
+from benchmarks.load.drive import Limits, Load
+from benchmarks.load.report import Report, make_report
+from benchmarks.load.workloads import LengthRange, Lengths, SamplingFields, random_prompts
 
 MODEL_FACTS = {"served_names": ["paced"], "vocab_size": 2048, "max_model_len": 4096}
 
@@ -138,6 +147,31 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, default=5.0, help="time between two tokens of a stream")
     asyncio.run(_serve_until_end_of_input(parser.parse_args().step_ms / 1000))
     return 0
+
+
+LENGTHS = Lengths(input=LengthRange(128, 128), output=LengthRange(200, 200))
+MAX_SECONDS = 60.0
+
+
+@contextmanager
+def paced_server(step_ms: float) -> Iterator[Target]:
+    """A `PacedServer` in its own process, stopped at the end."""
+    command = [sys.executable, "-m", "benchmarks.load.paced_server", "--step-ms", str(step_ms)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield Target(*parse_url(process.stdout.readline().strip()))
+        finally:
+            process.communicate(timeout=10)
+
+
+def check_client(concurrency: int, step_ms: float = 5.0) -> Report:
+    """Returns the report of two rounds of `concurrency` streams that get a token each step of `step_ms`."""
+    with paced_server(step_ms) as target:
+        load = Load(target, SamplingFields(), Limits(2 * concurrency, MAX_SECONDS))
+        requests = random_prompts(vocab_size=2048, lengths=LENGTHS, num_shared=0, seed=0)
+        uvloop.run(load.closed_loop(requests, concurrency))
+        return make_report(load.measurement)
 
 
 if __name__ == "__main__":

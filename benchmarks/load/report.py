@@ -1,4 +1,4 @@
-"""What a run's results amount to: counts, throughput and latencies, as a structure and as a table."""
+"""The report of a run: counts, throughput and latencies, as a structure and as a table."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -79,7 +79,7 @@ def make_report(measurement: Measurement) -> Report:
 
 
 def quantiles(values_ms: Sequence[float] | np.ndarray) -> Quantiles | None:
-    """Returns mean, percentiles (interpolated) and maximum; `None` where there is no value."""
+    """Returns mean, percentiles (interpolated) and maximum; `None` without values."""
     values = np.asarray(values_ms, dtype=np.float64)
     if not values.size:
         return None
@@ -88,7 +88,7 @@ def quantiles(values_ms: Sequence[float] | np.ndarray) -> Quantiles | None:
 
 
 def _latencies(ok: list[StreamResult], unfinished: list[StreamResult]) -> dict[str, Quantiles]:
-    """Those of the requests that ended well; tokens that reached a request that was cut off count too."""
+    """Latencies of successful requests. Tokens of requests that were cut off count too."""
     streams = [result for result in [*ok, *unfinished] if result.arrivals_ns]
     gaps = [np.diff(np.asarray(result.arrivals_ns)) for result in streams]
     columns: dict[str, Sequence[float] | np.ndarray] = {

@@ -1,6 +1,7 @@
-"""What the load must know of the server under test: that it is ready, its vocabulary, its context, its tokenizer."""
+"""Facts of the server under test (readiness, vocabulary, context, tokenizer), and single JSON requests to it."""
 
 import http.client
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ class ServerFacts:
 
 
 def ask_server(target: Target) -> ServerFacts:
-    """Returns the facts of a ready server. Raises `ServerUnavailableError` with what to do where there is none."""
+    """Returns the facts of a ready server. Raises `ServerUnavailableError` with advice if there is none."""
     status, body = get(target, "/health")
     if status == 401:
         raise ServerUnavailableError(f"{target.origin} wants an API key: set SLUICE_API_KEY")
@@ -52,7 +53,7 @@ def ask_server(target: Target) -> ServerFacts:
 
 
 def get(target: Target, path: str) -> tuple[int, bytes]:
-    """Returns status and body. Raises `ServerUnavailableError` where nothing answers within 10 s."""
+    """Returns status and body. Raises `ServerUnavailableError` if no answer comes within 10 s."""
     connection = http.client.HTTPConnection(target.host, target.port, timeout=ANSWER_TIMEOUT_S)
     try:
         headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
@@ -79,3 +80,22 @@ def _find_facts(info: Any) -> dict[str, Any] | None:
 
 def _health_text(body: bytes) -> str:
     return " ".join(body[:500].decode(errors="replace").split())
+
+
+def post_json(target: Target, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Returns the body of a 200. Raises `ServerUnavailableError` for any other answer and for none."""
+    connection = http.client.HTTPConnection(target.host, target.port, timeout=target.timeout_s)
+    headers = {"Content-Type": "application/json"}
+    if target.api_key:
+        headers["Authorization"] = f"Bearer {target.api_key}"
+    try:
+        connection.request("POST", path, json.dumps(body), headers)
+        response = connection.getresponse()
+        text = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise ServerUnavailableError(f"{target.origin}{path}: {error}") from None
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise ServerUnavailableError(f"{target.origin}{path} answers {response.status}: {text[:200]!r}")
+    return json.loads(text)

@@ -1,1 +1,1 @@
-"""The sections of docs/PERFORMANCE.md, each made of the result files of its benchmarks."""
+"""The sections of docs/speed/performance.md and docs/speed/parts.md, made from result files."""

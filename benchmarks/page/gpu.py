@@ -1,17 +1,17 @@
-"""The part of docs/PERFORMANCE.md about GPUs, made of the result file that `make bench-gpu` writes."""
+"""The section of docs/speed/performance.md about GPUs, made from the result file of `make bench-gpu`."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.page.serving import load_table
-from benchmarks.page.text import Result, make_table, read_result
+from benchmarks.result_file import Result, make_table, read_result
 
 NAME = "gpu"
 NOT_RUN = (
-    "Not run on a GPU yet: there are no such results. `make bench-gpu` checks the tokens of trained models, measures a "
-    "step's own time, the offline benchmark, every kernel beside the device's limits, a server, and transformers, and "
-    "this section is made of what it finds (`GPU_RUN.md`).\n"
+    "Not run on a GPU yet: there are no results. `make bench-gpu` checks the tokens of trained models and measures "
+    "steps, the offline benchmark, every kernel and the device's limits, a server, and transformers. Its result file "
+    "becomes this section ([the plan of a first run](gpu-run.md)).\n"
 )
 OWN_FORM = "Triton"
 SHOWN_KERNELS = 8
@@ -20,7 +20,7 @@ Parts = dict[str, Result]
 
 
 def make_gpu_part(results: Path) -> str:
-    """Returns the section for the result file in a directory; without one, one that says so."""
+    """Returns the section for the result file in a directory; without one, a section that states this."""
     if not (results / f"{NAME}.json").is_file():
         return f"## On a GPU\n\n{NOT_RUN}"
     parts: Parts = read_result(results, NAME)["results"]["parts"]
@@ -184,5 +184,5 @@ def _ms(value: float | None) -> str:
 
 
 def _name_run(part: Result) -> str:
-    """The GPU is named once, at the top; the host's CPU says little of it."""
+    """The GPU is named once, at the top; the host's CPU matters little."""
     return f"\n`{part['command']}`, commit {part['commit']}.\n"

@@ -79,7 +79,7 @@ class Connection(BaseHTTPRequestHandler):
         self.wfile.write(reply)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing: it is measured."""
+        """Logs nothing, because the server is measured."""
 
 
 def main() -> None:

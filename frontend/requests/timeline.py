@@ -23,7 +23,7 @@ Stage = Literal[
     "deliver",
     "send",
 ]
-"""In the order in which a request passes them; `docs/OPERATION.md` describes each."""
+"""In the order in which a request passes them; `docs/operate/timelines.md` describes each."""
 
 WAITING_STAGES = frozenset[Stage]({"hold", "tokenizer_queue", "scheduler_inbox", "queue", "preempted", "restart"})
 LAST_STAGES = frozenset[Stage]({"detokenize", "deliver", "send"})

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import server_process
 from benchmarks.load.connection import Target
-from benchmarks.load.self_check import paced_server
+from benchmarks.load.paced_server import paced_server
 
 
 @pytest.fixture

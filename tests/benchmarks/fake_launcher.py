@@ -1,6 +1,6 @@
 """Takes the launcher's flags and serves a `PacedServer` from a tree of two processes, for tests of what starts servers.
 
-The first argument says how it behaves: `well`, `fails` (exits in its start), `starts-for-ever`, `exits-with-3`.
+The first argument selects its behaviour: `well`, `fails` (exits in its start), `starts-for-ever`, `exits-with-3`.
 """
 
 import argparse

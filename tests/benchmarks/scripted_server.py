@@ -23,7 +23,7 @@ class Script:
 
 @dataclass
 class ScriptedServer:
-    """What has been asked of the server so far, one entry a request."""
+    """The requests received so far."""
 
     target: Target
     num_connections: int = 0

@@ -7,14 +7,12 @@ import pytest
 import torch
 
 from benchmarks.bench_cpu import join_limits, read_peer
-from benchmarks.http_workloads import WORKLOADS, measure
 from benchmarks.kernels.measure import median_ms
-from benchmarks.load.batch_client import Server, seconds_of
+from benchmarks.load.batch_client import WORKLOADS, Server, measure, seconds_of
 from benchmarks.load.connection import Target
 from benchmarks.load.server_facts import ServerUnavailableError
 from benchmarks.load.workloads import PlannedRequest
-from benchmarks.model_shapes import SHAPES
-from benchmarks.served_shape import write_model
+from benchmarks.model_shapes import SHAPES, write_model
 from messages.errors import UsageError
 
 NOWHERE = Target("127.0.0.1", 1, timeout_s=1.0)

@@ -5,11 +5,9 @@ import pytest
 import torch
 
 from benchmarks import bench_offline
-from benchmarks.bench_offline import main, make_workload
+from benchmarks.bench_offline import DeviceLimits, Lengths, floor_s, main, make_workload
 from benchmarks.kernels import measure
-from benchmarks.model_bytes import kv_bytes, read_shape, weight_bytes
-from benchmarks.model_shapes import SHAPES
-from benchmarks.offline_floor import DeviceLimits, Lengths, floor_s
+from benchmarks.model_shapes import SHAPES, kv_bytes, read_shape, weight_bytes
 
 TINY = SHAPES["qwen3-0.6b"] | {
     "vocab_size": 10_001,

@@ -36,7 +36,7 @@ def test_a_token_is_timed_without_the_prompt(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_share_and_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GPT-2 124M has 123.6 M weights but for the positions, and 12 layers of 2 x 768 elements of K and V a token."""
+    """GPT-2 124M has 123.6 M weights without the positions, and 12 layers of 2 x 768 elements of K and V a token."""
     monkeypatch.setattr("benchmarks.bench_one_stream.auto_dtype", lambda: torch.bfloat16)
     lines = {
         name: describe(SHAPES["gpt2-124m"], name, [0.02, 0.03, 0.01], [10.0, 50.0]) for name in ("float32", "int4")
@@ -48,9 +48,9 @@ def test_the_share_and_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert lines[name]["share"] == pytest.approx(lines[name]["bytes_a_token"] / 0.02 / 30e9)
     machine = {"cores": 2, "cpu": "A", "python": "3.11"}
     results = {"shape": "gpt2-124m", "threads": 2, "read_gb_per_s": 30.0, "formats": lines}
-    for name, more in (("one_stream", {"isa": "avx512"}), ("one_stream_avx2", {})):
-        document = {"command": "c", "commit": "abc", "machine": machine, "results": results | more}
-        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    about = {"command": "c", "commit": "abc", "when": "2026-11-24T09:06:52+00:00", "machine": machine}
+    runs = {name: about | {"results": results | more} for name, more in (("wide", {"isa": "avx512"}), ("narrow", {}))}
+    (tmp_path / "one_stream.json").write_text(json.dumps({"runs": runs}))
     (text,) = one_stream_parts(tmp_path)
     assert text.count("| float32 | 50.0 | 25.1 | 30.0 | 84% | 92% |") == 2
     assert text.count("avx512") == 1

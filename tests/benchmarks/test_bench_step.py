@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import bench_step, step_clock
-from benchmarks.decode_step import plan_decode, step_bytes, step_flop
+from benchmarks import bench_step
 from benchmarks.kernels import measure
-from benchmarks.shape_runner import make_shape
+from benchmarks.model_shapes import make_shape, plan_decode, step_bytes, step_flop
 
 QUICK = ["--shape", "gpt2-124m", "--device", "cpu", "--quick", "--cpu-threads", "1", "--context", "32"]
 SMALL = ["--shape", "gpt2-124m", "--rows", "3", "--context", "40", "--steps", "4"]
@@ -42,7 +41,7 @@ class FakeRunner:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was asked of CUDA and of the runner, in order; between two events pass 8 ms."""
+    """The calls of CUDA and of the runner, in order; 8 ms pass between two events."""
     seen: list[str] = []
 
     class Event:
@@ -74,14 +73,14 @@ def test_it_runs_on_a_cpu(tmp_path: Path) -> None:
 def test_steps_are_launched_back_to_back(seen: list[str]) -> None:
     """No result may be waited for before the last launch, or the GPU would wait for the host."""
     runner: Any = FakeRunner(seen)
-    assert step_clock.back_to_back_ms(runner, plan_decode(1, 8), 4) == 2.0
+    assert bench_step.back_to_back_ms(runner, plan_decode(1, 8), 4) == 2.0
     expected = ["synchronize", "record", *["launch"] * 4, "record", *["result"] * 4, "synchronize"]
     assert seen == expected
 
 
 def test_a_launch_is_timed_with_nothing_before_it(seen: list[str]) -> None:
     runner: Any = FakeRunner(seen)
-    assert step_clock.launch_ms(runner, plan_decode(1, 8), 3) >= 0
+    assert bench_step.launch_ms(runner, plan_decode(1, 8), 3) >= 0
     assert seen == ["launch", "result"] * 3
 
 
@@ -93,9 +92,9 @@ EVENTS = [
 
 
 def test_the_table_is_of_one_step_and_of_what_the_device_ran() -> None:
-    kernels = step_clock.tabulate(EVENTS, 3)
+    kernels = bench_step.tabulate(EVENTS, 3)
     assert [(kernel.name[:6], kernel.count, kernel.us) for kernel in kernels] == [("attend", 28, 300), ("small", 2, 10)]
-    assert len(kernels[0].name) == step_clock.MAX_NAME_CHARS
+    assert len(kernels[0].name) == bench_step.MAX_NAME_CHARS
 
 
 class FakeProfile:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks import bench_step_kernels
-from benchmarks.bench_step_cost import SHAPE
 from benchmarks.bench_step_kernels import OUTSIDE, PRODUCT, READ, Kind
+from benchmarks.experiments.step_cost_0026.bench_step_cost import SHAPE
 from benchmarks.page.cpu_engine import step_kernels_parts
 from kernels.cpu.library import find_kernel
 
@@ -21,9 +21,9 @@ def test_a_step_is_its_kernels_and_what_is_outside(
     monkeypatch.setattr(bench_step_kernels, "read_bandwidth", lambda rounds: 1e4)
     monkeypatch.setattr(bench_step_kernels, "product_rate", lambda rounds: 1e6)
     num_threads, file = torch.get_num_threads(), tmp_path / "step_kernels.json"
-    assert bench_step_kernels.main(["--rounds", "3", "--json", str(file), "--cpu-threads", "1"]) == 0
+    assert bench_step_kernels.main(["--rounds", "3", "--json", f"{file}#bfloat16", "--cpu-threads", "1"]) == 0
     torch.set_num_threads(num_threads)
-    decode, prefill = json.loads(file.read_bytes())["results"]["steps"]
+    decode, prefill = json.loads(file.read_bytes())["runs"]["bfloat16"]["results"]["steps"]
     for step, attention in ((decode, "paged_decode"), (prefill, "paged_prefill")):
         assert 0 < step["least_ms"] < step["ms"]
         assert step["kernels_ms"][OUTSIDE] > 0

@@ -1,4 +1,4 @@
-"""The check of recorded tokens: it passes on the CPU; another token, or an error of the engine, is told."""
+"""The check of recorded tokens: it passes on the CPU, and reports other tokens and engine errors."""
 
 import json
 import shutil
@@ -63,7 +63,7 @@ def test_a_model_that_does_not_run_is_told_and_fails(tmp_path: Path, changed: Pa
 def test_a_gpu_that_fails_ends_no_more_than_its_case(
     tmp_path: Path, changed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was found before stays in the result, and every case has its reason."""
+    """Earlier findings stay in the result, and every case has its reason."""
 
     def fail(config: object) -> None:
         raise SystemExit("the GPU has failed: an illegal memory access")

@@ -1,4 +1,4 @@
-"""The commands of docs/GPU_RUN.md, as they are copied: short, within ten minutes, of parts and tests that exist."""
+"""The commands of docs/speed/gpu-run.md, as copied: short, within ten minutes, of parts and tests that exist."""
 
 import json
 import os
@@ -16,11 +16,11 @@ from benchmarks.gpu_parts import list_parts
 from benchmarks.result_file import ROOT
 from tests import gpu_tests
 
-PAGE = (ROOT / "docs/GPU_RUN.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/speed/gpu-run.md").read_text(encoding="utf-8")
 COMMANDS = [block for block in re.findall(r"^```\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) if "tar " in block]
 MAX_CHARS = 2000
 MAX_BUDGET_S = 560
-"""Of ten minutes, some are taken by installing, by what is ended at its limit, and by packing."""
+"""Installing, parts that end at their limit, and packing take the rest of ten minutes."""
 
 PYTHON = """#!/bin/sh
 echo "$SLUICE_COMMIT|$*" >> $ASKED

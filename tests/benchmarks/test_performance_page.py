@@ -1,6 +1,38 @@
-from benchmarks.performance_page import DOCS, RESULTS, make_pages
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.page.cpu_engine import readme_table
+from benchmarks.performance_page import DOCS, RESULTS, ROOT, make_pages
 
 
 def test_the_pages_are_those_of_the_committed_results() -> None:
     for name, text in make_pages(RESULTS).items():
         assert (DOCS / name).read_text(encoding="utf-8") == text
+
+
+def test_the_readme_has_the_table_of_one_run() -> None:
+    assert readme_table(RESULTS) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def results_in(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the results of a file: its runs, or its only result."""
+    return list(document["runs"].values()) if "runs" in document else [document]
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
+def test_every_committed_result_is_of_a_clean_commit(file: Path) -> None:
+    for result in results_in(json.loads(file.read_text(encoding="utf-8"))):
+        assert not result["commit"].endswith("-dirty")
+
+
+def test_the_first_table_is_of_one_machine_one_commit_and_one_day() -> None:
+    loads = results_in(json.loads((RESULTS / "server.json").read_text(encoding="utf-8")))
+    runs = {(*load["machine"].values(), load["commit"], load["when"][:10]) for load in without_load_average(loads)}
+    assert len(runs) == 1
+
+
+def without_load_average(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [result | {"machine": result["machine"] | {"load_1min": 0}} for result in results]

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.process_tree import is_running, memory, tree_pids, unique_names, watch
+from benchmarks.server_process import is_running, memory, tree_pids, unique_names, watch
 
 SAYS_READY = "import sys, time; print('ready', flush=True); "
 BUSY = SAYS_READY + "\nwhile True: pass"

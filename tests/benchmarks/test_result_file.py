@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import result_file
-from benchmarks.page.text import name_source
-from benchmarks.result_file import write_result
+from benchmarks.result_file import name_source, read_result, read_runs, write_result
 
 
 @pytest.mark.parametrize(("variable", "commit"), [("abc123", "abc123"), ("", "unknown")])
@@ -42,5 +41,15 @@ def test_a_machine_is_told_by_its_vectors(
     monkeypatch.setattr(result_file, "CPU_INFO", info)
     facts = result_file.machine()
     assert (facts["cpu"], facts["vectors"]) == ("AMD EPYC", vectors)
-    machine = {"machine": facts, "command": "c", "commit": "abc"}
+    machine = {"machine": facts, "command": "c", "commit": "abc", "when": "2026-11-24T09:06:52+00:00"}
     assert (f"AMD EPYC with {vectors}, " if vectors else "AMD EPYC, ") in name_source(machine)
+
+
+def test_a_file_can_hold_several_runs(tmp_path: Path) -> None:
+    file = tmp_path / "load.json"
+    for run, rate in (("1_stream", 5), ("64_streams", 100), ("1_stream", 6)):
+        write_result(Path(f"{file}#{run}"), "load", {"rate": rate})
+    assert [run["results"]["rate"] for run in read_runs(tmp_path, "load")] == [6, 100]
+    assert read_result(tmp_path, "load#64_streams")["results"] == {"rate": 100}
+    assert read_runs(tmp_path, "none") == []
+    assert list(tmp_path.iterdir()) == [file]

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.load.server_facts import ServerUnavailableError, ask_server
-from benchmarks.process_tree import is_running, tree_pids
-from benchmarks.server_process import ServerProcess, started_server
+from benchmarks.server_process import ServerProcess, is_running, started_server, tree_pids
 
 
 def test_a_server_is_ready_on_a_free_port_and_leaves_nothing(launch_fake: Callable[[str], None]) -> None:

@@ -56,7 +56,7 @@ def test_a_child_that_outlives_it_is_ended() -> None:
 
 
 def test_sigterm_ends_what_runs(tmp_path: Path) -> None:
-    """As `timeout` sends it: the command must not go on with the GPU when the run has been ended."""
+    """As `timeout` sends it: the command must not keep using the GPU after the run has ended."""
     pid_file = tmp_path / "pid"
     inner = f"import os, pathlib, time; pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); time.sleep(600)"
     code = (

@@ -192,7 +192,7 @@ AT_A_HEALTHY_SERVER = {
 def test_every_alert_fires_at_a_sick_server_and_none_at_a_healthy_one(
     tmp_path: Path, series: dict[str, str], fires: bool
 ):
-    """All of them are expected to fire, with labels and texts that nobody looks at; promtool lists what it got."""
+    """All of them are expected to fire, with any labels and texts; promtool lists the alerts that fired."""
     names = [rule["alert"] for rule in alerts()]
     cases = [{"eval_time": "20m", "alertname": name, "exp_alerts": []} for name in names]
     values = [{"series": name, "values": value} for name, value in series.items()]

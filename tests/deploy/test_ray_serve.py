@@ -38,7 +38,7 @@ def replica(checkpoint: Path) -> Iterator[ray_serve.Server]:
 
 @pytest.fixture(scope="module")
 def client(replica: ray_serve.Server) -> Iterator[httpx.Client]:
-    """Of the replica, as Serve's proxy calls it."""
+    """A client of the replica, in place of Serve's proxy."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -147,7 +147,7 @@ def test_the_loop_of_tools_of_the_messages_client(ring: RingClient, stream: bool
 
     @beta_tool
     def get_weather(city: str) -> str:
-        """Tells the weather.
+        """Returns the weather.
 
         Args:
             city: Where.

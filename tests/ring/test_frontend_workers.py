@@ -58,7 +58,7 @@ class Stream:
     index: int
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
     block: int = 0
-    """Of the uid: whichever frontend gave it has the connection."""
+    """The uid's block: the frontend that assigned it has the connection."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from typing import IO
 import httpx
 import pytest
 
-from benchmarks.bench_remote_cost import OTHER_CLOCK, can_have_other_clock
+from benchmarks.experiments.remote_engines_0067.bench_remote_cost import OTHER_CLOCK, can_have_other_clock
 from benchmarks.server_process import started_server
 from messages.control.admin import Done, TakeSnapshot
 from runtime.run_dir import RunDir, default_path

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.ring
 
 NUM_STREAMS = 4
 MAX_PAUSE_S = 0.2
-"""Of a client between its requests, which lasts as long as its last one, so that at any time half of them run.
+"""Pause of a client between its requests, as long as its last one, so that at any time half of them run.
 
 Without it the ring would work all the time while a process starts.
 """

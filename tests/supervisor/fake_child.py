@@ -15,7 +15,7 @@ from runtime.process import ProcessLink, run_process
 
 
 def serve_until_stopped(link: ProcessLink, degraded: str = "") -> None:
-    """Serves as a good process does; writes each table it hears as one line."""
+    """Serves as a good process does; writes each process table that it receives as one line."""
     if not link.stand_by():
         return
     link.ready(degraded)
@@ -35,7 +35,7 @@ def serve_until_stopped(link: ProcessLink, degraded: str = "") -> None:
 
 
 def show(status: ProcessStatus) -> str:
-    """Returns `name=state`, with the incarnation where it is not the first, and what follows a hang."""
+    """Returns `name=state`, with the incarnation unless it is the first, and the end of a hang."""
     end = ".killed" if status.state == "hung" and status.is_killed else ""
     return f"{status.name}={status.state}" + (f".{status.incarnation}" if status.incarnation > 1 else "") + end
 

@@ -27,7 +27,7 @@ NUM_DESCRIPTORS = os.sysconf("SC_OPEN_MAX")
 
 
 class ForkedChild(subprocess.Popen[bytes]):
-    """A fake process that goes on in its fork of the launcher instead of starting a Python, which takes far longer."""
+    """A fake process that runs in a fork of the launcher; starting a new Python would take far longer."""
 
     def __init__(self, words: Sequence[str], *, env: Mapping[str, str], pass_fds: Sequence[int], **rest: Any):
         def run() -> None:
@@ -58,7 +58,7 @@ def leave_the_launcher() -> None:
 
 
 def close_descriptors(kept: Sequence[int]) -> None:
-    """Closes the launcher's lifeline, lock and sockets; then the launcher is told that its process has begun."""
+    """Closes the launcher's lifeline, lock and sockets; then notifies the launcher that its process has started."""
     for below, above in pairwise([2, *sorted(kept), NUM_DESCRIPTORS]):
         os.closerange(below + 1, above)
 

@@ -17,7 +17,7 @@ from tests.forked import ForkedProcess
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
 BOOT_TIMEOUT_S = HANG_TIMEOUT_S = 10.0
-"""For what is meant to be stuck: a good process starts and beats in less, also where other programs use all cores."""
+"""Time limit of stuck processes: a good one starts and beats in less, even if other programs use all cores."""
 
 GOOD = "serve_until_stopped"
 
@@ -31,7 +31,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> N
 
 
 def is_running(pid: int) -> bool:
-    """Tells whether process `pid` exists and is no zombie."""
+    """True if process `pid` exists and is not a zombie."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     except (FileNotFoundError, ProcessLookupError):

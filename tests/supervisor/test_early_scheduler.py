@@ -1,4 +1,4 @@
-"""A process that is begun before the run, in place of the scheduler's a Python that writes what it is told."""
+"""A process that is begun before the run, here a Python that writes its instructions in place of the scheduler's."""
 
 import os
 import select

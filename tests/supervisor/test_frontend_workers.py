@@ -1,4 +1,4 @@
-"""Several frontends of a run of scripted processes: each hears the table, drains, and is replaced for itself."""
+"""Several frontends of a run of scripted processes: each receives the table, drains, and is replaced by itself."""
 
 import os
 import signal

@@ -16,7 +16,7 @@ class Group(list[Child]):
 
 
 def test_the_end_of_a_process_is_looked_for_from_the_end_of_its_output_on():
-    """A killed process closes its output before its end can be noticed, which nothing tells: it would be a second."""
+    """A killed process closes its output first. No event reports its end, so without polling that takes a second."""
     child = Child(Command("scheduler", ()))
     group: Any = Group([child])
     lifecycle = Lifecycle(RunConfig(), group, Console(), lambda *_: None)

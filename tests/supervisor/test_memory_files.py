@@ -1,4 +1,4 @@
-"""Files in memory for KV caches: one for each scheduler, as long as somebody may come after it."""
+"""Files in memory for KV caches: one for each scheduler, while a successor is possible."""
 
 import mmap
 import os

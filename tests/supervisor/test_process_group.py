@@ -33,7 +33,7 @@ class Member:
     def __init__(self, group: ProcessGroup, child: Child, run_dir: RunDir):
         self.process = subprocess.Popen(["sleep", "600"])
         self.client: ControlClient[ToProcess] = ControlClient(run_dir.socket("launcher"), child.name, ToProcess)
-        # `ControlClient` names itself by the pid of the test, so that is what the group is told.
+        # `ControlClient` names itself by the pid of the test, so the group gets that pid.
         self.pid = os.getpid()
         group.adopt(child, self.process.pid)
         self.client.send(Hello(child.name, self.pid, SCHEMA_VERSION))

@@ -37,7 +37,7 @@ def start(*more_names: str, settings: dict[str, object] | None = None, **behavio
 
 
 def states_of(run: FakeRun, name: str) -> list[str]:
-    """Returns what the frontend has heard of process `name`, without repetitions."""
+    """Returns the states of process `name` in the frontend's tables, without repetitions."""
     states = re.findall(rf"^frontend +table .*\b{name}=([\w.]+)", run.output, re.MULTILINE)
     return [state for i, state in enumerate(states) if i == 0 or states[i - 1] != state]
 

@@ -24,7 +24,7 @@ def test_a_process_that_has_served_for_a_while_starts_at_once_again():
 
 
 def test_one_that_is_ready_takes_over_at_once_and_the_series_goes_on():
-    """Nobody waits for a pause where a process stands by; the limit holds all the same."""
+    """A standby starts without a pause; the limit of restarts still holds."""
     restarts = make(max_per_min=4)
     deaths = [restarts.note_death("a", 100.0, is_ready=is_ready) for is_ready in (False, True, True, False)]
     assert [restart.pause_s for restart in deaths] == [0, 0, 0, 2]

@@ -1,4 +1,4 @@
-"""What is a stall and what only looks like one, on a ring that is played with a clock of its own."""
+"""Stalls, and states that only look like stalls, on a simulated ring with a clock of its own."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,9 +20,9 @@ def nanoseconds(seconds: float) -> int:
 
 
 class PlayedRing:
-    """Four processes that beat once a second, and what the launcher tells of them.
+    """Four processes that beat once a second, and the stalls that the launcher reports.
 
-    At first everything moves on: each second each process sends a frame, which is taken, and a step runs.
+    At first all make progress: each second each process sends a frame, which is received, and a step runs.
     """
 
     def __init__(self, num_requests: int = 1):
@@ -48,7 +48,7 @@ class PlayedRing:
         self.statuses[name] = msgspec.structs.replace(self.statuses[name], **fields)
 
     def play(self, seconds: int) -> list[Stall]:
-        """Returns what has been told in this time."""
+        """Returns the stalls reported in this time."""
         return [stall for _ in range(seconds) for stall in self._play_second()]
 
     def _play_second(self) -> list[Stall]:
@@ -135,7 +135,7 @@ def test_a_long_step_is_no_stall_unless_its_process_was_stopped():
 
 
 def test_the_result_of_a_long_step_is_waited_for():
-    """The frontend says that a stream waits, in the moment between the end of a long step and the token from it."""
+    """The frontend reports that a stream waits, in the moment between the end of a long step and the token from it."""
     ring = PlayedRing()
     ring.play(2)
     for _ in range(5):
@@ -220,7 +220,7 @@ def test_a_scheduler_that_runs_no_step_for_its_rows_is_told_once():
 
 
 def test_a_queue_that_nobody_leaves_although_there_is_room_is_told_once():
-    """Others run on; one that waits for rows or pages, or for its grammar, is not told of."""
+    """Others run on; one that waits for rows or pages, or for its grammar, is not reported."""
     ring = PlayedRing()
     ring.gauges[SCHEDULER] |= {"waiting": 2, "has_room": 0, "pages_in_use": 4}
     assert ring.play(200) == []

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks.load.real_prompts import SOURCES, SPARE_TOKENS, TextCutter, text_prompts
 from benchmarks.load.server_facts import ServerFacts
-from benchmarks.load.workloads import LengthRange, Lengths
+from benchmarks.load.workloads import SOURCES, SPARE_TOKENS, LengthRange, Lengths, TextCutter, text_prompts
 from messages.errors import UsageError
 
 LENGTHS = Lengths(LengthRange(30, 80), LengthRange(4, 8))

@@ -1,8 +1,8 @@
-"""The load generator can tell what it costs itself, and that is little."""
+"""The load generator measures its own cost, which is small."""
 
 import pytest
 
-from benchmarks.load.self_check import check_client, paced_server
+from benchmarks.load.paced_server import check_client, paced_server
 from benchmarks.load.server_facts import ServerUnavailableError, ask_server
 
 

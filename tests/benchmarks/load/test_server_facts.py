@@ -1,4 +1,4 @@
-"""What a server is asked before it is measured, and what is said where it cannot be."""
+"""The questions to a server before it is measured, and the errors if it cannot be."""
 
 import contextlib
 import http.server

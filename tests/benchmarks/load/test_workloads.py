@@ -1,4 +1,4 @@
-"""What is sent is the same for the same seed, within its bounds, and shares what it should."""
+"""Requests are equal for equal seeds, within bounds, and share the requested prefix."""
 
 import itertools
 

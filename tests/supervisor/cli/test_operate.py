@@ -28,7 +28,7 @@ def operate_on(run: FakeRun, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def ps(run: FakeRun) -> dict[str, dict[str, Any]]:
-    """Returns what `ps --json` says, by name."""
+    """Returns the processes of `ps --json`, by name."""
     result = operate_on(run, "ps", "--json")
     assert result.returncode == 0, result.stderr
     return {process["name"]: process for process in json.loads(result.stdout)["processes"]}

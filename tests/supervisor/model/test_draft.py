@@ -1,4 +1,4 @@
-"""Which models may draft for which, and what is said of those that may not."""
+"""Which models may draft for which, and the errors for those that may not."""
 
 import json
 from pathlib import Path

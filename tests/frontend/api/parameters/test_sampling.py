@@ -120,12 +120,12 @@ def test_a_default_that_cannot_be_used_is_logged(name: str, value: float, caplog
     assert name in caplog.text
 
 
-README_ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+?) \| .+ \|$", re.MULTILINE)
+PAGE_ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+?) \| .+ \|$", re.MULTILINE)
 
 
-def test_the_readme_has_every_parameter_with_what_it_takes_and_its_default():
-    page = Path(__file__).resolve().parents[4].joinpath("README.md").read_text(encoding="utf-8")
-    rows = README_ROW.findall(page.partition("| parameter | takes | default | |")[2].partition("\n\n")[0])
+def test_the_page_has_every_parameter_with_what_it_takes_and_its_default():
+    page = Path(__file__).resolve().parents[4].joinpath("docs/use/parameters.md").read_text(encoding="utf-8")
+    rows = PAGE_ROW.findall(page.partition("| parameter | takes | default | |")[2].partition("\n\n")[0])
     names = [name for name in SamplingFields.__struct_fields__ if name not in GrammarFields.__struct_fields__]
     assert sorted(name for name, _, _ in rows) == sorted(names)
     hints = get_type_hints(SamplingFields, include_extras=True)

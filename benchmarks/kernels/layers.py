@@ -1,0 +1,88 @@
+"""Norms, activations and the rotation with the cache write, next to the device's bandwidth."""
+
+import torch
+from torch.nn import functional
+
+from benchmarks.kernels.cases import ModelCase, model_cases
+from benchmarks.kernels.measure import Work, forms_of, of_operation
+from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.rows import HeadNorms
+from kernels.operations.gelu import gelu, gelu_reference
+from kernels.operations.layer_norm import layer_norm, layer_norm_reference
+from kernels.operations.rms_norm import rms_norm, rms_norm_reference
+from kernels.operations.rotate_store import rotate_store, rotate_store_reference
+from kernels.operations.silu_mul import silu_mul, silu_mul_reference
+
+GPT2_CASES = model_cases(("GPT-2 124M",))
+LLAMA_CASES = model_cases(("Qwen3-0.6B", "Llama-3-8B", "Qwen3-14B"))
+LAYER_NORM_EPS = 1e-5
+RMS_NORM_EPS = 1e-6
+PAGE_SIZE, NUM_POSITIONS = 16, 8192
+
+
+def make_gelu(case: ModelCase, device: torch.device) -> Work:
+    x = torch.randn(case.num_tokens, case.shape.mlp_size, device=device).bfloat16()
+    return Work(
+        forms_of("gelu", x, lambda: gelu(x, "tanh"), {"torch": lambda: gelu_reference(x, "tanh")}), 2 * x.nbytes
+    )
+
+
+def make_layer_norm(case: ModelCase, device: torch.device) -> Work:
+    size = case.shape.embedding_size
+    x, update = torch.randn(2, case.num_tokens, size, device=device).bfloat16()
+    weight, bias = torch.randn(2, size, device=device).bfloat16()
+    others = {"torch": lambda: layer_norm_reference(x, weight, bias, LAYER_NORM_EPS, update)}
+    # Two operands are read, the sum and the norm of it written.
+    return Work(
+        forms_of("layer_norm", x, lambda: layer_norm(x, weight, bias, LAYER_NORM_EPS, update), others), 4 * x.nbytes
+    )
+
+
+def make_rms_norm(case: ModelCase, device: torch.device) -> Work:
+    size = case.shape.embedding_size
+    x, update = torch.randn(2, case.num_tokens, size, device=device).bfloat16()
+    weight = torch.ones(size, dtype=torch.bfloat16, device=device)
+    others = {
+        "reference": lambda: rms_norm_reference(x, weight, RMS_NORM_EPS, update),
+        "torch": lambda: functional.rms_norm(x.add_(update), (size,), weight, RMS_NORM_EPS),
+    }
+    # Two operands are read, the sum and the norm of it written.
+    return Work(forms_of("rms_norm", x, lambda: rms_norm(x, weight, RMS_NORM_EPS, update), others), 4 * x.nbytes)
+
+
+def make_rotate_store(case: ModelCase, device: torch.device) -> Work:
+    """The norms of the heads are Qwen3's; Llama's shape is measured with them, too."""
+    shape, num_tokens = case.shape, case.num_tokens
+    num_all_heads = shape.num_heads + 2 * shape.num_kv_heads
+    heads = torch.randn(num_tokens, num_all_heads, shape.head_dim, device=device).bfloat16()
+    num_slots = -(-num_tokens // PAGE_SIZE) * PAGE_SIZE
+    kv = torch.empty(2, num_slots, shape.num_kv_heads, shape.head_dim, dtype=torch.bfloat16, device=device)
+    cache = PagedKV(kv[0], kv[1], PAGE_SIZE)
+    angles = torch.rand(NUM_POSITIONS, shape.head_dim // 2, device=device)
+    tables = (angles.cos(), angles.sin())
+    positions = torch.randint(NUM_POSITIONS, (num_tokens,), dtype=torch.int32, device=device)
+    slots = torch.randperm(num_slots, device=device)[:num_tokens]
+    weights = torch.ones(2, shape.head_dim, dtype=torch.bfloat16, device=device)
+    norms = HeadNorms(weights[0], weights[1], RMS_NORM_EPS)
+    arguments = (heads, cache, tables, positions, slots, norms)
+    others = {"torch": lambda: rotate_store_reference(*arguments)}
+    # All heads are read and written once, and a row of both tables is read.
+    num_bytes = 2 * heads.nbytes + num_tokens * 2 * angles[0].nbytes
+    forms = forms_of("rotate_store", heads, lambda: rotate_store(*arguments), others)
+    return Work(forms, num_bytes)
+
+
+def make_silu_mul(case: ModelCase, device: torch.device) -> Work:
+    gate_up = torch.randn(case.num_tokens, 2 * case.shape.mlp_size, device=device).bfloat16()
+    others = {"torch": lambda: silu_mul_reference(gate_up)}
+    # Both halves are read, one is written.
+    return Work(forms_of("silu_mul", gate_up, lambda: silu_mul(gate_up), others), gate_up.nbytes * 3 // 2)
+
+
+BENCHMARKS = {
+    "gelu": of_operation("GELU", GPT2_CASES, make_gelu),
+    "layer_norm": of_operation("residual addition and layer norm", GPT2_CASES, make_layer_norm),
+    "rms_norm": of_operation("residual addition and RMS norm", LLAMA_CASES, make_rms_norm),
+    "rotate_store": of_operation("norm of the heads, rotation and cache write", LLAMA_CASES, make_rotate_store),
+    "silu_mul": of_operation("the gated activation", LLAMA_CASES, make_silu_mul),
+}

@@ -1,1 +1,0 @@
-"""Other servers, made measurable: each file runs in an environment of its own."""
