@@ -55,7 +55,7 @@ def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | N
     return tokens_S
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["seeds_ptr", "positions_ptr"])
 def best_of_part_kernel(
     logits_ptr,
     temperatures_ptr,

@@ -24,6 +24,9 @@ INF = tl.constexpr(float("inf"))
 BEYOND = tl.constexpr(0x7FFFFFFF)
 NONE = tl.constexpr(-1)
 TO_BASE_2 = tl.constexpr(LOG2_E)
+FACTS = ("counts_ptr", "floors_ptr", "maxima_ptr", "sums_ptr")
+"""They are views of one tensor, so where they begin depends on the number of rows."""
+
 MAX_TRIES = tl.constexpr(24)
 """Pivots per part. Each halves the remaining range, so that floats of any size are told apart well enough."""
 
@@ -58,7 +61,7 @@ def draw_filtered(logits_SV: Tensor, rows_N: Tensor, draws: RowDraws) -> Tensor:
     return tokens_N
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=FACTS)
 def candidates_kernel(
     logits_ptr,
     rows_ptr,
@@ -110,7 +113,7 @@ def candidates_kernel(
     tl.store(sums_ptr + place, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=FACTS)
 def draw_row_kernel(
     logits_ptr,
     rows_ptr,

@@ -7,8 +7,8 @@ from kernels.gpu.launch_table import HOPPER, launch_on
 from tests.kernels.gpu.cases.compile_case import CompileCase
 from tests.kernels.gpu.cases.model_shapes import VOCAB_SIZES
 
-DRAW_TYPES = {"temperatures_ptr": "*fp32:16", "seeds_ptr": "*i64:16", "positions_ptr": "*i64:16"}
-UNUSED_TYPES = {"temperatures_ptr": "*fp32:16", "seeds_ptr": "*i32:16", "positions_ptr": "*i32:16"}
+DRAW_TYPES = {"temperatures_ptr": "*fp32:16", "seeds_ptr": "*i64", "positions_ptr": "*i64"}
+UNUSED_TYPES = {"temperatures_ptr": "*fp32:16", "seeds_ptr": "*i32", "positions_ptr": "*i32"}
 PART_TYPES = {"values_ptr": "*fp32:16", "tokens_ptr": "*i32:16"}
 
 
