@@ -175,6 +175,7 @@ def run(options: argparse.Namespace, server_flags: list[str]) -> dict:
         "device": describe(placement.device),
         **(gpu_facts(placement.device) if backend.name == "cuda" else {"torch": str(torch.__version__)}),
         "flags": server_flags,
+        "degraded": engine.degraded,
         "dtype": placement.dtype_name,
         "num_sequences": options.num_sequences,
         "shared_prefix_tokens": options.shared_prefix,

@@ -61,6 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     }
     facts = gpu_facts(device) if device.type == "cuda" else {}
     settings = {"shape": options.shape, "context": options.context, "flags": flags, "is_quick": options.quick}
+    settings["degraded"] = runner.degraded
     rows: list[Row] = []
     for row in measure(runner, shape, options, limits):
         show(row)

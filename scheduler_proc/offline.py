@@ -65,6 +65,11 @@ class OfflineEngine:
         gc.collect()
         gc.freeze()
 
+    @property
+    def degraded(self) -> str:
+        """What is missing or slower than it should be; empty if nothing is."""
+        return self._runner.degraded
+
     def generate(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Output]:
         """Returns the output of each prompt with its parameters.
 

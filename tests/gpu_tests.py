@@ -25,7 +25,7 @@ from benchmarks.result_file import write_result
 from benchmarks.timed_command import ROOT, exit_on_signals, run_command
 
 RESULTS = Path("build/gpu")
-FILE_TIMEOUT_S = 240.0
+FILE_TIMEOUT_S = 400.0
 TEST_TIMEOUT_S = 120
 LEAST_START_S = 5.0
 """No file is started with less of the budget left."""

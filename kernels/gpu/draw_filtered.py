@@ -27,6 +27,8 @@ TO_BASE_2 = tl.constexpr(LOG2_E)
 FACTS = ("counts_ptr", "floors_ptr", "maxima_ptr", "sums_ptr")
 """They are views of one tensor, so where they begin depends on the number of rows."""
 
+MAX_PARTS = 64
+"""Of a row, 262,144 tokens: the candidates of more do not fit into the registers of one program."""
 MAX_TRIES = tl.constexpr(24)
 """Pivots per part. Each halves the remaining range, so that floats of any size are told apart well enough."""
 
@@ -38,6 +40,8 @@ def draw_filtered(logits_SV: Tensor, rows_N: Tensor, draws: RowDraws) -> Tensor:
     assert all(column.is_contiguous() for column in draws)
     launch, device = find_launch("draw_filtered", vocab_size), logits_SV.device
     num_parts = triton.cdiv(vocab_size, launch["BLOCK"])
+    if num_parts > MAX_PARTS:
+        return NotImplemented
     num_lanes = num_parts * launch["CANDIDATES"]
     candidates_NCK = torch.empty((num_rows, num_lanes), dtype=torch.float32, device=device)
     tokens_NCK = torch.empty((num_rows, num_lanes), dtype=torch.int32, device=device)
