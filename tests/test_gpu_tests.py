@@ -103,7 +103,7 @@ def test_a_sanitizer_that_is_not_there_fails_nothing(tmp_path: Path, monkeypatch
 
 def test_the_runner_comes_first_and_the_sanitizer_last() -> None:
     runner, kernels, checked = list_phases()
-    assert [run.name for run in runner] == ["forward_passes_on_gpu"]
+    assert [run.name for run in runner] == ["forward_passes_on_gpu", "logits_on_gpu"]
     names = [run.name for run in kernels]
     assert {"paged_decode", "rotate_store", "sampler", "references"} <= set(names)
     assert not {"compile", "interpreter_bf16", "sanitizers", "capture"} & set(names)
