@@ -19,12 +19,20 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 SHAPE = {
-    **{"num_hidden_layers": 4, "hidden_size": 1024, "intermediate_size": 3072, "vocab_size": 151_936},
-    **{"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096},
+    "num_hidden_layers": 4,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "vocab_size": 151_936,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
 }
 PROMPT_LENS, CHUNK, NUM_STEPS, NUM_TOP = (7, 200, 2_500), 1_024, 4, 20
 MOST, MEAN = 0.3, 0.05
-"""Differences of logprobs by the rounding of bfloat16; logits have a standard deviation of 0.6. On a CPU they are half as large."""
+"""Differences of logprobs by the rounding of bfloat16; logits have a standard deviation of 0.6.
+
+On a CPU they are half as large."""
 
 
 def collect(runner: Runner, rows: list[Row]) -> list[tuple[Row, int, dict[int, float]]]:
