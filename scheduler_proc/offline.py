@@ -67,7 +67,7 @@ class OfflineEngine:
 
     @property
     def degraded(self) -> str:
-        """What is missing or slower than it should be; empty if nothing is."""
+        """Reports missing and slower parts, such as a kernel that plain torch replaces; empty if there are none."""
         return self._runner.degraded
 
     def generate(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Output]:

@@ -28,7 +28,7 @@ FACTS = ("counts_ptr", "floors_ptr", "maxima_ptr", "sums_ptr")
 """They are views of one tensor, so where they begin depends on the number of rows."""
 
 MAX_PARTS = 64
-"""Of a row, 262,144 tokens: the candidates of more do not fit into the registers of one program."""
+"""The parts of 262,144 tokens. The candidates of more parts do not fit into the registers of one program."""
 MAX_TRIES = tl.constexpr(24)
 """Pivots per part. Each halves the remaining range, so that floats of any size are told apart well enough."""
 

@@ -47,7 +47,7 @@ def test_an_empty_folder_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.timeout(120)
 def test_the_index_has_a_wheel_for_everything(tmp_path: Path) -> None:
-    """Of the image's glibc: a library whose wheels need a platform that is not named makes pip fetch nothing."""
+    """If a library has wheels only for platforms that `fetch` does not name, pip fetches nothing at all."""
     if not has_index(tmp_path):
         pytest.skip("needs a package index")
     assert main(["fetch", "--wheels", str(tmp_path)]) == 0

@@ -14,7 +14,7 @@ MAX_PREFILL_TOKENS = 4096
 """Larger steps compute longer than launching their operations one by one takes."""
 
 FEW_DECODE_ROWS = 32
-"""Up to so many, a mixed step takes as long as reading the weights; the largest D may take longer."""
+"""A mixed step with this D takes as long as reading the weights; the largest D may take longer."""
 
 PREFILL_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, MAX_PREFILL_TOKENS)
 

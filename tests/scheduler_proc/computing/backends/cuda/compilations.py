@@ -50,7 +50,7 @@ PARAMS = {
 
 
 class NamedTarget:
-    """A driver of Triton that only says which GPU there is."""
+    """A driver of Triton that only names the GPU."""
 
     def get_current_target(self) -> GPUTarget:
         return TARGET

@@ -60,7 +60,7 @@ def check_logits(
     model = build_checkpoint(path, "qwen3-gqa-tied", **shape)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.mul_(0.1 if weight.dim() > 1 else 1.0)  # as in trained models, which do not amplify rounding so much
+            weight.mul_(0.1 if weight.dim() > 1 else 1.0)  # trained models amplify rounding less
     model.to(torch.bfloat16).save_pretrained(path)
     model = model.to(device, torch.float32)
     sizes = {"device": device, "dtype": "bfloat16", "num_pages": 512, "max_num_seqs": 64}
