@@ -1,6 +1,7 @@
 """Needs a GPU: four layers of Qwen3-0.6B's shape in bfloat16 give the logits that transformers computes in float32."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,9 +55,7 @@ def collect(runner: Runner, rows: list[Row]) -> list[tuple[Row, int, dict[int, f
     return found
 
 
-def check_logits(
-    path: Path, device: str, shape: dict[str, object], prompt_lens: tuple[int, ...], **flags: object
-) -> None:
+def check_logits(path: Path, device: str, shape: dict[str, Any], prompt_lens: tuple[int, ...], **flags: object) -> None:
     model = build_checkpoint(path, "qwen3-gqa-tied", **shape)
     with torch.no_grad():
         for weight in model.parameters():
