@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
+from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.runtime import driver as active_driver
 
 from kernels.gpu.triton_kernels import load_triton_kernels
 from messages.columns import pack_float32, pack_int32
@@ -67,7 +68,7 @@ def main() -> None:
     seen: set[str] = set()
     new: list[str] = []
 
-    def note(*, repr: str, compile: dict[str, Any], **_: Any) -> bool:
+    def note(*, repr: str, compile: Any, **_: Any) -> bool:
         key = f"{repr} {compile['key']}"
         if key not in seen:
             new.append(repr)
@@ -75,8 +76,9 @@ def main() -> None:
         return True  # Triton compiles nothing then
 
     driver: Any = NamedTarget()
-    triton.runtime.driver.set_active(driver)
-    triton.knobs.runtime.jit_cache_hook = note
+    active_driver.set_active(driver)
+    settings: Any = knobs.runtime
+    settings.jit_cache_hook = note
     torch.empty, torch.empty_like = _of_zeros(torch.empty), _of_zeros(torch.empty_like)
     flags = {
         "max_num_seqs": MAX_ROWS,
