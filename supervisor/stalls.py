@@ -19,7 +19,7 @@ from messages.control.processes import (
     worker_number,
 )
 from messages.engines import SCHEDULER
-from messages.ring.uids import socket_of
+from messages.frontends import socket_of
 from supervisor.process_files import RunState
 
 DETOKENIZER = "detokenizer"
