@@ -30,7 +30,7 @@ class MemoryFiles:
         num_groups = len(read_nodes(allowed_cpus()))
         for group in range(num_groups):
             self._make(file_of_group(run_dir.weights_file, group))
-        # Of several nodes only a scheduler knows which is its own.
+        # With several NUMA nodes only a scheduler knows its own.
         self._num_weight_bytes = num_weight_bytes if num_groups == 1 else 0
         os.truncate(run_dir.weights_file, self._num_weight_bytes)
 

@@ -104,7 +104,7 @@ class Engine:
             return frame
         try:
             message = DECODERS[receiver].decode(memoryview(frame)[HEADER.size :])
-        except msgspec.DecodeError:  # for its receiver to tell
+        except msgspec.DecodeError:  # its receiver reports it
             return frame
         return frame[: HEADER.size] + self._encoder.encode(shift_stamps(message, by_ns))
 

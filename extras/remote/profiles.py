@@ -11,7 +11,7 @@ from runtime.profiling import ProcessProfile
 
 PART_BYTES = 256 * 1024
 MAX_TRACE_BYTES = 256 * 1024**2
-"""Of torch's trace: the proxy holds it in memory until it is whole."""
+"""The limit of torch's trace, which the proxy holds in memory until it is complete."""
 
 
 def read_part(directory: Path, question: FileQuestion, clock_ahead_ns: int) -> FilePart:

@@ -40,7 +40,7 @@ class JoinerActor:
     """Runs on the engine's node. Ray gets it as code, so the node needs this module only for `launch.py join`."""
 
     def run(self, arguments: list[str], key: bytes, root: str) -> str:
-        """Returns when the joiner has ended: its exit code and what it has said last."""
+        """Waits for the joiner's end; returns its exit code and its last output."""
         path = os.pathsep.join(filter(None, (root if Path(root).is_dir() else "", os.environ.get("PYTHONPATH", ""))))
         command = [sys.executable, "-P", "-m", "extras.remote.join", *arguments]
         # The key goes through a pipe, because a file would stay there when the node's processes are killed.

@@ -145,7 +145,7 @@ class JoinerChannel(Generic[T]):
         self.socket.connect(address)
 
     def send(self, message: Any) -> None:
-        """Queues `message`; it is dropped where the connection is lost, which `monitor` tells."""
+        """Queues `message`. It is dropped if the connection is lost, which `monitor` reports."""
         with contextlib.suppress(zmq.Again):
             self.socket.send_multipart(_parts_of(self._encoder.encode(message)), zmq.NOBLOCK)
 

@@ -75,7 +75,7 @@ def replay(options: argparse.Namespace) -> int:
     print(f"replaying {scope}, recorded {manifest.begun} by sluice {manifest.version}", file=sys.stderr, flush=True)
     try:
         ended = _play(options, recording)
-        # What has ended by itself counts also if the server then died: a wrong token may be why.
+        # Requests that ended normally count even if the server then died: a wrong token may be the cause.
         whole = [one for one in recording.attempts.values() if not ended or one.replayed.reason]
         is_same = manifest.is_redacted or _tell_difference(whole, manifest, flags)
         if ended:

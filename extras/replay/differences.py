@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from extras.replay.recording import Attempt
 
 LOGPROB_TOLERANCE = 1e-3
-"""Of rows in another batch: sums of many numbers round otherwise (float32; 16 bits are told of, not forgiven)."""
+"""Rows in another batch have sums that round differently (float32). The larger differences of 16 bits are reported."""
 
 
 FACTS = ("prompt", "text", "reason", "stop_reason", "error", "num_prompt_tokens")
-"""Of an `Outcome`."""
+"""Fields of `Outcome`."""
 
 
 class Difference(NamedTuple):

@@ -62,7 +62,7 @@ class ReplayDriver:
                 raise SluiceError(f"nothing has come for {STILL_S:g} s; request {uid}, attempt {attempt} has not ended")
 
     def _look_for_ends(self, server: StandIn | None) -> None:
-        """Ends what was ended by request, if there is a `server` to tell, and forgets what has ended."""
+        """Sends recorded ends of requests to the `server`, if there is one, and forgets requests that have ended."""
         for key, attempt in list(self._open.items()):
             has_come_so_far = len(attempt.replayed.tokens) >= attempt.num_tokens_before_end
             if attempt.replayed.reason:

@@ -34,7 +34,7 @@ class Outcome:
     text: str = ""
     logprobs: list[float] = field(default_factory=list[float])
     prompt: tuple[Any, ...] = ()
-    """What is told of the prompt: its text, ids and parameters."""
+    """The prompt's text, ids and parameters."""
     prompt_logprobs: list[float] = field(default_factory=list[float])
     reason: str = ""
     """Empty while it has not ended."""
@@ -57,7 +57,7 @@ class Outcome:
 
 
 class Row(NamedTuple):
-    """What a message says of one request: all of it or, of a step, one row. So many tokens have come with it."""
+    """The part of a message about one request: the whole message, or one row of a step. `num_tokens` came with it."""
 
     num_tokens: int
     message: Any
@@ -80,7 +80,7 @@ class Outcomes:
         self._find = find
 
     def collect(self, message: Any) -> None:
-        """Adds what `message`, of any process, says of requests."""
+        """Adds the requests' results in `message`, which may be from any process."""
         match message:
             case StepReplies():
                 self._collect_step(message)

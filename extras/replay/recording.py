@@ -38,8 +38,8 @@ MORE_TOKENS = 32
 class Attempt:
     """One attempt of a request. `outcome` is what was recorded of it, `replayed` what comes now.
 
-    `end` ends it: it is sent after as many tokens as in the recording where it was ended by request. What had not ended
-    there need not go on to its end, but far enough to meet again what may have killed its process.
+    `end` is sent after the same number of tokens as in the recording, if the request was ended by a message there. A
+    request that had not ended there only has to run long enough to reproduce the crash of its process.
     """
 
     key: Key
@@ -72,7 +72,7 @@ class Attempt:
 
     @property
     def engine(self) -> int:
-        """The number of its scheduler; what a detokenizer is told of a request does not say it."""
+        """The number of its scheduler; messages to a detokenizer do not contain it."""
         return getattr(self.opening, "engine", 1)
 
     @property
@@ -126,7 +126,7 @@ class Recording:
         self._set_num_engines(max(self.config.run.data_parallel, *engines))  # a command may have added some
 
     def place(self, num_engines: int) -> None:
-        """Has what was served by engines beyond `num_engines` served by those that there are, in turn."""
+        """Distributes the requests of engines beyond `num_engines` among the existing engines, in turn."""
         self._set_num_engines(num_engines)
         for attempt in self.attempts.values():
             if attempt.engine > num_engines:

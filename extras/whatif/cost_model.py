@@ -1,8 +1,8 @@
 """What a step takes: a model of its size, fitted to measured steps by non-negative least squares.
 
-A step of decode rows alone takes what its number of rows takes (linear between the numbers in `CostModel.knots`) and so
-much for each key that a row attends to. A step with prefill chunks takes so much by itself, for each decode row, key,
-chunk and token, and for each key that a token of a chunk attends to.
+The time of a step of decode rows alone depends on its number of rows (linear between the numbers in
+`CostModel.knots`), plus a time per key that a row attends to. The time of a step with prefill chunks is the sum of a
+constant and a time per decode row, key, chunk and token, and per key that a token of a chunk attends to.
 """
 
 from bisect import bisect_right

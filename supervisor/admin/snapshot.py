@@ -50,7 +50,7 @@ class Snapshot:
         self._group = group
         self._missing: list[str] = []
         self._asked: dict[str, Path] = {}
-        """Of the processes that were asked for their stacks, the file in which they will be."""
+        """The file in which each process that was asked for its stacks writes them, by name."""
         path.mkdir(mode=0o700, parents=True)
         self._write_manifest()
         self._write_json("processes.json", group.board.statuses())
@@ -115,7 +115,7 @@ class Snapshot:
         self._missing += [f"the stacks of {name}: none came within {STACKS_S:g} s" for name in self._asked]
 
     def _ask_joiners(self) -> Generator[float, None, None]:
-        """Has those of engines on other machines tell their stacks; what was written here are the proxies'."""
+        """Collects the stacks of engines on other machines; the files written here have those of their proxies."""
         names = [child.name for child in self._group if child.command.is_remote and self._group.is_up(child)]
         results = yield from _collected(self._group, names, ReadStacks(), STACKS_S)
         for name, result in results.items():

@@ -198,7 +198,7 @@ def _unreachable_text(wanted: WantedModel, reason: str) -> str:
   the hub        {constants.ENDPOINT}: {reason}
 What you can do
   - give a directory that holds config.json, tokenizer and weights: {flag} DIR
-  - where there is a network, run `hf download {name}{revision} --local-dir {name.split("/")[-1]}`, copy that
+  - on a machine with a network, run `hf download {name}{revision} --local-dir {name.split("/")[-1]}`, copy that
     directory here and give it ({flag} DIR); or copy that machine's cache here and point HF_HOME at it
   - set HF_ENDPOINT to a mirror or HTTPS_PROXY to a proxy that can be reached{last}"""
 
