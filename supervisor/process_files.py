@@ -1,4 +1,4 @@
-"""What the system shows of a process from outside, also of one that is stopped or hangs."""
+"""The system's information about a process from outside, even about one that is stopped or hangs."""
 
 import contextlib
 from pathlib import Path

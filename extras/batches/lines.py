@@ -11,7 +11,7 @@ from messages.errors import SluiceError
 from messages.ring.requests import YIELDING_PRIORITY
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
-"""What a line may ask for: endpoints that generate and take OpenAI's bodies."""
+"""The endpoints that a line may request: those that generate and take OpenAI's bodies."""
 
 REFUSED = {"stream": "stream_not_supported", "background": "background_not_supported"}
 """Switches that must be off, as a line has one result, with the codes of their errors."""
