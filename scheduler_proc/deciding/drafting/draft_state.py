@@ -71,17 +71,18 @@ class DraftState:
     """The speculation of one request. It outlives a preemption, except for the draft model's K and V.
 
     `rate` is the acceptance rate of the draft model's tokens, `forced_rate` that of tokens forced by the grammar.
-    No drafter is called while the request has fewer than `idle_until` tokens.
+    `search` belongs to the drafter, which is not called while the request has fewer than `idle_until` tokens.
 
     The draft model has K and V of the first `num_computed` tokens, then those of `unverified_ids`, some of which may
     have been rejected since. Only `draft_model.py` changes these two.
     """
 
-    __slots__ = ("forced_rate", "idle_until", "num_computed", "rate", "unverified_ids")
+    __slots__ = ("forced_rate", "idle_until", "num_computed", "rate", "search", "unverified_ids")
 
     def __init__(self) -> None:
         self.rate = AcceptanceRate()
         self.forced_rate = AcceptanceRate(FORCED)
+        self.search: object = None
         self.idle_until = 0
         self.num_computed = 0
         self.unverified_ids = NO_IDS

@@ -4,7 +4,6 @@ from array import array
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
-from weakref import WeakKeyDictionary
 
 from messages.columns import INT32
 from scheduler_proc.deciding.drafting.continuations import Continuation
@@ -12,7 +11,6 @@ from scheduler_proc.deciding.drafting.match_rates import CONTINUATION, KINDS, MI
 from scheduler_proc.deciding.drafting.ngrams import NgramMatch
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.running_request import Req
-from scheduler_proc.deciding.requests import PendingReq
 
 
 class Draft(NamedTuple):
@@ -39,7 +37,7 @@ class Drafter(Protocol):
 
 
 class _Search:
-    """The searches for one request's next tokens; they outlive a preemption.
+    """The searches for one request's next tokens.
 
     `match` is an earlier occurrence of its last tokens, `continuation` what followed them in other requests.
     """
@@ -62,12 +60,12 @@ class NgramDrafter:
         self._max_drafts = num_speculative_tokens
         self._cache = cache
         self._rates = MatchRates()
-        self._searches: WeakKeyDictionary[PendingReq, _Search] = WeakKeyDictionary()
 
     def propose(self, req: Req, max_tokens: int) -> Draft:
-        token_ids, search = req.token_ids, self._searches.get(req.pending)
-        if search is None:
-            search = self._searches[req.pending] = _Search(self._rates, self._cache)
+        token_ids, state = req.token_ids, req.pending.draft
+        search = state.search
+        if not isinstance(search, _Search):
+            search = state.search = _Search(self._rates, self._cache)
         match, continuation = search.match, search.continuation
         match.follow(token_ids)
         num_drafts = min(max_tokens, self._max_drafts)
@@ -79,5 +77,5 @@ class NgramDrafter:
         if match.place:
             return Draft(match.next_ids(token_ids, num_drafts), match.chances(num_drafts))
         if match.rates.chance(KINDS[MIN_LENGTH]) < SPARSE_CHANCE:
-            req.pending.draft.idle_until = len(token_ids) + SPARSE_TOKENS
+            state.idle_until = len(token_ids) + SPARSE_TOKENS
         return NO_DRAFT
