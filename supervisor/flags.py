@@ -108,11 +108,12 @@ def make_parser(names: Collection[str] | None = None) -> argparse.ArgumentParser
     Flags that are not given stay out of the result.
     """
     with_server, others = command_names()
+    other_commands = f"Others: launch.py {', '.join(others)}. " if others else ""
     parser = _Parser(
         prog="launch.py",
         description="Serves a language model over HTTP from separate processes.",
-        epilog=f"Commands for a running server: launch.py {', '.join(with_server)}. Others: launch.py "
-        f"{', '.join(others)}. Each has --help. All flags: launch.py --help-all.",
+        epilog=f"Commands for a running server: launch.py {', '.join(with_server)}. "
+        f"{other_commands}Each has --help. All flags: launch.py --help-all.",
         usage="launch.py [--model DIR] [flags], or launch.py COMMAND",
         add_help=False,
         allow_abbrev=False,
