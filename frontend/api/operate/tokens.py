@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from frontend.api.answers.chat_messages import MESSAGES_TEXT, Messages, make_chat_prompt
 from frontend.api.answers.tools import TOOLS_TEXT, check_tools
-from frontend.api.parameters.model_name import check_model
+from frontend.api.parameters.generation_body import check_model
 from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, Switch, TokenId
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import NameRules, UnknownFields
