@@ -10,7 +10,6 @@ from frontend.api.assembly import make_app, make_endpoints, make_metrics, make_w
 from frontend.api.operate.admin import AdminApi
 from frontend.api.operate.admin_routes import administering
 from frontend.api.operate.profile import ProfileApi
-from frontend.api.operate.state_files import StateFiles
 from frontend.drain import DrainWatch
 from frontend.extras import FrontendContext, make_parts
 from frontend.http.access import AccessRules
@@ -71,7 +70,7 @@ class Frontend:
             self.gauges,
         )
         watching = make_watching(self._service, self._streams, metrics, self.gauges)
-        link.register(WriteState, StateFiles(*watching).write)
+        link.register(WriteState, watching.write_files)
         endpoints = [
             *make_endpoints(self._service, self._streams, watching),
             *(endpoint for part in self._parts for endpoint in part.endpoints),
