@@ -23,8 +23,7 @@ from scheduler_proc.deciding.requests import Limits, PendingReq
 from scheduler_proc.deciding.results import Results
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder, Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
-from scheduler_proc.deciding.rows.finished_rows import refused_row
-from scheduler_proc.deciding.rows.openings import open_stream
+from scheduler_proc.deciding.rows.delivery import open_stream, refused_row
 from scheduler_proc.deciding.sampling.endings import ABORTED, STOP_STRING, Ending
 from scheduler_proc.deciding.sampling.grammars import COMPLETE, RequestGrammar
 from scheduler_proc.deciding.schedule_reports import ScheduleReports
@@ -42,7 +41,6 @@ class GrammarSource(Protocol):
 
     def start(self, pending: PendingReq) -> None:
         """Starts to compile it."""
-        ...
 
     def pop_built(self) -> list[tuple[PendingReq, RequestGrammar | ErrorInfo]]:
         """Returns the grammars that have been compiled since the last call, or the errors."""
