@@ -49,7 +49,6 @@ RULES = {
     "runtime/tokenizer_files.py": rule("runtime messages", "msgspec tokenizers transformers"),
     "runtime/grammars.py": rule("runtime messages", "msgspec llguidance"),
     "tokenizer_proc/grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
-    "tokenizer_proc/call_grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/marked_text.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/thoughts.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/structural_tags.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
@@ -171,7 +170,7 @@ LAYERS = {
         "tokenizer_proc/grammar_child.py tokenizer_proc/template_child.py",
         "tokenizer_proc/grammars.py tokenizer_proc/chat.py tokenizer_proc/child_process.py "
         "tokenizer_proc/parameter_texts.py",
-        "tokenizer_proc/call_grammars.py tokenizer_proc/thoughts.py tokenizer_proc/encoding.py "
+        "tokenizer_proc/thoughts.py tokenizer_proc/encoding.py "
         "tokenizer_proc/message_forms.py tokenizer_proc/template_sandbox.py",
         "tokenizer_proc/marked_text.py",
         "tokenizer_proc/structural_tags.py",
@@ -210,7 +209,6 @@ FUNCTION_LEVEL_IMPORTS = {
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
     ("runtime/grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/grammars.py", "llguidance"): "is needed from the first grammar on",
-    ("tokenizer_proc/call_grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/structural_tags.py", "llguidance"): "is needed from the first grammar on",
     ("runtime/tokenizer_files.py", "tokenizers"): "the scheduler imports this file, and needs none",
     ("runtime/tokenizer_files.py", "transformers"): "60 MB that a process with tokenizer.json saves",
