@@ -39,7 +39,6 @@ class PageMemory(Protocol):
 
     def damage(self, page: int) -> None:
         """Overwrites a part of K and V of a page (fault injection)."""
-        ...
 
 
 class Record(NamedTuple):
