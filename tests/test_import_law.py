@@ -355,7 +355,7 @@ def test_no_files_import_each_other_in_a_circle():
         ("frontend/api/anthropic/body.py", "frontend.api.openai.body"),
         ("frontend/api/generate/generate.py", "frontend.api.operate.health"),
         ("frontend/api/parameters/sampling.py", "frontend.api.answers.tools"),
-        ("frontend/recovery/quarantine.py", "frontend.metrics.workers"),
+        ("frontend/recovery/quarantine.py", "frontend.metrics.distribution"),
         ("supervisor/lifecycle.py", "supervisor.admin.tasks"),
         ("scheduler_proc/deciding/pages/block_allocator.py", "scheduler_proc.deciding.rows.decode_rows"),
         ("scheduler_proc/deciding/drafting/draft_state.py", "scheduler_proc.deciding.requests"),
