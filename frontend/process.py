@@ -7,9 +7,7 @@ import socket
 import time
 
 from frontend.api.assembly import make_app, make_endpoints, make_metrics, make_watching
-from frontend.api.operate.admin import AdminApi
-from frontend.api.operate.admin_routes import administering
-from frontend.api.operate.profile import ProfileApi
+from frontend.api.operate.admin import AdminApi, administering
 from frontend.drain import DrainWatch
 from frontend.extras import FrontendContext, make_parts
 from frontend.http.access import AccessRules
@@ -74,7 +72,7 @@ class Frontend:
         endpoints = [
             *make_endpoints(self._service, self._streams, watching),
             *(endpoint for part in self._parts for endpoint in part.endpoints),
-            *administering(AdminApi(self._launcher), ProfileApi(self._launcher, link.config.http.port)),
+            *administering(AdminApi(self._launcher, link.config.http.port)),
         ]
         for part in self._parts:
             part.begin(endpoints)
