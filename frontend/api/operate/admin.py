@@ -104,7 +104,7 @@ class AdminApi:
 
     async def processes(self, request: Request) -> JsonReply:
         """Returns every process with its state, CPU and memory, as `launch.py ps` shows them."""
-        result = await ask(self._launcher, ListProcesses(), ANSWER_TIMEOUT_S)
+        result = await self._ask(ListProcesses(), ANSWER_TIMEOUT_S)
         assert isinstance(result, ProcessList)
         return JsonReply(ProcessesReply(result.processes, result.scaling))
 
@@ -117,7 +117,7 @@ class AdminApi:
         name = request.path_params["process"]
         is_for_all = request.query_params.get("all", "false").lower() in ("true", "1")
         command = RestartProcess(name, _timeout_s(request.query_params.get("timeout_s")), is_for_all)
-        result = await ask(self._launcher, command, RESTART_TIMEOUT_S, until_progress=kind_of(name) == "frontend")
+        result = await self._ask(command, RESTART_TIMEOUT_S, until_progress=kind_of(name) == "frontend")
         assert isinstance(result, Done | Progress)
         return JsonReply(
             RestartReply(done=result.text) if isinstance(result, Done) else RestartReply(begun=result.text)
@@ -125,7 +125,7 @@ class AdminApi:
 
     async def snapshot(self, request: Request) -> JsonReply:
         """Writes a snapshot of the server's state to a directory on its machine."""
-        result = await ask(self._launcher, TakeSnapshot(), SNAPSHOT_TIMEOUT_S)
+        result = await self._ask(TakeSnapshot(), SNAPSHOT_TIMEOUT_S)
         assert isinstance(result, Done)
         return JsonReply(SnapshotReply(result.text))
 
@@ -157,13 +157,23 @@ class AdminApi:
 
     async def _instruct(self, command: ProcessCommand) -> dict[str, str]:
         """Returns the answers of the processes that carried out `command`. Raises `RequestError` if none did."""
-        result = await ask(self._launcher, InstructProcesses((), command, PROFILE_TIMEOUT_S), PROFILE_TIMEOUT_S)
+        result = await self._ask(InstructProcesses((), command, PROFILE_TIMEOUT_S), PROFILE_TIMEOUT_S)
         assert isinstance(result, ProcessResults)
         texts = {name: one.text for name, one in result.results.items() if isinstance(one, Acknowledged)}
         if not texts:
             reasons = [f"{name}: {one.message}" for name, one in result.results.items() if isinstance(one, Failed)]
             raise RequestError(ErrorInfo(409, "; ".join(reasons), "command_error", code="failed"))
         return texts
+
+    async def _ask(self, command: AdminCommand, timeout_s: float, *, until_progress: bool = False) -> Result:
+        """Returns the result of `command`, with `until_progress` its first progress.
+
+        Raises `RequestError` if it failed.
+        """
+        result = await self._launcher.ask(command, timeout_s, until_progress=until_progress)
+        if isinstance(result, Failed):
+            raise RequestError(ErrorInfo(STATUSES[result.reason], result.message, "command_error", code=result.reason))
+        return result
 
 
 def _timeout_s(text: str | None) -> float | None:
@@ -174,14 +184,6 @@ def _timeout_s(text: str | None) -> float | None:
     if not 0 <= value < float("inf"):
         raise bad_request(f"timeout_s must be a number of seconds, got {text[:60]!r}", "timeout_s")
     return value
-
-
-async def ask(launcher: Launcher, command: AdminCommand, timeout_s: float, *, until_progress: bool = False) -> Result:
-    """Returns the result of `command`, with `until_progress` its first progress. Raises `RequestError` if it failed."""
-    result = await launcher.ask(command, timeout_s, until_progress=until_progress)
-    if isinstance(result, Failed):
-        raise RequestError(ErrorInfo(STATUSES[result.reason], result.message, "command_error", code=result.reason))
-    return result
 
 
 def _new_file(prefix: str) -> Path:
