@@ -225,7 +225,8 @@ def _make_dry(fields: SamplingFields) -> Dry | None:
         return None
     given = {name: getattr(fields, f"dry_{name}") for name in DRY_DEFAULTS}
     values = DRY_DEFAULTS | {name: value for name, value in given.items() if value is not None}
-    return Dry(fields.dry_multiplier, **values | {"sequence_breakers": tuple(values["sequence_breakers"])})
+    values["sequence_breakers"] = tuple(values["sequence_breakers"])
+    return Dry(fields.dry_multiplier, **values)
 
 
 def _check_texts(fields: SamplingFields, stop: Iterable[str], biased: Iterable[str]) -> None:
