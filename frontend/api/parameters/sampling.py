@@ -73,7 +73,7 @@ log = logging.getLogger("sluice.frontend")
 class SamplingFields(GrammarFields, frozen=True, kw_only=True):
     """The sampling fields of every endpoint that generates. `None` (absent or null) means the default.
 
-    A struct has one base, so these extend the grammar's. Those of DRY have llama.cpp's names.
+    A struct has one base, so these extend the grammar's. The DRY fields have llama.cpp's names.
     """
 
     dry_multiplier: Annotated[DryMultiplier | None, Meta(description="a number in [0, 100], 0 for no penalty")] = None
