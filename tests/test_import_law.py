@@ -155,6 +155,7 @@ LAYERS = {
     ),
     "runtime": (
         "runtime/process.py",
+        "runtime/extras.py",
         "runtime/black_box runtime/lifeline.py runtime/logs.py runtime/profiling.py runtime/stacks.py",
         "runtime/run_dir.py runtime/grammars.py runtime/chat_files.py runtime/prefetch.py",
         "runtime/own_directory.py runtime/tokenizer_files.py",

@@ -63,6 +63,7 @@ def test_fields_of_tools_that_are_not_known_go_to_the_template(reader: FrontendR
         assert message.chat is not None
         assert json.loads(message.chat.template_kwargs)["tools"] == given
         reader.send(final(message, "", finish_reason="stop"))
+        call.json()
 
 
 def test_the_template_gets_the_tools_and_the_text_keeps_its_marks(reader: FrontendRun):
