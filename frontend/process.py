@@ -7,10 +7,7 @@ import socket
 import time
 
 from frontend.api.assembly import make_app, make_endpoints, make_metrics, make_watching
-from frontend.api.operate.admin import AdminApi
-from frontend.api.operate.admin_routes import administering
-from frontend.api.operate.profile import ProfileApi
-from frontend.api.operate.state_files import StateFiles
+from frontend.api.operate.admin import AdminApi, administering
 from frontend.drain import DrainWatch
 from frontend.extras import FrontendContext, make_parts
 from frontend.http.access import AccessRules
@@ -71,11 +68,11 @@ class Frontend:
             self.gauges,
         )
         watching = make_watching(self._service, self._streams, metrics, self.gauges)
-        link.register(WriteState, StateFiles(*watching).write)
+        link.register(WriteState, watching.write_files)
         endpoints = [
             *make_endpoints(self._service, self._streams, watching),
             *(endpoint for part in self._parts for endpoint in part.endpoints),
-            *administering(AdminApi(self._launcher), ProfileApi(self._launcher, link.config.http.port)),
+            *administering(AdminApi(self._launcher, link.config.http.port)),
         ]
         for part in self._parts:
             part.begin(endpoints)

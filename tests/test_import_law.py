@@ -49,7 +49,6 @@ RULES = {
     "runtime/tokenizer_files.py": rule("runtime messages", "msgspec tokenizers transformers"),
     "runtime/grammars.py": rule("runtime messages", "msgspec llguidance"),
     "tokenizer_proc/grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
-    "tokenizer_proc/call_grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/marked_text.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/thoughts.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/structural_tags.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
@@ -172,7 +171,7 @@ LAYERS = {
         "tokenizer_proc/grammar_child.py tokenizer_proc/template_child.py",
         "tokenizer_proc/grammars.py tokenizer_proc/chat.py tokenizer_proc/child_process.py "
         "tokenizer_proc/parameter_texts.py",
-        "tokenizer_proc/call_grammars.py tokenizer_proc/thoughts.py tokenizer_proc/encoding.py "
+        "tokenizer_proc/thoughts.py tokenizer_proc/encoding.py "
         "tokenizer_proc/message_forms.py tokenizer_proc/template_sandbox.py",
         "tokenizer_proc/marked_text.py",
         "tokenizer_proc/structural_tags.py",
@@ -211,7 +210,6 @@ FUNCTION_LEVEL_IMPORTS = {
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
     ("runtime/grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/grammars.py", "llguidance"): "is needed from the first grammar on",
-    ("tokenizer_proc/call_grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/structural_tags.py", "llguidance"): "is needed from the first grammar on",
     ("runtime/tokenizer_files.py", "tokenizers"): "the scheduler imports this file, and needs none",
     ("runtime/tokenizer_files.py", "transformers"): "60 MB that a process with tokenizer.json saves",
@@ -358,7 +356,7 @@ def test_no_files_import_each_other_in_a_circle():
         ("frontend/api/anthropic/body.py", "frontend.api.openai.body"),
         ("frontend/api/generate/generate.py", "frontend.api.operate.health"),
         ("frontend/api/parameters/sampling.py", "frontend.api.answers.tools"),
-        ("frontend/recovery/quarantine.py", "frontend.metrics.workers"),
+        ("frontend/recovery/quarantine.py", "frontend.metrics.distribution"),
         ("supervisor/lifecycle.py", "supervisor.admin.tasks"),
         ("scheduler_proc/deciding/pages/block_allocator.py", "scheduler_proc.deciding.rows.decode_rows"),
         ("scheduler_proc/deciding/drafting/draft_state.py", "scheduler_proc.deciding.requests"),

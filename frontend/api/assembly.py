@@ -1,7 +1,6 @@
 """How the parts of the HTTP side fit together: the endpoints on their APIs, behind keys and the rules for web pages."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
@@ -14,13 +13,12 @@ from frontend.api.openai.chat import ChatApi
 from frontend.api.openai.completions import CompletionApi
 from frontend.api.operate.aborts import AbortApi
 from frontend.api.operate.cache import CacheApi
-from frontend.api.operate.cache_view import CacheViewApi
 from frontend.api.operate.health import HealthApi
 from frontend.api.operate.info import InfoApi, find_version
-from frontend.api.operate.load import LoadApi
 from frontend.api.operate.metrics import MetricsApi
 from frontend.api.operate.requests import RequestsApi
 from frontend.api.operate.tokens import TokensApi
+from frontend.api.operate.watching import Watching
 from frontend.api.responses.endpoints import ResponsesApi
 from frontend.api.responses.routes import responding
 from frontend.http.access import AccessRules
@@ -53,14 +51,6 @@ def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) ->
     return rules.with_cors(app)
 
 
-class Watching(NamedTuple):
-    """The endpoints that report the server's state, over HTTP and in snapshots."""
-
-    health: HealthApi
-    requests: RequestsApi
-    metrics: MetricsApi
-
-
 def make_watching(
     service: Service, streams: OpenStreams, metrics: MetricsApi, gauges: Callable[[], dict[str, float]]
 ) -> Watching:
@@ -82,10 +72,9 @@ def make_endpoints(service: Service, streams: OpenStreams, watching: Watching) -
         *messaging(MessagesApi(service, streams, unknown, conversations)),
         *routes.models(InfoApi(service.config, service.processes)),
         *routes.tokens(TokensApi(service, unknown)),
-        *routes.watching(watching.health, LoadApi(service), watching.metrics),
-        *routes.tracing(watching.requests),
-        *routes.caching(CacheViewApi(service, watching.requests, unknown)),
-        *routes.steering(AbortApi(service, unknown), CacheApi(service, unknown)),
+        *routes.watching(watching.health, watching.metrics),
+        *routes.tracing(watching.requests, AbortApi(service, unknown)),
+        *routes.caching(CacheApi(service, watching.requests, unknown)),
     ]
 
 

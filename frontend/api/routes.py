@@ -13,18 +13,18 @@ from frontend.api.openai.chat_reply import ChatChunk, ChatCompletion
 from frontend.api.openai.completion_reply import Completion
 from frontend.api.openai.completions import CompletionApi, CompletionBody
 from frontend.api.operate.aborts import AbortApi, AbortBody, AbortReply
-from frontend.api.operate.cache import CacheApi, FlushBody, FlushReply
-from frontend.api.operate.cache_view import (
+from frontend.api.operate.cache import (
     MAX_ENGINES,
     MAX_NODES,
+    CacheApi,
     CacheTreeReply,
-    CacheViewApi,
     ExplainBody,
     ExplainReply,
+    FlushBody,
+    FlushReply,
 )
-from frontend.api.operate.health import MAX_PROBE_TIMEOUT_S, Health, HealthApi, ProbeReply
+from frontend.api.operate.health import MAX_PROBE_TIMEOUT_S, Health, HealthApi, LoadReply, ProbeReply
 from frontend.api.operate.info import InfoApi, ModelCard, ModelList, ServerInfo, VersionReply
-from frontend.api.operate.load import LoadApi, LoadReply
 from frontend.api.operate.metrics import MetricsApi
 from frontend.api.operate.request_view import RequestState
 from frontend.api.operate.requests import MAX_LIMIT, RequestReply, RequestsApi, RequestsReply
@@ -170,7 +170,7 @@ def models(info: InfoApi) -> list[Endpoint]:
     ]
 
 
-def watching(health: HealthApi, load: LoadApi, metrics: MetricsApi) -> list[Endpoint]:
+def watching(health: HealthApi, metrics: MetricsApi) -> list[Endpoint]:
     """Returns the endpoints that report the state of the server."""
     probe, ping = "Generate one token through the ring", "200 if `/health` is 200"
     return [
@@ -188,13 +188,13 @@ def watching(health: HealthApi, load: LoadApi, metrics: MetricsApi) -> list[Endp
         ),
         Endpoint("/health/generate", health.generate, probe, ProbeReply, parameters=(PROBE_TIMEOUT,)),
         Endpoint("/ping", health.ping, ping, dict[str, Any], access="public", is_polled=True),
-        Endpoint("/load", load.load, "The current load", LoadReply),
+        Endpoint("/load", health.load, "The current load", LoadReply),
         Endpoint("/metrics", metrics.metrics, "Metrics for Prometheus", is_polled=True),
     ]
 
 
-def tracing(requests: RequestsApi) -> list[Endpoint]:
-    """Returns the endpoints that show the progress of requests."""
+def tracing(requests: RequestsApi, aborts: AbortApi) -> list[Endpoint]:
+    """Returns the endpoints that show the progress of requests, and abort them."""
     return [
         Endpoint(
             "/requests",
@@ -212,11 +212,19 @@ def tracing(requests: RequestsApi) -> list[Endpoint]:
             errors=(404,),
             parameters=(REQUEST_NAME,),
         ),
+        _POST(
+            "/abort_request",
+            aborts.abort_request,
+            "Abort running requests; their clients get the partial output",
+            AbortReply,
+            body=AbortBody,
+            examples={"one": {"request_id": "my-request"}, "all": {"all": True}},
+        ),
     ]
 
 
-def caching(api: CacheViewApi) -> list[Endpoint]:
-    """Returns the endpoints that show the prefix cache, only to the operator: they reveal tokens of other clients."""
+def caching(api: CacheApi) -> list[Endpoint]:
+    """Returns the endpoints of the prefix cache. Only the operator sees it: it reveals tokens of other clients."""
     nodes = "The largest nodes of the prefix cache's radix tree"
     return [
         _CACHE(
@@ -229,23 +237,9 @@ def caching(api: CacheViewApi) -> list[Endpoint]:
             examples={"text": {"prompt": PROMPT}, "chat": {"messages": MESSAGES, "cache_salt": "tenant-1"}},
         ),
         _CACHE("/cache/tree", api.tree, nodes, CacheTreeReply, parameters=TREE_QUERY),
-    ]
-
-
-def steering(aborts: AbortApi, cache: CacheApi) -> list[Endpoint]:
-    """Returns the endpoints that change what the server does."""
-    return [
-        _POST(
-            "/abort_request",
-            aborts.abort_request,
-            "Abort running requests; their clients get the partial output",
-            AbortReply,
-            body=AbortBody,
-            examples={"one": {"request_id": "my-request"}, "all": {"all": True}},
-        ),
         _POST(
             "/flush_cache",
-            cache.flush,
+            api.flush,
             "Empty the prefix cache",
             FlushReply,
             body=FlushBody,

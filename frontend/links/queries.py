@@ -4,6 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from frontend.errors import UnavailableError
 from frontend.links.processes import ProcessView
 from frontend.links.ring import Ring
@@ -39,9 +41,9 @@ class Queries:
     def __len__(self) -> int:
         return len(self._pending) + self._num_waiting
 
-    async def encode(self, make: Callable[[int], EncodeMsg]) -> EncodeReply:
-        """Returns the token ids for the question that `make` returns for a uid. Raises `RequestError`."""
-        answer = await self._ask(make(self._next_uid()))
+    async def encode(self, question: EncodeMsg) -> EncodeReply:
+        """Returns the token ids for `question`, which gets a uid here. Raises `RequestError`."""
+        answer = await self._ask(msgspec.structs.replace(question, uid=self._next_uid()))
         assert isinstance(answer, EncodeReply)
         if answer.error is not None:
             raise RequestError(answer.error)

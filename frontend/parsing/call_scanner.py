@@ -1,6 +1,6 @@
 """Parses text that should contain tool calls as it arrives; text that turns out not to be a call is returned."""
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from typing import NamedTuple
 
 from frontend.parsing.deltas import Deltas
@@ -35,8 +35,10 @@ class CallScanner:
 
     separators = SPACE + ",;"
 
-    def __init__(self, deltas: Deltas, opening: str):
+    def __init__(self, deltas: Deltas, opening: str, known_names: Collection[str] | None = None):
         self._deltas = deltas
+        self._known_names = known_names
+        """If given, a call with another name is not a call: no mark distinguishes calls from other text."""
         self._text = opening
         self._place = len(opening)
         self._shown_from = 0
@@ -113,6 +115,15 @@ class CallScanner:
             self._shown_from = self._place
         elif not self._deltas.is_streamed:
             raise NotACallError
+
+    def _add_call(self, name: str, arguments: str) -> None:
+        """Adds a whole call. Raises `NotACallError` if its arguments are malformed and have not been shown."""
+        self._begin_call(name)
+        self._add_arguments(arguments)
+        self._end_call()
+
+    def _is_known(self, name: str | None) -> bool:
+        return self._known_names is None or name is None or name in self._known_names
 
     def _leave_call(self) -> None:
         """Ends the text of the call, after its arguments."""

@@ -36,10 +36,9 @@ class JsonCalls(CallScanner):
         arguments_keys: Collection[str],
         known_names: Collection[str] | None,
     ):
-        super().__init__(deltas, opening)
+        super().__init__(deltas, opening, known_names)
         self._name_key = name_key
         self._arguments_keys = arguments_keys
-        self._known_names = known_names
 
     def _read(self) -> Steps:
         while True:
@@ -72,12 +71,10 @@ class JsonCalls(CallScanner):
             return
         if name is None or arguments is None or not self._deltas.accepts(name, arguments):
             raise NotACallError
-        self._begin_call(name)
-        self._add_arguments(arguments)
-        self._end_call()
+        self._add_call(name, arguments)
 
     def _checked_name(self, name: str) -> str:
-        if not name or (self._known_names is not None and name not in self._known_names):
+        if not name or not self._is_known(name):
             raise NotACallError
         return name
 
@@ -185,7 +182,5 @@ class JsonArguments(JsonCalls):
         rest = super().finish(is_cut=is_cut)
         if is_cut or self.has_call or self._text[self._num_opening :].strip():
             return rest
-        self._begin_call(self._name)
-        self._add_arguments(NO_ARGUMENTS)
-        self._end_call()
+        self._add_call(self._name, NO_ARGUMENTS)
         return ""

@@ -3,12 +3,10 @@
 import ast
 import re
 import warnings
-from collections.abc import Collection
 from typing import Any
 
 from frontend.parsing.argument_json import write_arguments
 from frontend.parsing.call_scanner import SPACE, CallScanner, NotACallError, Steps
-from frontend.parsing.deltas import Deltas
 
 NAME_CHARACTER = re.compile(r"[\w.]")
 STRUCTURE = re.compile(r"""[()\[\]{}"']""")
@@ -16,13 +14,9 @@ JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
 class PythonicCalls(CallScanner):
-    """With `known_names`, another name is not a call: no mark distinguishes calls from a list."""
+    """A list of calls of functions with literals as arguments."""
 
     separators = SPACE + ",;[]"
-
-    def __init__(self, deltas: Deltas, opening: str, known_names: Collection[str] | None):
-        super().__init__(deltas, opening)
-        self._known_names = known_names
 
     def _read(self) -> Steps:
         while True:
@@ -33,14 +27,11 @@ class PythonicCalls(CallScanner):
                 self._place += 1
                 yield from self._wait()
                 character = self._text[self._place]
-            if character != "(" or not name or (self._known_names is not None and name not in self._known_names):
+            if character != "(" or not name or not self._is_known(name):
                 raise NotACallError
             pieces: list[str] = []
             yield from self._pass_parentheses(pieces)
-            arguments = _to_json("".join(pieces))
-            self._begin_call(name)
-            self._add_arguments(arguments)
-            self._end_call()
+            self._add_call(name, _to_json("".join(pieces)))
             self._leave_call()
 
     def _pass_parentheses(self, pieces: list[str]) -> Steps:

@@ -32,10 +32,7 @@ class WholeRule(msgspec.Struct, frozen=True):
 
 
 class WholeCalls(CallScanner):
-    """`captures`: the named groups of the opening mark. `tools`: the schema of each tool's parameters, by tool name.
-
-    With `known_names`, a call with another name is not a call.
-    """
+    """`captures`: the named groups of the opening mark. `tools`: the schema of each tool's parameters, by tool name."""
 
     def __init__(
         self,
@@ -46,11 +43,10 @@ class WholeCalls(CallScanner):
         tools: Mapping[str, Any],
         known_names: Collection[str] | None,
     ):
-        super().__init__(deltas, opening)
+        super().__init__(deltas, opening, known_names)
         self._rule = rule
         self._captures = captures
         self._tools = tools
-        self._known_names = known_names
         self._num_opening = len(opening)
 
     def _read(self) -> Steps:
@@ -74,13 +70,8 @@ class WholeCalls(CallScanner):
         if not calls:
             return text
         for name, arguments in calls:
-            self._begin_call(name)
-            self._add_arguments(arguments)
-            self._end_call()
+            self._add_call(name, arguments)
         return ""
-
-    def _is_known(self, name: str | None) -> bool:
-        return self._known_names is None or name is None or name in self._known_names
 
     def _read_one(self, call: Any) -> tuple[str, str]:
         """Returns name and arguments. Raises an exception if `call` is not a call."""

@@ -10,8 +10,7 @@ import msgspec
 from frontend.errors import internal_error
 from frontend.links.processes import ProcessView
 from frontend.links.ring import Ring
-from frontend.recovery.quarantine import NUM_DEATHS_REFUSED, Quarantine
-from frontend.recovery.release import may_release_suspect
+from frontend.recovery.quarantine import NUM_DEATHS_REFUSED, Quarantine, may_release_suspect
 from frontend.recovery.sequence_tracker import SequenceTracker
 from frontend.requests.generation import Generation
 from frontend.requests.registry import Registry

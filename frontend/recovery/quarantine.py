@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+from frontend.links.processes import ProcessView
 from frontend.requests.generation import Generation
+from messages.engines import SCHEDULER
 
 NUM_DEATHS_SUSPECT = 2
 NUM_DEATHS_REFUSED = 3
@@ -81,3 +83,18 @@ class Quarantine:
             suspect = self._held.pop(next(iter(self._held)))
             self._running = suspect if suspect.final is None else None
         return self._running
+
+
+def may_release_suspect(processes: ProcessView, own_block: int) -> bool:
+    """True if the frontend with this block of uids is the first of those that have suspects.
+
+    False for every frontend until all have processed the latest death of a scheduler.
+    """
+    schedulers = processes.serving_of(SCHEDULER)
+    for other in processes.other_fronts(own_block):
+        report = other.frontend
+        if not report or not schedulers or report.schedulers_seen != schedulers:
+            return False
+        if report.num_suspects and other.uid_block < own_block:
+            return False
+    return True

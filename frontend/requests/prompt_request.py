@@ -23,15 +23,8 @@ class PromptRequest(NamedTuple):
 
     def messages(self, received_ns: int) -> Iterator[TokenizeMsg]:
         """Yields one message per choice, without a uid."""
-        first = self._first(received_ns)
-        yield first
-        for index in range(1, self.num_choices):
-            params = msgspec.structs.replace(self.params, seed=nth_seed(self.params.seed, index))
-            yield msgspec.structs.replace(first, sampling_params=params)
-
-    def _first(self, received_ns: int) -> TokenizeMsg:
         prompt = self.prompt
-        return TokenizeMsg(
+        first = TokenizeMsg(
             uid=0,
             attempt=0,
             prompt_text=prompt if isinstance(prompt, str) else None,
@@ -42,6 +35,10 @@ class PromptRequest(NamedTuple):
             add_special_tokens=self.add_special_tokens,
             truncation=self.truncation,
         )
+        yield first
+        for index in range(1, self.num_choices):
+            params = msgspec.structs.replace(self.params, seed=nth_seed(self.params.seed, index))
+            yield msgspec.structs.replace(first, sampling_params=params)
 
 
 def join_choices(messages: Sequence[TokenizeMsg]) -> TokenizeMsg:

@@ -48,7 +48,6 @@ class Device(Protocol):
 
     def will_write(self, pages: Sequence[int]) -> None:
         """Called before something other than a step writes these pages of the cache."""
-        ...
 
 
 class ForwardPasses(Protocol):

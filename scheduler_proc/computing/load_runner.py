@@ -142,16 +142,13 @@ class LoadedModel:
         return dataclasses.replace(self, is_warm=True)
 
 
-def load_runner(
-    config: Config, report: Report, engine: int = 1, kv_file: Path | None = None, weights_file: Path | None = None
-) -> Runner:
+def load_runner(config: Config, report: Report, kv_file: Path | None = None) -> Runner:
     """Returns a runner that is ready for its first step; calls `report` with each phase of loading.
 
-    With several schedulers, number `engine` takes its share of the machine (`--data-parallel`). The files are in memory
-    and outlive this process; they are used on a CPU. Raises `BootError` for a model that is not supported, weights that
-    do not fit it, and memory, cores or GPUs that do not suffice.
+    `kv_file` is in memory and outlives this process; it is used on a CPU. Raises `BootError` for a model that is not
+    supported, weights that do not fit it, and memory, cores or GPUs that do not suffice.
     """
-    return load_model(config, report, engine, weights_file).make_runner(report, kv_file)
+    return load_model(config, report).make_runner(report, kv_file)
 
 
 def load_model(

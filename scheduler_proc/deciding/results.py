@@ -14,8 +14,7 @@ from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.requests import FollowedGrammar, PendingReq, State
 from scheduler_proc.deciding.row_results import RowResult, split_result
-from scheduler_proc.deciding.rows.delivery import Delivery
-from scheduler_proc.deciding.rows.finished_rows import finished_row, no_token
+from scheduler_proc.deciding.rows.delivery import Delivery, finished_row, no_token
 from scheduler_proc.deciding.sampling.endings import NOT_FINITE, Ending, find_ending
 from scheduler_proc.deciding.sampling.logprob_columns import cut
 from scheduler_proc.deciding.stages import Stages

@@ -22,8 +22,7 @@ from scheduler_proc.deciding.requests import FollowedGrammar, Limits, PendingReq
 from scheduler_proc.deciding.results import Results
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder, Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
-from scheduler_proc.deciding.rows.finished_rows import refused_row
-from scheduler_proc.deciding.rows.openings import open_stream
+from scheduler_proc.deciding.rows.delivery import open_stream, refused_row
 from scheduler_proc.deciding.sampling.endings import ABORTED, COMPLETE, STOP_STRING, Ending
 from scheduler_proc.deciding.schedule_reports import ScheduleReports
 from scheduler_proc.deciding.stages import Stages
@@ -40,7 +39,6 @@ class GrammarSource(Protocol):
 
     def start(self, pending: PendingReq) -> None:
         """Starts to compile it."""
-        ...
 
     def pop_built(self) -> Sequence[tuple[PendingReq, FollowedGrammar | ErrorInfo]]:
         """Returns the grammars that have been compiled since the last call, or the errors."""

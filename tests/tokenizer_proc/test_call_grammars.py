@@ -8,7 +8,7 @@ from llguidance import LLMatcher
 
 from messages.ring.requests import CallGrammar
 from runtime.grammars import GrammarCompiler
-from tokenizer_proc.call_grammars import call_grammar
+from tokenizer_proc.grammars import call_grammar
 
 MODEL_DIR = Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2"
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}

@@ -12,8 +12,7 @@ from pydantic import BaseModel, Field
 
 from messages.ring.requests import CallGrammar
 from runtime.grammars import GrammarCompiler, GrammarError
-from tokenizer_proc.call_grammars import call_grammar
-from tokenizer_proc.grammars import lark_grammar, schema_grammar
+from tokenizer_proc.grammars import call_grammar, lark_grammar, schema_grammar
 from tokenizer_proc.structural_tags import structural_tag_grammar
 
 MODEL_DIR = Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2"

@@ -100,9 +100,7 @@ class Conversations:
     async def count(self, conversation: Conversation) -> InputTokens:
         """Returns the number of tokens in the prompt. Raises `RequestError`."""
         prompt = self.prompt(conversation)
-        answer = await self._service.queries.encode(
-            lambda uid: EncodeMsg(uid, None, prompt, conversation.add_special_tokens)
-        )
+        answer = await self._service.queries.encode(EncodeMsg(0, None, prompt, conversation.add_special_tokens))
         return InputTokens(num_int32(answer.token_ids))
 
     def prompt(self, conversation: Conversation) -> ChatPrompt:

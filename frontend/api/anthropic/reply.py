@@ -1,12 +1,12 @@
 """The replies of `/v1/messages`: the whole message, and the events of a stream."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
 
-from frontend.api.answers.answer_blocks import AnswerBlocks, Block, BlockEnd, BlockEvent, BlockText, NewBlock
+from frontend.api.answers.answer_blocks import AnswerBlocks, Block, BlockEnd, BlockEvent, BlockKind, BlockText, NewBlock
 from frontend.api.anthropic.errors import anthropic_error
 from frontend.http import sse
 from frontend.http.stream import EventWriter
@@ -82,6 +82,13 @@ class InputDelta(msgspec.Struct, frozen=True, tag_field="type", tag="input_json_
     partial_json: str
 
 
+DELTAS: dict[BlockKind, Callable[[str], TextDelta | ThinkingDelta | InputDelta]] = {
+    "text": TextDelta,
+    "reasoning": ThinkingDelta,
+    "call": InputDelta,
+}
+
+
 class BlockDelta(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_delta"):
     index: int
     delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
@@ -110,9 +117,7 @@ class Ping(msgspec.Struct, frozen=True, tag_field="type", tag="ping"):
 
 
 Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | Ping
-EVENTS: tuple[type[msgspec.Struct], ...] = (
-    *(MessageStart, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop, Ping),
-)
+EVENTS: tuple[type[msgspec.Struct], ...] = get_args(Event)
 
 
 class MessageAnswer(msgspec.Struct, frozen=True):
@@ -125,13 +130,8 @@ class MessageAnswer(msgspec.Struct, frozen=True):
     def whole(self) -> MessageReply:
         """Parses the choice, which has ended, and returns the message."""
         final = self.blocks.read_whole()
-        stop = self.stop(final)
-        return self._reply(
-            [_block(block, block.text) for block in self.blocks.blocks],
-            final.usage,
-            stop_reason=stop.stop_reason,
-            stop_sequence=stop.stop_sequence,
-        )
+        content = [_block(block, block.text) for block in self.blocks.blocks]
+        return self._reply(content, final.usage, **msgspec.structs.asdict(self.stop(final)))
 
     def begun(self) -> MessageReply:
         """Returns the message before its first block."""
@@ -219,21 +219,11 @@ class MessageEvents(EventWriter):
                 case NewBlock(block):
                     yield _frame(BlockStart(index, _block(block, "")))
                 case BlockText(block, text):
-                    yield _frame(BlockDelta(index, _delta(block, text)))
+                    yield _frame(BlockDelta(index, DELTAS[block.kind](text)))
                 case BlockEnd(block):
                     if block.kind == "reasoning":
                         yield _frame(BlockDelta(index, SignatureDelta(_sign(block.text))))
                     yield _frame(BlockStop(index))
-
-
-def _delta(block: Block, text: str) -> TextDelta | ThinkingDelta | InputDelta:
-    match block.kind:
-        case "text":
-            return TextDelta(text)
-        case "reasoning":
-            return ThinkingDelta(text)
-        case "call":
-            return InputDelta(text)
 
 
 def _frame(event: Event) -> bytes:

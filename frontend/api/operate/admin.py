@@ -1,22 +1,39 @@
-"""`/admin/…`: the operator's commands over HTTP, the same as those of `launch.py`."""
+"""`/admin/…` and `/…_profile`: the operator's commands over HTTP, the same as those of `launch.py`."""
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 
+from frontend.http.endpoint import Endpoint, Name, Parameter
 from frontend.http.query import parse_number
 from frontend.http.responses import JsonReply
 from frontend.links.launcher import Launcher
 from messages.control.admin import (
+    Acknowledged,
     AdminCommand,
     Done,
     Failed,
+    InstructProcesses,
     ListProcesses,
+    ProcessCommand,
     ProcessInfo,
     ProcessList,
+    ProcessResults,
     Progress,
     RestartProcess,
     Result,
     Scaling,
+    StartProfile,
+    StopProfile,
     TakeSnapshot,
 )
 from messages.control.processes import kind_of
@@ -29,6 +46,24 @@ ANSWER_TIMEOUT_S = 15.0
 SNAPSHOT_TIMEOUT_S = 30.0
 RESTART_TIMEOUT_S = 3600.0
 """An upper bound; the launcher has its own limit for each part of a restart."""
+
+PROFILE_TIMEOUT_S = 60.0
+MERGE_TIMEOUT_S = 300.0
+MERGE = (sys.executable, "-P", "-m", "supervisor.profiles.merge")
+"""Runs as a separate process: it takes seconds, which would block the event loop."""
+
+_GET = partial(Endpoint, tag="administration", access="operator", errors=(404, 409, 504))
+_POST = partial(_GET, method="POST")
+
+PROCESS = Parameter("path", "process", Name, "A name as in `/admin/processes`.")
+TIMEOUT = Parameter(
+    "query",
+    "timeout_s",
+    Annotated[float, Meta(ge=0)],
+    "Seconds that running requests may take to end before they continue elsewhere or in the new process; by default "
+    "those of a scheduler continue at once.",
+)
+ALL = Parameter("query", "all", bool, "Replace all processes of this kind, one after the other.")
 
 
 class ProcessesReply(msgspec.Struct, frozen=True):
@@ -49,13 +84,27 @@ class SnapshotReply(msgspec.Struct, frozen=True):
     directory: str
 
 
+class ProfileBegun(msgspec.Struct, frozen=True):
+    """The processes that are being profiled."""
+
+    processes: list[str]
+
+
+class ProfileFile(msgspec.Struct, frozen=True):
+    """The trace, on the server's machine."""
+
+    file: str
+    processes: list[str]
+
+
 class AdminApi:
-    def __init__(self, launcher: Launcher):
+    def __init__(self, launcher: Launcher, port: int):
         self._launcher = launcher
+        self._port = port
 
     async def processes(self, request: Request) -> JsonReply:
         """Returns every process with its state, CPU and memory, as `launch.py ps` shows them."""
-        result = await ask(self._launcher, ListProcesses(), ANSWER_TIMEOUT_S)
+        result = await self._ask(ListProcesses(), ANSWER_TIMEOUT_S)
         assert isinstance(result, ProcessList)
         return JsonReply(ProcessesReply(result.processes, result.scaling))
 
@@ -68,7 +117,7 @@ class AdminApi:
         name = request.path_params["process"]
         is_for_all = request.query_params.get("all", "false").lower() in ("true", "1")
         command = RestartProcess(name, _timeout_s(request.query_params.get("timeout_s")), is_for_all)
-        result = await ask(self._launcher, command, RESTART_TIMEOUT_S, until_progress=kind_of(name) == "frontend")
+        result = await self._ask(command, RESTART_TIMEOUT_S, until_progress=kind_of(name) == "frontend")
         assert isinstance(result, Done | Progress)
         return JsonReply(
             RestartReply(done=result.text) if isinstance(result, Done) else RestartReply(begun=result.text)
@@ -76,9 +125,55 @@ class AdminApi:
 
     async def snapshot(self, request: Request) -> JsonReply:
         """Writes a snapshot of the server's state to a directory on its machine."""
-        result = await ask(self._launcher, TakeSnapshot(), SNAPSHOT_TIMEOUT_S)
+        result = await self._ask(TakeSnapshot(), SNAPSHOT_TIMEOUT_S)
         assert isinstance(result, Done)
         return JsonReply(SnapshotReply(result.text))
+
+    async def start_profile(self, request: Request) -> JsonReply:
+        """Begins a profile of all serving processes. Raises `RequestError`, for example if one is running already."""
+        return JsonReply(ProfileBegun(sorted(await self._instruct(StartProfile()))))
+
+    async def stop_profile(self, request: Request) -> JsonReply:
+        """Ends the profile and replies with the path of the merged trace once it exists.
+
+        The files are written to the directory for temporary files and are not deleted.
+        """
+        texts = await self._instruct(StopProfile())
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        out = _new_file(f"sluice-profile-{self._port}-{stamp}-")
+        merge = await asyncio.create_subprocess_exec(
+            *MERGE, "--out", str(out), *texts.values(), stdin=asyncio.subprocess.DEVNULL
+        )
+        try:
+            async with asyncio.timeout(MERGE_TIMEOUT_S):
+                code = await merge.wait()
+        except TimeoutError:
+            merge.kill()
+            code = -1
+        if code:
+            out.unlink(missing_ok=True)
+            raise RequestError(ErrorInfo(500, "the profiles could not be merged; see the log", "server_error"))
+        return JsonReply(ProfileFile(str(out), sorted(texts)))
+
+    async def _instruct(self, command: ProcessCommand) -> dict[str, str]:
+        """Returns the answers of the processes that carried out `command`. Raises `RequestError` if none did."""
+        result = await self._ask(InstructProcesses((), command, PROFILE_TIMEOUT_S), PROFILE_TIMEOUT_S)
+        assert isinstance(result, ProcessResults)
+        texts = {name: one.text for name, one in result.results.items() if isinstance(one, Acknowledged)}
+        if not texts:
+            reasons = [f"{name}: {one.message}" for name, one in result.results.items() if isinstance(one, Failed)]
+            raise RequestError(ErrorInfo(409, "; ".join(reasons), "command_error", code="failed"))
+        return texts
+
+    async def _ask(self, command: AdminCommand, timeout_s: float, *, until_progress: bool = False) -> Result:
+        """Returns the result of `command`, with `until_progress` its first progress.
+
+        Raises `RequestError` if it failed.
+        """
+        result = await self._launcher.ask(command, timeout_s, until_progress=until_progress)
+        if isinstance(result, Failed):
+            raise RequestError(ErrorInfo(STATUSES[result.reason], result.message, "command_error", code=result.reason))
+        return result
 
 
 def _timeout_s(text: str | None) -> float | None:
@@ -91,9 +186,21 @@ def _timeout_s(text: str | None) -> float | None:
     return value
 
 
-async def ask(launcher: Launcher, command: AdminCommand, timeout_s: float, *, until_progress: bool = False) -> Result:
-    """Returns the result of `command`, with `until_progress` its first progress. Raises `RequestError` if it failed."""
-    result = await launcher.ask(command, timeout_s, until_progress=until_progress)
-    if isinstance(result, Failed):
-        raise RequestError(ErrorInfo(STATUSES[result.reason], result.message, "command_error", code=result.reason))
-    return result
+def _new_file(prefix: str) -> Path:
+    """Returns a new empty file that only this user can read."""
+    descriptor, name = tempfile.mkstemp(".json", prefix)
+    os.close(descriptor)
+    return Path(name)
+
+
+def administering(admin: AdminApi) -> list[Endpoint]:
+    """Returns the endpoints of commands and profiles."""
+    restart = "Replace a process by a new one; running requests continue"
+    snapshot = "Write a snapshot of the server's state to a directory on its machine"
+    return [
+        _GET("/admin/processes", admin.processes, "Every process with its state, CPU and memory", ProcessesReply),
+        _POST("/admin/restart/{process}", admin.restart, restart, RestartReply, parameters=(PROCESS, TIMEOUT, ALL)),
+        _POST("/admin/snapshot", admin.snapshot, snapshot, SnapshotReply),
+        _POST("/start_profile", admin.start_profile, "Begin a profile of all processes", ProfileBegun),
+        _POST("/stop_profile", admin.stop_profile, "End the profile and merge it into one trace", ProfileFile),
+    ]

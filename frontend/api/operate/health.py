@@ -1,4 +1,4 @@
-"""`/health`, `/health/generate` and `/ping`: the state of every process, and a probe that generates one token."""
+"""`/health`, `/health/generate`, `/ping` and `/load`: the state of every process, a probe, and the current load."""
 
 import asyncio
 import os
@@ -16,6 +16,7 @@ from frontend.requests.timing import Timing, make_timing
 from frontend.requests.trace import trace_of
 from frontend.service import Service
 from messages.errors import RequestError, bad_request
+from messages.ring.peers import CountOpen, OpenCount
 from messages.ring.requests import SamplingParams
 
 PROBE_TOKEN_ID = 0
@@ -38,12 +39,25 @@ class ProbeReply(msgspec.Struct, frozen=True):
     timing: Timing
 
 
+class LoadReply(msgspec.Struct, frozen=True):
+    """`server_load` is the number of open requests. Values from the scheduler are those of its last beat."""
+
+    server_load: int
+    requests_running: int
+    requests_waiting: int
+    kv_cache_usage: float
+    """The fraction of pages that requests use, in [0, 1]."""
+    frontends_missing: int
+    """Number of frontends that did not answer in time; `server_load` does not include their requests."""
+
+
 class HealthApi:
     """`gauges` returns the sizes of the frontend's own maps and queues."""
 
     def __init__(self, service: Service, gauges: Callable[[], dict[str, float]]):
         self._service = service
         self._gauges = gauges
+        service.peers.register(CountOpen, self._count)
 
     async def health(self, request: Request) -> JsonReply:
         """200 if requests can be served now, otherwise 503. Uses only local knowledge, so it never waits."""
@@ -98,6 +112,23 @@ class HealthApi:
             raise RequestError(final.error)
         timing = make_timing(final.stamps, num_tokens=1, seed=params.seed)
         return JsonReply(ProbeReply("ok", generation.uid, timing))
+
+    async def load(self, request: Request) -> JsonReply:
+        others = await self._service.peers.ask_all(CountOpen(), OpenCount)
+        counts = (self._count(CountOpen()), *others.by_name.values())
+        processes = self._service.processes
+        return JsonReply(
+            LoadReply(
+                server_load=sum(count.num_requests for count in counts),
+                requests_running=int(processes.num_running),
+                requests_waiting=int(processes.num_waiting),
+                kv_cache_usage=processes.kv_cache_usage,
+                frontends_missing=others.num_missing,
+            )
+        )
+
+    def _count(self, question: CountOpen) -> OpenCount:
+        return OpenCount(len(self._service.registry))
 
 
 def _timeout_s(text: str) -> float:

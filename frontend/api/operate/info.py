@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from starlette.requests import Request
 
-from frontend.api.parameters.model_name import check_model
+from frontend.api.parameters.generation_body import check_model
 from frontend.http.responses import JsonReply
 from frontend.links.processes import ProcessView
 from messages.config.server import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig

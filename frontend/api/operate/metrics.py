@@ -1,6 +1,6 @@
 """`GET /metrics` in Prometheus's text format. It waits only for other frontends, and only briefly."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
@@ -12,9 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.links.peers import Peers
-from frontend.metrics.workers import join_reports, make_report
 from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
-from messages.ring.peers import MetricsReport, ReportMetrics
+from messages.ring.peers import MetricFamily, MetricSample, MetricsReport, ReportMetrics
 
 
 class MetricsApi:
@@ -89,3 +88,27 @@ def _missing(num_missing: int) -> Metric:
         "Frontends that did not answer this scrape in time; their series are missing.",
         value=num_missing,
     )
+
+
+WORKER_LABEL = "worker"
+
+
+def make_report(collectors: Iterable[Collector]) -> MetricsReport:
+    """Returns the metrics of `collectors` as a message to another frontend."""
+    return MetricsReport(tuple(_pack(metric) for collector in collectors for metric in collector.collect()))
+
+
+def join_reports(reports: Mapping[str, MetricsReport]) -> list[Metric]:
+    """Returns the metrics of all `reports`, with each sample labelled by the name of its report."""
+    joined: dict[str, Metric] = {}
+    for worker, report in reports.items():
+        for family in report.families:
+            metric = joined.setdefault(family.name, Metric(family.name, family.text, family.kind))
+            for sample in family.samples:
+                metric.add_sample(sample.name, {**dict(sample.labels), WORKER_LABEL: worker}, sample.value)
+    return list(joined.values())
+
+
+def _pack(metric: Metric) -> MetricFamily:
+    samples = tuple(MetricSample(sample.name, tuple(sample.labels.items()), sample.value) for sample in metric.samples)
+    return MetricFamily(metric.name, metric.documentation, metric.type, samples)

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from frontend.api.answers.chat_messages import MESSAGES_TEXT, Messages, make_chat_prompt
 from frontend.api.answers.tools import TOOLS_TEXT, check_tools
-from frontend.api.parameters.model_name import check_model
+from frontend.api.parameters.generation_body import check_model
 from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, Switch, TokenId
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import NameRules, UnknownFields
@@ -16,7 +16,7 @@ from frontend.http.responses import JsonReply
 from frontend.service import Service
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import bad_request
-from messages.ring.requests import ChatPrompt, EncodeMsg
+from messages.ring.requests import EncodeMsg
 
 REFUSED: dict[str, tuple[Any, ...]] = {"chat_template": (), "mm_processor_kwargs": ({},)}
 """Parameters of vLLM that are not supported, each with the values that have no effect."""
@@ -24,15 +24,20 @@ REFUSED: dict[str, tuple[Any, ...]] = {"chat_template": (), "mm_processor_kwargs
 ModelName = Annotated[str | None, Meta(description="a name of the served model")]
 
 
-class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
-    model: ModelName = None
-    prompt: Annotated[str | None, Meta(description="a string")] = None
+class ChatFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages of a chat, and how a prompt is made of text or messages."""
+
     messages: Annotated[Messages | None, Meta(description=MESSAGES_TEXT)] = None
     add_special_tokens: Switch = None
-    return_token_strs: Switch = None
     add_generation_prompt: Switch = None
     continue_final_message: Switch = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Meta(description="an object")] = None
+
+
+class TokenizeBody(ChatFields, frozen=True, kw_only=True):
+    model: ModelName = None
+    prompt: Annotated[str | None, Meta(description="a string")] = None
+    return_token_strs: Switch = None
     tools: Annotated[list[dict[str, Any]] | None, Meta(description=TOOLS_TEXT)] = None
 
 
@@ -63,8 +68,10 @@ class TokensApi:
         """Raises `RequestError`."""
         body = self._tokenize_decoder.decode(await read_body(request, self._max_body_bytes))
         check_model(self._service.config.facts, body.model)
-        question = question_of(body)
-        answer = await self._service.queries.encode(lambda uid: msgspec.structs.replace(question, uid=uid))
+        question = question_of(body, body.prompt, check_tools(body.tools).template_kwargs)
+        answer = await self._service.queries.encode(
+            msgspec.structs.replace(question, wants_token_strs=bool(body.return_token_strs))
+        )
         tokens = unpack_int32(answer.token_ids).tolist()
         token_strs = answer.token_strs if body.return_token_strs else None
         return JsonReply(TokenizeReply(len(tokens), self._service.config.facts.max_model_len, tokens, token_strs))
@@ -84,26 +91,17 @@ class TokensApi:
         return JsonReply(DetokenizeReply(await self._service.queries.decode(pack_int32(body.tokens))))
 
 
-def _chat_prompt(body: TokenizeBody, tools: dict[str, Any]) -> ChatPrompt | None:
-    if body.messages is None:
-        return None
-    return make_chat_prompt(
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        template_kwargs=(body.chat_template_kwargs or {}) | tools,
-    )
-
-
-def question_of(body: TokenizeBody) -> EncodeMsg:
+def question_of(body: ChatFields, prompt: str | None, tools: dict[str, Any] | None = None) -> EncodeMsg:
     """Returns the message for the tokenizer, without a uid. Raises `RequestError` (400)."""
-    if (body.prompt is None) == (body.messages is None):
+    if (prompt is None) == (body.messages is None):
         raise bad_request("give either prompt or messages", "prompt")
-    chat = _chat_prompt(body, check_tools(body.tools).template_kwargs)
-    return EncodeMsg(
-        uid=0,
-        prompt_text=body.prompt,
-        chat=chat,
-        add_special_tokens=body.add_special_tokens if body.add_special_tokens is not None else chat is None,
-        wants_token_strs=bool(body.return_token_strs),
-    )
+    chat = None
+    if body.messages is not None:
+        chat = make_chat_prompt(
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            template_kwargs=(body.chat_template_kwargs or {}) | (tools or {}),
+        )
+    adds_special_tokens = chat is None if body.add_special_tokens is None else body.add_special_tokens
+    return EncodeMsg(0, prompt, chat, adds_special_tokens)

@@ -8,12 +8,13 @@ from starlette.requests import Request
 
 from frontend.api.parameters.foreign_fields import FOREIGN, RENAMED
 from frontend.api.parameters.grammar import GrammarFields
-from frontend.api.parameters.model_name import check_model
 from frontend.api.parameters.sampling import MAX_INT32, SamplingFields, Switch
+from frontend.errors import not_found
 from frontend.http.body import BodyDecoder, DecodedBody, read_body
 from frontend.http.field_names import NameRules, UnknownFields
 from frontend.requests.trace import REQUEST_ID_PATTERN, trace_of
 from frontend.service import Service
+from messages.config.server import ModelFacts
 from messages.errors import bad_request
 from messages.ring.requests import SamplingParams, Truncation, TruncationSide
 
@@ -148,3 +149,9 @@ def truncation_of(body: GenerationFields, params: SamplingParams, max_model_len:
 def name_rules(refused: dict[str, tuple[Any, ...]], ignored: Sequence[str] = ()) -> NameRules:
     """Returns how an endpoint that generates treats unknown fields; `refused` extends `REFUSED`."""
     return NameRules({**REFUSED, **refused}, (*IGNORED, *ignored), RENAMED, FOREIGN, CONSTRAINTS)
+
+
+def check_model(facts: ModelFacts, name: str | None) -> None:
+    """Raises `RequestError` (404) if `name` is not served; without a name, the served model is meant."""
+    if name is not None and name not in facts.served_names:
+        raise not_found(f"The model `{name[:200]}` does not exist", "model_not_found", "model")

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from frontend.api.parameters.dry import DryFields, make_dry
-from frontend.api.parameters.grammar import make_grammar
+from frontend.api.parameters.grammar import GrammarFields, make_grammar
 from frontend.api.parameters.logit_bias import (
     BIAS_TEXT,
     MAX_BIASES,
@@ -22,11 +21,12 @@ from frontend.api.parameters.logit_bias import (
 from messages.columns import pack_float32, pack_int32
 from messages.config.server import ModelFacts
 from messages.errors import bad_request
-from messages.ring.requests import SamplingParams
+from messages.ring.requests import Dry, SamplingParams
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_STOP_IDS = 1024
+MAX_BREAKERS = 64
 MAX_TEXT_CHARS = 32_768
 """Total length of the strings in one field; the tokenizer or the detokenizer processes them for every choice."""
 MAX_REPETITION_PENALTY = 1e6
@@ -36,7 +36,7 @@ Count = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 PositiveProbability = Annotated[float, Meta(gt=0, le=1)]
-TopK = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
+CountOrAll = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 TopNSigma = Annotated[float, Meta(ge=-1, le=100)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -44,6 +44,9 @@ RepetitionPenalty = Annotated[float, Meta(gt=0)]
 StopStrings = Annotated[list[NonEmpty], Meta(max_length=MAX_STOPS)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 BadWords = Annotated[list[NonEmpty], Meta(max_length=MAX_BIASES)]
+DryMultiplier = Annotated[float, Meta(ge=0, le=100)]
+DryBase = Annotated[float, Meta(ge=1, le=100)]
+DryBreakers = Annotated[list[NonEmpty], Meta(max_length=MAX_BREAKERS)]
 Salt = Annotated[str, Meta(min_length=1, max_length=128)]
 Seconds = Annotated[float, Meta(gt=0)]
 
@@ -67,15 +70,27 @@ UNCHANGED = (
 log = logging.getLogger("sluice.frontend")
 
 
-class SamplingFields(DryFields, frozen=True, kw_only=True):
-    """The sampling fields of every endpoint that generates. `None` (absent or null) means the default."""
+class SamplingFields(GrammarFields, frozen=True, kw_only=True):
+    """The sampling fields of every endpoint that generates. `None` (absent or null) means the default.
 
+    A struct has one base, so these extend the grammar's. The DRY fields have llama.cpp's names.
+    """
+
+    dry_multiplier: Annotated[DryMultiplier | None, Meta(description="a number in [0, 100], 0 for no penalty")] = None
+    dry_base: Annotated[DryBase | None, Meta(description="a number in [1, 100]")] = None
+    dry_allowed_length: Annotated[Count | None, Meta(description=f"a whole number from 0 to {MAX_INT32}")] = None
+    dry_penalty_last_n: Annotated[
+        CountOrAll | None, Meta(description=f"a whole number from 0 to {MAX_INT32}, or -1 for all tokens")
+    ] = None
+    dry_sequence_breakers: Annotated[
+        DryBreakers | None, Meta(description=f"a list of up to {MAX_BREAKERS} strings, none of them empty")
+    ] = None
     max_tokens: Annotated[Count | None, Meta(description=AT_LEAST_ONE_TEXT)] = None
     min_tokens: Annotated[Count | None, Meta(description=f"a whole number from 0 to {MAX_INT32}")] = None
     temperature: Annotated[Temperature | None, Meta(description="a number in [0, 2]")] = None
     top_p: Annotated[PositiveProbability | None, Meta(description="a number in (0, 1]")] = None
     top_k: Annotated[
-        TopK | None, Meta(description=f"a whole number from 1 to {MAX_INT32}, or 0 or -1 for all tokens")
+        CountOrAll | None, Meta(description=f"a whole number from 1 to {MAX_INT32}, or 0 or -1 for all tokens")
     ] = None
     min_p: Annotated[Probability | None, Meta(description="a number in [0, 1]")] = None
     top_n_sigma: Annotated[
@@ -108,12 +123,21 @@ class SamplingFields(DryFields, frozen=True, kw_only=True):
     return_tokens_as_token_ids: Switch = None
 
 
+DRY_DEFAULTS: dict[str, Any] = {
+    "base": 1.75,
+    "allowed_length": 2,
+    "penalty_last_n": -1,
+    "sequence_breakers": ("\n", ":", '"', "*"),
+}
+"""llama.cpp's."""
+
+
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """The values for fields that a request does not set."""
 
     temperature: Temperature = 1.0
     top_p: PositiveProbability = 1.0
-    top_k: TopK = 0
+    top_k: CountOrAll = 0
     min_p: Probability = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
 
@@ -182,7 +206,7 @@ class Sampling:
             bad_word_ids=tuple(pack_int32([token_id]) for token_id in dict.fromkeys(bias.banned_ids)),
             num_prompt_logprobs=fields.prompt_logprobs,
             grammar=make_grammar(fields),
-            dry=make_dry(fields),
+            dry=_make_dry(fields),
             **values,
         )
 
@@ -193,6 +217,16 @@ class Sampling:
                     f"{name} must hold token ids below {self._vocab_size}, the size of the vocabulary, got {token_id}",
                     name,
                 )
+
+
+def _make_dry(fields: SamplingFields) -> Dry | None:
+    """Returns the DRY penalty that a request sets, `None` without a multiplier."""
+    if not fields.dry_multiplier:
+        return None
+    given = {name: getattr(fields, f"dry_{name}") for name in DRY_DEFAULTS}
+    values = DRY_DEFAULTS | {name: value for name, value in given.items() if value is not None}
+    values["sequence_breakers"] = tuple(values["sequence_breakers"])
+    return Dry(fields.dry_multiplier, **values)
 
 
 def _check_texts(fields: SamplingFields, stop: Iterable[str], biased: Iterable[str]) -> None:

@@ -136,14 +136,8 @@ class ResponseFrames:
                     yield from self._done(block)
 
     def end(self, response: Response) -> bytes:
-        match response.status:
-            case "completed":
-                kind = ResponseCompleted
-            case "failed":
-                kind = ResponseFailed
-            case _:
-                kind = ResponseIncomplete
-        return self._frame(kind, response=response)
+        kinds = {"completed": ResponseCompleted, "failed": ResponseFailed}
+        return self._frame(kinds.get(response.status, ResponseIncomplete), response=response)
 
     def fail(self, error: ErrorInfo) -> bytes:
         return self.end(failed(self._answer.so_far(), error))

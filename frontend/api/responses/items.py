@@ -13,7 +13,7 @@ from msgspec import Meta
 from frontend.api.answers.chat_messages import MAX_MESSAGES
 from frontend.api.answers.turns import BETWEEN_TEXTS, UNREAD, Turns
 from frontend.api.responses.tools import ToolName
-from messages.errors import RequestError, bad_request
+from messages.errors import bad_request
 
 ITEM_PREFIXES = {
     "message": "msg",
@@ -194,16 +194,12 @@ def unpack_reasoning(packed: str) -> str:
     except (binascii.Error, UnicodeDecodeError):
         text = ""
     if not text.startswith(REASONING_KEY):
-        raise _foreign_reasoning()
+        raise bad_request(
+            "input has a reasoning item whose encrypted_content does not come from this server: leave it out",
+            "input",
+            "invalid_encrypted_content",
+        )
     return text.removeprefix(REASONING_KEY)
-
-
-def _foreign_reasoning() -> RequestError:
-    return bad_request(
-        "input has a reasoning item whose encrypted_content does not come from this server: leave it out",
-        "input",
-        "invalid_encrypted_content",
-    )
 
 
 def new_id(prefix: str) -> str:

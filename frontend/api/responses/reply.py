@@ -13,11 +13,19 @@ from frontend.api.responses.body import LOGPROBS, REASONING, ReasoningOptions, R
 from frontend.api.responses.items import new_id, output_id, pack_reasoning
 from frontend.api.responses.tools import ResponseChoice, ResponseTool, ToolName, named_tools
 from messages.errors import ErrorInfo
-from messages.ring.replies import PositionLogprobs, Usage, UserReply
+from messages.ring.replies import FinishReason, PositionLogprobs, Usage, UserReply
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
+STATUSES: dict[FinishReason, tuple[Status, str]] = {
+    "stop": ("completed", ""),
+    "length": ("incomplete", "max_output_tokens"),
+    "timeout": ("incomplete", "timeout"),
+    "abort": ("cancelled", ""),
+    "error": ("failed", ""),
+}
+"""The status and, for an incomplete response, the reason."""
 
 ECHOED = (
     *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key"),
@@ -56,20 +64,19 @@ class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasonin
     summary: tuple[()] = ()
 
 
-class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
+class CallItem(msgspec.Struct, frozen=True, tag_field="type"):
     id: str
     status: ItemStatus
     call_id: str
     name: str
+
+
+class FunctionCall(CallItem, frozen=True, tag="function_call"):
     arguments: str
     namespace: str | UnsetType = UNSET
 
 
-class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
-    id: str
-    status: ItemStatus
-    call_id: str
-    name: str
+class CustomToolCall(CallItem, frozen=True, tag="custom_tool_call"):
     input: str
     namespace: str | UnsetType = UNSET
 
@@ -177,7 +184,7 @@ class ResponseAnswer:
 
     def ended(self, final: UserReply) -> Response:
         """Returns the finished response, after its last block has ended. `final` may be an error."""
-        status, reason = _status_of(final)
+        status, reason = STATUSES[final.finish_reason]
         if status == "completed" and self.blocks.is_cut_in_call:
             status, reason = "incomplete", "stop_sequence"
         return msgspec.structs.replace(
@@ -236,21 +243,6 @@ class ResponseAnswer:
             OutputTokensDetails(self.blocks.num_reasoning_tokens),
             usage.prompt_tokens + usage.completion_tokens,
         )
-
-
-def _status_of(final: UserReply) -> tuple[Status, str]:
-    """Returns the status and, for an incomplete response, the reason."""
-    match final.finish_reason:
-        case "stop":
-            return "completed", ""
-        case "length":
-            return "incomplete", "max_output_tokens"
-        case "timeout":
-            return "incomplete", "timeout"
-        case "abort":
-            return "cancelled", ""
-        case "error":
-            return "failed", ""
 
 
 def _error_of(info: ErrorInfo) -> ResponseError:

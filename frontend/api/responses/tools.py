@@ -1,4 +1,7 @@
-"""The tools of a response: which are supported, their names for the model, and whether a call is forced."""
+"""The tools of a response: which are supported, their names for the model, and whether a call is forced.
+
+Calls of custom tools carry text instead of JSON. The model calls these as functions with one string, `input`.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -6,7 +9,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.api.answers.custom_tools import CustomFormat, as_function
 from frontend.api.answers.tools import AllowedChoice, Choice, Name, NamedChoice, ToolFunction, ToolUse, list_tools
 from frontend.http.field_names import UnknownFields
 from messages.errors import bad_request
@@ -23,6 +25,28 @@ CHOICE_TEXT = (
     '"none", "auto", "required", {"type": "function" or "custom", "name": …} or {"type": "allowed_tools", "mode": '
     '"auto" or "required", "tools": [{"type": "function" or "custom", "name": …}]}'
 )
+
+
+class CustomFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The format of a tool's input. The model sees it; it is enforced only for forced calls."""
+
+    type: Literal["text", "grammar"] = "text"
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+def as_function(name: Name, description: str | None, form: CustomFormat, where: str) -> ToolFunction:
+    """Returns the function that represents a custom tool. Raises `RequestError` (400)."""
+    text = [description] if description else []
+    schema: dict[str, Any] = {"type": "string"}
+    if form.type == "grammar":
+        if form.syntax is None or not form.definition:
+            raise bad_request(f"{where} must have a syntax (lark or regex) and a definition", "tools")
+        text.append(f"The input must follow this {form.syntax} grammar:\n{form.definition}")
+        if form.syntax == "regex":
+            schema["pattern"] = f"^(?:{form.definition})$"
+    parameters = {"type": "object", "properties": {"input": schema}, "required": ["input"]}
+    return ToolFunction(name, "\n\n".join(text) or None, {**parameters, "additionalProperties": False})
 
 
 class ResponseTool(msgspec.Struct, frozen=True, kw_only=True):

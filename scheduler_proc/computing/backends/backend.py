@@ -50,7 +50,6 @@ class RunnerFactory(Protocol):
 
     def populate(self, cache: KVTensors, report: Report, *, is_file: bool) -> None:
         """Gets the memory of the cache as specified by `--kv-populate`; `is_file`: it belongs to a file in memory."""
-        ...
 
 
 class Backend(Protocol):
@@ -74,7 +73,6 @@ class Backend(Protocol):
 
     def bind(self, config: Config, placement: Placement, place: Place) -> None:
         """Gives this process its GPU, or its share of the cores. Raises `BootError` for flags of other devices."""
-        ...
 
     def load_kernels(self, report: Report) -> None: ...
 

@@ -39,7 +39,6 @@ class PageMemory(Protocol):
 
     def damage(self, page: int) -> None:
         """Overwrites a part of K and V of a page (fault injection)."""
-        ...
 
 
 class Record(NamedTuple):
@@ -89,11 +88,6 @@ class PageJournal(PageObserver):
         self.stamps[page] = stamp
         self._seals[page] = _seal_of(page, record)
 
-    def unseal(self, pages: Collection[int]) -> None:
-        """Allows writes to the pages."""
-        for page in pages:
-            self._seals[page] = 0
-
     def on_filled(self, req: Req, num_pages: int, clock: int) -> None:
         start, size = num_pages, self._page_size
         while start and not self._seals[req.pages[start - 1]]:
@@ -104,7 +98,9 @@ class PageJournal(PageObserver):
             self.seal(req.pages[index], before, tokens, req.pending.salt, req.uid, clock)
 
     def on_freed(self, pages: Collection[int]) -> None:
-        self.unseal(pages)
+        """Unseals the pages, which allows writes to them."""
+        for page in pages:
+            self._seals[page] = 0
 
     def gauges(self) -> dict[str, float]:
         return {"pages_recovered": self.num_recovered, "pages_dropped": self.num_dropped}
@@ -138,7 +134,7 @@ class PageJournal(PageObserver):
                 recovered.update(run)
         for pages in followers.values():
             self.num_dropped += len(pages)
-            self.unseal(pages)
+            self.on_freed(pages)
         for _, node in sorted(used, key=lambda one: one[0]):
             tree.touch(node)
         self.num_recovered = len(recovered)
@@ -156,7 +152,7 @@ class PageJournal(PageObserver):
                 known.add(record.digest)
                 followers.setdefault(record.before, []).append(page)
             else:
-                self.unseal((page,))
+                self.on_freed((page,))
         return followers
 
     def _is_intact(self, page: int, record: Record) -> bool:

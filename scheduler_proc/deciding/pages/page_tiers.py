@@ -69,11 +69,9 @@ class PageStore(Protocol):
 
     def touch(self, digests: Sequence[bytes]) -> None:
         """Marks the pages of a prefix as used last, so that they are evicted last."""
-        ...
 
     def put(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
         """Copies the pages into the store, or drops them if there is no time. Any later step may overwrite them."""
-        ...
 
     def estimate_s(self, digests: Sequence[bytes]) -> float:
         """Returns the expected duration of a load of these pages by the measured rates; 0 before the first."""
@@ -81,11 +79,9 @@ class PageStore(Protocol):
 
     def load(self, uid: int, pages: Sequence[int], digests: Sequence[bytes]) -> None:
         """Starts to fill the pages with the contents that `put` stored under these names."""
-        ...
 
     def cancel(self, uid: int) -> None:
         """Stops writing to the pages of a request's load, if it has one."""
-        ...
 
     def pop_loaded(self) -> list[tuple[int, int, bool]]:
         """Returns the loads that have made progress or have ended, possibly incomplete.
@@ -105,7 +101,6 @@ class PageStore(Protocol):
 
     def clear(self) -> None:
         """Forgets every page."""
-        ...
 
     def gauges(self) -> dict[str, float]:
         """Returns sizes and counters by name."""
@@ -113,7 +108,6 @@ class PageStore(Protocol):
 
     def close(self) -> None:
         """Ends the threads and drops pending writes."""
-        ...
 
 
 class _Load:

@@ -1,15 +1,50 @@
-"""Builds the message with the tokens of a step for the detokenizer."""
+"""The messages for the detokenizer: the opening of a request, the tokens of a step, and the final rows."""
 
+import time
 from array import array
 from collections.abc import Sequence
 
+import msgspec
+
 from messages.columns import INT32, INT64, pack_counts
-from messages.ring.replies import DetokenizeMsg, FinishedRow, PrefilledRow
+from messages.errors import ErrorInfo
+from messages.ring.replies import (
+    NUM_CONTEXT_TOKENS,
+    NUM_PROMPT_END_TOKENS,
+    DetokenizeMsg,
+    FinishedRow,
+    OpenStream,
+    PrefilledRow,
+    Usage,
+)
+from messages.ring.requests import UserMsg
 from messages.ring.steps import LogprobColumns
 from scheduler_proc.deciding.requests import PendingReq
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
-from scheduler_proc.deciding.rows.finished_rows import usage_of
+from scheduler_proc.deciding.sampling.endings import NONE_IN_GRAMMAR, NONE_LEFT, NOT_FINITE, Ending
 from scheduler_proc.deciding.sampling.logprob_columns import join
+
+
+def open_stream(message: UserMsg) -> OpenStream:
+    """Returns the announcement of a request, with the part of its prompt that decoding needs."""
+    params = message.sampling_params
+    wants_prompt = params.echo or params.num_prompt_logprobs is not None
+    num_read = NUM_PROMPT_END_TOKENS if params.wants_prompt_end else NUM_CONTEXT_TOKENS
+    return OpenStream(
+        uid=message.uid,
+        attempt=message.attempt,
+        stop=params.stop,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        output_ids=message.output_ids,
+        num_chars_sent=message.num_chars_sent,
+        prompt_ids=message.input_ids if wants_prompt else message.input_ids[-4 * num_read :],
+        echo=params.echo,
+        num_logprobs=params.num_logprobs,
+        num_prompt_logprobs=params.num_prompt_logprobs,
+        min_tokens=params.min_tokens,
+        wants_prompt_end=params.wants_prompt_end,
+    )
 
 
 class Delivery:
@@ -74,3 +109,40 @@ class Delivery:
             pack_counts(self._num_tokens),
             self.committed_ns,
         )
+
+
+def no_token(pending: PendingReq) -> ErrorInfo:
+    """Returns the reason why a request got no next token."""
+    processors, grammar = pending.logits_processors, pending.grammar
+    if grammar is not None:
+        if grammar.error is not None:
+            return grammar.error
+        bans = None if processors is None else processors.bans(pending.token_ids, pending.num_output_tokens)
+        return NONE_IN_GRAMMAR if bans is not None and grammar.leaves_none(bans) else NOT_FINITE
+    is_own_fault = processors is not None and processors.leaves_none(pending.token_ids, pending.num_output_tokens)
+    return NONE_LEFT if is_own_fault else NOT_FINITE
+
+
+def usage_of(pending: PendingReq) -> Usage:
+    return Usage(pending.num_prompt_tokens, pending.cached_tokens or 0, pending.num_output_tokens)
+
+
+def finished_row(pending: PendingReq, ending: Ending) -> FinishedRow:
+    """Returns the final row of a request."""
+    return FinishedRow(
+        pending.uid,
+        pending.attempt,
+        ending.finish_reason,
+        usage_of(pending),
+        pending.stamped(time.monotonic_ns()),
+        ending.ended_by_token,
+        ending.stop_reason,
+        ending.error,
+    )
+
+
+def refused_row(message: UserMsg, error: ErrorInfo) -> FinishedRow:
+    """Returns the final row of a refused request."""
+    now_ns = time.monotonic_ns()
+    stamps = msgspec.structs.replace(message.stamps, queued_ns=now_ns, finished_ns=now_ns)
+    return FinishedRow(message.uid, message.attempt, "error", Usage(), stamps, error=error)

@@ -107,11 +107,8 @@ class SamplingColumns:
         for pending in pendings:
             expected.append(pending)
         assert self.columns == expected.columns, "a row has the sampling parameters of another"
-        assert self.num_set == expected.num_set, "rows with an optional value were miscounted"
-        assert self.num_that_change_logits == expected.num_that_change_logits, (
-            "rows that change their logits were miscounted"
-        )
-        assert self.num_with_grammar == expected.num_with_grammar, "rows with a grammar were miscounted"
+        for name in ("num_set", "num_that_change_logits", "num_with_grammar"):
+            assert getattr(self, name) == getattr(expected, name), f"{name} is miscounted"
 
     def _count(self, pending: PendingReq, step: int) -> None:
         for name in self.num_set:

@@ -9,28 +9,13 @@ from messages.columns import INT32
 from messages.errors import ErrorInfo, bad_request
 from scheduler_proc.deciding.sampling.endings import COMPLETE, Ending
 from scheduler_proc.deciding.sampling.grammar_time import GrammarTime, TimeAccount
-from scheduler_proc.deciding.sampling.thought_limits import FollowedThought
+from scheduler_proc.deciding.sampling.thought_limits import FollowedThought, Matcher
 
 MAX_FORCED = 32
 """The maximum number of forced tokens found in one step; each takes a bitmask."""
 
 MAX_SPELLINGS = 16
 """The maximum number of allowed tokens that may all be beginnings of one forced text."""
-
-
-class Matcher(Protocol):
-    """The state of a compiled grammar in an output, such as `llguidance.LLMatcher`."""
-
-    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int, /) -> None:
-        """Writes the bitmask to this address. Raises `ValueError` unless the size matches the tokenizer."""
-        ...
-
-    def consume_token(self, sampled_token: int, /) -> bool: ...
-    def try_consume_tokens(self, tokens: list[int], /) -> int: ...
-    def rollback(self, num_tokens: int, /) -> bool: ...
-    def is_accepting(self) -> bool: ...
-    def is_stopped(self) -> bool: ...
-    def get_error(self) -> str: ...
 
 
 class MatcherTokenizer(Protocol):

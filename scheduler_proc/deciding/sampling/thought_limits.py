@@ -8,12 +8,18 @@ from messages.columns import INT32, unpack_int32
 from messages.ring.requests import ThoughtLimit
 
 
-class ThoughtMatcher(Protocol):
-    """The state of a compiled grammar of a thought and any text after it, such as `llguidance.LLMatcher`."""
+class Matcher(Protocol):
+    """The state of a compiled grammar in an output, such as `llguidance.LLMatcher`."""
 
+    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int, /) -> None:
+        """Writes the bitmask to this address. Raises `ValueError` unless the size matches the tokenizer."""
+
+    def consume_token(self, sampled_token: int, /) -> bool: ...
     def try_consume_tokens(self, tokens: list[int], /) -> int: ...
     def rollback(self, num_tokens: int, /) -> bool: ...
     def is_accepting(self) -> bool: ...
+    def is_stopped(self) -> bool: ...
+    def get_error(self) -> str: ...
 
 
 class FollowedThought:
@@ -25,7 +31,7 @@ class FollowedThought:
 
     __slots__ = ("_end_ids", "_limit", "_matcher", "_num_inside", "is_over")
 
-    def __init__(self, limit: ThoughtLimit, matcher: ThoughtMatcher, output_ids: "array[int]"):
+    def __init__(self, limit: ThoughtLimit, matcher: Matcher, output_ids: "array[int]"):
         self._limit, self._matcher = limit, matcher
         self._end_ids = unpack_int32(limit.end_ids)
         self._num_inside = -limit.num_begin

@@ -12,9 +12,8 @@ from typing import Any, Literal
 import pytest
 from pydantic import TypeAdapter
 
-from frontend.api.answers.custom_tools import CustomFormat
 from frontend.api.answers.tools import ToolUse, choose_tools
-from frontend.api.responses.tools import ResponseChoice, ResponseTool, read_choice, tool_use
+from frontend.api.responses.tools import CustomFormat, ResponseChoice, ResponseTool, read_choice, tool_use
 from frontend.parsing.model_format import choose_format
 from messages.errors import RequestError
 from messages.ring.replies import PrefilledRow, PromptReply, Usage

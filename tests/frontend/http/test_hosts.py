@@ -2,7 +2,7 @@
 
 import pytest
 
-from frontend.http.hosts import AllowedHosts
+from frontend.http.access import AllowedHosts
 from messages.config.server import HttpConfig
 from messages.errors import BootError, RequestError
 from tests.frontend.frontend_run import FrontendRun, make_config

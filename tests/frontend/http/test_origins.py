@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from frontend.http.origins import AllowedOrigins
+from frontend.http.access import AllowedOrigins
 from messages.config.server import HttpConfig
 from messages.errors import BootError, RequestError
 from tests.frontend.frontend_run import FrontendRun, final, make_config

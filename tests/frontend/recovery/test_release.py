@@ -3,7 +3,7 @@
 import pytest
 
 from frontend.links.processes import ProcessView
-from frontend.recovery.release import may_release_suspect
+from frontend.recovery.quarantine import may_release_suspect
 from messages.control.processes import FrontendReport, ProcessState, ProcessStatus, ProcessTable
 from tests.frontend.frontend_run import FrontendRun, final, table_after, wait_until
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
@@ -23,11 +22,7 @@ from scheduler_proc.computing.model.families.family import (
     linear_sources,
 )
 
-ROPE_SCALINGS: dict[str, Literal["default", "linear", "llama3"]] = {
-    "default": "default",
-    "linear": "linear",
-    "llama3": "llama3",
-}
+ROPE_SCALINGS = ("default", "linear", "llama3")
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:

@@ -74,7 +74,7 @@ def test_of_pages_that_hold_the_same_one_is_kept_and_leads_on():
     journal.seal(0, None, tokens(1, 2), b"", 7, 1)
     journal.seal(5, None, tokens(1, 2), b"", 8, 2)
     journal.seal(2, 5, tokens(3, 4), b"", 8, 3)
-    journal.unseal([5])
+    journal.on_freed([5])
     journal.seal(6, None, tokens(1, 2), b"", 9, 4)
     journal, tree, pages = memory.recover()
     assert len(pages) == 2
@@ -85,7 +85,7 @@ def test_of_pages_that_hold_the_same_one_is_kept_and_leads_on():
 def test_a_page_without_its_beginning_is_dropped():
     memory = Pages()
     seal_some(memory.journal())
-    memory.journal().unseal([3])
+    memory.journal().on_freed([3])
     journal, _, pages = memory.recover()
     assert pages == {6}
     assert journal.num_dropped == 3
@@ -135,7 +135,7 @@ def test_a_record_that_is_cut_off_at_any_byte_is_not_used(is_used_before: bool):
     journal.seal(0, None, tokens(1, 2), b"", 7, 1)
     if is_used_before:
         journal.seal(1, None, tokens(8, 9), salt_of("x"), 9, 9)
-        journal.unseal([1])
+        journal.on_freed([1])
     before = bytes(memory.notes)
     journal.seal(1, 0, tokens(3, 4), b"", 7, 2)
     torn = TornNotes(before, bytes(memory.notes), 8 * memory.num_pages)
@@ -184,7 +184,7 @@ def test_what_was_used_last_is_evicted_last_also_by_a_successor():
         if node.pages:
             tree.touch(node)
     evicted = tree.evict(3)
-    journal.unseal(evicted)
+    journal.on_freed(evicted)
     tree.touch(chance.choice(list(tree.nodes())))
     successor = memory.recover()[1]
     assert tree.num_pages > 12

@@ -4,7 +4,7 @@ import pytest
 
 from messages.columns import pack_int32
 from messages.ring.replies import NUM_CONTEXT_TOKENS, NUM_PROMPT_END_TOKENS, OpenStream
-from scheduler_proc.deciding.rows.openings import open_stream
+from scheduler_proc.deciding.rows.delivery import open_stream
 from tests.scheduler_proc.clients import user_msg
 
 PROMPT = list(range(80))

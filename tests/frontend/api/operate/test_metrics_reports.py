@@ -3,7 +3,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from frontend.metrics.workers import join_reports, make_report
+from frontend.api.operate.metrics import join_reports, make_report
 
 
 class Counts(Collector):
