@@ -32,6 +32,25 @@ SHORT_HELP = (
 )
 """The flags that most people need."""
 
+REMOVED = {
+    "--admin-key-file": "give --admin-key @FILE",
+    "--api-key-file": "give --api-key @FILE",
+    "--attention-backend": "attention is computed by our own kernels",
+    "--boot-timeout-s": "it is fixed at 600 s",
+    "--devices": "name the GPUs as --device cuda:0,cuda:1",
+    "--grammar-timeout-s": "it is fixed at 10 s",
+    "--max-batch-file-mb": "it is fixed at 200 MiB",
+    "--max-bodies-mb": "it is 16 times --max-body-mb",
+    "--max-n-sequences": "it is fixed at 64",
+    "--min-engines": "give --scaling min=N",
+    "--ray-address": "give the address to --ray ADDRESS",
+    "--scale-down-s": "give --scaling down_s=X",
+    "--scale-up-s": "give --scaling up_s=X",
+    "--scale-up-tokens": "give --scaling up_tokens=N",
+    "--stored-responses-mb": "it is 64 KiB times --max-stored-responses",
+}
+"""Flags of earlier releases, with what replaces each."""
+
 
 def find_sections() -> dict[str, type[msgspec.Struct]]:
     """Returns all sections of flags by name: the core's, then those of the installed extras."""
@@ -197,6 +216,8 @@ def describe_unknown(argument: str, parser: argparse.ArgumentParser) -> str:
     if not name.startswith("-"):
         model = f"a model is given as --model {argument}, and a command is the first word"
         return f"{argument}: unknown argument; {model if '--model' in known else 'see --help for all'}"
+    if name in REMOVED and "--help-all" in known:
+        return f"{name} was removed: {REMOVED[name]}"
     begin = "--" + name.lstrip("-")
     nearest = difflib.get_close_matches(name, known, n=1) or [option for option in known if option.startswith(begin)]
     hint = (

@@ -12,9 +12,18 @@ from extras.tracing.config import TracingConfig
 from messages import VERSION
 from messages.config.server import CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
 from messages.errors import UsageError
-from supervisor.flags import SHORT_HELP, find_sections, flag_fields, flag_name, flags_of, make_parser, parse_flags
+from supervisor.flags import (
+    REMOVED,
+    SHORT_HELP,
+    find_sections,
+    flag_fields,
+    flag_name,
+    flags_of,
+    make_parser,
+    parse_flags,
+)
 
-MAX_FLAGS = 86
+MAX_FLAGS = 85
 
 
 def test_no_flags_give_the_defaults():
@@ -67,6 +76,9 @@ def test_each_kind_of_value_is_parsed():
         ("-m x", "-m: unknown flag; did you mean --model?"),
         ("--gpu", "--gpu: unknown flag; did you mean --gpu-memory-utilization?"),
         ("--swap-space 2", "--swap-space: unknown flag; see --help-all for all flags"),
+        ("--devices 0,1", "--devices was removed: name the GPUs as --device cuda:0,cuda:1"),
+        ("--grammar-timeout-s=3", "--grammar-timeout-s was removed: it is fixed at 10 s"),
+        ("--ray-address auto", "--ray-address was removed: give the address to --ray ADDRESS"),
         ("m", "m: unknown argument; a model is given as --model m, and a command is the first word"),
     ],
 )
@@ -106,6 +118,12 @@ def test_help_is_short_and_leads_to_all_flags(capsys: pytest.CaptureFixture[str]
     assert len(SHORT_HELP) == 10
     assert "launch.py ps," in text
     assert "--help-all" in text
+
+
+def test_what_replaces_a_removed_flag_exists():
+    known = {option for action in make_parser()._actions for option in action.option_strings}
+    assert not REMOVED.keys() & known
+    assert {flag for text in REMOVED.values() for flag in re.findall(r"--[\w-]+", text)} <= known
 
 
 def test_there_are_few_flags(capsys: pytest.CaptureFixture[str]):
