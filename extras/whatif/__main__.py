@@ -58,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--steps", type=Path, metavar="FILE", help="measured steps (default: those of the recording, or steps.json)")
     for name in ("max-num-seqs", "num-pages", "max-num-batched-tokens"):
         add(f"--{name}", type=_counts, metavar="N,N,…", help="values to try (default: the calibrated one)")
-    add("--prefix-caching", type=_switches, metavar="on,off", help="likewise")
+    add("--prefix-caching", dest="enable_prefix_caching", type=_switches, metavar="on,off", help="likewise")
     add("--ttft-slo", type=_positive, metavar="X", help="seconds; finds how many requests a second keep p99 TTFT below")
     add("--num-requests", type=_count, default=1000, metavar="N", help="the first ones (default: %(default)s)")
     add(
@@ -113,15 +113,9 @@ def run(options: argparse.Namespace) -> None:
 
 def choose_settings(options: argparse.Namespace, calibration: Calibration) -> list[Setting]:
     """Returns every combination of what was asked for. Raises `UsageError` for one that no server would start with."""
-    settings = [
-        Setting(*values)
-        for values in product(
-            options.max_num_seqs or [calibration.max_num_seqs],
-            options.num_pages or [calibration.num_pages],
-            options.max_num_batched_tokens or [calibration.max_num_batched_tokens],
-            options.prefix_caching or [calibration.enable_prefix_caching],
-        )
-    ]
+    names = Setting.__struct_fields__
+    tried = [getattr(options, name) or [getattr(calibration, name)] for name in names]
+    settings = [Setting(*values) for values in product(*tried)]
     for setting in settings:
         check_possible(setting, calibration)
     return settings
@@ -172,10 +166,7 @@ def plan_trace(options: argparse.Namespace, max_model_len: int) -> tuple[list[Ar
 
 def describe(calibration: Calibration, model: CostModel) -> str:
     """Returns what the predictions rest on."""
-    return (
-        f"{calibration.model}: {len(calibration.steps):,} measured steps; half of them are within "
-        f"{model.median_error:.0%} of the cost model, nine of ten within {model.p90_error:.0%}"
-    )
+    return f"{calibration.model}: {len(calibration.steps):,} measured steps; {model.fit_text}"
 
 
 def _p99_ttft(

@@ -50,7 +50,13 @@ def calibrate(config: Config, runner: Runner, seconds: float, source: Source = t
             serve(arrivals, config, runner, SkippingClock(source), recorder, left_s)
             if len(recorder.steps) > num_steps:  # none where the time ended at once
                 step_s = float(np.median([step.seconds for step in recorder.steps[num_steps:]]))
-    return Calibration.of(config, runner, recorder.steps)
+    return Calibration.of(
+        config,
+        can_overlap=runner.can_overlap,
+        num_pages=runner.num_pages,
+        max_num_batched_tokens=runner.max_num_batched_tokens,
+        steps=recorder.steps,
+    )
 
 
 def _make_arrivals(num_requests: int, step_s: float, config: Config, rng: np.random.Generator) -> list[Arrival]:
@@ -87,10 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SluiceError, OSError) as error:
         print(f"launch.py calibrate: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
-    print(
-        f"{options.out}: {len(found.steps):,} steps; half of them are within {model.median_error:.0%} of the cost model"
-        f", nine of ten within {model.p90_error:.0%}"
-    )
+    print(f"{options.out}: {len(found.steps):,} steps; {model.fit_text}")
     return 0
 
 

@@ -80,6 +80,12 @@ class CostModel(msgspec.Struct, frozen=True):
     median_error: float = 0.0
     p90_error: float = 0.0
 
+    @property
+    def fit_text(self) -> str:
+        """How well the model explains the steps, in words."""
+        errors = f"{self.median_error:.0%} of the cost model, nine of ten within {self.p90_error:.0%}"
+        return f"half of them are within {errors}"
+
     def predict(self, size: StepSize) -> float:
         """Returns the seconds that a step of this size takes."""
         if size.prefill_chunks:
@@ -145,15 +151,8 @@ def _place(knots: Sequence[int], count: int) -> tuple[int, float]:
 
 
 def _terms_of(size: StepSize) -> tuple[float, ...]:
-    """Returns how often a step with prefill chunks has each of `TERMS`."""
-    return (
-        1.0,
-        float(size.decode_rows),
-        float(size.decode_keys),
-        float(size.prefill_chunks),
-        float(size.prefill_tokens),
-        float(size.prefill_keys),
-    )
+    """Returns how often a step with prefill chunks has each of `TERMS`: itself, then the fields of its size."""
+    return (1.0, *map(float, msgspec.structs.astuple(size)))
 
 
 def _row(knots: Sequence[int], size: StepSize) -> list[float]:

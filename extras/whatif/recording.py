@@ -100,15 +100,11 @@ def _read(folder: Path, num_skipped: int) -> Recording:
     num_pages = config.cache.num_pages or max(_num_pages(report, config.cache.block_size) for report in reports)
     if num_pages > MAX_PAGES:
         raise UsageError(f"{folder} is damaged: it claims a cache of {num_pages} pages")
-    calibration = Calibration(
-        model=", ".join(config.facts.served_names),
+    calibration = Calibration.of(
+        config,
         can_overlap=False,
-        max_model_len=config.facts.max_model_len,
-        block_size=config.cache.block_size,
         num_pages=num_pages,
-        max_num_seqs=config.scheduling.max_num_seqs,
         max_num_batched_tokens=reports[0].facts.max_num_batched_tokens,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
         pipeline_s=_pipeline_s(served),
         jitter_s=_jitter_s(delays_ns),
         steps=[step for reader in readers.values() for step in reader.steps],
