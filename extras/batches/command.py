@@ -16,8 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from runtime.lifeline import ask_for_death_signal
-from supervisor.python_process import ROOT
+from supervisor.programs import start_launcher
 
 DONE, LEFT, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 POLL_S = 0.5
@@ -136,24 +135,8 @@ def _serve(path: Path, output: Path, flags: Sequence[str], num_lines: int, resul
 
     The server has no standby, as a restart delays a batch only a little.
     """
-    own_pid = os.getpid()
-    server = subprocess.Popen(
-        [
-            sys.executable,
-            str(ROOT / "launch.py"),
-            "--port",
-            "0",
-            "--no-standby",
-            *flags,
-            "--batch-run",
-            str(path),
-            str(output),
-        ],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        process_group=0,
-        preexec_fn=lambda: ask_for_death_signal(own_pid),  # noqa: PLW1509 (one prctl call)
-    )
+    arguments = ("--port", "0", "--no-standby", *flags, "--batch-run", str(path), str(output))
+    server = start_launcher(arguments, stderr=subprocess.PIPE)
     assert server.stderr is not None
     log, exit_code = server.stderr.fileno(), 0
     progress = Progress(num_lines, results.look())

@@ -4,12 +4,10 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -23,11 +21,10 @@ from messages.engines import SCHEDULER
 from messages.errors import SluiceError
 from messages.frame_files import UNIONS
 from messages.schema import SCHEMA_VERSION
-from runtime.lifeline import ask_for_death_signal
 from runtime.run_dir import RunDir
 from supervisor.client.admin_client import AdminClient
 from supervisor.flags import flags_of
-from supervisor.python_process import ROOT
+from supervisor.programs import start_launcher
 
 KINDS = (FRONTEND, *RING)
 NEVER_S = "1e9"
@@ -55,22 +52,14 @@ class StandIn:
         self._log = Path(self._folder.name) / "log"
         self._run_dir = RunDir(Path(self._folder.name) / "run")
         self._played = [kind for kind in KINDS if kind not in real]
-        command = [sys.executable, str(ROOT / "launch.py"), *server_flags(config, self._folder.name), *flags]
+        command = [*server_flags(config, self._folder.name), *flags]
         if SCHEDULER in real:
             command += ["--data-parallel", str(config.run.data_parallel)]
         else:  # nor has it ranks
             command += ["--tensor-parallel", "1"]
         command += ["--port", "0", "--run-dir", str(self._run_dir.path), "--external", *self._played]
-        own_pid = os.getpid()
         with self._log.open("wb") as log:
-            self._launcher = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,
-                preexec_fn=lambda: ask_for_death_signal(own_pid),  # noqa: PLW1509 (one prctl call)
-            )
+            self._launcher = start_launcher(command, stdout=log, stderr=log)
         self._waiter = Waiter()
         self._controls: list[ControlClient[ToProcess]] = []
         self._receivers: list[Receiver[Any]] = []
@@ -87,9 +76,7 @@ class StandIn:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop()
 
     def _wait_until_serving(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from extras.batches import command as batch
 from extras.batches.command import DONE, LEFT, UNUSABLE, Progress, ResultCount, run_batch
+from supervisor import programs
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -33,7 +34,7 @@ sys.exit({code})
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     """Of a file with three lines and a blank one, for a server that is played by a script."""
     (tmp_path / "in").write_text("1\n2\n\n3\n")
-    monkeypatch.setattr(batch, "ROOT", tmp_path)
+    monkeypatch.setattr(programs, "ROOT", tmp_path)
     return argparse.Namespace(input=tmp_path / "in", output=tmp_path / "out", server_flags=["--model", "m"])
 
 
@@ -83,7 +84,8 @@ def test_a_terminal_has_a_bar(options: argparse.Namespace, tmp_path: Path):
     play(tmp_path, num=3)
     terminal, other_end = os.openpty()
     command = "import argparse, sys; from pathlib import Path; from extras.batches import command as batch; "
-    command += "batch.ROOT, given = Path(sys.argv[1]), [Path(sys.argv[1]) / name for name in ('in', 'out')]; "
+    command += "from supervisor import programs; "
+    command += "programs.ROOT, given = Path(sys.argv[1]), [Path(sys.argv[1]) / name for name in ('in', 'out')]; "
     command += "flags = ['--model', 'm']; batch.run_batch(argparse.Namespace(input=given[0], output=given[1], "
     command += "server_flags=flags))"
     process = subprocess.Popen([sys.executable, "-c", command, str(tmp_path)], stderr=other_end, cwd=REPOSITORY)
