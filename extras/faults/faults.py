@@ -38,6 +38,7 @@ from messages.ring.steps import Batch
 from runtime.black_box.redaction import redact
 from runtime.process import ProcessLink
 from runtime.run_dir import RunDir
+from supervisor.manifest import read_json
 
 if TYPE_CHECKING:
     from scheduler_proc.deciding.scheduler import Scheduler
@@ -209,13 +210,7 @@ class Faults:
 
 def read_poisons(folder: Path) -> list[Poison]:
     """Returns the poison that the processes with frames in `folder` had. Raises `SluiceError`."""
-    file = folder / POISON_FILE
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=list[Poison])
-    except FileNotFoundError:
-        return []
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SluiceError(f"{file} is damaged: {error}") from None
+    return read_json(folder / POISON_FILE, list[Poison]) or []
 
 
 def write_poisons(folder: Path, poisons: Sequence[Poison]) -> None:

@@ -19,7 +19,7 @@ from messages.frames import Arrivals
 from messages.ring.replies import OpenStream
 from messages.ring.requests import AbortMsg, FramesLost, StopSeen, TokenizeMsg, UserMsg
 from runtime.run_dir import RunDir
-from supervisor.manifest import Manifest, read_manifest
+from supervisor.manifest import Manifest, read_json, read_manifest
 
 OPENINGS: dict[str, type[Any]] = {
     "": TokenizeMsg,
@@ -204,10 +204,5 @@ def _read_trouble(manifest: Path) -> str:
 
     Raises `SluiceError` if the manifest cannot be read.
     """
-    try:
-        told = msgspec.json.decode(manifest.read_bytes(), type=_Trouble)
-    except FileNotFoundError:
-        return ""
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SluiceError(f"{manifest} is damaged: {error}") from None
-    return f"{told.process}: {told.text}" if told.process else ""
+    told = read_json(manifest, _Trouble)
+    return f"{told.process}: {told.text}" if told and told.process else ""
