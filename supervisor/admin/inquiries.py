@@ -4,6 +4,8 @@ import fnmatch
 import os
 import time
 
+import msgspec
+
 from messages.control.admin import (
     Failed,
     InstructProcesses,
@@ -92,17 +94,11 @@ def instruct(group: ProcessGroup, command: InstructProcesses) -> Task:
 
 def _info(status: ProcessStatus, meter: UsageMeter) -> ProcessInfo:
     now_ns = time.monotonic_ns()
-    return ProcessInfo(
-        name=status.name,
-        state=status.state,
-        pid=status.pid,
-        incarnation=status.incarnation,
-        num_restarts=status.num_restarts,
-        beat_age_s=age_s(status.beat_ns, now_ns),
-        busy_s=age_s(status.busy_since_ns, now_ns),
-        cpu_percent=meter.cpu_percent(status.pid) if status.pid else None,
-        rss_bytes=meter.rss_bytes(status.pid) if status.pid else None,
-        phase=status.phase if status.state == "starting" else "",
-        fraction=status.fraction,
-        gauges=status.gauges,
-    )
+    measured = {
+        "beat_age_s": age_s(status.beat_ns, now_ns),
+        "busy_s": age_s(status.busy_since_ns, now_ns),
+        "cpu_percent": meter.cpu_percent(status.pid) if status.pid else None,
+        "rss_bytes": meter.rss_bytes(status.pid) if status.pid else None,
+        "phase": status.phase if status.state == "starting" else "",
+    }
+    return msgspec.convert(msgspec.structs.asdict(status) | measured, ProcessInfo)
