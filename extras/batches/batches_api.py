@@ -2,13 +2,13 @@
 
 import time
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from extras.batches.files_api import ends_of, need_store, on_disk, page_of, read_query
+from extras.batches.files_api import Page, need_store, on_disk, page_of, read_query
 from extras.batches.lines import ENDPOINTS
 from extras.batches.records import BatchRecord, ExpiresAfter
 from extras.batches.store import BatchStore
@@ -47,12 +47,8 @@ class BatchBody(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class BatchList(msgspec.Struct, frozen=True):
+class BatchList(Page, frozen=True, kw_only=True):
     data: list[BatchRecord]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-    object: Literal["list"] = "list"
 
 
 class BatchApi:
@@ -80,8 +76,8 @@ class BatchApi:
     async def list_batches(self, request: Request) -> JsonReply:
         """Raises `RequestError` (400)."""
         query = read_query(request, "after", "limit")
-        shown, has_more = await on_disk(lambda: page_of(self._store.list_batches(), query, DEFAULT_LIMIT, MAX_LIMIT))
-        return JsonReply(BatchList(shown, has_more, *ends_of(shown)))
+        page = await on_disk(lambda: page_of(self._store.list_batches(), query, DEFAULT_LIMIT, MAX_LIMIT))
+        return JsonReply(BatchList(**page))
 
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""

@@ -47,12 +47,17 @@ class UploadForm(msgspec.Struct, frozen=True, kw_only=True):
     )
 
 
-class FileList(msgspec.Struct, frozen=True):
-    data: list[FileRecord]
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a list."""
+
     has_more: bool
     first_id: str | None
     last_id: str | None
     object: Literal["list"] = "list"
+
+
+class FileList(Page, frozen=True, kw_only=True):
+    data: list[FileRecord]
 
 
 class FileDeleted(msgspec.Struct, frozen=True):
@@ -118,8 +123,7 @@ class FilesApi:
         elif query.get("order", "desc") != "desc":
             raise bad_request(f"order must be asc or desc, got {query['order'][:60]!r}", "order")
         found = [record for record in records if purpose in (None, record.purpose)]
-        shown, has_more = page_of(found, query, MAX_FILES, MAX_FILES)
-        return JsonReply(FileList(shown, has_more, *ends_of(shown)))
+        return JsonReply(FileList(**page_of(found, query, MAX_FILES, MAX_FILES)))
 
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
@@ -173,19 +177,16 @@ def read_query(request: Request, *names: str) -> dict[str, str]:
     return query
 
 
-def page_of(records: Iterable[Any], query: dict[str, str], default: int, most: int) -> tuple[list[Any], bool]:
-    """Returns the records after the one that the query names, and whether there are more. Raises `RequestError`."""
+def page_of(records: Iterable[Any], query: dict[str, str], default: int, most: int) -> dict[str, Any]:
+    """Returns the fields of a `Page` with the records after the one that the query names. Raises `RequestError`."""
     limit = read_count(query, "limit", default, most)
     after = query.get("after")
     if after:
         records = itertools.islice(itertools.dropwhile(lambda record: record.id != after, records), 1, None)
     found = list(itertools.islice(records, limit + 1))
-    return found[:limit], len(found) > limit
-
-
-def ends_of(records: list[Any]) -> tuple[str | None, str | None]:
-    """Returns the first and the last id."""
-    return (records[0].id, records[-1].id) if records else (None, None)
+    shown = found[:limit]
+    first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)
+    return {"data": shown, "has_more": len(found) > limit, "first_id": first_id, "last_id": last_id}
 
 
 async def on_disk(function: Callable[[], T]) -> T:

@@ -72,7 +72,7 @@ def test_it_is_told_now_and_then(capfd: pytest.CaptureFixture[str], monkeypatch:
     for after_s, num_done in ((5, 3), (10, 4), (15, 5), (20, 5), (35, 5), (45, 9)):
         now_s = 100.0 + after_s
         progress.show(num_done)
-    progress.show_end()
+    progress.show(9, is_end=True)
     assert capfd.readouterr().err.splitlines() == [
         "4 of 10 lines have a result, about 0:00:30 left",
         "5 of 10 lines have a result, about 0:00:33 left",
