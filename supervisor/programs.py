@@ -1,5 +1,6 @@
 """The commands of `launch.py`: which there are, and those that are programs of their own."""
 
+import argparse
 import os
 import subprocess
 import sys
@@ -24,6 +25,16 @@ def command_names() -> tuple[list[str], list[str]]:
     added = [entry for extra in installed_extras() for entry in extra.commands.items()]
     with_server = [*OPERATOR_COMMANDS, *(name for name, command in added if command.needs_server)]
     return with_server, [*(name for name, command in added if not command.needs_server), *find_programs()]
+
+
+def program_parser(command: str, description: str | None) -> argparse.ArgumentParser:
+    """Returns the parser of a program; its help shows `description` as it is written."""
+    return argparse.ArgumentParser(
+        prog=f"launch.py {command}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
 
 
 def start_launcher(arguments: Sequence[str], **streams: Any) -> "subprocess.Popen[bytes]":

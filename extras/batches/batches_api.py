@@ -94,17 +94,8 @@ def _create(store: BatchStore, body: BatchBody) -> BatchRecord:
         raise RequestError(ErrorInfo(429, f"{MAX_OPEN} batches are open: wait for one", code="too_many_batches"))
     now_s = int(time.time())
     amount, unit = int(body.completion_window[:-1]), body.completion_window[-1]
-    record = BatchRecord(
-        id="",
-        endpoint=body.endpoint,
-        input_file_id=body.input_file_id,
-        completion_window=body.completion_window,
-        created_at=now_s,
-        expires_at=now_s + amount * UNIT_S[unit],
-        metadata=body.metadata,
-        output_expires_after=body.output_expires_after,
-    )
-    return store.add_batch(record)
+    fields = msgspec.structs.asdict(body)
+    return store.add_batch(BatchRecord(id="", created_at=now_s, expires_at=now_s + amount * UNIT_S[unit], **fields))
 
 
 def _cancel(store: BatchStore, batch_id: str) -> BatchRecord:

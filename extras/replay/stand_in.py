@@ -15,7 +15,7 @@ import msgspec
 from extras.faults.messages import Poison, wrap
 from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.config.server import Config
-from messages.control.admin import Acknowledged, InstructProcesses, ProcessResult, ProcessResults
+from messages.control.admin import Acknowledged, InstructProcesses, ProcessResults
 from messages.control.processes import FRONTEND, RING, Hello, ProcessTable, Ready, Stop, ToProcess, kind_of
 from messages.engines import SCHEDULER
 from messages.errors import SluiceError
@@ -122,7 +122,8 @@ class StandIn:
         with AdminClient(self._run_dir) as line:
             for poison in poisons:
                 result = line.give(InstructProcesses((f"{SCHEDULER}*",), wrap(poison)), POISON_TIMEOUT_S)
-                if not isinstance(result, ProcessResults) or not all(map(_is_done, result.results.values())):
+                results = result.results.values() if isinstance(result, ProcessResults) else [result]
+                if not all(isinstance(one, Acknowledged) for one in results):
                     raise SluiceError(f"the recorded faults cannot be injected: {result}")
 
     def receive(self, timeout_s: float) -> list[Any]:
@@ -152,10 +153,6 @@ class StandIn:
         for channel in (*self._receivers, *self._senders.values(), *self._controls):
             channel.close()
         self._folder.cleanup()
-
-
-def _is_done(result: ProcessResult) -> bool:
-    return isinstance(result, Acknowledged)
 
 
 def server_flags(config: Config, folder: str) -> list[str]:

@@ -31,6 +31,7 @@ from extras.whatif.settings import VOCAB_SIZE, Setting, check_possible
 from extras.whatif.show import capacity_table, outcome_table
 from extras.whatif.traces import Arrival, fit_scale, num_cut, read_trace, replay
 from messages.errors import UsageError
+from supervisor.programs import program_parser
 
 DEFAULT_STEPS = Path("steps.json")
 
@@ -47,12 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="launch.py whatif",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = program_parser("whatif", __doc__)
     add = parser.add_argument
     add("source", type=Path, metavar="RECORDING|TRACE", help="the requests")
     add("--steps", type=Path, metavar="FILE", help="measured steps (default: those of the recording, or steps.json)")
