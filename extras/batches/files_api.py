@@ -9,10 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse
-from starlette.types import Message, Receive, Scope, Send
 
 from extras.batches.form_parser import FORM_BYTES, FormParser, file_too_large
 from extras.batches.line_run import run_whole
@@ -21,8 +18,7 @@ from extras.batches.results import DISK_FULL
 from extras.batches.store import KEEP_S, MAX_FILES, BatchStore
 from frontend.errors import not_found
 from frontend.http.query import read_count
-from frontend.http.responses import JsonReply
-from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
+from frontend.http.responses import FileReply, JsonReply
 from messages.errors import ErrorInfo, RequestError, bad_request
 
 UPLOAD_TIMEOUT_S = 600.0
@@ -129,36 +125,16 @@ class FilesApi:
         """Raises `RequestError` (404)."""
         return JsonReply(await on_disk(partial(self._store.find_file, request.path_params["id"])))
 
-    async def content(self, request: Request) -> "FileContent":
+    async def content(self, request: Request) -> FileReply:
         """Raises `RequestError` (404)."""
         record = await on_disk(partial(self._store.find_file, request.path_params["id"]))
-        return FileContent(self._store.content(record.id), media_type="application/jsonl")
+        return FileReply(self._store.content(record.id), media_type="application/jsonl")
 
     async def delete(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
         file_id: str = request.path_params["id"]
         await on_disk(partial(self._store.delete_file, file_id))
         return JsonReply(FileDeleted(file_id))
-
-
-class FileContent(FileResponse):
-    """An ASGI response: a file, or the part of it that a Range asks for."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trace = trace_of(scope)
-
-        async def note(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                trace.status = message["status"]
-                message["headers"] = [*message["headers"], (REQUEST_ID_HEADER, trace.request_id.encode())]
-            await send(message)
-
-        try:
-            await super().__call__(scope, receive, note)
-        except RuntimeError:
-            if trace.status:
-                raise
-            raise HTTPException(404) from None  # deleted meanwhile
 
 
 def need_store(store: BatchStore | None) -> BatchStore:
