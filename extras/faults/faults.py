@@ -219,20 +219,18 @@ def redact_poisons(folder: Path) -> None:
 class Rule:
     """A fault of an edge, and how many frames it still meets."""
 
-    def __init__(self, command: wire.EdgeFault):
-        self.kind = command.kind
-        self.delay_s = command.delay_s
-        self._probability = command.probability
-        self._num_left = command.num_frames
+    def __init__(self, fault: wire.EdgeFault):
+        self.fault = fault
+        self._num_left = fault.num_frames
 
     @property
     def is_over(self) -> bool:
-        return not self._probability and self._num_left == 0
+        return not self.fault.probability and self._num_left == 0
 
     def meets_next(self) -> bool:
         """True if the next frame is met."""
-        if self._probability:
-            return random.random() < self._probability
+        if self.fault.probability:
+            return random.random() < self.fault.probability
         self._num_left -= 1
         return True
 
@@ -252,12 +250,12 @@ class FaultySender(Sender[Any]):
         if not self.rules and self._slow_way is None:
             super()._put(frame)
             return
-        met = [rule for rule in self.rules if rule.meets_next()]
+        met = [rule.fault for rule in self.rules if rule.meets_next()]
         self.rules = [rule for rule in self.rules if not rule.is_over]
-        kinds = {rule.kind for rule in met}
+        kinds = {fault.kind for fault in met}
         if "corrupt" in kinds:
             frame = frame[: HEADER.size] + NEVER_USED + frame[HEADER.size :]
-        delay_s = sum(rule.delay_s for rule in met)
+        delay_s = sum(fault.delay_s for fault in met)
         if delay_s and self._slow_way is None:
             self._slow_way = _SlowWay(super()._put)
         put = super()._put if self._slow_way is None else self._slow_way.make_put(delay_s)

@@ -19,7 +19,7 @@ from messages.columns import INT32, runs_of, unpack_int32, unpack_int64
 from messages.control.processes import FRONTEND, kind_of
 from messages.engines import SCHEDULER
 from messages.errors import SluiceError, UsageError
-from messages.frame_files import Record, find_readers, reporting_damage
+from messages.frame_files import Record, find_readers, read_records, reporting_damage
 from messages.ring.replies import DetokenizeMsg, StepReplies
 from messages.ring.requests import UserMsg
 from messages.ring.timeline import ScheduleReport
@@ -77,9 +77,7 @@ def read_recording(folder: Path, num_skipped: int = 0) -> Recording:
 def _read(folder: Path, num_skipped: int) -> Recording:
     """Raises `SluiceError`."""
     config = read_manifest(folder).config
-    records = sorted(
-        (record for reader in find_readers(folder) for record in reader.read()), key=lambda one: one.monotonic_ns
-    )
+    records = read_records(find_readers(folder))
     if num_skipped:
         came_ns = [record.monotonic_ns for record, one in _messages(records, SCHEDULER) if isinstance(one, UserMsg)]
         begin_ns = ([*came_ns[num_skipped:], math.inf])[0]
