@@ -138,9 +138,8 @@ class Faults:
             raise SluiceError(f"it sends nothing to {command.receiver}, only to {', '.join(open_senders)}")
         for sender in senders:
             sender.rules.append(Rule(command))
-        which = (
-            f"each frame with probability {command.probability:g}" if command.probability else f"{command.num_frames}"
-        )
+        each = f"each frame with probability {command.probability:g}"
+        which = each if command.probability else f"{command.num_frames}"
         log.warning("injected: %s %s to the %s", command.kind, which, command.receiver)
         return Acknowledged(f"{command.kind} to {command.receiver}: {which}")
 

@@ -57,20 +57,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--prefix-caching", dest="enable_prefix_caching", type=_switches, metavar="on,off", help="likewise")
     add("--ttft-slo", type=_positive, metavar="X", help="seconds; finds how many requests a second keep p99 TTFT below")
     add("--num-requests", type=_count, default=1000, metavar="N", help="the first ones (default: %(default)s)")
-    add(
-        "--skip-requests",
-        type=_count,
-        default=0,
-        metavar="N",
-        help="requests to skip, while the server was cold (default: 0)",
-    )
+    add("--skip-requests", type=_count, default=0, metavar="N", help="requests of a cold server, to skip (default: 0)")
     add("--trace-speed", type=_positive, default=1.0, metavar="X", help="how much faster requests arrive (default: 1)")
-    add(
-        "--trace-scale",
-        type=_positive,
-        metavar="X",
-        help="tokens for one of the trace (default: 95 %% fit the context)",
-    )
+    add("--trace-scale", type=_positive, metavar="X", help="tokens for each of the trace (default: 95 %% fit)")
     add("--pipeline-ms", type=_positive, metavar="X", help="what HTTP, tokenizer and detokenizer add to a TTFT")
     add("--json", action="store_true", help="print JSON")
     return parser

@@ -123,13 +123,8 @@ def fit(steps: Sequence[MeasuredStep]) -> CostModel:
         deviation = np.median(np.abs(errors - np.median(errors)))
         is_kept = np.abs(errors - np.median(errors)) <= max(OUTLIER_DEVIATIONS * deviation, LEAST_OUTLIER)
     seconds = found.tolist()
-    return CostModel(
-        knots,
-        tuple(seconds[: len(knots)]),
-        tuple(seconds[len(knots) :]),
-        float(np.median(np.abs(errors))),
-        float(np.quantile(np.abs(errors), 0.9)),
-    )
+    median, p90 = np.quantile(np.abs(errors), (0.5, 0.9)).tolist()
+    return CostModel(knots, tuple(seconds[: len(knots)]), tuple(seconds[len(knots) :]), median, p90)
 
 
 def _choose_knots(num_steps: Counter[int]) -> tuple[int, ...]:

@@ -152,12 +152,8 @@ def _note_replies(requests: dict[int, _Request], replies: Iterable[tuple[Record,
         if isinstance(message, StepReplies):
             uids = (*unpack_int64(message.uids), *(final.uid for final in message.finals if final.token_ids))
             known = [requests[uid] for uid in uids if uid in requests]
-            is_waited_for = (
-                message.prefilled
-                or message.finals
-                or any(one.message.sampling_params.must_tell_tokens for one in known)
-            )
-            is_at_once = is_waited_for or not message.committed_ns
+            tells_tokens = any(one.message.sampling_params.must_tell_tokens for one in known)
+            is_at_once = message.prefilled or message.finals or tells_tokens or not message.committed_ns
             if message.committed_ns and is_at_once:
                 delays_ns.append(record.monotonic_ns - message.committed_ns)
             for one in known:
