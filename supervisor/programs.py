@@ -37,7 +37,7 @@ def program_parser(command: str, description: str | None) -> argparse.ArgumentPa
     )
 
 
-def start_launcher(arguments: Sequence[str], **streams: Any) -> "subprocess.Popen[bytes]":
+def start_launcher(arguments: Sequence[str], *, stdout: Any = None, stderr: Any = None) -> "subprocess.Popen[bytes]":
     """Starts another `launch.py`, in a process group of its own. It dies with this process."""
     own_pid = os.getpid()
     return subprocess.Popen(
@@ -45,7 +45,8 @@ def start_launcher(arguments: Sequence[str], **streams: Any) -> "subprocess.Pope
         stdin=subprocess.DEVNULL,
         process_group=0,
         preexec_fn=lambda: ask_for_death_signal(own_pid),  # noqa: PLW1509 (one prctl call)
-        **streams,
+        stdout=stdout,
+        stderr=stderr,
     )
 
 

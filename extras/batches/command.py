@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -70,8 +71,7 @@ class Progress:
         is_terminal = sys.stderr.isatty()
         has_size = is_terminal and os.get_terminal_size(sys.stderr.fileno()).columns > 0
         # Some terminals (in containers and scripts) report 0 columns, and tqdm would show nothing.
-        columns, rows = (None, None) if has_size else (80, 24)
-        size = {"ncols": columns, "nrows": rows}
+        size: dict[str, Any] = {} if has_size else {"ncols": 80, "nrows": 24}
         self.bar = tqdm(total=num_lines, initial=num_done, unit="line", disable=not is_terminal, miniters=1, **size)
         self._num_lines, self._num_first, self._begin_s = num_lines, num_done, time.monotonic()
         self._num_reported, self._reported_s = num_done, self._begin_s

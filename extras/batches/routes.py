@@ -26,6 +26,7 @@ EXAMPLE = {
     "endpoint": "/v1/chat/completions",
     "completion_window": "24h",
 }
+EXAMPLES = {"chats": EXAMPLE}
 
 
 def batching(files: FilesApi, batches: BatchApi) -> list[Endpoint]:
@@ -46,9 +47,8 @@ def _of_files(api: FilesApi) -> list[Endpoint]:
 
 def _of_batches(api: BatchApi) -> list[Endpoint]:
     create, end = "Answer the requests of a file when there is time", "End a batch; what is answered stays"
-    more = {"errors": (404, 429), "examples": {"chats": EXAMPLE}}
     return [
-        _POST("/v1/batches", api.create, create, BatchRecord, body=BatchBody, **more),
+        _POST("/v1/batches", api.create, create, BatchRecord, body=BatchBody, errors=(404, 429), examples=EXAMPLES),
         _BATCHES("/v1/batches", api.list_batches, "The batches, the newest first", BatchList, parameters=BATCH_QUERY),
         _ONE("/v1/batches/{id}", api.show, "One batch", BatchRecord),
         _ONE("/v1/batches/{id}/cancel", api.cancel, end, BatchRecord, method="POST", errors=(404, 409)),

@@ -57,11 +57,10 @@ class ServedRequests:
     def joined(cls, parts: Sequence["ServedRequests"]) -> "ServedRequests":
         """Returns what several engines have served, one after the other; counters add up."""
         times_s = [(part.arrived_s, part.first_s, part.last_s, part.gaps_s) for part in parts]
-        return cls(
-            *map(np.concatenate, zip(*times_s, strict=True)),
-            sum((part.waits for part in parts), Counter[str]()),
-            {name: sum(part.gauges[name] for part in parts) for name in parts[0].gauges},
-        )
+        arrived_s, first_s, last_s, gaps_s = map(np.concatenate, zip(*times_s, strict=True))
+        waits = sum((part.waits for part in parts), Counter[str]())
+        gauges = {name: sum(part.gauges[name] for part in parts) for name in parts[0].gauges}
+        return cls(arrived_s, first_s, last_s, gaps_s, waits, gauges)
 
 
 def serve(
