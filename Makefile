@@ -9,7 +9,7 @@ COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '$(NOT_STARTED)' $(VENV)/lib |
 INSTALL = $(BIN)/python -m kernels.cpu.build >/dev/null 2>&1 & $(BIN)/python -m pip install --quiet --no-compile --editable
 ARGS ?=
 
-.PHONY: serve test check fix docs lines bench test-gpu bench-gpu gpu-wheels gpu-install chaos starts sanitize clean
+.PHONY: serve test check fix docs lines bench test-gpu bench-gpu gpu-wheels gpu-install gpu-check chaos starts sanitize clean
 
 serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
@@ -56,6 +56,9 @@ test-gpu:
 
 bench-gpu:
 	$(ON_GPU) -m benchmarks.run_gpu $(ARGS)
+
+gpu-check:
+	$(ON_GPU) -m tools.check_gpu $(ARGS)
 
 gpu-wheels:
 	$(PYTHON) -m tools.gpu_wheels fetch $(ARGS)

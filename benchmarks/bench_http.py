@@ -7,11 +7,14 @@ prompts of 128 tokens, outputs of 128, no end token), and stops it.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 from benchmarks import bench_server
+from benchmarks.load.connection import Target
 from benchmarks.load.report import format_report
+from benchmarks.load.server_facts import get
 from benchmarks.model_shapes import SHAPES, make_shape, served_shape
 from benchmarks.result_file import ROOT, write_result
 from benchmarks.server_process import started_server
@@ -53,6 +56,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> None:
         served_shape(shape, options.tokenizer) as model_flags,
         started_server([*model_flags, "--device", options.device, *flags], START_TIMEOUT_S) as (_, target),
     ):
+        about = {"shape": options.shape, "device": options.device, "flags": flags, "degraded": find_degraded(target)}
         for concurrency in [2] if options.quick else options.concurrency:
             asked = load_flags(concurrency, "8" if options.quick else TOKENS)
             settings = bench_server.make_parser().parse_args(["--url", target.origin, *asked])
@@ -60,8 +64,13 @@ def run(options: argparse.Namespace, flags: list[str]) -> None:
             print(format_report(report), flush=True)
             loads.append({"settings": {"concurrency": concurrency, "shared_prefix": 0}, "report": report})
             if options.json:
-                about = {"shape": options.shape, "device": options.device, "flags": flags}
                 write_result(options.json, "http", {**about, "loads": loads})
+
+
+def find_degraded(target: Target) -> dict[str, str]:
+    """Returns what each process lacks, by name; empty if none lacks anything."""
+    processes = json.loads(get(target, "/health")[1]).get("processes", {})
+    return {name: process["degraded"] for name, process in processes.items() if process.get("degraded")}
 
 
 def load_flags(concurrency: int, tokens: str) -> list[str]:

@@ -144,6 +144,34 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+class LoadTimes:
+    """Shows the progress of loading, and measures it and what of it the captures took, the rehearsal's included."""
+
+    def __init__(self) -> None:
+        self.seconds = {"load_s": 0.0, "capture_s": 0.0}
+        self._begin_s = self._last_s = time.perf_counter()
+        self._is_capturing = False
+
+    def report(self, text: str, fraction: float | None) -> None:
+        self._pass()
+        self._is_capturing = text.startswith("capturing")
+        print(f"\r{text:<60}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        self._pass()
+        self.seconds["load_s"] = self._last_s - self._begin_s
+        print(file=sys.stderr)
+
+    def since_end(self) -> float:
+        return time.perf_counter() - self._last_s
+
+    def _pass(self) -> None:
+        now_s = time.perf_counter()
+        if self._is_capturing:
+            self.seconds["capture_s"] += now_s - self._last_s
+        self._last_s = now_s
+
+
 def run(options: argparse.Namespace, server_flags: list[str]) -> dict:
     """Loads the model and runs the workload once; raises `SluiceError`."""
     shape = SHAPES[options.shape]
@@ -156,9 +184,11 @@ def run(options: argparse.Namespace, server_flags: list[str]) -> dict:
         placement = backend.find_placement(config.model, config.cache, HfConfig(shape))
         backend.bind(config, placement, Place(engine=1))
         limits = measure_limits(placement.device)
-        engine = OfflineEngine(config, lambda text, _: print(f"\r{text:<60}", end="", file=sys.stderr, flush=True))
-    print(file=sys.stderr)
-    engine.generate([[1, 2, 3]], [SamplingParams(4, temperature=TEMPERATURE, ignore_eos=True)])
+        load = LoadTimes()
+        engine = OfflineEngine(config, load.report)
+        load.end()
+    engine.generate([[1, 2, 3]], [SamplingParams(1, temperature=TEMPERATURE, ignore_eos=True)])
+    first_token_s = load.since_end()
     num_steps = engine.gauges["steps"]
     begin_s = time.perf_counter()
     outputs = engine.generate(prompts, params)
@@ -175,6 +205,9 @@ def run(options: argparse.Namespace, server_flags: list[str]) -> dict:
         "device": describe(placement.device),
         **(gpu_facts(placement.device) if backend.name == "cuda" else {"torch": str(torch.__version__)}),
         "flags": server_flags,
+        "degraded": engine.degraded,
+        **load.seconds,
+        "first_token_s": first_token_s,
         "dtype": placement.dtype_name,
         "num_sequences": options.num_sequences,
         "shared_prefix_tokens": options.shared_prefix,

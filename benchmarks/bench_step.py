@@ -50,17 +50,20 @@ def main(arguments: list[str] | None = None) -> int:
         options.rows, options.steps = [1], 1
     shape = make_shape(options.shape, 1 if options.quick else None)
     device = torch.device(options.device)
+    begin_s = time.perf_counter()
     try:
         runner = load_shape(shape, [*own_flags(options, shape), *flags])
     except SluiceError as error:
         print(f"bench_step: {error}", file=sys.stderr)
         return 1
+    load_s = time.perf_counter() - begin_s
     limits = {
         "copy GB/s": copy_bandwidth(LIMIT_ROUNDS, device),
         "bfloat16 product GFLOP/s": product_rate(LIMIT_ROUNDS, device),
     }
     facts = gpu_facts(device) if device.type == "cuda" else {}
     settings = {"shape": options.shape, "context": options.context, "flags": flags, "is_quick": options.quick}
+    settings |= {"degraded": runner.degraded, "load_s": load_s}
     rows: list[Row] = []
     for row in measure(runner, shape, options, limits):
         show(row)

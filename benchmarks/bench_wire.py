@@ -28,7 +28,8 @@ from frontend.requests.generation import Generation
 from frontend.requests.registry import Registry
 from messages.channels import Receiver, Sender, Waiter
 from messages.columns import pack_int32, pack_int64
-from messages.ring.replies import DetokenizeMsg, OpenStream, ToDetokenizer, ToFrontend
+from messages.ring.peers import ToFrontend
+from messages.ring.replies import DetokenizeMsg, OpenStream, ToDetokenizer
 from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg, ToScheduler, ToTokenizer, UserMsg
 
 NUM_WARMUP = 20

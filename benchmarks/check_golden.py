@@ -47,6 +47,8 @@ class Finding:
     num_same_cases: int = 0
     num_same_tokens: int = 0
     error: str = ""
+    degraded: str = ""
+    """What the engine lacks, such as a kernel that cannot be compiled: the tokens do not show whether it is right."""
 
     @property
     def is_right(self) -> bool:
@@ -97,7 +99,7 @@ def check(model: Path, dtype: str, form: str, flags: Sequence[str]) -> Finding:
         return replace(found, error=f"{type(error).__name__}: {str(error)[:300]}")
     same = [count_same(output.token_ids, right) for output, right in zip(outputs, expected, strict=True)]
     num_cases = sum(count == len(right) for count, right in zip(same, expected, strict=True))
-    return replace(found, num_same_cases=num_cases, num_same_tokens=sum(same))
+    return replace(found, num_same_cases=num_cases, num_same_tokens=sum(same), degraded=engine.degraded)
 
 
 def count_same(ours: Sequence[int], right: Sequence[int]) -> int:
@@ -107,7 +109,8 @@ def count_same(ours: Sequence[int], right: Sequence[int]) -> int:
 
 def describe(found: Finding) -> str:
     state = found.error or f"{found.num_same_tokens} of {found.num_tokens} tokens"
-    return f"{found.model:<28} {found.dtype:<9} {found.form:<11} {state}"
+    degraded = f", degraded: {found.degraded}" if found.degraded else ""
+    return f"{found.model:<28} {found.dtype:<9} {found.form:<11} {state}{degraded}"
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ def list_parts() -> list[Part]:
     return [
         Part("golden", "check_golden", quick=("--quick", "--cpu-threads", "1")),
         step(MAIN),
+        prefill(MAIN),
         *(offline(MAIN, suffix, flags) for suffix, flags in OFFLINE_VARIANTS.items()),
         tuning("decode", "Qwen3-0.6B"),
         tuning("prefill", "Qwen3-0.6B"),
@@ -73,6 +74,11 @@ def step(shape: str, suffix: str = "", flags: tuple[str, ...] = ()) -> Part:
     return Part(
         f"step_{shape}{suffix}", "bench_step", ("--shape", shape, *flags), ("--quick", *QUICK, "--cpu-threads", "1")
     )
+
+
+def prefill(shape: str) -> Part:
+    """Returns the part that times steps of one prompt."""
+    return Part(f"prefill_{shape}", "bench_prefill", ("--shape", shape), ("--quick", *QUICK, "--cpu-threads", "1"))
 
 
 def offline(shape: str, suffix: str = "", flags: tuple[str, ...] = ()) -> Part:

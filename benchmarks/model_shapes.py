@@ -227,6 +227,31 @@ def plan_decode(num_rows: int, context: int) -> Batch:
     return Batch(step_id=0, num_decode_rows=num_rows, num_pages_per_row=pages_a_row, **columns)
 
 
+def plan_prefill(num_tokens: int) -> Batch:
+    """Returns a step of one prompt, of which it computes all tokens and samples the next."""
+    num_pages = -(-num_tokens // PAGE_SIZE)
+    columns = fill_columns(
+        Batch,
+        {ROW: 1, TOKEN: num_tokens, SAMPLED: 1},
+        query_lens=pack_int32([num_tokens]),
+        token_ids=pack_int32(index % 1000 for index in range(num_tokens)),
+        positions=pack_int32(range(num_tokens)),
+        slots=pack_int64(range(num_tokens)),
+        page_tables=pack_int32(range(num_pages)),
+        sample_tokens=pack_int32([num_tokens - 1]),
+        sample_positions=pack_int64([num_tokens]),
+    )
+    return Batch(step_id=0, num_decode_rows=0, num_pages_per_row=num_pages, **columns)
+
+
+def prefill_flop(shape: dict[str, object], num_tokens: int) -> int:
+    """Returns the operations of `plan_prefill`'s step: only the last token reaches the head."""
+    model = read_shape(shape, num_tokens)
+    head = model.vocab_size * model.hidden_size
+    attention = 4 * sum(layer.attention.query_size for layer in model.layers) * (num_tokens + 1) // 2
+    return num_tokens * (2 * (weight_bytes(model, 1) - head) + attention) + 2 * head
+
+
 def step_bytes(shape: dict[str, object], num_rows: int, num_keys: int, weight_format: str = "bfloat16") -> float:
     """Returns what a step must at least read: the weights, and the K and V of every row, in bfloat16."""
     model = read_shape(shape, num_keys)

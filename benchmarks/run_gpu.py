@@ -24,6 +24,7 @@ from benchmarks import performance_page
 from benchmarks.gpu_parts import Part, list_parts
 from benchmarks.result_file import now, write_result
 from benchmarks.timed_command import exit_on_signals, run_command
+from tools.check_gpu import ask_driver as ask_driver_for
 
 RESULTS = Path("benchmarks/results")
 FILE = "gpu.json"
@@ -31,6 +32,9 @@ PACKAGE = "benchmarks"
 """Where the modules of parts are."""
 LEAST_START_S = 20.0
 """With less of the budget left no part is started: loading alone takes longer."""
+
+STATE_FIELDS = ("pstate", "clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
+"""What the driver reports of the GPU before and after each part: a throttled GPU explains a slow one."""
 
 GPU_QUERY = "name,memory.total,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu"
 
@@ -52,6 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     exit_on_signals()
     results = Results(options.results / FILE, [part.name for part in every])
+    if options.skip_done:
+        parts = [part for part in parts if results.parts.get(part.name, {}).get("state") != "ok"]
     results.facts |= {"device": options.device, "is_quick": options.quick, "nvidia-smi": ask_driver()}
     failed = run_parts(parts, options, results)
     if options.results == RESULTS:
@@ -69,6 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="the smallest case of each part")
     add("--only", nargs="+", metavar="PART", help="parts whose names begin so (default: all)")
     add("--list", action="store_true", help="print the names of the parts, in order, and run none")
+    add("--skip-done", action="store_true", help="leave out parts that the result file has, without a failure")
     add("--budget-s", type=float, default=7200.0, metavar="S", help="of all parts together (default: %(default)s)")
     add("--results", type=Path, default=RESULTS, metavar="DIR", help=f"for {FILE} (%(default)s, and the page is made)")
     return parser
@@ -129,10 +136,13 @@ def run_part(part: Part, options: argparse.Namespace, timeout_s: float, results:
         }
         results.put(part.name, running)
         environment = {"PYTHONUNBUFFERED": "1", **interpreter_setting(part, options.device)}
+        gpu = {"before": ask_driver_state()}
         try:
             outcome = run_command(command, timeout_s, sys.stdout, environment)
         finally:  # also if this process is asked to end
             running |= read_written(file)
+            if gpu["before"]:
+                running["gpu_state"] = {**gpu, "after": ask_driver_state()}
             results.put(part.name, running)
     done: PartResult = {**running, "state": "ok", "reason": "", "seconds": outcome.seconds}
     if not outcome.is_ok:
@@ -156,6 +166,10 @@ def interpreter_setting(part: Part, device: str) -> dict[str, str]:
     if device == "cuda":
         return {"TRITON_INTERPRET": "0"}
     return {"TRITON_INTERPRET": "1"} if part.module == "tune_launches" else {}
+
+
+def ask_driver_state() -> dict[str, str]:
+    return ask_driver_for(STATE_FIELDS)
 
 
 def ask_driver() -> list[str] | None:

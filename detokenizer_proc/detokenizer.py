@@ -13,6 +13,7 @@ from detokenizer_proc.vocabulary import Vocabulary
 from messages.columns import pack_counts, pack_int32, pack_int64, runs_of, unpack_int32, unpack_int64
 from messages.errors import ErrorInfo
 from messages.ring.cache import CacheExplained, CacheListed
+from messages.ring.peers import ToFrontend
 from messages.ring.replies import (
     CacheFlushed,
     DetokenizeMsg,
@@ -23,7 +24,6 @@ from messages.ring.replies import (
     PromptReply,
     StepReplies,
     ToDetokenizer,
-    ToFrontend,
     UserReply,
 )
 from messages.ring.requests import DropBefore, FramesLost, StopSeen

@@ -34,8 +34,8 @@ from messages.columns import num_int32, unpack_int32
 from messages.control.processes import QuietRequest
 from messages.errors import ChannelFullError, ErrorInfo
 from messages.ring.cache import CacheExplained, CacheListed
-from messages.ring.peers import PeerAnswer, PeerAsk
-from messages.ring.replies import CacheFlushed, DecodeReply, EncodeReply, StepReplies, ToFrontend, Usage, UserReply
+from messages.ring.peers import PeerAnswer, PeerAsk, ToFrontend
+from messages.ring.replies import CacheFlushed, DecodeReply, EncodeReply, StepReplies, Usage, UserReply
 from messages.ring.requests import AbortMsg, AbortReason, FramesLost, Stamps, TokenizeMsg
 from messages.ring.timeline import ScheduleReport, Tokenized
 from runtime.process import ProcessLink

@@ -18,7 +18,8 @@ import msgspec
 from messages.control.processes import kind_of
 from messages.errors import SluiceError
 from messages.frames import HEADER
-from messages.ring.replies import ToDetokenizer, ToFrontend
+from messages.ring.peers import ToFrontend
+from messages.ring.replies import ToDetokenizer
 from messages.ring.requests import ToScheduler, ToTokenizer
 from messages.ring.steps import ToRank
 from messages.schema import SCHEMA_VERSION

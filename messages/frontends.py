@@ -6,10 +6,17 @@ from typing import Any
 
 from messages.channels import Sender
 from messages.columns import pack_counts, pack_int32, pack_int64, runs_of, unpack_int32, unpack_int64
-from messages.ring.replies import StepReplies, ToFrontend
+from messages.control.processes import FRONTEND, ProcessStatus, kind_of
+from messages.ring.peers import ToFrontend
+from messages.ring.replies import StepReplies
 from messages.ring.requests import DropBefore, FramesLost
 from messages.ring.timeline import ScheduleReport, Tokenized
 from messages.ring.uids import GoneRequests, block_of, first_uid_of, frontend_socket
+
+
+def socket_of(status: ProcessStatus) -> str:
+    """Returns the name of the socket that a process binds; each frontend has its own."""
+    return frontend_socket(status.uid_block) if kind_of(status.name) == FRONTEND else status.name
 
 
 class FrontendSenders:

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from messages.control.processes import ToLauncher, ToProcess
-from messages.ring.replies import ToDetokenizer, ToFrontend
+from messages.ring.peers import ToFrontend
+from messages.ring.replies import ToDetokenizer
 from messages.ring.requests import ToScheduler, ToTokenizer
 from messages.ring.steps import ToRank
 

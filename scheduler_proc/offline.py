@@ -65,6 +65,11 @@ class OfflineEngine:
         gc.collect()
         gc.freeze()
 
+    @property
+    def degraded(self) -> str:
+        """Reports missing and slower parts, such as a kernel that plain torch replaces; empty if there are none."""
+        return self._runner.degraded
+
     def generate(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Output]:
         """Returns the output of each prompt with its parameters.
 

@@ -1,4 +1,4 @@
-"""Which of the processes that say hello belong to the run."""
+"""Decides which of the processes that say hello belong to the run."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from supervisor.child import Child
 
 
 def find_reason_to_refuse(child: Child | None, names: Sequence[str], hello: Hello) -> str | None:
-    """Returns what speaks against a process, `None` if it belongs to the run.
+    """Returns the reason to reject a process, `None` if it belongs to the run.
 
-    `child` is what the run has under the name that it gives itself; `names` are all that there are.
+    `child` is the run's process of the name that it reports; `names` are all names of the run.
     """
     if hello.schema_version != SCHEMA_VERSION:
         return (

@@ -65,7 +65,7 @@ class Child:
 
     def __init__(self, command: Command):
         self.name = command.name
-        """What it is called in the run: `tokenizer`, or `tokenizer.next` while it stands by to become that."""
+        """Its name in the run: `tokenizer`, or `tokenizer.next` while it stands by to replace that."""
         self.command = command
         self.is_external = command.is_external
         self.pid = 0

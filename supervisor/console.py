@@ -1,4 +1,4 @@
-"""What the operator sees: one line an event, a bar for progress on a terminal, and never a wait for a slow reader."""
+"""The operator's output: one line per event, a progress bar on a terminal, and never a wait for a slow reader."""
 
 import os
 import select
@@ -12,7 +12,7 @@ MAX_HELD_LINES = 1000
 """Lines kept while the terminal does not read (stopped, or a stuck pipe); older ones are dropped and counted."""
 
 CHUNK_BYTES = 4096
-"""What a pipe that polls writable takes without blocking (PIPE_BUF)."""
+"""The number of bytes that a pipe accepts without blocking once it polls writable (PIPE_BUF)."""
 
 CLOSE_TIMEOUT_S = 1.0
 NAME_WIDTH = 12
@@ -53,7 +53,7 @@ class Console:
                 self._write(_make_json("info", name, pid, "stderr", line))
 
     def progress(self, name: str, phase: str, fraction: float) -> None:
-        """Shows how far `phase` of process `name` is; `fraction` in [0, 1]."""
+        """Shows the progress of `phase` of process `name`; `fraction` in [0, 1]."""
         if self.is_json:
             return
         percent = int(100 * min(1.0, max(0.0, fraction)))
@@ -73,13 +73,13 @@ class Console:
         self._told_percents = {key: percent for key, percent in self._told_percents.items() if key[0] != name}
 
     def end_progress(self) -> None:
-        """Takes the bar away."""
+        """Removes the bar."""
         if self._bar:
             self._bar = ""
             self._write("\r\x1b[K")
 
     def flush(self) -> None:
-        """Writes what is held back as far as it goes without waiting."""
+        """Writes held-back output as far as possible without waiting."""
         while self._held and self._is_writable(0):
             chunk = self._held.popleft()
             try:
@@ -95,7 +95,7 @@ class Console:
                 return
 
     def close(self) -> None:
-        """Writes what is held back, for at most a second."""
+        """Writes held-back output, for at most a second."""
         self.end_progress()
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         while self._held and time.monotonic() < deadline:

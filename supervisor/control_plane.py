@@ -13,11 +13,11 @@ class ControlPlane(ControlServer[ToLauncher]):
     def __init__(self, path: Path):
         super().__init__(path, ToLauncher)
         self._num_unfinished: dict[str, int] = {}
-        """By process that has drained: the requests that are left in it."""
+        """The number of requests left in each process that has drained."""
         self._asks: list[tuple[bytes, Ask]] = []
         self._last_instruction_id = 0
         self._results: dict[int, ProcessResult | None] = {}
-        """By instruction; `None` while the process has not answered."""
+        """The result of each instruction; `None` while the process has not answered."""
 
     def wait(self, timeout_s: float) -> None:
         """Blocks until a report arrives, or the time is over."""
@@ -57,11 +57,11 @@ class ControlPlane(ControlServer[ToLauncher]):
         return self._results.get(instruction_id)
 
     def forget_instruction(self, instruction_id: int) -> None:
-        """Waits for the result no longer."""
+        """Stops waiting for the result."""
         self._results.pop(instruction_id, None)
 
     def note(self, name: str, report: Drained | InstructionDone | Ask) -> None:
-        """Keeps a report for those who ask for it; a result without a waiting caller is dropped."""
+        """Keeps a report until it is requested; a result without a waiting caller is dropped."""
         match report:
             case Drained(num_unfinished):
                 self._num_unfinished[name] = num_unfinished
@@ -72,6 +72,6 @@ class ControlPlane(ControlServer[ToLauncher]):
                 self._asks.append((self.identity_of(name), report))
 
     def pop_asks(self) -> list[tuple[bytes, Ask]]:
-        """Returns, and forgets, what processes have asked the launcher for, each with the connection to answer."""
+        """Returns and forgets the processes' requests to the launcher, each with the connection to answer."""
         asks, self._asks = self._asks, []
         return asks

@@ -13,7 +13,7 @@ COMMAND = python_command("scheduler_proc")
 
 
 class EarlyScheduler:
-    """A process that imports what a scheduler needs, and waits for its command line. `end` it if none comes."""
+    """A process that imports a scheduler's modules and waits for its command line. Call `end` if none comes."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What the operator reads about a process that has ended."""
+"""Describes to the operator how a process has ended."""
 
 import time
 from collections.abc import Iterable
@@ -7,19 +7,19 @@ from supervisor.child import Child
 
 
 def tell_end(child: Child, was_starting: bool) -> str:
-    """Returns what happened to a process, in one line: it never came to serve, or it died."""
+    """Returns one line about the end of a process: its start failed, or it died."""
     if was_starting:
         return f"cannot start: {child.boot_error or f'it {child.ending}'}"
     return f"died: it {child.ending} after {time.monotonic() - child.started_s:.1f} s"
 
 
 def tell_fatal_end(child: Child, was_starting: bool) -> str:
-    """Returns the same for an end that is the run's end too, with what the process has written last."""
+    """Returns the same for an end that also ends the run, with the last output of the process."""
     is_explained = was_starting and child.boot_error
     return f"{child.name} {tell_end(child, was_starting)}{'' if is_explained else quote(child.last_lines)}"
 
 
 def quote(lines: Iterable[str]) -> str:
-    """Returns the lines as a quotation that follows a sentence; nothing if there are none."""
+    """Returns the lines as a quotation that follows a sentence; empty if there are none."""
     text = "\n".join(f"  | {line}" for line in lines)
     return f"\nits last lines:\n{text}" if text else ""

@@ -30,7 +30,7 @@ from supervisor.process_group import ProcessGroup, hears_table
 from supervisor.restarts import NoRestartError, Restarts
 
 LAST_WORDS_S = 0.2
-"""How long the loop collects what a dead process has still written and reported."""
+"""The time for which the loop still collects the output and reports of a dead process."""
 
 EXPLANATION_S = 2.0
 """The same for a process that exited with an error: on a busy machine its explanation may arrive late."""
@@ -46,7 +46,7 @@ class RunFailedError(SluiceError):
 
 
 class Lifecycle:
-    """Starts the processes of `group`, follows what becomes of them, and replaces those that die."""
+    """Starts the processes of `group`, follows their reports, and replaces those that die."""
 
     def __init__(self, settings: RunConfig, group: ProcessGroup, console: Console, take_snapshot: TakeSnapshot):
         self.group = group

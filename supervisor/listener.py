@@ -19,7 +19,7 @@ def open_listener(host: str, port: int, run_path: Path) -> socket.socket:
     """Returns a socket that listens on `host` and `port` (0: a free one).
 
     Processes that a killed launcher has left in `run_path` and that still hold the port are ended. Raises `BootError`
-    where the port is in use or the address is none of this machine's.
+    if another process uses the port, or if the address does not belong to this machine.
     """
     try:
         return _listen(host, port)

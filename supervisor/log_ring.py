@@ -1,4 +1,4 @@
-"""What a process has written last, over all its incarnations, for an operator who asks."""
+"""The latest output of a process, over all its incarnations, for the operator."""
 
 from collections import deque
 from collections.abc import Iterable

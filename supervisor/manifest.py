@@ -1,4 +1,4 @@
-"""The manifest next to recorded frames: what the server was, so that `launch.py replay` can start the same again."""
+"""The manifest next to recorded frames: the server's description, with which `launch.py replay` starts it again."""
 
 import hashlib
 import importlib.metadata
@@ -73,13 +73,13 @@ def make_manifest(config: Config) -> Manifest:
 
 
 def identify_model(model_dir: Path) -> tuple[ModelFile, ...]:
-    """Returns the files of the model, by which another directory can be told to hold the same."""
+    """Returns the files of the model, by which another directory with the same model is recognised."""
     files = sorted({file for pattern in MODEL_FILES for file in model_dir.glob(pattern) if file.is_file()})
     return tuple(map(_identify, files))
 
 
 def digests_of(model_dir: Path) -> dict[str, str]:
-    """Returns what each file of the model holds, by name, as short text."""
+    """Returns a short text about the contents of each file of the model, by name."""
     return {file.name: f"{file.num_bytes} bytes, {file.digest}" for file in identify_model(model_dir)}
 
 

@@ -14,7 +14,7 @@ from runtime.numa import allowed_cpus, file_of_group, read_nodes
 from runtime.run_dir import RunDir
 
 SLICE_BYTES = 16 << 20
-"""Mapped at a time: what the launcher has mapped counts as its own where the system runs out of memory."""
+"""The bytes that are mapped at a time: when memory runs out, the system counts mapped bytes as the launcher's own."""
 
 
 class MemoryFiles:
@@ -30,7 +30,7 @@ class MemoryFiles:
         num_groups = len(read_nodes(allowed_cpus()))
         for group in range(num_groups):
             self._make(file_of_group(run_dir.weights_file, group))
-        # Of several nodes only a scheduler knows which is its own.
+        # With several NUMA nodes only a scheduler knows its own.
         self._num_weight_bytes = num_weight_bytes if num_groups == 1 else 0
         os.truncate(run_dir.weights_file, self._num_weight_bytes)
 
@@ -60,7 +60,7 @@ class MemoryFiles:
             self._make(path)
 
     def drop(self, name: str) -> None:
-        """No process follows `name`."""
+        """Closes the file of process `name`, which will have no successor."""
         self._close(self._run_dir.kv_file(place_of(name)))
 
     def close(self) -> None:

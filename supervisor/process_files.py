@@ -1,4 +1,4 @@
-"""What the system shows of a process from outside, also of one that is stopped or hangs."""
+"""The system's information about a process from outside, even about one that is stopped or hangs."""
 
 import contextlib
 from pathlib import Path
@@ -13,7 +13,7 @@ RunState = Literal["runs", "stopped", "traced"]
 
 
 def run_state_of(pid: int) -> RunState:
-    """Returns whether process `pid` has been stopped by a signal or a debugger; `runs` where it cannot be seen."""
+    """Returns whether process `pid` has been stopped by a signal or a debugger; `runs` if its state cannot be read."""
     with contextlib.suppress(OSError):
         state = _state_of(Path(f"/proc/{pid}"))
         return "stopped" if state == STOPPED else "traced" if state == TRACED else "runs"

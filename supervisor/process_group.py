@@ -34,7 +34,7 @@ FRESH_S = 5.0
 
 @dataclass(frozen=True)
 class Site:
-    """What the launcher has opened for a run before any process starts."""
+    """The files and sockets that the launcher opens for a run before any process starts."""
 
     run_dir: RunDir
     listener: socket.socket
@@ -112,7 +112,7 @@ class ProcessGroup:
         return child.name in self and self.status(child).is_up
 
     def is_ready(self) -> bool:
-        """True if every process serves, apart from engines on machines that have not joined yet."""
+        """True if every process serves, except engines on machines that have not joined yet."""
         return self.board.is_ready([child.name for child in self if child.command.is_remote])
 
     def note_started(self) -> None:
@@ -212,7 +212,7 @@ class ProcessGroup:
         self._children[name] = child
 
     def await_successor(self, child: Child) -> None:
-        """Makes requests wait: the successor of `child` is about to take over."""
+        """Makes requests wait, because the successor of `child` is about to take over."""
         self.board.awaited(child.name)
         self.publish(at_once=True)
 

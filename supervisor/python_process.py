@@ -1,4 +1,4 @@
-"""How a module of this program is run in a process of its own. It imports nothing of ours, nor anything large."""
+"""Runs a module of this program in a process of its own. It imports nothing of ours, and nothing large."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Which dead process is started again, and when: the rules, the back-off and the limit.
+"""Decides which dead process is started again, and when: the rules, the back-off and the limit.
 
 Times are `time.monotonic()`, given by the caller.
 """
@@ -16,7 +16,7 @@ LONGEST_PAUSE_S = 4.0
 """Short, so that a process that dies as soon as it starts soon reaches the limit, which ends the run."""
 
 HEALTHY_S = 10.0
-"""A process that has served for so long is healthy: its next death is a first one, and not part of a series."""
+"""A process that has served for this long is healthy: its next death does not count as part of a series."""
 
 MINUTE_S = 60.0
 RULES = ("always", "never")
@@ -79,7 +79,7 @@ class Restarts:
         return Restart(pause_s, text)
 
     def due_in_s(self, now_s: float) -> float:
-        """Returns when the next process is due, 0 for now; never if none is to be started."""
+        """Seconds until the next restart is due: 0 if it is due now, `inf` if none is scheduled."""
         return max(0.0, min(self._due_s.values(), default=float("inf")) - now_s)
 
     def pop_due(self, now_s: float) -> list[str]:
@@ -90,7 +90,7 @@ class Restarts:
         return due
 
     def cancel(self) -> None:
-        """Forgets all that is to be started."""
+        """Cancels all scheduled restarts."""
         self._due_s.clear()
 
 

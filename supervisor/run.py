@@ -131,7 +131,7 @@ def check_flags(sections: dict[str, Any]) -> Config:
 
 
 def check_device(config: Config) -> None:
-    """Raises `UsageError` for a `--device` that does not exist, or GPUs that are too few for all ranks."""
+    """Raises `UsageError` for a `--device` that does not exist, or for fewer GPUs than ranks."""
     model, num_ranks = config.model, config.most_engines * config.run.tensor_parallel
     if not re.fullmatch(r"auto|cpu|cuda(:\d+(,cuda:\d+)*)?", model.device):
         raise UsageError(f"--device: {model.device!r} is not valid: expected auto, cpu, cuda, or GPUs as cuda:0,cuda:1")

@@ -10,14 +10,14 @@ from supervisor.lifecycle import Lifecycle
 
 STOP_TIMEOUT_S = 3.0
 FRONT_STOP_TIMEOUT_S = 2.0
-"""What the frontend gets, before the others are stopped, to end the streams of its clients."""
+"""The time for the frontend to end the streams of its clients before the others are stopped."""
 
 HURRIED_STOP_TIMEOUT_S = 1.0
 DRAIN_MARGIN_S = 1.0
 
 
 class Loop(Protocol):
-    """The launcher's loop, as those see it who wait in it."""
+    """The launcher's loop, as code that waits in it sees it."""
 
     @property
     def is_hurried(self) -> bool:
@@ -40,7 +40,7 @@ class Shutdown:
         self.is_wanted = False
 
     def drain(self, timeout_s: float) -> None:
-        """Makes the frontends refuse new requests and waits for their last request, or for their time to be over."""
+        """Makes the frontends refuse new requests and waits for their last request, at most for their time limit."""
         if not self._group.has_listening_frontend() or self._loop.is_hurried or self.is_wanted:
             return
         self.begin_drain(timeout_s)

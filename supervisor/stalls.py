@@ -19,7 +19,7 @@ from messages.control.processes import (
     worker_number,
 )
 from messages.engines import SCHEDULER
-from messages.ring.uids import socket_of
+from messages.frontends import socket_of
 from supervisor.process_files import RunState
 
 DETOKENIZER = "detokenizer"
@@ -100,7 +100,7 @@ class StallDetector:
         return new
 
     def _find(self, statuses: Collection[ProcessStatus], now_ns: int) -> Iterator[PossibleStall]:
-        """Yields what stalls now, the most certain and exact evidence first."""
+        """Yields the current stalls, the most certain and exact evidence first."""
         for status in statuses:
             yield from self._find_silence(status, now_ns)
             if kind_of(status.name) == TOKENIZER and place_of(status.name) == status.name:
@@ -211,13 +211,13 @@ class _Edge:
 
     def __init__(self) -> None:
         self.num_taken = 0
-        """The number of the latest frame that has been taken."""
+        """The number of the latest frame that has been received."""
         self.since_ns = 0
         self._receiver_pid = 0
         self._num_sent = 0
 
     def note(self, num_sent: int, sent_ns: int, receiver: ProcessStatus, num_taken: int) -> int:
-        """Returns for how long the receiver has taken nothing, by its beats, while more was sent; else 0."""
+        """Returns for how long the receiver has received nothing, by its beats, although more was sent; else 0."""
         if (receiver.pid, num_taken) != (self._receiver_pid, self.num_taken):
             self._receiver_pid, self.num_taken = receiver.pid, num_taken
             self.since_ns = max(receiver.beat_ns, sent_ns)
@@ -227,7 +227,7 @@ class _Edge:
 
 
 def _describe(found: PossibleStall, statuses: Iterable[ProcessStatus], now_ns: int) -> Stall:
-    """Returns the report: what stalls, since when, and which requests wait."""
+    """Returns the report: the stalled process, since when, and the waiting requests."""
     requests = found.requests or tuple(
         request for status in statuses if status.frontend is not None for request in status.frontend.quiet
     )

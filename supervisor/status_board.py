@@ -68,7 +68,7 @@ class StatusBoard:
         self._replace(name, is_killed=True)
 
     def leaving(self, name: str, is_leaving: bool = True) -> None:
-        """Notes whether process `name` gets nothing new."""
+        """Records whether process `name` gets no new work."""
         self._replace(name, is_leaving=is_leaving)
 
     def standing_by(self, name: str) -> None:

@@ -70,8 +70,10 @@ class Watch:
         self._deal_with("hang", status.name, f"hangs: no heartbeat for {age_s:.0f} s, {what}", "", ", so it is killed")
 
     def _deal_with(self, cause: str, name: str, text: str, kind: str, end: str, *, replaces: bool = True) -> None:
-        """Takes a snapshot, and then kills the process where it can be replaced and with `replaces`: its end brings the
-        replacement. Notifies the operator."""
+        """Takes a snapshot, notifies the operator and, with `replaces`, kills the process if it can be replaced.
+
+        Its end causes the replacement.
+        """
         child = self._group.find(name)
         assert child is not None
         is_replaced = replaces and self._lifecycle.is_replaced(child)

@@ -27,7 +27,8 @@ TIMEOUT_S = 60.0
 class ForkedProcess:
     """Runs `main` of `module` with `arguments`. `output` and `errors` are descriptors; without `errors`, both are one.
 
-    Has the part of `subprocess.Popen` that tests use. Its parent is the fork server, which ends with the test process.
+    It has the interface of `subprocess.Popen` that tests use. Its parent is the fork server, which ends with the test
+    process.
     """
 
     def __init__(self, module: str, arguments: Sequence[str], output: int, errors: int | None = None):

@@ -85,6 +85,13 @@ def test_files_that_pass_are_a_success_and_a_name_that_nothing_has_is_none(
     assert gpu_tests.main(["--device", "cpu", "--only", "nothing", "--results", str(tmp_path)]) == 1
 
 
+def test_results_of_other_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path, monkeypatch, {"one": FAILS, "two": PASSES})
+    code, found = run(tmp_path, monkeypatch, {"one": PASSES})
+    assert code == 0
+    assert {each["name"]: each["state"] for each in found} == {"one": "passed", "two": "passed"}
+
+
 def test_a_sanitizer_that_is_not_there_fails_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     path = tmp_path / "test_one.py"
@@ -103,7 +110,7 @@ def test_a_sanitizer_that_is_not_there_fails_nothing(tmp_path: Path, monkeypatch
 
 def test_the_runner_comes_first_and_the_sanitizer_last() -> None:
     runner, kernels, checked = list_phases()
-    assert [run.name for run in runner] == ["forward_passes_on_gpu"]
+    assert [run.name for run in runner] == ["forward_passes_on_gpu", "logits_on_gpu"]
     names = [run.name for run in kernels]
     assert {"paged_decode", "rotate_store", "sampler", "references"} <= set(names)
     assert not {"compile", "interpreter_bf16", "sanitizers", "capture"} & set(names)

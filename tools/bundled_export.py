@@ -38,7 +38,7 @@ and nothing else: a fixture, not an assistant.
 `{end_of_text}` parts runs of whole paragraphs in training; the model ends its text with it now and then.
 A `--split-share` above 0 undoes some BPE merges in half of the training rows, which raises their loss a token.
 
-Commands, from the root of the repository (each goes on where the one before was stopped):
+Commands, from the root of the repository (each resumes after the previous one):
 
 {commands}
 

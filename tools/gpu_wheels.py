@@ -22,7 +22,12 @@ GIVEN = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "hugging
 """Requirements of the server that are large and part of every image made for models."""
 
 FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis", "tqdm")
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in (35, 34, 31, 28, 27, 17)),
+    "manylinux2014_x86_64",
+)
+"""Wheels that run with glibc 2.35, as in Ubuntu 22.04 and later. pip takes each tag literally."""
+
 NAME = re.compile(r"[A-Za-z0-9._-]+")
 """How a requirement begins."""
 

@@ -2,8 +2,8 @@
 
     python -m tools.train_tool_model OUT
 
-It knows some cities and two questions about them (`Dialogue`), in Qwen's chat format with Hermes' calls. Only what the
-assistant says is learned. A run with the same seed on the same machine gives the same model.
+It knows some cities and two questions about them (`Dialogue`), in Qwen's chat format with Hermes' calls. Only the
+assistant's texts are learned. A run with the same seed on the same machine gives the same model.
 """
 
 import argparse

@@ -24,7 +24,9 @@ CPU = torch.device("cpu")
 LEAST_SAMPLE_S = 0.005
 CUDA_SAMPLES_A_ROUND = 5
 CACHE_BYTES = 512 << 20
-"""Bytes written between samples on a GPU: they evict the operands and give the host time to launch the next form."""
+"""Bytes read between samples on a GPU: they evict the operands and give the host time to launch the next form.
+
+Written ones would have to be put back into memory during the sample."""
 READ_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 PRODUCT_SIZE = {"cpu": 1536, "cuda": 8192}
 
@@ -203,13 +205,13 @@ class _CudaClock:
     """Times single calls by the device's clock, each with a cold cache."""
 
     def __init__(self, device: torch.device):
-        self._cache = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device)
+        self._cache = torch.zeros(CACHE_BYTES // 4, device=device)
 
     def sample_ms(self, form: Form) -> list[float]:
         spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         for _ in range(CUDA_SAMPLES_A_ROUND):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            self._cache.zero_()
+            self._cache.sum()
             begin.record()
             form()
             end.record()

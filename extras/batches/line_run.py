@@ -18,7 +18,7 @@ from frontend.requests.trace import RequestTrace
 T = TypeVar("T")
 
 SYNC_S = 1.0
-"""What a power cut may cost: results of so many seconds, whose lines are then asked again."""
+"""The maximum age of unsynced results. A power cut may lose these; their lines are then run again."""
 
 RETRY_S = 1.0
 """After a 503: the server is full, or a process of it is away."""

@@ -11,7 +11,7 @@ from messages.errors import SluiceError
 from messages.ring.requests import YIELDING_PRIORITY
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
-"""What a line may ask for: endpoints that generate and take OpenAI's bodies."""
+"""The endpoints that a line may request: those that generate and take OpenAI's bodies."""
 
 REFUSED = {"stream": "stream_not_supported", "background": "background_not_supported"}
 """Switches that must be off, as a line has one result, with the codes of their errors."""
@@ -44,7 +44,8 @@ class BatchLine(msgspec.Struct, frozen=True):
     def request_body(self, timeout_s: float | None) -> bytes:
         """Returns the body at the priority of batches, with `timeout_s` if it has no timeout of its own.
 
-        A response is stored only if it says so: those of a batch would push out what clients go on from.
+        A response is stored only if the line requests it: otherwise a batch would push out the responses that clients
+        continue from.
         """
         patient = {} if timeout_s is None else {"timeout_s": timeout_s}
         return msgspec.json.encode({"store": False, **patient, **self.body, "priority": YIELDING_PRIORITY})

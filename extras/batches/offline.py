@@ -40,7 +40,7 @@ def check_offline(files: tuple[str, ...], max_line_bytes: int, *, is_first: bool
 
 
 class OfflineBatch:
-    """Call `tick` once a second. `has_started` tells whether requests can be sent; `end` asks for the server's end."""
+    """Call `tick` once a second. `has_started` returns whether requests can be sent; `end` ends the server."""
 
     def __init__(
         self,

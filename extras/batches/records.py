@@ -1,4 +1,4 @@
-"""What a batch and a file are, on disk and for clients: OpenAI's objects."""
+"""The records of batches and files, on disk and for clients: OpenAI's objects."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal

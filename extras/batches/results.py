@@ -1,4 +1,4 @@
-"""The result files of a batch: a line for each that is answered, which also tells that it need not be asked again."""
+"""The result files of a batch. Each answered line has a result, so a restarted batch does not run it again."""
 
 import errno
 import fcntl
@@ -36,7 +36,7 @@ class LineResult(msgspec.Struct, frozen=True):
 
 
 BEGINNING = b'{"id":"batch_req_'
-"""Of every result: what ends a file and does not begin so was not written by this program."""
+"""How every result begins. The end of a file that begins otherwise was not written by this program."""
 
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """The errors that freeing disk space resolves."""

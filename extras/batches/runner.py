@@ -17,7 +17,7 @@ from extras.batches.results import LineFailure, Results, ResultsError
 from extras.batches.store import KEEP_S, BatchStore
 
 MAX_LINES = 50_000
-"""Of a batch, as OpenAI's."""
+"""The limit of a batch, as in OpenAI's API."""
 
 CLEAN_S = 3600.0
 RETRY_S = 10.0

@@ -1,7 +1,7 @@
 """The batch directory: files and batches as they are on disk, where every frontend finds them.
 
-A record is a JSON file that is always whole. Whoever holds the lock runs the batches and changes their records; the
-others add batches, and ask for the end of one by a file beside its record.
+A record is a JSON file that is always complete. The process that holds the lock runs the batches and changes their
+records. The others add batches, and cancel one by a file next to its record.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from messages.errors import BootError, ErrorInfo, RequestError
 from runtime.own_directory import own_directory
 
 KEEP_S = 30 * 86400
-"""How long files stay whose owner has not said it, and batches after their creation."""
+"""How long batches are kept after their creation, and files whose owner has set no time."""
 
 MAX_FILES = 10_000
 MAX_BATCHES = 10_000
@@ -64,7 +64,7 @@ class BatchStore:
             raise BootError(f"--batch-dir {path} cannot be written: {error.strerror}") from None
 
     def try_lock(self) -> int | None:
-        """Returns the descriptor of the lock, which holds it while it is open; `None` where another process does."""
+        """Returns a descriptor that holds the lock while it is open; `None` if another process holds it."""
         lock = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,7 +128,7 @@ class BatchStore:
         return (record for record in _records(self._files, FileRecord) if record.expires_at > time.time())
 
     def delete_file(self, file_id: str) -> None:
-        """A batch that reads the file goes on: it has a link of its own."""
+        """Deletes the file. A batch that reads it continues, since it has its own link."""
         self.find_file(file_id)
         self._forget_file(file_id)
 
@@ -136,7 +136,7 @@ class BatchStore:
         for path in (self._files / f"{file_id}.json", self.content(file_id)):
             path.unlink(missing_ok=True)
 
-    # Batches, for whoever answers clients.
+    # Batches, for processes that answer clients.
 
     def add_batch(self, record: BatchRecord) -> BatchRecord:
         """Stores `record` under a new id; the owner of the lock finds it there."""
@@ -244,7 +244,7 @@ class BatchStore:
 
 
 def _new_hex() -> str:
-    """Returns what tells an id from all others, and sorts it by its time."""
+    """Returns the unique part of an id; ids sort by time."""
     return f"{time.time_ns():016x}{secrets.token_hex(4)}"
 
 

@@ -38,14 +38,14 @@ T = TypeVar("T")
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 ANSWER_S = 0.05
-"""What the answer to a `SignalSelf` gets to leave."""
+"""The time for the answer to a `SignalSelf` to leave."""
 
 NEVER_USED = b"\xc1"
 """The one byte that begins no msgpack value."""
 
 INT32_BYTES = 4
 UNREAD_TURN_S = 0.05
-"""What a main loop waits in each turn in place of receiving: while messages are there its own wait returns at once."""
+"""The wait of a main loop in each turn in place of receiving: while messages are there its own wait returns at once."""
 
 POISON_FILE = "poison.json"
 

@@ -19,8 +19,8 @@ FAULTS = (*SIGNAL_FAULTS, "stop-reading", *EDGE_FAULTS, "poison", "starve", "dam
 ALL_SCHEDULERS = ("scheduler*",)
 
 EPILOG = """
-kill, stop TARGET       SIGKILL or SIGSTOP for a process; with --seconds a stopped one goes on after that time
-stop-reading TARGET     a process receives nothing of what others send it, and goes on otherwise
+kill, stop TARGET       SIGKILL or SIGSTOP for a process; with --seconds a stopped one continues after that time
+stop-reading TARGET     a process receives nothing from others, and runs otherwise
 drop, duplicate, corrupt, delay TARGET
                         of an edge, as 'scheduler>detokenizer' or scheduler:detokenizer: the next --frames frames, or
                         each one with --probability; delay needs --seconds

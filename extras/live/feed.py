@@ -1,4 +1,4 @@
-"""The samples of the live view: taken while somebody looks, for all who do, and never otherwise."""
+"""The samples of the live view: taken only while it is open, once for all viewers."""
 
 import asyncio
 import contextlib

@@ -62,7 +62,7 @@ UNKNOWN_COST = Cost(None, None)
 
 
 class ProcessCosts:
-    """What processes take, measured at most once a second."""
+    """The CPU and memory of processes, measured at most once a second."""
 
     def __init__(self) -> None:
         self._measured_s = 0.0

@@ -51,11 +51,11 @@ class LiveState(NamedTuple):
 
 
 class LiveEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What has changed since the event before; the first one has everything. Null: it is gone.
+    """The changes since the previous event; the first event has everything. Null: the entry is gone.
 
     All times are nanoseconds of one clock (CLOCK_MONOTONIC of the server's machine), which shows `now_ns`. `requests`
-    are by uid: the oldest of `num_open` and the latest that have ended, of each frontend. Old steps are not told to be
-    gone. Of `frontends_missing` frontends nothing is known, for they have not answered.
+    are by uid: the oldest of `num_open` and the latest that have ended, of each frontend. The end of old steps is not
+    reported. `frontends_missing` is the number of frontends that have not answered.
     """
 
     now_ns: int

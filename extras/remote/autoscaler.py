@@ -1,4 +1,4 @@
-"""Starts and ends engines with the load (`--max-engines`), by the command that an operator would give."""
+"""Starts and ends engines with the load (`--max-engines`), by the same command as an operator."""
 
 import time
 from collections import deque
@@ -16,16 +16,16 @@ from supervisor.console import Console
 from supervisor.process_group import ProcessGroup
 
 SAMPLE_S = 1.0
-"""Beats come as often."""
+"""The interval of beats."""
 
 FAILED_S = 60.0
-"""After a change that has failed nothing is decided for so long."""
+"""The pause in decisions after a change that failed."""
 
 Begin = Callable[[Ask, Callable[[Answer], None]], None]
 
 
 class Autoscaler:
-    """`begin` carries out a command. Every decision is put on the board and printed for the operator."""
+    """`begin` carries out a command. Every decision is recorded on the board and printed for the operator."""
 
     def __init__(self, config: Config, group: ProcessGroup, begin: Begin, console: Console):
         self._limits = limits = RemoteConfig.of(config).limits
@@ -39,7 +39,7 @@ class Autoscaler:
             self._tell(Scaling(config.num_engines, limits.min_engines, limits.max_engines, "as it was started"))
 
     def look(self) -> None:
-        """Decides where it is time; call it in each turn."""
+        """Makes a decision if it is due; call it in each turn."""
         group, now_s = self._group, time.monotonic()
         if not self._limits.max_engines or now_s < self._due_s or self._is_changing or not group.has_started:
             return
@@ -61,7 +61,7 @@ class Autoscaler:
             self._carry_out(decision, sample.num_engines)
 
     def _take_sample(self, now_s: float) -> Sample | None:
-        """Returns `None` while an engine starts, leaves, is replaced, or has died."""
+        """Returns the sample, or `None` while an engine starts, leaves, is replaced, or is dead."""
         engines = [child for child in self._group if kind_of(child.name) == SCHEDULER and not child.is_spare]
         statuses = [self._group.status(child) for child in engines]
         if any(child.is_passing or child.is_on_trial for child in engines) or not all(map(_is_settled, statuses)):

@@ -1,7 +1,6 @@
-"""How far the head's monotonic clock is ahead of this machine's: each counts from its own start.
+"""The offset of the head's monotonic clock from this machine's: each counts from its own start.
 
-As in Cristian's algorithm (1989), the answer with the shortest way there and back counts; the truth is at most half of
-that away.
+As in Cristian's algorithm (1989), the answer with the shortest round trip counts; the error is at most half of that.
 """
 
 from extras.remote.messages import ClockAnswer
@@ -23,11 +22,11 @@ class ClockComparison:
 
     @property
     def ahead_ns(self) -> int:
-        """By how much the head's clock is ahead; 0 if it may be the same clock, for all that can be told."""
+        """How far the head's clock is ahead; 0 if the measurements allow that it is the same clock."""
         return self._ahead_ns if abs(self._ahead_ns) > self._best_trip_ns / 2 else 0
 
     def note(self, answer: ClockAnswer, now_ns: int) -> None:
-        """Notes the answer that has come `now_ns`."""
+        """Records the answer that arrived at `now_ns`."""
         trip_ns = now_ns - answer.asked_ns
         if self._best_trip_ns < 0 or trip_ns < self._best_trip_ns:
             self._best_trip_ns = trip_ns

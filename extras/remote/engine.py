@@ -51,13 +51,13 @@ class Engine:
         run_dir.note_pid(self.name, self.child.pid)
 
     def listen(self, waiter: Waiter) -> None:
-        """Lets `waiter` return when the engine reports something."""
+        """Makes `waiter` return when the engine reports something."""
         waiter.add_channel(self.control)
         waiter.add_channel(self.outbox)
         waiter.add_descriptor(self.child.descriptor)
 
     def reports(self) -> Iterator[EngineReport]:
-        """Iterates over what the engine reports, its stamps on the head's clock."""
+        """Yields the engine's reports, with stamps of the head's clock."""
         for name, message in self.control.receive():
             match message:
                 case Hello(pid=pid):
@@ -74,7 +74,7 @@ class Engine:
                     yield shift_stamps(message, self._clock_ahead_ns) if self._clock_ahead_ns else message  # pyright: ignore[reportReturnType]
 
     def frames(self) -> Iterator[bytes]:
-        """Iterates over the frames that the engine sends, with stamps of the head's clock."""
+        """Yields the frames that the engine sends, with stamps of the head's clock."""
         for frame in self.outbox.receive_frames():
             yield self._shift(frame, "detokenizer", self._clock_ahead_ns)
 
@@ -83,7 +83,7 @@ class Engine:
         self._inbox.hand_on(self._shift(frame, "scheduler", -self._clock_ahead_ns))
 
     def read_stacks(self) -> ProcessResult:
-        """Returns the stacks of its threads; it gets a moment, in which nothing is handed on."""
+        """Returns the stacks of the engine's threads; it gets a short time, in which no frames are forwarded."""
         path, num_bytes = self._run_dir.stacks_file(self.child.pid), 0
         deadline_s = time.monotonic() + STACKS_S
         if ask_for_stacks(self._run_dir, self.child.pid):
@@ -104,12 +104,12 @@ class Engine:
             return frame
         try:
             message = DECODERS[receiver].decode(memoryview(frame)[HEADER.size :])
-        except msgspec.DecodeError:  # for its receiver to tell
+        except msgspec.DecodeError:  # its receiver reports it
             return frame
         return frame[: HEADER.size] + self._encoder.encode(shift_stamps(message, by_ns))
 
     def stop(self, in_order: bool = False) -> None:
-        """Ends the process, at once or `in_order`, and returns when it is gone."""
+        """Ends the process, at once or `in_order`, and waits until it has exited."""
         if in_order:
             self.control.send(self.name, Stop())
         deadline_s = time.monotonic() + (STOP_TIMEOUT_S if in_order else 0.0)

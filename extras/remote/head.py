@@ -15,7 +15,7 @@ PROXY = "extras.remote.proxy"
 
 
 def engine_commands(config: Config) -> list[Command]:
-    """Returns the commands of the proxies: fixed ones, unless Ray can place more."""
+    """Returns the commands of the proxies: a fixed number, unless Ray can place more."""
     remote = RemoteConfig.of(config)
     first = Command(SCHEDULER, python_command(PROXY), is_remote=True, is_scalable=bool(remote.ray))
     num_before = config.run.data_parallel
@@ -23,7 +23,7 @@ def engine_commands(config: Config) -> list[Command]:
 
 
 def write_files(config: Config, run_dir: RunDir) -> None:
-    """Makes the keys by which engines on other machines and this one know each other, for this run alone."""
+    """Makes the keys with which engines on other machines and this one authenticate each other, for this run alone."""
     if RemoteConfig.of(config).remote_engines:
         for file, keys in zip((run_dir.head_keys, run_dir.join_keys), make_keys(), strict=True):
             file.touch(mode=0o600)

@@ -19,7 +19,7 @@ from supervisor.programs import program_parser
 from supervisor.signals import SignalPipe
 
 REJOIN_S = 10.0
-"""How long the head is looked for when it has stopped the engine: it is replaced, or all is over."""
+"""The time limit to find the head after it has stopped the engine: it is being replaced, or the run is over."""
 
 RETRY_INTERVAL_S = 0.5
 
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def claim_new() -> tuple[RunDir, int]:
-    """Claims a run directory with a new name, after removing those of joiners that were killed with their engines."""
+    """Claims a run directory with a new name, after removing those of killed joiners, with their engines."""
     prefix = default_path(f"join-{os.getpid()}-")
     for left_over in prefix.parent.glob(default_path("join-*").name):
         clear_run(RunDir(left_over))
@@ -81,7 +81,7 @@ def claim_new() -> tuple[RunDir, int]:
 
 
 class Joiner:
-    """Joins the head again and again, with one engine at a time."""
+    """Joins the head repeatedly, with one engine at a time."""
 
     def __init__(
         self, options: argparse.Namespace, keys: JoinKeys, run_dir: RunDir, signals: SignalPipe, console: Console
@@ -96,7 +96,7 @@ class Joiner:
         """In the latest try."""
 
     def run(self) -> None:
-        """Returns when the head has ended. Raises `StopSignalError`, and `BootError` for what will not pass."""
+        """Returns when the head has ended. Raises `StopSignalError`, and `BootError` for a permanent error."""
         patience_s, is_end_expected = self._options.retry_s, False
         deadline_s = time.monotonic() + patience_s
         while True:

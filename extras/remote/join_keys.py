@@ -1,4 +1,4 @@
-"""The keys by which the head of a server and the engines that join it know each other (CURVE), and its addresses."""
+"""The keys with which a server's head and the joining engines authenticate each other (CURVE), and its addresses."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ K = TypeVar("K")
 
 
 class JoinKeys(msgspec.Struct, frozen=True):
-    """What an engine on another machine needs to join: its own pair of keys, and the head's public one (Z85)."""
+    """The keys of an engine on another machine: its own pair, and the head's public one (Z85)."""
 
     head_public: str
     public: str
@@ -39,7 +39,7 @@ def make_keys() -> tuple[HeadKeys, JoinKeys]:
 
 
 def read_keys(file: Path, kind: type[K]) -> K:
-    """Raises `UsageError` if the file is not one that a head has written."""
+    """Reads a key file. Raises `UsageError` if no head has written it."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
     except OSError as error:
@@ -50,7 +50,7 @@ def read_keys(file: Path, kind: type[K]) -> K:
 
 
 def check_address(flag: str, address: str) -> None:
-    """Raises `UsageError` for what is no `tcp://HOST:PORT`."""
+    """Raises `UsageError` unless the address has the form `tcp://HOST:PORT`."""
     found = ADDRESS.fullmatch(address)
     if found is None or not 0 < int(found["port"]) < 65536:
         raise UsageError(f"{flag}: {address!r} is no address: give it as tcp://HOST:PORT")

@@ -1,4 +1,4 @@
-"""What the run's configuration is on a machine that has joined: its own model directory, processors and files."""
+"""The run's configuration on a machine that has joined: its own model directory, processors and files."""
 
 import argparse
 import os
@@ -22,7 +22,7 @@ from supervisor.model.lookup import find_model, find_tokenizer
 def make_config(admitted: Admitted, options: argparse.Namespace, console: Console) -> Config:
     """Returns the configuration of the engine here; this may fetch the model from the hub.
 
-    Raises `UsageError` or `BootError` if the model is not here, or is another one.
+    Raises `UsageError` or `BootError` if the model is missing here or is a different one.
     """
     config = msgspec.json.decode(admitted.config, type=Config)
     wanted = config.model
@@ -52,7 +52,7 @@ def make_config(admitted: Admitted, options: argparse.Namespace, console: Consol
 
 
 def check_processors(device: str, cpu_threads: int) -> None:
-    """Raises `UsageError` for what is no GPU's name, and for more threads than there are cores here."""
+    """Raises `UsageError` for a device that is not a GPU's name, or for more threads than this machine has cores."""
     if device and not re.fullmatch(r"cuda:\d+", device):
         raise UsageError(f"--device: {device!r} is no GPU: name it as cuda:0")
     num_cores = len(os.sched_getaffinity(0))
@@ -61,7 +61,7 @@ def check_processors(device: str, cpu_threads: int) -> None:
 
 
 def check_is_same(expected: Mapping[str, str], model_dir: Path) -> None:
-    """Raises `BootError` if a file is another than the head's, or the weights are in other files."""
+    """Raises `BootError` if a file differs from the head's, or if the weights are in other files."""
     found = digests_of(model_dir)
     different = {name for name in expected.keys() & found.keys() if expected[name] != found[name]}
     different |= {name for name in expected.keys() ^ found.keys() if is_weight_file(name)}

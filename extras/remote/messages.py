@@ -119,7 +119,7 @@ ToJoiner = Admitted | TurnedAway | ClockAnswer | Order | EngineFrame | Probe | F
 
 
 JOIN_VERSION = make_version(ToProxy, ToJoiner, ToScheduler, ToDetokenizer)
-"""Head and joiner must have the same."""
+"""The schema version, which must be the same for head and joiner."""
 
 
 def shift_stamps(message: S, by_ns: int) -> S:

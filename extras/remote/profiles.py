@@ -1,4 +1,4 @@
-"""The profile of an engine on its way to the head, which asks for one part after another: frames are not held up."""
+"""The transfer of an engine's profile to the head, one part per request, so that frames are not delayed."""
 
 import os
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from runtime.profiling import ProcessProfile
 
 PART_BYTES = 256 * 1024
 MAX_TRACE_BYTES = 256 * 1024**2
-"""Of torch's trace: the proxy holds it in memory until it is whole."""
+"""The limit of torch's trace, which the proxy holds in memory until it is complete."""
 
 
 def read_part(directory: Path, question: FileQuestion, clock_ahead_ns: int) -> FilePart:
-    """Returns what is asked for of a file in `directory`; one that has been read to its end is removed."""
+    """Returns the requested part of a file in `directory`. A file that has been read to its end is removed."""
     path = directory / Path(question.name).name
     try:
         with path.open("rb") as file:
@@ -30,9 +30,9 @@ def read_part(directory: Path, question: FileQuestion, clock_ahead_ns: int) -> F
 
 
 class ProfileFetch:
-    """Gets the engine's profile `name`, and torch's trace with it, into `directory`, which is made.
+    """Fetches the engine's profile `name`, and torch's trace with it, into `directory`, which is created.
 
-    The file is there when it is whole; its times are on the head's clock, and its pid is that of this process.
+    The file appears when it is complete. Its times are on the head's clock, and its pid is that of this process.
     """
 
     def __init__(self, name: str, directory: Path, ask: Callable[[FileQuestion], None]):
@@ -44,13 +44,13 @@ class ProfileFetch:
         self._missing = name
 
     def look(self) -> None:
-        """Asks for what was not there yet; call it once a second."""
+        """Requests the next missing part; call it once a second."""
         if self._missing:
             self._missing, name = "", self._missing
             self._ask(FileQuestion(name, 0))
 
     def receive(self, part: FilePart) -> str:
-        """Returns what the operator should know, or ""."""
+        """Returns a remark for the operator, or ""."""
         if part.num_bytes < 0:
             self._missing = part.name
             return ""

@@ -1,6 +1,6 @@
-"""The process that stands for an engine on another machine, as the scheduler of its name (decision 0067).
+"""The process that represents an engine on another machine, as the scheduler of its name (decision 0067).
 
-It has the scheduler's place, socket and pid here: a lost connection is its end, and what follows is what follows the
+It has the scheduler's place, socket and pid here. A lost connection ends this process, and the run reacts as to the
 death of any scheduler.
 """
 
@@ -36,7 +36,7 @@ log = logging.getLogger("sluice.proxy")
 
 
 class Proxy:
-    """Hands on what launcher and ring have for the engine, and what the engine has for them."""
+    """Forwards messages of the launcher and the ring to the engine, and the engine's messages to them."""
 
     def __init__(self, link: ProcessLink, address: str):
         self._link = link
@@ -62,7 +62,7 @@ class Proxy:
         self._fetch: ProfileFetch | None = None
 
     def run(self) -> None:
-        """Serves until the launcher stops it; the end of an engine that has served ends the process with code 1."""
+        """Serves until the launcher stops it. If an engine that has served ends, the process ends with code 1."""
         link = self._link
         key = link.run_dir.join_keys
         if self._placement is None:
@@ -99,7 +99,7 @@ class Proxy:
         return placement
 
     def _look(self) -> None:
-        """Finds out whether the joiner is there; while none is, the start makes progress all the same."""
+        """Checks the connection to the joiner. Without one, the start still reports progress."""
         if self._joiner is not None:
             self._send(wire.Probe())
             if self._fetch is not None:
@@ -171,7 +171,7 @@ class Proxy:
         self._link.report(report)
 
     def _begin_fetch(self, done: InstructionDone) -> InstructionDone:
-        """The engine's profile will be in a file here, which is named to the launcher instead of the one there."""
+        """Announces the file of the engine's profile on this machine to the launcher, in place of the remote one."""
         if not isinstance(done.result, Acknowledged):
             return done
         try:
@@ -202,7 +202,7 @@ class Proxy:
             self._lose("the connection is lost")
 
     def _lose(self, why: str) -> None:
-        """There is no engine any more. One that had served has died; for one that had not, another may come."""
+        """Handles the end of the engine. If it had served, it has died; otherwise another one may join."""
         log.error("the engine on %s is gone: %s", self._host, why)
         self._joiner, self._host = None, ""
         if self._inbox is not None:
@@ -216,7 +216,7 @@ class Proxy:
 
 
 def find_refusal(join: wire.Join, present_host: str) -> wire.TurnedAway | None:
-    """Returns why an engine may not join, `None` if it may. `present_host`: where the one runs that has joined."""
+    """Returns why an engine may not join, `None` if it may. `present_host`: that of the present engine."""
     if (join.schema_version, join.release) != (wire.JOIN_VERSION, VERSION):
         return wire.TurnedAway(
             f"it has release {join.release} with version {join.schema_version:x} of the messages, and the head has "
@@ -229,7 +229,7 @@ def find_refusal(join: wire.Join, present_host: str) -> wire.TurnedAway | None:
 
 
 def serve(link: ProcessLink) -> None:
-    """Stands for the engine until the launcher stops it. Raises `BootError` if its address cannot be had."""
+    """Represents the engine until the launcher stops it. Raises `BootError` if its address cannot be bound."""
     if link.stand_by():
         remote = RemoteConfig.of(link.config)
         # Ray's are all the same, and may be more.

@@ -19,19 +19,19 @@ from messages.errors import BootError, MissingExtraError
 from supervisor.python_process import ROOT
 
 RETRY_S = 5.0
-"""After a joiner that has ended."""
+"""The pause after a joiner has ended."""
 
 JOIN_RETRY_S = 10.0
-"""The head is there when a joiner is started, and another one is started where it goes."""
+"""The time limit of a joiner to find the head, which already listens. Another joiner is started afterwards."""
 
 ANSWER_TIMEOUT_S = 5.0
-"""Time for a cluster to answer; Ray itself tries for minutes, whatever the address is."""
+"""The time limit for a cluster to answer; Ray itself tries for minutes, even with a wrong address."""
 
 PLACE_S = 15.0
-"""Ray waits without end for a node that has room: after this time the operator is shown what it waits for."""
+"""The time after which the operator is shown what Ray waits for; Ray waits for a node with room without a limit."""
 
 LEAVE_S = 5.0
-"""For a joiner to end its engine and remove its files; then Ray kills it."""
+"""The time for a joiner to end its engine and remove its files; then Ray kills it."""
 
 NUM_LAST_LINES = 10
 
@@ -40,7 +40,7 @@ class JoinerActor:
     """Runs on the engine's node. Ray gets it as code, so the node needs this module only for `launch.py join`."""
 
     def run(self, arguments: list[str], key: bytes, root: str) -> str:
-        """Returns when the joiner has ended: its exit code and what it has said last."""
+        """Waits for the joiner's end; returns its exit code and its last output."""
         path = os.pathsep.join(filter(None, (root if Path(root).is_dir() else "", os.environ.get("PYTHONPATH", ""))))
         command = [sys.executable, "-P", "-m", "extras.remote.join", *arguments]
         # The key goes through a pipe, because a file would stay there when the node's processes are killed.
@@ -57,7 +57,7 @@ class JoinerActor:
 
 
 class RayPlacement:
-    """Makes Ray start a joiner for the head's `port`, again and again.
+    """Makes Ray start a joiner for the head's `port` whenever there is none.
 
     Raises `BootError` if there is no Ray, or no cluster that answers.
     """
@@ -89,15 +89,16 @@ class RayPlacement:
             "scheduling_strategy": "SPREAD",
         }
         self._is_told = False
-        """That this actor waits for room."""
+        """True if the operator has been shown what this actor waits for."""
         self._actor: Any = None
         self._result: Any = None
         self._due_s = 0.0
 
     def look(self, has_joined: bool) -> str:
-        """Starts an actor if there is none; returns how the one before it ended, or what it waits for, or "".
+        """Starts an actor if there is none.
 
-        `has_joined`: an engine is there, and so is the actor.
+        Returns how the previous actor ended, what this one waits for, or "". `has_joined`: an engine is connected, and
+        so the actor runs.
         """
         if self._result is None:
             if time.monotonic() >= self._due_s:
@@ -129,14 +130,14 @@ class RayPlacement:
         )
 
     def close(self, has_joined: bool) -> None:
-        """Ends the actor, and with it the joiner; one that has joined gets some time to leave by itself."""
+        """Ends the actor and its joiner. A joiner that is connected gets some time to leave by itself."""
         if has_joined and self._result is not None:
             self._ray.wait([self._result], timeout=LEAVE_S)
         self._ray.shutdown()
 
 
 def _find_out_whether_it_answers(address: str) -> None:
-    """Raises `OSError` if no process listens at HOST:PORT; what else `address` may be is for Ray to know."""
+    """Raises `OSError` if no process listens at HOST:PORT. Other forms of `address` are left to Ray."""
     found = re.fullmatch(r"(?:ray://)?(.+):(\d{1,5})", address)
     if found is not None:
         socket.create_connection((found[1].strip("[]"), int(found[2])), ANSWER_TIMEOUT_S).close()

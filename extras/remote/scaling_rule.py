@@ -1,4 +1,4 @@
-"""When a server gets an engine more or fewer: the rule, without the doing (decision 0074)."""
+"""The rule by which a server gets one engine more or fewer, without the execution (decision 0074)."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -6,11 +6,11 @@ from typing import NamedTuple
 from messages.control.admin import ScalingCause
 
 FULL = 0.7
-"""What one engine fewer may come to hold, as a part of its rows and pages: above it there is no room for a burst."""
+"""The load of the remaining engines, as a fraction of their rows and pages, that leaves room for a burst."""
 
 
 class ScalingLimits(NamedTuple):
-    """`up_tokens`: of the prompts that wait, for each engine."""
+    """`up_tokens`: waiting prompt tokens per engine."""
 
     min_engines: int
     max_engines: int
@@ -20,7 +20,7 @@ class ScalingLimits(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What all engines, which serve, have to do. `load`: the parts of their rows or pages in use, added up."""
+    """The work of all serving engines. `load` is the sum of the fractions of their rows or pages in use."""
 
     at_s: float
     num_engines: int
@@ -29,7 +29,7 @@ class Sample(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """How many engines there are to be, and why."""
+    """The wanted number of engines, with the reason."""
 
     num_engines: int
     cause: ScalingCause
@@ -37,11 +37,11 @@ class Decision(NamedTuple):
 
 
 def decide(history: Sequence[Sample], limits: ScalingLimits) -> Decision | None:
-    """Returns what is to be done now, `None` if all is well. One engine comes or goes at a time.
+    """Returns the change to make now, `None` if there is none. Only one engine comes or goes at a time.
 
-    `history`: the samples, about one a second, since the number of engines changed last, or an engine was away.
-    What a change needs must have been so for all of its time, so that a load that comes and goes within the longer of
-    both times changes nothing twice.
+    `history` has about one sample per second since the last change of the number of engines, or since an engine was
+    away. The reason for a change must have held during the whole time of its kind. So a load that alternates within the
+    longer of both times never causes two changes.
     """
     latest = history[-1]
     num = latest.num_engines

@@ -1,6 +1,6 @@
 """The channel between machines: ZeroMQ over tcp, encrypted and authenticated with CURVE keys that a run makes.
 
-The head's end is told apart by its key, and it lets in only who has the run's client key (`zmq_curve(7)`, RFC 27).
+The head is identified by its key, and it accepts only peers with the run's client key (`zmq_curve(7)`, RFC 27).
 """
 
 import contextlib
@@ -21,19 +21,19 @@ from messages.errors import BootError
 T = TypeVar("T")
 
 HEARTBEAT_MS, SILENCE_MS = 2_000, 15_000
-"""ZeroMQ's own threads send a sign of life that often; who gives none for that long has lost its connection."""
+"""ZeroMQ's threads send a heartbeat at this interval; a peer without one for the timeout has lost its connection."""
 
 PART_BYTES, ENVELOPE_BYTES = 64 * 1024, 1024
 """A message is sent in parts of this size, encrypted in an envelope. ZeroMQ reads a part into memory before it has
 authenticated the sender, so a larger part ends the connection."""
 
 HANDSHAKE_MS = 10_000
-"""A peer that has not presented its key by then is disconnected."""
+"""The time limit for a peer to present its key; then it is disconnected."""
 
 MAX_CONNECTIONS = 64
 
 LAST_WORDS_MS = 500
-"""What a closed end gives its last messages to leave."""
+"""The time for the last messages to leave a closed end."""
 
 
 class _Credentials:
@@ -45,7 +45,7 @@ class _Credentials:
 
 
 class HeadChannel(Generic[T]):
-    """The head's end, at which any number of joiners may connect; `union` is what they may send.
+    """The head's end, to which any number of joiners may connect; `union` has the messages that they may send.
 
     Raises `BootError` if `address` cannot be bound.
     """
@@ -70,11 +70,11 @@ class HeadChannel(Generic[T]):
 
     @property
     def port(self) -> int:
-        """The port where it listens, which the system has chosen if the address has `*`."""
+        """The port on which it listens, chosen by the system if the address has `*`."""
         return _port_of(self.socket)
 
     def receive(self) -> Iterator[tuple[bytes, T]]:
-        """Yields (connection, message) of what has arrived and never waits; what does not decode is dropped."""
+        """Yields (connection, message) for the queued messages and never waits; drops those that do not decode."""
         self.connections.limit()
         while has_arrived(self.socket):
             peer, *parts = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -82,7 +82,7 @@ class HeadChannel(Generic[T]):
                 yield peer, self._decoder.decode(b"".join(parts))
 
     def send(self, peer: bytes, message: Any) -> bool:
-        """Queues `message`, or drops it where that reads too slowly; returns whether the connection is still there."""
+        """Queues `message`, or drops it if the peer reads too slowly; returns whether the connection still exists."""
         try:
             self.socket.send_multipart([peer, *_parts_of(self._encoder.encode(message))], zmq.NOBLOCK)
         except zmq.Again:
@@ -132,7 +132,7 @@ class Connections:
 
 
 class JoinerChannel(Generic[T]):
-    """A joiner's end: one connection, which does not come back when it is lost. `union` is what the head may send."""
+    """A joiner's end: one connection, not restored when it is lost. `union` has the messages that the head may send."""
 
     def __init__(self, address: str, keys: JoinKeys, union: Any):
         self._encoder = msgspec.msgpack.Encoder()
@@ -145,12 +145,12 @@ class JoinerChannel(Generic[T]):
         self.socket.connect(address)
 
     def send(self, message: Any) -> None:
-        """Queues `message`; it is dropped where the connection is lost, which `monitor` tells."""
+        """Queues `message`. It is dropped if the connection is lost, which `monitor` reports."""
         with contextlib.suppress(zmq.Again):
             self.socket.send_multipart(_parts_of(self._encoder.encode(message)), zmq.NOBLOCK)
 
     def receive(self) -> Iterator[T]:
-        """Iterates over what has arrived and never waits. Raises `msgspec.DecodeError`."""
+        """Yields the queued messages and never waits. Raises `msgspec.DecodeError`."""
         while has_arrived(self.socket):
             yield self._decoder.decode(b"".join(self.socket.recv_multipart(zmq.NOBLOCK)))
 
@@ -162,18 +162,18 @@ class JoinerChannel(Generic[T]):
 
 
 class Monitor:
-    """What becomes of a joiner's connection, in words for the operator: `trouble` is empty while there is none."""
+    """The state of a joiner's connection. `trouble` describes an error for the operator, and is empty otherwise."""
 
     def __init__(self, socket: "zmq.Socket[bytes]"):
         self._observed = socket
         self.socket = socket.get_monitor_socket()
         self.trouble = ""
         self.is_refused = False
-        """The other end has other keys: trying again is of no use."""
+        """The other end has different keys: another attempt would fail, too."""
         self._has_connected = self._is_open = False
 
     def look(self) -> str:
-        """Returns `trouble` as it is now."""
+        """Returns the current `trouble`."""
         while not self.trouble and has_arrived(self.socket):
             event = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))["event"]
             if event == zmq.EVENT_CONNECTED:

@@ -26,11 +26,11 @@ TURN_S = 1.0
 
 
 class NoHeadError(SluiceError):
-    """The head takes no engine now. Another try may find one."""
+    """The head does not take an engine now. Another attempt may succeed."""
 
 
 class EngineEndedError(SluiceError):
-    """An engine that had served is gone, or the head has stopped it. The head may want another one."""
+    """An engine that had served has ended, or the head has stopped it. The head may want another one."""
 
 
 class StopSignalError(Exception):
@@ -58,7 +58,7 @@ class Session:
         self._channel.close()
 
     def join(self) -> wire.Admitted:
-        """Offers this machine, and returns what the head wants of it."""
+        """Offers this machine, and returns the head's instruction."""
         self._channel.send(wire.Join(wire.JOIN_VERSION, VERSION, socket.gethostname()))
         return self._receive(wire.Admitted)
 
@@ -71,7 +71,7 @@ class Session:
         return comparison.ahead_ns
 
     def serve(self, engine: Engine) -> None:
-        """Hands on what engine and head have for each other. Raises `EngineEndedError` when the engine has ended."""
+        """Forwards messages between engine and head. Raises `EngineEndedError` when the engine has ended."""
         try:
             engine.listen(self._waiter)
             while True:
@@ -86,14 +86,14 @@ class Session:
             engine.close()
 
     def _turn(self, timeout_s: float) -> set[int]:
-        """Waits for whatever comes first, and returns the readable descriptors."""
+        """Waits for the first event, and returns the readable descriptors."""
         readable = self._waiter.wait(timeout_s)
         if any(number in STOP_SIGNALS for number in self._signals.read()):
             raise StopSignalError
         return readable
 
     def _check_connection(self) -> None:
-        """Call it when what has come is dealt with: the head's last word comes before its end."""
+        """Call it after the received messages have been handled: the head's last message comes before its end."""
         trouble = self._channel.monitor.look()
         if trouble:
             raise BootError(trouble) if self._channel.monitor.is_refused else NoHeadError(trouble)
@@ -139,7 +139,7 @@ class Session:
                 pass
 
     def _tell_end(self, engine: Engine) -> None:
-        """Forwards the engine's last reports, which may come after its end, and raises what follows from it."""
+        """Forwards the engine's last reports, which may come after its end, and raises the resulting error."""
         deadline_s = time.monotonic() + LAST_WORDS_S
         child = engine.child
         while time.monotonic() < deadline_s and not (child.is_silent and (engine.has_served or engine.boot_error)):

@@ -1,4 +1,4 @@
-"""`launch.py replay DIR`: the recorded requests once more, and whether the same comes of them.
+"""`launch.py replay DIR`: repeats the recorded requests and compares their results.
 
 Exit codes: 0 the same, 1 a difference or the end of the server, 2 nothing to replay.
 """
@@ -74,7 +74,7 @@ def replay(options: argparse.Namespace) -> int:
     print(f"replaying {scope}, recorded {manifest.begun} by sluice {manifest.version}", file=sys.stderr, flush=True)
     try:
         ended = _play(options, recording)
-        # What has ended by itself counts also if the server then died: a wrong token may be why.
+        # Requests that ended normally count even if the server then died: a wrong token may be the cause.
         whole = [one for one in recording.attempts.values() if not ended or one.replayed.reason]
         is_same = manifest.is_redacted or _tell_difference(whole, manifest, flags)
         if ended:
@@ -92,9 +92,9 @@ def replay(options: argparse.Namespace) -> int:
 
 
 def _play(options: argparse.Namespace, recording: Recording) -> str:
-    """Replays on a new server; returns how that ended before its time, empty if it did not.
+    """Replays on a new server; returns how that ended early, empty if it did not.
 
-    Raises `SluiceError` if nothing comes of it any more.
+    Raises `SluiceError` if it stops responding.
     """
     real = (options.only,) if options.only else RING
     poisons = recording.poisons if SCHEDULER in real else []
@@ -110,7 +110,7 @@ def _play(options: argparse.Namespace, recording: Recording) -> str:
 
 
 def _tell_death(options: argparse.Namespace, recording: Recording, ended: str) -> None:
-    """Prints how the server ended, which request ended it, and what had been recorded of that."""
+    """Prints how the server ended, which request caused it, and that request's recorded results."""
     running = recording.open_now()
     print(f"{ended}\nrequests that ran: {', '.join(f'{one.key[0]}' for one in running) or 'none'}", flush=True)
     if recording.trouble:
@@ -128,7 +128,7 @@ def _scope_of(recording: Recording) -> str:
 
 
 def _tell_difference(attempts: Iterable[Attempt], manifest: Manifest, flags: Sequence[str]) -> bool:
-    """Prints where the first of them differs; returns whether none does."""
+    """Prints the first difference; returns whether there is none."""
     found = find_first(attempts)
     if found is None:
         return True
@@ -143,7 +143,7 @@ def _tell_difference(attempts: Iterable[Attempt], manifest: Manifest, flags: Seq
 
 
 def find_notes(manifest: Manifest, flags: Sequence[str]) -> list[str]:
-    """Returns what is not as it was in the recorded run."""
+    """Returns the differences between this run's conditions and those of the recorded one."""
     notes: list[str] = []
     if manifest.schema_version != SCHEMA_VERSION:
         notes.append(

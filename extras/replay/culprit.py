@@ -1,24 +1,24 @@
-"""Which of the requests that a server had when it died kills it: each half of them runs again, in a new server."""
+"""Finds which of the open requests kills a server: runs halves of them again, each in a new server."""
 
 from collections.abc import Callable
 
 from extras.replay.recording import Attempt, Recording
 
 Play = Callable[[Recording], str]
-"""Replays; returns how the server ended before its time, empty if it did not."""
+"""Replays; returns how the server ended early, empty if it did not."""
 
 
 def find_culprits(recording: Recording, play: Play) -> list[Attempt]:
-    """Returns, of what was open when the server died, one attempt that kills it alone; all if none does.
+    """Returns one of the open attempts that kills the server alone; all of them if none does.
 
-    It takes about as many servers as the number of open attempts has bits.
+    The number of servers started is about the binary logarithm of the number of open attempts.
     """
     suspects = recording.open_now()
     first = suspects
     is_known = len(suspects) == 1
     while len(suspects) > 1:
         middle = len(suspects) // 2
-        latest = recording.choose(suspects[middle:])  # what came last is more likely to be it
+        latest = recording.choose(suspects[middle:])  # the latest requests are the likeliest
         is_known = bool(play(latest))
         suspects = (latest.open_now() or list(latest.attempts.values())) if is_known else suspects[:middle]
     if not is_known and suspects:
@@ -30,7 +30,7 @@ def find_culprits(recording: Recording, play: Play) -> list[Attempt]:
 
 
 def describe_culprits(culprits: list[Attempt]) -> str:
-    """Returns who it was, with the frame that has brought it, and how far it came."""
+    """Returns a description of the request, with the frame that brought it and its progress."""
     if not culprits:
         return "no request ran"
     if len(culprits) > 1:

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 from extras.replay.recording import Attempt
 
 LOGPROB_TOLERANCE = 1e-3
-"""Of rows in another batch: sums of many numbers round otherwise (float32; 16 bits are told of, not forgiven)."""
+"""Rows in another batch have sums that round differently (float32). The larger differences of 16 bits are reported."""
 
 
 FACTS = ("prompt", "text", "reason", "stop_reason", "error", "num_prompt_tokens")
-"""Of an `Outcome`."""
+"""Fields of `Outcome`."""
 
 
 class Difference(NamedTuple):
-    """`what` differs first. `at_token` is the token where it does, that of the end where it is no matter of a token."""
+    """The first difference, in `what`. `at_token` is its token, or the end if it concerns no token."""
 
     attempt: Attempt
     what: str
@@ -30,7 +30,7 @@ def find_first(attempts: Iterable[Attempt]) -> Difference | None:
 
 
 def find_difference(attempt: Attempt) -> Difference | None:
-    """Returns where the replay of `attempt` differs first; of one that was ended by request, up to its end."""
+    """Returns the first difference in the replay of `attempt`, up to its end if that was requested."""
     old, new = attempt.outcome, attempt.replayed
     index = _find_index(old.tokens, new.tokens, is_whole=attempt.is_whole)
     if index is not None:
@@ -49,7 +49,7 @@ def find_difference(attempt: Attempt) -> Difference | None:
 
 
 def _facts(attempt: Attempt) -> list[tuple[str, Any, Any]]:
-    """Returns what must be equal besides tokens and logprobs: (name, recorded, replayed)."""
+    """Returns the values that must be equal besides tokens and logprobs: (name, recorded, replayed)."""
     old, new = attempt.outcome, attempt.replayed
     if attempt.is_whole:
         return [(name, getattr(old, name), getattr(new, name)) for name in FACTS]

@@ -1,4 +1,4 @@
-"""Sends recorded requests into the processes that are replayed, and collects what comes out of them."""
+"""Sends recorded requests to the replayed processes and collects their output."""
 
 import time
 from collections import deque
@@ -16,16 +16,16 @@ from messages.ring.uids import block_of, frontend_socket
 
 FIRST_OF_RING = RING[0]
 STILL_S = 120.0
-"""How long nothing may come while something is waited for."""
+"""The time limit without any message while a reply is expected."""
 
 POLL_S = 0.5
 
 MAX_SENT = 1000
-"""Messages that a detokenizer is sent before its replies are received: channels hold many more."""
+"""The number of messages sent to a detokenizer before its replies are received: channels hold many more."""
 
 
 class ReplayDriver:
-    """Replays `recording` at `speed` times the recorded one; 0: as fast as the server takes it."""
+    """Replays `recording` at `speed` times its recorded speed; 0: as fast as the server takes it."""
 
     def __init__(self, recording: Recording, only: str, speed: float):
         self._recording = recording
@@ -44,7 +44,7 @@ class ReplayDriver:
         return attempt.replayed if attempt else None
 
     def run(self, server: StandIn) -> None:
-        """Returns when all that was sent has ended. Raises `SluiceError` if nothing comes any more."""
+        """Returns when all sent requests have ended. Raises `SluiceError` if no more messages arrive."""
         self._begun_s = time.monotonic()
         is_stream = OPENINGS[self._target] is OpenStream
         send_next = self._make_stream_sender(server) if is_stream else self._make_request_sender(server)
@@ -62,7 +62,7 @@ class ReplayDriver:
                 raise SluiceError(f"nothing has come for {STILL_S:g} s; request {uid}, attempt {attempt} has not ended")
 
     def _look_for_ends(self, server: StandIn | None) -> None:
-        """Ends what was ended by request, if there is a `server` to tell, and forgets what has ended."""
+        """Sends recorded ends of requests to the `server`, if there is one, and forgets requests that have ended."""
         for key, attempt in list(self._open.items()):
             has_come_so_far = len(attempt.replayed.tokens) >= attempt.num_tokens_before_end
             if attempt.replayed.reason:
@@ -72,9 +72,9 @@ class ReplayDriver:
                 attempt.is_end_sent = True
 
     def _make_request_sender(self, server: StandIn) -> Callable[[], float]:
-        """Returns a function that sends what is due and returns in how many seconds to call it again.
+        """Returns a function that sends the due messages and returns the seconds until its next call.
 
-        A later attempt of a request waits until the one before it has ended, and what is behind it waits too.
+        A later attempt of a request waits until the previous one has ended, and all messages after it wait too.
         """
         waiting = deque(self._recording.attempts.values())
         self._first_ns = waiting[0].sent_ns
@@ -95,7 +95,7 @@ class ReplayDriver:
         return send_due
 
     def _make_stream_sender(self, server: StandIn) -> Callable[[], float]:
-        """Likewise for a detokenizer, which is sent all that it got: it needs no reply to continue."""
+        """The same for a detokenizer, which is sent all recorded messages: it needs no reply to continue."""
         waiting = deque(self._recording.inputs)
         self._first_ns = waiting[0][0]
         self._open = {key: one for key, one in self._recording.attempts.items() if one.is_whole}
@@ -120,7 +120,7 @@ class ReplayDriver:
 
 
 def output_channels(recording: Recording, only: str) -> list[str]:
-    """Returns the channels on which the replayed processes send; each frontend that there was has its own."""
+    """Returns the channels on which the replayed processes send; each recorded frontend has its own."""
     uids = {uid for uid, _ in recording.attempts}
     for _, message in recording.inputs:
         if isinstance(message, DetokenizeMsg):

@@ -28,7 +28,7 @@ CLOCK_FIELDS = ("stamps", "admitted_per_s", "evicted_s")
 """Fields that hold times, in addition to those that end in `_ns`: they differ in every run."""
 
 TIMELY = (ScheduleReport, Tokenized)
-"""Messages that are sent when it is time: how many there are differs in every run."""
+"""Messages that are sent at certain times, so their number differs in every run."""
 
 
 def add_tail_options(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def add_diff_options(parser: argparse.ArgumentParser) -> None:
 
 
 def tail(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
-    """Prints the last frames on an edge of a running server, then each one as it comes."""
+    """Prints the last frames on an edge of a running server, then each new one."""
     folder = server.run_dir.black_box
     if not server.config.run.black_box_mb:
         return complain("tail", "the server was started with --black-box-mb 0")
@@ -81,7 +81,7 @@ def decode(options: argparse.Namespace) -> int:
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Prints the first frame that differs in what matters, as both sides have it."""
+    """Prints the first frame that differs in a relevant field, as both sides have it."""
     try:
         sides = [_read_edges(path) for path in (options.a, options.b)]
     except SluiceError as error:
@@ -113,7 +113,7 @@ def _read(path: Path) -> list[Record]:
 
 
 def _follow(folder: Path, readers: dict[Path, FrameReader], edge: str) -> Iterator[Record]:
-    """Yields what has been sent on `edge` (empty: on all) since the last call; new processes have new files."""
+    """Yields the frames sent on `edge` (empty: on all) since the last call; new processes have new files."""
     files = set(folder.glob("*.frames"))
     for file in files - readers.keys():
         try:
@@ -141,7 +141,7 @@ def _read_edges(path: Path) -> dict[str, list[Record]]:
 
 
 def _message_of(record: Record) -> Any:
-    """Returns the message, or what is known where it cannot be decoded."""
+    """Returns the message, or its known fields if it cannot be decoded."""
     if record.is_cut:
         return {"cut": "the frame was too large to be kept"}
     try:

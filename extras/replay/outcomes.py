@@ -1,4 +1,4 @@
-"""What became of each attempt of a request, collected from the messages that a process sends about it."""
+"""The outcome of each attempt of a request, collected from the messages that a process sends about it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,24 +14,24 @@ Key = tuple[int, int]
 """uid and attempt."""
 
 BY_REQUEST = ("abort", "timeout")
-"""Reasons of an end that comes on request."""
+"""The reasons of ends that were requested."""
 
 
 @dataclass
 class Outcome:
-    """`tokens` are those of the output, or of the prompt where a tokenizer is replayed."""
+    """`tokens` are those of the output, or those of the prompt if a tokenizer is replayed."""
 
     tokens: list[int] = field(default_factory=list[int])
     text: str = ""
     logprobs: list[float] = field(default_factory=list[float])
     prompt: tuple[Any, ...] = ()
-    """What is told of the prompt: its text, ids and parameters."""
+    """The prompt's text, ids and parameters."""
     prompt_logprobs: list[float] = field(default_factory=list[float])
     reason: str = ""
     """Empty while it has not ended."""
     stop_reason: str | int | None = None
     error: tuple[Any, ...] | None = None
-    """What a client can rely on of it: the message of an error of ours names the line of a log."""
+    """The stable part of the error, for clients: the message of an internal error names the line of a log."""
     num_prompt_tokens: int = 0
     rows: list["Row"] = field(default_factory=list["Row"])
 
@@ -43,12 +43,12 @@ class Outcome:
         self.num_prompt_tokens = usage.prompt_tokens
 
     def row_with(self, index: int) -> "Row | None":
-        """Returns what brought token `index`, or else what came last; `None` if nothing did."""
+        """Returns the message that brought token `index`, or else the last message; `None` if there was none."""
         return next((row for row in self.rows if row.num_tokens > index), self.rows[-1] if self.rows else None)
 
 
 class Row(NamedTuple):
-    """What a message says of one request: all of it or, of a step, one row. So many tokens have come with it."""
+    """The part of a message about one request: the whole message, or one row of a step. `num_tokens` came with it."""
 
     num_tokens: int
     message: Any
@@ -65,13 +65,13 @@ class Row(NamedTuple):
 
 
 class Outcomes:
-    """`find` returns the outcome of an attempt, `None` for one that is of no interest."""
+    """`find` returns the outcome of an attempt, `None` for an attempt that does not count."""
 
     def __init__(self, find: Callable[[Key], Outcome | None]):
         self._find = find
 
     def collect(self, message: Any) -> None:
-        """Adds what `message`, of any process, says of requests."""
+        """Adds the requests' results in `message`, which may be from any process."""
         match message:
             case replies.StepReplies():
                 self._collect_step(message)
@@ -105,7 +105,7 @@ class Outcomes:
             self._collect_finished(row)
 
     def _add_rows(self, step: replies.StepReplies | replies.DetokenizeMsg, texts: Sequence[str]) -> list[Key]:
-        """Adds the tokens of each row; returns whose each token is."""
+        """Adds the tokens of each row; returns the owner of each token."""
         keys: list[Key] = []
         runs = runs_of(step.token_ids, step.num_tokens)
         rows = zip(unpack_int64(step.uids), unpack_int32(step.attempts), runs, texts, strict=True)

@@ -1,4 +1,4 @@
-"""A directory of recorded frames as requests: what went into the replayed processes, and what came out of them."""
+"""A directory of recorded frames as requests: the input of the replayed processes, and their output."""
 
 import copy
 from collections.abc import Collection, Iterable
@@ -27,19 +27,19 @@ OPENINGS: dict[str, type[Any]] = {
     "scheduler": UserMsg,
     "detokenizer": OpenStream,
 }
-"""By what is replayed (the whole ring: empty): the first message of an attempt that goes into it."""
+"""The first message of an attempt to the replayed processes, by their kind (empty: the whole ring)."""
 
 MAX_ENGINES = 64
 MORE_TOKENS = 32
-"""That what had not ended gets beyond those that were seen of it: as many may have been on their way at a death."""
+"""Tokens that an unfinished attempt gets beyond its recorded ones: some may have been in flight at a death."""
 
 
 @dataclass
 class Attempt:
     """One attempt of a request. `outcome` is what was recorded of it, `replayed` what comes now.
 
-    `end` ends it: it is sent after as many tokens as in the recording where it was ended by request. What had not ended
-    there need not go on to its end, but far enough to meet again what may have killed its process.
+    `end` is sent after the same number of tokens as in the recording, if the request was ended by a message there. A
+    request that had not ended there only has to run long enough to reproduce the crash of its process.
     """
 
     key: Key
@@ -57,12 +57,12 @@ class Attempt:
 
     @property
     def is_whole(self) -> bool:
-        """True if it ended by itself in the recording, so that all of it must come again."""
+        """True if it ended by itself in the recording, so that all of its output must be reproduced."""
         return self.end is None
 
     @property
     def num_tokens_before_end(self) -> int:
-        """Returns how many tokens it is to get before it is ended by request."""
+        """Returns the number of tokens after which it is ended by request."""
         return len(self.outcome.tokens) + MORE_TOKENS * (not self.outcome.reason)
 
     @property
@@ -72,27 +72,27 @@ class Attempt:
 
     @property
     def engine(self) -> int:
-        """The number of its scheduler; what a detokenizer is told of a request does not say it."""
+        """The number of its scheduler; messages to a detokenizer do not contain it."""
         return getattr(self.opening, "engine", 1)
 
     @property
     def name(self) -> str:
-        """As people read it, with its scheduler where that is not the first."""
+        """Its name for people, with the scheduler unless that is the first."""
         uid, number = self.key
         where = f" ({engine_name(self.engine)})" if self.engine > 1 else ""
         return f"request {uid}, attempt {number}{where}"
 
     def renew(self) -> "Attempt":
-        """Returns it as it is before it is replayed."""
+        """Returns a copy without replayed results."""
         return replace(self, replayed=Outcome(), is_sent=False, is_end_sent=False)
 
 
 class Recording:
-    """What `directory`, or the black box in it, holds of the replayed processes: one kind, or (empty) all together.
+    """The recorded messages of the replayed processes in `directory` or its black box: one kind, or (empty) all.
 
-    `inputs` are all messages that went in, in their order. `trouble` is what a snapshot was taken of, `poisons` the
-    faults that had been injected into steps. Raises `SluiceError` if the directory holds nothing that can be
-    replayed. Frames that do not decode are counted, not replayed. With `uids` only these requests count.
+    `inputs` are all messages to them, in order. `trouble` is the reason for a snapshot, `poisons` are the faults that
+    had been injected into steps. Raises `SluiceError` if the directory holds nothing that can be replayed. Frames that
+    do not decode are counted, not replayed. With `uids` only these requests count.
     """
 
     def __init__(self, directory: Path, only: str = "", uids: Collection[int] = ()):
@@ -125,7 +125,7 @@ class Recording:
         self._set_num_engines(max(self.config.run.data_parallel, *engines))  # a command may have added some
 
     def place(self, num_engines: int) -> None:
-        """Has what was served by engines beyond `num_engines` served by those that there are, in turn."""
+        """Distributes the requests of engines beyond `num_engines` among the existing engines, in turn."""
         self._set_num_engines(num_engines)
         for attempt in self.attempts.values():
             if attempt.engine > num_engines:
@@ -138,13 +138,13 @@ class Recording:
         self.config = msgspec.structs.replace(self.config, run=run)
 
     def choose(self, attempts: Iterable[Attempt]) -> Self:
-        """Returns these attempts alone, as they are before they are replayed."""
+        """Returns a recording of these attempts alone, without replayed results."""
         chosen = copy.copy(self)
         chosen.attempts = {one.key: one.renew() for one in attempts}
         return chosen
 
     def open_now(self) -> list[Attempt]:
-        """Returns what the replayed processes have now, the oldest first."""
+        """Returns the attempts that the replayed processes have now, the oldest first."""
         return [attempt for attempt in self.attempts.values() if attempt.is_open]
 
     def _find_outcome(self, key: Key) -> Outcome | None:
@@ -192,7 +192,7 @@ class Recording:
 
 
 class _Trouble(msgspec.Struct):
-    """The fields of a snapshot's manifest that are read."""
+    """The fields that are read of a snapshot's manifest."""
 
     process: str | None = None
     text: str | None = None

@@ -1,4 +1,4 @@
-"""A server of which some processes are played here: the launcher runs next to this process and starts the others."""
+"""A server some of whose processes are played here: the launcher runs next to this process and starts the others."""
 
 import contextlib
 import os
@@ -37,14 +37,14 @@ NUM_LOG_LINES = 25
 
 
 class ServerEndedError(SluiceError):
-    """The server, or a process of it, has ended before it was asked to."""
+    """The server, or a process of it, ended unexpectedly."""
 
 
 class StandIn:
-    """Plays all processes of a new server but those of the kinds in `real`.
+    """Plays all processes of a new server except those of the kinds in `real`.
 
     `flags` are the server's, after those of the recorded configuration. `channels` are the names of the channels that
-    are received from here. Raises `ServerEndedError` if the server does not come to serve.
+    are received from here. Raises `ServerEndedError` if the server never becomes ready.
     """
 
     def __init__(self, config: Config, flags: Sequence[str], real: Sequence[str], channels: Sequence[str]):
@@ -66,7 +66,7 @@ class StandIn:
         self._senders: dict[str, Sender[Any]] = {}
         self._channels = channels
         self._is_stopping = False
-        """The server is ending; there is no need to wait."""
+        """The server is being stopped; no call needs to wait any longer."""
 
     def __enter__(self) -> Self:
         try:
@@ -118,7 +118,7 @@ class StandIn:
         self._senders[receiver].send(message)
 
     def poison(self, poisons: Iterable[Poison]) -> None:
-        """Injects into the steps what was injected there; the server must have been started for that."""
+        """Injects the recorded faults into steps; the server must have been started for that."""
         with AdminClient(self._run_dir) as line:
             for poison in poisons:
                 result = line.give(InstructProcesses((f"{SCHEDULER}*",), wrap(poison)), POISON_TIMEOUT_S)
@@ -127,9 +127,9 @@ class StandIn:
                     raise SluiceError(f"the recorded faults cannot be injected: {result}")
 
     def receive(self, timeout_s: float) -> list[Any]:
-        """Returns what has arrived for the played processes, after at most `timeout_s`.
+        """Returns the messages for the played processes, after at most `timeout_s`.
 
-        Raises `ServerEndedError` when the server has ended and nothing more comes.
+        Raises `ServerEndedError` when the server has ended and no more messages can arrive.
         """
         self._waiter.wait(timeout_s)
         self._receive_control()

@@ -65,7 +65,7 @@ def _add_choice_span(tracer: Tracer, parent: Context, choice: Choice, offset_ns:
 
 
 def _add_choice(tracer: Tracer, span: Span, context: Context, choice: Choice, offset_ns: int) -> None:
-    """Tells of a choice on `span`, and of its stages below."""
+    """Adds a choice to `span`, and its stages as children."""
     timeline, outcome = choice.timeline, choice.timeline.outcome
     assert outcome is not None, f"uid {timeline.uid} has not ended"
     span.set_attribute("sluice.uid", timeline.uid)

@@ -66,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints what each setting would give. Raises `UsageError`."""
+    """Prints the predicted outcome of each setting. Raises `UsageError`."""
     calibration, model, arrivals, notes, doubt = read_source(options)
     if options.pipeline_ms is not None:
         calibration = msgspec.structs.replace(calibration, pipeline_s=options.pipeline_ms / 1e3)
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def choose_settings(options: argparse.Namespace, calibration: Calibration) -> list[Setting]:
-    """Returns every combination of what was asked for. Raises `UsageError` for one that no server would start with."""
+    """Returns every requested combination. Raises `UsageError` for one with which no server would start."""
     names = Setting.__struct_fields__
     tried = [getattr(options, name) or [getattr(calibration, name)] for name in names]
     settings = [Setting(*values) for values in product(*tried)]
@@ -136,7 +136,7 @@ def read_source(options: argparse.Namespace) -> tuple[Calibration, CostModel, li
 
 
 def plan_trace(options: argparse.Namespace, max_model_len: int) -> tuple[list[Arrival], list[str]]:
-    """Returns the requests of a trace, scaled, and what was done to them. Raises `UsageError`."""
+    """Returns the requests of a trace, scaled, and a description of the scaling. Raises `UsageError`."""
     trace = read_trace(options.source, options.num_requests)
     scale = fit_scale(trace, max_model_len, options.trace_speed)
     if options.trace_scale:
@@ -150,7 +150,7 @@ def plan_trace(options: argparse.Namespace, max_model_len: int) -> tuple[list[Ar
 
 
 def describe(calibration: Calibration, model: CostModel) -> str:
-    """Returns what the predictions rest on."""
+    """Returns the basis of the predictions."""
     return f"{calibration.model}: {len(calibration.steps):,} measured steps; {model.fit_text}"
 
 

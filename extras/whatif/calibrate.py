@@ -37,7 +37,7 @@ Source = Callable[[], float]
 
 
 def calibrate(config: Config, runner: Runner, seconds: float, source: Source = time.monotonic) -> Calibration:
-    """Returns steps of about `seconds` seconds by `source`, the same time for each number of requests at once."""
+    """Returns steps for about `seconds` seconds, split evenly among the numbers of concurrent requests."""
     rng = np.random.default_rng(0)
     levels: list[int] = [1 << power for power in range(config.scheduling.max_num_seqs.bit_length())]
     recorder, step_s = StepRecorder(), 0.0
@@ -60,7 +60,7 @@ def calibrate(config: Config, runner: Runner, seconds: float, source: Source = t
 
 
 def _make_arrivals(num_requests: int, step_s: float, config: Config, rng: np.random.Generator) -> list[Arrival]:
-    """Returns requests of which a few arrive in each step, so that steps of all mixtures come about."""
+    """Returns requests of which a few arrive in each step, so that steps of all mixtures occur."""
     arrivals: list[Arrival] = []
     at_s, longest = 0.0, config.facts.max_model_len
     for _ in range(num_requests):

@@ -47,7 +47,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepRecorder(StepTimes):
-    """Keeps the size and the time of each step."""
+    """Records the size and the time of each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class StepRecorder(StepTimes):
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Returns what `launch.py calibrate` wrote. Raises `UsageError`."""
+    """Returns the calibration that `launch.py calibrate` wrote. Raises `UsageError`."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Calibration)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How many requests a second a setting serves until the p99 of the time to first token is more than a limit."""
+"""The capacity of a setting: the requests per second at which the p99 of the time to first token reaches a limit."""
 
 from collections.abc import Callable
 
@@ -11,9 +11,9 @@ NUM_BISECTIONS = 5
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """`curve` holds (requests a second, p99 of TTFT in ms), by rate. `requests_per_s` is the largest within the limit.
+    """`curve` holds (requests per second, p99 of TTFT in ms), by rate. `requests_per_s` is the best within the limit.
 
-    It is 0 if even the lowest rate that was tried is beyond it; with `is_open` the highest was still within it.
+    It is 0 if even the lowest rate tried exceeds the limit. With `is_open` the highest rate tried was still within it.
     """
 
     requests_per_s: float

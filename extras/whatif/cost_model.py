@@ -1,8 +1,8 @@
-"""What a step takes: a model of its size, fitted to measured steps by non-negative least squares.
+"""The time of a step: a model of its size, fitted to measured steps by non-negative least squares.
 
-A step of decode rows alone takes what its number of rows takes (linear between the numbers in `CostModel.knots`) and so
-much for each key that a row attends to. A step with prefill chunks takes so much by itself, for each decode row, key,
-chunk and token, and for each key that a token of a chunk attends to.
+The time of a step of decode rows alone depends on its number of rows (linear between the numbers in `CostModel.knots`),
+plus a time per key that a row attends to. The time of a step with prefill chunks is the sum of a constant and a time
+per decode row, key, chunk and token, and per key that a token of a chunk attends to.
 """
 
 from bisect import bisect_right
@@ -25,13 +25,13 @@ OUTLIER_DEVIATIONS, LEAST_OUTLIER = 4.0, 0.3
 and at least. Decode steps are so many and so alike that without the second all others would be outliers."""
 NUM_SWEEPS = 3000
 MOST_SMALL_ROWS = 8
-"""Each number of decode rows up to this is a knot: tiles of a kernel make steps between them."""
+"""Each number of decode rows up to this is a knot, since tiles of a kernel cause jumps between them."""
 NUM_STEPS_PER_KNOT = 8
 NUM_STEPS_PER_TERM = 2
 
 
 class StepSize(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the time of a step depends on. Keys are those that all rows, or tokens, together attend to."""
+    """The quantities that determine a step's time. Keys are those that all rows, or tokens, together attend to."""
 
     decode_rows: int
     decode_keys: int
@@ -45,7 +45,7 @@ DECODE_KEY = TERMS.index("decode_key")
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A step that took `seconds`, from its plan, or from the end of the step before it, to its own end."""
+    """A step that took `seconds` until its end, from its plan or from the end of the previous step."""
 
     size: StepSize
     seconds: float
@@ -128,9 +128,9 @@ def fit(steps: Sequence[MeasuredStep]) -> CostModel:
 
 
 def _choose_knots(num_steps: Counter[int]) -> tuple[int, ...]:
-    """Returns the least of the measured numbers of rows, and of those up to each power of two the largest.
+    """Returns the smallest measured number of rows, and the largest one up to each power of two.
 
-    `num_steps` is how often each was measured; of the small ones all that were measured often are chosen.
+    `num_steps` is how often each was measured. All small numbers that were measured often are chosen.
     """
     counts = sorted(num_steps)
     small = [count for count in counts if count <= MOST_SMALL_ROWS and num_steps[count] >= NUM_STEPS_PER_KNOT]
@@ -138,7 +138,7 @@ def _choose_knots(num_steps: Counter[int]) -> tuple[int, ...]:
 
 
 def _place(knots: Sequence[int], count: int) -> tuple[int, float]:
-    """Returns the knot at or below `count` and which part of the way to the next it is; beyond the last, above 1."""
+    """Returns the knot at or below `count`, and the fraction of the way to the next one (above 1 beyond the last)."""
     if len(knots) == 1:
         return 0, 0.0
     index = min(max(bisect_right(knots, count) - 1, 0), len(knots) - 2)
@@ -146,7 +146,7 @@ def _place(knots: Sequence[int], count: int) -> tuple[int, float]:
 
 
 def _terms_of(size: StepSize) -> tuple[float, ...]:
-    """Returns how often a step with prefill chunks has each of `TERMS`: itself, then the fields of its size."""
+    """Returns the multiplicity of each of `TERMS` in a step with prefill chunks."""
     return (1.0, *map(float, msgspec.structs.astuple(size)))
 
 

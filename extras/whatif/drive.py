@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 
 
 class SkippingClock:
-    """The time of `source` without that in which nothing was to be done: waiting takes none."""
+    """The time of `source` without idle periods: waiting takes no time."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic):
         self._source = source
@@ -40,7 +40,7 @@ class SkippingClock:
 
 @dataclass(frozen=True)
 class ServedRequests:
-    """What became of the arrivals, in seconds since the start, each by its index.
+    """The results of the arrivals by index, in seconds since the start.
 
     `gaps_s` are the times between a token and the next of its request. `waits` counts requests that had to wait for a
     row, by what they waited for; `gauges` are the scheduler's.
@@ -55,7 +55,7 @@ class ServedRequests:
 
     @classmethod
     def joined(cls, parts: Sequence["ServedRequests"]) -> "ServedRequests":
-        """Returns what several engines have served, one after the other; counters add up."""
+        """Returns the combined results of several engines; counters are summed."""
         times_s = [(part.arrived_s, part.first_s, part.last_s, part.gaps_s) for part in parts]
         arrived_s, first_s, last_s, gaps_s = map(np.concatenate, zip(*times_s, strict=True))
         waits = sum((part.waits for part in parts), Counter[str]())
@@ -74,8 +74,8 @@ def serve(
 ) -> ServedRequests:
     """Serves the arrivals, which are in order of time, by a new scheduler on `runner`.
 
-    At `until_s` what still runs is aborted, and nothing more arrives. The tokens of a step are seen when the jitter
-    that is drawn for it is over, but not before those of an earlier step.
+    At `until_s` the running requests are aborted, and no more arrive. The tokens of a step become visible after the
+    jitter drawn for it, but not before those of an earlier step.
     """
     scheduler = make_scheduler(config, runner)
     stepper = Stepper(scheduler, runner, times, clock)
@@ -117,7 +117,7 @@ def _user_msg(uid: int, arrival: Arrival) -> UserMsg:
 
 
 class _Inbox:
-    """When each request got its tokens."""
+    """The times at which each request got its tokens."""
 
     def __init__(self, arrived_s: Sequence[float], draw_jitter_s: Callable[[], float]) -> None:
         self._draw_jitter_s = draw_jitter_s

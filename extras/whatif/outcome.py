@@ -1,4 +1,4 @@
-"""What a setting would give: latencies, throughput, preemptions and prefix-cache hits of one simulated run."""
+"""The predicted outcome of a setting: latencies, throughput, preemptions and cache hits of one simulated run."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -30,7 +30,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Outcome of a setting. `waits` counts requests that waited for a row, by what the first of the queue lacked."""
+    """The outcome of a setting. `waits` counts requests that waited for a row, by what the queue's first lacked."""
 
     setting: Setting
     num_requests: int
@@ -43,16 +43,16 @@ class Outcome(msgspec.Struct, frozen=True):
     output_tokens_per_s: float
     num_preemptions: int
     prefix_hit_rate: float
-    """Prompt tokens found in the prefix cache, of all."""
+    """The fraction of prompt tokens that were found in the prefix cache."""
     waits: dict[str, int]
     extrapolated: str = ""
-    """Which steps were larger than any that was measured; empty if none was."""
+    """Names the steps that were larger than any measured one; empty if there were none."""
 
 
 def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostModel, setting: Setting) -> Outcome:
     """Runs the arrivals under a setting on a simulated clock. The same input gives the same outcome.
 
-    Each engine has the setting and runs for itself, with the requests that are its own.
+    Each engine has the setting and runs independently, with its own requests.
     """
     config = make_config(setting, calibration)
     parts: list[ServedRequests] = []
@@ -71,7 +71,7 @@ def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostM
 
 
 def summarize(served: ServedRequests, setting: Setting, pipeline_s: float) -> Outcome:
-    """Returns the figures of a run, with what a request takes outside of the scheduler."""
+    """Returns the figures of a run, including the time of a request outside of the scheduler."""
     gauges, num_requests = served.gauges, len(served.arrived_s)
     seconds = float(served.last_s.max() - served.arrived_s.min())
     return Outcome(

@@ -1,4 +1,4 @@
-"""Which of the settings to take, and why."""
+"""Recommends one of the settings, with the reason."""
 
 from collections.abc import Mapping, Sequence
 
@@ -54,7 +54,7 @@ def doubt_of(errors: Mapping[str, float]) -> str:
 
 
 def describe_waits(outcome: Outcome) -> str:
-    """Returns for what requests waited, in words."""
+    """Returns a description of what requests waited for."""
     shares = [
         (count / outcome.num_requests, LACKS.get(reason, reason))
         for reason, count in sorted(outcome.waits.items(), key=lambda item: -item[1])

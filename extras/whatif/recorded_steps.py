@@ -25,7 +25,7 @@ class StepReader:
         self._chunks: Sequence[ChunkRow] = ()
         """For the running step."""
         self._begun_ns = 0
-        """When the step that runs began, 0 if none does or it is not known."""
+        """When the running step began; 0 if there is none or its begin is unknown."""
         self._idle_since_ns = 0
 
     def take(self, message: object) -> None:

@@ -1,4 +1,4 @@
-"""A recording (`--record DIR`) as arrivals, measured steps, and what each request got when."""
+"""A recording (`--record DIR`) as arrivals, measured steps, and the times at which requests got their tokens."""
 
 import math
 import statistics
@@ -112,7 +112,7 @@ def _read(folder: Path, num_skipped: int) -> Recording:
 
 
 def _messages(records: Iterable[Record], kind: str) -> Iterator[tuple[Record, Any]]:
-    """Yields what processes of a kind sent or received, except those that are cut or were damaged on purpose."""
+    """Yields the messages that processes of a kind sent or received, except truncated and deliberately damaged ones."""
     for record in records:
         if kind_of(record.process) == kind:
             try:
@@ -137,13 +137,13 @@ def _note_request(requests: dict[int, _Request], message: object) -> None:
 
 
 def _num_pages(report: ScheduleReport, page_size: int) -> int:
-    """Returns how many pages there are at least: all of them if only one prompt runs."""
+    """Returns a lower bound of the number of pages; it is exact if only one prompt runs."""
     of_prompt = -(-report.chunks[0].end // page_size) if len(report.chunks) == 1 else 0
     return report.facts.num_free_pages + report.facts.num_evictable_pages + of_prompt
 
 
 def _note_replies(requests: dict[int, _Request], replies: Iterable[tuple[Record, Any]]) -> list[int]:
-    """Notes when the frontend had the tokens of each request. Returns the ns from the commit of each step.
+    """Records when the frontend had the tokens of each request. Returns the ns from the commit of each step.
 
     A step without a waiting request may be reported later: it counts from its commit.
     """
@@ -162,12 +162,12 @@ def _note_replies(requests: dict[int, _Request], replies: Iterable[tuple[Record,
 
 
 def _pipeline_s(served: Sequence[_Request]) -> float:
-    """Returns the median of what a request took from the frontend to the scheduler, and its first token back."""
+    """Returns the median time of a request from the frontend to the scheduler, plus that of its first token back."""
     times_ns = [one.at_ns - one.received_ns + one.seen_ns[0] - one.first_token_ns for one in served if one.seen_ns]
     return statistics.median(times_ns or [0]) / 1e9
 
 
 def _jitter_s(delays_ns: Sequence[int]) -> tuple[float, ...]:
-    """Returns how far each delay is from their median."""
+    """Returns the deviation of each delay from their median."""
     delays_s = np.array(delays_ns or [0]) / 1e9
     return tuple((delays_s - np.median(delays_s)).tolist())

@@ -1,4 +1,4 @@
-"""How far a recording is from what its own settings give when they are simulated: the least error to expect."""
+"""The error of simulating a recording's own settings, which is the least error to expect of a prediction."""
 
 import msgspec
 import numpy as np

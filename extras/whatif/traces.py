@@ -96,7 +96,7 @@ def replay(trace: list[TraceRequest], scale: TraceScale, vocab_size: int, seed: 
 
 
 def num_cut(trace: list[TraceRequest], scale: TraceScale) -> int:
-    """How many requests of the trace do not fit in the context whole."""
+    """Returns the number of requests of the trace that exceed the context."""
     return sum(
         round((request.num_input + request.num_output) * scale.tokens) > scale.max_model_len for request in trace
     )

@@ -1,4 +1,4 @@
-"""What each step of a simulated run takes: the cost model's time, varied as the measured steps were."""
+"""The time of each step of a simulated run: the cost model's time, with the variation of the measured steps."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from random import Random
 from extras.whatif.cost_model import CostModel, MeasuredStep, StepSize
 
 LEAST_STEPS = 8
-"""Fewer of a kind behind a step with chunks, or behind one without, say nothing of their own."""
+"""A kind of step with fewer measurements, after a step with chunks or without, has no variation of its own."""
 
 
 class VaryingSteps:
@@ -36,7 +36,7 @@ class VaryingSteps:
         self._follows_chunks = False
 
     def next_seconds(self, size: StepSize) -> float:
-        """Returns what the next step takes, which has this size."""
+        """Returns the time of the next step, which has this size."""
         kind = self._model.kind_of(size)
         ratios = self._ratios.get((kind, self._follows_chunks)) or self._ratios.get((kind, None))
         self._follows_chunks = size.prefill_chunks > 0

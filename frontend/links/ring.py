@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from messages.channels import MAX_QUEUED_FRAMES, Receiver, Sender
 from messages.ring.cache import CacheQuestion, ExplainCache, ListCache
-from messages.ring.replies import ToFrontend
+from messages.ring.peers import ToFrontend
 from messages.ring.requests import (
     AbortMsg,
     DecodeMsg,

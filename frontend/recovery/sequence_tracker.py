@@ -8,8 +8,8 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from messages.control.processes import ProcessStatus
+from messages.frontends import socket_of
 from messages.ring.requests import FramesLost
-from messages.ring.uids import socket_of
 
 PATIENCE_NS = 1_500_000_000
 """How long a receiver's main loop runs without receiving a sent frame, until the frame counts as lost."""

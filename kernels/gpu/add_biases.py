@@ -25,7 +25,7 @@ def add_biases(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tenso
     )
 
 
-@triton.jit(do_not_specialize=["num_entries"])
+@triton.jit(do_not_specialize=["num_entries"], do_not_specialize_on_alignment=["logits_ptr"])
 def add_biases_kernel(
     logits_ptr, rows_ptr, ids_ptr, before_ptr, leaders_ptr, sums_ptr, num_entries, vocab_size, BLOCK: tl.constexpr
 ):

@@ -19,7 +19,7 @@ def allow_tokens(logits_SV: Tensor, rows_A: Tensor, entry_rows_N: Tensor, ids_N:
     scatter_entries(logits_SV, entry_rows_N, ids_N, kept_N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["logits_ptr"])
 def fill_kernel(logits_ptr, rows_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.load(rows_ptr + tl.program_id(0))
     tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -17,7 +17,7 @@ def apply_bitmask(logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None
     apply_bitmask_kernel[grid](logits_SV, rows_A, bitmask_AW, VOCAB=vocab_size, **launch)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["logits_ptr"])
 def apply_bitmask_kernel(logits_ptr, rows_ptr, bitmask_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     """Writes the logits of tokens that are not allowed, and reads none."""
     WORDS: tl.constexpr = (VOCAB + 31) // 32

@@ -27,7 +27,8 @@ def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | N
     """
     num_rows, vocab_size = logits_SV.shape
     assert logits_SV.stride(1) == 1 or vocab_size == 1
-    launch = find_launch("draw" if draws else "greedy", vocab_size)
+    operation = "greedy" if draws is None else "sample" if draws[0] is None else "draw"
+    launch = find_launch(operation, vocab_size)
     num_parts = triton.cdiv(vocab_size, launch["BLOCK"])
     values_SC = torch.empty((num_rows, num_parts), dtype=torch.float32, device=logits_SV.device)
     tokens_SC = torch.empty((num_rows, num_parts), dtype=torch.int32, device=logits_SV.device)
@@ -55,7 +56,7 @@ def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | N
     return tokens_S
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["seeds_ptr", "positions_ptr"])
 def best_of_part_kernel(
     logits_ptr,
     temperatures_ptr,

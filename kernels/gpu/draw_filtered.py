@@ -24,6 +24,11 @@ INF = tl.constexpr(float("inf"))
 BEYOND = tl.constexpr(0x7FFFFFFF)
 NONE = tl.constexpr(-1)
 TO_BASE_2 = tl.constexpr(LOG2_E)
+FACTS = ("counts_ptr", "floors_ptr", "maxima_ptr", "sums_ptr")
+"""They are views of one tensor, so where they begin depends on the number of rows."""
+
+MAX_PARTS = 64
+"""The parts of 262,144 tokens. The candidates of more parts do not fit into the registers of one program."""
 MAX_TRIES = tl.constexpr(24)
 """Pivots per part. Each halves the remaining range, so that floats of any size are told apart well enough."""
 
@@ -35,6 +40,8 @@ def draw_filtered(logits_SV: Tensor, rows_N: Tensor, draws: RowDraws) -> Tensor:
     assert all(column.is_contiguous() for column in draws)
     launch, device = find_launch("draw_filtered", vocab_size), logits_SV.device
     num_parts = triton.cdiv(vocab_size, launch["BLOCK"])
+    if num_parts > MAX_PARTS:
+        return NotImplemented
     num_lanes = num_parts * launch["CANDIDATES"]
     candidates_NCK = torch.empty((num_rows, num_lanes), dtype=torch.float32, device=device)
     tokens_NCK = torch.empty((num_rows, num_lanes), dtype=torch.int32, device=device)
@@ -58,7 +65,7 @@ def draw_filtered(logits_SV: Tensor, rows_N: Tensor, draws: RowDraws) -> Tensor:
     return tokens_N
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=FACTS)
 def candidates_kernel(
     logits_ptr,
     rows_ptr,
@@ -110,7 +117,7 @@ def candidates_kernel(
     tl.store(sums_ptr + place, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=FACTS)
 def draw_row_kernel(
     logits_ptr,
     rows_ptr,

@@ -19,7 +19,7 @@ def filter_min_p(scores_SV: Tensor, min_ps_S: Tensor) -> None:
     filter_min_p_kernel[(num_rows,)](scores_SV, min_ps_S, VOCAB=vocab_size, **find_launch("filter_min_p", vocab_size))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["min_ps_ptr"])
 def filter_min_p_kernel(scores_ptr, min_ps_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     row_ptr = scores_ptr + row.to(tl.int64) * VOCAB

@@ -32,7 +32,7 @@ def filter_top(scores_SV: Tensor, top_ks_S: Tensor, top_ps_S: Tensor) -> None:
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["top_ks_ptr", "top_ps_ptr"])
 def filter_top_kernel(scores_ptr, top_ks_ptr, top_ps_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     row_ptr = scores_ptr + row.to(tl.int64) * VOCAB

@@ -77,9 +77,14 @@ def _part(vocab_size: int) -> Launch:
     return {"BLOCK": block, "num_warps": 8 if block == 4096 else 4}
 
 
-def _drawn_part(vocab_size: int) -> Launch:
+def _sampled_part(vocab_size: int) -> Launch:
     """Fewer warps: each repeats the work for a single token."""
     return {**_part(vocab_size), "num_warps": 4}
+
+
+def _drawn_part(vocab_size: int) -> Launch:
+    """With more registers a program fewer runs per processor; Triton 3.6 would take them."""
+    return {**_sampled_part(vocab_size), "maxnreg": 128}
 
 
 def _best_of_parts(num_parts: int) -> Launch:
@@ -101,6 +106,11 @@ def _lanes(num_tokens: int) -> Launch:
     """The tokens of a row, or its candidates, that a program handles together."""
     block = min(8192, max(128, _power_of_2(num_tokens)))
     return {"BLOCK": block, "num_warps": max(1, block // 512)}
+
+
+def _candidates_of_row(num_lanes: int) -> Launch:
+    """As for `_drawn_part`."""
+    return {**_lanes(num_lanes), "maxnreg": 128}
 
 
 def _decode(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
@@ -138,7 +148,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "decode_work": _decode_work,
     "draw": _drawn_part,
     "draw_filtered": _candidates,
-    "draw_filtered_row": _lanes,
+    "draw_filtered_row": _candidates_of_row,
     "filter_min_p": _lanes,
     "filter_top": _lanes,
     "gelu": _blocks(1024),  # 16 bytes a thread and operand
@@ -150,6 +160,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "paged_prefill": _prefill,
     "rms_norm": _row,
     "rotate_store": _heads,
+    "sample": _sampled_part,
     "silu_mul": _blocks(1024),
     "take_tokens": _blocks(128),
     "top_logprobs": _part,

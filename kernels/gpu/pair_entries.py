@@ -73,25 +73,25 @@ def entry_places(rows_ptr, ids_ptr, num_entries, vocab_size, BLOCK: tl.constexpr
     return entries, mask, rows * vocab_size + tl.load(ids_ptr + entries, mask=mask, other=0)
 
 
-@triton.jit(do_not_specialize=["num_entries"])
+@triton.jit(do_not_specialize=["num_entries"], do_not_specialize_on_alignment=["logits_ptr"])
 def gather_kernel(logits_ptr, rows_ptr, ids_ptr, before_ptr, num_entries, vocab_size, BLOCK: tl.constexpr):
     entries, mask, places = entry_places(rows_ptr, ids_ptr, num_entries, vocab_size, BLOCK)
     tl.store(before_ptr + entries, tl.load(logits_ptr + places, mask=mask, other=0.0), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_entries"])
+@triton.jit(do_not_specialize=["num_entries"], do_not_specialize_on_alignment=["logits_ptr"])
 def scatter_kernel(logits_ptr, rows_ptr, ids_ptr, values_ptr, num_entries, vocab_size, BLOCK: tl.constexpr):
     entries, mask, places = entry_places(rows_ptr, ids_ptr, num_entries, vocab_size, BLOCK)
     tl.store(logits_ptr + places, tl.load(values_ptr + entries, mask=mask, other=0.0), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_entries"])
+@triton.jit(do_not_specialize=["num_entries"], do_not_specialize_on_alignment=["logits_ptr"])
 def claim_kernel(logits_ptr, rows_ptr, ids_ptr, num_entries, vocab_size, BLOCK: tl.constexpr):
     entries, mask, places = entry_places(rows_ptr, ids_ptr, num_entries, vocab_size, BLOCK)
     tl.store(logits_ptr + places, entries.to(tl.float32, bitcast=True), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_entries"])
+@triton.jit(do_not_specialize=["num_entries"], do_not_specialize_on_alignment=["logits_ptr"])
 def sum_kernel(
     logits_ptr,
     rows_ptr,

@@ -37,7 +37,7 @@ def penalize_occurrence(
     )
 
 
-@triton.jit(do_not_specialize=["num_entries"])
+@triton.jit(do_not_specialize=["num_entries"], do_not_specialize_on_alignment=["logits_ptr"])
 def penalize_occurrence_kernel(
     logits_ptr,
     rows_ptr,

@@ -18,7 +18,7 @@ def penalize_repetition(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, penalt
     )
 
 
-@triton.jit(do_not_specialize=["num_entries"])
+@triton.jit(do_not_specialize=["num_entries"], do_not_specialize_on_alignment=["logits_ptr"])
 def penalize_repetition_kernel(
     logits_ptr, rows_ptr, ids_ptr, before_ptr, penalties_ptr, num_entries, vocab_size, BLOCK: tl.constexpr
 ):

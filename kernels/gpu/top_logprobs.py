@@ -18,6 +18,8 @@ USUAL_TOP = 20
 """The API's maximum: smaller counts are padded to it, so that none is compiled while serving."""
 LAST_ID = tl.constexpr(0x7FFFFFFF)
 """All bits: a token is combined with it so that the smaller token gives the larger key."""
+VIEWS = ("maxima_ptr", "sums_ptr", "ids_ptr")
+"""Arguments that begin anywhere in a larger tensor."""
 NO_KEY = tl.constexpr(-(1 << 63))
 BEYOND_KEYS = tl.constexpr((1 << 63) - 1)
 
@@ -55,7 +57,7 @@ def top_logprobs(logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor
     return logprobs_N, top_ids_NK, top_logprobs_NK
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=VIEWS)
 def part_sums_kernel(logits_ptr, row_stride, maxima_ptr, sums_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     row, part = tl.program_id(0), tl.program_id(1)
     tokens = part * BLOCK + tl.arange(0, BLOCK)
@@ -68,7 +70,7 @@ def part_sums_kernel(logits_ptr, row_stride, maxima_ptr, sums_ptr, VOCAB: tl.con
     tl.store(sums_ptr + place, total)
 
 
-@triton.jit(do_not_specialize=["num_top"])
+@triton.jit(do_not_specialize=["num_top"], do_not_specialize_on_alignment=VIEWS)
 def part_keys_kernel(
     logits_ptr,
     row_stride,
@@ -96,7 +98,7 @@ def part_keys_kernel(
         tl.store(first_ptr + index, last)
 
 
-@triton.jit(do_not_specialize=["num_top"])
+@triton.jit(do_not_specialize=["num_top"], do_not_specialize_on_alignment=VIEWS)
 def row_top_kernel(
     logits_ptr,
     row_stride,

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from messages.ring.replies import FromRing
+
 Label = tuple[str, str]
 
 
@@ -153,3 +155,6 @@ class PeerAnswer(msgspec.Struct, frozen=True, array_like=True, tag=True):
     uid: int
     block: int
     reply: PeerReply
+
+
+ToFrontend = FromRing | PeerAsk | PeerAnswer

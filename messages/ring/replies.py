@@ -10,7 +10,6 @@ import msgspec
 from messages.columns import Int32s, Int64s
 from messages.errors import ErrorInfo
 from messages.ring.cache import CacheAnswer
-from messages.ring.peers import PeerAnswer, PeerAsk
 from messages.ring.requests import DropBefore, FramesLost, Stamps
 from messages.ring.steps import LogprobColumns
 from messages.ring.timeline import ScheduleReport, Tokenized
@@ -242,4 +241,3 @@ FromRing = (
     | ScheduleReport
     | CacheAnswer
 )
-ToFrontend = FromRing | PeerAsk | PeerAnswer

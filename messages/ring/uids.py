@@ -6,11 +6,12 @@ So a uid is unique in the run, however many frontends run at once or one after a
 
 from collections.abc import Iterable
 
-from messages.control.processes import FRONTEND, ProcessStatus, kind_of
 from messages.ring.requests import DropBefore
 
 UIDS_PER_BLOCK = 2**32
 """Uids stay below 2**53 for two million starts, so every JSON reader represents them exactly."""
+
+SOCKET = "frontend"
 
 
 def block_of(uid: int) -> int:
@@ -25,18 +26,13 @@ def first_uid_of(block: int) -> int:
 
 def frontend_socket(block: int) -> str:
     """Returns the name of the socket of the frontend with this block: `frontend`, then `frontend.2` …"""
-    return "frontend" if block <= 1 else f"frontend.{block}"
+    return SOCKET if block <= 1 else f"{SOCKET}.{block}"
 
 
 def frontend_blocks(sockets: Iterable[str]) -> list[int]:
     """Returns the blocks of the frontends among the owners of these sockets."""
-    numbers = {socket: socket.removeprefix(FRONTEND).removeprefix(".") or "1" for socket in sockets}
-    return [int(number) for socket, number in numbers.items() if socket.startswith(FRONTEND) and number.isdigit()]
-
-
-def socket_of(status: ProcessStatus) -> str:
-    """Returns the name of the socket that a process binds; each frontend has its own."""
-    return frontend_socket(status.uid_block) if kind_of(status.name) == FRONTEND else status.name
+    numbers = {socket: socket.removeprefix(SOCKET).removeprefix(".") or "1" for socket in sockets}
+    return [int(number) for socket, number in numbers.items() if socket.startswith(SOCKET) and number.isdigit()]
 
 
 def find_gone(known_blocks: Iterable[int], living_blocks: Iterable[int]) -> DropBefore | None:

@@ -1,11 +1,12 @@
 """The policy: which rows run in the next step, which requests wait, and which are preempted or paused."""
 
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import msgspec
 
 from messages.ring.timeline import DelayedRow, PausedRow, PreemptedRow
-from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
+from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_tiers import PageTiers
@@ -31,6 +32,25 @@ class Budget(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int
     max_num_yielding: int = 1
     yields_every: int = 1
+
+
+class DraftSource(Protocol):
+    """Chooses the draft tokens of the rows of a step, as `drafting/draft_planner.py` does."""
+
+    proposal: DraftSteps | None
+    """The steps of the draft model that the latest plan needs."""
+
+    def plan(self, rows: DecodeRows, max_num_tokens: int) -> Sequence[Chunk]:
+        """Returns a chunk for each of `rows` that has draft tokens: at most `max_num_tokens`, if there are pages."""
+        ...
+
+    def end_proposal(self, rows: DecodeRows, drafts: Drafts) -> Sequence[Chunk]:
+        """Returns the chunks of those of `rows` for which the draft model proposed `drafts`."""
+        ...
+
+    def note_time(self, num_tokens: int, seconds: float) -> None:
+        """Records the time of the latest plan and its step, in which each row decoded."""
+        ...
 
 
 PageKey = tuple[int, bytes, bytes]
@@ -63,7 +83,7 @@ class Policy:
         stages: Stages,
         cache: BlockAllocator,
         budget: Budget,
-        draft_planner: DraftPlanner | None = None,
+        draft_planner: DraftSource | None = None,
         tiers: PageTiers | None = None,
     ):
         self._draft_planner = draft_planner

@@ -1,4 +1,8 @@
-"""Splits the result of a step by rows."""
+"""Splits the result of a step by rows, and verifies draft tokens.
+
+A sampled token is a function of the tokens before it, the seed and its position, whatever else is in the step. So a
+draft token is accepted if and only if it equals the token that is sampled in its place, and drafts change no output.
+"""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -11,7 +15,6 @@ from messages.columns import INT32, unpack_int32
 from messages.errors import ErrorInfo
 from messages.ring.axes import Axis, slice_columns
 from messages.ring.steps import NO_TOKEN, WITH_LOGPROB, ForwardOutput, LogprobColumns
-from scheduler_proc.deciding.drafting.drafts import num_accepted
 from scheduler_proc.deciding.in_flight import StepInFlight
 from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.rows.batch_columns import Chunk
@@ -87,6 +90,17 @@ def _find_rows(reqs: list[Req], running: list[Req]) -> Sequence[int] | None:
     uids = {req.uid for req in reqs}
     rows = [row for row, req in enumerate(running) if req.uid in uids]
     return rows if [running[row] for row in rows] == reqs else None
+
+
+def num_accepted(draft_ids: "array[int]", sampled: Sequence[int]) -> int:
+    """Returns how many tokens of `sampled` are valid: the first one, and one after each accepted draft token.
+
+    `sampled[i]` was sampled after the first i draft tokens; the last ones may be missing.
+    """
+    for index, draft_id in enumerate(draft_ids[: len(sampled)]):
+        if sampled[index] != draft_id:
+            return index + 1
+    return min(len(sampled), len(draft_ids) + 1)
 
 
 class _Reader:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from messages.errors import ErrorInfo, RequestError, bad_request
@@ -11,22 +11,20 @@ from messages.ring.replies import CacheFlushed, DetokenizeMsg, FinishedRow, ToDe
 from messages.ring.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen, ToScheduler, UserMsg
 from messages.ring.steps import Batch, ForwardOutput
 from messages.ring.uids import GoneRequests
-from scheduler_proc.deciding.drafting.draft_model import Drafts, DraftSteps
-from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
+from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_journal import PageJournal
 from scheduler_proc.deciding.pages.page_tiers import PageTiers
-from scheduler_proc.deciding.policy import Budget, Policy
+from scheduler_proc.deciding.policy import Budget, DraftSource, Policy
 from scheduler_proc.deciding.refusals import check_possible
-from scheduler_proc.deciding.requests import Limits, PendingReq
+from scheduler_proc.deciding.requests import FollowedGrammar, Limits, PendingReq
 from scheduler_proc.deciding.results import Results
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder, Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.finished_rows import refused_row
 from scheduler_proc.deciding.rows.openings import open_stream
-from scheduler_proc.deciding.sampling.endings import ABORTED, STOP_STRING, Ending
-from scheduler_proc.deciding.sampling.grammars import COMPLETE, RequestGrammar
+from scheduler_proc.deciding.sampling.endings import ABORTED, COMPLETE, STOP_STRING, Ending
 from scheduler_proc.deciding.schedule_reports import ScheduleReports
 from scheduler_proc.deciding.stages import Stages
 
@@ -36,7 +34,7 @@ NO_FAILURES: Mapping[int, ErrorInfo] = {}
 class GrammarSource(Protocol):
     """Compiles grammars outside the main loop, as `scheduler_proc/grammar_builder.py` does."""
 
-    def find(self, pending: PendingReq) -> RequestGrammar | None:
+    def find(self, pending: PendingReq) -> FollowedGrammar | None:
         """Returns the grammar of a request if it is available at once."""
         ...
 
@@ -44,7 +42,7 @@ class GrammarSource(Protocol):
         """Starts to compile it."""
         ...
 
-    def pop_built(self) -> list[tuple[PendingReq, RequestGrammar | ErrorInfo]]:
+    def pop_built(self) -> Sequence[tuple[PendingReq, FollowedGrammar | ErrorInfo]]:
         """Returns the grammars that have been compiled since the last call, or the errors."""
         ...
 
@@ -64,7 +62,7 @@ class Scheduler:
         cache: BlockAllocator,
         limits: Limits,
         budget: Budget,
-        draft_planner: DraftPlanner | None = None,
+        draft_planner: DraftSource | None = None,
         grammars: GrammarSource | None = None,
         *,
         plans_decodes_alone: bool = False,

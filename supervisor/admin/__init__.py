@@ -1,1 +1,1 @@
-"""What the operator asks of a run, carried out without blocking the launcher's loop."""
+"""The operator's commands for a run, carried out without blocking the launcher's loop."""

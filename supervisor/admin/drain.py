@@ -1,4 +1,4 @@
-"""Draining the server on command: the frontends take nothing new, and the run ends when the last request has."""
+"""Drains the server on command: the frontends accept no new requests, and the run ends after the last one."""
 
 import time
 

@@ -25,7 +25,7 @@ MOVE_TIMEOUT_S = 30.0
 """Time for requests to continue at another scheduler; it takes far less."""
 
 JOIN_TIMEOUT_S = 60.0
-"""What an engine on another machine gets to join the new process that stands for it; a joiner tries for ten seconds."""
+"""The time for an engine on another machine to join its new proxy; a joiner tries for ten seconds."""
 
 FOREVER = float("inf")
 """The watch ends a start that makes no progress, so no other limit is needed."""
@@ -85,7 +85,7 @@ def _replace(
 
 
 def stop_process(group: ProcessGroup, child: Child, timeout_s: float = STOP_TIMEOUT_S) -> Steps:
-    """Ends a process; one that does not go in time is killed."""
+    """Ends a process; it is killed if it does not exit in time."""
     group.ask_to_stop(child)
     has_ended = yield from until(lambda: not child.pid, time.monotonic() + timeout_s)
     if not has_ended:
@@ -118,7 +118,7 @@ def _check_replaceable(group: ProcessGroup, child: Child) -> None:
 
 
 def _check_stands_by(lifecycle: Lifecycle, successor: Child, child: Child) -> None:
-    """Raises `CommandFailedError` if the successor has ended; then all is as if there had been no command."""
+    """Raises `CommandFailedError` if the successor has ended; then the command has had no effect."""
     if successor.pid:
         return
     end = "the old one serves on"
@@ -157,9 +157,9 @@ def _let_give_way(lifecycle: Lifecycle, successor: Child, child: Child, timeout_
 def drain_rows(
     group: ProcessGroup, child: Child, timeout_s: float, is_over: Callable[[], bool] = lambda: False
 ) -> Steps:
-    """Lets the rows of a scheduler finish or, where it gets no more work and there are others, continue there.
+    """Lets the rows of a scheduler finish. If it gets no more work and there are others, they continue there.
 
-    What waits for a row, and what does not finish in time, continues in the next scheduler.
+    Requests that wait for a row, and rows that do not finish in time, continue in the next scheduler.
     """
     group.control.drain(child.name, Drain(timeout_s))
     yield from until(

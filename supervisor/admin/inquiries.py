@@ -52,7 +52,7 @@ def read_log(group: ProcessGroup, command: admin.ReadLog) -> Task:
 
 
 def instruct(group: ProcessGroup, command: admin.InstructProcesses) -> Task:
-    """Returns what each process has made of the instruction, as `ProcessResults`."""
+    """Returns the result of the instruction in each process, as `ProcessResults`."""
     serving = [status.name for status in group.board.statuses() if status.is_up]
     wanted = [
         fnmatch.filter(group.names(), pattern) or [find_process(group, pattern).name] for pattern in command.processes

@@ -42,7 +42,7 @@ def scale_process(lifecycle: Lifecycle, command: ScaleProcess, drain_timeout_s: 
     for child in reversed(workers[command.num :]):
         yield Progress(f"{child.name} leaves")
         yield from _let_leave(group, child, drain_timeout_s)
-    return Done(f"{command.process}: {command.num} where there were {len(workers)}")
+    return Done(f"{command.process}: {len(workers)} -> {command.num}")
 
 
 def _until_started(group: ProcessGroup, added: list[Child]) -> Steps:

@@ -19,7 +19,7 @@ MAX_OPEN_COMMANDS = 64
 
 
 class AdminServer:
-    """All commands that are being carried out. `drain_timeout_s`: what a command that gives no time may take."""
+    """All commands that are being carried out. `drain_timeout_s` is the time limit of a command that gives none."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class AdminServer:
         self._open = [command for command in self._open if command.resume()]
 
     def due_in_s(self) -> float:
-        """Returns when the next open command has something to do by itself."""
+        """Returns when the next open command must be resumed."""
         return max(0.0, min((command.due_s for command in self._open), default=float("inf")) - time.monotonic())
 
     def fail_open(self) -> None:
-        """Fails what is open: the server ends."""
+        """Fails all open commands: the server ends."""
         for command in self._open:
             command.close()
             command.answer(admin.Failed("failed", "the server is stopping"))
@@ -60,7 +60,7 @@ class AdminServer:
         self.channel.close()
 
     def begin(self, ask: admin.Ask, reply: Reply) -> None:
-        """Carries out a command in the turns to come; `reply` gets what comes of it."""
+        """Carries out a command over the following turns; `reply` receives its result."""
         if self._group.is_stopping or len(self._open) >= MAX_OPEN_COMMANDS:
             why = "the server is stopping" if self._group.is_stopping else "too many commands are open"
             reply(admin.Answer(ask.ask_id, admin.Failed("busy", why)))

@@ -1,4 +1,4 @@
-"""A snapshot: a directory with all that can be known of a run at one moment, to be examined later."""
+"""A snapshot: a directory with everything that can be recorded of a run at one moment, to be examined later."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ from supervisor.process_files import copy_proc_files, run_state_of
 from supervisor.process_group import ProcessGroup
 
 STACKS_S = 2.0
-"""What a process gets to write its stacks; as a rule it takes a millisecond."""
+"""The time for a process to write its stacks; normally it takes a millisecond."""
 
 LOOK_S = 0.02
 STATE_TIMEOUT_S = 5.0
@@ -42,7 +42,7 @@ class Snapshot:
         self._group = group
         self._missing: list[str] = []
         self._asked: dict[str, Path] = {}
-        """Of the processes that were asked for their stacks, the file in which they will be."""
+        """The file in which each process that was asked for its stacks writes them, by name."""
         path.mkdir(mode=0o700, parents=True)
         self._write_manifest()
         self._write_json("processes.json", group.board.statuses())
@@ -54,7 +54,7 @@ class Snapshot:
                 shutil.copytree(run_dir.black_box, path / "black-box")
 
     def collect(self, then: Callable[[], None]) -> Generator[float, None, None]:
-        """Waits for what processes write, and calls `then` as soon as nothing more can be had of one that hangs.
+        """Waits for the files of processes, and calls `then` once a hanging process can contribute nothing more.
 
         Raises `OSError`.
         """
@@ -78,7 +78,7 @@ class Snapshot:
         self._write_manifest()
 
     def _look_at(self, status: ProcessStatus) -> None:
-        """Takes what is there at once, and asks for the rest."""
+        """Copies the existing files at once, and requests the others."""
         directory = self._directory_of(status.name)
         copy_proc_files(status.pid, directory)
         stacks = self._run_dir.stacks_file(status.pid)
@@ -107,7 +107,7 @@ class Snapshot:
         self._missing += [f"the stacks of {name}: none came within {STACKS_S:g} s" for name in self._asked]
 
     def _ask_joiners(self) -> Generator[float, None, None]:
-        """Has those of engines on other machines tell their stacks; what was written here are the proxies'."""
+        """Collects the stacks of engines on other machines; the files written here have those of their proxies."""
         names = [child.name for child in self._group if child.command.is_remote and self._group.is_up(child)]
         results = yield from _collected(self._group, names, admin.ReadStacks(), STACKS_S)
         for name, result in results.items():
@@ -117,7 +117,7 @@ class Snapshot:
                 self._missing.append(f"the stacks of {name} on its machine: {result}")
 
     def _await_state(self) -> Generator[float, None, None]:
-        """Makes the frontends write what they would answer."""
+        """Makes the frontends write their answers to operators' questions."""
         for front in self._group.frontends():
             if not self._group.is_up(front):
                 continue
@@ -154,7 +154,7 @@ class Snapshot:
 def _collected(
     group: ProcessGroup, names: Sequence[str], command: admin.ProcessCommand, timeout_s: float
 ) -> Generator[float, None, dict[str, admin.ProcessResult]]:
-    """Returns what each process answers, or why it does not."""
+    """Returns each process's answer, or why there is none."""
     if not names:
         return {}
     steps = instruct(group, admin.InstructProcesses(tuple(names), command, timeout_s))

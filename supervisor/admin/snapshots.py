@@ -1,4 +1,4 @@
-"""The snapshots of a run: when one is taken, where they are, and that they stay few."""
+"""The snapshots of a run: when they are taken, where they are stored, and how many are kept."""
 
 import os
 import re
@@ -18,14 +18,14 @@ from supervisor.console import Console
 from supervisor.process_group import ProcessGroup
 
 SAME_CAUSE_S = 60.0
-"""No second snapshot of the same trouble in the same process within this time: the first one shows most."""
+"""No second snapshot of the same trouble in the same process is taken within this time."""
 
 NAME_PATTERN = re.compile(r"\d{8}-\d{6}-\d+-")
 """How the name of a snapshot begins, so that nothing else is ever deleted: time and port."""
 
 
 class Snapshots:
-    """Takes snapshots without blocking the launcher's loop, of what goes wrong and on command."""
+    """Takes snapshots of trouble and on command, without blocking the launcher's loop."""
 
     def __init__(self, run_dir: RunDir, group: ProcessGroup, console: Console):
         self._config = run_dir.read_config()
@@ -37,9 +37,9 @@ class Snapshots:
         self._taken_s: dict[tuple[str, str], float] = {}
 
     def take(self, cause: str, process: str, text: str, then: Callable[[], None] | None = None) -> Path | None:
-        """Begins a snapshot of trouble with `process`, and returns where; `None` if none is wanted.
+        """Begins a snapshot of trouble with `process`, and returns its path; `None` if none is wanted.
 
-        What will soon be gone is in it at once. `then` is called when the process is needed no longer.
+        State that will soon be lost is recorded at once. `then` is called when the process is no longer needed.
         """
         now_s = time.monotonic()
         is_repeated = now_s - self._taken_s.get((cause, process), float("-inf")) < SAME_CAUSE_S
@@ -61,15 +61,15 @@ class Snapshots:
         return self._write(path, {"cause": "command", "process": "", "text": "it was asked for"}, _do_nothing)
 
     def follow(self) -> None:
-        """Continues the open ones; call it in each turn."""
+        """Continues the open snapshots; call it in each turn."""
         self._open = [command for command in self._open if command.resume()]
 
     def due_in_s(self) -> float:
-        """Returns when an open one has something to do."""
+        """Returns when an open snapshot must be continued."""
         return max(0.0, min((command.due_s for command in self._open), default=float("inf")) - time.monotonic())
 
     def close(self) -> None:
-        """Ends those that are open with what they have."""
+        """Ends the open snapshots with the data that they have."""
         for command in self._open:
             command.close()
 
@@ -100,7 +100,7 @@ class Snapshots:
         return next(path for path in paths if not os.path.lexists(path))
 
     def _delete_old(self) -> None:
-        """Keeps the latest in the directory, of whichever server of this user they are."""
+        """Keeps only the latest snapshots in the directory, from any server of this user."""
         found = (path.parent for path in self._root.glob(f"*/{MANIFEST}") if NAME_PATTERN.match(path.parent.name))
         own = sorted(filter(is_own_directory, found))
         for directory in own[: -max(1, self._config.run.max_snapshots)]:

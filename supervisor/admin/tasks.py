@@ -29,7 +29,7 @@ Reply = Callable[[Answer], None]
 
 
 class OpenCommand:
-    """A task, to whom its result goes, and until when it has nothing to do."""
+    """A task, the receiver of its result, and the time until which it has nothing to do."""
 
     def __init__(self, ask_id: int, task: Task, reply: Reply):
         self._ask_id = ask_id
@@ -38,7 +38,7 @@ class OpenCommand:
         self.due_s = 0.0
 
     def resume(self) -> bool:
-        """Runs as far as it can; returns whether the command is open still."""
+        """Runs as far as it can; returns whether the command is still open."""
         try:
             while isinstance(step := next(self._task), Progress):
                 self.answer(step)

@@ -9,7 +9,7 @@ MIN_SPAN_S = 0.2
 
 
 class UsageMeter:
-    """Measures from its making on; unknown for processes that end meanwhile."""
+    """Measures from its creation on; values are unknown for processes that end meanwhile."""
 
     def __init__(self, pids: list[int]):
         self._began_s = time.monotonic()

@@ -38,7 +38,7 @@ from supervisor.programs import find_programs
 
 FOLLOW_WAIT_S = 20.0
 MARGIN_S = 30.0
-"""What a command may take beyond the time that it gives to requests."""
+"""The time that a command may take beyond the time that it gives to requests."""
 
 Execute = Callable[[argparse.Namespace, RunningServer, AdminClient], int]
 

@@ -1,4 +1,4 @@
-"""`launch.py snapshot --redact`: a snapshot without what requests say."""
+"""`launch.py snapshot --redact`: a snapshot without the contents of requests."""
 
 import contextlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The operator's line to a running server: a command goes out, its result is waited for."""
+"""The operator's connection to a running server: sends a command and waits for its result."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from runtime.run_dir import RunDir
 from supervisor.client.running import NoServerError
 
 LOOK_S = 1.0
-"""How often it is made sure that the server still lives."""
+"""The interval at which the command checks that the server still runs."""
 
 
 def ignore(text: str) -> None:
@@ -35,9 +35,9 @@ class AdminClient:
         self._client.close()
 
     def give(self, command: AdminCommand, timeout_s: float, on_progress: Callable[[str], None] = ignore) -> Result:
-        """Returns the result of `command`, a `Failed` where neither that nor progress comes in time.
+        """Returns the result of `command`, or a `Failed` if neither that nor progress comes in time.
 
-        Raises `NoServerError` if the server ends without one.
+        Raises `NoServerError` if the server ends without a result.
         """
         self._last_id += 1
         self._client.ask(Ask(self._last_id, command))

@@ -17,7 +17,7 @@ RUN_DIR_FLAG = "--run-dir"
 
 
 class NoServerError(SluiceError):
-    """No server runs, or not the one that was asked for."""
+    """No server runs, or not the requested one."""
 
 
 class WhichServerError(SluiceError):

@@ -1,4 +1,4 @@
-"""What the launcher finds out about the draft model, and whether it can draft for the model."""
+"""Reads the draft model's facts, and checks whether it can draft for the model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the launcher reads from a model's directory before any process starts: context, vocabulary, end tokens."""
+"""Reads from a model's directory, before any process starts: context, vocabulary, end tokens."""
 
 import math
 from pathlib import Path

@@ -21,10 +21,10 @@ from runtime.lifeline import ask_for_death_signal
 from runtime.model_files import WEIGHT_FILES
 
 ANSWER_TIMEOUT_S = 5.0
-"""What the hub gets to answer one connection."""
+"""The time limit for the hub to answer one connection."""
 
 LOOK_UP_TIMEOUT_S = 8.0
-"""What name resolution, all addresses and all retries get together."""
+"""The time limit of name resolution, all addresses and all retries together."""
 
 ROOT_FILES_ONLY = ["*/*"]
 TOKENIZER_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
@@ -39,7 +39,7 @@ WEIGHT_PATTERNS = {
 
 
 class WantedModel(msgspec.Struct, frozen=True):
-    """What to fetch. `kind`: auto, safetensors or pt with weights of that format, none or tokenizer without."""
+    """The files to fetch. `kind`: auto, safetensors or pt with weights of that format, none or tokenizer without."""
 
     name: str
     revision: str
@@ -77,9 +77,9 @@ def main() -> int:
 
 
 def fetch(wanted: WantedModel) -> Path:
-    """Returns a directory that holds all that is wanted: from the hub, or from the cache if there is no answer.
+    """Returns a directory that holds all wanted files: from the hub, or from the cache if there is no answer.
 
-    Raises `BootError` with what was looked for where, and what to do.
+    Raises `BootError` with the places that were searched, and advice.
     """
     try:
         file_names = _ask_hub(wanted)
@@ -93,7 +93,7 @@ def fetch(wanted: WantedModel) -> Path:
 
 
 def find_cached(wanted: WantedModel) -> Path | None:
-    """Returns the directory in the cache that holds all that is wanted; `None` if there is none."""
+    """Returns the directory in the cache that holds all wanted files; `None` if there is none."""
     names = (
         ("tokenizer.json", "tokenizer_config.json", "vocab.json") if wanted.kind == "tokenizer" else ("config.json",)
     )
@@ -198,7 +198,7 @@ def _unreachable_text(wanted: WantedModel, reason: str) -> str:
   the hub        {constants.ENDPOINT}: {reason}
 What you can do
   - give a directory that holds config.json, tokenizer and weights: {flag} DIR
-  - where there is a network, run `hf download {name}{revision} --local-dir {name.split("/")[-1]}`, copy that
+  - on a machine with a network, run `hf download {name}{revision} --local-dir {name.split("/")[-1]}`, copy that
     directory here and give it ({flag} DIR); or copy that machine's cache here and point HF_HOME at it
   - set HF_ENDPOINT to a mirror or HTTPS_PROXY to a proxy that can be reached{last}"""
 

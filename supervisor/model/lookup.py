@@ -38,7 +38,7 @@ def find_draft_model(name: str, model: ModelConfig, console: Console | None = No
 
 
 def model_name(model: ModelConfig) -> str:
-    """Returns the name under which clients know the model where no flag gives one."""
+    """Returns the name under which clients know the model if no flag gives one."""
     return model.model.rstrip("/") or BUNDLED_MODEL.name
 
 
@@ -58,7 +58,7 @@ def _find(flag: str, name: str, revision: str, wanted: str, console: Console | N
 
 
 def _is_path_like(name: str) -> bool:
-    """A hub name is NAME or OWNER/NAME; what cannot be one was meant as a path."""
+    """A hub name is NAME or OWNER/NAME; any other text was meant as a path."""
     return name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
 
 

@@ -1,4 +1,4 @@
-"""How much memory a scheduler on a CPU will want for its weights, which the launcher can know before it."""
+"""Estimates the memory that a scheduler on a CPU needs for its weights, before it is started."""
 
 import json
 import struct
@@ -21,7 +21,7 @@ MOST_OF_MEMORY = 0.5
 
 
 def find_weight_bytes(config: Config) -> int:
-    """Returns about the bytes that schedulers will share; 0 if they share none, or it is not sure that they do.
+    """Returns about the bytes that schedulers will share; 0 if they share none, or if that is uncertain.
 
     These are the tensors of the checkpoint in the number format of the model.
     """

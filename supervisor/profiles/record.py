@@ -1,4 +1,4 @@
-"""`launch.py profile`: what processes do for some seconds, merged into one file in this command's own process."""
+"""`launch.py profile`: records processes for some seconds, and merges the profiles into one file in this process."""
 
 import argparse
 import time
@@ -11,7 +11,7 @@ from supervisor.client.admin_client import AdminClient
 from supervisor.profiles.merge import write_trace
 
 TIMEOUT_S = 60.0
-"""What a process gets to begin and to end; torch takes seconds for each."""
+"""The time for a process to begin and to end a profile; torch takes seconds for each."""
 
 ANSWER_TIMEOUT_S = 15.0
 
@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def take_profile(line: AdminClient, processes: Sequence[str], seconds: float, out: Path) -> str:
-    """Writes the trace and returns what is in it. Raises `CommandFailedError`."""
+    """Writes the trace and returns a summary. Raises `CommandFailedError`."""
     started = sorted(_instruct(line, processes, admin.StartProfile()))
     try:
         time.sleep(seconds)
@@ -41,7 +41,7 @@ def take_profile(line: AdminClient, processes: Sequence[str], seconds: float, ou
 
 
 def _instruct(line: AdminClient, processes: Sequence[str], command: admin.ProcessCommand) -> dict[str, str]:
-    """Returns what each process has answered that has done it. Raises `CommandFailedError` if none has."""
+    """Returns the answers of the processes that succeeded. Raises `CommandFailedError` if none has."""
     result = line.give(admin.InstructProcesses(tuple(processes), command, TIMEOUT_S), TIMEOUT_S + ANSWER_TIMEOUT_S)
     if isinstance(result, admin.Failed):
         raise CommandFailedError(result.reason, result.message)

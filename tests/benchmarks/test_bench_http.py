@@ -30,7 +30,9 @@ def test_loads_follow_one_another_on_one_server(
     assert bench_http.main(["--concurrency", "1", "3", "--json", str(file), "--enforce-eager"]) == 0
     assert len(started) == 1
     assert list(started[0][-3:]) == ["--device", "cuda", "--enforce-eager"]
-    loads = json.loads(file.read_text(encoding="utf-8"))["results"]["loads"]
+    results = json.loads(file.read_text(encoding="utf-8"))["results"]
+    assert results["degraded"] == {}
+    loads = results["loads"]
     assert [load["settings"]["concurrency"] for load in loads] == [1, 3]
     assert [load["report"]["outcomes"] for load in loads] == [{"ok": 8}, {"ok": 12}]
 

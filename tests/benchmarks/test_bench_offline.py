@@ -40,6 +40,9 @@ def test_it_runs_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert result["torch"] == torch.__version__
     assert result["num_output_tokens"] == 4 * 32
     assert result["num_steps"] >= 32
+    assert result["degraded"] == ""
+    assert result["load_s"] > result["capture_s"] == 0
+    assert result["first_token_s"] > 0
     assert result["output_tok_per_s"] == pytest.approx(128 / result["seconds"])
     assert result["fraction_of_floor"] == pytest.approx(result["output_tok_per_s"] / result["floor_tok_per_s"])
     assert f"{result['output_tok_per_s']:,.0f} output tok/s" in printed

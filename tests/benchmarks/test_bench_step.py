@@ -62,7 +62,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_it_runs_on_a_cpu(tmp_path: Path) -> None:
     file = tmp_path / "step.json"
     assert bench_step.main([*QUICK, "--json", str(file)]) == 0
-    (row,) = json.loads(file.read_text(encoding="utf-8"))["results"]["rows"]
+    results = json.loads(file.read_text(encoding="utf-8"))["results"]
+    assert results["degraded"] == ""
+    (row,) = results["rows"]
     assert row["ms"] > 0
     assert row["host_ms"] > 0
     assert row["floor_ms"] == max(row["floor_read_ms"], row["floor_compute_ms"])

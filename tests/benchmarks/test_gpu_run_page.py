@@ -67,6 +67,7 @@ def test_a_command_packs_what_there_is_though_its_tests_fail(block: str, tmp_pat
     asked = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
     assert asked[0] == "abc123|-m tools.gpu_wheels install"
     assert len(asked) == block.count("make -s")
+    assert "make -s gpu-install || exit 1\n" in block
     assert all(line.startswith("abc123|") for line in asked)
     (packed,) = (tmp_path / "out").iterdir()
     with tarfile.open(packed) as archive:

@@ -29,7 +29,7 @@ def test_the_offline_workload_is_the_one_that_others_publish() -> None:
 def test_parts_come_in_order_of_value() -> None:
     names = [part.name for part in list_parts()]
     assert len(set(names)) == len(names)
-    order = ["golden", "step_qwen3-0.6b", "offline_qwen3-0.6b", "offline_qwen3-0.6b_no_overlap"]
+    order = ["golden", "step_qwen3-0.6b", "prefill_qwen3-0.6b", "offline_qwen3-0.6b"]
     assert names[:4] == order
     later = ["offline_qwen3-0.6b_shared_prefix", "tuning_decode_qwen3-0.6b", "kernel_limits", "offline_llama-3-8b"]
     later += ["offline_qwen3-14b", "http_qwen3-0.6b", "transformers_qwen3-0.6b"]
@@ -94,6 +94,22 @@ def test_what_the_budget_does_not_reach_is_named_and_earlier_results_stay(
     assert code == 0
     assert list(parts) == ["a", "b"]
     assert all(part["results"] == {"rows": [1, 2]} for part in parts.values())
+
+
+def test_parts_that_are_done_may_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(tmp_path, monkeypatch, {"a": "succeed", "b": "fail"})[0] == 1
+    before = read_parts(tmp_path)["a"]
+    code, parts = run(tmp_path, monkeypatch, {"a": "fail", "b": "succeed"}, "--skip-done")
+    assert code == 0
+    assert parts["a"] == before
+    assert parts["b"]["state"] == "ok"
+
+
+def test_the_state_of_the_gpu_around_a_part_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = iter(({"clocks.sm": "1980 MHz"}, {"clocks.sm": "1200 MHz"}))
+    monkeypatch.setattr(run_gpu, "ask_driver_state", lambda: next(clocks))
+    parts = run(tmp_path, monkeypatch, {"a": "succeed"})[1]
+    assert parts["a"]["gpu_state"] == {"before": {"clocks.sm": "1980 MHz"}, "after": {"clocks.sm": "1200 MHz"}}
 
 
 def test_when_the_run_is_ended_the_file_says_what_ran(tmp_path: Path) -> None:

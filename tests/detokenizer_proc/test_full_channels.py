@@ -13,7 +13,8 @@ import pytest
 
 from messages.columns import unpack_int64
 from messages.control.processes import Ready
-from messages.ring.replies import OpenStream, StepReplies, ToFrontend
+from messages.ring.peers import ToFrontend
+from messages.ring.replies import OpenStream, StepReplies
 from messages.ring.uids import UIDS_PER_BLOCK, frontend_socket
 from tests.detokenizer_proc.steps import step
 from tests.detokenizer_proc.test_process import config_of
@@ -32,7 +33,7 @@ STOPPED_FRONTEND = """
 import os, pathlib, signal, sys
 import messages.channels
 from messages.channels import Receiver, Waiter
-from messages.ring.replies import ToFrontend
+from messages.ring.peers import ToFrontend
 from messages.ring.requests import FramesLost
 messages.channels.MAX_QUEUED_FRAMES = 500
 receiver = Receiver(pathlib.Path(sys.argv[1]), ToFrontend)

@@ -7,7 +7,8 @@ import pytest
 from messages.columns import pack_int32
 from messages.config.server import Config, ModelFacts, RunConfig
 from messages.control.processes import Beat, BootFailed
-from messages.ring.replies import CacheFlushed, OpenStream, PromptReply, StepReplies, ToFrontend
+from messages.ring.peers import ToFrontend
+from messages.ring.replies import CacheFlushed, OpenStream, PromptReply, StepReplies
 from messages.ring.requests import FramesLost, StopSeen, ToScheduler
 from tests.detokenizer_proc.logprob_runs import prompt_logprobs_of, step_with_logprob
 from tests.detokenizer_proc.steps import Client, end, step

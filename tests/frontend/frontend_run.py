@@ -16,11 +16,11 @@ import psutil
 from messages.columns import pack_counts, pack_int32, pack_int64
 from messages.config.server import Config, HttpConfig, ModelFacts, RunConfig, SchedulingConfig
 from messages.control.processes import FRONTEND, ProcessState, ProcessStatus, ProcessTable, kind_of
+from messages.ring.peers import ToFrontend
 from messages.ring.replies import (
     PositionLogprobs,
     PrefilledRow,
     StepReplies,
-    ToFrontend,
     TokenLogprob,
     Usage,
     UserReply,

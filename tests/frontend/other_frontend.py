@@ -4,8 +4,7 @@ from typing import Any, TypeVar
 
 from messages.channels import Receiver
 from messages.control.processes import ProcessState, ProcessStatus, ProcessTable
-from messages.ring.peers import PeerAnswer, PeerAsk, PeerQuestion, PeerReply
-from messages.ring.replies import ToFrontend
+from messages.ring.peers import PeerAnswer, PeerAsk, PeerQuestion, PeerReply, ToFrontend
 from messages.ring.uids import UIDS_PER_BLOCK, frontend_socket
 from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, table
 

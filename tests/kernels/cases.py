@@ -103,7 +103,9 @@ def dense_attention(query_THD: Tensor, key_LGD: Tensor, value_LGD: Tensor, scale
     value_LHD = value_LGD.double().repeat_interleave(repeats, dim=1)
     scores_HTL = torch.einsum("thd,lhd->htl", query_THD.double(), key_LHD) * scale
     num_queries, num_keys = scores_HTL.shape[1:]
-    is_later = torch.ones(num_queries, num_keys, dtype=torch.bool).triu(num_keys - num_queries + 1)
+    is_later = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query_THD.device).triu(
+        num_keys - num_queries + 1
+    )
     weights_HTL = scores_HTL.masked_fill(is_later, float("-inf")).softmax(-1)
     return torch.einsum("htl,lhd->thd", weights_HTL, value_LHD)
 

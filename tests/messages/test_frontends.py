@@ -11,11 +11,11 @@ import messages.channels
 from messages.channels import Receiver, Sender, Waiter
 from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from messages.frontends import FrontendSenders
+from messages.ring.peers import ToFrontend
 from messages.ring.replies import (
     PositionLogprobs,
     PrefilledRow,
     StepReplies,
-    ToFrontend,
     TokenLogprob,
     Usage,
     UserReply,

@@ -8,7 +8,8 @@ import pytest
 
 from extras.remote.messages import JOIN_VERSION, ToJoiner, ToProxy
 from messages.control.processes import ToLauncher, ToProcess
-from messages.ring.replies import ToDetokenizer, ToFrontend
+from messages.ring.peers import ToFrontend
+from messages.ring.replies import ToDetokenizer
 from messages.ring.requests import ToScheduler, ToTokenizer
 from messages.ring.steps import ToRank
 from messages.schema import SCHEMA_VERSION, make_version

@@ -4,9 +4,10 @@ import random
 from array import array
 from collections.abc import Sequence
 
-from scheduler_proc.deciding.drafting.draft_lengths import AcceptanceRate, DraftLengths
+from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftModel
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
+from scheduler_proc.deciding.drafting.draft_state import AcceptanceRate
 from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
 from scheduler_proc.deciding.drafting.step_cost import StepCost
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator

@@ -12,7 +12,8 @@ from messages.columns import pack_int32, unpack_int32
 from messages.config.server import Config, ModelConfig, ModelFacts
 from messages.control.processes import BootFailed
 from messages.errors import BootError
-from messages.ring.replies import DecodeReply, EncodeReply, ToFrontend, UserReply
+from messages.ring.peers import ToFrontend
+from messages.ring.replies import DecodeReply, EncodeReply, UserReply
 from messages.ring.requests import (
     AbortMsg,
     DecodeMsg,

@@ -9,7 +9,7 @@ export function setKey(key) {
   else sessionStorage.removeItem(KEY);
 }
 
-/** A refusal; `status` is 0 where the server could not be reached. */
+/** A refusal; `status` is 0 if the server could not be reached. */
 export class Refused extends Error {
   constructor(status, message) {
     super(message);

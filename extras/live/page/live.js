@@ -4,9 +4,9 @@ import {call, events} from "./api.js";
 
 const MAX_STEPS = 160;
 const RETRY_MS = 1500;
-const SILENT_MS = 8000; // beats change the state once a second, so a stream that says nothing has no server any more
+const SILENT_MS = 8000; // beats change the state once a second, so a silent stream has lost its server
 
-/** The server as it was told last. Stamps are nanoseconds of its clock. */
+/** The latest state of the server. Stamps are nanoseconds of its clock. */
 export class Live {
   constructor(onChange, onState) {
     this.onChange = onChange;
@@ -24,7 +24,7 @@ export class Live {
     return Math.max(0, (this.now - ns) / 1e9);
   }
 
-  /** Reads the stream for as long as the page can be seen: one that nobody looks at costs the server nothing. */
+  /** Reads the stream while the page is visible: a hidden one costs the server nothing. */
   start() {
     document.addEventListener("visibilitychange", () => this.restart());
     setInterval(() => {
@@ -36,7 +36,7 @@ export class Live {
     this.restart();
   }
 
-  /** What was told last is kept, but of no process is the state known. */
+  /** Keeps the latest data, but the state of each process becomes unknown. */
   lose(state, message) {
     if (this.isOn) {
       this.isLost = true;

@@ -38,7 +38,7 @@ function setStatus(state, text) {
   write(find("status"), text);
 }
 
-/** What is not known any more is grey. In place of a board that nobody may see, the page asks for a key. */
+/** Outdated values are grey. Without access, the page asks for a key in place of the board. */
 const live = new Live(show, (state, message) => {
   const isLocked = state === "key";
   set(find("main"), "data-stale", state !== "on");

@@ -70,7 +70,7 @@ export class Processes {
     button.disabled = false;
   }
 
-  /** Gives a command and shows its result; tells whether it was carried out. */
+  /** Sends a command and shows its result; true if it was carried out. */
   async act(text, path) {
     write(this.note, `${text} …`);
     try {

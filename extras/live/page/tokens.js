@@ -1,4 +1,4 @@
-// Tokens with their probabilities: coloured, and on demand with what else the model might have said.
+// Tokens coloured by their probabilities, and on demand with their alternatives.
 
 import {draw, find, make} from "./dom.js";
 import {percent} from "./format.js";
@@ -21,7 +21,7 @@ export class TokenView {
     find("alternatives").replaceChildren();
   }
 
-  /** Adds a token with what the reply tells of it, of which `top` are the likeliest. */
+  /** Adds a token of the reply; `top` are the likeliest tokens in its place. */
   add(token, top) {
     const span = make("span", {class: "token"}, this.decoder.decode(Uint8Array.from(token.bytes), {stream: true}));
     span.style.backgroundColor = colour(token.logprob);

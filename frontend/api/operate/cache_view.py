@@ -47,13 +47,13 @@ class CacheSourceView(msgspec.Struct, frozen=True):
 
 
 class ExplainReply(msgspec.Struct, frozen=True):
-    """`hit_tokens` of `prompt_tokens` would be taken from the cache now. `ended_by` is why no more, `text` says it.
+    """`hit_tokens` of `prompt_tokens` would be taken from the cache now. `ended_by` is the reason, explained in `text`.
 
-    Of several engines it is the one that has most of it. Of the tokens behind these, tiers below the cache have as many
-    as `tier_tokens` says by their names; a request gets them from there if that is faster than computing them.
+    If there are several engines, this is the one with the longest hit. `tier_tokens` is the number of the following
+    tokens in each lower tier, by its name; a request loads them if that is faster than computing them.
 
-    `position` is the first token that would be computed or, of `different_token`, the one that differs: the prompt has
-    `prompt_token` there, and `cached_token` is what `other_uid` (`other_request_id`) computed.
+    `position` is the first token that would be computed or, for `different_token`, the one that differs: the prompt has
+    `prompt_token` there, and `other_uid` (`other_request_id`) computed `cached_token`.
     """
 
     prompt_tokens: int
@@ -106,7 +106,7 @@ class CacheViewApi:
         self._page_tokens = service.config.cache.block_size
 
     async def explain(self, request: Request) -> JsonReply:
-        """Raises `RequestError`: 400, or 503 where a process does not answer. Waits for the running step."""
+        """Raises `RequestError`: 400, or 503 if a process does not answer. Waits for the running step."""
         body = self._decoder.decode(await read_body(request, self._max_body_bytes))
         input_ids = await self._find_ids(body)
         engine, answer = await self._service.queries.explain_cache(input_ids, body.cache_salt or "")
@@ -209,4 +209,4 @@ def _text_of(answer: CacheExplained, num_tokens: int, page_tokens: int) -> str:
         case "disabled":
             return "the prefix cache is off (--no-enable-prefix-caching)"
         case "not_cached":
-            return f"nothing that is cached goes on with the prompt's token {place}"
+            return f"nothing that is cached continues with the prompt's token {place}"

@@ -8,6 +8,8 @@ from messages.columns import pack_int32, pack_int64
 from messages.config.server import Config
 from messages.ring.axes import columns_of, fill_columns
 from messages.ring.steps import (
+    ALLOWED,
+    ALLOWED_ID,
     BIAS,
     HISTORY_ID,
     MASK_WORD,
@@ -27,28 +29,33 @@ NUM_TOP = 20
 NEEDED_TO_DRAW = {"sample_tokens", "sample_positions", "temperatures", "seeds"}
 """The columns of sampled tokens that drawing requires; the others request more."""
 
+FILTERS_ONE_READ = {"top_ks", "top_ps", "min_ps"}
+"""The columns of filters that a GPU applies while it draws."""
+
 WARM_UP_TOKENS, WARM_UP_ROWS = 32, 4
 
 
-def plan_warm_up(config: Config, max_num_batched_tokens: int, num_rows: int = WARM_UP_ROWS) -> Batch:
+def plan_warm_up(config: Config, max_num_batched_tokens: int, num_tokens: int = WARM_UP_TOKENS) -> Batch:
     """Returns a small step, so that libraries are set up before the first request."""
-    num_tokens = min(WARM_UP_TOKENS, max_num_batched_tokens)
-    num_rows = min(num_rows, config.scheduling.max_num_seqs)
-    facts = config.facts
+    num_rows, facts = min(WARM_UP_ROWS, config.scheduling.max_num_seqs), config.facts
+    num_tokens = min(num_tokens, max_num_batched_tokens)
     return plan_dummy_batch(num_tokens, num_rows, facts.max_model_len, config.cache.block_size, facts.vocab_size)
 
 
 def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
-    """Returns small steps that choose tokens in every way, for each row count that Triton compiles separately."""
+    """Returns small steps that choose tokens in every way, with a single decode row and with several rows.
+
+    They use every specialization of every Triton kernel, so that none is compiled while requests wait.
+    """
     batches: list[Batch] = []
-    for num_rows in (1, WARM_UP_ROWS, 16):
-        full = plan_warm_up(config, max_num_batched_tokens, num_rows)
+    for num_tokens in (1, WARM_UP_TOKENS):
+        full = plan_warm_up(config, max_num_batched_tokens, num_tokens)
         plain = fill_columns(Batch, {SAMPLED: full.num_sampled})
-        names = {name for name, column in columns_of(Batch).items() if column.axis is SAMPLED}
-        drawn = replace(
-            full, logits_processing=None, prompt_logprobs=None, **{name: plain[name] for name in names - NEEDED_TO_DRAW}
-        )
-        batches += [full, drawn, replace(drawn, temperatures=plain["temperatures"])]
+        names = {name for name, column in columns_of(Batch).items() if column.axis is SAMPLED} - NEEDED_TO_DRAW
+        without = {name: plain[name] for name in names}
+        drawn = replace(full, logits_processing=None, prompt_logprobs=None, **without)
+        filtered = replace(drawn, **{name: getattr(full, name) for name in FILTERS_ONE_READ})
+        batches += [full, filtered, drawn, replace(drawn, temperatures=plain["temperatures"])]
     return batches
 
 
@@ -78,8 +85,12 @@ def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_s
     num_mask_words = -(-vocab_size // 32)
     processing = fill_columns(
         LogitsProcessing,
-        sizes | {HISTORY_ID: num_tokens, MASKED: num_rows, MASK_WORD: num_rows * num_mask_words},
+        sizes
+        | {ALLOWED: num_rows, ALLOWED_ID: num_rows}
+        | {HISTORY_ID: num_tokens, MASKED: num_rows, MASK_WORD: num_rows * num_mask_words},
         is_dummy=True,
+        allowed_rows=pack_int32(range(num_rows)),
+        num_allowed=pack_int32([1] * num_rows),
         bias_rows=pack_int32(range(num_rows)),
         penalty_rows=pack_int32(range(num_rows)),
         num_history=pack_int32(query_lens),

@@ -1,7 +1,7 @@
 """The fixed shapes of steps that are captured as graphs, and which of them has room for a batch.
 
 A shape is D places for decode rows and then T places for tokens of prefill rows: steps of decode rows alone have T = 0,
-prefills D = 0, and mixed steps the largest D, because empty places cost little compared with a second T.
+prefills D = 0, and mixed steps a small D or the largest, because empty places cost little compared with a second T.
 """
 
 from bisect import bisect_left
@@ -12,6 +12,9 @@ from scheduler_proc.computing.step.inputs import StepShape
 
 MAX_PREFILL_TOKENS = 4096
 """Larger steps compute longer than launching their operations one by one takes."""
+
+FEW_DECODE_ROWS = 32
+"""A mixed step with this D takes as long as reading the weights; the largest D may take longer."""
 
 PREFILL_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, MAX_PREFILL_TOKENS)
 
@@ -31,13 +34,14 @@ class StepShapes:
     def __init__(self, limits: StepLimits):
         self._limits = limits
         self._decode_rows = decode_row_counts(limits.max_num_seqs)
+        self._mixed_rows = [count for count in (FEW_DECODE_ROWS, limits.max_num_seqs) if count <= limits.max_num_seqs]
         self._prefill_tokens = prefill_token_counts(limits.max_num_batched_tokens)
 
     def all(self) -> list[StepShape]:
         """Returns the shapes, the largest first: later ones reuse its memory."""
         sizes = [(rows, 0) for rows in self._decode_rows]
-        sizes += [(rows, tokens) for rows in (0, self._limits.max_num_seqs) for tokens in self._prefill_tokens]
-        return [self._shape(*size) for size in sorted(sizes, key=lambda size: (sum(size), size), reverse=True)]
+        sizes += [(rows, tokens) for rows in (0, *self._mixed_rows) for tokens in self._prefill_tokens]
+        return [self._shape(*size) for size in sorted(set(sizes), key=lambda size: (sum(size), size), reverse=True)]
 
     def largest(self) -> list[StepShape]:
         """Returns the largest shape for mixed steps, for prefills and for decode rows alone."""
@@ -54,7 +58,8 @@ class StepShapes:
             return None
         if tokens == 0:
             return self._shape(self.places(rows), 0)
-        return self._shape(self._limits.max_num_seqs if rows else 0, _at_least(self._prefill_tokens, tokens))
+        places = _at_least(self._mixed_rows, rows) if rows else 0
+        return self._shape(places, _at_least(self._prefill_tokens, tokens))
 
     def places(self, num_decode_rows: int) -> int:
         """Returns the smallest number of places in a shape for `num_decode_rows` (at least 1)."""

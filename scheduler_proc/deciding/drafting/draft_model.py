@@ -12,14 +12,14 @@ from, a scheduler that was replaced. No output depends on it.
 import logging
 import time
 from array import array
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from itertools import compress
 
 import msgspec
 
 from messages.columns import INT32, unpack_int32
 from messages.ring.steps import Batch, ForwardOutput
-from scheduler_proc.deciding.drafting.draft_state import NO_IDS
+from scheduler_proc.deciding.drafting.draft_state import NO_IDS, Drafts, DraftSteps
 from scheduler_proc.deciding.drafting.step_cost import StepCost
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_observer import PageObserver
@@ -32,12 +32,6 @@ MOST_LACKING = 8
 """A row that lacks at most this many tokens feeds them in the first step that proposes; else in a step before."""
 
 log = logging.getLogger("sluice.draft_model")
-
-Drafts = Mapping[int, "array[int]"]
-"""Draft tokens (int32) by uid."""
-
-DraftSteps = Generator[Batch, ForwardOutput, Drafts]
-"""Yields the steps of the draft model to run, receives the result of each, and returns the draft tokens."""
 
 
 def run_draft_steps(steps: DraftSteps, run: Callable[[Batch], ForwardOutput]) -> Drafts:

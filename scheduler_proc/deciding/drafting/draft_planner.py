@@ -3,8 +3,9 @@
 from array import array
 from collections.abc import Sequence
 
-from scheduler_proc.deciding.drafting.draft_lengths import AcceptanceRate, DraftLengths
-from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel, Drafts, DraftSteps
+from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
+from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
+from scheduler_proc.deciding.drafting.draft_state import AcceptanceRate, Drafts, DraftSteps
 from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.running_request import Req

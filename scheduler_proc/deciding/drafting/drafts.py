@@ -1,8 +1,4 @@
-"""Drafters, which propose draft tokens, and the verification of draft tokens.
-
-A sampled token is a function of the tokens before it, the seed and its position, whatever else is in the step. So a
-draft token is accepted if and only if it equals the token that is sampled in its place, and drafts change no output.
-"""
+"""Drafters, which propose draft tokens."""
 
 from array import array
 from collections.abc import Sequence
@@ -40,6 +36,19 @@ class Drafter(Protocol):
         ...
 
 
+class _Search:
+    """The searches for one request's next tokens.
+
+    `match` is an earlier occurrence of its last tokens, `continuation` what followed them in other requests.
+    """
+
+    __slots__ = ("continuation", "match")
+
+    def __init__(self, rates: MatchRates, cache: BlockAllocator | None):
+        self.match = NgramMatch(MatchRates(rates))
+        self.continuation = None if cache is None else Continuation(cache.page_size, self.match.rates)
+
+
 class NgramDrafter:
     """Proposes at most `num_speculative_tokens` tokens, as in prompt lookup decoding (Saxena, 2023).
 
@@ -54,15 +63,13 @@ class NgramDrafter:
 
     def propose(self, req: Req, max_tokens: int) -> Draft:
         token_ids, state = req.token_ids, req.pending.draft
-        match = state.match
-        if match is None:
-            match = state.match = NgramMatch(MatchRates(self._rates))
+        search = state.search
+        if not isinstance(search, _Search):
+            search = state.search = _Search(self._rates, self._cache)
+        match, continuation = search.match, search.continuation
         match.follow(token_ids)
         num_drafts = min(max_tokens, self._max_drafts)
-        continuation = state.continuation
-        if self._cache is not None and (continuation is None or len(token_ids) >= continuation.idle_until):
-            if continuation is None:
-                continuation = state.continuation = Continuation(self._cache.page_size, match.rates)
+        if self._cache is not None and continuation is not None and len(token_ids) >= continuation.idle_until:
             others = continuation.find(token_ids, partial(self._cache.find_continuation, req))[:num_drafts]
             chance = match.rates.chance(CONTINUATION)
             if others and not (match.place and match.rates.chance(KINDS[match.length]) >= chance):
@@ -72,14 +79,3 @@ class NgramDrafter:
         if match.rates.chance(KINDS[MIN_LENGTH]) < SPARSE_CHANCE:
             state.idle_until = len(token_ids) + SPARSE_TOKENS
         return NO_DRAFT
-
-
-def num_accepted(draft_ids: "array[int]", sampled: Sequence[int]) -> int:
-    """Returns how many tokens of `sampled` are valid: the first one, and one after each accepted draft token.
-
-    `sampled[i]` was sampled after the first i draft tokens; the last ones may be missing.
-    """
-    for index, draft_id in enumerate(draft_ids[: len(sampled)]):
-        if sampled[index] != draft_id:
-            return index + 1
-    return min(len(sampled), len(draft_ids) + 1)

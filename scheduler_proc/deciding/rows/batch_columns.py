@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from messages.columns import INT32, INT64, pack_int32
 from messages.ring.steps import Batch, LogitsProcessing
-from scheduler_proc.deciding.drafting.draft_lengths import AcceptanceRate
+from scheduler_proc.deciding.drafting.draft_state import AcceptanceRate
 from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.requests import PendingReq
 from scheduler_proc.deciding.rows.decode_rows import NO_SLOT, DecodeRows

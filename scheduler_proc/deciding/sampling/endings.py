@@ -33,6 +33,8 @@ ABORTED: dict[AbortReason, Ending] = {"abort": Ending("abort"), "timeout": Endin
 STOP_STRING = Ending("stop")
 """The detokenizer, which found the stop string, adds it."""
 LENGTH = Ending("length")
+COMPLETE = Ending("stop")
+"""The grammar allows no further token, not even white space."""
 
 
 def end_tokens_of(params: SamplingParams, eos_token_ids: Collection[int]) -> dict[int, Ending]:

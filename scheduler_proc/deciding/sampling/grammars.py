@@ -7,12 +7,9 @@ from typing import Protocol
 
 from messages.columns import INT32
 from messages.errors import ErrorInfo, bad_request
-from scheduler_proc.deciding.sampling.endings import Ending
+from scheduler_proc.deciding.sampling.endings import COMPLETE, Ending
 from scheduler_proc.deciding.sampling.grammar_time import GrammarTime, TimeAccount
 from scheduler_proc.deciding.sampling.thought_limits import FollowedThought
-
-COMPLETE = Ending("stop")
-"""No token may follow, not even white space."""
 
 MAX_FORCED = 32
 """The maximum number of forced tokens found in one step; each takes a bitmask."""

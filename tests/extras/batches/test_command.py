@@ -1,4 +1,4 @@
-"""`launch.py batch`: starts a server on the files, tells how far it is, and ends as the files say."""
+"""`launch.py batch`: starts a server on the files, reports its progress, and exits with their outcome."""
 
 import argparse
 import contextlib
@@ -32,7 +32,7 @@ sys.exit({code})
 
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
-    """Of a file with three lines and a blank one, for a server that is played by a script."""
+    """Options with a file of three lines and a blank one, for a server that a script plays."""
     (tmp_path / "in").write_text("1\n2\n\n3\n")
     monkeypatch.setattr(programs, "ROOT", tmp_path)
     return argparse.Namespace(input=tmp_path / "in", output=tmp_path / "out", server_flags=["--model", "m"])

@@ -1,4 +1,4 @@
-"""The lines of an input file, and what is said of bad ones."""
+"""The lines of an input file, and the errors of bad ones."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Batches are run to their end by whoever holds the directory, each line once, behind the requests of clients."""
+"""The process that holds the directory runs batches to their end, each line once, behind the requests of clients."""
 
 import asyncio
 import errno
@@ -41,7 +41,7 @@ TIMEOUT_S = 60.0
 
 
 class Endpoints:
-    """An endpoint that answers with the prompt, once `may_answer`; and what a runner needs beside."""
+    """An endpoint that answers with the prompt once `may_answer` is set, and everything else that a runner needs."""
 
     def __init__(self, path: Path):
         self.asked: Counter[str] = Counter()

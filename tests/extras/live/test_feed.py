@@ -1,4 +1,4 @@
-"""The feed by itself: it samples for those who look, all the same, and does nothing where nobody does."""
+"""The feed by itself: all viewers get the same samples, and without viewers it does nothing."""
 
 import asyncio
 from collections.abc import Callable
@@ -119,7 +119,7 @@ def test_a_sample_that_fails_ends_the_streams_and_the_next_viewer_begins_anew(mo
 
 
 def test_a_client_that_does_not_read_is_owed_one_event_only(monkeypatch: pytest.MonkeyPatch):
-    """Whatever happens meanwhile: then it hears what is different, in one event."""
+    """Then one event has all changes since the last one."""
 
     async def test(watched: Watched) -> None:
         sent: list[bytes] = []

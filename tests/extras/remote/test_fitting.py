@@ -1,4 +1,4 @@
-"""A frame of an engine on another machine goes on only if it fits together."""
+"""A frame of an engine on another machine is forwarded only if it is consistent."""
 
 from typing import Any, cast
 

@@ -110,9 +110,9 @@ def config_of(model_dir: Path) -> Config:
 def record(
     folder: Path, process: str, server: SchedulerAlone | Answering, messages: Sequence[Any], pid: int = 1
 ) -> list[Any]:
-    """Has the server work on the messages, and writes a recording of it; returns its replies.
+    """Makes the server process the messages and records it; returns the replies.
 
-    With a number in place of a message, so many steps are made first.
+    A number in place of a message is a number of steps to run first.
     """
     write_manifest(folder, make_manifest(config_of(folder)))
     writer = FrameWriter(folder / f"{process}.{pid}.frames", process, 1 << 20)

@@ -1,4 +1,4 @@
-"""`launch.py replay` on a recording, with a scheduler's code in place of a server: what it says and its exit code."""
+"""`launch.py replay` on a recording, with a scheduler's code in place of a server: its output and exit code."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tests.extras.replay.recorded_runs import SchedulerAlone, config_of, record
 
 UIDS = (1, 2, 3)
 NUM_ARGUMENTS = 4
-"""Of a stand-in: configuration, flags, processes, channels."""
+"""The arguments of a stand-in: configuration, flags, processes, channels."""
 
 REQUESTS = [
     UserMsg(uid, 0, pack_int32([uid, 5]), SamplingParams(max_tokens=4, temperature=0.0), Stamps()) for uid in UIDS
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Has the command start such a server each time; what it was started with is in the list that is returned."""
+    """Makes the command start such a server each time; the returned list has the arguments of each start."""
 
     def give(start: Callable[[], SchedulerAlone] = SchedulerAlone) -> list[Any]:
         calls: list[Any] = []

@@ -1,4 +1,4 @@
-"""What is recorded of one process's code is replayed to the same, and a change of that code is found."""
+"""A replay of a recorded process has the same results, and a change of its code is found."""
 
 from collections.abc import Sequence
 from pathlib import Path

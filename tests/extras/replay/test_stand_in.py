@@ -1,4 +1,4 @@
-"""The flags of the server of a replay: what a manifest says becomes a flag's value, never another flag."""
+"""The flags of the server of a replay: the values of a manifest become values of flags, never other flags."""
 
 from pathlib import Path
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""What a trace tells of a request, from its timeline; and what becomes of spans that nobody takes."""
+"""The trace of a request, from its timeline, and the fate of spans that no collector accepts."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""`launch.py whatif` as people use it: what it prints, and what it says about wrong files and settings."""
+"""`launch.py whatif` as people use it: its output, and its errors for wrong files and settings."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The cost model finds what steps were made from, also among outliers, and says where it cannot."""
+"""The cost model finds the parameters of simulated steps, also among outliers, and reports if it cannot."""
 
 import random
 

@@ -36,7 +36,7 @@ from tests.extras.whatif.known_server import MODEL, arrival, calibration
 
 SETTING = Setting(max_num_seqs=3, num_pages=17, max_num_batched_tokens=16)
 SECOND = 1000
-"""The uids of the second engine begin behind so many."""
+"""The number of uids before those of the second engine."""
 
 REPLY_NS = 2_000_000
 """From a commit to the frontend."""
@@ -47,7 +47,7 @@ WAKE_S = 0.0004
 FIRST = Arrival(list(range(9000, 9010)), 6, 9.0, pack_int32(range(70, 76)), "salt")
 ARRIVALS = [
     *(arrival(range(100 * n, 100 * n + 3 + 11 * (n % 4)), 2 + 9 * (n % 3), 0.05 * n) for n in range(24)),
-    FIRST,  # after an idle time, and then one that goes on from its output
+    FIRST,  # after an idle time, and then one that continues from its output
     Arrival([*FIRST.prompt_ids, *range(70, 76), 5], 3, 10.0, pack_int32(range(80, 83)), "salt"),
 ]
 
@@ -60,7 +60,7 @@ class RecordedRunner(SimulatedRunner):
         self.batches: list[Batch] = []
         self.woken_at: set[int] = set()
         """The indices of steps for which the scheduler woke."""
-        self.delay_ns = 1  # a stamp of 0 says that there is none
+        self.delay_ns = 1  # a stamp of 0 stands for none
         self._files = {
             name: FrameWriter(folder / f"{name}.1.frames", name, 1 << 20) for name in ("scheduler", "frontend")
         }
@@ -108,7 +108,7 @@ class RecordedRunner(SimulatedRunner):
 def record(
     folder: Path, monkeypatch: pytest.MonkeyPatch, can_overlap: bool = False, late_ns: int = 0
 ) -> tuple[ServedRequests, RecordedRunner]:
-    """Returns what has been recorded; every fourth step reaches the frontend so much later than the others."""
+    """Returns the recorded requests; every fourth step reaches the frontend `late_ns` later than the others."""
     config = make_config(SETTING, calibration())
     write_manifest(folder, make_manifest(config))
     runner = RecordedRunner(folder, monkeypatch, can_overlap, late_ns)
@@ -201,9 +201,9 @@ def test_tokens_that_nobody_waits_for_count_from_their_commit(tmp_path: Path, mo
     monkeypatch.setattr(SamplingParams, "must_tell_tokens", False)
     served, _ = record(tmp_path, monkeypatch, late_ns=20_000_000)
     recording = read_recording(tmp_path)
-    assert len(recording.calibration.jitter_s) <= len(ARRIVALS)  # of ends, which are told at once
+    assert len(recording.calibration.jitter_s) <= len(ARRIVALS)  # of ends, which are sent at once
     first_s = np.array([times_s[0] for times_s in recording.token_times_s])
-    # Where another request ended in the same step, it was told at once, and so later than its commit.
+    # If another request ended in the same step, its end was sent at once, and so later than its commit.
     assert np.median(first_s - (served.first_s - served.arrived_s)) == pytest.approx(0.0, abs=1e-6)
 
 

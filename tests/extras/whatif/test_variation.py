@@ -14,7 +14,7 @@ ONE, THREE, CHUNK = StepSize(1, 10), StepSize(3, 50), StepSize(1, 5, 1, 7, 20)
 
 
 def vary(*measured: tuple[StepSize, float]) -> VaryingSteps:
-    """Returns steps that vary as ones of these sizes that took so many times what the model says."""
+    """Returns steps that vary like measured ones of these sizes, whose times are these multiples of the predictions."""
     return VaryingSteps(MODEL, [MeasuredStep(size, ratio * MODEL.predict(size)) for size, ratio in measured], Random(3))
 
 
@@ -42,7 +42,7 @@ def test_a_step_behind_one_with_chunks_varies_as_such_steps_did():
     assert taken == pytest.approx([1.0, 1.0, 1.4, 1.0, 1.0, 1.0, 1.4])
     steps.next_seconds(CHUNK)
     few = {round(steps.next_seconds(THREE) / MODEL.predict(THREE), 3) for _ in range(4)}
-    assert few == {5.0, 1.0}  # one step behind a chunk says nothing of its own
+    assert few == {5.0, 1.0}  # a single step after a chunk has no variation of its own
 
 
 def test_a_slow_fifth_of_the_time_is_seen_in_p90_and_not_in_p50():

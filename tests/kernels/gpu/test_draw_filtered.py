@@ -100,6 +100,14 @@ def test_a_row_with_a_logit_that_is_not_finite_has_no_token(bad: float, device: 
     assert NO_TOKEN not in tokens[1::2].tolist()
 
 
+def test_a_vocabulary_beyond_the_candidates_of_one_program_is_drawn_from_copies(device: str) -> None:
+    """Gemma's have a few tokens more than the kernel takes."""
+    logits = randn(1, 262_145).to(device)
+    none = torch.zeros(1, dtype=torch.int64, device=device)
+    assert triton_kernels._loaded["draw_filtered"](logits, none, make_draws([(3, 1.0, 0.0)], device)) is NotImplemented
+    assert_as_before(logits, [(3, 1.0, 0.0)])
+
+
 def test_no_rows(device: str) -> None:
     none = torch.empty(0, dtype=torch.int64, device=device)
     floats = torch.empty(0, device=device)

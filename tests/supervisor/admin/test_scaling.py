@@ -32,7 +32,7 @@ def test_workers_are_added_and_leave_again():
         run.wait_for(SERVING)
         pids = run.note_pids()
         result = operate_on(run, "scale", "tokenizer", "3")
-        assert (result.returncode, result.stdout) == (0, "tokenizer: 3 where there were 1\n")
+        assert (result.returncode, result.stdout) == (0, "tokenizer: 1 -> 3\n")
         run.wait_for("tokenizer=ready tokenizer-2=ready tokenizer-3=ready")
         assert tokenizers(run) == ["tokenizer", "tokenizer-2", "tokenizer-3"]
         assert {name: pid for name, pid in run.note_pids().items() if name in NAMES} == pids

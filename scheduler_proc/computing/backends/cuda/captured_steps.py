@@ -73,7 +73,8 @@ class CapturedSteps:
     def capture(self, shapes: Sequence[StepShape], forward: ComputeHidden, report: Report) -> int:
         """Captures `forward` in these shapes; returns the bytes that the graphs take.
 
-        If that fails, there is no graph; raises whatever CUDA, torch or Triton raise.
+        If a forward pass fails, there is no graph; raises whatever CUDA, torch or Triton raise. Raises `BootError` if
+        its capture fails.
         """
         begin_s, num_bytes = time.monotonic(), 0
         self._device.release_unused()

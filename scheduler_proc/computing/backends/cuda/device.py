@@ -11,9 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from messages.errors import BootError
 from scheduler_proc.computing.device import Fetched
 from scheduler_proc.computing.sampling.results import Result
 from scheduler_proc.computing.step.packed_columns import join, split
+
+MAX_REASON_CHARS = 300
 
 Work = Callable[[], None]
 
@@ -73,7 +76,11 @@ class CudaDevice:
         return torch.cuda.graph_pool_handle()
 
     def capture(self, work: Work, pool: Pool) -> Work:
-        """Returns a function that repeats the work on the same tensors in one launch. It has been done once before."""
+        """Returns a function that repeats the work on the same tensors in one launch. It has been done once before.
+
+        Raises `BootError` if that fails: torch's allocator then still takes this thread's memory from the pool of the
+        graph, and never gives it back.
+        """
         graph = torch.cuda.CUDAGraph()
         failure: Exception | None = None
         try:
@@ -86,7 +93,8 @@ class CudaDevice:
                     raise
         except Exception as error:
             # If the work has failed, the end of the capture fails too, without the reason.
-            raise failure or error from None
+            cause = failure or error
+            raise capture_failure(cause) from cause
         return graph.replay
 
     def memory(self) -> tuple[int, int]:
@@ -122,6 +130,21 @@ class _OnItsWay:
         except RuntimeError as error:
             raise _end_of(error) from error
         return split(self._host, self._tensors)
+
+
+def capture_failure(error: Exception) -> BootError:
+    return BootError(
+        f"CUDA graphs cannot be captured: {reason_of(error).rstrip('.')}. Start with --enforce-eager, which captures "
+        "none and is slower; where memory is short, lower --gpu-memory-utilization or --max-num-seqs"
+    )
+
+
+def reason_of(error: Exception) -> str:
+    """Returns one line: CUDA's first line, or Triton's last one, which follows the source of a kernel."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, RuntimeError) and lines:
+        return lines[0][:MAX_REASON_CHARS]
+    return ": ".join([type(error).__name__, *lines[-1:]])[:MAX_REASON_CHARS]
 
 
 def _end_of(error: RuntimeError) -> SystemExit:

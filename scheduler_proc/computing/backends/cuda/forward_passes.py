@@ -95,8 +95,8 @@ class GpuForwardPasses:
     def capture(self, report: Report, is_rehearsal: bool = False) -> int:
         """Captures the graphs, in a rehearsal only the largest ones; returns the bytes that all graphs take.
 
-        Raises if capturing fails; steps are then launched operation by operation. Without `attention` there is nothing
-        to capture.
+        Raises if a forward pass fails; steps are then launched operation by operation. Without `attention` there is
+        nothing to capture.
         """
         if self.captured is None:
             return 0

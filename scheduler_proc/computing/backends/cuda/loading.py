@@ -13,14 +13,12 @@ from kernels.plans.decode_work import DecodeShape
 from messages.errors import BootError
 from scheduler_proc.computing.backends.backend import ModelParts
 from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlans
-from scheduler_proc.computing.backends.cuda.device import CudaDevice
+from scheduler_proc.computing.backends.cuda.device import CudaDevice, reason_of
 from scheduler_proc.computing.backends.cuda.forward_passes import GpuForwardPasses
 from scheduler_proc.computing.kv_cache.kv_tensors import GIB, KVTensors, pages_per_context
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import MakeRunner, Runner
 from scheduler_proc.computing.step.dummy_batch import plan_dummy_batch, plan_warm_ups
-
-MAX_REASON_CHARS = 300
 
 Result = TypeVar("Result")
 
@@ -94,7 +92,7 @@ class GpuRunnerFactory:
                 name = leave_out_failed(error)
                 if name is None:
                     raise
-                reason = _reason_of(error)
+                reason = reason_of(error)
                 log.warning(
                     "the Triton kernel of %s cannot be compiled or launched, so plain torch computes it, which is "
                     "slower: %s. Another version of Triton or of the driver may compile it",
@@ -105,15 +103,17 @@ class GpuRunnerFactory:
                 self._degraded.append(f"plain torch computes {name}: {reason}")
 
     def _capture(self, runner: Runner, is_rehearsal: bool = False) -> int:
-        """Returns the bytes that the graphs take; if capturing fails, it is not tried again."""
+        """Returns the bytes that the graphs take; if a forward pass to capture fails, capturing is not tried again."""
         if not self._can_capture:
             return 0
         assert isinstance(runner.forward_passes, GpuForwardPasses)
         try:
             return self._try(partial(runner.forward_passes.capture, self._report, is_rehearsal))
+        except BootError:
+            raise
         except Exception as error:  # torch's, CUDA's or Triton's
             self._can_capture = False
-            reason = _reason_of(error)
+            reason = reason_of(error)
             log.warning(
                 "CUDA graphs cannot be captured, so steps are launched operation by operation, which is slower: %s "
                 "Where memory is short, lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does not try",
@@ -135,14 +135,6 @@ class GpuRunnerFactory:
                 f"weights: {str(error).splitlines()[0]} Lower --max-num-batched-tokens, --max-num-seqs or "
                 "--max-model-len"
             ) from None
-
-
-def _reason_of(error: Exception) -> str:
-    """Returns one line: CUDA's first line, or Triton's last one, which follows the source of a kernel."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if isinstance(error, RuntimeError) and lines:
-        return lines[0][:MAX_REASON_CHARS]
-    return ": ".join([type(error).__name__, *lines[-1:]])[:MAX_REASON_CHARS]
 
 
 def _load_kernels(device: CudaDevice) -> bool:

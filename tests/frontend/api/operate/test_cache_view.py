@@ -86,7 +86,7 @@ def test_a_text_and_a_chat_are_tokenized_first(run: FrontendRun):
             "from 16 on were cached and evicted 2.5 s",
         ),
         ({"ended_by": "disabled"}, "the prefix cache is off (--no-enable-prefix-caching)"),
-        ({"ended_by": "not_cached", "position": 16}, "nothing that is cached goes on with the prompt's token 16"),
+        ({"ended_by": "not_cached", "position": 16}, "nothing that is cached continues with the prompt's token 16"),
     ],
 )
 def test_why_the_match_ends(run: FrontendRun, answer: dict[str, Any], text: str):

@@ -13,7 +13,7 @@ COMPILE_CASES = (
         CompileCase(
             label=f"rows of {vocab_size} tokens",
             kernel=fill_kernel,
-            signature={"logits_ptr": "*fp32:16", "rows_ptr": "*i64:16"},
+            signature={"logits_ptr": "*fp32", "rows_ptr": "*i64:16"},
             constants={"VOCAB": vocab_size},
             launch=launch_on(HOPPER, "allow_tokens"),
             max_registers=32,

@@ -9,7 +9,7 @@ COMPILE_CASES = tuple(
     CompileCase(
         label=f"rows of {vocab_size} tokens",
         kernel=apply_bitmask_kernel,
-        signature={"logits_ptr": "*fp32:16", "rows_ptr": "*i64:16", "bitmask_ptr": "*i32:16"},
+        signature={"logits_ptr": "*fp32", "rows_ptr": "*i64:16", "bitmask_ptr": "*i32:16"},
         constants={"VOCAB": vocab_size},
         launch=launch_on(HOPPER, "apply_bitmask"),
         max_registers=64,

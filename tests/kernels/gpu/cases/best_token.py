@@ -7,13 +7,14 @@ from kernels.gpu.launch_table import HOPPER, launch_on
 from tests.kernels.gpu.cases.compile_case import CompileCase
 from tests.kernels.gpu.cases.model_shapes import VOCAB_SIZES
 
-DRAW_TYPES = {"temperatures_ptr": "*fp32:16", "seeds_ptr": "*i64:16", "positions_ptr": "*i64:16"}
-UNUSED_TYPES = {"temperatures_ptr": "*fp32:16", "seeds_ptr": "*i32:16", "positions_ptr": "*i32:16"}
+DRAW_TYPES = {"temperatures_ptr": "*fp32:16", "seeds_ptr": "*i64", "positions_ptr": "*i64"}
+UNUSED_TYPES = {"temperatures_ptr": "*fp32:16", "seeds_ptr": "*i32", "positions_ptr": "*i32"}
 PART_TYPES = {"values_ptr": "*fp32:16", "tokens_ptr": "*i32:16"}
 
 
 def part_cases(dtype: str, is_drawn: bool, has_logits: bool) -> tuple[CompileCase, ...]:
     """Returns the specializations of the first half for the vocabularies of all models."""
+    operation = "greedy" if not is_drawn else "draw" if has_logits else "sample"
     return tuple(
         CompileCase(
             label=f"parts of {vocab_size} tokens",
@@ -23,7 +24,7 @@ def part_cases(dtype: str, is_drawn: bool, has_logits: bool) -> tuple[CompileCas
             | PART_TYPES
             | {"row_stride": "i32" if vocab_size % 16 else "i32:16"},
             constants={"VOCAB": vocab_size, "IS_DRAWN": is_drawn, "HAS_LOGITS": has_logits},
-            launch=launch_on(HOPPER, "draw" if is_drawn else "greedy", vocab_size),
+            launch=launch_on(HOPPER, operation, vocab_size),
             max_registers=128 if is_drawn else 96,
         )
         for vocab_size in VOCAB_SIZES

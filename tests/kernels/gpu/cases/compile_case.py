@@ -22,7 +22,7 @@ class CompileCase:
     signature: Mapping[str, str]
     """The type of each parameter that is no constexpr: "*bf16:16" (address a multiple of 16), "i32:16", "i64", "fp32".
 
-    What a launcher passes under `do_not_specialize` has no ":16".
+    What a kernel does not specialize (on alignment) has no ":16".
     """
     constants: Mapping[str, Any]
     max_registers: int

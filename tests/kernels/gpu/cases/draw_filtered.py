@@ -34,6 +34,7 @@ def _cases(vocab_size: int) -> tuple[CompileCase, CompileCase]:
             sizes,
             128,
             row_launch,
+            max_spilled_bytes=16,  # by Triton 3.6, which takes 168 registers if it may
         ),
     )
 

@@ -9,7 +9,7 @@ COMPILE_CASES = tuple(
     CompileCase(
         label=f"{vocab_size} tokens",
         kernel=filter_min_p_kernel,
-        signature={"scores_ptr": "*fp32:16", "min_ps_ptr": "*fp32:16"},
+        signature={"scores_ptr": "*fp32:16", "min_ps_ptr": "*fp32"},
         constants={"VOCAB": vocab_size},
         launch=launch_on(HOPPER, "filter_min_p", vocab_size),
         max_registers=96,

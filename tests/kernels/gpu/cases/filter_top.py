@@ -9,7 +9,7 @@ COMPILE_CASES = tuple(
     CompileCase(
         label=f"{vocab_size} tokens",
         kernel=filter_top_kernel,
-        signature={"scores_ptr": "*fp32:16", "top_ks_ptr": "*i64:16", "top_ps_ptr": "*fp32:16"},
+        signature={"scores_ptr": "*fp32:16", "top_ks_ptr": "*i64", "top_ps_ptr": "*fp32"},
         constants={"VOCAB": vocab_size},
         launch=launch_on(HOPPER, "filter_top", vocab_size),
         max_registers=128,

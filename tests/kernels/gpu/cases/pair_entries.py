@@ -6,7 +6,7 @@ from kernels.gpu.launch_table import HOPPER, launch_on
 from kernels.gpu.pair_entries import claim_kernel, gather_kernel, scatter_kernel, sum_kernel
 from tests.kernels.gpu.cases.compile_case import CompileCase
 
-ENTRY_TYPES = {"logits_ptr": "*fp32:16", "rows_ptr": "*i64:16", "ids_ptr": "*i32:16"}
+ENTRY_TYPES = {"logits_ptr": "*fp32", "rows_ptr": "*i64:16", "ids_ptr": "*i32:16"}
 COUNT_TYPES = {"num_entries": "i32", "vocab_size": "i32:16"}
 
 

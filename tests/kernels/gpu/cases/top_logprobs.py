@@ -8,8 +8,8 @@ from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32
 from tests.kernels.gpu.cases.model_shapes import VOCAB_SIZES
 
 LOGITS_TYPES = {"logits_ptr": "*bf16:16"}
-SUMS_TYPES = {"maxima_ptr": "*fp32:16", "sums_ptr": "*fp32:16", "keys_ptr": "*i64:16", "num_top": "i32"}
-OUT_TYPES = {"ids_ptr": "*i32:16", "logprobs_ptr": "*fp32:16", "top_ids_ptr": "*i32:16", "top_logprobs_ptr": "*fp32:16"}
+SUMS_TYPES = {"maxima_ptr": "*fp32", "sums_ptr": "*fp32", "keys_ptr": "*i64:16", "num_top": "i32"}
+OUT_TYPES = {"ids_ptr": "*i32", "logprobs_ptr": "*fp32:16", "top_ids_ptr": "*i32:16", "top_logprobs_ptr": "*fp32:16"}
 
 
 def _cases(vocab_size: int) -> tuple[CompileCase, ...]:

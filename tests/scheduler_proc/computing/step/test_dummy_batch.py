@@ -29,6 +29,7 @@ def test_a_dummy_batch(
     assert list(unpack_int32(batch.logits_processing.num_history)) == query_lens
     assert num_int32(batch.logits_processing.history_ids) == num_int32(batch.token_ids)
     assert list(unpack_int32(batch.logits_processing.bitmasks)) == [-1] * 4 * len(query_lens)
+    assert num_int32(batch.logits_processing.allowed_ids) == len(query_lens)
     assert batch.prompt_logprobs is not None
     assert list(unpack_int32(batch.prompt_logprobs.token_indices)) == list(range(num_int32(batch.token_ids)))
     assert num_int32(batch.num_logprobs) == len(query_lens)
@@ -41,10 +42,12 @@ def test_a_dummy_batch(
 def test_warm_ups_choose_tokens_in_every_way(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "llama-mqa")
     batches = plan_warm_ups(make_config(tmp_path, max_num_seqs=6), 512)
-    assert [batch.num_sampled for batch in batches] == [1, 1, 1, 4, 4, 4, 6, 6, 6]
+    assert [batch.num_sampled for batch in batches] == [1] * 4 + [4] * 4
+    assert [batch.phase for batch in batches] == ["decode"] * 4 + ["mixed"] * 4
     plans = [plan_sampling(batch, VOCAB_SIZE) for batch in batches]
-    assert [(plan.num_special > 0, "temperatures" in plan.columns) for plan in plans[:3]] == [
-        (True, False),
-        (False, True),
-        (False, False),
+    assert [(plan.num_special, plan.num_one_read, "temperatures" in plan.columns) for plan in plans[4:]] == [
+        (4, 0, False),
+        (4, 4, False),
+        (0, 0, True),
+        (0, 0, False),
     ]

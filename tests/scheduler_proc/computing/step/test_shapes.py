@@ -48,6 +48,15 @@ def test_the_smallest_shape_with_room_is_found(rows: int, tokens: int, places: t
     assert shape in shapes.all()
 
 
+@pytest.mark.parametrize(("rows", "places"), [(1, 32), (32, 32), (33, 100), (100, 100)])
+def test_a_mixed_step_of_few_rows_does_not_compute_all_places(rows: int, places: int) -> None:
+    shapes = StepShapes(StepLimits(max_num_seqs=100, max_num_batched_tokens=200, num_pages=8))
+    shape = shapes.find(make_batch(rows, 40))
+    assert shape is not None
+    assert (shape.num_decode_rows, shape.num_prefill_tokens) == (places, 48)
+    assert shape in shapes.all()
+
+
 def test_steps_that_no_shape_has_room_for() -> None:
     shapes = StepShapes(LIMITS)
     assert shapes.find(make_batch(1, 257)) is None

@@ -6,7 +6,8 @@ from operator import mul
 
 import pytest
 
-from scheduler_proc.deciding.drafting.draft_lengths import FORCED, AcceptanceRate, DraftLengths
+from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
+from scheduler_proc.deciding.drafting.draft_state import FORCED, AcceptanceRate
 from scheduler_proc.deciding.drafting.match_rates import KINDS, MatchRates
 
 PLENTY = 1000

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from messages.columns import pack_int32, unpack_int32
 from messages.ring.requests import AbortMsg
-from scheduler_proc.deciding.drafting.draft_lengths import UNTRIED, DraftLengths
+from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import MOST_LACKING, DraftModel, run_draft_steps
+from scheduler_proc.deciding.drafting.draft_state import UNTRIED
 from scheduler_proc.deciding.sampling.grammars import RequestGrammar
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_draft_model import MAX_DRAFTS, add_draft_model

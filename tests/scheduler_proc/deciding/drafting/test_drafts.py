@@ -8,8 +8,9 @@ import pytest
 from messages.columns import pack_int32, unpack_int32
 from messages.ring.requests import AbortMsg, StopSeen
 from messages.ring.steps import Batch, ForwardOutput
-from scheduler_proc.deciding.drafting.drafts import Draft, num_accepted
+from scheduler_proc.deciding.drafting.drafts import Draft
 from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.row_results import num_accepted
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.overlapped import OverlappedBench
 from tests.scheduler_proc.simulated_runner import check_shapes, expected_logprobs, expected_output

@@ -16,7 +16,7 @@ from scheduler_proc.computing import load_runner
 from scheduler_proc.computing.backends.cpu.backend import CpuBackend
 from scheduler_proc.computing.backends.cuda import loading
 from scheduler_proc.computing.backends.cuda.backend import CudaBackend
-from scheduler_proc.computing.backends.cuda.device import CudaDevice, Pool, Work
+from scheduler_proc.computing.backends.cuda.device import CudaDevice, Pool, Work, capture_failure
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.placement import Placement
@@ -44,8 +44,8 @@ def waiting_refused() -> Iterator[None]:
 class LateDevice(CudaDevice):
     """Does submitted work in order, as late as possible: when its result, or a later one, is requested.
 
-    A "graph" repeats the captured work; after `num_captures` captures, `capture_error` is raised. Buffers hold garbage.
-    Any thread may wait. Without `may_wait`, work must not read the values of tensors.
+    A "graph" repeats the captured work; after `num_captures` captures, the next fails by `capture_error`. Buffers hold
+    garbage. Any thread may wait. Without `may_wait`, work must not read the values of tensors.
     """
 
     has_own_processor = False
@@ -86,7 +86,7 @@ class LateDevice(CudaDevice):
     def capture(self, work: Work, pool: Pool) -> Work:
         assert pool == (0, 1)
         if self._num_captures == 0:
-            raise self.capture_error
+            raise capture_failure(self.capture_error)
         self._num_captures -= 1
 
         def replay() -> None:

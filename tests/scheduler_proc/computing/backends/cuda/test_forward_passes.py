@@ -17,7 +17,7 @@ from messages.ring.requests import SamplingParams
 from messages.ring.steps import Batch
 from scheduler_proc.computing import load_runner as loader
 from scheduler_proc.computing.backends.cuda import attention_plans, loading
-from scheduler_proc.computing.backends.cuda.captured_steps import Report
+from scheduler_proc.computing.backends.cuda.captured_steps import CapturedStep, CapturedSteps, Report
 from scheduler_proc.computing.backends.cuda.forward_passes import MORE_GRAPH_BYTES, GpuForwardPasses
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, allocate_cache
 from scheduler_proc.computing.load_runner import load_runner
@@ -247,21 +247,39 @@ CAPTURE_ERRORS = {
 }
 
 
-@pytest.mark.parametrize("num_captures", [0, 3, 5])
+@pytest.mark.parametrize("num_captured", [0, 3, 5])
 @pytest.mark.parametrize("reason", CAPTURE_ERRORS)
-def test_where_graphs_cannot_be_captured_steps_run_without(
-    pair: Pair, caplog: pytest.LogCaptureFixture, num_captures: int, reason: str
+def test_where_no_pass_can_be_captured_steps_run_without(
+    pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, num_captured: int, reason: str
 ) -> None:
-    """With 0 the rehearsal fails, with 3 and 5 a later capture; it is reported once, and not tried again."""
-    device = LateDevice(num_captures=num_captures)
-    device.capture_error = CAPTURE_ERRORS[reason]
+    """The pass before a capture fails: with 0 in the rehearsal, with 3 and 5 later. It is not tried again."""
+    capture, calls = CapturedSteps._capture, iter(range(100))
+
+    def fail_after(*arguments: Any) -> CapturedStep:
+        if next(calls) == num_captured:
+            raise CAPTURE_ERRORS[reason]
+        return capture(*arguments)
+
+    monkeypatch.setattr(CapturedSteps, "_capture", fail_after)
+    device = LateDevice()
     loaded = load_late(pair.path, device)
+    assert next(calls) == num_captured + 1
     assert caplog.text.count("CUDA graphs cannot be captured") == 1
     assert f"slower: {reason} Where memory is short" in caplog.text
     assert loaded.degraded == f"no CUDA graphs: {reason}"
     assert loaded.can_overlap
     assert generate(loaded, PROMPTS[:2], 4) == generate(pair.cpu, PROMPTS[:2], 4)
     assert (device.num_replays, num_graphs(loaded)) == (0, 0)
+
+
+@pytest.mark.parametrize("num_captures", [0, 3, 5])
+@pytest.mark.parametrize("reason", CAPTURE_ERRORS)
+def test_a_capture_that_fails_ends_the_start(pair: Pair, num_captures: int, reason: str) -> None:
+    """Steps must not run in a process whose allocator has not left the capture."""
+    device = LateDevice(num_captures=num_captures)
+    device.capture_error = CAPTURE_ERRORS[reason]
+    with pytest.raises(BootError, match=f"CUDA graphs cannot be captured: {reason}.*--enforce-eager"):
+        load_late(pair.path, device)
 
 
 def test_without_triton_torch_computes(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:

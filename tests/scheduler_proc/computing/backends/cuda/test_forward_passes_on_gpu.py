@@ -21,6 +21,7 @@ from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_b
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.timeout(300),  # the first test compiles all kernels
 ]
 FLAGS = {"device": "cuda", "max_num_seqs": 6, "max_num_batched_tokens": 64}
 GREEDY = [SamplingParams(12, temperature=0.0)] * len(PROMPTS)
@@ -34,7 +35,10 @@ def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def load(path: Path, **flags: object) -> Runner:
-    return load_runner(make_config(path, **FLAGS | flags), nobody)
+    """Loads the model, with all kernels, and with graphs unless `flags` refuse them."""
+    runner = load_runner(make_config(path, **FLAGS | flags), nobody)
+    assert runner.degraded == ""
+    return runner
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +58,7 @@ def test_graphs_give_the_tokens_of_single_launches(model_dir: Path, captured: Ru
 def test_overlapped_steps_give_the_same_tokens(model_dir: Path) -> None:
     params = [SamplingParams(5 + 7 * i, temperature=0.0) for i in range(len(PROMPTS))]
     engines = [OfflineEngine(make_config(model_dir, **FLAGS, overlap=overlap)) for overlap in (True, False)]
+    assert [engine.degraded for engine in engines] == ["", ""]
     overlapped, alone = ([output.token_ids for output in engine.generate(PROMPTS, params)] for engine in engines)
     assert overlapped == alone
 

@@ -1,0 +1,47 @@
+"""No Triton kernel is compiled after loading: all streams would stop for seconds, and one that fails would stay."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoints import build_checkpoint
+
+TIMEOUT_S = 200
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize(
+    ("variant", "shape", "flags"),
+    [
+        ("qwen3-gqa-tied", {"vocab_size": 10_000, "num_hidden_layers": 1}, []),
+        ("gpt2", {"vocab_size": 10_001, "n_layer": 1}, ["--enforce-eager"]),
+    ],
+)
+def test_all_kernels_are_compiled_at_load(
+    variant: str, shape: dict[str, Any], flags: list[str], tmp_path: Path
+) -> None:
+    """Both vocabularies have three parts; rows of the odd one begin anywhere in memory."""
+    pytest.importorskip("triton", reason="needs triton")
+    build_checkpoint(tmp_path, variant, **shape)
+    command = [sys.executable, "-m", "tests.scheduler_proc.computing.backends.cuda.compilations", str(tmp_path), *flags]
+    # In a process of its own, for here kernels are interpreted.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["later"] == {}
+    names = {text.partition("[")[0] for text in found["loaded"]}
+    assert {
+        "attend",
+        "draw_row_kernel",
+        "fill_kernel",
+        "filter_top_kernel",
+        "norm_kernel",
+        "take_tokens_kernel",
+    } <= names
+    assert len(found["loaded"]) < 35, "specializations differ that need not"

@@ -1,0 +1,98 @@
+"""Needs a GPU: four layers of Qwen3-0.6B's shape in bfloat16 give the logits that transformers computes in float32."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from messages.columns import unpack_float32, unpack_int32
+from messages.ring.requests import SamplingParams
+from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.runner import Runner
+from tests.checkpoints import build_checkpoint, make_config
+from tests.scheduler_proc.computing.drive import Row, run_step
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.timeout(300),
+]
+SHAPE = {
+    "num_hidden_layers": 4,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "vocab_size": 151_936,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+}
+PROMPT_LENS, CHUNK, NUM_STEPS, NUM_TOP = (7, 200, 2_500), 1_024, 4, 20
+MOST, MEAN = 0.3, 0.05
+"""Differences of logprobs by the rounding of bfloat16; logits have a standard deviation of 0.6.
+
+On a CPU they are half as large."""
+
+
+def collect(runner: Runner, rows: list[Row]) -> list[tuple[Row, int, dict[int, float]]]:
+    """Runs prompts in chunks and then decode steps; returns rows, places and logprobs of the likeliest tokens."""
+    found: list[tuple[Row, int, dict[int, float]]] = []
+    for step in range(100):
+        planned = [(row, min(CHUNK, len(row.ids) - row.num_computed)) for row in rows]
+        places = {row.uid: len(row.ids) - 1 for row, num_new in planned if row.num_computed + num_new == len(row.ids)}
+        ran, output = run_step(runner, step, planned, 16)
+        columns = output.logprobs
+        if columns is None:
+            continue
+        ids, logprobs = unpack_int32(columns.top_ids), unpack_float32(columns.top_logprobs)
+        for index, row in enumerate(row for row, _ in ran if row.uid in places):
+            top = slice(index * NUM_TOP, (index + 1) * NUM_TOP)
+            found.append((row, places[row.uid], dict(zip(ids[top], logprobs[top], strict=True))))
+        if all(len(row.output_ids) >= NUM_STEPS for row in rows):
+            break
+    return found
+
+
+def check_logits(path: Path, device: str, shape: dict[str, Any], prompt_lens: tuple[int, ...], **flags: object) -> None:
+    model = build_checkpoint(path, "qwen3-gqa-tied", **shape)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(0.1 if weight.dim() > 1 else 1.0)  # trained models amplify rounding less
+    model.to(torch.bfloat16).save_pretrained(path)
+    model = model.to(device, torch.float32)
+    sizes = {"device": device, "dtype": "bfloat16", "num_pages": 512, "max_num_seqs": 64}
+    config = make_config(path, **sizes, max_num_batched_tokens=4 * CHUNK, **flags)
+    runner = load_runner(config, lambda text, fraction: None)
+    assert runner.degraded == ""
+    generator, free, rows = torch.Generator().manual_seed(5), iter(range(runner.num_pages)), list[Row]()
+    params = SamplingParams(NUM_STEPS, temperature=0.0, num_logprobs=NUM_TOP)
+    for uid, length in enumerate(prompt_lens):
+        ids = torch.randint(model.config.vocab_size, (length,), generator=generator).tolist()
+        pages = [next(free) for _ in range(-(-(length + NUM_STEPS + 1) // 16))]
+        rows.append(Row(uid, ids, length, params, pages=pages))
+    found = collect(runner, rows)
+    assert len(found) >= NUM_STEPS * len(rows)
+    with torch.inference_mode():
+        expected = {row.uid: logprobs_of(model(torch.tensor([row.ids], device=device)).logits) for row in rows}
+    differences = torch.tensor(
+        [
+            logprob - float(expected[row.uid][place, token])
+            for row, place, top in found
+            for token, logprob in top.items()
+        ]
+    ).abs()
+    print(f"differences: {float(differences.mean()):.4f} in the mean, {float(differences.max()):.4f} at most")
+    assert float(differences.max()) < MOST
+    assert float(differences.mean()) < MEAN
+
+
+def logprobs_of(logits_1TV: Tensor) -> Tensor:
+    return logits_1TV[0].float().log_softmax(-1)
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
+def test_logits_are_those_of_transformers(tmp_path: Path, enforce_eager: bool) -> None:
+    """Prefills in chunks, mixed steps and decode rows, in tiles and with merges as the launch table has them."""
+    check_logits(tmp_path, "cuda", SHAPE, PROMPT_LENS, enforce_eager=enforce_eager)
