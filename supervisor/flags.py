@@ -33,23 +33,23 @@ SHORT_HELP = (
 """The flags that most people need."""
 
 REMOVED = {
-    "--admin-key-file": "give --admin-key @FILE",
-    "--api-key-file": "give --api-key @FILE",
-    "--attention-backend": "attention is computed by our own kernels",
-    "--boot-timeout-s": "it is fixed at 600 s",
-    "--devices": "name the GPUs as --device cuda:0,cuda:1",
-    "--grammar-timeout-s": "it is fixed at 10 s",
-    "--max-batch-file-mb": "it is fixed at 200 MiB",
-    "--max-bodies-mb": "it is 16 times --max-body-mb",
-    "--max-n-sequences": "it is fixed at 64",
-    "--min-engines": "give --scaling min=N",
-    "--ray-address": "give the address to --ray ADDRESS",
-    "--scale-down-s": "give --scaling down_s=X",
-    "--scale-up-s": "give --scaling up_s=X",
-    "--scale-up-tokens": "give --scaling up_tokens=N",
-    "--stored-responses-mb": "it is 64 KiB times --max-stored-responses",
+    "--admin-key-file": "use --admin-key @FILE",
+    "--api-key-file": "use --api-key @FILE",
+    "--attention-backend": "attention on a GPU is always Sluice's own",
+    "--boot-timeout-s": "a start may take 600 s",
+    "--devices": "use --device cuda:0,cuda:1",
+    "--grammar-timeout-s": "a grammar may take 10 s to compile",
+    "--max-batch-file-mb": "a batch file has at most 200 MiB",
+    "--max-bodies-mb": "all bodies together take at most 16 times --max-body-mb",
+    "--max-n-sequences": "a prompt has at most 64 choices",
+    "--min-engines": "use --scaling min=N",
+    "--ray-address": "use --ray ADDRESS",
+    "--scale-down-s": "use --scaling down_s=X",
+    "--scale-up-s": "use --scaling up_s=X",
+    "--scale-up-tokens": "use --scaling up_tokens=N",
+    "--stored-responses-mb": "use --max-stored-responses, at 64 KiB for each on average",
 }
-"""Flags of earlier releases, with what replaces each."""
+"""Flags of earlier versions, with what replaces them."""
 
 
 def find_sections() -> dict[str, type[msgspec.Struct]]:
@@ -108,11 +108,12 @@ def make_parser(names: Collection[str] | None = None) -> argparse.ArgumentParser
     Flags that are not given stay out of the result.
     """
     with_server, others = command_names()
+    other_commands = f"Others: launch.py {', '.join(others)}. " if others else ""
     parser = _Parser(
         prog="launch.py",
         description="Serves a language model over HTTP from separate processes.",
-        epilog=f"Commands for a running server: launch.py {', '.join(with_server)}. Others: launch.py "
-        f"{', '.join(others)}. Each has --help. All flags: launch.py --help-all.",
+        epilog=f"Commands for a running server: launch.py {', '.join(with_server)}. "
+        f"{other_commands}Each has --help. All flags: launch.py --help-all.",
         usage="launch.py [--model DIR] [flags], or launch.py COMMAND",
         add_help=False,
         allow_abbrev=False,
@@ -216,7 +217,7 @@ def describe_unknown(argument: str, parser: argparse.ArgumentParser) -> str:
     if not name.startswith("-"):
         model = f"a model is given as --model {argument}, and a command is the first word"
         return f"{argument}: unknown argument; {model if '--model' in known else 'see --help for all'}"
-    if name in REMOVED and "--help-all" in known:
+    if name in REMOVED and "--model" in known:
         return f"{name} was removed: {REMOVED[name]}"
     begin = "--" + name.lstrip("-")
     nearest = difflib.get_close_matches(name, known, n=1) or [option for option in known if option.startswith(begin)]

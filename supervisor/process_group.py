@@ -216,6 +216,11 @@ class ProcessGroup:
         self.board.awaited(child.name)
         self.publish(at_once=True)
 
+    def expect_no_longer(self, child: Child) -> None:
+        """Sends `child` no requests until it serves: it has taken its place, but may never serve there."""
+        self.board.set_awaited(child.name, False)
+        self.publish(at_once=True)
+
     def can_move_requests(self, child: Child) -> bool:
         """True if another scheduler can continue the requests of `child`, a scheduler."""
         others = [other for other in self if other is not child and kind_of(other.name) == SCHEDULER]

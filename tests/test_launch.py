@@ -194,6 +194,7 @@ def test_without_extras_there_are_none_of_their_flags_and_commands(core: Path):
     assert FLAG_OF_AN_EXTRA in launch("--help-all").stdout
     assert FLAG_OF_AN_EXTRA not in shown.stdout
     assert "--max-num-seqs" in shown.stdout
+    assert "Others:" not in shown.stdout
     assert "commands are ps, logs, drain, restart, scale, snapshot, log-level, profile; each" in refused.stderr
 
 

@@ -86,8 +86,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: Annotated[
         Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic", "openai"],
         Meta(
-            description="how tool calls are found in answers; auto: as the model's response template specifies, or "
-            "else as its chat template shows"
+            description="how tool calls are found in answers; auto: by the model's response template, or else by "
+            "its chat template"
         ),
     ] = "auto"
     reasoning_parser: Annotated[

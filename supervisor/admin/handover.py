@@ -177,6 +177,7 @@ def _take_place(group: ProcessGroup, successor: Child, child: Child) -> Steps:
     yield from until(is_over, time.monotonic() + JOIN_TIMEOUT_S)
     phase = group.status(successor).phase if successor.name in group else ""
     if phase.startswith(WAITING):
+        group.expect_no_longer(successor)
         raise CommandFailedError("failed", f"no engine has joined in place of the old {successor.name}: it is {phase}")
     yield from until(is_over, FOREVER)
     if successor.incarnation != incarnation or not successor.pid:

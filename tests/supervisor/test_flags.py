@@ -76,9 +76,8 @@ def test_each_kind_of_value_is_parsed():
         ("-m x", "-m: unknown flag; did you mean --model?"),
         ("--gpu", "--gpu: unknown flag; did you mean --gpu-memory-utilization?"),
         ("--swap-space 2", "--swap-space: unknown flag; see --help-all for all flags"),
-        ("--devices 0,1", "--devices was removed: name the GPUs as --device cuda:0,cuda:1"),
-        ("--grammar-timeout-s=3", "--grammar-timeout-s was removed: it is fixed at 10 s"),
-        ("--ray-address auto", "--ray-address was removed: give the address to --ray ADDRESS"),
+        ("--scale-up-s 3", "--scale-up-s was removed: use --scaling up_s=X"),
+        ("--max-n-sequences=8", "--max-n-sequences was removed: a prompt has at most 64 choices"),
         ("m", "m: unknown argument; a model is given as --model m, and a command is the first word"),
     ],
 )
@@ -86,6 +85,14 @@ def test_an_error_names_the_flag_the_value_and_what_was_expected(arguments: str,
     with pytest.raises(UsageError) as raised:
         parse_flags(arguments.split())
     assert str(raised.value) == message
+
+
+def test_a_removed_flag_is_no_flag_and_what_replaces_it_is_one(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse_flags(["--help-all"])
+    flags = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+    assert not flags & set(REMOVED)
+    assert {flag for text in REMOVED.values() for flag in re.findall(r"--[\w-]+", text)} <= flags
 
 
 def test_rules_are_a_list_that_may_be_given_in_parts(capsys: pytest.CaptureFixture[str]):

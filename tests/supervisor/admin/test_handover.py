@@ -4,9 +4,15 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from messages.control.processes import ProcessStatus
+from messages.engines import SCHEDULER
+from supervisor.admin import handover
+from supervisor.admin.tasks import CommandFailedError
+from supervisor.child import Child, Command
 from tests.forked import ForkedProcess
 from tests.supervisor.cli.test_operate import NAMES, SERVING, operate_on, ps, start
 from tests.supervisor.fake_run import TIMEOUT_S, FakeRun, is_running, wait_until
@@ -156,3 +162,40 @@ def test_wrong_names_are_told():
         run.wait_for(SERVING)
         assert operate_on(run, "restart", "nobody").returncode == 2
         stop(run)
+
+
+class UnjoinedGroup:
+    """An engine whose machine does not come back after a restart on command."""
+
+    def __init__(self) -> None:
+        self.is_awaited = True
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def give_place(self, successor: Child, child: Child) -> None:
+        successor.name = child.name
+
+    def is_up(self, child: Child) -> bool:
+        return False
+
+    def status(self, child: Child) -> ProcessStatus:
+        return ProcessStatus(child.name, "starting", phase="waiting at tcp://10.0.0.1:7001", is_awaited=self.is_awaited)
+
+    def expect_no_longer(self, child: Child) -> None:
+        self.is_awaited = False
+
+
+def test_no_request_waits_for_an_engine_that_has_not_joined_in_time(monkeypatch: pytest.MonkeyPatch):
+    now_s = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    group: Any = UnjoinedGroup()
+    old, new = (Child(Command(SCHEDULER, ())) for _ in range(2))
+    new.pid = 7
+    steps = handover._take_place(group, new, old)  # pyright: ignore[reportPrivateUsage]
+    next(steps)
+    assert group.is_awaited
+    now_s = handover.JOIN_TIMEOUT_S + 1
+    with pytest.raises(CommandFailedError, match="no engine has joined in place of the old scheduler: it is waiting"):
+        next(steps)
+    assert not group.is_awaited
