@@ -189,6 +189,11 @@ class FrameReader:
         return FrameFileError(f"{self.path} is damaged: there is no complete frame at byte {DATA + position}")
 
 
+def read_records(readers: Iterable[FrameReader]) -> list[Record]:
+    """Returns the records that were added to any of the files since the last call, oldest first."""
+    return sorted((record for reader in readers for record in reader.read()), key=lambda record: record.monotonic_ns)
+
+
 def find_readers(path: Path) -> list[FrameReader]:
     """Returns the readers of a file, or of all files of frames in a directory, ordered by their beginning.
 

@@ -1,6 +1,7 @@
 """The listening socket, bound by the launcher so that a port in use is reported before a model is loaded."""
 
 import errno
+import os
 import socket
 import time
 from pathlib import Path
@@ -45,16 +46,9 @@ def base_url(host: str, port: int, scheme: str = "http") -> str:
 
 def _listen(host: str, port: int) -> socket.socket:
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    family, *_, address = found[0]
+    is_ipv6 = family == socket.AF_INET6
+    return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=is_ipv6)
 
 
 def _listen_when_free(host: str, port: int, timeout_s: float) -> socket.socket:
@@ -75,4 +69,4 @@ def _refusal(host: str, port: int, error: OSError) -> BootError:
         return BootError(f"port {port} is in use by another program; choose another --port (0: any free one)")
     if error.errno == errno.EACCES:
         return BootError(f"port {port} may not be opened by this user; choose a --port of 1024 or above")
-    return BootError(f"cannot listen on --host {host} --port {port}: {error.strerror}")
+    return BootError(f"cannot listen on --host {host} --port {port}: {os.strerror(error.errno or 0)}")

@@ -6,6 +6,7 @@ import os
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -15,6 +16,8 @@ from messages.errors import SluiceError, UsageError
 from messages.schema import SCHEMA_VERSION
 from runtime.model_files import OTHER_FILES, WEIGHT_SUFFIXES
 from runtime.own_directory import names_in, own_directory
+
+T = TypeVar("T")
 
 FILE_NAME = "manifest.json"
 MODEL_FILES = (*(f"*{suffix}" for suffix in WEIGHT_SUFFIXES), *OTHER_FILES)
@@ -93,12 +96,19 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def read_manifest(folder: Path) -> Manifest:
     """Raises `SluiceError` if there is none that can be read."""
-    file = folder / FILE_NAME
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=Manifest)
-    except FileNotFoundError:
+    manifest = read_json(folder / FILE_NAME, Manifest)
+    if manifest is None:
         what = f"is not a recording: there is no {FILE_NAME} in it" if folder.is_dir() else "does not exist"
-        raise SluiceError(f"{folder} {what}") from None
+        raise SluiceError(f"{folder} {what}")
+    return manifest
+
+
+def read_json(file: Path, kind: type[T]) -> T | None:
+    """Returns what the file holds, `None` if it does not exist. Raises `SluiceError` if it cannot be read."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise SluiceError(f"{file} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -213,7 +213,7 @@ class ProcessGroup:
 
     def await_successor(self, child: Child) -> None:
         """Makes requests wait, because the successor of `child` is about to take over."""
-        self.board.set_awaited(child.name, True)
+        self.board.awaited(child.name)
         self.publish(at_once=True)
 
     def expect_no_longer(self, child: Child) -> None:
@@ -232,14 +232,9 @@ class ProcessGroup:
         self.board.gone(child.name)
         self.publish(at_once=True)
 
-    def give_no_more_work(self, child: Child) -> None:
-        """Sends `child` no new work; it finishes what it has."""
-        self.board.leaving(child.name)
-        self.publish(at_once=True)
-
-    def give_work_again(self, child: Child) -> None:
-        """Undoes `give_no_more_work`: the process stays."""
-        self.board.leaving(child.name, False)
+    def give_no_more_work(self, child: Child, is_leaving: bool = True) -> None:
+        """Sends `child` no new work, so that it finishes what it has; `is_leaving=False` undoes that."""
+        self.board.leaving(child.name, is_leaving)
         self.publish(at_once=True)
 
     def ask_to_stop(self, child: Child) -> None:

@@ -59,9 +59,9 @@ class StatusBoard:
         self._progress_ns[new_name] = self._progress_ns.pop(name)
         self._has_changed = True
 
-    def set_awaited(self, name: str, is_awaited: bool) -> None:
-        """Notes whether process `name` is being replaced on command, so that requests wait for its successor."""
-        self._replace(name, is_awaited=is_awaited)
+    def awaited(self, name: str) -> None:
+        """Notes that process `name` is being replaced on command, so that requests wait for its successor."""
+        self._replace(name, is_awaited=True)
 
     def killed(self, name: str) -> None:
         """Notes that process `name`, which hung, has been killed and will be replaced."""
@@ -101,17 +101,9 @@ class StatusBoard:
     def started(self, name: str, pid: int, incarnation: int, uid_block: int = 0) -> None:
         """Notes a new incarnation of process `name`."""
         last = self._statuses[name]
-        self._statuses[name] = ProcessStatus(
-            name,
-            "starting",
-            pid,
-            incarnation,
-            phase="starting",
-            num_restarts=last.num_restarts,
-            uid_block=uid_block,
-            counted_before=last.counted,
-            placement=last.placement,
-        )
+        status = ProcessStatus(name, "starting", pid, incarnation, phase="starting", uid_block=uid_block)
+        kept = {"num_restarts": last.num_restarts, "counted_before": last.counted, "placement": last.placement}
+        self._statuses[name] = msgspec.structs.replace(status, **kept)
         self._note_progress(name)
 
     def phase(self, name: str, text: str, fraction: float | None) -> bool:
@@ -147,17 +139,8 @@ class StatusBoard:
         if self._statuses[name].is_up:
             state = "busy" if beat.busy_since_ns else "ready"
         has_changed = self._has_changed or state != old
-        self._replace(
-            name,
-            state=state,
-            beat_ns=beat.sent_ns,
-            busy_since_ns=beat.busy_since_ns,
-            gauges=beat.gauges,
-            histograms=beat.histograms,
-            sent=beat.sent,
-            received=beat.received,
-            frontend=beat.frontend,
-        )
+        fields = msgspec.structs.asdict(beat)
+        self._replace(name, state=state, beat_ns=fields.pop("sent_ns"), **fields)
         self._has_beats, self._has_changed = True, has_changed
         return old == "hung"
 

@@ -2,13 +2,13 @@
 
 import time
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from extras.batches.files_api import ends_of, need_store, on_disk, page_of, read_query
+from extras.batches.files_api import Page, need_store, on_disk, page_of, read_query
 from extras.batches.lines import ENDPOINTS
 from extras.batches.records import BatchRecord, ExpiresAfter
 from extras.batches.store import BatchStore
@@ -47,12 +47,8 @@ class BatchBody(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class BatchList(msgspec.Struct, frozen=True):
+class BatchList(Page, frozen=True, kw_only=True):
     data: list[BatchRecord]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-    object: Literal["list"] = "list"
 
 
 class BatchApi:
@@ -80,8 +76,8 @@ class BatchApi:
     async def list_batches(self, request: Request) -> JsonReply:
         """Raises `RequestError` (400)."""
         query = read_query(request, "after", "limit")
-        shown, has_more = await on_disk(lambda: page_of(self._store.list_batches(), query, DEFAULT_LIMIT, MAX_LIMIT))
-        return JsonReply(BatchList(shown, has_more, *ends_of(shown)))
+        page = await on_disk(lambda: page_of(self._store.list_batches(), query, DEFAULT_LIMIT, MAX_LIMIT))
+        return JsonReply(BatchList(**page))
 
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
@@ -98,17 +94,8 @@ def _create(store: BatchStore, body: BatchBody) -> BatchRecord:
         raise RequestError(ErrorInfo(429, f"{MAX_OPEN} batches are open: wait for one", code="too_many_batches"))
     now_s = int(time.time())
     amount, unit = int(body.completion_window[:-1]), body.completion_window[-1]
-    record = BatchRecord(
-        id="",
-        endpoint=body.endpoint,
-        input_file_id=body.input_file_id,
-        completion_window=body.completion_window,
-        created_at=now_s,
-        expires_at=now_s + amount * UNIT_S[unit],
-        metadata=body.metadata,
-        output_expires_after=body.output_expires_after,
-    )
-    return store.add_batch(record)
+    fields = msgspec.structs.asdict(body)
+    return store.add_batch(BatchRecord(id="", created_at=now_s, expires_at=now_s + amount * UNIT_S[unit], **fields))
 
 
 def _cancel(store: BatchStore, batch_id: str) -> BatchRecord:

@@ -13,11 +13,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from runtime.lifeline import ask_for_death_signal
-from supervisor.python_process import ROOT
+from supervisor.programs import start_launcher
 
 DONE, LEFT, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 POLL_S = 0.5
@@ -71,39 +71,23 @@ class Progress:
         is_terminal = sys.stderr.isatty()
         has_size = is_terminal and os.get_terminal_size(sys.stderr.fileno()).columns > 0
         # Some terminals (in containers and scripts) report 0 columns, and tqdm would show nothing.
-        columns, rows = (None, None) if has_size else (80, 24)
-        self.bar = tqdm(
-            total=num_lines,
-            initial=num_done,
-            unit="line",
-            disable=not is_terminal,
-            miniters=1,
-            ncols=columns,
-            nrows=rows,
-        )
-        self._has_bar = is_terminal
+        size: dict[str, Any] = {} if has_size else {"ncols": 80, "nrows": 24}
+        self.bar = tqdm(total=num_lines, initial=num_done, unit="line", disable=not is_terminal, miniters=1, **size)
         self._num_lines, self._num_first, self._begin_s = num_lines, num_done, time.monotonic()
-        self._num_done = self._num_reported = num_done
-        self._reported_s = self._begin_s
+        self._num_reported, self._reported_s = num_done, self._begin_s
 
-    def show(self, num_done: int) -> None:
+    def show(self, num_done: int, *, is_end: bool = False) -> None:
         """Shows the number of lines with a result; call it often."""
-        self._num_done = num_done
-        if self._has_bar:
-            self.bar.update(num_done - self.bar.n)
-            self.bar.refresh()
-        elif num_done != self._num_reported and time.monotonic() - self._reported_s >= REPORT_S:
-            self._report()
+        self.bar.update(num_done - self.bar.n)
+        self.bar.refresh()
+        is_due = is_end or time.monotonic() - self._reported_s >= REPORT_S
+        if self.bar.disable and is_due and num_done != self._num_reported:
+            self._report(num_done)
 
-    def show_end(self) -> None:
-        """Shows the final progress."""
-        if not self._has_bar and self._num_done != self._num_reported:
-            self._report()
-
-    def _report(self) -> None:
-        self._num_reported, self._reported_s = self._num_done, time.monotonic()
-        num_new, num_left = self._num_done - self._num_first, self._num_lines - self._num_done
-        text = f"{self._num_done} of {self._num_lines} lines have a result"
+    def _report(self, num_done: int) -> None:
+        self._num_reported, self._reported_s = num_done, time.monotonic()
+        num_new, num_left = num_done - self._num_first, self._num_lines - num_done
+        text = f"{num_done} of {self._num_lines} lines have a result"
         if num_new > 0 and num_left > 0:
             left_s = (self._reported_s - self._begin_s) / num_new * num_left
             text += f", about {datetime.timedelta(seconds=round(left_s))} left"
@@ -136,24 +120,8 @@ def _serve(path: Path, output: Path, flags: Sequence[str], num_lines: int, resul
 
     The server has no standby, as a restart delays a batch only a little.
     """
-    own_pid = os.getpid()
-    server = subprocess.Popen(
-        [
-            sys.executable,
-            str(ROOT / "launch.py"),
-            "--port",
-            "0",
-            "--no-standby",
-            *flags,
-            "--batch-run",
-            str(path),
-            str(output),
-        ],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        process_group=0,
-        preexec_fn=lambda: ask_for_death_signal(own_pid),  # noqa: PLW1509 (one prctl call)
-    )
+    arguments = ("--port", "0", "--no-standby", *flags, "--batch-run", str(path), str(output))
+    server = start_launcher(arguments, stderr=subprocess.PIPE)
     assert server.stderr is not None
     log, exit_code = server.stderr.fileno(), 0
     progress = Progress(num_lines, results.look())
@@ -164,9 +132,8 @@ def _serve(path: Path, output: Path, flags: Sequence[str], num_lines: int, resul
                 text = os.read(log, LOG_BYTES) if readable else None
                 if text:
                     tqdm.write(text.decode(errors="replace"), file=sys.stderr, end="")
-                progress.show(results.look())
+                progress.show(results.look(), is_end=text == b"")
                 if text == b"":
-                    progress.show_end()
                     return exit_code or min(1, abs(server.wait()))
             except KeyboardInterrupt:
                 exit_code = INTERRUPTED

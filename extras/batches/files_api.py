@@ -9,10 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse
-from starlette.types import Message, Receive, Scope, Send
 
 from extras.batches.form_parser import FORM_BYTES, FormParser, file_too_large
 from extras.batches.line_run import run_whole
@@ -21,8 +18,7 @@ from extras.batches.results import DISK_FULL
 from extras.batches.store import KEEP_S, MAX_FILES, BatchStore
 from frontend.errors import not_found
 from frontend.http.query import read_count
-from frontend.http.responses import JsonReply
-from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
+from frontend.http.responses import FileReply, JsonReply
 from messages.errors import ErrorInfo, RequestError, bad_request
 
 UPLOAD_TIMEOUT_S = 600.0
@@ -47,12 +43,17 @@ class UploadForm(msgspec.Struct, frozen=True, kw_only=True):
     )
 
 
-class FileList(msgspec.Struct, frozen=True):
-    data: list[FileRecord]
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a list."""
+
     has_more: bool
     first_id: str | None
     last_id: str | None
     object: Literal["list"] = "list"
+
+
+class FileList(Page, frozen=True, kw_only=True):
+    data: list[FileRecord]
 
 
 class FileDeleted(msgspec.Struct, frozen=True):
@@ -118,43 +119,22 @@ class FilesApi:
         elif query.get("order", "desc") != "desc":
             raise bad_request(f"order must be asc or desc, got {query['order'][:60]!r}", "order")
         found = [record for record in records if purpose in (None, record.purpose)]
-        shown, has_more = page_of(found, query, MAX_FILES, MAX_FILES)
-        return JsonReply(FileList(shown, has_more, *ends_of(shown)))
+        return JsonReply(FileList(**page_of(found, query, MAX_FILES, MAX_FILES)))
 
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
         return JsonReply(await on_disk(partial(self._store.find_file, request.path_params["id"])))
 
-    async def content(self, request: Request) -> "FileContent":
+    async def content(self, request: Request) -> FileReply:
         """Raises `RequestError` (404)."""
         record = await on_disk(partial(self._store.find_file, request.path_params["id"]))
-        return FileContent(self._store.content(record.id), media_type="application/jsonl")
+        return FileReply(self._store.content(record.id), media_type="application/jsonl")
 
     async def delete(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
         file_id: str = request.path_params["id"]
         await on_disk(partial(self._store.delete_file, file_id))
         return JsonReply(FileDeleted(file_id))
-
-
-class FileContent(FileResponse):
-    """An ASGI response: a file, or the part of it that a Range asks for."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trace = trace_of(scope)
-
-        async def note(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                trace.status = message["status"]
-                message["headers"] = [*message["headers"], (REQUEST_ID_HEADER, trace.request_id.encode())]
-            await send(message)
-
-        try:
-            await super().__call__(scope, receive, note)
-        except RuntimeError:
-            if trace.status:
-                raise
-            raise HTTPException(404) from None  # deleted meanwhile
 
 
 def need_store(store: BatchStore | None) -> BatchStore:
@@ -173,19 +153,16 @@ def read_query(request: Request, *names: str) -> dict[str, str]:
     return query
 
 
-def page_of(records: Iterable[Any], query: dict[str, str], default: int, most: int) -> tuple[list[Any], bool]:
-    """Returns the records after the one that the query names, and whether there are more. Raises `RequestError`."""
+def page_of(records: Iterable[Any], query: dict[str, str], default: int, most: int) -> dict[str, Any]:
+    """Returns the fields of a `Page` with the records after the one that the query names. Raises `RequestError`."""
     limit = read_count(query, "limit", default, most)
     after = query.get("after")
     if after:
         records = itertools.islice(itertools.dropwhile(lambda record: record.id != after, records), 1, None)
     found = list(itertools.islice(records, limit + 1))
-    return found[:limit], len(found) > limit
-
-
-def ends_of(records: list[Any]) -> tuple[str | None, str | None]:
-    """Returns the first and the last id."""
-    return (records[0].id, records[-1].id) if records else (None, None)
+    shown = found[:limit]
+    first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)
+    return {"data": shown, "has_more": len(found) > limit, "first_id": first_id, "last_id": last_id}
 
 
 async def on_disk(function: Callable[[], T]) -> T:

@@ -2,7 +2,7 @@
 
 import python_multipart
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import parse_options_header
+from python_multipart.multipart import MultipartState, parse_options_header
 
 from extras.batches.uploads import Upload
 from messages.errors import ErrorInfo, RequestError, bad_request
@@ -35,7 +35,6 @@ class FormParser:
         self._num_file_bytes = 0
         self._num_form_bytes = 0
         self._num_parts = 0
-        self._has_ended = False
         try:
             self._parser = python_multipart.MultipartParser(
                 options[b"boundary"],
@@ -47,7 +46,6 @@ class FormParser:
                     "on_headers_finished": self._end_headers,
                     "on_part_data": self._add_data,
                     "on_part_end": self._end_part,
-                    "on_end": self._end_form,
                 },
             )
         except KeyError:
@@ -66,7 +64,7 @@ class FormParser:
 
     def end(self) -> None:
         """Checks that the form is complete."""
-        if not self._has_ended:
+        if self._parser.state != MultipartState.END:
             raise bad_request("the form cannot be read: it ends before its last boundary")
 
     # Callbacks of the parser.
@@ -112,9 +110,6 @@ class FormParser:
 
     def _end_part(self) -> None:
         self.fields[self._name] = _text(bytes(self._text))
-
-    def _end_form(self) -> None:
-        self._has_ended = True
 
 
 def file_too_large(max_bytes: int) -> RequestError:

@@ -27,19 +27,12 @@ class LineFailure(msgspec.Struct, frozen=True):
 class LineResult(msgspec.Struct, frozen=True):
     id: str
     custom_id: str
-    response: LineResponse | None = None
-    error: LineFailure | None = None
+    response: LineResponse | None
+    error: LineFailure | None
 
-
-class _SeenResponse(msgspec.Struct, frozen=True):
-    status_code: int
-
-
-class _ResultLine(msgspec.Struct, frozen=True):
-    """The fields of a result that are read again."""
-
-    custom_id: str
-    response: _SeenResponse | None
+    @property
+    def is_failed(self) -> bool:
+        return self.response is None or self.response.status_code != 200
 
 
 BEGINNING = b'{"id":"batch_req_'
@@ -49,7 +42,7 @@ DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """The errors that freeing disk space resolves."""
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(_ResultLine)
+_decoder = msgspec.json.Decoder(LineResult)
 
 
 class ResultsError(SluiceError):
@@ -100,7 +93,7 @@ class Results:
                         f"{path} line {number} is no result of a batch: name another file, or remove the line"
                     ) from None
                 num_bytes += len(line)
-                self._note(seen.custom_id, is_failed=seen.response is None or seen.response.status_code != 200)
+                self._note(seen.custom_id, is_failed=seen.is_failed)
 
     def _note(self, custom_id: str, *, is_failed: bool) -> None:
         self.answered.add(custom_id)
@@ -112,14 +105,13 @@ class Results:
 
     def add(self, custom_id: str, reply: Reply | LineFailure) -> None:
         """Appends the result of a line, which has none yet. It is on disk after the next `sync`. Raises `OSError`."""
-        result = LineResult(f"batch_req_{secrets.token_hex(12)}", custom_id)
+        name = f"batch_req_{secrets.token_hex(12)}"
         if isinstance(reply, Reply):
             response = LineResponse(reply.status, reply.request_id, Raw(reply.body))
-            result = msgspec.structs.replace(result, response=response)
+            result = LineResult(name, custom_id, response, None)
         else:
-            result = msgspec.structs.replace(result, error=reply)
-        is_failed = not isinstance(reply, Reply) or reply.status != 200
-        line = _encoder.encode(result) + b"\n"
+            result = LineResult(name, custom_id, None, reply)
+        line, is_failed = _encoder.encode(result) + b"\n", result.is_failed
         descriptor = self._errors if is_failed else self._output
         num_written = os.write(descriptor, line)
         if num_written != len(line):

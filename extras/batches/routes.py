@@ -10,6 +10,7 @@ from extras.batches.store import MAX_FILES
 from frontend.http.endpoint import Endpoint, Name, Parameter, limit_of
 
 _BATCHES = partial(Endpoint, tag="batches", errors=(404,))
+_POST = partial(_BATCHES, method="POST")
 _ONE = partial(_BATCHES, parameters=(Parameter("path", "id", Name, "The id."),))
 
 AFTER = Parameter("query", "after", str, "Only what follows the one with this id.")
@@ -25,6 +26,7 @@ EXAMPLE = {
     "endpoint": "/v1/chat/completions",
     "completion_window": "24h",
 }
+EXAMPLES = {"chats": EXAMPLE}
 
 
 def batching(files: FilesApi, batches: BatchApi) -> list[Endpoint]:
@@ -33,16 +35,9 @@ def batching(files: FilesApi, batches: BatchApi) -> list[Endpoint]:
 
 
 def _of_files(api: FilesApi) -> list[Endpoint]:
+    upload = "Upload a file of requests for a batch"
     return [
-        _BATCHES(
-            "/v1/files",
-            api.upload,
-            "Upload a file of requests for a batch",
-            FileRecord,
-            method="POST",
-            body=UploadForm,
-            body_type=FORM_TYPE,
-        ),
+        _POST("/v1/files", api.upload, upload, FileRecord, body=UploadForm, body_type=FORM_TYPE),
         _BATCHES("/v1/files", api.list_files, "The files", FileList, parameters=FILE_QUERY),
         _ONE("/v1/files/{id}", api.show, "One file", FileRecord),
         _ONE("/v1/files/{id}", api.delete, "Delete a file", FileDeleted, method="DELETE"),
@@ -51,18 +46,9 @@ def _of_files(api: FilesApi) -> list[Endpoint]:
 
 
 def _of_batches(api: BatchApi) -> list[Endpoint]:
-    end = "End a batch; what is answered stays"
+    create, end = "Answer the requests of a file when there is time", "End a batch; what is answered stays"
     return [
-        _BATCHES(
-            "/v1/batches",
-            api.create,
-            "Answer the requests of a file when there is time",
-            BatchRecord,
-            method="POST",
-            body=BatchBody,
-            errors=(404, 429),
-            examples={"chats": EXAMPLE},
-        ),
+        _POST("/v1/batches", api.create, create, BatchRecord, body=BatchBody, errors=(404, 429), examples=EXAMPLES),
         _BATCHES("/v1/batches", api.list_batches, "The batches, the newest first", BatchList, parameters=BATCH_QUERY),
         _ONE("/v1/batches/{id}", api.show, "One batch", BatchRecord),
         _ONE("/v1/batches/{id}/cancel", api.cancel, end, BatchRecord, method="POST", errors=(404, 409)),

@@ -17,17 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
-from extras.faults.messages import (
-    EXTRA,
-    ClearFaults,
-    DamagePages,
-    EdgeFault,
-    Fault,
-    Poison,
-    SignalSelf,
-    Starve,
-    StopReading,
-)
+from extras.faults import messages as wire
 from messages.channels import Receiver, Sender
 from messages.columns import num_int32, unpack_int64
 from messages.control.admin import Acknowledged, ExtraInstruction, Failed, ProcessResult
@@ -38,6 +28,7 @@ from messages.ring.steps import Batch
 from runtime.black_box.redaction import redact
 from runtime.process import ProcessLink
 from runtime.run_dir import RunDir
+from supervisor.manifest import read_json
 
 if TYPE_CHECKING:
     from scheduler_proc.deciding.scheduler import Scheduler
@@ -67,7 +58,7 @@ def attach(link: ProcessLink) -> None:
     faults.receivers = link.profiler.receivers
     link.make_sender = partial(faults.open_sender, link.run_dir)
     link.on_scheduler.append(faults.join_scheduler)
-    link.register_extra(EXTRA, partial(faults.execute, process_kind=kind_of(link.name)))
+    link.register_extra(wire.EXTRA, partial(faults.execute, process_kind=kind_of(link.name)))
 
 
 class PoisonedStepError(Exception):
@@ -90,23 +81,23 @@ class Faults:
 
     def execute(self, instruction: ExtraInstruction, process_kind: str) -> ProcessResult:
         """Carries out a fault. Raises `SluiceError` if it cannot."""
-        command = msgspec.msgpack.decode(instruction.command, type=Fault)
+        command = msgspec.msgpack.decode(instruction.command, type=wire.Fault)
         execute = self.executors(process_kind).get(cast("type[Any]", type(command)))
         return Failed("impossible", f"not for a {process_kind}") if execute is None else execute(command)
 
     def executors(self, process_kind: str) -> dict[type[Any], Callable[[Any], ProcessResult]]:
         """Returns the functions for the faults that this kind of process can have."""
         executors: dict[type[Any], Callable[[Any], ProcessResult]] = {
-            SignalSelf: self.signal_self,
-            EdgeFault: self.fault_edge,
-            Poison: self.poison,
-            Starve: self.starve,
-            DamagePages: self.die_of_damage,
-            StopReading: self.stop_reading,
-            ClearFaults: self.clear,
+            wire.SignalSelf: self.signal_self,
+            wire.EdgeFault: self.fault_edge,
+            wire.Poison: self.poison,
+            wire.Starve: self.starve,
+            wire.DamagePages: self.die_of_damage,
+            wire.StopReading: self.stop_reading,
+            wire.ClearFaults: self.clear,
         }
         if process_kind == FRONTEND:  # whose event loop is not woken again for what it left unread
-            del executors[StopReading]
+            del executors[wire.StopReading]
         return executors
 
     def open_sender(self, run_dir: RunDir, receiver: str) -> "FaultySender":
@@ -121,12 +112,12 @@ class Faults:
         if scheduler.journal is not None:
             self.damage_pages = scheduler.journal.damage
 
-    def signal_self(self, command: SignalSelf) -> ProcessResult:
+    def signal_self(self, command: wire.SignalSelf) -> ProcessResult:
         """Dies or stops, a moment after the answer."""
         _do_soon(lambda: os.kill(os.getpid(), SIGNALS[command.kind]))
         return Acknowledged(f"pid {os.getpid()} gets {SIGNALS[command.kind].name}")
 
-    def die_of_damage(self, command: DamagePages) -> ProcessResult:
+    def die_of_damage(self, command: wire.DamagePages) -> ProcessResult:
         """Overwrites pages and dies, a moment after the answer: no token of what it has then computed gets out."""
         damage_pages = self.damage_pages
         if damage_pages is None:
@@ -139,7 +130,7 @@ class Faults:
         _do_soon(damage_and_die)
         return Acknowledged(f"pid {os.getpid()} overwrites {command.num_pages} pages and dies")
 
-    def fault_edge(self, command: EdgeFault) -> ProcessResult:
+    def fault_edge(self, command: wire.EdgeFault) -> ProcessResult:
         """Raises `SluiceError` if this process sends nothing to that one."""
         open_senders = {name: one for name, one in self._senders.items() if not one.is_closed}
         senders = [one for name, one in open_senders.items() if command.receiver in (name, kind_of(name))]
@@ -147,33 +138,32 @@ class Faults:
             raise SluiceError(f"it sends nothing to {command.receiver}, only to {', '.join(open_senders)}")
         for sender in senders:
             sender.rules.append(Rule(command))
-        which = (
-            f"each frame with probability {command.probability:g}" if command.probability else f"{command.num_frames}"
-        )
+        each = f"each frame with probability {command.probability:g}"
+        which = each if command.probability else f"{command.num_frames}"
         log.warning("injected: %s %s to the %s", command.kind, which, command.receiver)
         return Acknowledged(f"{command.kind} to {command.receiver}: {which}")
 
-    def poison(self, command: Poison) -> ProcessResult:
+    def poison(self, command: wire.Poison) -> ProcessResult:
         """From now on the step that computes a token of the request, or all of the token ids in one row, fails."""
         if not self._has_steps:
             raise SluiceError("it runs no steps; poison is for the scheduler")
         self._keep_poisons([*self._poisons, command])
         return Acknowledged(f"{len(self._poisons)} poisons")
 
-    def starve(self, command: Starve) -> ProcessResult:
+    def starve(self, command: wire.Starve) -> ProcessResult:
         """From now on a request, or the queue, gets nothing of any step."""
         if not self._has_steps:
             raise SluiceError("it runs no steps; starve is for the scheduler")
         self.starved.add(command.uid)
         return Acknowledged(f"no step has request {command.uid}" if command.uid else "nothing leaves the queue")
 
-    def stop_reading(self, command: StopReading) -> ProcessResult:
+    def stop_reading(self, command: wire.StopReading) -> ProcessResult:
         """From now on the main loop finds nothing that other processes have sent."""
         for receiver in self.receivers:
             receiver.receive = _receive_nothing
         return Acknowledged("it receives nothing")
 
-    def clear(self, command: ClearFaults) -> ProcessResult:
+    def clear(self, command: wire.ClearFaults) -> ProcessResult:
         """Takes back every fault that has not happened yet."""
         for sender in self._senders.values():
             sender.rules.clear()
@@ -201,24 +191,18 @@ class Faults:
 
         return launch_or_fail
 
-    def _keep_poisons(self, poisons: list[Poison]) -> None:
+    def _keep_poisons(self, poisons: list[wire.Poison]) -> None:
         self._poisons = poisons
         self._folder.mkdir(mode=0o700, exist_ok=True)
         write_poisons(self._folder, poisons)
 
 
-def read_poisons(folder: Path) -> list[Poison]:
+def read_poisons(folder: Path) -> list[wire.Poison]:
     """Returns the poison that the processes with frames in `folder` had. Raises `SluiceError`."""
-    file = folder / POISON_FILE
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=list[Poison])
-    except FileNotFoundError:
-        return []
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SluiceError(f"{file} is damaged: {error}") from None
+    return read_json(folder / POISON_FILE, list[wire.Poison]) or []
 
 
-def write_poisons(folder: Path, poisons: Sequence[Poison]) -> None:
+def write_poisons(folder: Path, poisons: Sequence[wire.Poison]) -> None:
     new = folder / f"{POISON_FILE}.new"
     new.write_bytes(msgspec.json.encode(poisons))
     new.rename(folder / POISON_FILE)
@@ -234,20 +218,18 @@ def redact_poisons(folder: Path) -> None:
 class Rule:
     """A fault of an edge, and how many frames it still meets."""
 
-    def __init__(self, command: EdgeFault):
-        self.kind = command.kind
-        self.delay_s = command.delay_s
-        self._probability = command.probability
-        self._num_left = command.num_frames
+    def __init__(self, fault: wire.EdgeFault):
+        self.fault = fault
+        self._num_left = fault.num_frames
 
     @property
     def is_over(self) -> bool:
-        return not self._probability and self._num_left == 0
+        return not self.fault.probability and self._num_left == 0
 
     def meets_next(self) -> bool:
         """True if the next frame is met."""
-        if self._probability:
-            return random.random() < self._probability
+        if self.fault.probability:
+            return random.random() < self.fault.probability
         self._num_left -= 1
         return True
 
@@ -267,12 +249,12 @@ class FaultySender(Sender[Any]):
         if not self.rules and self._slow_way is None:
             super()._put(frame)
             return
-        met = [rule for rule in self.rules if rule.meets_next()]
+        met = [rule.fault for rule in self.rules if rule.meets_next()]
         self.rules = [rule for rule in self.rules if not rule.is_over]
-        kinds = {rule.kind for rule in met}
+        kinds = {fault.kind for fault in met}
         if "corrupt" in kinds:
             frame = frame[: HEADER.size] + NEVER_USED + frame[HEADER.size :]
-        delay_s = sum(rule.delay_s for rule in met)
+        delay_s = sum(fault.delay_s for fault in met)
         if delay_s and self._slow_way is None:
             self._slow_way = _SlowWay(super()._put)
         put = super()._put if self._slow_way is None else self._slow_way.make_put(delay_s)

@@ -5,18 +5,8 @@ import os
 import signal
 import time
 
+from extras.faults import messages as wire
 from extras.faults.config import FaultsConfig
-from extras.faults.messages import (
-    ClearFaults,
-    DamagePages,
-    EdgeFault,
-    Fault,
-    Poison,
-    SignalSelf,
-    Starve,
-    StopReading,
-    wrap,
-)
 from messages.columns import pack_int32
 from messages.control.admin import InstructProcesses, ListProcesses, ProcessList
 from supervisor.cli.results import ANSWER_TIMEOUT_S, DONE, FAILED, USAGE, complain, instruct
@@ -76,18 +66,18 @@ def read_command(options: argparse.Namespace) -> InstructProcesses:
     """Returns the instruction for the processes. Raises `ValueError` with the error in the command line."""
     fault: str = options.fault
     if fault == "clear":
-        return InstructProcesses((), wrap(ClearFaults()))
+        return InstructProcesses((), wire.wrap(wire.ClearFaults()))
     if fault == "poison":
-        return InstructProcesses(ALL_SCHEDULERS, wrap(_poison(options)))
+        return InstructProcesses(ALL_SCHEDULERS, wire.wrap(_poison(options)))
     if fault == "starve":
-        return InstructProcesses(ALL_SCHEDULERS, wrap(Starve(options.uid)))
+        return InstructProcesses(ALL_SCHEDULERS, wire.wrap(wire.Starve(options.uid)))
     if fault == "damage-pages":
-        return InstructProcesses(ALL_SCHEDULERS, wrap(DamagePages(options.pages)))
+        return InstructProcesses(ALL_SCHEDULERS, wire.wrap(wire.DamagePages(options.pages)))
     if fault in SIGNAL_FAULTS or fault == "stop-reading":
         if not options.target:
             raise ValueError(f"{fault} needs the name of a process")
-        command = StopReading() if fault == "stop-reading" else SignalSelf(options.fault)
-        return InstructProcesses((options.target,), wrap(command))
+        command = wire.StopReading() if fault == "stop-reading" else wire.SignalSelf(options.fault)
+        return InstructProcesses((options.target,), wire.wrap(command))
     sender, arrow, receiver = options.target.replace(">", ":").partition(":")
     if not (sender and arrow and receiver):
         raise ValueError(f"{fault} needs an edge as FROM:TO, for example scheduler:detokenizer")
@@ -95,8 +85,8 @@ def read_command(options: argparse.Namespace) -> InstructProcesses:
         raise ValueError("--probability must be in [0, 1] and --frames at least 1")
     if (fault == "delay") != (options.seconds > 0):
         raise ValueError("delay, and of these faults only delay, needs --seconds")
-    command = EdgeFault(receiver, options.fault, options.frames, options.probability, options.seconds)
-    return InstructProcesses((sender,), wrap(command))
+    command = wire.EdgeFault(receiver, options.fault, options.frames, options.probability, options.seconds)
+    return InstructProcesses((sender,), wire.wrap(command))
 
 
 def resume_later(options: argparse.Namespace, line: AdminClient) -> None:
@@ -111,8 +101,8 @@ def resume_later(options: argparse.Namespace, line: AdminClient) -> None:
                 os.kill(process.pid, signal.SIGCONT)
 
 
-def _poison(options: argparse.Namespace) -> Fault:
+def _poison(options: argparse.Namespace) -> wire.Fault:
     token_ids: list[int] = [int(text) for text in options.token_ids.split(",") if text]
     if bool(options.uid) == bool(token_ids):
         raise ValueError("poison needs --uid or --token-ids")
-    return Poison("fail" if options.fail else "kill", options.uid, pack_int32(token_ids))
+    return wire.Poison("fail" if options.fail else "kill", options.uid, pack_int32(token_ids))

@@ -55,7 +55,10 @@ class Cost(NamedTuple):
     """The share of one core in percent, unknown at first, and resident bytes."""
 
     cpu_percent: float | None
-    rss_bytes: int
+    rss_bytes: int | None
+
+
+UNKNOWN_COST = Cost(None, None)
 
 
 class ProcessCosts:

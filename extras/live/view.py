@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from extras.live.traffic import Cost
+from extras.live.traffic import UNKNOWN_COST, Cost
 from frontend.api.operate.request_view import RequestFacts
 from frontend.requests.recent_steps import StepSpan
 from messages.control.processes import ProcessState, ProcessStatus
@@ -68,21 +68,10 @@ class LiveEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def make_process(status: ProcessStatus, cost: Cost | None) -> LiveProcess:
-    return LiveProcess(
-        state=status.state,
-        pid=status.pid,
-        incarnation=status.incarnation,
-        num_restarts=status.num_restarts,
-        beat_ns=status.beat_ns,
-        busy_since_ns=status.busy_since_ns,
-        phase=status.phase if status.state == "starting" else "",
-        fraction=status.fraction if status.state == "starting" else None,
-        degraded=status.degraded,
-        gauges=status.gauges,
-        cpu_percent=None if cost is None else cost.cpu_percent,
-        rss_bytes=None if cost is None else cost.rss_bytes,
-        placement=status.placement,
-    )
+    fields = msgspec.structs.asdict(status) | (cost or UNKNOWN_COST)._asdict()
+    if status.state != "starting":
+        fields |= {"phase": "", "fraction": None}
+    return msgspec.convert(fields, LiveProcess)
 
 
 def make_event(before: LiveState, state: LiveState, now_ns: int) -> LiveEvent:

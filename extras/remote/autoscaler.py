@@ -83,17 +83,12 @@ class Autoscaler:
         self._is_changing = True
 
         def note(answer: Answer) -> None:
-            match answer.result:
-                case Done():
-                    self._is_changing = False
-                case Failed(_, message):
-                    self._is_changing = False
-                    self._due_s = time.monotonic() + FAILED_S
-                    text = f"{decision.text}; that has failed: {message}"
-                    self._console.say(f"engines: {text}", "error")
-                    self._tell(Scaling(num_before, low, high, text, num_decisions))
-                case _:
-                    pass
+            self._is_changing = not isinstance(answer.result, Done | Failed)
+            if isinstance(answer.result, Failed):
+                self._due_s = time.monotonic() + FAILED_S
+                text = f"{decision.text}; that has failed: {answer.result.message}"
+                self._console.say(f"engines: {text}", "error")
+                self._tell(Scaling(num_before, low, high, text, num_decisions))
 
         self._begin(Ask(0, ScaleProcess(SCHEDULER, decision.num_engines)), note)
 

@@ -2,15 +2,13 @@
 
 import msgspec
 
-from extras.remote.autoscaler import Autoscaler, Begin
+from extras.remote.autoscaler import Autoscaler
 from extras.remote.config import RemoteConfig
 from extras.remote.join_keys import make_keys
 from messages.config.server import Config
 from messages.engines import SCHEDULER
 from runtime.run_dir import RunDir
 from supervisor.child import Command, number_commands
-from supervisor.console import Console
-from supervisor.process_group import ProcessGroup
 from supervisor.python_process import python_command
 
 PROXY = "extras.remote.proxy"
@@ -32,5 +30,4 @@ def write_files(config: Config, run_dir: RunDir) -> None:
             file.write_bytes(msgspec.json.encode(keys))
 
 
-def make_part(config: Config, group: ProcessGroup, begin: Begin, console: Console) -> Autoscaler:
-    return Autoscaler(config, group, begin, console)
+make_part = Autoscaler

@@ -15,6 +15,7 @@ from runtime.lifeline import ask_for_death_signal, clear_run, make_lifeline
 from runtime.run_dir import RunDir, claim, default_path
 from supervisor.console import Console
 from supervisor.memory_files import MemoryFiles
+from supervisor.programs import program_parser
 from supervisor.signals import SignalPipe
 
 REJOIN_S = 10.0
@@ -24,11 +25,7 @@ RETRY_INTERVAL_S = 0.5
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="launch.py join",
-        description="Runs an engine of a server whose head is on another machine.",
-        allow_abbrev=False,
-    )
+    parser = program_parser("join", "Runs an engine of a server whose head is on another machine.")
     parser.add_argument("address", metavar="tcp://HOST:PORT", help="one of the head's --remote-engines")
     parser.add_argument("--key-file", type=Path, required=True, metavar="FILE", help="a copy of the head's join.key")
     parser.add_argument("--model", default="", metavar="DIR", help="the model here (default: where the head has it)")

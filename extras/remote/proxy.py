@@ -13,26 +13,10 @@ from typing import Any
 
 import msgspec
 
+from extras.remote import messages as wire
 from extras.remote.config import RemoteConfig
 from extras.remote.fitting import MisfitError, check_fit, open_frame
 from extras.remote.join_keys import HeadKeys, read_keys
-from extras.remote.messages import (
-    JOIN_VERSION,
-    Admitted,
-    ClockAnswer,
-    ClockQuestion,
-    EngineEnded,
-    EngineFrame,
-    EngineOutput,
-    EngineReport,
-    EngineSays,
-    FilePart,
-    Join,
-    Order,
-    Probe,
-    ToProxy,
-    TurnedAway,
-)
 from extras.remote.profiles import ProfileFetch
 from extras.remote.secure_channels import HeadChannel
 from messages import VERSION
@@ -58,7 +42,7 @@ class Proxy:
         self._link = link
         self._address = address
         keys = read_keys(link.run_dir.head_keys, HeadKeys)
-        self._channel: HeadChannel[ToProxy] = HeadChannel(address, keys, ToProxy)
+        self._channel: HeadChannel[wire.ToProxy] = HeadChannel(address, keys, wire.ToProxy)
         link.add_channel(self._channel)
         link.add_channel(self._channel.connections)
         link.on_instruction = self._hand_on_instruction
@@ -68,7 +52,7 @@ class Proxy:
         self._inbox: Receiver[ToScheduler] | None = None
         """While the engine serves."""
         self._outbox: Sender[ToDetokenizer] | None = None
-        self._refusal: TurnedAway | None = None
+        self._refusal: wire.TurnedAway | None = None
         """The latest one."""
         self._due_s = 0.0
         self._newest_block = 0
@@ -91,17 +75,17 @@ class Proxy:
         while not link.is_stopping:
             for message in link.receive_control():
                 if isinstance(message, Drain):
-                    self._send(Order(message))
+                    self._send(wire.Order(message))
             for peer, message in self._channel.receive():
                 self._receive(peer, message)
             if self._inbox is not None:
                 for frame in self._inbox.receive_frames():
-                    self._send(EngineFrame(frame))
+                    self._send(wire.EngineFrame(frame))
             if time.monotonic() >= self._due_s:
                 self._due_s = time.monotonic() + PROBE_INTERVAL_S
                 self._look()
             link.wait()
-        self._send(Order(Stop()))
+        self._send(wire.Order(Stop()))
         self._close()
         if self._placement is not None:
             self._placement.close(self._joiner is not None)
@@ -117,7 +101,7 @@ class Proxy:
     def _look(self) -> None:
         """Checks the connection to the joiner. Without one, the start still reports progress."""
         if self._joiner is not None:
-            self._send(Probe())
+            self._send(wire.Probe())
             if self._fetch is not None:
                 self._fetch.look()
         else:
@@ -126,22 +110,22 @@ class Proxy:
         if end:
             log.error("%s", end)
 
-    def _receive(self, peer: bytes, message: ToProxy) -> None:
-        if isinstance(message, Join):
+    def _receive(self, peer: bytes, message: wire.ToProxy) -> None:
+        if isinstance(message, wire.Join):
             self._answer_join(peer, message)
         elif peer == self._joiner:
             match message:
-                case ClockQuestion(asked_ns):
-                    self._send(ClockAnswer(asked_ns, time.monotonic_ns()))
-                case EngineSays(report):
+                case wire.ClockQuestion(asked_ns):
+                    self._send(wire.ClockAnswer(asked_ns, time.monotonic_ns()))
+                case wire.EngineSays(report):
                     self._hand_on_report(report)
-                case EngineFrame(frame) if self._outbox is not None:
+                case wire.EngineFrame(frame) if self._outbox is not None:
                     self._hand_on_frame(self._outbox, frame)
-                case EngineOutput(lines):
+                case wire.EngineOutput(lines):
                     sys.stderr.write("".join(f"{line}\n" for line in lines))
-                case EngineEnded(why):
+                case wire.EngineEnded(why):
                     self._lose(why)
-                case FilePart() if self._fetch is not None:
+                case wire.FilePart() if self._fetch is not None:
                     self._receive_profile(self._fetch, message)
                 case _:
                     pass
@@ -160,8 +144,8 @@ class Proxy:
         with contextlib.suppress(ChannelFullError):  # the next frame's number shows the loss to the detokenizer
             outbox.hand_on(frame)
 
-    def _answer_join(self, peer: bytes, join: Join) -> None:
-        self._send(Probe())  # the one that has joined may just have lost its connection
+    def _answer_join(self, peer: bytes, join: wire.Join) -> None:
+        self._send(wire.Probe())  # the one that has joined may just have lost its connection
         refusal = find_refusal(join, self._host)
         if refusal is not None:
             if refusal != self._refusal:  # it may try again and again
@@ -171,11 +155,11 @@ class Proxy:
             return
         self._joiner, self._host = peer, join.host
         config = self._link.config
-        files = digests_of(Path(config.facts.model_dir))
-        self._send(Admitted(self._link.name, self._link.incarnation, msgspec.json.encode(without_keys(config)), files))
+        files, shown = digests_of(Path(config.facts.model_dir)), msgspec.json.encode(without_keys(config))
+        self._send(wire.Admitted(self._link.name, self._link.incarnation, shown, files))
         self._link.phase(f"{join.host} has joined")
 
-    def _hand_on_report(self, report: EngineReport) -> None:
+    def _hand_on_report(self, report: wire.EngineReport) -> None:
         if isinstance(report, BootFailed):
             return  # the first start of a server would be over; the joiner gives the reason when it leaves
         if isinstance(report, Ready):
@@ -196,7 +180,7 @@ class Proxy:
             return InstructionDone(done.instruction_id, Failed("failed", str(error)))
         return InstructionDone(done.instruction_id, Acknowledged(str(self._fetch.path)))
 
-    def _receive_profile(self, fetch: ProfileFetch, part: FilePart) -> None:
+    def _receive_profile(self, fetch: ProfileFetch, part: wire.FilePart) -> None:
         try:
             trouble = fetch.receive(part)
         except (OSError, msgspec.DecodeError) as error:  # a failed profile must not disconnect the engine
@@ -211,7 +195,7 @@ class Proxy:
             return
         if isinstance(instruction.command, StopProfile):
             self._profile_id = instruction.instruction_id
-        self._send(Order(instruction))
+        self._send(wire.Order(instruction))
 
     def _send(self, message: Any) -> None:
         if self._joiner is not None and not self._channel.send(self._joiner, message):
@@ -231,16 +215,16 @@ class Proxy:
                 channel.close()
 
 
-def find_refusal(join: Join, present_host: str) -> TurnedAway | None:
+def find_refusal(join: wire.Join, present_host: str) -> wire.TurnedAway | None:
     """Returns why an engine may not join, `None` if it may. `present_host`: that of the present engine."""
-    if (join.schema_version, join.release) != (JOIN_VERSION, VERSION):
-        return TurnedAway(
+    if (join.schema_version, join.release) != (wire.JOIN_VERSION, VERSION):
+        return wire.TurnedAway(
             f"it has release {join.release} with version {join.schema_version:x} of the messages, and the head has "
-            f"release {VERSION} with version {JOIN_VERSION:x}; install the same on both machines"
+            f"release {VERSION} with version {wire.JOIN_VERSION:x}; install the same on both machines"
         )
     if present_host:
         reason = f"an engine on {present_host} has joined here; each address of --remote-engines takes one"
-        return TurnedAway(reason, may_try_again=True)
+        return wire.TurnedAway(reason, may_try_again=True)
     return None
 
 

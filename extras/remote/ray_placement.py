@@ -78,14 +78,7 @@ class RayPlacement:
         self._ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         host = self._ray.util.get_node_ip_address()
         threads = config.model.cpu_threads
-        self._arguments = [
-            f"tcp://{host}:{port}",
-            "--cpu-threads",
-            str(threads),
-            "--retry-s",
-            f"{JOIN_RETRY_S:g}",
-            "--once",
-        ]
+        self._arguments = f"tcp://{host}:{port} --cpu-threads {threads} --retry-s {JOIN_RETRY_S:g} --once".split()
         self._key = key_file.read_bytes()
         has_gpus = self._ray.cluster_resources().get("GPU", 0) > 0
         wants_gpu = config.model.device == "cuda" or (config.model.device == "auto" and has_gpus)

@@ -4,24 +4,10 @@ import socket
 import time
 from typing import Any, Self, TypeVar
 
+from extras.remote import messages as wire
 from extras.remote.clock import ClockComparison
 from extras.remote.engine import Engine
 from extras.remote.join_keys import JoinKeys
-from extras.remote.messages import (
-    JOIN_VERSION,
-    Admitted,
-    ClockAnswer,
-    ClockQuestion,
-    EngineEnded,
-    EngineFrame,
-    EngineOutput,
-    EngineSays,
-    FileQuestion,
-    Join,
-    Order,
-    ToJoiner,
-    TurnedAway,
-)
 from extras.remote.secure_channels import JoinerChannel
 from messages import VERSION
 from messages.channels import Waiter
@@ -56,7 +42,7 @@ class Session:
 
     def __init__(self, address: str, keys: JoinKeys, signals: SignalPipe):
         self._signals = signals
-        self._channel: JoinerChannel[ToJoiner] = JoinerChannel(address, keys, ToJoiner)
+        self._channel: JoinerChannel[wire.ToJoiner] = JoinerChannel(address, keys, wire.ToJoiner)
         self._waiter = Waiter()
         self._waiter.add_descriptor(signals.fileno())
         self._waiter.add_channel(self._channel)
@@ -68,20 +54,20 @@ class Session:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Leaves the head with a reason."""
         why = "its joiner was stopped" if isinstance(error, StopSignalError) else str(error or "its joiner has left")
-        self._channel.send(EngineEnded(why))
+        self._channel.send(wire.EngineEnded(why))
         self._channel.close()
 
-    def join(self) -> Admitted:
+    def join(self) -> wire.Admitted:
         """Offers this machine, and returns the head's instruction."""
-        self._channel.send(Join(JOIN_VERSION, VERSION, socket.gethostname()))
-        return self._receive(Admitted)
+        self._channel.send(wire.Join(wire.JOIN_VERSION, VERSION, socket.gethostname()))
+        return self._receive(wire.Admitted)
 
     def compare_clocks(self) -> int:
         """Returns by how many ns the head's monotonic clock is ahead of ours."""
         comparison = ClockComparison()
         while not comparison.is_over:
-            self._channel.send(ClockQuestion(time.monotonic_ns()))
-            comparison.note(self._receive(ClockAnswer), time.monotonic_ns())
+            self._channel.send(wire.ClockQuestion(time.monotonic_ns()))
+            comparison.note(self._receive(wire.ClockAnswer), time.monotonic_ns())
         return comparison.ahead_ns
 
     def serve(self, engine: Engine) -> None:
@@ -120,7 +106,7 @@ class Session:
             for message in self._channel.receive():
                 if isinstance(message, kind):
                     return message
-                if isinstance(message, TurnedAway):
+                if isinstance(message, wire.TurnedAway):
                     raise NoHeadError(message.reason) if message.may_try_again else BootError(message.reason)
             self._check_connection()
         raise NoHeadError(f"no answer within {ANSWER_TIMEOUT_S:.0f} s")
@@ -128,26 +114,26 @@ class Session:
     def _follow(self, engine: Engine, readable: set[int]) -> None:
         child = engine.child
         if child.descriptor in readable:
-            self._channel.send(EngineOutput(tuple(child.read_output())))
+            self._channel.send(wire.EngineOutput(tuple(child.read_output())))
             if child.is_silent:
                 self._waiter.remove_descriptor(child.descriptor)
         for report in engine.reports():
-            self._channel.send(EngineSays(report))
+            self._channel.send(wire.EngineSays(report))
         for frame in engine.frames():
-            self._channel.send(EngineFrame(frame))
+            self._channel.send(wire.EngineFrame(frame))
 
     def _carry_out(self, engine: Engine, message: Any) -> None:
         match message:
-            case EngineFrame(frame):
+            case wire.EngineFrame(frame):
                 engine.send_frame(frame)
-            case Order(Stop()):
+            case wire.Order(Stop()):
                 engine.stop(in_order=True)
                 raise EngineEndedError("the head has stopped the engine")
-            case FileQuestion():
+            case wire.FileQuestion():
                 self._channel.send(engine.read_profile(message))
-            case Order(Instruction(instruction_id, ReadStacks())):
-                self._channel.send(EngineSays(InstructionDone(instruction_id, engine.read_stacks())))
-            case Order(command):
+            case wire.Order(Instruction(instruction_id, ReadStacks())):
+                self._channel.send(wire.EngineSays(InstructionDone(instruction_id, engine.read_stacks())))
+            case wire.Order(command):
                 engine.control.send(engine.name, command)
             case _:
                 pass

@@ -12,6 +12,7 @@ from pathlib import Path
 from extras.replay.culprit import describe_culprits, find_culprits
 from extras.replay.differences import describe, find_first
 from extras.replay.drive import ReplayDriver, output_channels
+from extras.replay.frames import DIFFERENT, SAME, complain
 from extras.replay.recording import Attempt, Recording
 from extras.replay.stand_in import ServerEndedError, StandIn
 from messages.control.processes import RING
@@ -20,8 +21,6 @@ from messages.errors import SluiceError
 from messages.frame_files import reporting_damage
 from messages.schema import SCHEMA_VERSION
 from supervisor.manifest import Manifest, identify_model
-
-SAME, DIFFERENT, UNUSABLE = 0, 1, 2
 
 REDACTED = (
     "the recording is redacted: with placeholders for texts and tokens outputs cannot be compared, and a crash that "
@@ -58,7 +57,7 @@ def replay(options: argparse.Namespace) -> int:
         with reporting_damage(options.directory):
             recording = Recording(options.directory, options.only, options.uid)
     except SluiceError as error:
-        return _complain(str(error), UNUSABLE)
+        return complain("replay", str(error))
     manifest = recording.manifest
     for note in find_notes(manifest, options.server_flags):
         print(f"note: {note}", file=sys.stderr)
@@ -81,13 +80,13 @@ def replay(options: argparse.Namespace) -> int:
         if ended:
             _tell_death(options, recording, ended)
     except SluiceError as error:
-        return _complain(str(error), DIFFERENT)
+        return complain("replay", str(error), DIFFERENT)
     if ended or not is_same:
         return DIFFERENT
     if recording.trouble:
         print(f"note: this does not come again: {recording.trouble}", file=sys.stderr)
     if manifest.is_redacted:
-        return _complain(REDACTED, UNUSABLE)
+        return complain("replay", REDACTED)
     print(f"the same: {scope}, {sum(len(one.outcome.tokens) for one in whole)} tokens")
     return SAME
 
@@ -166,8 +165,3 @@ def _value_of(flag: str, flags: Sequence[str]) -> str:
         if name == flag:
             return value if has_value else "".join(flags[index + 1 : index + 2])
     return ""
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"launch.py replay: {message}", file=sys.stderr)
-    return code

@@ -59,7 +59,7 @@ def tail(options: argparse.Namespace, server: RunningServer, line: AdminClient) 
     """Prints the last frames on an edge of a running server, then each new one."""
     folder = server.run_dir.black_box
     if not server.config.run.black_box_mb:
-        return _complain("tail", "the server was started with --black-box-mb 0")
+        return complain("tail", "the server was started with --black-box-mb 0")
     readers: dict[Path, FrameReader] = {}
     first = _sort(_follow(folder, readers, options.edge))
     _print(first[-options.lines :] if options.lines else [], options)
@@ -76,7 +76,7 @@ def decode(options: argparse.Namespace) -> int:
         with reporting_damage(options.path):
             _print(_sort(_read(options.path)), options)
     except SluiceError as error:
-        return _complain("decode", str(error))
+        return complain("decode", str(error))
     return SAME
 
 
@@ -85,7 +85,7 @@ def diff(options: argparse.Namespace) -> int:
     try:
         sides = [_read_edges(path) for path in (options.a, options.b)]
     except SluiceError as error:
-        return _complain("diff", str(error))
+        return complain("diff", str(error))
     found: list[tuple[int, str, int, Record | None, Record | None]] = []
     for edge in sorted(sides[0] | sides[1]):
         pairs = itertools.zip_longest(sides[0].get(edge, []), sides[1].get(edge, []))
@@ -193,6 +193,7 @@ def _add_redact(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _complain(command: str, message: str) -> int:
+def complain(command: str, message: str, code: int = UNUSABLE) -> int:
+    """Prints the error of a command; returns its exit code."""
     print(f"launch.py {command}: {message}", file=sys.stderr)
-    return UNUSABLE
+    return code

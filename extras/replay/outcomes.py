@@ -1,22 +1,13 @@
 """The outcome of each attempt of a request, collected from the messages that a process sends about it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from messages.columns import runs_of, unpack_float32, unpack_int32, unpack_int64
 from messages.errors import ErrorInfo
+from messages.ring import replies
 from messages.ring.plain import to_plain
-from messages.ring.replies import (
-    DetokenizeMsg,
-    FinishedRow,
-    PositionLogprobs,
-    PromptLogprobs,
-    PromptReply,
-    StepReplies,
-    Usage,
-    UserReply,
-)
 from messages.ring.requests import UserMsg
 
 Key = tuple[int, int]
@@ -44,7 +35,7 @@ class Outcome:
     num_prompt_tokens: int = 0
     rows: list["Row"] = field(default_factory=list["Row"])
 
-    def end(self, reason: str, usage: Usage, error: ErrorInfo | None, stop_reason: str | int | None) -> None:
+    def end(self, reason: str, usage: replies.Usage, error: ErrorInfo | None, stop_reason: str | int | None) -> None:
         self.reason, self.stop_reason = reason, stop_reason
         if error is not None:
             message = error.message if error.status < 500 else ""
@@ -69,7 +60,7 @@ class Row(NamedTuple):
             return to_plain(self.message)
         step = self.message
         token_ids = list(runs_of(step.token_ids, step.num_tokens))[self.row]
-        text = {"text": step.texts[self.row]} if isinstance(step, StepReplies) else {}
+        text = {"text": step.texts[self.row]} if isinstance(step, replies.StepReplies) else {}
         return {"type": type(step).__name__, "step_id": step.step_id, "token_ids": [*token_ids], **text}
 
 
@@ -82,18 +73,18 @@ class Outcomes:
     def collect(self, message: Any) -> None:
         """Adds the requests' results in `message`, which may be from any process."""
         match message:
-            case StepReplies():
+            case replies.StepReplies():
                 self._collect_step(message)
-            case DetokenizeMsg():
+            case replies.DetokenizeMsg():
                 self._collect_tokens(message)
-            case UserReply():
+            case replies.UserReply():
                 self._collect_final(message)
-            case PromptReply() | PromptLogprobs() | UserMsg():
+            case replies.PromptReply() | replies.PromptLogprobs() | UserMsg():
                 self._collect_prompt(message)
             case _:
                 pass
 
-    def _collect_step(self, step: StepReplies) -> None:
+    def _collect_step(self, step: replies.StepReplies) -> None:
         keys = self._add_rows(step, step.texts)
         for entry, logprob in zip(unpack_int32(step.logprob_entries), step.logprobs, strict=True):
             outcome = self._find(keys[entry])
@@ -102,7 +93,7 @@ class Outcomes:
         for final in step.finals:
             self._collect_final(final)
 
-    def _collect_tokens(self, step: DetokenizeMsg) -> None:
+    def _collect_tokens(self, step: replies.DetokenizeMsg) -> None:
         keys = self._add_rows(step, [""] * len(unpack_int64(step.uids)))
         if step.logprobs is not None:
             values = unpack_float32(step.logprobs.logprobs)
@@ -113,7 +104,7 @@ class Outcomes:
         for row in step.finished:
             self._collect_finished(row)
 
-    def _add_rows(self, step: StepReplies | DetokenizeMsg, texts: tuple[str, ...] | list[str]) -> list[Key]:
+    def _add_rows(self, step: replies.StepReplies | replies.DetokenizeMsg, texts: Sequence[str]) -> list[Key]:
         """Adds the tokens of each row; returns the owner of each token."""
         keys: list[Key] = []
         runs = runs_of(step.token_ids, step.num_tokens)
@@ -127,7 +118,7 @@ class Outcomes:
                 outcome.rows.append(Row(len(outcome.tokens), step, index))
         return keys
 
-    def _collect_final(self, final: UserReply) -> None:
+    def _collect_final(self, final: replies.UserReply) -> None:
         outcome = self._find((final.uid, final.attempt))
         if outcome is not None:
             outcome.tokens += unpack_int32(final.token_ids)
@@ -136,21 +127,21 @@ class Outcomes:
             outcome.end(final.finish_reason, final.usage, final.error, final.stop_reason)
             outcome.rows.append(Row(len(outcome.tokens), final))
 
-    def _collect_finished(self, row: FinishedRow) -> None:
+    def _collect_finished(self, row: replies.FinishedRow) -> None:
         outcome = self._find((row.uid, row.attempt))
         if outcome is not None:
             outcome.end(row.finish_reason, row.usage, row.error, row.stop_reason)
             outcome.rows.append(Row(len(outcome.tokens), row))
 
-    def _collect_prompt(self, message: PromptReply | PromptLogprobs | UserMsg) -> None:
+    def _collect_prompt(self, message: replies.PromptReply | replies.PromptLogprobs | UserMsg) -> None:
         outcome = self._find((message.uid, message.attempt))
         if outcome is None:
             return
         match message:
-            case PromptReply():
+            case replies.PromptReply():
                 outcome.prompt = (message.text, message.token_ids)
                 outcome.prompt_logprobs = logprobs_of(message.tokens)
-            case PromptLogprobs():
+            case replies.PromptLogprobs():
                 outcome.prompt_logprobs = unpack_float32(message.logprobs.logprobs).tolist()
             case UserMsg():
                 outcome.tokens = unpack_int32(message.input_ids).tolist()
@@ -159,6 +150,6 @@ class Outcomes:
         outcome.rows.append(Row(len(outcome.tokens), message))
 
 
-def logprobs_of(tokens: tuple[PositionLogprobs, ...]) -> list[float]:
+def logprobs_of(tokens: tuple[replies.PositionLogprobs, ...]) -> list[float]:
     """Returns the logprob of each token; 0 for the first one of a prompt, which has none."""
     return [entry.token.logprob or 0.0 for entry in tokens]

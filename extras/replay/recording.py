@@ -14,12 +14,12 @@ from messages.config.server import Config
 from messages.control.processes import FRONTEND, kind_of
 from messages.engines import engine_name
 from messages.errors import SluiceError
-from messages.frame_files import Record, find_readers
+from messages.frame_files import Record, find_readers, read_records
 from messages.frames import Arrivals
 from messages.ring.replies import OpenStream
 from messages.ring.requests import AbortMsg, FramesLost, StopSeen, TokenizeMsg, UserMsg
 from runtime.run_dir import RunDir
-from supervisor.manifest import Manifest, read_manifest
+from supervisor.manifest import Manifest, read_json, read_manifest
 
 OPENINGS: dict[str, type[Any]] = {
     "": TokenizeMsg,
@@ -112,8 +112,7 @@ class Recording:
         self._outcomes = Outcomes(self._find_outcome)
         kind = only or FRONTEND
         readers = [reader for reader in find_readers(directory) if kind_of(reader.process) == kind]
-        records = sorted((one for reader in readers for one in reader.read()), key=lambda one: one.monotonic_ns)
-        for record in records:
+        for record in read_records(readers):
             self._read(record, is_input=record.is_sent == (kind == FRONTEND))
         self.attempts = {key: one for key, one in self.attempts.items() if not uids or key[0] in uids}
         for attempt in self.attempts.values():
@@ -204,10 +203,5 @@ def _read_trouble(manifest: Path) -> str:
 
     Raises `SluiceError` if the manifest cannot be read.
     """
-    try:
-        told = msgspec.json.decode(manifest.read_bytes(), type=_Trouble)
-    except FileNotFoundError:
-        return ""
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SluiceError(f"{manifest} is damaged: {error}") from None
-    return f"{told.process}: {told.text}" if told.process else ""
+    told = read_json(manifest, _Trouble)
+    return f"{told.process}: {told.text}" if told and told.process else ""

@@ -4,12 +4,10 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -17,17 +15,16 @@ import msgspec
 from extras.faults.messages import Poison, wrap
 from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.config.server import Config
-from messages.control.admin import Acknowledged, InstructProcesses, ProcessResult, ProcessResults
+from messages.control.admin import Acknowledged, InstructProcesses, ProcessResults
 from messages.control.processes import FRONTEND, RING, Hello, ProcessTable, Ready, Stop, ToProcess, kind_of
 from messages.engines import SCHEDULER
 from messages.errors import SluiceError
 from messages.frame_files import UNIONS
 from messages.schema import SCHEMA_VERSION
-from runtime.lifeline import ask_for_death_signal
 from runtime.run_dir import RunDir
 from supervisor.client.admin_client import AdminClient
 from supervisor.flags import flags_of
-from supervisor.python_process import ROOT
+from supervisor.programs import start_launcher
 
 KINDS = (FRONTEND, *RING)
 NEVER_S = "1e9"
@@ -55,22 +52,14 @@ class StandIn:
         self._log = Path(self._folder.name) / "log"
         self._run_dir = RunDir(Path(self._folder.name) / "run")
         self._played = [kind for kind in KINDS if kind not in real]
-        command = [sys.executable, str(ROOT / "launch.py"), *server_flags(config, self._folder.name), *flags]
+        command = [*server_flags(config, self._folder.name), *flags]
         if SCHEDULER in real:
             command += ["--data-parallel", str(config.run.data_parallel)]
         else:  # nor has it ranks
             command += ["--tensor-parallel", "1"]
         command += ["--port", "0", "--run-dir", str(self._run_dir.path), "--external", *self._played]
-        own_pid = os.getpid()
         with self._log.open("wb") as log:
-            self._launcher = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,
-                preexec_fn=lambda: ask_for_death_signal(own_pid),  # noqa: PLW1509 (one prctl call)
-            )
+            self._launcher = start_launcher(command, stdout=log, stderr=log)
         self._waiter = Waiter()
         self._controls: list[ControlClient[ToProcess]] = []
         self._receivers: list[Receiver[Any]] = []
@@ -87,9 +76,7 @@ class StandIn:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop()
 
     def _wait_until_serving(self) -> None:
@@ -135,7 +122,8 @@ class StandIn:
         with AdminClient(self._run_dir) as line:
             for poison in poisons:
                 result = line.give(InstructProcesses((f"{SCHEDULER}*",), wrap(poison)), POISON_TIMEOUT_S)
-                if not isinstance(result, ProcessResults) or not all(map(_is_done, result.results.values())):
+                results = result.results.values() if isinstance(result, ProcessResults) else [result]
+                if not all(isinstance(one, Acknowledged) for one in results):
                     raise SluiceError(f"the recorded faults cannot be injected: {result}")
 
     def receive(self, timeout_s: float) -> list[Any]:
@@ -165,10 +153,6 @@ class StandIn:
         for channel in (*self._receivers, *self._senders.values(), *self._controls):
             channel.close()
         self._folder.cleanup()
-
-
-def _is_done(result: ProcessResult) -> bool:
-    return isinstance(result, Acknowledged)
 
 
 def server_flags(config: Config, folder: str) -> list[str]:

@@ -131,9 +131,8 @@ def _connect(server: RunningServer) -> http.client.HTTPConnection:
     assert url.hostname is not None
     if url.scheme == "http":
         return http.client.HTTPConnection(url.hostname, url.port, timeout=READ_TIMEOUT_S)
-    context = ssl.create_default_context(
-        cafile=server.config.http.ssl_certfile
-    )  # the very certificate, whatever its issuer
+    # The very certificate is trusted, whatever its issuer.
+    context = ssl.create_default_context(cafile=server.config.http.ssl_certfile)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return http.client.HTTPSConnection(url.hostname, url.port, timeout=READ_TIMEOUT_S, context=context)

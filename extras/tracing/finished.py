@@ -15,6 +15,10 @@ OPERATIONS = {
 }
 """The endpoints whose requests are traced, with their `gen_ai.operation.name`."""
 
+PARAMETERS = ("max_tokens", "temperature", "top_p", "seed")
+OPTIONAL_PARAMETERS = ("top_k", "frequency_penalty", "presence_penalty")
+"""Attributes of a request; the optional ones if they are not 0."""
+
 TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 Value = str | int | float | list[str]
@@ -102,16 +106,5 @@ def _choice(generation: Generation) -> Choice:
 
 
 def _parameters(params: SamplingParams) -> dict[str, Value]:
-    parameters: dict[str, Value] = {
-        "gen_ai.request.max_tokens": params.max_tokens,
-        "gen_ai.request.temperature": params.temperature,
-        "gen_ai.request.top_p": params.top_p,
-        "gen_ai.request.seed": params.seed,
-    }
-    if params.top_k:
-        parameters["gen_ai.request.top_k"] = params.top_k
-    if params.frequency_penalty:
-        parameters["gen_ai.request.frequency_penalty"] = params.frequency_penalty
-    if params.presence_penalty:
-        parameters["gen_ai.request.presence_penalty"] = params.presence_penalty
-    return parameters
+    values = {name: getattr(params, name) for name in (*PARAMETERS, *OPTIONAL_PARAMETERS)}
+    return {f"gen_ai.request.{name}": value for name, value in values.items() if name in PARAMETERS or value}

@@ -31,6 +31,7 @@ from extras.whatif.settings import VOCAB_SIZE, Setting, check_possible
 from extras.whatif.show import capacity_table, outcome_table
 from extras.whatif.traces import Arrival, fit_scale, num_cut, read_trace, replay
 from messages.errors import UsageError
+from supervisor.programs import program_parser
 
 DEFAULT_STEPS = Path("steps.json")
 
@@ -47,34 +48,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="launch.py whatif",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = program_parser("whatif", __doc__)
     add = parser.add_argument
     add("source", type=Path, metavar="RECORDING|TRACE", help="the requests")
     add("--steps", type=Path, metavar="FILE", help="measured steps (default: those of the recording, or steps.json)")
     for name in ("max-num-seqs", "num-pages", "max-num-batched-tokens"):
         add(f"--{name}", type=_counts, metavar="N,N,…", help="values to try (default: the calibrated one)")
-    add("--prefix-caching", type=_switches, metavar="on,off", help="likewise")
+    add("--prefix-caching", dest="enable_prefix_caching", type=_switches, metavar="on,off", help="likewise")
     add("--ttft-slo", type=_positive, metavar="X", help="seconds; finds how many requests a second keep p99 TTFT below")
     add("--num-requests", type=_count, default=1000, metavar="N", help="the first ones (default: %(default)s)")
-    add(
-        "--skip-requests",
-        type=_count,
-        default=0,
-        metavar="N",
-        help="requests to skip, while the server was cold (default: 0)",
-    )
+    add("--skip-requests", type=_count, default=0, metavar="N", help="requests of a cold server, to skip (default: 0)")
     add("--trace-speed", type=_positive, default=1.0, metavar="X", help="how much faster requests arrive (default: 1)")
-    add(
-        "--trace-scale",
-        type=_positive,
-        metavar="X",
-        help="tokens for one of the trace (default: 95 %% fit the context)",
-    )
+    add("--trace-scale", type=_positive, metavar="X", help="tokens for each of the trace (default: 95 %% fit)")
     add("--pipeline-ms", type=_positive, metavar="X", help="what HTTP, tokenizer and detokenizer add to a TTFT")
     add("--json", action="store_true", help="print JSON")
     return parser
@@ -113,15 +98,9 @@ def run(options: argparse.Namespace) -> None:
 
 def choose_settings(options: argparse.Namespace, calibration: Calibration) -> list[Setting]:
     """Returns every requested combination. Raises `UsageError` for one with which no server would start."""
-    settings = [
-        Setting(*values)
-        for values in product(
-            options.max_num_seqs or [calibration.max_num_seqs],
-            options.num_pages or [calibration.num_pages],
-            options.max_num_batched_tokens or [calibration.max_num_batched_tokens],
-            options.prefix_caching or [calibration.enable_prefix_caching],
-        )
-    ]
+    names = Setting.__struct_fields__
+    tried = [getattr(options, name) or [getattr(calibration, name)] for name in names]
+    settings = [Setting(*values) for values in product(*tried)]
     for setting in settings:
         check_possible(setting, calibration)
     return settings
@@ -172,10 +151,7 @@ def plan_trace(options: argparse.Namespace, max_model_len: int) -> tuple[list[Ar
 
 def describe(calibration: Calibration, model: CostModel) -> str:
     """Returns the basis of the predictions."""
-    return (
-        f"{calibration.model}: {len(calibration.steps):,} measured steps; half of them are within "
-        f"{model.median_error:.0%} of the cost model, nine of ten within {model.p90_error:.0%}"
-    )
+    return f"{calibration.model}: {len(calibration.steps):,} measured steps; {model.fit_text}"
 
 
 def _p99_ttft(

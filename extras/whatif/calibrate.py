@@ -7,7 +7,6 @@ timed by the clock, so nothing else should run meanwhile. A setting asked of `la
 one calibrated is extrapolated: calibrate with the largest.
 """
 
-import argparse
 import math
 import sys
 import time
@@ -27,6 +26,7 @@ from messages.errors import SluiceError, UsageError
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.stepper import Runner
 from supervisor.flags import parse_flags
+from supervisor.programs import program_parser
 from supervisor.run import build_config
 
 SHORTEST_OUTPUT, LONGEST_OUTPUT = 16, 128
@@ -50,7 +50,13 @@ def calibrate(config: Config, runner: Runner, seconds: float, source: Source = t
             serve(arrivals, config, runner, SkippingClock(source), recorder, left_s)
             if len(recorder.steps) > num_steps:  # none where the time ended at once
                 step_s = float(np.median([step.seconds for step in recorder.steps[num_steps:]]))
-    return Calibration.of(config, runner, recorder.steps)
+    return Calibration.of(
+        config,
+        can_overlap=runner.can_overlap,
+        num_pages=runner.num_pages,
+        max_num_batched_tokens=runner.max_num_batched_tokens,
+        steps=recorder.steps,
+    )
 
 
 def _make_arrivals(num_requests: int, step_s: float, config: Config, rng: np.random.Generator) -> list[Arrival]:
@@ -67,12 +73,7 @@ def _make_arrivals(num_requests: int, step_s: float, config: Config, rng: np.ran
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, 1 if the model cannot be run, 2 on bad usage."""
-    parser = argparse.ArgumentParser(
-        prog="launch.py calibrate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = program_parser("calibrate", __doc__)
     parser.add_argument("--out", type=Path, default=Path("steps.json"), metavar="FILE", help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=30.0, metavar="X", help="to measure (default: %(default)g)")
     options, flags = parser.parse_known_args(arguments)
@@ -87,10 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SluiceError, OSError) as error:
         print(f"launch.py calibrate: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
-    print(
-        f"{options.out}: {len(found.steps):,} steps; half of them are within {model.median_error:.0%} of the cost model"
-        f", nine of ten within {model.p90_error:.0%}"
-    )
+    print(f"{options.out}: {len(found.steps):,} steps; {model.fit_text}")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Facts about a server: its settings, and measured steps from which their cost model is fitted; one JSON file."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -10,7 +10,6 @@ from messages.config.server import Config
 from messages.errors import UsageError
 from messages.ring.steps import Batch
 from scheduler_proc.step_times import StepTimes
-from scheduler_proc.stepper import Runner
 
 PageSize = Literal[1, 2, 4, 8, 16, 32, 64, 128]
 
@@ -35,18 +34,15 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[MeasuredStep]
 
     @classmethod
-    def of(cls, config: Config, runner: Runner, steps: list[MeasuredStep]) -> Self:
-        """Returns the steps with the settings of the server that took them."""
+    def of(cls, config: Config, **measured: Any) -> Self:
+        """Returns what was `measured` with the settings of the server that it was measured on."""
         return cls(
             model=", ".join(config.facts.served_names),
-            can_overlap=runner.can_overlap,
             max_model_len=config.facts.max_model_len,
             block_size=config.cache.block_size,
-            num_pages=runner.num_pages,
             max_num_seqs=config.scheduling.max_num_seqs,
-            max_num_batched_tokens=runner.max_num_batched_tokens,
             enable_prefix_caching=config.cache.enable_prefix_caching,
-            steps=steps,
+            **measured,
         )
 
 

@@ -30,24 +30,18 @@ def find_capacity(p99_ttft_ms: Callable[[float], float], rate: float, limit_ms: 
         raise UsageError("--ttft-slo needs requests that arrive over some time: all of these arrive at once")
     curve: dict[float, float] = {}
 
-    def is_within(at: float) -> bool:
+    def narrow(inside: float, outside: float, at: float) -> tuple[float, float]:
+        """Returns the largest rate within the limit and the least beyond it, as `at` shows them; 0 if unknown."""
         curve[at] = p99_ttft_ms(at)
-        return curve[at] <= limit_ms
+        return (at, outside) if curve[at] <= limit_ms else (inside, at)
 
-    factor = 2.0 if is_within(rate) else 0.5
-    inside, outside = (rate, 0.0) if factor > 1 else (0.0, rate)
+    inside, outside = narrow(0.0, 0.0, rate)
+    factor = 2.0 if inside else 0.5
     for _ in range(MOST_DOUBLINGS):
         rate *= factor
-        if is_within(rate):
-            inside = rate
-        else:
-            outside = rate
+        inside, outside = narrow(inside, outside, rate)
         if inside and outside:
             break
     for _ in range(NUM_BISECTIONS if inside and outside else 0):
-        middle = (inside + outside) / 2
-        if is_within(middle):
-            inside = middle
-        else:
-            outside = middle
+        inside, outside = narrow(inside, outside, (inside + outside) / 2)
     return Capacity(inside, tuple(sorted(curve.items())), is_open=not outside)

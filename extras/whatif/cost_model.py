@@ -80,6 +80,12 @@ class CostModel(msgspec.Struct, frozen=True):
     median_error: float = 0.0
     p90_error: float = 0.0
 
+    @property
+    def fit_text(self) -> str:
+        """How well the model explains the steps, in words."""
+        errors = f"{self.median_error:.0%} of the cost model, nine of ten within {self.p90_error:.0%}"
+        return f"half of them are within {errors}"
+
     def predict(self, size: StepSize) -> float:
         """Returns the seconds that a step of this size takes."""
         if size.prefill_chunks:
@@ -117,13 +123,8 @@ def fit(steps: Sequence[MeasuredStep]) -> CostModel:
         deviation = np.median(np.abs(errors - np.median(errors)))
         is_kept = np.abs(errors - np.median(errors)) <= max(OUTLIER_DEVIATIONS * deviation, LEAST_OUTLIER)
     seconds = found.tolist()
-    return CostModel(
-        knots,
-        tuple(seconds[: len(knots)]),
-        tuple(seconds[len(knots) :]),
-        float(np.median(np.abs(errors))),
-        float(np.quantile(np.abs(errors), 0.9)),
-    )
+    median, p90 = np.quantile(np.abs(errors), (0.5, 0.9)).tolist()
+    return CostModel(knots, tuple(seconds[: len(knots)]), tuple(seconds[len(knots) :]), median, p90)
 
 
 def _choose_knots(num_steps: Counter[int]) -> tuple[int, ...]:
@@ -146,14 +147,7 @@ def _place(knots: Sequence[int], count: int) -> tuple[int, float]:
 
 def _terms_of(size: StepSize) -> tuple[float, ...]:
     """Returns the multiplicity of each of `TERMS` in a step with prefill chunks."""
-    return (
-        1.0,
-        float(size.decode_rows),
-        float(size.decode_keys),
-        float(size.prefill_chunks),
-        float(size.prefill_tokens),
-        float(size.prefill_keys),
-    )
+    return (1.0, *map(float, msgspec.structs.astuple(size)))
 
 
 def _row(knots: Sequence[int], size: StepSize) -> list[float]:

@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +22,6 @@ from scheduler_proc.stepper import Runner, Stepper
 Array = NDArray[np.float64]
 
 
-class Clock(Protocol):
-    """A clock: returns seconds."""
-
-    def __call__(self) -> float: ...
-
-    def wait_until(self, at_s: float) -> None:
-        """Lets time pass until then, if it has not yet."""
-        ...
-
-
 class SkippingClock:
     """The time of `source` without idle periods: waiting takes no time."""
 
@@ -44,7 +33,9 @@ class SkippingClock:
         return self._source() + self._offset_s
 
     def wait_until(self, at_s: float) -> None:
-        self._offset_s += max(0.0, at_s - self())
+        """Lets the time pass until then, if it has not."""
+        if self() < at_s:
+            self._offset_s = at_s - self._source()
 
 
 @dataclass(frozen=True)
@@ -65,21 +56,18 @@ class ServedRequests:
     @classmethod
     def joined(cls, parts: Sequence["ServedRequests"]) -> "ServedRequests":
         """Returns the combined results of several engines; counters are summed."""
-        return cls(
-            np.concatenate([part.arrived_s for part in parts]),
-            np.concatenate([part.first_s for part in parts]),
-            np.concatenate([part.last_s for part in parts]),
-            np.concatenate([part.gaps_s for part in parts]),
-            sum((part.waits for part in parts), Counter[str]()),
-            {name: sum(part.gauges[name] for part in parts) for name in parts[0].gauges},
-        )
+        times_s = [(part.arrived_s, part.first_s, part.last_s, part.gaps_s) for part in parts]
+        arrived_s, first_s, last_s, gaps_s = map(np.concatenate, zip(*times_s, strict=True))
+        waits = sum((part.waits for part in parts), Counter[str]())
+        gauges = {name: sum(part.gauges[name] for part in parts) for name in parts[0].gauges}
+        return cls(arrived_s, first_s, last_s, gaps_s, waits, gauges)
 
 
 def serve(
     arrivals: Sequence[Arrival],
     config: Config,
     runner: Runner,
-    clock: Clock,
+    clock: SkippingClock,
     times: StepTimes,
     until_s: float = math.inf,
     draw_jitter_s: Callable[[], float] = lambda: 0.0,

@@ -19,7 +19,7 @@ from messages.columns import INT32, runs_of, unpack_int32, unpack_int64
 from messages.control.processes import FRONTEND, kind_of
 from messages.engines import SCHEDULER
 from messages.errors import SluiceError, UsageError
-from messages.frame_files import Record, find_readers, reporting_damage
+from messages.frame_files import Record, find_readers, read_records, reporting_damage
 from messages.ring.replies import DetokenizeMsg, StepReplies
 from messages.ring.requests import UserMsg
 from messages.ring.timeline import ScheduleReport
@@ -77,9 +77,7 @@ def read_recording(folder: Path, num_skipped: int = 0) -> Recording:
 def _read(folder: Path, num_skipped: int) -> Recording:
     """Raises `SluiceError`."""
     config = read_manifest(folder).config
-    records = sorted(
-        (record for reader in find_readers(folder) for record in reader.read()), key=lambda one: one.monotonic_ns
-    )
+    records = read_records(find_readers(folder))
     if num_skipped:
         came_ns = [record.monotonic_ns for record, one in _messages(records, SCHEDULER) if isinstance(one, UserMsg)]
         begin_ns = ([*came_ns[num_skipped:], math.inf])[0]
@@ -100,15 +98,11 @@ def _read(folder: Path, num_skipped: int) -> Recording:
     num_pages = config.cache.num_pages or max(_num_pages(report, config.cache.block_size) for report in reports)
     if num_pages > MAX_PAGES:
         raise UsageError(f"{folder} is damaged: it claims a cache of {num_pages} pages")
-    calibration = Calibration(
-        model=", ".join(config.facts.served_names),
+    calibration = Calibration.of(
+        config,
         can_overlap=False,
-        max_model_len=config.facts.max_model_len,
-        block_size=config.cache.block_size,
         num_pages=num_pages,
-        max_num_seqs=config.scheduling.max_num_seqs,
         max_num_batched_tokens=reports[0].facts.max_num_batched_tokens,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
         pipeline_s=_pipeline_s(served),
         jitter_s=_jitter_s(delays_ns),
         steps=[step for reader in readers.values() for step in reader.steps],
@@ -158,12 +152,8 @@ def _note_replies(requests: dict[int, _Request], replies: Iterable[tuple[Record,
         if isinstance(message, StepReplies):
             uids = (*unpack_int64(message.uids), *(final.uid for final in message.finals if final.token_ids))
             known = [requests[uid] for uid in uids if uid in requests]
-            is_waited_for = (
-                message.prefilled
-                or message.finals
-                or any(one.message.sampling_params.must_tell_tokens for one in known)
-            )
-            is_at_once = is_waited_for or not message.committed_ns
+            tells_tokens = any(one.message.sampling_params.must_tell_tokens for one in known)
+            is_at_once = message.prefilled or message.finals or tells_tokens or not message.committed_ns
             if message.committed_ns and is_at_once:
                 delays_ns.append(record.monotonic_ns - message.committed_ns)
             for one in known:

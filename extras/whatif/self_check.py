@@ -1,5 +1,6 @@
 """The error of simulating a recording's own settings, which is the least error to expect of a prediction."""
 
+import msgspec
 import numpy as np
 
 from extras.whatif.cost_model import CostModel
@@ -14,12 +15,7 @@ def find_errors(recording: Recording, model: CostModel, num_requests: int) -> di
     Figures of which nothing was recorded are left out.
     """
     calibration = recording.calibration
-    setting = Setting(
-        calibration.max_num_seqs,
-        calibration.num_pages,
-        calibration.max_num_batched_tokens,
-        calibration.enable_prefix_caching,
-    )
+    setting = msgspec.convert(calibration, Setting, from_attributes=True)
     outcome = simulate(recording.arrivals[:num_requests], calibration, model, setting)
     seen = [times_s for times_s in recording.token_times_s[:num_requests] if len(times_s)]
     gaps_s = np.concatenate([np.diff(times_s) for times_s in seen] or [np.zeros(0)])

@@ -6,23 +6,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from extras.whatif.cost_model import StepSize, size_of_step
+from extras.whatif.drive import SkippingClock
 from extras.whatif.settings import Setting
 from extras.whatif.traces import Arrival
 from messages.columns import INT32, INT64, unpack_int64
 from messages.ring.steps import Batch, ForwardOutput
-
-
-class SimulatedClock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self._now_s = 0.0
-
-    def __call__(self) -> float:
-        return self._now_s
-
-    def wait_until(self, at_s: float) -> None:
-        self._now_s = max(self._now_s, at_s)
 
 
 class SimulatedStep:
@@ -30,7 +18,7 @@ class SimulatedStep:
 
     has_ended = False
 
-    def __init__(self, output: ForwardOutput, end_s: float, clock: SimulatedClock):
+    def __init__(self, output: ForwardOutput, end_s: float, clock: SkippingClock):
         self._output = output
         self._end_s = end_s
         self._clock = clock
@@ -64,7 +52,7 @@ class SimulatedRunner:
         self.num_pages = setting.num_pages
         self.max_num_batched_tokens = setting.max_num_batched_tokens
         self.can_overlap = can_overlap
-        self.clock = SimulatedClock()
+        self.clock = SkippingClock(lambda: 0.0)
         self.most_rows = 0
         self.most_tokens = 0
         """The parts of one step so far."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.responses import FileResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from frontend.errors import (
     ENDING_CODES,
@@ -55,6 +56,26 @@ class JsonReply:
         if self._lingers:
             await _drop_body(receive)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class FileReply(FileResponse):
+    """An ASGI response: a file, or the part of it that a Range asks for."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trace = trace_of(scope)
+
+        async def note(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                trace.status = message["status"]
+                message["headers"] = [*message["headers"], *trace.id_headers]
+            await send(message)
+
+        try:
+            await super().__call__(scope, receive, note)
+        except RuntimeError:
+            if trace.status:
+                raise
+            raise HTTPException(404) from None  # deleted meanwhile
 
 
 def error_reply(error: Exception, method: str, path: str, form: ErrorForm = OPENAI_ERRORS) -> JsonReply:

@@ -126,7 +126,7 @@ def _check_stands_by(lifecycle: Lifecycle, successor: Child, child: Child) -> No
         lifecycle.plan_restart(child, was_starting=False)
         end = "the old one has ended too, and is started again"
     elif lifecycle.group.status(child).is_awaited:
-        lifecycle.group.give_work_again(child)
+        lifecycle.group.give_no_more_work(child, is_leaving=False)
         child.kill("had given its work away to a successor that ended")
         end = "the old one is started again"
     raise CommandFailedError("failed", f"the new {child.command.name} {tell_end(successor, was_starting=True)}; {end}")

@@ -4,16 +4,9 @@ import fnmatch
 import os
 import time
 
-from messages.control.admin import (
-    Failed,
-    InstructProcesses,
-    LogLines,
-    ProcessInfo,
-    ProcessList,
-    ProcessResult,
-    ProcessResults,
-    ReadLog,
-)
+import msgspec
+
+from messages.control import admin
 from messages.control.processes import ProcessStatus, age_s
 from supervisor.admin.tasks import CommandFailedError, Task, until
 from supervisor.admin.usage import MIN_SPAN_S, UsageMeter
@@ -41,31 +34,32 @@ def list_processes(group: ProcessGroup) -> Task:
     meter = UsageMeter([os.getpid(), *(child.pid for child in group if child.pid)])
     yield from until(lambda: False, began_s + MIN_SPAN_S)
     own = ProcessStatus(LAUNCHER, "ready", os.getpid(), incarnation=1, beat_ns=time.monotonic_ns())
-    return ProcessList(tuple(_info(status, meter) for status in (own, *group.board.statuses())), group.board.scaling)
+    infos = tuple(_info(status, meter) for status in (own, *group.board.statuses()))
+    return admin.ProcessList(infos, group.board.scaling)
 
 
-def read_log(group: ProcessGroup, command: ReadLog) -> Task:
+def read_log(group: ProcessGroup, command: admin.ReadLog) -> Task:
     """Returns `LogLines`; with `after` they may have to be waited for."""
     child = find_process(group, command.process)
     if child.is_external:
         raise CommandFailedError("impossible", f"the {child.name} was started by hand, and writes where that was done")
     log = child.log
     if command.after < 0:
-        return LogLines(tuple(log.last(command.num_lines)), log.next_number)
+        return admin.LogLines(tuple(log.last(command.num_lines)), log.next_number)
     deadline_s = time.monotonic() + min(command.wait_s, MAX_LOG_WAIT_S)
     yield from until(lambda: log.next_number > command.after, deadline_s)
-    return LogLines(tuple(log.since(command.after)), log.next_number)
+    return admin.LogLines(tuple(log.since(command.after)), log.next_number)
 
 
-def instruct(group: ProcessGroup, command: InstructProcesses) -> Task:
+def instruct(group: ProcessGroup, command: admin.InstructProcesses) -> Task:
     """Returns the result of the instruction in each process, as `ProcessResults`."""
     serving = [status.name for status in group.board.statuses() if status.is_up]
     wanted = [
         fnmatch.filter(group.names(), pattern) or [find_process(group, pattern).name] for pattern in command.processes
     ]
     names = list(dict.fromkeys(name for some in wanted for name in some)) or serving
-    results: dict[str, ProcessResult] = {
-        name: Failed("busy", f"the {name} does not serve just now") for name in names if name not in serving
+    results: dict[str, admin.ProcessResult] = {
+        name: admin.Failed("busy", f"the {name} does not serve just now") for name in names if name not in serving
     }
     open_ids = {name: group.control.instruct(name, command.command) for name in names if name in serving}
     incarnations = {name: find_process(group, name).incarnation for name in open_ids}
@@ -75,7 +69,7 @@ def instruct(group: ProcessGroup, command: InstructProcesses) -> Task:
             result = group.control.find_result(open_ids[name])
             child = group.find(name)
             if result is None and (child is None or not child.pid or child.incarnation != incarnations[name]):
-                result = Failed("failed", f"the {name} ended meanwhile")
+                result = admin.Failed("failed", f"the {name} ended meanwhile")
             if result is not None:
                 results[name] = result
                 group.control.forget_instruction(open_ids.pop(name))
@@ -86,23 +80,17 @@ def instruct(group: ProcessGroup, command: InstructProcesses) -> Task:
     finally:
         for instruction_id in open_ids.values():
             group.control.forget_instruction(instruction_id)
-    results |= {name: Failed("timeout", f"no answer within {command.timeout_s:g} s") for name in open_ids}
-    return ProcessResults(results)
+    results |= {name: admin.Failed("timeout", f"no answer within {command.timeout_s:g} s") for name in open_ids}
+    return admin.ProcessResults(results)
 
 
-def _info(status: ProcessStatus, meter: UsageMeter) -> ProcessInfo:
+def _info(status: ProcessStatus, meter: UsageMeter) -> admin.ProcessInfo:
     now_ns = time.monotonic_ns()
-    return ProcessInfo(
-        name=status.name,
-        state=status.state,
-        pid=status.pid,
-        incarnation=status.incarnation,
-        num_restarts=status.num_restarts,
-        beat_age_s=age_s(status.beat_ns, now_ns),
-        busy_s=age_s(status.busy_since_ns, now_ns),
-        cpu_percent=meter.cpu_percent(status.pid) if status.pid else None,
-        rss_bytes=meter.rss_bytes(status.pid) if status.pid else None,
-        phase=status.phase if status.state == "starting" else "",
-        fraction=status.fraction,
-        gauges=status.gauges,
-    )
+    measured = {
+        "beat_age_s": age_s(status.beat_ns, now_ns),
+        "busy_s": age_s(status.busy_since_ns, now_ns),
+        "cpu_percent": meter.cpu_percent(status.pid) if status.pid else None,
+        "rss_bytes": meter.rss_bytes(status.pid) if status.pid else None,
+        "phase": status.phase if status.state == "starting" else "",
+    }
+    return msgspec.convert(msgspec.structs.asdict(status) | measured, admin.ProcessInfo)

@@ -3,19 +3,7 @@
 import time
 
 from messages.channels import AskServer
-from messages.control.admin import (
-    AdminCommand,
-    Answer,
-    Ask,
-    DrainServer,
-    Failed,
-    InstructProcesses,
-    ListProcesses,
-    ReadLog,
-    RestartProcess,
-    ScaleProcess,
-    TakeSnapshot,
-)
+from messages.control import admin
 from runtime.run_dir import RunDir
 from supervisor.admin.drain import drain_server
 from supervisor.admin.handover import restart_processes
@@ -46,7 +34,7 @@ class AdminServer:
         self._shutdown = shutdown
         self._snapshots = snapshots
         self._drain_timeout_s = drain_timeout_s
-        self.channel: AskServer[Ask] = AskServer(run_dir.socket("operator"), Ask)
+        self.channel: AskServer[admin.Ask] = AskServer(run_dir.socket("operator"), admin.Ask)
         self._open: list[OpenCommand] = []
 
     def follow(self) -> None:
@@ -65,35 +53,35 @@ class AdminServer:
         """Fails all open commands: the server ends."""
         for command in self._open:
             command.close()
-            command.answer(Failed("failed", "the server is stopping"))
+            command.answer(admin.Failed("failed", "the server is stopping"))
         self._open.clear()
 
     def close(self) -> None:
         self.channel.close()
 
-    def begin(self, ask: Ask, reply: Reply) -> None:
+    def begin(self, ask: admin.Ask, reply: Reply) -> None:
         """Carries out a command over the following turns; `reply` receives its result."""
         if self._group.is_stopping or len(self._open) >= MAX_OPEN_COMMANDS:
             why = "the server is stopping" if self._group.is_stopping else "too many commands are open"
-            reply(Answer(ask.ask_id, Failed("busy", why)))
+            reply(admin.Answer(ask.ask_id, admin.Failed("busy", why)))
             return
         self._open.append(OpenCommand(ask.ask_id, self._make_task(ask.command), reply))
 
-    def _make_task(self, command: AdminCommand) -> Task:
+    def _make_task(self, command: admin.AdminCommand) -> Task:
         match command:
-            case ListProcesses():
+            case admin.ListProcesses():
                 return list_processes(self._group)
-            case ReadLog():
+            case admin.ReadLog():
                 return read_log(self._group, command)
-            case InstructProcesses():
+            case admin.InstructProcesses():
                 return instruct(self._group, command)
-            case DrainServer(timeout_s):
+            case admin.DrainServer(timeout_s):
                 return drain_server(
                     self._group, self._shutdown, self._drain_timeout_s if timeout_s is None else timeout_s
                 )
-            case RestartProcess():
+            case admin.RestartProcess():
                 return restart_processes(self._lifecycle, command, self._drain_timeout_s)
-            case ScaleProcess():
+            case admin.ScaleProcess():
                 return scale_process(self._lifecycle, command, self._drain_timeout_s)
-            case TakeSnapshot():
+            case admin.TakeSnapshot():
                 return self._snapshots.take_on_command(command)

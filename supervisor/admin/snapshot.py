@@ -14,15 +14,7 @@ import msgspec
 import psutil
 
 from messages import VERSION
-from messages.control.admin import (
-    Acknowledged,
-    InstructProcesses,
-    ProcessCommand,
-    ProcessResult,
-    ProcessResults,
-    ReadStacks,
-    WriteState,
-)
+from messages.control import admin
 from messages.control.processes import ProcessStatus
 from runtime.run_dir import RunDir
 from runtime.stacks import ask_for_stacks
@@ -117,9 +109,9 @@ class Snapshot:
     def _ask_joiners(self) -> Generator[float, None, None]:
         """Collects the stacks of engines on other machines; the files written here have those of their proxies."""
         names = [child.name for child in self._group if child.command.is_remote and self._group.is_up(child)]
-        results = yield from _collected(self._group, names, ReadStacks(), STACKS_S)
+        results = yield from _collected(self._group, names, admin.ReadStacks(), STACKS_S)
         for name, result in results.items():
-            if isinstance(result, Acknowledged):
+            if isinstance(result, admin.Acknowledged):
                 (self._directory_of(name) / "engine-stacks").write_text(result.text, encoding="utf-8")
             else:
                 self._missing.append(f"the stacks of {name} on its machine: {result}")
@@ -129,9 +121,9 @@ class Snapshot:
         for front in self._group.frontends():
             if not self._group.is_up(front):
                 continue
-            command = WriteState(str(self._directory_of(front.name)))
+            command = admin.WriteState(str(self._directory_of(front.name)))
             results = yield from _collected(self._group, [front.name], command, STATE_TIMEOUT_S)
-            if not isinstance(results[front.name], Acknowledged):
+            if not isinstance(results[front.name], admin.Acknowledged):
                 self._missing.append(f"what {front.name} would answer: {results[front.name]}")
 
     def _directory_of(self, name: str) -> Path:
@@ -160,18 +152,18 @@ class Snapshot:
 
 
 def _collected(
-    group: ProcessGroup, names: Sequence[str], command: ProcessCommand, timeout_s: float
-) -> Generator[float, None, dict[str, ProcessResult]]:
+    group: ProcessGroup, names: Sequence[str], command: admin.ProcessCommand, timeout_s: float
+) -> Generator[float, None, dict[str, admin.ProcessResult]]:
     """Returns each process's answer, or why there is none."""
     if not names:
         return {}
-    steps = instruct(group, InstructProcesses(tuple(names), command, timeout_s))
+    steps = instruct(group, admin.InstructProcesses(tuple(names), command, timeout_s))
     while True:
         try:
             step = next(steps)
         except StopIteration as end:
             result = end.value
-            assert isinstance(result, ProcessResults)
+            assert isinstance(result, admin.ProcessResults)
             return result.results
         assert isinstance(step, float)
         yield step

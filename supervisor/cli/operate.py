@@ -12,19 +12,7 @@ from typing import Any
 
 import msgspec
 
-from messages.control.admin import (
-    Done,
-    DrainServer,
-    InstructProcesses,
-    ListProcesses,
-    LogLines,
-    ProcessList,
-    ReadLog,
-    RestartProcess,
-    ScaleProcess,
-    SetLogLevel,
-    TakeSnapshot,
-)
+from messages.control import admin
 from messages.frame_files import FrameFileError
 from runtime.extras import installed_extras, load_object
 from supervisor.admin.tasks import CommandFailedError
@@ -143,8 +131,8 @@ def make_parser(wanted: Collection[str] = ()) -> tuple[argparse.ArgumentParser, 
 
 
 def list_processes(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
-    result = line.give(ListProcesses(), ANSWER_TIMEOUT_S)
-    if not isinstance(result, ProcessList):
+    result = line.give(admin.ListProcesses(), ANSWER_TIMEOUT_S)
+    if not isinstance(result, admin.ProcessList):
         return show_result(options, result)
     if options.json:
         where = {"port": server.config.http.port, "models": server.config.facts.served_names}
@@ -160,10 +148,10 @@ def list_processes(options: argparse.Namespace, server: RunningServer, line: Adm
 
 
 def show_logs(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
-    command = ReadLog(options.process, options.lines)
+    command = admin.ReadLog(options.process, options.lines)
     while True:
         result = line.give(command, ANSWER_TIMEOUT_S + command.wait_s)
-        if not isinstance(result, LogLines):
+        if not isinstance(result, admin.LogLines):
             return show_result(options, result)
         num_lost = result.next_number - len(result.lines) - command.after
         if command.after >= 0 and num_lost > 0:
@@ -173,35 +161,35 @@ def show_logs(options: argparse.Namespace, server: RunningServer, line: AdminCli
         if not options.follow:
             return DONE
         sys.stdout.flush()
-        command = ReadLog(options.process, after=result.next_number, wait_s=FOLLOW_WAIT_S)
+        command = admin.ReadLog(options.process, after=result.next_number, wait_s=FOLLOW_WAIT_S)
 
 
 def drain_server(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     timeout_s = server.config.run.drain_timeout_s if options.timeout_s is None else options.timeout_s
-    return show_result(options, line.give(DrainServer(options.timeout_s), timeout_s + MARGIN_S))
+    return show_result(options, line.give(admin.DrainServer(options.timeout_s), timeout_s + MARGIN_S))
 
 
 def restart_process(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     drain_s = server.config.run.drain_timeout_s if options.timeout_s is None else options.timeout_s
     timeout_s = drain_s + 2 * server.config.run.boot_timeout_s + MARGIN_S
-    return give(options, line, RestartProcess(options.process, options.timeout_s, options.all), timeout_s)
+    return give(options, line, admin.RestartProcess(options.process, options.timeout_s, options.all), timeout_s)
 
 
 def scale_process(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     timeout_s = server.config.run.boot_timeout_s + MARGIN_S
-    return give(options, line, ScaleProcess(options.process, options.num), timeout_s)
+    return give(options, line, admin.ScaleProcess(options.process, options.num), timeout_s)
 
 
 def take_snapshot(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     directory = str(options.out.absolute()) if options.out else ""
-    result = line.give(TakeSnapshot(directory), MARGIN_S)
-    if options.redact and isinstance(result, Done):
+    result = line.give(admin.TakeSnapshot(directory), MARGIN_S)
+    if options.redact and isinstance(result, admin.Done):
         redact_snapshot(Path(result.text))
     return show_result(options, result)
 
 
 def set_log_level(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
-    return instruct(options, line, InstructProcesses(tuple(options.processes), SetLogLevel(options.level)))
+    return instruct(options, line, admin.InstructProcesses(tuple(options.processes), admin.SetLogLevel(options.level)))
 
 
 def profile_processes(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
@@ -209,7 +197,7 @@ def profile_processes(options: argparse.Namespace, server: RunningServer, line: 
         text = record.take_profile(line, options.processes, options.seconds, options.out)
     except CommandFailedError as error:
         return show_result(options, error.failed)
-    return show_result(options, Done(text))
+    return show_result(options, admin.Done(text))
 
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

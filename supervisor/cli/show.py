@@ -5,13 +5,7 @@ from collections.abc import Iterable, Sequence
 from messages.control.admin import ProcessInfo, Scaling
 
 SHOWN_GAUGES = (
-    "requests",
-    "waiting",
-    "running",
-    "streams",
-    "pages_free",
-    "pages_cached",
-    "pages_held",
+    *("requests", "waiting", "running", "streams", "pages_free", "pages_cached", "pages_held"),
     "chars_in_hand",
 )
 """The gauges that `ps` shows, where a process has them and they are not 0; --json has all."""

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from messages.channels import AskClient, Waiter
@@ -32,9 +31,7 @@ class AdminClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._client.close()
 
     def give(self, command: AdminCommand, timeout_s: float, on_progress: Callable[[str], None] = ignore) -> Result:

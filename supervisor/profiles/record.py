@@ -5,15 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from messages.control.admin import (
-    Acknowledged,
-    Failed,
-    InstructProcesses,
-    ProcessCommand,
-    ProcessResults,
-    StartProfile,
-    StopProfile,
-)
+from messages.control import admin
 from supervisor.admin.tasks import CommandFailedError
 from supervisor.client.admin_client import AdminClient
 from supervisor.profiles.merge import write_trace
@@ -32,11 +24,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def take_profile(line: AdminClient, processes: Sequence[str], seconds: float, out: Path) -> str:
     """Writes the trace and returns a summary. Raises `CommandFailedError`."""
-    started = sorted(_instruct(line, processes, StartProfile()))
+    started = sorted(_instruct(line, processes, admin.StartProfile()))
     try:
         time.sleep(seconds)
     finally:
-        files = _instruct(line, started, StopProfile())
+        files = _instruct(line, started, admin.StopProfile())
     try:
         trace = write_trace([Path(file) for file in files.values()], out)
     except (OSError, TimeoutError) as error:
@@ -48,14 +40,14 @@ def take_profile(line: AdminClient, processes: Sequence[str], seconds: float, ou
     )
 
 
-def _instruct(line: AdminClient, processes: Sequence[str], command: ProcessCommand) -> dict[str, str]:
+def _instruct(line: AdminClient, processes: Sequence[str], command: admin.ProcessCommand) -> dict[str, str]:
     """Returns the answers of the processes that succeeded. Raises `CommandFailedError` if none has."""
-    result = line.give(InstructProcesses(tuple(processes), command, TIMEOUT_S), TIMEOUT_S + ANSWER_TIMEOUT_S)
-    if isinstance(result, Failed):
+    result = line.give(admin.InstructProcesses(tuple(processes), command, TIMEOUT_S), TIMEOUT_S + ANSWER_TIMEOUT_S)
+    if isinstance(result, admin.Failed):
         raise CommandFailedError(result.reason, result.message)
-    assert isinstance(result, ProcessResults)
-    texts = {name: one.text for name, one in result.results.items() if isinstance(one, Acknowledged)}
+    assert isinstance(result, admin.ProcessResults)
+    texts = {name: one.text for name, one in result.results.items() if isinstance(one, admin.Acknowledged)}
     if not texts:
-        reasons = [f"{name}: {one.message}" for name, one in result.results.items() if isinstance(one, Failed)]
+        reasons = [f"{name}: {one.message}" for name, one in result.results.items() if isinstance(one, admin.Failed)]
         raise CommandFailedError("failed", "; ".join(reasons))
     return texts

@@ -127,6 +127,12 @@ def test_help_is_short_and_leads_to_all_flags(capsys: pytest.CaptureFixture[str]
     assert "--help-all" in text
 
 
+def test_what_replaces_a_removed_flag_exists():
+    known = {option for action in make_parser()._actions for option in action.option_strings}
+    assert not REMOVED.keys() & known
+    assert {flag for text in REMOVED.values() for flag in re.findall(r"--[\w-]+", text)} <= known
+
+
 def test_there_are_few_flags(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         parse_flags(["--help-all"])

@@ -76,15 +76,11 @@ export class Ring {
     const {group, lines: [name, what, more, most]} = this.nodes[kind];
     const worst = workers.map(({state}) => state).sort((a, b) => WORST.indexOf(a) - WORST.indexOf(b))[0] ?? "standby";
     const sum = read => workers.reduce((total, process) => total + (read(process) ?? 0), 0);
-    const gauges = {};
-    for (const process of workers) {
-      for (const [key, value] of Object.entries(process.gauges)) gauges[key] = (gauges[key] ?? 0) + value;
-    }
     set(group, "data-state", worst);
     write(name, workers.length > 1 ? `${kind} ×${workers.length}` : kind);
     const phase = workers.find(process => process.phase);
     write(what, phase ? `${phase.phase}${phase.fraction === null ? "" : ` ${percent(phase.fraction)}`}` : worst);
-    write(more, HAS[kind](gauges).join(" · "));
+    write(more, HAS[kind](live.gauges(kind)).join(" · "));
     write(most, `${sum(process => process.cpu_percent).toFixed(0)} % CPU · ${bytes(sum(process => process.rss_bytes))}`);
     return `${kind} ${worst}`;
   }

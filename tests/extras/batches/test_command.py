@@ -11,6 +11,7 @@ import pytest
 
 from extras.batches import command as batch
 from extras.batches.command import DONE, LEFT, UNUSABLE, Progress, ResultCount, run_batch
+from supervisor import programs
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -33,7 +34,7 @@ sys.exit({code})
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     """Options with a file of three lines and a blank one, for a server that a script plays."""
     (tmp_path / "in").write_text("1\n2\n\n3\n")
-    monkeypatch.setattr(batch, "ROOT", tmp_path)
+    monkeypatch.setattr(programs, "ROOT", tmp_path)
     return argparse.Namespace(input=tmp_path / "in", output=tmp_path / "out", server_flags=["--model", "m"])
 
 
@@ -71,7 +72,7 @@ def test_it_is_told_now_and_then(capfd: pytest.CaptureFixture[str], monkeypatch:
     for after_s, num_done in ((5, 3), (10, 4), (15, 5), (20, 5), (35, 5), (45, 9)):
         now_s = 100.0 + after_s
         progress.show(num_done)
-    progress.show_end()
+    progress.show(9, is_end=True)
     assert capfd.readouterr().err.splitlines() == [
         "4 of 10 lines have a result, about 0:00:30 left",
         "5 of 10 lines have a result, about 0:00:33 left",
@@ -83,7 +84,8 @@ def test_a_terminal_has_a_bar(options: argparse.Namespace, tmp_path: Path):
     play(tmp_path, num=3)
     terminal, other_end = os.openpty()
     command = "import argparse, sys; from pathlib import Path; from extras.batches import command as batch; "
-    command += "batch.ROOT, given = Path(sys.argv[1]), [Path(sys.argv[1]) / name for name in ('in', 'out')]; "
+    command += "from supervisor import programs; "
+    command += "programs.ROOT, given = Path(sys.argv[1]), [Path(sys.argv[1]) / name for name in ('in', 'out')]; "
     command += "flags = ['--model', 'm']; batch.run_batch(argparse.Namespace(input=given[0], output=given[1], "
     command += "server_flags=flags))"
     process = subprocess.Popen([sys.executable, "-c", command, str(tmp_path)], stderr=other_end, cwd=REPOSITORY)
