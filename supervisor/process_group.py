@@ -218,7 +218,7 @@ class ProcessGroup:
 
     def expect_no_longer(self, child: Child) -> None:
         """Sends `child` no requests until it serves: it has taken its place, but may never serve there."""
-        self.board.set_awaited(child.name, False)
+        self.board.awaited(child.name, False)
         self.publish(at_once=True)
 
     def can_move_requests(self, child: Child) -> bool:

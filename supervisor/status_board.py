@@ -59,9 +59,9 @@ class StatusBoard:
         self._progress_ns[new_name] = self._progress_ns.pop(name)
         self._has_changed = True
 
-    def awaited(self, name: str) -> None:
-        """Notes that process `name` is being replaced on command, so that requests wait for its successor."""
-        self._replace(name, is_awaited=True)
+    def awaited(self, name: str, is_awaited: bool = True) -> None:
+        """Records whether requests wait for the successor of process `name`, which is being replaced on command."""
+        self._replace(name, is_awaited=is_awaited)
 
     def killed(self, name: str) -> None:
         """Notes that process `name`, which hung, has been killed and will be replaced."""

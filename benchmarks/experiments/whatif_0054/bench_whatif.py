@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
         for (load, setting), outcomes in measured.items():
             outcomes.append(measure(loads[load], config, runner, setting))
             after = calibrate(config, runner, options.seconds, time.process_time)
-            found = Calibration.of(config, runner, [*before.steps, *after.steps])
+            found = msgspec.structs.replace(after, steps=[*before.steps, *after.steps])
             predicted[load, setting].append(simulate(loads[load], found, fit(found.steps), setting))
             before = after
         lines = [compare(case, predicted[case], measured[case]) for case in predicted]

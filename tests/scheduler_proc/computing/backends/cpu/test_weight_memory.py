@@ -21,7 +21,7 @@ from messages.errors import BootError
 from messages.ring.replies import DetokenizeMsg
 from scheduler_proc.computing.backends.cpu import weight_memory
 from scheduler_proc.computing.backends.cpu.weight_memory import WeightMemory
-from scheduler_proc.computing.load_runner import find_shared_model, load_runner
+from scheduler_proc.computing.load_runner import find_shared_model, load_model
 from scheduler_proc.computing.loading import weight_cache
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.deciding_half import make_scheduler
@@ -208,7 +208,7 @@ def test_a_scheduler_with_shared_weights_computes_the_same(
     config = make_config(tmp_path, **flags)
 
     def generate(weights_file: Path | None) -> list[int]:
-        runner = load_runner(config, nobody, weights_file=weights_file)
+        runner = load_model(config, nobody, 1, weights_file).make_runner(nobody, None)
         scheduler = make_scheduler(config, runner)
         scheduler.receive(user_msg(1, list(range(5, 25)), 12, ignore_eos=True))
         token_ids: list[int] = []
