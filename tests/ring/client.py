@@ -97,13 +97,16 @@ class RingClient:
     def status(self, process: str) -> dict[str, Any]:
         return self.health()["processes"][process]
 
-    def kill(self, process: str, how: signal.Signals = signal.SIGKILL) -> int:
+    def kill(self, process: str, how: signal.Signals = signal.SIGKILL, num_restarts: int = 0) -> int:
         """Sends the signal as soon as `process` serves; returns how many restarts it will have had when it is back.
 
+        `num_restarts`: wait for these first. A status can still be that of a process that was just killed.
         One that does not run has no pid of its own (0 would be all of ours), and one that starts cannot hang.
         """
         deadline = time.monotonic() + TIMEOUT_S
-        while (status := self.status(process))["state"] not in ("ready", "busy"):
+        while (status := self.status(process))["state"] not in ("ready", "busy") or status[
+            "num_restarts"
+        ] < num_restarts:
             assert time.monotonic() < deadline, f"{process} does not serve: {status}"
             time.sleep(0.02)
         os.kill(status["pid"], how)

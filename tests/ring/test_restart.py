@@ -44,7 +44,7 @@ class Killer:
         self._num_tokens += num_tokens
         if self._at_tokens and self._num_tokens >= self._at_tokens[0]:
             self._at_tokens.pop(0)
-            self.num_restarts = self._ring.kill(self.process, self._how)
+            self.num_restarts = self._ring.kill(self.process, self._how, self.num_restarts)
 
 
 def mixed_requests(ring: RingClient) -> list[dict[str, Any]]:
