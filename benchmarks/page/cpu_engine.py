@@ -109,7 +109,7 @@ def step_kernels_parts(results: Path) -> list[str]:
     if not found:
         return []
     tables = "\n".join(_step_kernels_text(one["results"]) + name_source(one) for one in found)
-    return ["## Where a step's time goes on a CPU\n\n" + tables]
+    return ["## Kernel times of a CPU step\n\n" + tables]
 
 
 def _step_kernels_text(found: Result) -> str:

@@ -30,7 +30,7 @@ FACTS = ("counts_ptr", "floors_ptr", "maxima_ptr", "sums_ptr")
 MAX_PARTS = 64
 """The parts of 262,144 tokens. The candidates of more parts do not fit into the registers of one program."""
 MAX_TRIES = tl.constexpr(24)
-"""Pivots per part. Each halves the remaining range, so that floats of any size are told apart well enough."""
+"""Pivots per part. Each halves the remaining range, which is enough to separate floats of any magnitude."""
 
 
 def draw_filtered(logits_SV: Tensor, rows_N: Tensor, draws: RowDraws) -> Tensor:

@@ -69,7 +69,7 @@ class CudaDevice:
         return _OnItsWay(host, tensors, done)
 
     def will_write(self, pages: Sequence[int]) -> None:
-        pass  # the cache already has all its memory
+        """No-op: the memory of the whole cache is allocated at load."""
 
     def new_pool(self) -> Pool:
         """Returns a pool for graphs that never run concurrently; its memory is freed with the last of them."""

@@ -61,7 +61,7 @@ def never() -> Weights:
     raise AssertionError("they are loaded again")
 
 
-def nobody(text: str, fraction: float | None) -> None:
+def ignore_report(text: str, fraction: float | None) -> None:
     pass
 
 
@@ -86,8 +86,8 @@ def test_the_next_one_has_all_that_the_first_one_made_without_making_it(path: Pa
     expected = parts_of(make_weights())
     assert WeightMemory(path, OURS).find() is None
     first = WeightMemory(path, OURS)
-    assert parts_of(first.load(make_weights, nobody)) == expected
-    assert parts_of(WeightMemory(path, OURS).load(never, nobody)) == expected
+    assert parts_of(first.load(make_weights, ignore_report)) == expected
+    assert parts_of(WeightMemory(path, OURS).load(never, ignore_report)) == expected
     end(first)
     found = WeightMemory(path, OURS).find()
     assert found is not None
@@ -96,8 +96,8 @@ def test_the_next_one_has_all_that_the_first_one_made_without_making_it(path: Pa
 
 def test_it_is_there_once_in_memory(path: Path):
     size = 32 << 20
-    WeightMemory(path, OURS).load(lambda: {"a": PlainWeight(torch.ones(size // 4))}, nobody)
-    WeightMemory(path, OURS).load(never, nobody)
+    WeightMemory(path, OURS).load(lambda: {"a": PlainWeight(torch.ones(size // 4))}, ignore_report)
+    WeightMemory(path, OURS).load(never, ignore_report)
     assert size <= path.stat().st_blocks * 512 < 1.2 * size
 
 
@@ -116,14 +116,14 @@ def test_what_is_made_in_the_file_is_not_copied_and_the_rest_is(path: Path, monk
         return weights
 
     monkeypatch.setattr(weight_memory, "_place", note)
-    loaded = WeightMemory(path, OURS).load(make_some, nobody, num_bytes=8 << 20)
+    loaded = WeightMemory(path, OURS).load(make_some, ignore_report, num_bytes=8 << 20)
     assert copied == ["norm", "large"]
     assert parts_of(loaded) == parts_of(make_some())
     assert path.stat().st_size == 2 << 20, "what was not used is given back"
 
 
 def test_nobody_can_write_to_what_all_read(path: Path):
-    weights = WeightMemory(path, OURS).load(make_weights, nobody)
+    weights = WeightMemory(path, OURS).load(make_weights, ignore_report)
     _, status = os.waitpid(in_child(lambda: weights["norm"].stored.__setitem__(0, 7.0)), 0)
     assert os.WIFSIGNALED(status)
     assert os.WTERMSIG(status) == signal.SIGSEGV
@@ -132,14 +132,14 @@ def test_nobody_can_write_to_what_all_read(path: Path):
 
 def test_weights_of_other_flags_are_not_taken_and_stay_while_somebody_uses_them(path: Path):
     first = WeightMemory(path, OURS)
-    ours = first.load(make_weights, nobody)
+    ours = first.load(make_weights, ignore_report)
     assert WeightMemory(path, OTHERS).find() is None
     other: Weights = {"other": PlainWeight(torch.zeros(3))}
-    assert WeightMemory(path, OTHERS).load(lambda: other, nobody) is other
+    assert WeightMemory(path, OTHERS).load(lambda: other, ignore_report) is other
     assert parts_of(ours) == parts_of(make_weights())
     end(first)
     del ours
-    last = WeightMemory(path, OTHERS).load(lambda: {"last": PlainWeight(torch.ones(3))}, nobody)
+    last = WeightMemory(path, OTHERS).load(lambda: {"last": PlainWeight(torch.ones(3))}, ignore_report)
     assert parts_of(last) == parts_of({"last": PlainWeight(torch.ones(3))})
     assert WeightMemory(path, OURS).find() is None
 
@@ -156,17 +156,17 @@ def test_one_that_died_amid_writing_leaves_nothing(path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(weight_memory, "_place", die)
         with pytest.raises(KeyboardInterrupt):
-            first.load(make_weights, nobody)
+            first.load(make_weights, ignore_report)
     end(first)
     assert path.stat().st_size > 0
     assert WeightMemory(path, OURS).find() is None
-    assert parts_of(WeightMemory(path, OURS).load(make_weights, nobody)) == parts_of(make_weights())
+    assert parts_of(WeightMemory(path, OURS).load(make_weights, ignore_report)) == parts_of(make_weights())
 
 
 @pytest.mark.parametrize("offset", [0, 40, None])
 def test_a_header_or_list_that_is_not_what_was_sealed_is_none(path: Path, offset: int | None):
     first = WeightMemory(path, OURS)
-    first.load(make_weights, nobody)
+    first.load(make_weights, ignore_report)
     list_begin = first._read_header()[2]
     os.pwrite(first._descriptor, b"?", list_begin + 2 if offset is None else offset)
     assert WeightMemory(path, OURS).find() is None
@@ -180,7 +180,7 @@ def test_one_that_waits_goes_on_when_the_one_that_loads_dies(path: Path):
         time.sleep(600)
         return {}
 
-    pid = in_child(lambda: WeightMemory(path, OURS).load(load_for_ever, nobody))
+    pid = in_child(lambda: WeightMemory(path, OURS).load(load_for_ever, ignore_report))
     assert os.read(begun, 1) == b"!"
     reports: list[str] = []
 
@@ -208,7 +208,7 @@ def test_a_scheduler_with_shared_weights_computes_the_same(
     config = make_config(tmp_path, **flags)
 
     def generate(weights_file: Path | None) -> list[int]:
-        runner = load_model(config, nobody, 1, weights_file).make_runner(nobody, None)
+        runner = load_model(config, ignore_report, 1, weights_file).make_runner(ignore_report, None)
         scheduler = make_scheduler(config, runner)
         scheduler.receive(user_msg(1, list(range(5, 25)), 12, ignore_eos=True))
         token_ids: list[int] = []
@@ -220,18 +220,18 @@ def test_a_scheduler_with_shared_weights_computes_the_same(
 
     expected = generate(None)
     assert len(expected) == 12
-    assert find_shared_model(config, nobody, 1, path) is None
+    assert find_shared_model(config, ignore_report, 1, path) is None
     assert generate(path) == expected
     monkeypatch.setattr(weight_cache, "load_weights", never)
     assert generate(path) == expected
-    assert find_shared_model(config, nobody, 1, path) is not None
+    assert find_shared_model(config, ignore_report, 1, path) is not None
 
 
 def test_memory_that_is_there_already_is_kept_and_what_it_held_is_not_found_half_overwritten(path: Path):
     path.write_bytes(b"\xff" * (8 << 20))
     first = WeightMemory(path, OURS)
     expected = parts_of(make_weights())
-    assert parts_of(first.load(make_weights, nobody, 8 << 20)) == expected
+    assert parts_of(first.load(make_weights, ignore_report, 8 << 20)) == expected
     end(first)
     size = path.stat().st_size
 
@@ -241,7 +241,7 @@ def test_memory_that_is_there_already_is_kept_and_what_it_held_is_not_found_half
 
     memory = WeightMemory(path, OTHERS)
     with pytest.raises(BootError, match="no more"):
-        memory.load(fail, nobody, size - weight_memory.HEADER.size - ALIGNMENT)
+        memory.load(fail, ignore_report, size - weight_memory.HEADER.size - ALIGNMENT)
     assert path.stat().st_size == size, "the same as before, so the header alone tells"
     assert path.stat().st_blocks * 512 >= size, "it has been given back and asked for again"
     end(memory)

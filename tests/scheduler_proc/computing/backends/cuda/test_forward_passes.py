@@ -52,7 +52,7 @@ class Pair:
     device: LateDevice
 
 
-def nobody(text: str, fraction: float | None) -> None:
+def ignore_report(text: str, fraction: float | None) -> None:
     """Ignores a report."""
 
 
@@ -60,7 +60,7 @@ def load_late(
     path: Path,
     device: LateDevice,
     load_triton_kernels: Callable[[str], None] = no_triton,
-    report: Report = nobody,
+    report: Report = ignore_report,
     **flags: object,
 ) -> Runner:
     """Loads the model as on a GPU that is `device`."""
@@ -81,7 +81,7 @@ def num_graphs(runner: Runner) -> int:
 
 def make_pair(path: Path, variant: str) -> Pair:
     build_checkpoint(path, variant)
-    cpu = load_runner(make_config(path, **FLAGS), nobody)
+    cpu = load_runner(make_config(path, **FLAGS), ignore_report)
     device = LateDevice()
     return Pair(path, cpu, load_late(path, device), device)
 
@@ -217,7 +217,7 @@ def test_a_row_without_a_token_is_a_source_that_does_no_harm(pair: Pair) -> None
 def test_a_cache_of_codes_changes_no_number_format_but_its_own(pair: Pair) -> None:
     """What a captured step leaves for the head is no code."""
     flags = {"kv_cache_dtype": "int8"}
-    on_cpu = load_runner(make_config(pair.path, **FLAGS | flags), nobody)
+    on_cpu = load_runner(make_config(pair.path, **FLAGS | flags), ignore_report)
     late = load_late(pair.path, LateDevice(), **flags)
     assert generate(late, PROMPTS[:3], 6) == generate(on_cpu, PROMPTS[:3], 6)
 
@@ -426,7 +426,7 @@ def test_tritons_kernels_take_the_plans(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(loading, "plan_warm_ups", lambda *arguments: [])  # seconds in the interpreter
     build_checkpoint(tmp_path, "qwen3-gqa-tied", num_hidden_layers=1)
     flags = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 32, "num_pages": 16}
-    cpu = load_runner(make_config(tmp_path, **flags), nobody)
+    cpu = load_runner(make_config(tmp_path, **flags), ignore_report)
     prompts, schedule = [[5, 6, 7], list(range(20))], Schedule(chunk_tokens=15, stagger=1)
     expected = generate(cpu, prompts, 4, schedule, VARIED)
     device = LateDevice(may_wait=False)

@@ -15,7 +15,7 @@ from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.tiers.page_copies import PageCopies
 from scheduler_proc.offline import OfflineEngine
 from tests.checkpoints import build_checkpoint, make_config
-from tests.scheduler_proc.computing.backends.cuda.test_forward_passes import PROMPTS, VARIED, nobody, num_graphs
+from tests.scheduler_proc.computing.backends.cuda.test_forward_passes import PROMPTS, VARIED, ignore_report, num_graphs
 from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_batch
 
 pytestmark = [
@@ -36,7 +36,7 @@ def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def load(path: Path, **flags: object) -> Runner:
     """Loads the model, with all kernels, and with graphs unless `flags` refuse them."""
-    runner = load_runner(make_config(path, **FLAGS | flags), nobody)
+    runner = load_runner(make_config(path, **FLAGS | flags), ignore_report)
     assert runner.degraded == ""
     return runner
 
@@ -51,7 +51,7 @@ def test_graphs_give_the_tokens_of_single_launches(model_dir: Path, captured: Ru
     assert num_graphs(captured) == 12
     eager = generate(load(model_dir, enforce_eager=True), PROMPTS, 12, schedule, GREEDY)
     assert generate(captured, PROMPTS, 12, schedule, GREEDY) == eager
-    on_cpu = load_runner(make_config(model_dir), nobody)
+    on_cpu = load_runner(make_config(model_dir), ignore_report)
     assert generate(on_cpu, PROMPTS, 12, schedule, GREEDY) == eager
 
 
