@@ -89,10 +89,12 @@ $(VENV)/.serve: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV): torch is large, this takes a minute or two"
 	$(INSTALL) .
 	@$(COMPILE)
+	@$(BIN)/python -m tools.fetch_chat_model
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV), with the tools for tests: this takes a minute or two"
 	$(INSTALL) '.[dev]'
 	@$(COMPILE)
+	@$(BIN)/python -m tools.fetch_chat_model
 	touch $@ $(VENV)/.serve

@@ -31,6 +31,10 @@ class ChatFiles:
     special_tokens: dict[str, str]
     response_template: Any = None
 
+    @property
+    def has_template(self) -> bool:
+        return self.templates.get(DEFAULT) != PLAIN_TEMPLATE
+
 
 def read_chat_files(directory: str, template_file: str = "") -> ChatFiles:
     """Reads the chat files in `directory`, with the template in `template_file` instead of the model's, if given.

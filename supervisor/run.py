@@ -217,12 +217,15 @@ def _write_manifest(config: Config, run_dir: RunDir) -> None:
 
 def ready_text(config: Config, url: str, seconds: float) -> str:
     """Returns the summary with a line to paste."""
-    body = json.dumps({"prompt": "Once upon a time", "max_tokens": 64})
+    path, body = "generate", json.dumps({"prompt": "Once upon a time", "max_tokens": 64})
+    if config.facts.has_chat_template:
+        messages = [{"role": "user", "content": "What is the capital of France?"}]
+        path, body = "v1/chat/completions", json.dumps({"messages": messages})
     headers = ["Content-Type: application/json"]
     if config.http.api_key:
         headers.append("Authorization: Bearer KEY")
     shown = " ".join(f"-H {shlex.quote(header)}" for header in headers)
-    curl = f"curl -N {url}/generate {shown} -d {shlex.quote(body)}"
+    curl = f"curl -N {url}/{path} {shown} -d {shlex.quote(body)}"
     listening = f" (listening on {config.http.host})" if config.http.host in ("0.0.0.0", "::") else ""
     return f"""
 ready in {seconds:.1f} s

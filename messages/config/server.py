@@ -282,6 +282,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Longest prompt plus output in tokens, `--max-model-len` applied."""
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: dict[str, float] = {}
+    has_chat_template: bool = False
+    """The model was trained on chats, or `--chat-template` is given."""
     draft: DraftFacts | None = None
 
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from messages.config.server import ModelConfig, ModelFacts
 from messages.errors import BootError, UsageError
+from runtime.chat_files import read_chat_files
 from runtime.model_files import gguf_hint, read_object
 from runtime.special_tokens import find_token_id, read_fields, special_texts
 
@@ -50,6 +51,7 @@ def read_model_facts(model: ModelConfig, model_dir: Path, tokenizer_dir: Path, n
         max_model_len=_max_model_len(model.max_model_len, config, config_file),
         eos_token_ids=eos_token_ids,
         sampling_defaults=_sampling_defaults(generation, generation_file) if is_auto else {},
+        has_chat_template=read_chat_files(str(tokenizer_dir), model.chat_template).has_template,
     )
 
 

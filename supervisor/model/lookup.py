@@ -10,6 +10,9 @@ from supervisor.child import how_it_ended
 from supervisor.console import Console
 from supervisor.python_process import ROOT, python_command, python_path
 
+CHAT_MODEL = ROOT / "assets" / "smollm2-135m-instruct" / "SmolLM2-135M-Instruct.gguf"
+"""Put there by `make serve` (`tools/fetch_chat_model.py`)."""
+
 BUNDLED_MODEL = ROOT / "assets" / "shakespeare-gpt2"
 
 

@@ -11,7 +11,7 @@ import {Ring} from "./ring.js";
 import {showSteps} from "./steps.js";
 
 const ring = new Ring(), processes = new Processes(), requests = new Requests();
-new Playground();
+const playground = new Playground();
 connectTree();
 
 const STATES = {lost: ["lost", "no connection"], key: ["starting", "a key is needed"]};
@@ -66,7 +66,9 @@ function showPlacement(engines) {
 
 async function nameModel() {
   isNamed = true;
-  write(find("model"), (await getJson("v1/models")).data.map(model => model.id).join(", "));
+  const {served_names: names, has_chat_template: isChat} = (await getJson("server_info")).model;
+  write(find("model"), names.join(", "));
+  if (isChat) playground.openChat();
 }
 
 for (const [form, input] of [["key-form", "key"], ["gate-form", "gate-key"]]) {

@@ -29,6 +29,14 @@ export class Playground {
     return this.form.elements.mode.value === "chat";
   }
 
+  /** Offers a chat first, for a model that was trained on chats; what the reader has typed stays. */
+  openChat() {
+    this.form.elements.mode.value = "chat";
+    const prompt = find("prompt");
+    if (prompt.value === prompt.defaultValue) prompt.value = "What is the capital of France?";
+    this.showMode();
+  }
+
   showMode() {
     find("turns").hidden = find("clear").hidden = !this.isChat;
   }
