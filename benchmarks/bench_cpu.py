@@ -3,7 +3,9 @@
     python -m benchmarks.bench_cpu --variant 'int8=--quantization int8'
     python -m benchmarks.bench_cpu --shape llama-135m --peer 'vLLM 0.32, bf16=http://127.0.0.1:8080/NAME-OF-ITS-MODEL'
 
-Weights are random, which does not change the timing. A peer must serve the same shape, and OpenAI's /v1/completions
+    python -m benchmarks.bench_cpu --shape qwen3-0.6b --gguf FILE --peer 'llama.cpp=http://127.0.0.1:8081/FILE'
+
+Weights are random, which does not change the timing, or those of a GGUF file of the shape (benchmarks.make_gguf). A peer must serve the same shape, and OpenAI's /v1/completions
 with token ids as prompts and `ignore_eos`. The servers take turns in each round. A pause between turns lets the threads
 of the previous server come to rest. Each round has its own prompts.
 """
@@ -41,6 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="gpt2-124m", help="default: %(default)s")
+    add("--gguf", type=Path, help="a file of the shape, served in place of random weights")
     add("--tokenizer", type=Path, default=Path("../shared/tokenizers/gpt2"), help="a directory (default: %(default)s)")
     add("--dtype", default="auto", help="of the server (default: auto)")
     add("--cpu-threads", type=int, default=0, help="server flag; 0: automatic (default)")
@@ -87,7 +90,10 @@ def run(options: argparse.Namespace) -> dict:
     peers = [read_peer(text) for text in options.peer]
     variants = [read_pair(text, "--variant") for text in options.variant]
     with ExitStack() as stack:
-        flags = stack.enter_context(served_shape(shape, options.tokenizer))
+        if options.gguf:
+            flags = ["--model", str(options.gguf)]
+        else:
+            flags = stack.enter_context(served_shape(shape, options.tokenizer))
         flags += ["--dtype", options.dtype]
         flags += ["--cpu-threads", str(options.cpu_threads), "--log-level", "warning"]
         if options.max_model_len:
@@ -105,9 +111,11 @@ def run(options: argparse.Namespace) -> dict:
         servers.update(peers)
         lines = measure(servers, options.workloads, options.rounds, int(str(shape["vocab_size"])), options.seed)
     # Twice, because memory's speed changes with what other machines do.
-    limits = {} if options.no_limits else join_limits(shape, dtype, first_limits, measure_limits(dtype))
+    num_bytes = options.gguf.stat().st_size if options.gguf else weight_bytes(read_shape(shape, 1024), dtype.itemsize)
+    limits = {} if options.no_limits else join_limits(num_bytes, first_limits, measure_limits(dtype))
     return {
         "shape": options.shape,
+        "gguf": options.gguf.name if options.gguf else "",
         "seed": options.seed,
         "peers": [name for name, _ in peers],
         "dtype": name_of(dtype),
@@ -151,15 +159,14 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def join_limits(shape: dict[str, object], dtype: torch.dtype, *measured: Limits) -> Limits:
+def join_limits(num_bytes: int, *measured: Limits) -> Limits:
     """Returns the best of them, and what follows for one stream, whose every token reads all weights once."""
-    num_bytes = weight_bytes(read_shape(shape, 1024), dtype.itemsize)
     best = {name: max(limits[name] for limits in measured) for name in measured[0]}
     return {
         "threads": torch.get_num_threads(),
         "rounds": LIMIT_ROUNDS * len(measured),
         **best,
-        f"weight_bytes_{name_of(dtype)}": num_bytes,
+        "weight_bytes": num_bytes,
         "one_stream_tok_per_s_at_read_limit": best["read_gb_per_s"] * 1e9 / num_bytes,
     }
 

@@ -57,8 +57,9 @@ def _cpu_text(found: Result) -> str:
     num_rounds = len(found["workloads"][0]["rounds"]["sluice"])
     rounds = f"medians of {num_rounds} rounds in which the servers take turns" if num_rounds > 1 else "one round"
     at_best = f" (best of {limits['rounds']} rounds)" if "rounds" in limits else ""
+    weights = f"as {found['gguf']}" if found.get("gguf") else "with random weights"
     intro = (
-        f"{found['shape']} with random weights, {dtype}{isa}, over HTTP, {rounds}. From launch to "
+        f"{found['shape']} {weights}, {dtype}{isa}, over HTTP, {rounds}. From launch to "
         f"the first token: {', '.join(f'{name} {seconds:.1f} s' for name, seconds in starts.items())}. Measured in the "
         f"same run: {limits['threads']} threads{at_best} read {limits['read_gb_per_s']:.0f} GB/s and multiply "
         f"{limits[f'{dtype}_product_gflop_per_s']:,.0f} GFLOP/s. At that rate of reads, one stream that reads all "

@@ -75,13 +75,12 @@ def test_what_is_sent(model: str, path: str) -> None:
 )
 def test_the_weights_that_a_token_reads(shape: str, num_parameters: float) -> None:
     limits = join_limits(
-        SHAPES[shape],
-        torch.bfloat16,
+        weight_bytes(read_shape(SHAPES[shape], 1024), torch.bfloat16.itemsize),
         {"read_gb_per_s": 10.0, "bfloat16_product_gflop_per_s": 1.0},
         {"read_gb_per_s": 9.0, "bfloat16_product_gflop_per_s": 2.0},
     )
     assert (limits["read_gb_per_s"], limits["bfloat16_product_gflop_per_s"]) == (10.0, 2.0)
-    assert limits["weight_bytes_bfloat16"] == pytest.approx(2 * num_parameters, rel=0.01)
+    assert limits["weight_bytes"] == pytest.approx(2 * num_parameters, rel=0.01)
     assert limits["one_stream_tok_per_s_at_read_limit"] == pytest.approx(10e9 / (2 * num_parameters), rel=0.01)
 
 

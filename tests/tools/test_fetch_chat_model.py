@@ -28,7 +28,9 @@ def write_wheel(folder: Path) -> str:
         archive.writestr("a_model/A-Model.Q4_1.gguf", MODEL)
         archive.writestr("a_model/__init__.py", "raise SystemExit('this must not be run')")
         archive.writestr("a_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: a-model\nVersion: 1.0\n")
-        archive.writestr("a_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "a_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr("a_model-1.0.dist-info/RECORD", "")
     return f"a-model==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
 
