@@ -12,7 +12,7 @@ from benchmarks.load.batch_client import WORKLOADS, Server, measure, seconds_of
 from benchmarks.load.connection import Target
 from benchmarks.load.server_facts import ServerUnavailableError
 from benchmarks.load.workloads import PlannedRequest
-from benchmarks.model_shapes import SHAPES, write_model
+from benchmarks.model_shapes import SHAPES, read_shape, weight_bytes, write_model
 from messages.errors import UsageError
 
 NOWHERE = Target("127.0.0.1", 1, timeout_s=1.0)
