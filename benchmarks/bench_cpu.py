@@ -7,8 +7,8 @@
 
 Weights are random, which does not change the timing, or those of a GGUF file of the shape (benchmarks.make_gguf). A
 peer must serve the same shape, and OpenAI's /v1/completions with token ids as prompts and `ignore_eos`. The servers
-take turns in each round. A pause between turns lets the threads of the previous server come to rest. Each round has its own
-prompts.
+take turns in each round. A pause between turns lets the threads of the previous server come to rest. Each round has its
+own prompts.
 """
 
 import argparse
