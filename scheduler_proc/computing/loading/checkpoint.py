@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from messages.errors import BootError
-from runtime.model_files import WEIGHT_FILES, gguf_hint, read_object
+from runtime.model_files import WEIGHT_FILES, read_object
 from scheduler_proc.computing.loading.sources.pickle_file import PickleFile
 from scheduler_proc.computing.loading.sources.safetensors_file import SafetensorsFile
 from scheduler_proc.computing.loading.sources.tensor_file import TensorFile
@@ -84,7 +84,7 @@ def open_checkpoint(model_dir: Path, load_format: Literal["auto", "safetensors",
             return Checkpoint(_names_in(shards, open_file), open_file)
     raise BootError(
         f"no weights in {model_dir}: looked for {', '.join(looked_for)} (--load-format {load_format}); "
-        f"--load-format dummy runs with random weights{gguf_hint(model_dir)}"
+        f"--load-format dummy runs with random weights"
     )
 
 
