@@ -1,1 +1,1 @@
-"""Makes a model directory in Hugging Face layout of a model in GGUF, so that the processes need not know the format."""
+"""Makes a model's directory of a GGUF file: configuration, tokenizer, chat templates."""
