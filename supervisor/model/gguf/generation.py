@@ -1,4 +1,4 @@
-"""What a model in GGUF says of generation: end tokens, sampling defaults and chat templates."""
+"""Generation settings of a model in GGUF: end tokens, sampling defaults and chat templates."""
 
 import re
 from collections.abc import Mapping

@@ -1,5 +1,6 @@
 """The model directory of a model in GGUF, kept in the user's cache: written once, found by the file's size and time."""
 
+import atexit
 import hashlib
 import json
 import os
@@ -10,8 +11,12 @@ from contextlib import suppress
 from enum import Flag, auto
 from pathlib import Path
 
+from msgspec.structs import replace
+
 import runtime.gguf
 import supervisor.model.gguf
+from messages.config.server import ModelFacts
+from messages.errors import BootError
 from runtime.gguf.architectures import list_tensors, read_config
 from runtime.gguf.gguf_file import GgufFile, part_names, read_gguf
 from runtime.model_files import WEIGHT_FILES
@@ -35,7 +40,7 @@ class Parts(Flag):
 def find_directory(path: Path, parts: Parts, console: Console | None = None) -> Path:
     """Returns the directory with these parts of the model in `path`, after writing it if there is none yet.
 
-    It lies in the cache, or is temporary if the cache cannot be written (`keep_directories`). Raises `BootError` for a
+    It lies in the cache, or is temporary if the cache cannot be written (`move_temporary`). Raises `BootError` for a
     file that cannot be served.
     """
     path = path.resolve()
@@ -60,8 +65,24 @@ def find_directory(path: Path, parts: Parts, console: Console | None = None) -> 
         if console is not None:
             console.say(f"{parent} cannot be written ({error.strerror}): the model is read at each start", "warning")
         temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         _write(model, parts, temporary)
         return temporary
+
+
+def move_temporary(facts: ModelFacts, run_dir: Path) -> ModelFacts:
+    """Moves temporary directories to the run directory, with which they end. Returns the facts with the new paths."""
+
+    def moved(directory: str) -> str:
+        path = Path(directory)
+        if path.parent != Path(tempfile.gettempdir()) or not path.name.startswith(TEMPORARY):
+            return directory
+        if path.is_dir():
+            shutil.move(path, run_dir)
+        return str(run_dir / path.name)
+
+    draft = facts.draft and replace(facts.draft, model_dir=moved(facts.draft.model_dir))
+    return replace(facts, model_dir=moved(facts.model_dir), tokenizer_dir=moved(facts.tokenizer_dir), draft=draft)
 
 
 def cache_dir() -> Path:
@@ -95,7 +116,11 @@ def _write(model: GgufFile, parts: Parts, directory: Path) -> None:
         for name, path in zip(_link_names(model.paths), model.paths, strict=True):
             (directory / name).symlink_to(path)
     if Parts.TOKENIZER in parts:
-        write_tokenizer(model.metadata, directory)
+        try:
+            write_tokenizer(model.metadata, directory)
+        except BootError as error:
+            is_named = str(error).startswith(str(model.paths[0]))
+            raise error if is_named else BootError(f"{model.paths[0]}: {error}") from None
         write_chat_templates(model.metadata, directory)
 
 
