@@ -1,0 +1,54 @@
+"""Rows of a matrix in blocks of quantized values, as a GGUF file holds them.
+
+Shape legend: O rows, N blocks of a row.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class BlockForm(NamedTuple):
+    """The size of a block, which holds neighbouring values of one row."""
+
+    num_values: int
+    num_bytes: int
+
+
+FORMS = {
+    "Q4_0": BlockForm(32, 18),
+    "Q4_1": BlockForm(32, 20),
+    "Q5_0": BlockForm(32, 22),
+    "Q5_1": BlockForm(32, 24),
+    "Q8_0": BlockForm(32, 34),
+    "IQ4_NL": BlockForm(32, 18),
+    "MXFP4": BlockForm(32, 17),
+    "Q2_K": BlockForm(256, 84),
+    "Q3_K": BlockForm(256, 110),
+    "Q4_K": BlockForm(256, 144),
+    "Q5_K": BlockForm(256, 176),
+    "Q6_K": BlockForm(256, 210),
+    "IQ4_XS": BlockForm(256, 136),
+}
+"""By ggml's names. What their bytes mean: kernels/operations/dequantize_blocks.py."""
+
+
+@dataclass(frozen=True)
+class BlockRows:
+    """Rows that are whole blocks, one after the other."""
+
+    blocks: Tensor
+    """uint8 [O, N * bytes of a block]; the rows may lie anywhere, the bytes of one are contiguous."""
+    form: str
+    """A key of `FORMS`."""
+    num_inputs: int
+
+    def __post_init__(self):
+        num_values, num_bytes = FORMS[self.form]
+        assert self.blocks.shape[1] * num_values == self.num_inputs * num_bytes
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the values."""
+        return len(self.blocks), self.num_inputs
