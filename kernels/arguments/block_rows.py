@@ -1,6 +1,6 @@
 """Rows of a matrix in blocks of quantized values, as a GGUF file holds them.
 
-Shape legend: O rows, N blocks of a row.
+Shape legend: O rows, I inputs, N blocks of a row.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,40 @@ class BlockRows:
         num_values, num_bytes = FORMS[self.form]
         assert self.blocks.shape[1] * num_values == self.num_inputs * num_bytes
 
+    def __len__(self) -> int:
+        return len(self.blocks)
+
     @property
     def shape(self) -> tuple[int, int]:
         """The shape of the values."""
         return len(self.blocks), self.num_inputs
+
+    def part(self, rows: slice, columns: slice) -> "BlockRows":
+        """Returns a view of these rows and columns; the columns are whole blocks."""
+        num_values, num_bytes = FORMS[self.form]
+        begin, end, _ = columns.indices(self.num_inputs)
+        assert begin % num_values == end % num_values == 0
+        blocks = self.blocks[rows, begin // num_values * num_bytes : end // num_values * num_bytes]
+        return BlockRows(blocks, self.form, end - begin)
+
+    @property
+    def T(self) -> "TransposedBlockRows":
+        return TransposedBlockRows(self)
+
+
+@dataclass(frozen=True)
+class TransposedBlockRows:
+    """The transpose of a matrix in blocks, which are read as the rows of the matrix."""
+
+    T: BlockRows
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.T.shape[::-1]
+
+
+class Segment(NamedTuple):
+    """Neighbouring rows of a weight in the same form."""
+
+    form: str
+    num_rows: int
