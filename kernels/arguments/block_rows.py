@@ -14,21 +14,23 @@ class BlockForm(NamedTuple):
 
     num_values: int
     num_bytes: int
+    halves: tuple[int, ...] = (0,)
+    """The bytes at which its float16 numbers begin: a scale, and in some forms a minimum."""
 
 
 FORMS = {
     "Q4_0": BlockForm(32, 18),
-    "Q4_1": BlockForm(32, 20),
+    "Q4_1": BlockForm(32, 20, (0, 2)),
     "Q5_0": BlockForm(32, 22),
-    "Q5_1": BlockForm(32, 24),
+    "Q5_1": BlockForm(32, 24, (0, 2)),
     "Q8_0": BlockForm(32, 34),
     "IQ4_NL": BlockForm(32, 18),
-    "MXFP4": BlockForm(32, 17),
-    "Q2_K": BlockForm(256, 84),
-    "Q3_K": BlockForm(256, 110),
-    "Q4_K": BlockForm(256, 144),
-    "Q5_K": BlockForm(256, 176),
-    "Q6_K": BlockForm(256, 210),
+    "MXFP4": BlockForm(32, 17, ()),
+    "Q2_K": BlockForm(256, 84, (80, 82)),
+    "Q3_K": BlockForm(256, 110, (108,)),
+    "Q4_K": BlockForm(256, 144, (0, 2)),
+    "Q5_K": BlockForm(256, 176, (0, 2)),
+    "Q6_K": BlockForm(256, 210, (208,)),
     "IQ4_XS": BlockForm(256, 136),
 }
 """By ggml's names. What their bytes mean: kernels/operations/dequantize_blocks.py."""
@@ -45,7 +47,7 @@ class BlockRows:
     num_inputs: int
 
     def __post_init__(self):
-        num_values, num_bytes = FORMS[self.form]
+        num_values, num_bytes, _ = FORMS[self.form]
         assert self.blocks.shape[1] * num_values == self.num_inputs * num_bytes
 
     def __len__(self) -> int:
@@ -58,14 +60,14 @@ class BlockRows:
 
     def part(self, rows: slice, columns: slice) -> "BlockRows":
         """Returns a view of these rows and columns; the columns are whole blocks."""
-        num_values, num_bytes = FORMS[self.form]
+        num_values, num_bytes, _ = FORMS[self.form]
         begin, end, _ = columns.indices(self.num_inputs)
         assert begin % num_values == end % num_values == 0
         blocks = self.blocks[rows, begin // num_values * num_bytes : end // num_values * num_bytes]
         return BlockRows(blocks, self.form, end - begin)
 
     @property
-    def T(self) -> "TransposedBlockRows":
+    def T(self) -> "TransposedBlockRows":  # noqa: N802 (as torch names it)
         return TransposedBlockRows(self)
 
 
@@ -85,3 +87,8 @@ class Segment(NamedTuple):
 
     form: str
     num_rows: int
+
+
+def row_bytes(form: str, num_inputs: int) -> int:
+    """Returns the bytes of a row."""
+    return num_inputs // FORMS[form].num_values * FORMS[form].num_bytes

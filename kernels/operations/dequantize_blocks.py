@@ -53,8 +53,16 @@ def dequantize_blocks(rows: BlockRows) -> Tensor:
     return dequantize_blocks_reference(rows)
 
 
+def has_finite_scales(rows: BlockRows) -> bool:
+    """True if no value is NaN or infinite."""
+    _, num_bytes, halves = FORMS[rows.form]
+    blocks_NB = rows.blocks.unflatten(1, (-1, num_bytes))
+    numbers = (blocks_NB[..., begin : begin + 2].contiguous().view(torch.float16) for begin in halves)
+    return all(bool(number_N.isfinite().all()) for number_N in numbers)
+
+
 def dequantize_blocks_reference(rows: BlockRows) -> Tensor:
-    num_values, num_bytes = FORMS[rows.form]
+    num_values, num_bytes, _ = FORMS[rows.form]
     layout = LAYOUTS[rows.form]
     blocks_NB = rows.blocks.reshape(-1, num_bytes)
     scale_NG, minimum_NG = layout.read_scales(blocks_NB)

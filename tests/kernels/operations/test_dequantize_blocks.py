@@ -4,7 +4,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kernels.arguments.block_rows import FORMS, BlockRows
-from kernels.operations.dequantize_blocks import dequantize_blocks_reference
+from kernels.operations.dequantize_blocks import dequantize_blocks_reference, has_finite_scales
 from tests.kernels.operations.block_forms import GOLDEN, gguf_values, random_blocks
 
 
@@ -40,3 +40,16 @@ def test_rows_may_be_a_part_of_a_larger_tensor(form: str) -> None:
 def test_blocks_that_do_not_fill_the_row_are_refused(form: str) -> None:
     with pytest.raises(AssertionError):
         BlockRows(random_blocks(form, 4, 512, seed=3), form, 256)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("exponent", [0x7C, 0xFE])
+def test_scales_that_are_not_finite_are_found(form: str, exponent: int) -> None:
+    blocks = random_blocks(form, 4, 512, seed=4)
+    assert has_finite_scales(BlockRows(blocks, form, 512))
+    for begin in FORMS[form].halves:
+        damaged = blocks.clone()
+        damaged[2, begin + 1 - FORMS[form].num_bytes] = exponent
+        rows = BlockRows(damaged, form, 512)
+        assert not has_finite_scales(rows)
+        assert not dequantize_blocks_reference(rows)[2].isfinite().all()
