@@ -168,7 +168,7 @@ class Metadata(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key not in self._values:
             self._reader.position = self._positions[key]
-            self._reader.subject = f"metadata {key}"
+            self._reader.subject = f"metadata {key!r}"
             self._values[key] = self._reader.value()
         return self._values[key]
 
