@@ -77,3 +77,39 @@ def gguf_bytes(
 def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Stored] = {}) -> Path:
     path.write_bytes(gguf_bytes(metadata, tensors))
     return path
+
+
+def write_model(path: Path, tensors: Mapping[str, Stored] = {}, **metadata: Any) -> Path:
+    """Writes a small Qwen2 with a tokenizer for bytes; `metadata` and `tensors` are added to its own."""
+    units = byte_tokens()
+    own: dict[str, Any] = {
+        "general.architecture": "qwen2",
+        "qwen2.block_count": 1,
+        "qwen2.context_length": 96,
+        "qwen2.embedding_length": 32,
+        "qwen2.feed_forward_length": 64,
+        "qwen2.attention.head_count": 2,
+        "qwen2.attention.layer_norm_rms_epsilon": 1e-6,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": [*units, "<|endoftext|>", "<|im_end|>"],
+        "tokenizer.ggml.token_type": Typed(5, [*[1] * len(units), 3, 3]),
+        "tokenizer.ggml.merges": [f"{units[0]} {units[1]}"],
+        "tokenizer.ggml.eos_token_id": len(units),
+    }
+    own["tokenizer.ggml.tokens"].append(units[0] + units[1])
+    own["tokenizer.ggml.token_type"].value.append(1)
+    shapes = {"attn_q": (32, 32), "attn_k": (32, 32), "attn_v": (32, 32), "attn_output": (32, 32)}
+    shapes |= {"ffn_gate": (64, 32), "ffn_up": (64, 32), "ffn_down": (32, 64)}
+    stored = {"token_embd.weight": Stored("Q8_0", (len(units) + 3, 32)), "output_norm.weight": Stored("F32", (32,))}
+    stored |= {f"blk.0.{name}.weight": Stored("Q4_0", shape) for name, shape in shapes.items()}
+    stored |= {f"blk.0.{name}.weight": Stored("F32", (32,)) for name in ("attn_norm", "ffn_norm")}
+    stored |= {f"blk.0.attn_{name}.bias": Stored("F32", (32,)) for name in "qkv"}
+    return write_gguf(path, own | metadata, stored | tensors)
+
+
+def byte_tokens() -> list[str]:
+    """Returns a token for each byte, as GPT-2 writes it."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in shown]
+    return [chr(byte) if byte in shown else chr(256 + others.index(byte)) for byte in range(256)]

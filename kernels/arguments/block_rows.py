@@ -18,7 +18,7 @@ class BlockForm(NamedTuple):
     """The bytes at which its float16 numbers begin: a scale, and in some forms a minimum."""
 
 
-FORMS = {
+GGUF_FORMS = {
     "Q4_0": BlockForm(32, 18),
     "Q4_1": BlockForm(32, 20, (0, 2)),
     "Q5_0": BlockForm(32, 22),
@@ -34,6 +34,10 @@ FORMS = {
     "IQ4_XS": BlockForm(256, 136),
 }
 """By ggml's names. What their bytes mean: kernels/operations/dequantize_blocks.py."""
+
+FORMS = GGUF_FORMS | {"I4": BlockForm(32, 20), "F8": BlockForm(32, 36, ())}
+"""Also those of other checkpoints. I4: a float16 scale, a zero point (int16), codes as in Q4_1; F8: a float32 scale,
+float8_e4m3fn codes."""
 
 
 @dataclass(frozen=True)

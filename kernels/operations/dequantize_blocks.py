@@ -14,10 +14,8 @@ from torch import Tensor
 
 from kernels.arguments.block_rows import FORMS, BlockRows
 
-Scales = tuple[Tensor, Tensor | None]
-"""The scale of each group and its minimum, float32 [N, G]."""
-
 NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E4M3 = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist())
 DOUBLED_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
@@ -38,7 +36,19 @@ class Integers(NamedTuple):
     low: Bits
     high: Bits | None = None
     offset: int = 0
-    table: tuple[int, ...] | None = None
+    table: tuple[float, ...] | None = None
+
+
+class Scales(NamedTuple):
+    """All float32. A group's scale is the block's times the group's factor, and so is its minimum.
+
+    Without factors a block is one group.
+    """
+
+    scale_N1: Tensor
+    minimum_N1: Tensor | None = None
+    scale_factors_NG: Tensor | None = None
+    minimum_factors_NG: Tensor | None = None
 
 
 class Layout(NamedTuple):
@@ -62,23 +72,43 @@ def has_finite_scales(rows: BlockRows) -> bool:
 
 
 def dequantize_blocks_reference(rows: BlockRows) -> Tensor:
-    num_values, num_bytes, _ = FORMS[rows.form]
-    layout = LAYOUTS[rows.form]
-    blocks_NB = rows.blocks.reshape(-1, num_bytes)
-    scale_NG, minimum_NG = layout.read_scales(blocks_NB)
-    codes_NGV = _read_integers(blocks_NB, layout.codes, num_values).unflatten(1, (scale_NG.shape[1], -1))
-    values_NGV = scale_NG[:, :, None] * codes_NGV
+    blocks_NB, layout = _blocks_of(rows), LAYOUTS[rows.form]
+    scale_NG, minimum_NG, scale_factors_NG, minimum_factors_NG = layout.read_scales(blocks_NB)
+    scale_NG = _times(scale_NG, scale_factors_NG)
+    codes_NV = _read_integers(blocks_NB, layout.codes, FORMS[rows.form].num_values)
+    values_NGV = scale_NG[:, :, None] * codes_NV.unflatten(1, (scale_NG.shape[1], -1))
     if minimum_NG is not None:
-        values_NGV -= minimum_NG[:, :, None]
+        values_NGV -= _times(minimum_NG, minimum_factors_NG)[:, :, None]
     return values_NGV.view(rows.shape)
+
+
+def split_blocks(rows: BlockRows) -> tuple[Tensor, Scales]:
+    """Returns the codes as they are stored, uint8 [O, I], and the scales of all blocks."""
+    blocks_NB, layout = _blocks_of(rows), LAYOUTS[rows.form]
+    codes_NV = _read_codes(blocks_NB, layout.codes, FORMS[rows.form].num_values)
+    return codes_NV.view(rows.shape), layout.read_scales(blocks_NB)
+
+
+def _blocks_of(rows: BlockRows) -> Tensor:
+    return rows.blocks.reshape(-1, FORMS[rows.form].num_bytes)
+
+
+def _times(of_block_N1: Tensor, factors_NG: Tensor | None) -> Tensor:
+    return of_block_N1 if factors_NG is None else of_block_N1 * factors_NG
+
+
+def _read_codes(blocks_NB: Tensor, integers: Integers, num_values: int) -> Tensor:
+    """Returns them without offset and table, uint8 [N, number of values]."""
+    read_NV = _read_bits(blocks_NB, integers.low, num_values)
+    if integers.high is None:
+        return read_NV
+    return read_NV | _read_bits(blocks_NB, integers.high, num_values) << integers.low.num_bits
 
 
 def _read_integers(blocks_NB: Tensor, integers: Integers, num_values: int) -> Tensor:
     """Returns them in float32, [N, number of values]."""
-    low, high, offset, table = integers
-    read_NV = _read_bits(blocks_NB, low, num_values)
-    if high is not None:
-        read_NV = read_NV | _read_bits(blocks_NB, high, num_values) << low.num_bits
+    low, _, offset, table = integers
+    read_NV = _read_codes(blocks_NB, integers, num_values)
     if table is not None:
         return torch.tensor(table, dtype=torch.float32, device=blocks_NB.device)[read_NV.int()]
     return read_NV.float() - offset if low.num_bits < 8 else read_NV.view(torch.int8).float()
@@ -98,25 +128,35 @@ def _half(blocks_NB: Tensor, first_byte: int) -> Tensor:
 
 
 def _scale_alone(blocks_NB: Tensor) -> Scales:
-    return _half(blocks_NB, 0), None
+    return Scales(_half(blocks_NB, 0))
 
 
 def _scale_and_minimum(blocks_NB: Tensor) -> Scales:
-    return _half(blocks_NB, 0), -_half(blocks_NB, 2)
+    return Scales(_half(blocks_NB, 0), -_half(blocks_NB, 2))
+
+
+def _scale_and_zero(blocks_NB: Tensor) -> Scales:
+    """The minimum is the scale times a zero point; the difference of the products is exact."""
+    scale_N1 = _half(blocks_NB, 0)
+    return Scales(scale_N1, scale_N1 * blocks_NB[:, 2:4].contiguous().view(torch.int16).float())
+
+
+def _wide_scale(blocks_NB: Tensor) -> Scales:
+    return Scales(blocks_NB[:, :4].contiguous().view(torch.float32))
 
 
 def _power_of_two(blocks_NB: Tensor) -> Scales:
     """The exponent of half a power of two: the codes of MXFP4 are doubled."""
     exponent_N1 = blocks_NB[:, :1].int()
     subnormal_N1 = 0x200000 << exponent_N1.clamp(max=1)
-    return torch.where(exponent_N1 < 2, subnormal_N1, exponent_N1 - 1 << 23).view(torch.float32), None
+    return Scales(torch.where(exponent_N1 < 2, subnormal_N1, exponent_N1 - 1 << 23).view(torch.float32))
 
 
 def _integer_scales(first_byte: int, integers: Integers, num_groups: int) -> Callable[[Tensor], Scales]:
     """Integers times the float16 number at `first_byte`."""
 
     def read(blocks_NB: Tensor) -> Scales:
-        return _half(blocks_NB, first_byte) * _read_integers(blocks_NB, integers, num_groups), None
+        return Scales(_half(blocks_NB, first_byte), None, _read_integers(blocks_NB, integers, num_groups))
 
     return read
 
@@ -124,7 +164,7 @@ def _integer_scales(first_byte: int, integers: Integers, num_groups: int) -> Cal
 def _four_bit_scales(blocks_NB: Tensor) -> Scales:
     """Q2_K: of 16 bytes, the low halves are scales and the high ones minimums."""
     scale_NG, minimum_NG = _read_integers(blocks_NB, Integers(Bits(0, 4, 16)), 32).chunk(2, dim=1)
-    return _half(blocks_NB, 80) * scale_NG, _half(blocks_NB, 82) * minimum_NG
+    return Scales(_half(blocks_NB, 80), _half(blocks_NB, 82), scale_NG, minimum_NG)
 
 
 def _six_bit_scales(blocks_NB: Tensor) -> Scales:
@@ -137,7 +177,7 @@ def _six_bit_scales(blocks_NB: Tensor) -> Scales:
     scale_N4, minimum_N4 = (first_N8 & 63).float().chunk(2, dim=1)
     more_scale_N4, more_minimum_N4 = last_N8.float().chunk(2, dim=1)
     scale_NG, minimum_NG = torch.cat((scale_N4, more_scale_N4), dim=1), torch.cat((minimum_N4, more_minimum_N4), dim=1)
-    return _half(blocks_NB, 0) * scale_NG, _half(blocks_NB, 2) * minimum_NG
+    return Scales(_half(blocks_NB, 0), _half(blocks_NB, 2), scale_NG, minimum_NG)
 
 
 LAYOUTS = {
@@ -148,6 +188,8 @@ LAYOUTS = {
     "Q8_0": Layout(Integers(Bits(2, 8, 32)), _scale_alone),
     "IQ4_NL": Layout(Integers(Bits(2, 4, 16), table=NON_LINEAR), _scale_alone),
     "MXFP4": Layout(Integers(Bits(1, 4, 16), table=DOUBLED_E2M1), _power_of_two),
+    "I4": Layout(Integers(Bits(4, 4, 16)), _scale_and_zero),
+    "F8": Layout(Integers(Bits(4, 8, 32), table=E4M3), _wide_scale),
     "Q2_K": Layout(Integers(Bits(16, 2, 32)), _four_bit_scales),
     "Q3_K": Layout(
         Integers(Bits(32, 2, 32), Bits(0, 1, 32), offset=4),

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS
+from kernels.arguments.block_rows import FORMS, GGUF_FORMS
 
 GOLDEN = Path(__file__).with_name("block_forms.safetensors")
 NUM_VALUES = 256
@@ -35,7 +35,7 @@ def gguf_values(form: str, blocks: Tensor) -> Tensor:
 
 if __name__ == "__main__":
     tensors: dict[str, Tensor] = {}
-    for seed, form in enumerate(FORMS):
+    for seed, form in enumerate(GGUF_FORMS):
         tensors[form] = random_blocks(form, 2, NUM_VALUES, seed)
         tensors[f"{form} values"] = gguf_values(form, tensors[form])
     save_file(tensors, GOLDEN)

@@ -3,7 +3,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS, BlockRows
+from kernels.arguments.block_rows import FORMS, GGUF_FORMS, BlockRows
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference, has_finite_scales
 from tests.kernels.operations.block_forms import GOLDEN, gguf_values, random_blocks
 
@@ -13,14 +13,14 @@ def assert_same_bits(values: Tensor, expected: Tensor) -> None:
     assert torch.equal(values.view(torch.int32), expected.view(torch.int32))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", GGUF_FORMS)
 def test_values_are_those_of_the_gguf_package(form: str) -> None:
     golden = load_file(GOLDEN)
     rows = BlockRows(golden[form], form, 256)
     assert_same_bits(dequantize_blocks_reference(rows), golden[f"{form} values"])
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", GGUF_FORMS)
 def test_values_of_random_blocks(form: str) -> None:
     pytest.importorskip("gguf", reason="the values come from the gguf package")
     blocks = random_blocks(form, 64, 1024, seed=1)
