@@ -79,10 +79,23 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, St
     return path
 
 
-def write_model(path: Path, tensors: Mapping[str, Stored] = {}, **metadata: Any) -> Path:
-    """Writes a small Qwen2 with a tokenizer for bytes; `metadata` and `tensors` are added to its own."""
+def write_model(path: Path, num_parts: int = 1, **metadata: Any) -> Path:
+    """Writes a small Qwen2 with a tokenizer for bytes, in several files if asked; `metadata` is added to its own."""
+    tensors, given = _model_tensors(), _model_metadata() | metadata
+    if num_parts == 1:
+        return write_gguf(path, given, tensors)
+    for index in range(num_parts):
+        split = {"split.no": Typed(2, index), "split.count": Typed(2, num_parts)}
+        split["split.tensors.count"] = Typed(5, len(tensors))
+        part = path.with_name(f"{path.stem}-{index + 1:05}-of-{num_parts:05}.gguf")
+        own = {name: tensors[name] for name in list(tensors)[index::num_parts]}
+        write_gguf(part, split if index else given | split, own)
+    return path.with_name(f"{path.stem}-00001-of-{num_parts:05}.gguf")
+
+
+def _model_metadata() -> dict[str, Any]:
     units = byte_tokens()
-    own: dict[str, Any] = {
+    return {
         "general.architecture": "qwen2",
         "qwen2.block_count": 1,
         "qwen2.context_length": 96,
@@ -92,20 +105,23 @@ def write_model(path: Path, tensors: Mapping[str, Stored] = {}, **metadata: Any)
         "qwen2.attention.layer_norm_rms_epsilon": 1e-6,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen2",
-        "tokenizer.ggml.tokens": [*units, "<|endoftext|>", "<|im_end|>"],
-        "tokenizer.ggml.token_type": Typed(5, [*[1] * len(units), 3, 3]),
+        "tokenizer.ggml.tokens": [*units, "<|endoftext|>", "<|im_end|>", units[0] + units[1]],
+        "tokenizer.ggml.token_type": Typed(5, [*[1] * len(units), 3, 3, 1]),
         "tokenizer.ggml.merges": [f"{units[0]} {units[1]}"],
         "tokenizer.ggml.eos_token_id": len(units),
     }
-    own["tokenizer.ggml.tokens"].append(units[0] + units[1])
-    own["tokenizer.ggml.token_type"].value.append(1)
-    shapes = {"attn_q": (32, 32), "attn_k": (32, 32), "attn_v": (32, 32), "attn_output": (32, 32)}
+
+
+def _model_tensors() -> dict[str, Stored]:
+    shapes = {f"attn_{name}": (32, 32) for name in ("q", "k", "v", "output")}
     shapes |= {"ffn_gate": (64, 32), "ffn_up": (64, 32), "ffn_down": (32, 64)}
-    stored = {"token_embd.weight": Stored("Q8_0", (len(units) + 3, 32)), "output_norm.weight": Stored("F32", (32,))}
-    stored |= {f"blk.0.{name}.weight": Stored("Q4_0", shape) for name, shape in shapes.items()}
-    stored |= {f"blk.0.{name}.weight": Stored("F32", (32,)) for name in ("attn_norm", "ffn_norm")}
-    stored |= {f"blk.0.attn_{name}.bias": Stored("F32", (32,)) for name in "qkv"}
-    return write_gguf(path, own | metadata, stored | tensors)
+    return {
+        "token_embd.weight": Stored("Q8_0", (259, 32)),
+        "output_norm.weight": Stored("F32", (32,)),
+        **{f"blk.0.{name}.weight": Stored("Q4_0", shape) for name, shape in shapes.items()},
+        **{f"blk.0.{name}.weight": Stored("F32", (32,)) for name in ("attn_norm", "ffn_norm")},
+        **{f"blk.0.attn_{name}.bias": Stored("F32", (32,)) for name in "qkv"},
+    }
 
 
 def byte_tokens() -> list[str]:

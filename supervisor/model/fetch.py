@@ -128,15 +128,17 @@ def find_cached(wanted: WantedModel) -> Path | None:
 
 def _find_cached_gguf(wanted: WantedModel) -> Path | None:
     """Returns the model in GGUF that the cache has whole, if it is wanted."""
-    with contextlib.suppress(errors.LocalEntryNotFoundError, errors.HFValidationError):
-        directory = Path(
-            huggingface_hub.snapshot_download(wanted.name, revision=wanted.revision, local_files_only=True)  # pyright: ignore[reportUnknownMemberType]
+    try:
+        found = huggingface_hub.snapshot_download(  # pyright: ignore[reportUnknownMemberType]
+            wanted.name, revision=wanted.revision, local_files_only=True, allow_patterns=[]
         )
+        directory = Path(found)
         names = {file.relative_to(directory).as_posix() for file in directory.rglob("*") if file.exists()}
         if _is_for_gguf(wanted, names):
-            with contextlib.suppress(BootError):
-                name = choose_name(wanted.name, sorted(names), wanted.gguf_file)
-                return directory / name if names.issuperset(part_names(name)) else None
+            name = choose_name(wanted.name, sorted(names), wanted.gguf_file)
+            return directory / name if names.issuperset(part_names(name)) else None
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError, BootError):
+        pass
     return None
 
 

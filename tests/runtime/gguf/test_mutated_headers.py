@@ -61,10 +61,10 @@ def mutated(rng: random.Random) -> bytes:
     """Returns the content with one to four changes in its header."""
     content = bytearray(CONTENT)
     for _ in range(rng.randrange(1, 5)):
-        place = rng.randrange(min(HEADER_BYTES, len(content)))
+        place = rng.randrange(min(HEADER_BYTES, len(content)) or 1)
         match rng.randrange(7):
             case 0:
-                content[place] = rng.randrange(256)
+                content[place : place + 1] = rng.randbytes(1)
             case 1:
                 content[place : place + 8] = struct.pack("<Q", rng.choice(EXTREMES))
             case 2:
