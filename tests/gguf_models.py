@@ -122,7 +122,7 @@ def build_block_model(
     model = BlockModel(root / "gguf", root / "values")
     for path in model:
         path.mkdir()
-    hf_model = build_checkpoint(model.values, variant, **({} if variant.startswith("gpt2") else SIZES), **overrides)
+    hf_model = build_checkpoint(model.values, variant, **(({} if variant.startswith("gpt2") else SIZES) | overrides))
     shutil.copy(model.values / "config.json", model.path)
     values = load_file(model.values / "model.safetensors")
     stored: dict[str, StoredRows] = {}
