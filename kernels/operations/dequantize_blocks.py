@@ -39,15 +39,15 @@ class Integers(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """All float32. A group's scale is the block's times the group's factor, and so is its minimum.
+    """Scale and minimum of blocks [N, 1], and the factors of groups [N, G] that they are multiplied by; all float32.
 
     Without factors a block is one group.
     """
 
-    scale_N1: Tensor
-    minimum_N1: Tensor | None = None
-    scale_factors_NG: Tensor | None = None
-    minimum_factors_NG: Tensor | None = None
+    scale: Tensor
+    minimum: Tensor | None = None
+    scale_factors: Tensor | None = None
+    minimum_factors: Tensor | None = None
 
 
 class Layout(NamedTuple):

@@ -1,0 +1,36 @@
+"""What the kernels of weights in planes are compiled for: every combination of planes that a form has."""
+
+from typing import Any
+
+import torch
+
+from kernels.arguments.block_rows import FORMS
+from kernels.arguments.code_planes import CodePlanes
+from kernels.gpu.plane_codes import constants_of, planes_of
+from kernels.operations.code_planes import allocate_planes, view_planes
+
+NUM_INPUTS = 4096
+TYPES = {
+    torch.int8: "*i8:16",
+    torch.int16: "*i16:16",
+    torch.int32: "*i32:16",
+    torch.float16: "*fp16:16",
+    torch.bfloat16: "*bf16:16",
+    torch.float32: "*fp32:16",
+}
+NAMES = ("low", "high", "scales", "scale_factors", "minimums", "minimum_factors", "table")
+
+
+def make_planes(form: str) -> CodePlanes:
+    return view_planes(allocate_planes(form, 16, NUM_INPUTS, torch.device("cpu")), form, 16, NUM_INPUTS)
+
+
+PLANES = {form: make_planes(form) for form in FORMS}
+
+
+def signature_of(planes: CodePlanes) -> dict[str, str]:
+    return {name: TYPES[plane.dtype] for name, plane in zip(NAMES, planes_of(planes), strict=True)}
+
+
+def constants(planes: CodePlanes) -> dict[str, Any]:
+    return constants_of(planes)
