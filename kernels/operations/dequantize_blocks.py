@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels.arguments.block_rows import FORMS, BlockRows
 
 NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E4M3 = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist())
 DOUBLED_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
@@ -35,7 +36,7 @@ class Integers(NamedTuple):
     low: Bits
     high: Bits | None = None
     offset: int = 0
-    table: tuple[int, ...] | None = None
+    table: tuple[float, ...] | None = None
 
 
 class Scales(NamedTuple):
@@ -60,6 +61,14 @@ class Layout(NamedTuple):
 def dequantize_blocks(rows: BlockRows) -> Tensor:
     """Returns the values, float32 [O, I]."""
     return dequantize_blocks_reference(rows)
+
+
+def has_finite_scales(rows: BlockRows) -> bool:
+    """True if no value is NaN or infinite."""
+    _, num_bytes, halves = FORMS[rows.form]
+    blocks_NB = rows.blocks.unflatten(1, (-1, num_bytes))
+    numbers = (blocks_NB[..., begin : begin + 2].contiguous().view(torch.float16) for begin in halves)
+    return all(bool(number_N.isfinite().all()) for number_N in numbers)
 
 
 def dequantize_blocks_reference(rows: BlockRows) -> Tensor:
@@ -126,6 +135,16 @@ def _scale_and_minimum(blocks_NB: Tensor) -> Scales:
     return Scales(_half(blocks_NB, 0), -_half(blocks_NB, 2))
 
 
+def _scale_and_zero(blocks_NB: Tensor) -> Scales:
+    """The minimum is the scale times a zero point; the difference of the products is exact."""
+    scale_N1 = _half(blocks_NB, 0)
+    return Scales(scale_N1, scale_N1 * blocks_NB[:, 2:4].contiguous().view(torch.int16).float())
+
+
+def _wide_scale(blocks_NB: Tensor) -> Scales:
+    return Scales(blocks_NB[:, :4].contiguous().view(torch.float32))
+
+
 def _power_of_two(blocks_NB: Tensor) -> Scales:
     """The exponent of half a power of two: the codes of MXFP4 are doubled."""
     exponent_N1 = blocks_NB[:, :1].int()
@@ -169,6 +188,8 @@ LAYOUTS = {
     "Q8_0": Layout(Integers(Bits(2, 8, 32)), _scale_alone),
     "IQ4_NL": Layout(Integers(Bits(2, 4, 16), table=NON_LINEAR), _scale_alone),
     "MXFP4": Layout(Integers(Bits(1, 4, 16), table=DOUBLED_E2M1), _power_of_two),
+    "I4": Layout(Integers(Bits(4, 4, 16)), _scale_and_zero),
+    "F8": Layout(Integers(Bits(4, 8, 32), table=E4M3), _wide_scale),
     "Q2_K": Layout(Integers(Bits(16, 2, 32)), _four_bit_scales),
     "Q3_K": Layout(
         Integers(Bits(32, 2, 32), Bits(0, 1, 32), offset=4),

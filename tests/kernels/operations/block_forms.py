@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS
+from kernels.arguments.block_rows import FORMS, GGUF_FORMS
 
 GOLDEN = Path(__file__).with_name("block_forms.safetensors")
 NUM_VALUES = 256
@@ -19,21 +19,11 @@ NUM_VALUES = 256
 def random_blocks(form: str, num_rows: int, num_inputs: int, seed: int) -> Tensor:
     """Returns rows of random bytes [O, bytes of a row]; all float16 numbers of theirs are finite."""
     generator = torch.Generator().manual_seed(seed)
-    num_values, num_bytes = FORMS[form]
+    num_values, num_bytes, halves = FORMS[form]
     blocks = torch.randint(256, (num_rows * num_inputs // num_values, num_bytes), generator=generator).to(torch.uint8)
-    for first_byte in HALVES.get(form, (0,)):
+    for first_byte in halves:
         blocks[:, first_byte + 1] &= 0b10111011  # the exponent is not all ones
     return blocks.view(num_rows, -1)
-
-
-HALVES = {
-    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q6_K": (208,),
-    "MXFP4": (),
-}
-"""Where a block has float16 numbers; at byte 0 if it is not listed."""
 
 
 def gguf_values(form: str, blocks: Tensor) -> Tensor:
@@ -45,7 +35,7 @@ def gguf_values(form: str, blocks: Tensor) -> Tensor:
 
 if __name__ == "__main__":
     tensors: dict[str, Tensor] = {}
-    for seed, form in enumerate(FORMS):
+    for seed, form in enumerate(GGUF_FORMS):
         tensors[form] = random_blocks(form, 2, NUM_VALUES, seed)
         tensors[f"{form} values"] = gguf_values(form, tensors[form])
     save_file(tensors, GOLDEN)
