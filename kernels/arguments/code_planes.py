@@ -30,7 +30,7 @@ class CodePlanes:
     minimum_factors: Tensor | None
     """int8 [G, O]"""
     table: Tensor | None
-    """float32 [16]"""
+    """bfloat16 [16]"""
     offset: int
     group: int
     """Inputs of a group: 16 or 32."""

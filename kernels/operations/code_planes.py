@@ -24,10 +24,10 @@ ROWS_AT_ONCE = 4096
 ALIGNMENT = 128
 """Of each plane, in bytes."""
 
-WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
-"""By the bits of a code."""
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int8}
+"""By the bits of a code; codes of 8 bits are no words."""
 
-SCALES = {"MXFP4": torch.bfloat16}
+SCALES = {"MXFP4": torch.bfloat16, "F8": torch.float32}
 """What holds the scales of a form exactly, if not float16."""
 
 
@@ -36,12 +36,14 @@ class PlaneForm(NamedTuple):
 
     low_bits: int
     high_bits: int
+    low_dtype: torch.dtype
     offset: int
-    table: tuple[int, ...] | None
+    table: tuple[float, ...] | None
     group: int
     groups_a_scale: int
     scale_dtype: torch.dtype
     has_minimums: bool
+    minimums_are_scales: bool
     has_scale_factors: bool
     has_minimum_factors: bool
 
@@ -51,17 +53,19 @@ def plane_form(form: str) -> PlaneForm:
     """Returns what follows from the layout of the form's blocks: the scales of a block tell how many groups it has."""
     (low, high, offset, table), read_scales = LAYOUTS[form]
     scales = read_scales(torch.zeros(1, FORMS[form].num_bytes, dtype=torch.uint8))
-    factors = scales.scale_factors
+    factors, is_float = scales.scale_factors, low.num_bits == 8 and table is not None
     num_groups = 1 if factors is None else factors.shape[1]
     return PlaneForm(
         low.num_bits,
         0 if high is None else high.num_bits,
+        torch.float8_e4m3fn if is_float else WORDS[low.num_bits],
         offset,
-        table,
+        None if is_float else table,
         FORMS[form].num_values // num_groups,
         num_groups,
         SCALES.get(form, torch.float16),
-        scales.minimum is not None,
+        scales.minimum is not None and scales.minimum is not scales.scale,
+        scales.minimum is scales.scale,
         factors is not None,
         scales.minimum_factors is not None,
     )
@@ -81,12 +85,13 @@ def view_planes(stored: Tensor, form: str, num_outputs: int, num_inputs: int) ->
         plane = stored[first : first + num_elements * dtype.itemsize].view(dtype).view(shape)
         planes.append(plane if num_elements else None)
         first += _num_bytes(dtype, shape)
-    low, high, scales, *others = planes
+    low, high, scales, scale_factors, minimums, minimum_factors = planes
     assert low is not None
     assert scales is not None
-    table = None if kind.table is None else torch.tensor(kind.table, dtype=torch.float32, device=stored.device)
+    table = None if kind.table is None else torch.tensor(kind.table, dtype=torch.bfloat16, device=stored.device)
     return CodePlanes(
-        low, high, scales, *others, table, kind.offset, kind.group, kind.low_bits, kind.high_bits, num_inputs
+        *(low, high, scales, scale_factors, scales if kind.minimums_are_scales else minimums, minimum_factors, table),
+        *(kind.offset, kind.group, kind.low_bits, kind.high_bits, num_inputs),
     )
 
 
@@ -139,7 +144,7 @@ def dequantize_planes(planes: CodePlanes) -> Tensor:
     codes_OP = _read_codes(planes.low, planes.low_bits, planes.group)
     if planes.high is not None:
         codes_OP = codes_OP | _read_codes(planes.high, planes.high_bits, planes.group) << planes.low_bits
-    codes_OP = codes_OP.float() - planes.offset if planes.table is None else planes.table[codes_OP]
+    codes_OP = codes_OP.float() - planes.offset if planes.table is None else planes.table[codes_OP].float()
     values_OGV = codes_OP.view(len(codes_OP), -1, planes.group)
     values_OGV *= _of_groups(planes.scales, planes.scale_factors, planes.groups_a_scale)
     if planes.minimums is not None:
@@ -152,11 +157,7 @@ def _list_planes(kind: PlaneForm, num_outputs: int, num_inputs: int) -> Iterator
     span = FIELDS * kind.group
     num_groups = -(-num_inputs // span) * FIELDS
     num_words, num_scales = num_groups * kind.group // FIELDS, num_groups // kind.groups_a_scale
-    yield (
-        (torch.int8, (num_outputs, num_groups * kind.group))
-        if kind.low_bits == 8
-        else (WORDS[kind.low_bits], (num_outputs, num_words))
-    )
+    yield kind.low_dtype, (num_outputs, num_groups * kind.group if kind.low_bits == 8 else num_words)
     yield WORDS.get(kind.high_bits, torch.int8), (num_outputs if kind.high_bits else 0, num_words)
     yield kind.scale_dtype, (num_scales, num_outputs)
     yield torch.int8, (num_groups if kind.has_scale_factors else 0, num_outputs)
@@ -180,9 +181,9 @@ def _set_codes(plane: Tensor, outputs: slice, codes_OP: Tensor, num_bits: int, s
 
 
 def _read_codes(plane: Tensor, num_bits: int, group: int) -> Tensor:
-    """Returns int32 [O, P]."""
+    """Returns int32 [O, P], or codes of 8 bits as they are."""
     if num_bits == 8:
-        return plane.int()
+        return plane
     shifts = torch.arange(0, FIELDS * num_bits, num_bits, dtype=torch.int32, device=plane.device)[:, None]
     return (plane.int().view(len(plane), -1, 1, group) >> shifts & 2**num_bits - 1).flatten(1)
 

@@ -138,7 +138,7 @@ def _scale_and_minimum(blocks_NB: Tensor) -> Scales:
 def _scale_and_zero(blocks_NB: Tensor) -> Scales:
     """The minimum is the scale times a zero point; the difference of the products is exact."""
     scale_N1 = _half(blocks_NB, 0)
-    return Scales(scale_N1, scale_N1 * blocks_NB[:, 2:4].contiguous().view(torch.int16).float())
+    return Scales(scale_N1, scale_N1, None, blocks_NB[:, 2:4].contiguous().view(torch.int16).float())
 
 
 def _wide_scale(blocks_NB: Tensor) -> Scales:

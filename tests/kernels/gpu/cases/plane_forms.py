@@ -12,6 +12,7 @@ from kernels.operations.code_planes import allocate_planes, view_planes
 NUM_INPUTS = 4096
 TYPES = {
     torch.int8: "*i8:16",
+    torch.float8_e4m3fn: "*fp8e4nv:16",
     torch.int16: "*i16:16",
     torch.int32: "*i32:16",
     torch.float16: "*fp16:16",
