@@ -64,7 +64,7 @@ def decode(
     GROUP: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Returns the codes of one field of a span's words, less their offset, in the type WIDE, which holds them exactly."""
+    """Returns the codes of one field of a span's words, less their offset, in WIDE, which holds them exactly."""
     if LOW_BITS == 8:
         inputs_W = span * (FIELDS_A_WORD * GROUP) + FIELD * GROUP + tl.arange(0, GROUP)
         value_OW = tl.load(low + row_O[:, None] * (num_words * FIELDS_A_WORD) + inputs_W[None, :]).to(WIDE)
@@ -74,7 +74,7 @@ def decode(
             code_OW |= ((high_OW.to(tl.int32) >> (FIELD * HIGH_BITS)) & ((1 << HIGH_BITS) - 1)) << LOW_BITS
         if HAS_TABLE:
             value_OW = tl.load(table + code_OW).to(WIDE)
-        elif WIDE == tl.bfloat16:
+        elif tl.bfloat16 == WIDE:
             # The bits of 128 are 0x4300: the code becomes the last digits of a number, with no conversion.
             value_OW = (code_OW | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True) - (128 + OFFSET)
         else:

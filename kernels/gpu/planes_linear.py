@@ -18,8 +18,11 @@ from kernels.gpu.launch_table import MANY_PROGRAMS, find_launch
 from kernels.gpu.look_up_planes import dequantize_slice
 from kernels.gpu.plane_codes import FIELDS_A_WORD, constants_of, decode, load_scale, load_words, planes_of
 
-FEW_TOKENS, MANY_TOKENS = 16, 64
-"""The tile of tokens has one of two sizes; with more tokens than MANY_TOKENS the weight is dequantized."""
+TILE_TOKENS = 16, 32
+"""The two sizes of a tile of tokens."""
+
+MANY_TOKENS = 64
+"""With more tokens than that the weight is dequantized."""
 
 SLICE_BYTES = 64 << 20
 """Memory of the dequantized outputs that are multiplied at a time."""
@@ -32,7 +35,7 @@ def planes_linear(x_TI: Tensor, planes: CodePlanes, bias_O: Tensor | None, out_T
     if num_tokens > MANY_TOKENS:
         _multiply_values(x_TI, planes, bias_O, out_TO)
         return
-    launch = find_launch("planes_linear", FEW_TOKENS if num_tokens <= FEW_TOKENS else MANY_TOKENS, x_TI.itemsize)
+    launch = find_launch("planes_linear", TILE_TOKENS[num_tokens > TILE_TOKENS[0]], x_TI.itemsize)
     num_blocks = triton.cdiv(num_outputs, launch["BLOCK_O"])
     spans_a_part = triton.cdiv(planes.num_spans, min(planes.num_spans, triton.cdiv(MANY_PROGRAMS, num_blocks)))
     num_parts = triton.cdiv(planes.num_spans, spans_a_part)
@@ -42,7 +45,7 @@ def planes_linear(x_TI: Tensor, planes: CodePlanes, bias_O: Tensor | None, out_T
         if has_parts
         else out_TO
     )
-    multiply_codes[(num_blocks, num_parts)](
+    multiply_codes[(num_blocks, num_parts, triton.cdiv(num_tokens, launch["BLOCK_T"]))](
         x_TI,
         *planes_of(planes),
         x_TI if bias_O is None else bias_O,
@@ -122,7 +125,7 @@ def multiply_codes(
     """Outputs and tokens beyond the last are computed as the last, and not stored."""
     output_O = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     part = tl.program_id(1)
-    token_T = tl.arange(0, BLOCK_T)
+    token_T = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
     real_O = tl.minimum(output_O, num_outputs - 1)
     row_O = real_O.to(tl.int64)
     x_T = x + tl.minimum(token_T, num_tokens - 1) * num_inputs

@@ -71,14 +71,13 @@ def plane_form(form: str) -> PlaneForm:
     )
 
 
-def allocate_planes(form: str, num_outputs: int, num_inputs: int, device: torch.device) -> Tensor:
-    """Returns the uninitialised memory of the planes, uint8; they share one tensor."""
-    sizes = (_num_bytes(dtype, shape) for dtype, shape in _list_planes(plane_form(form), num_outputs, num_inputs))
-    return torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+def num_plane_bytes(form: str, num_outputs: int, num_inputs: int) -> int:
+    """Returns the bytes of all planes; they lie in one tensor."""
+    return sum(_num_bytes(dtype, shape) for dtype, shape in _list_planes(plane_form(form), num_outputs, num_inputs))
 
 
 def view_planes(stored: Tensor, form: str, num_outputs: int, num_inputs: int) -> CodePlanes:
-    """Returns the planes that lie in memory from `allocate_planes`."""
+    """Returns the planes that lie in `stored`, uint8 of `num_plane_bytes`."""
     kind, first, planes = plane_form(form), 0, list[Tensor | None]()
     for dtype, shape in _list_planes(kind, num_outputs, num_inputs):
         num_elements = shape[0] * shape[1]
@@ -120,7 +119,8 @@ def set_planes(planes: CodePlanes, first_output: int, rows: BlockRows) -> None:
 def make_planes(rows: BlockRows) -> CodePlanes:
     """Returns the planes of whole rows, on the rows' device."""
     num_outputs = len(rows.blocks)
-    stored = allocate_planes(rows.form, num_outputs, rows.num_inputs, rows.blocks.device)
+    num_bytes = num_plane_bytes(rows.form, num_outputs, rows.num_inputs)
+    stored = torch.empty(num_bytes, dtype=torch.uint8, device=rows.blocks.device)
     planes = view_planes(stored, rows.form, num_outputs, rows.num_inputs)
     set_planes(planes, 0, rows)
     return planes

@@ -11,7 +11,7 @@ NAN_CODE = 0x7F
 
 
 def plausible_rows(form: str, num_outputs: int, num_inputs: int) -> BlockRows:
-    num_values, num_bytes, halves = FORMS[form]
+    _, num_bytes, halves = FORMS[form]
     blocks = random_blocks(form, num_outputs, num_inputs, seed=num_inputs).view(-1, num_bytes)
     generator = torch.Generator().manual_seed(len(blocks))
 

@@ -1,13 +1,11 @@
 """What the kernels of weights in planes are compiled for: every combination of planes that a form has."""
 
-from typing import Any
-
 import torch
 
 from kernels.arguments.block_rows import FORMS
 from kernels.arguments.code_planes import CodePlanes
-from kernels.gpu.plane_codes import constants_of, planes_of
-from kernels.operations.code_planes import allocate_planes, view_planes
+from kernels.gpu.plane_codes import planes_of
+from kernels.operations.code_planes import num_plane_bytes, view_planes
 
 NUM_INPUTS = 4096
 TYPES = {
@@ -23,7 +21,8 @@ NAMES = ("low", "high", "scales", "scale_factors", "minimums", "minimum_factors"
 
 
 def make_planes(form: str) -> CodePlanes:
-    return view_planes(allocate_planes(form, 16, NUM_INPUTS, torch.device("cpu")), form, 16, NUM_INPUTS)
+    stored = torch.empty(num_plane_bytes(form, 16, NUM_INPUTS), dtype=torch.uint8)
+    return view_planes(stored, form, 16, NUM_INPUTS)
 
 
 PLANES = {form: make_planes(form) for form in FORMS}
@@ -31,7 +30,3 @@ PLANES = {form: make_planes(form) for form in FORMS}
 
 def signature_of(planes: CodePlanes) -> dict[str, str]:
     return {name: TYPES[plane.dtype] for name, plane in zip(NAMES, planes_of(planes), strict=True)}
-
-
-def constants(planes: CodePlanes) -> dict[str, Any]:
-    return constants_of(planes)

@@ -2,8 +2,8 @@
 
 from kernels.gpu.launch_table import HOPPER, launch_on
 from kernels.gpu.plane_codes import constants_of
-from kernels.gpu.planes_linear import FEW_TOKENS, MANY_TOKENS, add_parts, multiply_codes
-from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32
+from kernels.gpu.planes_linear import TILE_TOKENS, add_parts, multiply_codes
+from tests.kernels.gpu.cases.compile_case import CompileCase
 from tests.kernels.gpu.cases.plane_forms import PLANES, signature_of
 
 _SIZES = dict.fromkeys(("num_tokens", "num_outputs", "num_spans", "spans_a_part", "out_stride"), "i32")
@@ -20,7 +20,7 @@ _CASES = tuple(
         has_wgmma=True,
     )
     for form, planes in PLANES.items()
-    for num_tokens in (FEW_TOKENS, MANY_TOKENS)
+    for num_tokens in TILE_TOKENS
 )
 _SUM = CompileCase(
     label="sum of parts",
