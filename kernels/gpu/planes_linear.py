@@ -18,9 +18,6 @@ from kernels.gpu.launch_table import MANY_PROGRAMS, find_launch
 from kernels.gpu.look_up_planes import dequantize_slice
 from kernels.gpu.plane_codes import FIELDS_A_WORD, constants_of, decode, load_scale, load_words, planes_of
 
-TILE_TOKENS = 16, 32
-"""The two sizes of a tile of tokens."""
-
 MANY_TOKENS = 64
 """With more tokens than that the weight is dequantized."""
 
@@ -35,7 +32,7 @@ def planes_linear(x_TI: Tensor, planes: CodePlanes, bias_O: Tensor | None, out_T
     if num_tokens > MANY_TOKENS:
         _multiply_values(x_TI, planes, bias_O, out_TO)
         return
-    launch = find_launch("planes_linear", TILE_TOKENS[num_tokens > TILE_TOKENS[0]], x_TI.itemsize)
+    launch = find_launch("planes_linear", x_TI.itemsize)
     num_blocks = triton.cdiv(num_outputs, launch["BLOCK_O"])
     spans_a_part = triton.cdiv(planes.num_spans, min(planes.num_spans, triton.cdiv(MANY_PROGRAMS, num_blocks)))
     num_parts = triton.cdiv(planes.num_spans, spans_a_part)

@@ -15,7 +15,7 @@ COMPILE_CASES = tuple(
         | dict.fromkeys(("first_output", "num_rows", "num_outputs"), "i32"),
         constants=constants_of(planes) | {"HAS_ROWS": has_rows},
         launch=launch_on(HOPPER, "look_up_planes"),
-        max_registers=128,
+        max_registers=40,
     )
     for form, planes in PLANES.items()
     for has_rows in (False, True)

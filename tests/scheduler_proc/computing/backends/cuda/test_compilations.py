@@ -66,5 +66,5 @@ def test_kernels_of_weights_in_their_forms_are_compiled_at_load(flags: list[str]
     found = find_compilations(model.path, *flags)
     assert found["later"] == {}
     names = [text.partition("[")[0] for text in found["loaded"]]
-    assert 0 < names.count("multiply_codes") <= 2 * 2 * 3
+    assert 0 < names.count("multiply_codes") <= 2 * 3
     assert 0 < names.count("dequantize") <= 4
