@@ -22,6 +22,7 @@ from scheduler_proc.computing.loading.quantized.stored_linear import (
     INT32,
     LinearWeight,
     StoredLinear,
+    compile_pattern,
     read_group_size,
 )
 
@@ -85,10 +86,8 @@ class CompressedTensors:
 
 
 def _compile(group: HfConfig, target: str) -> re.Pattern[str]:
-    try:
-        return re.compile(target.removeprefix("re:") if target.startswith("re:") else re.escape(target) + r"\Z")
-    except re.error as error:
-        raise group.refuse("targets", target, f"it is not a regular expression ({error})") from None
+    is_pattern = target.startswith("re:")
+    return compile_pattern(group, target.removeprefix("re:") if is_pattern else re.escape(target) + r"\Z")
 
 
 def _read_groups(linear: StoredLinear, settings: HfConfig, shape: tuple[int, int], bits: int) -> Groups:
