@@ -18,7 +18,7 @@ Shape = tuple[int, int]
 Linear = tuple[dict[str, Tensor], Tensor]
 """Tensors by the endings of their names, and the values [O, I]."""
 
-SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
 STEP = 0.03
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 

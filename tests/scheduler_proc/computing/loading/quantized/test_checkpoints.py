@@ -38,7 +38,7 @@ def no_kernels() -> None:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """Of the quantized checkpoint and of its values."""
+    """For a quantized checkpoint and for its values."""
     quantized, plain = tmp_path / "quantized", tmp_path / "plain"
     quantized.mkdir()
     plain.mkdir()
