@@ -40,15 +40,15 @@ class Integers(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """All float32. A group's scale is the block's times the group's factor, and so is its minimum.
+    """Scale and minimum of blocks [N, 1], and the factors of groups [N, G] that they are multiplied by; all float32.
 
     Without factors a block is one group.
     """
 
-    scale_N1: Tensor
-    minimum_N1: Tensor | None = None
-    scale_factors_NG: Tensor | None = None
-    minimum_factors_NG: Tensor | None = None
+    scale: Tensor
+    minimum: Tensor | None = None
+    scale_factors: Tensor | None = None
+    minimum_factors: Tensor | None = None
 
 
 class Layout(NamedTuple):
@@ -138,7 +138,7 @@ def _scale_and_minimum(blocks_NB: Tensor) -> Scales:
 def _scale_and_zero(blocks_NB: Tensor) -> Scales:
     """The minimum is the scale times a zero point; the difference of the products is exact."""
     scale_N1 = _half(blocks_NB, 0)
-    return Scales(scale_N1, scale_N1 * blocks_NB[:, 2:4].contiguous().view(torch.int16).float())
+    return Scales(scale_N1, scale_N1, None, blocks_NB[:, 2:4].contiguous().view(torch.int16).float())
 
 
 def _wide_scale(blocks_NB: Tensor) -> Scales:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MAX_NAMES_SHOWN = 6
 DUMMY_STD = 0.02
-VALUES_AT_ONCE = 1 << 20
+VALUES_AT_ONCE = 1 << 18
 """The number of values that are read from blocks at a time: they stay in the caches until they are stored."""
 
 log = logging.getLogger("sluice.weights")
