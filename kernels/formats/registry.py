@@ -18,7 +18,7 @@ QUANTIZING: dict[str, QuantizingFormat] = {one.name: one for one in QUANTIZED.va
 
 FORMATS: dict[str, WeightFormat] = {one.name: one for one in (PLAIN, PACKED, *QUANTIZING.values(), PACKED_BLOCKS)}
 
-BLOCK_FORMATS = frozenset({PACKED_BLOCKS.name, PLANES})
+BLOCK_FORMATS = frozenset({PLANES, PACKED_BLOCKS.name})
 """The names of the formats whose weights take rows in blocks."""
 
 

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.arguments.block_rows import FORMS, BlockRows
+from kernels.arguments.block_rows import FORMS, INTEGER_FORMS, BlockRows
 from kernels.arguments.code_planes import FIELDS, CodePlanes
 from kernels.operations.dequantize_blocks import LAYOUTS, split_blocks
 
 ROWS_AT_ONCE = 4096
 """Outputs that are laid out at a time, which bounds the memory that it takes."""
+
+GROUP = 32
+"""Inputs of a group of a form whose groups have no factors."""
 
 ALIGNMENT = 128
 """Of each plane, in bytes."""
@@ -27,7 +30,7 @@ ALIGNMENT = 128
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int8}
 """By the bits of a code; codes of 8 bits are no words."""
 
-SCALES = {"MXFP4": torch.bfloat16, "F8": torch.float32}
+SCALES = {"MXFP4": torch.bfloat16} | dict.fromkeys(("F8", *INTEGER_FORMS), torch.float32)
 """What holds the scales of a form exactly, if not float16."""
 
 
@@ -51,10 +54,10 @@ class PlaneForm(NamedTuple):
 @cache
 def plane_form(form: str) -> PlaneForm:
     """Returns what follows from the layout of the form's blocks: the scales of a block tell how many groups it has."""
-    (low, high, offset, table), read_scales = LAYOUTS[form]
+    (low, high, offset, table, _), read_scales = LAYOUTS[form]
     scales = read_scales(torch.zeros(1, FORMS[form].num_bytes, dtype=torch.uint8))
     factors, is_float = scales.scale_factors, low.num_bits == 8 and table is not None
-    num_groups = 1 if factors is None else factors.shape[1]
+    num_groups = FORMS[form].num_values // GROUP if factors is None else factors.shape[1]
     return PlaneForm(
         low.num_bits,
         0 if high is None else high.num_bits,
