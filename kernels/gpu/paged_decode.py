@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
-from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score
+from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score, widen_query
 from kernels.gpu.launch_table import find_launch
 from kernels.gpu.occupancy import count_side_by_side, processor_of
 from kernels.plans.decode_work import (
@@ -28,6 +28,7 @@ from kernels.plans.decode_work import (
     DecodeLayout,
     DecodeShape,
     DecodeWork,
+    launch_shape_of,
     make_decode_scratch,
     plan_decode_work,
 )
@@ -75,7 +76,9 @@ def paged_decode(
         PAGE_SIZE=cache.page_size,
         HAS_SCALES=cache.key_scales is not None,
         **constants_of(layout),
-        **find_launch("paged_decode", layout.queries_a_head, head_dim, query_RHD.dtype.itemsize),
+        **find_launch(
+            "paged_decode", *launch_shape_of(layout.queries_a_head, head_dim, query_RHD.dtype, cache.keys.dtype)
+        ),
     )
     if layout.merges_in_kernel:
         return
@@ -191,8 +194,7 @@ def attend(
     page_table = page_tables + tl.load(entries).to(tl.int64) * table_stride
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
-    key_scales += kv_head
-    value_scales += kv_head
+    query_MD, scale = widen_query(query_MD, scale_log2, HAS_SCALES)
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
     acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -209,15 +211,16 @@ def attend(
                 page_table,
                 key_N,
                 end_key,
+                kv_head,
                 NUM_KV_HEADS,
                 HEAD_DIM,
                 PAGE_SIZE,
                 BLOCK_D,
                 HAS_SCALES,
-                query.dtype.element_ty,
+                query_MD.dtype,
                 REACHES_END,
             )
-            score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
+            score_MN = score(query_MD, key_DN, key_scale_N, scale, HAS_SCALES)
             if REACHES_END:
                 score_MN = tl.where((key_N < end_key)[None, :], score_MN, float("-inf"))
             max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)

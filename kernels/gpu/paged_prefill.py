@@ -11,8 +11,9 @@ from torch import Tensor
 
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import PrefillRows
-from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score
+from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score, widen_query
 from kernels.gpu.launch_table import count_tile_tokens, find_launch
+from kernels.plans.decode_work import launch_shape_of
 from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 
 _TILE = tl.constexpr(TILE_WORDS)
@@ -23,7 +24,7 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
     num_heads, head_dim = query_THD.shape[1:]
     assert query_THD.stride()[1:] == (head_dim, 1)
     assert out_THD.is_contiguous()
-    launch_shape = num_heads // cache.num_heads, head_dim, query_THD.dtype.itemsize
+    launch_shape = launch_shape_of(num_heads // cache.num_heads, head_dim, query_THD.dtype, cache.keys.dtype)
     tiles = _plan_here(len(query_THD), rows, launch_shape) if rows.tiles is None else rows.tiles
     assert tiles.shape[1] == TILE_WORDS
     assert tiles.is_contiguous()
@@ -103,8 +104,7 @@ def attend(
     page_table = page_tables + row.to(tl.int64) * table_stride
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
-    key_scales += kv_head
-    value_scales += kv_head
+    query_MD, scale = widen_query(query_MD, scale_log2, HAS_SCALES)
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
     acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -122,15 +122,16 @@ def attend(
                 page_table,
                 key_N,
                 end_key,
+                kv_head,
                 NUM_KV_HEADS,
                 HEAD_DIM,
                 PAGE_SIZE,
                 BLOCK_D,
                 HAS_SCALES,
-                query.dtype.element_ty,
+                query_MD.dtype,
                 REACHES_END,
             )
-            score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
+            score_MN = score(query_MD, key_DN, key_scale_N, scale, HAS_SCALES)
             if REACHES_END:
                 is_seen_MN = (key_N < end_key)[None, :] & (key_N[None, :] <= num_before + query_M[:, None])
                 score_MN = tl.where(is_seen_MN, score_MN, float("-inf"))
