@@ -221,8 +221,8 @@ def ready_text(config: Config, url: str, seconds: float) -> str:
     """Returns the summary with a line to paste."""
     path, body = "generate", json.dumps({"prompt": "Once upon a time", "max_tokens": 64})
     if config.facts.has_chat_template:
-        messages = [{"role": "user", "content": "What is the capital of France?"}]
-        path, body = "v1/chat/completions", json.dumps({"messages": messages})
+        messages = [{"role": "user", "content": "Name the capital of France."}]
+        path, body = "v1/chat/completions", json.dumps({"messages": messages, "temperature": 0})
     headers = ["Content-Type: application/json"]
     if config.http.api_key:
         headers.append("Authorization: Bearer KEY")

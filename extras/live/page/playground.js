@@ -33,7 +33,8 @@ export class Playground {
   openChat() {
     this.form.elements.mode.value = "chat";
     const prompt = find("prompt");
-    if (prompt.value === prompt.defaultValue) prompt.value = "What is the capital of France?";
+    if (prompt.value === prompt.defaultValue) prompt.value = "Name the capital of France.";
+    this.form.elements.temperature.value = 0;
     this.showMode();
   }
 
