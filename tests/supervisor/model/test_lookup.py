@@ -139,7 +139,8 @@ def test_a_hub_name_is_looked_up_by_a_process_whose_message_is_the_error(
     assert "cannot be reached; using the copy" in messages[-1]
 
 
-def test_the_name_for_clients_is_what_was_typed():
+def test_the_name_for_clients_is_what_was_typed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(supervisor.model.lookup, "CHAT_MODEL", BUNDLED_MODEL / "absent.gguf")
     assert model_name(ModelConfig()) == BUNDLED_MODEL.name
     assert model_name(ModelConfig(model="owner/tiny")) == "owner/tiny"
     assert model_name(ModelConfig(model="models/tiny/")) == "models/tiny"
