@@ -99,8 +99,8 @@ def test_counts_what_is_launched_later(
     assert count_programs(DecodeShape(8, 2, 64, 16, dtype, codes), torch.device("cuda")) == expected
     heads = torch.zeros(3, 12, 64, dtype=dtype)
     halves = [torch.zeros(32, 2, 64).to(codes or dtype) for _ in range(2)]
-    scales = [torch.zeros(32, 2, dtype=SCALE_DTYPE) for _ in range(2)] if codes else []
-    cache = PagedKV(*halves, 16, *scales)
+    scales = [torch.zeros(32, 2, dtype=SCALE_DTYPE) if codes else None for _ in range(2)]
+    cache = PagedKV(halves[0], halves[1], 16, scales[0], scales[1])
     layout = DecodeLayout(3, 8, 2, 8, shares_prefixes=True, merges_in_kernel=merges)
     plan = torch.zeros(layout.num_words, dtype=torch.int32)
     work = DecodeWork(layout, plan, make_decode_scratch(layout, 64, torch.device("cpu")))
