@@ -6,6 +6,8 @@ from typing import Any
 
 MAX_SHARED_BYTES = 227 << 10
 """What a block can have on a Hopper GPU."""
+MAX_ADA_BYTES = 99 << 10
+"""On an Ada GPU, where the launch table's rules are in use as they are."""
 
 
 @dataclass(frozen=True)
