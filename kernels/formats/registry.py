@@ -9,6 +9,7 @@ from kernels.dispatch import find_implementation, is_on_cpu
 from kernels.formats.packed import PACKED
 from kernels.formats.packed_blocks import PACKED_BLOCKS, PackedBlocksFormat, can_pack
 from kernels.formats.plain import PLAIN
+from kernels.formats.planes import PLANES, PlanesFormat, has_planes
 from kernels.formats.quantized import QUANTIZED
 from kernels.formats.weight_format import QuantizingFormat, WeightFormat
 
@@ -17,7 +18,7 @@ QUANTIZING: dict[str, QuantizingFormat] = {one.name: one for one in QUANTIZED.va
 
 FORMATS: dict[str, WeightFormat] = {one.name: one for one in (PLAIN, PACKED, *QUANTIZING.values(), PACKED_BLOCKS)}
 
-BLOCK_FORMATS = frozenset({PACKED_BLOCKS.name})
+BLOCK_FORMATS = frozenset({PLANES, PACKED_BLOCKS.name})
 """The names of the formats whose weights take rows in blocks."""
 
 
@@ -26,4 +27,4 @@ def find_block_format(segments: Sequence[Segment], dtype: torch.dtype, device: t
     like = torch.empty(0, dtype=dtype, device=device)
     if is_on_cpu(device) and can_pack(segments) and find_implementation("block_linear", like) is not None:
         return PackedBlocksFormat(segments)
-    return None
+    return PlanesFormat(tuple(segments)) if has_planes(segments, device) else None
