@@ -16,7 +16,7 @@ class PreTokenizer(NamedTuple):
 
     `ignore_merges`: a word that is a token is not built from merges. `adds_bos`: the default of `add_bos_token`.
     `is_byte_level`: tokens are spelled in GPT-2's alphabet of bytes; otherwise in text, with ▁ for a space.
-    `composes`: characters are composed first (Unicode's normal form C), as in the models' own files; llama.cpp omits it.
+    `composes`: characters are composed first (Unicode's normal form C) as the model wants it; llama.cpp omits this.
     """
 
     patterns: tuple[str, ...]
