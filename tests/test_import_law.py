@@ -159,7 +159,7 @@ LAYERS = {
         "runtime/black_box runtime/lifeline.py runtime/logs.py runtime/profiling.py runtime/stacks.py",
         "runtime/run_dir.py runtime/grammars.py runtime/chat_files.py runtime/prefetch.py",
         "runtime/own_directory.py runtime/tokenizer_files.py",
-        "runtime/special_tokens.py",
+        "runtime/special_tokens.py runtime/gguf",
         "runtime/model_files.py",
         "runtime/background.py runtime/histograms.py runtime/machine.py runtime/numa.py",
     ),
