@@ -79,9 +79,9 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, St
     return path
 
 
-def write_model(path: Path, num_parts: int = 1, **metadata: Any) -> Path:
+def write_model(path: Path, metadata: Mapping[str, Any] = {}, num_parts: int = 1) -> Path:
     """Writes a small Qwen2 with a tokenizer for bytes, in several files if asked; `metadata` is added to its own."""
-    tensors, given = _model_tensors(), MODEL_METADATA | metadata
+    tensors, given = _model_tensors(), {**MODEL_METADATA, **metadata}
     if num_parts == 1:
         return write_gguf(path, given, tensors)
     for index in range(num_parts):

@@ -42,8 +42,8 @@ def read_generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
-    tokens: object = metadata.get("tokenizer.ggml.tokens", [])
-    texts = tokens if isinstance(tokens, list) else []
+    tokens: Any = metadata.get("tokenizer.ggml.tokens")
+    texts: list[Any] = tokens if isinstance(tokens, list) else []  # pyright: ignore[reportUnknownVariableType]
     by_text = {text: token_id for token_id, text in enumerate(texts) if text in END_TEXTS}
     if any(ends <= by_text.keys() for ends in CALL_ENDS):
         by_text.pop("<|end|>", None)

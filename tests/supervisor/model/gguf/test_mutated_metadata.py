@@ -40,7 +40,7 @@ def test_mutated_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path, rng, num_refused = tmp_path / "m.gguf", random.Random(38), 0
     for _ in range(NUM_MODELS):
         changed: dict[str, Any] = {key: rng.choice(VALUES) for key in rng.sample(sorted(METADATA), rng.randrange(1, 4))}
-        write_model(path, **METADATA | changed)
+        write_model(path, METADATA | changed)
         try:
             directory = find_directory(path, Parts.MODEL | Parts.TOKENIZER)
             read_model_facts(ModelConfig(), directory, directory, "m")
