@@ -1,6 +1,15 @@
 """Byte-pair encoding with the merges of the file: GPT-2's on bytes, Gemma 4's on characters."""
 
-from supervisor.model.gguf.tokenizer.parts import SPACE, Parts, byte_pair_model, piece_decoder, replace, sequence, split
+from supervisor.model.gguf.tokenizer.parts import (
+    SPACE,
+    Part,
+    Parts,
+    byte_pair_model,
+    piece_decoder,
+    replace,
+    sequence,
+    split,
+)
 from supervisor.model.gguf.tokenizer.pre_tokenizers import find_pre_tokenizer
 from supervisor.model.gguf.tokenizer.vocabulary import PREFIX, Vocabulary
 
@@ -16,7 +25,8 @@ def byte_pair_parts(vocabulary: Vocabulary) -> Parts:
     around = "bos_token" if adds_bos else None, "eos_token" if vocabulary.flag("add_eos_token", False) else None
     if pre.is_byte_level:
         model = byte_pair_model(ids, merges, ignore_merges=pre.ignore_merges)
-        return Parts(model, None, sequence("pretokenizers", [*splits, BYTE_LEVEL]), BYTE_LEVEL, *around)
+        normalizer: Part | None = {"type": "NFC"} if pre.composes else None
+        return Parts(model, normalizer, sequence("pretokenizers", [*splits, BYTE_LEVEL]), BYTE_LEVEL, *around)
     model = byte_pair_model(ids, merges, vocabulary.unknown_text())
     spaces = replace(" ", SPACE)
     return Parts(model, spaces, sequence("pretokenizers", splits), piece_decoder(strips_space=False), *around)

@@ -16,12 +16,14 @@ class PreTokenizer(NamedTuple):
 
     `ignore_merges`: a word that is a token is not built from merges. `adds_bos`: the default of `add_bos_token`.
     `is_byte_level`: tokens are spelled in GPT-2's alphabet of bytes; otherwise in text, with ▁ for a space.
+    `composes`: characters are composed first (Unicode's normal form C) as the model wants it; llama.cpp omits this.
     """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     adds_bos: bool = False
     is_byte_level: bool = True
+    composes: bool = False
 
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -69,15 +71,18 @@ CASED_LETTERS = (  # of the version of Unicode that DeepSeek's tokenizer was mad
 TABLE = {
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert jina-v1-en jina-v2-code "
-    "roberta-bpe exaone4 mpt olmo jais trillion granite-docling": PreTokenizer((GPT2,)),
-    "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2": PreTokenizer((DIGITS, GPT2)),
+    "roberta-bpe exaone4 jais trillion granite-docling": PreTokenizer((GPT2,)),
+    "mpt olmo": PreTokenizer((GPT2,), composes=True),
+    "command-r": PreTokenizer((DIGITS, GPT2), composes=True),
+    "starcoder refact smollm codeshell exaone minerva-7b mellum2": PreTokenizer((DIGITS, GPT2)),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
     "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": PreTokenizer(
         (LLAMA3,), ignore_merges=True, adds_bos=True
     ),
     "dbrx smaug-bpe chatglm-bpe": PreTokenizer((LLAMA3,)),
     "glm4 glm5": PreTokenizer((LLAMA3,), ignore_merges=True),
-    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": PreTokenizer((QWEN2,)),
+    "qwen2": PreTokenizer((QWEN2,), composes=True),
+    "deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": PreTokenizer((QWEN2,)),
     "qwen35": PreTokenizer((QWEN35,)),
     "laguna": PreTokenizer((*LINES, QWEN2)),
     "ufakzeka": PreTokenizer((QWEN2.removeprefix(f"{CONTRACTIONS}|"),)),

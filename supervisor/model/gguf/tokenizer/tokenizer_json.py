@@ -13,6 +13,7 @@ from runtime.special_tokens import CONFIG_FILE, TOKENIZER_JSON
 from supervisor.model.gguf.tokenizer.byte_pairs import byte_pair_parts
 from supervisor.model.gguf.tokenizer.parts import Part, Parts
 from supervisor.model.gguf.tokenizer.sentence_pieces import sentence_piece_parts
+from supervisor.model.gguf.tokenizer.unigrams import unigram_parts
 from supervisor.model.gguf.tokenizer.vocabulary import ID_KEYS, TokenType, Vocabulary, read_vocabulary, refuse
 from supervisor.model.gguf.tokenizer.word_pieces import word_piece_parts
 
@@ -21,6 +22,7 @@ KINDS: dict[str, Callable[[Vocabulary], Parts]] = {
     "gemma4": byte_pair_parts,
     "llama": sentence_piece_parts,
     "bert": word_piece_parts,
+    "t5": unigram_parts,
 }
 """By `tokenizer.ggml.model`."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.arguments.block_rows import GGUF_FORMS
+from kernels.arguments.block_rows import FORMS, GGUF_FORMS
 from kernels.cpu.library import unload_kernels, use_library
 from kernels.formats.packed_blocks import PackedBlocksWeight
 from kernels.formats.registry import FORMATS
@@ -180,15 +180,24 @@ def test_blocks_can_be_quantized_again(tmp_path: Path, quantization: str, caplog
     assert_same(*ranks)
 
 
-def test_a_scale_that_is_not_a_number_is_named(tmp_path: Path) -> None:
-    model = build_block_model(tmp_path, "llama-mha", lambda name: "Q8_0")
+@pytest.mark.parametrize("form", GGUF_FORMS)
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_a_scale_that_is_not_a_number_is_named(tmp_path: Path, form: str, has_kernels: bool) -> None:
+    model = build_block_model(tmp_path, "llama-mha", lambda name: form if "ffn_up" in name else "F32")
     file = model.path / "model.gguf"
     content = bytearray(file.read_bytes())
-    begin = read_gguf(file).tensors["blk.1.ffn_down.weight"].offset
-    content[begin + 34 : begin + 36] = b"\x00\x7e"  # the scale of the second block
-    file.write_bytes(content)
-    with pytest.raises(BootError, match=r"model\.layers\.1\.mlp\.down_proj\.weight: a scale of its Q8_0 blocks is NaN"):
-        load(model.path, Placement(CPU, torch.float32))
+    offset = read_gguf(file).tensors["blk.1.ffn_up.weight"].offset + FORMS[form].num_bytes  # of the second block
+    if has_kernels:
+        use_library(built_library())
+    for begin in FORMS[form].halves:
+        damaged = content.copy()
+        damaged[offset + begin : offset + begin + 2] = b"\x00\x7e"
+        file.write_bytes(damaged)
+        with pytest.raises(
+            BootError, match=rf"^model\.layers\.1\.mlp\.up_proj\.weight: a scale of its {form} blocks is NaN"
+        ):
+            load(model.path, Placement(CPU, torch.float32))
+    unload_kernels()
 
 
 def test_a_type_that_is_not_supported_is_named(tmp_path: Path) -> None:
