@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS, BlockRows
+from kernels.arguments.block_rows import FORMS, GGUF_FORMS, BlockRows
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference
 from runtime.gguf.block_types import BLOCK_TYPES
 from tests.checkpoints import build_checkpoint
@@ -134,7 +134,7 @@ def build_block_model(
         if form == "F16":
             rows = rows.half().float()
         stored[gguf_name] = rows.half() if form == "F16" else rows
-        if form in FORMS:
+        if form in GGUF_FORMS:
             blocks = small_blocks(form, *rows.shape, seed)
             stored[gguf_name] = blocks
             rows = dequantize_blocks_reference(blocks)

@@ -205,7 +205,7 @@ FUNCTION_LEVEL_IMPORTS = {
     ("scheduler_proc/rank_process.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/computing/torch_import.py", "torch"): "the process imports this file long before",
     ("scheduler_proc/computing/torch_import.py", "numpy"): "likewise, and under a setting",
-    (LOAD_RUNNER, "scheduler_proc.computing.loading.checkpoint"): "random weights need no safetensors",
+    (LOAD_RUNNER, "scheduler_proc.computing.loading.open_weights"): "random weights need no safetensors",
     (LOAD_RUNNER, "scheduler_proc.computing.loading.weight_cache"): "likewise",
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
     ("runtime/grammars.py", "llguidance"): "is needed from the first grammar on",

@@ -35,9 +35,13 @@ GGUF_FORMS = {
 }
 """By ggml's names. What their bytes mean: kernels/operations/dequantize_blocks.py."""
 
-FORMS = GGUF_FORMS | {"I4": BlockForm(32, 20), "F8": BlockForm(32, 36, ())}
-"""Also those of other checkpoints. I4: a float16 scale, a zero point (int16), codes as in Q4_1; F8: a float32 scale,
-float8_e4m3fn codes."""
+INTEGER_FORMS = {
+    f"I{bits}_{size}": BlockForm(size, 5 + size * bits // 8, ()) for bits in (4, 8) for size in (32, 64, 128)
+}
+"""A float32 scale, a byte's zero point, and unsigned codes in the order of Q4_0 or Q8_0."""
+
+FORMS = GGUF_FORMS | INTEGER_FORMS | {"F8": BlockForm(32, 36, ())}
+"""F8: a float32 scale and float8_e4m3fn codes."""
 
 
 @dataclass(frozen=True)

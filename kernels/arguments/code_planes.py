@@ -43,7 +43,7 @@ class CodePlanes:
     scale_factors: Tensor | None
     """int8 [G, O]: what a group's scale is multiplied by."""
     minimums: Tensor | None
-    """Like `scales`, and may be the same tensor."""
+    """Like `scales`."""
     minimum_factors: Tensor | None
     """int8 [G, O]"""
     table: Tensor | None

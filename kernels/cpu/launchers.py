@@ -4,6 +4,7 @@ A launcher returns `NotImplemented` for shapes and formats that its kernel does 
 Shape legends are those of the operations.
 """
 
+import ctypes
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.codes import BLOCK, Bits, Codes, group_size
+from kernels.arguments.packed_blocks import PackedBlocks
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
 from kernels.cpu.attention_arguments import AttentionArguments
@@ -232,6 +234,37 @@ def quantized_linear(
     return out_TO
 
 
+def block_linear(
+    kernel: Kernel,
+    x_TI: Tensor,
+    weight: PackedBlocks,
+    bias_O: Tensor | None,
+    activation: Literal["tanh"] | None,
+    out_TO: Tensor | None,
+) -> Tensor:
+    num_tokens, num_inputs = x_TI.shape
+    out_TO = _output(out_TO, num_tokens, weight.num_outputs, x_TI.dtype)
+    kernel(
+        *_addresses(x_TI, weight.stored),
+        ctypes.addressof(weight.description),
+        *_addresses(bias_O, out_TO),
+        *(len(weight.segments), num_tokens, num_inputs, activation is not None),
+    )
+    return out_TO
+
+
+def look_up_blocks(kernel: Kernel, weight: PackedBlocks, row_T: Tensor, out_TI: Tensor) -> Tensor:
+    row_T = row_T if row_T.dtype == torch.int32 else row_T.int()  # the latter cannot be captured
+    addresses = _address(weight.stored), ctypes.addressof(weight.description), *_addresses(row_T, out_TI)
+    kernel(*addresses, len(weight.segments), *out_TI.shape)
+    return out_TI
+
+
+def pack_blocks(kernel: Kernel, weight: PackedBlocks, segment: int, first_row: int, rows: Tensor) -> None:
+    addresses = _address(weight.stored), ctypes.addressof(weight.description), _address(rows)
+    kernel(*addresses, segment, first_row, len(rows), weight.num_inputs, rows.shape[1])
+
+
 def choose_tokens(kernel: Kernel, logits_SV: Tensor, *columns_S: Tensor) -> Tensor:
     """`greedy`, `sample` and `draw`."""
     tokens_S = torch.empty(len(logits_SV), dtype=torch.int64)
@@ -249,6 +282,7 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
     for launcher in (
         *(embed, layer_norm, rms_norm, silu_mul, gelu, rotate_store, paged_decode, paged_prefill),
         *(pack_linear, packed_linear, quantize, sum_magnitudes, quantized_linear, apply_bitmask),
+        *(block_linear, look_up_blocks, pack_blocks),
     )
 } | dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)
 """By operation."""

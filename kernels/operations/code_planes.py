@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.arguments.block_rows import FORMS, BlockRows
+from kernels.arguments.block_rows import FORMS, INTEGER_FORMS, BlockRows
 from kernels.arguments.code_planes import FIELDS, CodePlanes, PlaneForm
-from kernels.operations.dequantize_blocks import LAYOUTS, Scales, split_blocks
+from kernels.operations.dequantize_blocks import LAYOUTS, split_blocks
 
 ROWS_AT_ONCE = 4096
 """Outputs that are laid out at a time, which bounds the memory that it takes."""
+
+GROUP = 32
+"""Inputs of a group of a form whose groups have no factors."""
 
 ALIGNMENT = 128
 """The address of each plane is a multiple of it, in bytes."""
@@ -26,16 +29,17 @@ ALIGNMENT = 128
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 """By the bits of a code."""
 
-SCALES = {"MXFP4": torch.bfloat16, "F8": torch.float32}
+SCALES = {"MXFP4": torch.bfloat16} | dict.fromkeys(("F8", *INTEGER_FORMS), torch.float32)
 """What holds the scales of a form exactly, if not float16."""
 
 
 @cache
 def plane_form(name: str) -> PlaneForm:
-    """Returns what follows from the layout of the form's blocks."""
-    low, high, offset, table = LAYOUTS[name].codes
-    scales = _read_empty_scales(name)
-    num_groups = 1 if scales.scale_factors is None else scales.scale_factors.shape[1]
+    """Returns what follows from the layout of the form's blocks; a block of zeros shows which scales it has."""
+    low, high, offset, table, _ = LAYOUTS[name].codes
+    scales = LAYOUTS[name].read_scales(torch.zeros(1, FORMS[name].num_bytes, dtype=torch.uint8))
+    factors = scales.scale_factors
+    num_groups = FORMS[name].num_values // GROUP if factors is None else factors.shape[1]
     return PlaneForm(
         low.num_bits,
         0 if high is None else high.num_bits,
@@ -43,16 +47,10 @@ def plane_form(name: str) -> PlaneForm:
         table is not None and low.num_bits < 8,
         FORMS[name].num_values // num_groups,
         num_groups,
-        scales.scale_factors is not None,
+        factors is not None,
         scales.minimum is not None,
         scales.minimum_factors is not None,
     )
-
-
-@cache
-def _read_empty_scales(name: str) -> Scales:
-    """Returns the scales of a block of zeros, which show what scales a block has."""
-    return LAYOUTS[name].read_scales(torch.zeros(1, FORMS[name].num_bytes, dtype=torch.uint8))
 
 
 def num_plane_bytes(name: str, num_outputs: int, num_inputs: int) -> int:
@@ -72,8 +70,6 @@ def view_planes(stored: Tensor, name: str, num_outputs: int, num_inputs: int) ->
     assert low is not None
     assert scales is not None
     form = plane_form(name)
-    if form.has_minimums and minimums is None:
-        minimums = scales
     table = torch.tensor(LAYOUTS[name].codes.table, dtype=torch.bfloat16) if form.has_table else None
     table = None if table is None else table.to(stored.device)
     return CodePlanes(low, high, scales, scale_factors, minimums, minimum_factors, table, form, num_inputs)
@@ -140,10 +136,9 @@ def dequantize_planes(planes: CodePlanes) -> Tensor:
 
 def _list_planes(name: str, num_outputs: int, num_inputs: int) -> Iterator[tuple[torch.dtype, tuple[int, int]]]:
     """Yields dtype and shape of each plane in the order of `CodePlanes`; a plane that the form lacks is empty."""
-    form, scales = plane_form(name), _read_empty_scales(name)
+    form = plane_form(name)
     num_groups = -(-num_inputs // (FIELDS * form.group)) * FIELDS
     num_words, num_scales = num_groups * form.group // FIELDS, num_groups // form.groups_a_scale
-    has_own_minimums = form.has_minimums and scales.minimum is not scales.scale
     scale_dtype = SCALES.get(name, torch.float16)
     if form.low_bits < 8:
         yield WORDS[form.low_bits], (num_outputs, num_words)
@@ -153,7 +148,7 @@ def _list_planes(name: str, num_outputs: int, num_inputs: int) -> Iterator[tuple
     yield WORDS.get(form.high_bits, torch.int8), (num_outputs if form.high_bits else 0, num_words)
     yield scale_dtype, (num_scales, num_outputs)
     yield torch.int8, (num_groups if form.has_scale_factors else 0, num_outputs)
-    yield scale_dtype, (num_scales if has_own_minimums else 0, num_outputs)
+    yield scale_dtype, (num_scales if form.has_minimums else 0, num_outputs)
     yield torch.int8, (num_groups if form.has_minimum_factors else 0, num_outputs)
 
 

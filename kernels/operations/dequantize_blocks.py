@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS, BlockRows
+from kernels.arguments.block_rows import FORMS, INTEGER_FORMS, BlockRows
 
 NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+SIGN_BIT = 128
 E4M3 = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist())
 DOUBLED_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
@@ -31,12 +32,16 @@ class Bits(NamedTuple):
 
 
 class Integers(NamedTuple):
-    """Integers of a block: `high` above the bits of `low`, less `offset`, or an index of `table`. 8 bits are signed."""
+    """Integers of a block: `high` above the bits of `low`, less `offset`, or an index of `table`.
+
+    8 bits are signed; if they are stored unsigned, they are made signed.
+    """
 
     low: Bits
     high: Bits | None = None
     offset: int = 0
     table: tuple[float, ...] | None = None
+    is_unsigned: bool = False
 
 
 class Scales(NamedTuple):
@@ -100,6 +105,8 @@ def _times(of_block_N1: Tensor, factors_NG: Tensor | None) -> Tensor:
 def _read_codes(blocks_NB: Tensor, integers: Integers, num_values: int) -> Tensor:
     """Returns them without offset and table, uint8 [N, number of values]."""
     read_NV = _read_bits(blocks_NB, integers.low, num_values)
+    if integers.is_unsigned:
+        return read_NV ^ SIGN_BIT
     if integers.high is None:
         return read_NV
     return read_NV | _read_bits(blocks_NB, integers.high, num_values) << integers.low.num_bits
@@ -107,11 +114,10 @@ def _read_codes(blocks_NB: Tensor, integers: Integers, num_values: int) -> Tenso
 
 def _read_integers(blocks_NB: Tensor, integers: Integers, num_values: int) -> Tensor:
     """Returns them in float32, [N, number of values]."""
-    low, _, offset, table = integers
     read_NV = _read_codes(blocks_NB, integers, num_values)
-    if table is not None:
-        return torch.tensor(table, dtype=torch.float32, device=blocks_NB.device)[read_NV.int()]
-    return read_NV.float() - offset if low.num_bits < 8 else read_NV.view(torch.int8).float()
+    if integers.table is not None:
+        return torch.tensor(integers.table, dtype=torch.float32, device=blocks_NB.device)[read_NV.int()]
+    return read_NV.float() - integers.offset if integers.low.num_bits < 8 else read_NV.view(torch.int8).float()
 
 
 def _read_bits(blocks_NB: Tensor, bits: Bits, num_values: int) -> Tensor:
@@ -120,6 +126,11 @@ def _read_bits(blocks_NB: Tensor, bits: Bits, num_values: int) -> Tensor:
     bytes_NS1 = blocks_NB[:, first_byte : first_byte + num_values * num_bits // 8].unflatten(1, (-1, 1, stretch))
     shifts = torch.arange(0, 8, num_bits, dtype=torch.uint8, device=blocks_NB.device)[:, None]
     return (bytes_NS1 >> shifts & 2**num_bits - 1).flatten(1)
+
+
+def _single(blocks_NB: Tensor) -> Tensor:
+    """Returns the float32 number at the beginning of each block, [N, 1]."""
+    return blocks_NB[:, :4].clone(memory_format=torch.contiguous_format).view(torch.float32)
 
 
 def _half(blocks_NB: Tensor, first_byte: int) -> Tensor:
@@ -135,14 +146,18 @@ def _scale_and_minimum(blocks_NB: Tensor) -> Scales:
     return Scales(_half(blocks_NB, 0), -_half(blocks_NB, 2))
 
 
-def _scale_and_zero(blocks_NB: Tensor) -> Scales:
-    """The minimum is the scale times a zero point; the difference of the products is exact."""
-    scale_N1 = _half(blocks_NB, 0)
-    return Scales(scale_N1, scale_N1, None, blocks_NB[:, 2:4].contiguous().view(torch.int16).float())
+def _scale_and_zero(least_code: int) -> Callable[[Tensor], Scales]:
+    """A float32 scale, and its product with a zero point: that is as exact as the product with a code."""
+
+    def read(blocks_NB: Tensor) -> Scales:
+        scale_N1 = _single(blocks_NB)
+        return Scales(scale_N1, scale_N1 * (blocks_NB[:, 4:5].float() + least_code))
+
+    return read
 
 
 def _wide_scale(blocks_NB: Tensor) -> Scales:
-    return Scales(blocks_NB[:, :4].contiguous().view(torch.float32))
+    return Scales(_single(blocks_NB))
 
 
 def _power_of_two(blocks_NB: Tensor) -> Scales:
@@ -181,6 +196,12 @@ def _six_bit_scales(blocks_NB: Tensor) -> Scales:
 
 
 LAYOUTS = {
+    **{
+        form: Layout(Integers(Bits(5, 8, 32), is_unsigned=True), _scale_and_zero(-SIGN_BIT))
+        if form.startswith("I8")
+        else Layout(Integers(Bits(5, 4, 16)), _scale_and_zero(0))
+        for form in INTEGER_FORMS
+    },
     "Q4_0": Layout(Integers(Bits(2, 4, 16), offset=8), _scale_alone),
     "Q4_1": Layout(Integers(Bits(4, 4, 16)), _scale_and_minimum),
     "Q5_0": Layout(Integers(Bits(6, 4, 16), Bits(2, 1, 1), offset=16), _scale_alone),
@@ -188,7 +209,6 @@ LAYOUTS = {
     "Q8_0": Layout(Integers(Bits(2, 8, 32)), _scale_alone),
     "IQ4_NL": Layout(Integers(Bits(2, 4, 16), table=NON_LINEAR), _scale_alone),
     "MXFP4": Layout(Integers(Bits(1, 4, 16), table=DOUBLED_E2M1), _power_of_two),
-    "I4": Layout(Integers(Bits(4, 4, 16)), _scale_and_zero),
     "F8": Layout(Integers(Bits(4, 8, 32), table=E4M3), _wide_scale),
     "Q2_K": Layout(Integers(Bits(16, 2, 32)), _four_bit_scales),
     "Q3_K": Layout(

@@ -286,9 +286,9 @@ def _open_checkpoint(config: Config) -> "Checkpoint | None":
     if config.model.load_format == "dummy":
         return None
     # Imported here: it needs safetensors, which a machine that only runs random weights may lack.
-    from scheduler_proc.computing.loading.checkpoint import open_checkpoint
+    from scheduler_proc.computing.loading.open_weights import open_weights
 
-    return open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
+    return open_weights(Path(config.facts.model_dir), config.model.load_format)
 
 
 def _bytes_in_place(family: Family, shard: Shard, checkpoint: "Checkpoint | None", placement: Placement) -> int:

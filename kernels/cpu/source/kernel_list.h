@@ -10,11 +10,14 @@ CAPTURED(VOID, rotate_store, P(0), P(1), P(2), P(3), P(4), P(5), P(6), P(7), P(8
 CAPTURED(STATUS, paged_decode, ATTENTION)
 CAPTURED(STATUS, paged_prefill, ATTENTION)
 CAPTURED(STATUS, quantized_linear, P(0), P(1), P(2), P(3), P(4), I(5), I(6), I(7), I(8), I(9))
+CAPTURED(STATUS, block_linear, P(0), P(1), P(2), P(3), P(4), I(5), I(6), I(7), I(8))
+CAPTURED(VOID, look_up_blocks, P(0), P(1), P(2), P(3), I(4), I(5), I(6))
 EAGER(VOID, sum_magnitudes, P(0), P(1), I(2), I(3))
 EAGER(VOID, quantize, P(0), P(1), P(2), I(3), I(4), I(5))
 EAGER(STATUS, greedy, P(0), P(1), I(2), I(3))
 CAPTURED(STATUS, draw, P(0), P(1), P(2), P(3), P(4), I(5), I(6))
 #if !IS_BFLOAT16
+EAGER(VOID, pack_blocks, P(0), P(1), P(2), I(3), I(4), I(5), I(6), I(7))
 EAGER(STATUS, sample, P(0), P(1), P(2), P(3), I(4), I(5))
 EAGER(VOID, apply_bitmask, P(0), P(1), P(2), I(3), I(4))
 #endif

@@ -247,28 +247,31 @@ static void NAME(quant_code_tile)(const void *data, int64_t tile) {
   }
 }
 
-/* Writes a row's 32 outputs of a block from their sums. */
-static void NAME(quant_finish)(const quant_call *call, int64_t row, int64_t block, float *sums) {
+/* Writes a row's outputs of a block, at most 32, from their sums. */
+static void NAME(quant_finish)(element *out, const element *bias, int num_outputs, int is_gelu, float *sums) {
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
-  const linear_call same = {.bias = call->bias, .out = call->out, .outputs = call->outputs, .is_gelu = call->is_gelu};
-  linear_finish(&same, row, block, _mm512_loadu_ps(sums), _mm512_loadu_ps(sums + 16));
+  const linear_call same = {.bias = bias, .out = out, .outputs = num_outputs, .is_gelu = is_gelu};
+  linear_finish(&same, 0, 0, _mm512_loadu_ps(sums), _mm512_loadu_ps(sums + 16));
 #else
-  const int64_t first = block * QUANT_BLOCK, left = call->outputs - first;
-  const int num_outputs = left < QUANT_BLOCK ? (int)left : QUANT_BLOCK;
-  if (call->bias) {
-    const element *bias = (const element *)call->bias + first;
+  if (bias) {
     for (int i = 0; i < num_outputs; i++) sums[i] += WIDEN(bias[i]);
   }
-  if (call->is_gelu) {
+  if (is_gelu) {
     SIMD for (int i = 0; i < QUANT_BLOCK; i++) sums[i] = gelu_tanh(sums[i]);
   }
-  element *out = (element *)call->out + row * call->outputs + first;
   if (num_outputs == QUANT_BLOCK) {
     SIMD for (int i = 0; i < QUANT_BLOCK; i++) out[i] = NARROW(sums[i]);
   } else {
     for (int i = 0; i < num_outputs; i++) out[i] = NARROW(sums[i]);
   }
 #endif
+}
+
+/* Writes a row's outputs of a block. */
+INLINE void NAME(quant_put)(const quant_call *call, int64_t row, int64_t block, float *sums) {
+  const int64_t first = block * QUANT_BLOCK, left = call->outputs - first;
+  NAME(quant_finish)((element *)call->out + row * call->outputs + first, call->bias ? (const element *)call->bias + first : 0,
+                     left < QUANT_BLOCK ? (int)left : QUANT_BLOCK, call->is_gelu, sums);
 }
 
 /* Computes rows [begin, end) of a block. Each pass of its tiles prefetches a part of the next block, which follows in memory. A
@@ -295,7 +298,7 @@ static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t beg
       int32_t *mine = sums + (row - begin) * QUANT_BLOCK;
       quant_add_rests(call, weight, totals, row, mine);
       quant_scale_row(call, scales, row, mine);
-      NAME(quant_finish)(call, row, block, (float *)(void *)mine);
+      NAME(quant_put)(call, row, block, (float *)(void *)mine);
     }
     return;
   }
@@ -308,7 +311,7 @@ static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t beg
     for (int64_t r = 0; call->bits == 8 && r < rows; r++) quant_add_rests(call, weight, totals, row + r, sums + r * QUANT_BLOCK);
     for (int64_t r = 0; r < rows; r++) {
       if (call->bits == 8) quant_scale_row(call, scales, row + r, sums + r * QUANT_BLOCK);
-      NAME(quant_finish)(call, row + r, block, sums + r * QUANT_BLOCK);
+      NAME(quant_put)(call, row + r, block, sums + r * QUANT_BLOCK);
     }
     left -= left < passes * lines ? left : passes * lines;
     later += 64 * passes * lines;

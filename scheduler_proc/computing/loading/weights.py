@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.arguments.block_rows import BlockRows, Segment, TransposedBlockRows
+from kernels.arguments.block_rows import BlockRows, Segment, TransposedBlockRows, row_bytes
 from kernels.cpu.huge_pages import ALIGNMENT
 from kernels.formats.registry import BLOCK_FORMATS, QUANTIZING
 from kernels.formats.weight_format import Rows, Weight, WeightFormat
@@ -61,13 +61,14 @@ class ShardWeights:
         is_in_blocks = weight_format.name in BLOCK_FORMATS
         if not is_in_blocks:
             self.conversions.add(segments)
-        weight, first_row = self._allocate(name, weight_format), 0
+        weight, first_row = self._allocate(name, weight_format, segments[-1].form), 0
         for piece in pieces:
             self._set_rows(weight, name, first_row, piece, is_in_blocks)
             first_row += len(piece)
         self._finish(weight, name, pieces)
 
-    def _allocate(self, name: str, weight_format: WeightFormat) -> Weight:
+    def _allocate(self, name: str, weight_format: WeightFormat, form: str) -> Weight:
+        """Returns the weight with its filling, in blocks of `form` if it is one of blocks."""
         shape, placement = self.parts[name].shape, self._placement
         try:
             weight = weight_format.allocate(shape, placement.dtype, placement.device)
@@ -78,8 +79,8 @@ class ShardWeights:
                 f"give: {str(error).splitlines()[0]}"
             ) from None
         num_rows = sum(map(len, self.parts[name].rows))
-        if num_rows < shape[0] and weight_format.name not in BLOCK_FORMATS:  # filling, which is zero in blocks
-            weight.set_rows(num_rows, torch.zeros(shape[0] - num_rows, *shape[1:], dtype=placement.dtype))
+        if num_rows < shape[0]:
+            weight.set_rows(num_rows, _make_zeros((shape[0] - num_rows, *shape[1:]), weight_format, form))
         return weight
 
     def _set_rows(self, weight: Weight, name: str, first_row: int, rows: Rows, is_in_blocks: bool) -> None:
@@ -106,6 +107,13 @@ class ShardWeights:
         self.weights[name] = weight.finish(largest_O)
         if quantization is not None and parameter.role == "tied":
             self.weights[HEAD] = QUANTIZING[quantization].quantize(self.weights[name].stored)
+
+
+def _make_zeros(shape: tuple[int, ...], weight_format: WeightFormat, form: str) -> Rows:
+    if weight_format.name in BLOCK_FORMATS:
+        blocks = torch.zeros(shape[0], row_bytes(form, shape[1]), dtype=torch.uint8)
+        return BlockRows(blocks, form, shape[1])
+    return torch.zeros(shape)
 
 
 def _read_values(rows: Rows, wanted: range) -> Iterator[tuple[int, Tensor]]:

@@ -63,7 +63,7 @@ def test_every_count_of_tokens_and_dtype(num_tokens: int, dtype: torch.dtype, de
     check_product(make_weight("Q4_1", 33, 96, device), num_tokens, dtype, device, has_bias=num_tokens % 2 == 1)
 
 
-@pytest.mark.parametrize("form", ["Q5_0", "Q6_K", "I4"])
+@pytest.mark.parametrize("form", ["Q5_0", "Q6_K", "I4_64"])
 def test_weights_with_few_outputs_are_cut_by_their_inputs(
     form: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS, BlockRows
+from kernels.arguments.block_rows import FORMS, GGUF_FORMS, BlockRows
 from kernels.operations import code_planes
 from kernels.operations.code_planes import dequantize_planes, make_planes, take_outputs
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference
@@ -19,7 +19,7 @@ def test_planes_hold_the_blocks_exactly(form: str, monkeypatch: pytest.MonkeyPat
     """Rows are laid out in several steps, and fill no span unless they must."""
     monkeypatch.setattr(code_planes, "ROWS_AT_ONCE", 4)
     num_inputs = 3 * FORMS[form].num_values
-    if form in ("I4", "F8"):
+    if form not in GGUF_FORMS:
         rows = plausible_rows(form, 9, num_inputs)
     else:
         rows = BlockRows(random_blocks(form, 9, num_inputs, seed=1), form, num_inputs)

@@ -22,6 +22,7 @@ from scheduler_proc.computing.loading.quantized.stored_linear import (
     INT32,
     LinearWeight,
     StoredLinear,
+    compile_pattern,
     read_group_size,
 )
 
@@ -70,9 +71,9 @@ class CompressedTensors:
             groups = _read_groups(linear, settings, (len(bytes_OI), bytes_OI.shape[1]), 8)
             return integer_weight(bytes_OI.shape[1], groups, lambda: bytes_OI ^ SIGN_BIT)
         bits = settings.choice("num_bits", range(2, 9))
-        shape = num_outputs, num_inputs = linear.tensor("weight_shape", (torch.int64, torch.int32), (2,)).tolist()
+        num_outputs, num_inputs = map(int, linear.tensor("weight_shape", (torch.int64, torch.int32), (2,)))
         words_OW = linear.tensor("weight_packed", INT32, (num_outputs, ceil(num_inputs * bits / 32)))
-        groups = _read_groups(linear, settings, shape, bits)
+        groups = _read_groups(linear, settings, (num_outputs, num_inputs), bits)
         return integer_weight(num_inputs, groups, lambda: unpack_words(words_OW, bits)[:, :num_inputs])
 
     def _find_settings(self, module: str) -> HfConfig:
@@ -85,10 +86,8 @@ class CompressedTensors:
 
 
 def _compile(group: HfConfig, target: str) -> re.Pattern[str]:
-    try:
-        return re.compile(target.removeprefix("re:") if target.startswith("re:") else re.escape(target) + r"\Z")
-    except re.error as error:
-        raise group.refuse("targets", target, f"it is not a regular expression ({error})") from None
+    is_pattern = target.startswith("re:")
+    return compile_pattern(group, target.removeprefix("re:") if is_pattern else re.escape(target) + r"\Z")
 
 
 def _read_groups(linear: StoredLinear, settings: HfConfig, shape: tuple[int, int], bits: int) -> Groups:

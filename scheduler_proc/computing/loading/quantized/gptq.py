@@ -3,8 +3,6 @@
 Shape legend: O outputs, I inputs, G groups of inputs, W words of an output.
 """
 
-import re
-
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.loading.quantized.integer_codes import Groups, integer_weight, unpack_words
 from scheduler_proc.computing.loading.quantized.stored_linear import (
@@ -12,6 +10,7 @@ from scheduler_proc.computing.loading.quantized.stored_linear import (
     INT32,
     LinearWeight,
     StoredLinear,
+    compile_pattern,
     read_group_size,
 )
 
@@ -27,13 +26,13 @@ class Gptq:
         # The first format stores zero points less 1.
         self._zero_offset = int(config.choice("checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq")
         self._config = config
-        dynamic = config.section("dynamic")
-        self._of_modules = {} if dynamic is None else dynamic.sections()
-        for pattern in self._of_modules:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise config.refuse("dynamic", pattern, f"it is not a regular expression ({error})") from None
+        dynamic = config.section("dynamic") or HfConfig({})
+        # "-:" begins the patterns of modules that are not quantized.
+        self._of_modules = [
+            (compile_pattern(dynamic, pattern.removeprefix("+:")), fields)
+            for pattern, fields in dynamic.sections().items()
+            if not pattern.startswith("-:")
+        ]
         self._settings_of("")
 
     def find_weight(self, linear: StoredLinear) -> LinearWeight:
@@ -51,8 +50,6 @@ class Gptq:
     def _settings_of(self, module: str) -> tuple[int, int, bool]:
         """Returns bits, group size, and whether groups are of inputs in any order."""
         config = self._config
-        for pattern, fields in self._of_modules.items():
-            if not pattern.startswith("-:") and re.match(pattern.removeprefix("+:"), module):
-                config = config.overridden(fields)
-                break
+        fields = next((fields for pattern, fields in self._of_modules if pattern.match(module)), None)
+        config = config if fields is None else config.overridden(fields)
         return config.choice("bits", BITS), read_group_size(config), config.flag("desc_act", False)

@@ -13,8 +13,8 @@ from torch.nn import functional
 from kernels.arguments.block_rows import BlockRows
 from scheduler_proc.computing.loading.quantized.stored_linear import LinearWeight
 
-BLOCK = 32
-"""Inputs of a block."""
+BLOCK, BLOCK_SIZES = 32, (128, 64, 32)
+"""Inputs of a block of floats, and of blocks of integers."""
 
 
 class Groups(NamedTuple):
@@ -30,44 +30,33 @@ class Groups(NamedTuple):
 
 
 def integer_weight(num_inputs: int, groups: Groups, read_codes: Callable[[], Tensor]) -> LinearWeight:
-    """Returns blocks if they hold the values exactly, otherwise the values.
+    """Returns blocks, or values if the inputs of a group are no multiple of a block's or if no byte holds a zero point.
 
-    `read_codes` returns uint8 [O, I]. Blocks of 32 inputs have one float16 scale; those of 8 bits have no zero point.
+    `read_codes` returns uint8 [O, I].
     """
-    bits, scale_OG, zero_OG, group_I = groups
-    is_symmetric = zero_OG is None or bool((zero_OG == 1 << bits - 1).all())
-    is_exact = torch.equal(scale_OG.half().float(), scale_OG) and num_inputs // scale_OG.shape[1] % BLOCK == 0
-    if not is_exact or group_I is not None or (bits > 4 and not is_symmetric):
-        return LinearWeight(None, lambda: _values(groups, read_codes()))
-    form = "Q8_0" if bits > 4 else "Q4_0" if is_symmetric else "I4"
-    return LinearWeight(form, lambda: _blocks(form, groups, read_codes()))
+    zeros = torch.full_like(groups.scales, 1 << groups.bits - 1) if groups.zeros is None else groups.zeros
+    group = num_inputs // groups.scales.shape[1]
+    size = next((size for size in BLOCK_SIZES if group % size == 0), None)
+    if size is None or groups.group_of_input is not None or bool((zeros > 255).any()):
+        return LinearWeight(None, lambda: _values(groups, zeros, read_codes()))
+    form = f"I{4 if groups.bits <= 4 else 8}_{size}"
+    parts = groups.scales, zeros.byte()
+
+    def read() -> BlockRows:
+        codes_ONI = read_codes().unflatten(1, (-1, size))
+        of_blocks = [part.repeat_interleave(group // size, dim=1)[:, :, None].view(torch.uint8) for part in parts]
+        bytes_ONB = pack_nibbles(codes_ONI) if groups.bits <= 4 else codes_ONI
+        return BlockRows(torch.cat((*of_blocks, bytes_ONB), dim=2).flatten(1), form, num_inputs)
+
+    return LinearWeight(form, read)
 
 
-def _values(groups: Groups, codes_OI: Tensor) -> Tensor:
-    bits, scale_OG, zero_OG, group_I = groups
-    zero_OG = torch.full_like(scale_OG, 1 << bits - 1) if zero_OG is None else zero_OG
+def _values(groups: Groups, zeros: Tensor, codes_OI: Tensor) -> Tensor:
+    group_I = groups.group_of_input
     if group_I is not None:
-        return (codes_OI.float() - zero_OG[:, group_I]) * scale_OG[:, group_I]
-    codes_OGI = codes_OI.unflatten(1, (scale_OG.shape[1], -1)).float()
-    return codes_OGI.sub_(zero_OG[:, :, None]).mul_(scale_OG[:, :, None]).flatten(1)
-
-
-def _blocks(form: str, groups: Groups, codes_OI: Tensor) -> BlockRows:
-    num_outputs, num_inputs = codes_OI.shape
-    codes_ONI, half = codes_OI.unflatten(1, (-1, BLOCK)), 1 << groups.bits - 1
-    numbers = [groups.scales.half()]
-    match form:
-        case "Q8_0":
-            bytes_ONB = codes_ONI - half
-        case "Q4_0":
-            bytes_ONB = pack_nibbles(codes_ONI + (8 - half))
-        case _:
-            assert groups.zeros is not None
-            bytes_ONB = pack_nibbles(codes_ONI)
-            numbers.append(groups.zeros.short())
-    repeats = codes_ONI.shape[1] // groups.scales.shape[1]
-    of_blocks = [number_OG.repeat_interleave(repeats, dim=1)[:, :, None].view(torch.uint8) for number_OG in numbers]
-    return BlockRows(torch.cat((*of_blocks, bytes_ONB), dim=2).view(num_outputs, -1), form, num_inputs)
+        return (codes_OI.float() - zeros[:, group_I]) * groups.scales[:, group_I]
+    codes_OGI = codes_OI.unflatten(1, (zeros.shape[1], -1)).float()
+    return codes_OGI.sub_(zeros[:, :, None]).mul_(groups.scales[:, :, None]).flatten(1)
 
 
 def unpack_words(words_RW: Tensor, bits: int) -> Tensor:
@@ -83,6 +72,6 @@ def unpack_words(words_RW: Tensor, bits: int) -> Tensor:
 
 
 def pack_nibbles(codes_ONI: Tensor) -> Tensor:
-    """Returns the bytes of blocks, [O, N, 16]; the low halves are the first codes of a block."""
-    first_ONB, last_ONB = codes_ONI.chunk(2, dim=2)
-    return first_ONB | last_ONB << 4
+    """Returns the bytes of blocks, [O, N, B]; of 32 codes, the first 16 are the low halves."""
+    first, last = codes_ONI.unflatten(2, (-1, 2, BLOCK // 2)).unbind(3)
+    return (first | last << 4).flatten(2)

@@ -3,12 +3,9 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from functools import cached_property
-from pathlib import Path
 
 from torch import Tensor
 
-from kernels.arguments.block_rows import BlockRows
 from messages.errors import BootError
 from scheduler_proc.computing.loading.checkpoint import Checkpoint
 from scheduler_proc.computing.loading.quantized.stored_linear import (
@@ -17,6 +14,7 @@ from scheduler_proc.computing.loading.quantized.stored_linear import (
     QuantizationMethod,
     StoredLinear,
 )
+from scheduler_proc.computing.loading.sources.tensor_file import StoredTensor
 
 WEIGHT = "weight"
 NOT_NEEDED = frozenset(
@@ -28,11 +26,14 @@ NOT_NEEDED = frozenset(
 log = logging.getLogger("sluice.weights")
 
 
-class QuantizedCheckpoint:
-    """See `Checkpoint`: the tensors of a quantized linear appear as its `weight`."""
+class QuantizedCheckpoint(Checkpoint):
+    """A checkpoint in which each quantized linear has one tensor, its `weight`.
+
+    Raises `BootError` for tensors that are missing or do not fit their `quantization_config`.
+    """
 
     def __init__(self, checkpoint: Checkpoint, name: str, method: QuantizationMethod):
-        self._checkpoint, self._name, self._method = checkpoint, name, method
+        self.paths, self._checkpoint, self._name, self._method = checkpoint.paths, checkpoint, name, method
         parts: dict[str, dict[str, str]] = {}
         for tensor_name in checkpoint.files:
             for module, ending in _splits(tensor_name):
@@ -41,16 +42,12 @@ class QuantizedCheckpoint:
         self._parts = {f"{module}.{WEIGHT}": part for module, part in parts.items() if set(part.values()) != {WEIGHT}}
         hidden = {part for linear in self._parts.values() for part in linear}
         hidden |= {name for name in checkpoint.files if name.rpartition(".")[2] in NOT_NEEDED}
-        self.files: dict[str, Path] = {name: file for name, file in checkpoint.files.items() if name not in hidden}
+        self.files = {name: file for name, file in checkpoint.files.items() if name not in hidden}
         self.files |= {weight: checkpoint.files[min(linear)] for weight, linear in self._parts.items()}
-
-    @cached_property
-    def forms(self) -> dict[str, str]:
-        """The forms of the weights that are read in blocks. Raises `BootError`."""
         found = self._find(set(self._parts))
-        return {name: weight.form for name, weight in found if isinstance(weight, LinearWeight) and weight.form}
+        self.forms = {name: weight.form for name, weight in found if isinstance(weight, LinearWeight) and weight.form}
 
-    def read(self, wanted: set[str]) -> Iterator[tuple[str, Tensor | BlockRows]]:
+    def read(self, wanted: set[str]) -> Iterator[tuple[str, StoredTensor]]:
         """Yields the wanted tensors; those of quantized linears in float32 or in blocks. Raises `BootError`."""
         forms = Counter[str]()
         for name, weight in self._find(wanted):
@@ -62,20 +59,22 @@ class QuantizedCheckpoint:
         parts = ", ".join(f"{number} as {form}" for form, number in forms.items())
         log.info("%s: %d quantized weights are read, %s", self._name, forms.total(), parts or "none")
 
-    def _find(self, wanted: set[str]) -> Iterator[tuple[str, Tensor | LinearWeight]]:
+    def _find(self, wanted: set[str]) -> Iterator[tuple[str, StoredTensor | LinearWeight]]:
         weight_of = {part: name for name in wanted for part in self._parts.get(name, {name: WEIGHT})}
         found: dict[str, dict[str, Tensor]] = {}
         for part, tensor in self._checkpoint.read(set(weight_of)):
             name = weight_of[part]
             if name not in self._parts:
-                if tensor.dtype not in FLOATS:
+                if isinstance(tensor, Tensor) and tensor.dtype not in FLOATS:
+                    dtype = str(tensor.dtype).removeprefix("torch.")
                     raise BootError(
-                        f"weights do not fit quantization_config: {name} is {tensor.dtype}, and the checkpoint lacks "
-                        f"its scales ({self._name})"
+                        f"weights do not fit quantization_config: {name} is {dtype}, and the checkpoint lacks its "
+                        f"scales ({self._name})"
                     )
                 yield name, tensor
                 continue
             endings = self._parts[name]
+            assert isinstance(tensor, Tensor), "a file of blocks has no other quantization"
             tensors = found.setdefault(name, {})
             tensors[endings[part]] = tensor
             if len(tensors) == len(endings):

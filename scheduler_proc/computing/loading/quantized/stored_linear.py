@@ -3,6 +3,7 @@
 Shape legend: O outputs, I inputs.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -100,3 +101,11 @@ def read_group_size(config: HfConfig) -> int:
         return config.choice("group_size", (-1,), default=-1)
     except BootError:
         return config.count("group_size")
+
+
+def compile_pattern(config: HfConfig, pattern: str) -> re.Pattern[str]:
+    """Raises `BootError` for a field that is not a regular expression."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise config.refuse("a pattern", pattern, f"it is not a regular expression ({error})") from None

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS, BlockRows
+from kernels.arguments.block_rows import GGUF_FORMS, BlockRows
 from kernels.cpu.huge_memory import advise
 from messages.errors import BootError
 from runtime.gguf.architectures import HfTensor
@@ -38,8 +38,8 @@ class GgufPart:
 
     def _form(self, stored: HfTensor) -> str:
         form = stored.tensor.type.name
-        if form not in DTYPES and form not in FORMS:
-            supported = ", ".join([*DTYPES, *FORMS])
+        if form not in DTYPES and form not in GGUF_FORMS:
+            supported = ", ".join([*DTYPES, *GGUF_FORMS])
             raise BootError(
                 f"{self._path}: tensor {stored.tensor.name} is of type {form}, which is not supported; supported are "
                 f"{supported}"
@@ -72,7 +72,7 @@ def _advise(bytes_B: Tensor, advice: int) -> None:
 
 def _as_tensor(bytes_B: Tensor, stored: HfTensor) -> StoredTensor:
     form, shape = stored.tensor.type.name, stored.tensor.shape
-    if form in FORMS:
+    if form in GGUF_FORMS:
         rows_OB = _with_whole_heads(bytes_B.view(shape[0], -1), stored.interleaved_heads)
         rows = BlockRows(rows_OB, form, shape[-1])
         return rows.T if stored.is_transposed else rows

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.arguments.block_rows import FORMS
+from kernels.arguments.block_rows import GGUF_FORMS
 from kernels.cpu.library import unload_kernels
 from messages.errors import BootError
 from runtime.gguf.gguf_file import read_gguf
@@ -55,7 +55,7 @@ def test_a_transposed_model(tmp_path: Path, form: str) -> None:
     assert_same(load(model.path, placement), load(model.values, placement))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", GGUF_FORMS)
 @pytest.mark.parametrize("variant", ["llama-gqa-tied", "qwen3-biases-untied"])
 def test_blocks_of_every_form(tmp_path: Path, form: str, variant: str, caplog: pytest.LogCaptureFixture) -> None:
     model = build_block_model(tmp_path, variant, lambda name: form, head_dim=64)

@@ -1,0 +1,123 @@
+/* Weights in block forms: see kernels/arguments/packed_blocks.py, which describes the layout and owns the table of forms. */
+#ifndef SLUICE_BLOCK_LAYOUT
+#define SLUICE_BLOCK_LAYOUT
+
+/* Outputs of a block and inputs of a group; bytes of four inputs of a block. */
+enum { BLOCK_SIZE = 32, BLOCK_FOUR = 4 * BLOCK_SIZE };
+enum { BLOCK_F16, BLOCK_BF16, BLOCK_F32, BLOCK_E8M0 };
+enum { BLOCK_IQ4_VALUES = 1, BLOCK_MXFP4_VALUES };
+enum { BLOCK_MOST_SEGMENTS = 8 };
+
+/* A segment of a weight: its outputs, and the fields of BlockForm. */
+typedef struct {
+  int32_t outputs, bits, offset, scale, groups, has_minimum, has_zero, num_factors, table, source;
+} block_segment;
+
+/* A segment with its place in a weight and in an output row. Offsets are in bytes: of a unit's minima and zero points, of its
+   first group, and of a group's codes. */
+typedef struct {
+  block_segment form;
+  const uint8_t *weight;
+  int64_t first_output, first_block, num_blocks, num_units;
+  int64_t minimum_at, zero_at, groups_at, codes_at, group_bytes, unit_bytes;
+} block_part;
+
+INLINE int block_scale_bytes(int scale) { return scale == BLOCK_F32 ? 4 : scale == BLOCK_E8M0 ? 1 : 2; }
+
+/* Fills `parts` from a weight's segments; returns the number of blocks. */
+static int64_t block_parts(const uint8_t *weight, const block_segment *segments, int64_t num_segments, int64_t inputs,
+                           block_part *parts) {
+  int64_t first_output = 0, first_block = 0;
+  for (int64_t s = 0; s < num_segments; s++) {
+    const block_segment form = segments[s];
+    block_part part = {.form = form, .weight = weight, .first_output = first_output, .first_block = first_block};
+    part.num_blocks = (form.outputs + BLOCK_SIZE - 1) / BLOCK_SIZE;
+    part.num_units = (inputs + form.groups * BLOCK_SIZE - 1) / (form.groups * BLOCK_SIZE);
+    part.minimum_at = BLOCK_SIZE * block_scale_bytes(form.scale);
+    part.zero_at = part.minimum_at + 2 * BLOCK_SIZE * form.has_minimum;
+    part.groups_at = part.zero_at + BLOCK_SIZE * form.has_zero;
+    part.codes_at = BLOCK_SIZE * form.num_factors * (1 + form.has_minimum);
+    part.group_bytes = part.codes_at + BLOCK_SIZE * BLOCK_SIZE / 8 * form.bits;
+    part.unit_bytes = part.groups_at + form.groups * part.group_bytes;
+    parts[s] = part;
+    first_output += form.outputs;
+    first_block += part.num_blocks;
+    weight += part.num_blocks * part.num_units * part.unit_bytes;
+  }
+  return first_block;
+}
+
+/* The entries of the tables of 4-bit codes, plus 128. */
+static const uint8_t block_tables[2][16] __attribute__((aligned(16))) = {
+    {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
+    {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116}};
+
+INLINE float widen_float16(uint16_t x) {
+  const uint32_t sign = (uint32_t)(x & 0x8000u) << 16, rest = (uint32_t)(x & 0x7fffu) << 13;
+  if (rest >= 0x7c00u << 13) return float_of(sign | rest | 0x7f800000u);
+  return float_of(sign | bits_of(float_of(rest) * 0x1p112f));
+}
+
+INLINE float widen_e8m0(uint8_t x) { return float_of(x < 2 ? 0x200000u << x : (uint32_t)(x - 1) << 23); }
+
+/* The numbers of a vector of outputs. */
+INLINE quant_floats block_float16(const uint8_t *x) {
+#if QUANT_LANES == 8
+  return (quant_floats)_mm256_cvtph_ps(_mm_loadu_si128((const void *)x));
+#elif defined(__AVX512F__)
+  return (quant_floats)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)x));
+#else
+  quant_floats wide;
+  for (int i = 0; i < QUANT_LANES; i++) wide[i] = widen_float16(((const uint16_t *)(const void *)x)[i]);
+  return wide;
+#endif
+}
+
+INLINE quant_floats block_signed(const uint8_t *x) {
+  quant_floats wide;
+#if QUANT_LANES == 8
+  wide = (quant_floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)x)));
+#elif defined(__AVX512F__)
+  wide = (quant_floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)x)));
+#else
+  for (int i = 0; i < QUANT_LANES; i++) wide[i] = (int8_t)x[i];
+#endif
+  return wide;
+}
+
+INLINE quant_floats block_unsigned(const uint8_t *x) {
+  quant_floats wide;
+  for (int i = 0; i < QUANT_LANES; i++) wide[i] = x[i];
+  return wide;
+}
+
+/* The scales of a unit for a vector of outputs. */
+INLINE quant_floats block_scale(const block_part *part, const uint8_t *unit, int output) {
+  switch (part->form.scale) {
+    case BLOCK_F16: return block_float16(unit + 2 * output);
+    case BLOCK_BF16: return quant_scales(unit + 2 * output);
+    case BLOCK_F32: return *(const quant_floats *)(const void *)(unit + 4 * output);
+  }
+  quant_floats wide;
+  for (int i = 0; i < QUANT_LANES; i++) wide[i] = widen_e8m0(unit[output + i]);
+  return wide;
+}
+
+/* Sets the scales and, if the form has any, the minima of a group for a vector of outputs: of all inputs or of each half. */
+INLINE void block_scales(const block_part *part, const uint8_t *unit, const uint8_t *group, int output, const int halves,
+                         quant_floats *scales, quant_floats *minima) {
+  const quant_floats scale = block_scale(part, unit, output);
+  const int num_factors = part->form.num_factors;
+  for (int half = 0; half < halves; half++) {
+    scales[half] = scale;
+    if (num_factors) scales[half] *= block_signed(group + BLOCK_SIZE * half + output);
+  }
+  if (part->form.has_zero) minima[0] = -scale * block_unsigned(unit + part->zero_at + output);
+  if (!part->form.has_minimum) return;
+  const quant_floats minimum = block_float16(unit + part->minimum_at + 2 * output);
+  for (int half = 0; half < halves; half++) {
+    minima[half] = minimum;
+    if (num_factors) minima[half] *= -block_signed(group + BLOCK_SIZE * (num_factors + half) + output);
+  }
+}
+#endif

@@ -1,0 +1,164 @@
+/* A linear layer whose weight is in block forms: see kernels/operations/block_linear.py.
+
+   A row's outputs are the same bits alone and in any batch. */
+
+#ifndef SLUICE_BLOCK_LINEAR
+#define SLUICE_BLOCK_LINEAR
+/* The fewest and the most bytes of an item's weight, the fewest items, and the most rows of one. */
+enum { BLOCK_LEAST_ITEM = 32 << 10, BLOCK_LARGEST_ITEM = 1 << 20, BLOCK_ITEMS = 16, BLOCK_MOST_ROWS = 256 };
+
+/* Rows form tiles that are as equal as possible. */
+typedef struct {
+  const void *x, *bias;
+  void *out;
+  int8_t *codes;         /* [tiles, groups, 8, rows of a tile, 4] */
+  block_factor *factors; /* [tiles, groups, rows of a tile] */
+  int64_t num_rows, rows_per_tile, rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows;
+  int num_parts, is_gelu;
+  block_part parts[BLOCK_MOST_SEGMENTS];
+} block_call;
+
+INLINE int64_t block_rows_left(const block_call *call, int64_t row) {
+  const int64_t left = call->num_rows - row;
+  return left < call->rows_per_tile ? left : call->rows_per_tile;
+}
+
+/* Sets `sums` [rows, 32] to the products of a block and a tile, in code for its form and its number of rows. */
+static void block_any_tile(const block_operands *operands, float *sums, int64_t rows) {
+  const block_kind kind = block_kind_of(&operands->part->form);
+#if BLOCK_ROWS == 1
+  (void)rows;
+  block_tile(operands, sums, 1, kind);
+#else
+#define KIND(name, count) \
+  case name: block_tile(operands, sums, count, name); break;
+#define ROWS(count)                                                                                       \
+  case count:                                                                                             \
+    switch (kind) {                                                                                       \
+      KIND(BLOCK_NIBBLES, count) KIND(BLOCK_HALVES, count) KIND(BLOCK_TABLE, count) KIND(BLOCK_FIFTH, count) \
+      KIND(BLOCK_SIXTH, count) KIND(BLOCK_BYTES, count)                                                   \
+    }                                                                                                     \
+    break;
+  switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) }
+#undef ROWS
+#undef KIND
+#endif
+}
+
+/* Makes the codes of 32 activations, whose largest magnitude has the code 127. A group with a number that is not finite has the
+   scale NaN, which makes all outputs of its row NaN. `magnitude`: the bits of the largest, which sort like numbers. */
+INLINE block_factor block_round(const float *values, uint32_t magnitude, int8_t *codes) {
+  const float largest = float_of(magnitude);
+  const float rate = largest > QUANT_LEAST_MAGNITUDE ? 127.0f / largest : 0.0f;
+  if (magnitude >= 0x7f800000u) {
+    memset(codes, 0, BLOCK_SIZE);
+    return (block_factor){NAN, NAN, {0, 0}};
+  }
+  block_factor factor = {largest > QUANT_LEAST_MAGNITUDE ? largest / 127.0f : 0.0f, 0.0f, {0, 0}};
+  for (int half = 0; half < 2; half++, values += 16, codes += 16) {
+#if defined(__AVX512VNNI__)
+    const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(values), _mm512_set1_ps(rate)));
+    _mm_storeu_si128((void *)codes, _mm512_cvtepi32_epi8(whole));
+    factor.halves[half] = (int16_t)_mm512_reduce_add_epi32(whole);
+#else
+    const float to_integer = 12582912.0f; /* 1.5 * 2^23: see power_of_2 */
+    uint32_t sum = 0;
+    SIMD_SUM(sum) for (int i = 0; i < 16; i++) {
+      const uint32_t whole = bits_of(values[i] * rate + to_integer) - bits_of(to_integer);
+      codes[i] = (int8_t)(uint8_t)whole;
+      sum += whole;
+    }
+    factor.halves[half] = (int16_t)sum;
+#endif
+  }
+  factor.sum = factor.scale * (float)(factor.halves[0] + factor.halves[1]);
+  return factor;
+}
+#endif
+
+/* Makes a row's codes; the row is one of `rows` of a tile. */
+INLINE void NAME(block_code_row)(const block_call *call, const element *x, int8_t *codes, block_factor *factors, int64_t rows) {
+  for (int64_t group = 0; group < call->num_groups; group++) {
+    const int64_t begin = group * BLOCK_SIZE, left = call->inputs - begin;
+    float values[BLOCK_SIZE] __attribute__((aligned(64)));
+    int8_t together[BLOCK_SIZE];
+    const uint32_t largest =
+        left >= BLOCK_SIZE ? NAME(quant_largest)(x + begin, BLOCK_SIZE) : NAME(quant_largest)(x + begin, left);
+    NAME(quant_values)(x + begin, left, values, BLOCK_SIZE);
+    factors[group * rows] = block_round(values, largest, together);
+    quant_lay(together, codes + begin * rows, 4 * rows, BLOCK_SIZE);
+  }
+}
+
+static void NAME(block_code_tile)(const void *data, int64_t tile) {
+  const block_call *call = data;
+  const int64_t row = tile * call->rows_per_tile, rows = block_rows_left(call, row);
+  for (int64_t r = 0; r < rows; r++)
+    NAME(block_code_row)(call, (const element *)call->x + (row + r) * call->inputs,
+                         call->codes + row * call->num_groups * BLOCK_SIZE + 4 * r, call->factors + row * call->num_groups + r,
+                         rows);
+}
+
+/* Computes rows [begin, end) of a block of a part. */
+static void NAME(block_block)(const block_call *call, const block_part *part, int64_t block, int64_t begin, int64_t end) {
+  const int64_t first = block * BLOCK_SIZE, left = part->form.outputs - first;
+  const element *bias = call->bias ? (const element *)call->bias + part->first_output + first : 0;
+  element *out = (element *)call->out + part->first_output + first;
+  block_operands operands = {part, part->weight + block * part->num_units * part->unit_bytes,
+                             block_tables[part->form.table == BLOCK_MXFP4_VALUES], 0, 0};
+  for (int64_t row = begin; row < end; row += call->rows_per_tile) {
+    const int64_t rows = block_rows_left(call, row);
+    float sums[BLOCK_ROWS * BLOCK_SIZE] __attribute__((aligned(64)));
+    operands.codes = call->codes + row * call->num_groups * BLOCK_SIZE;
+    operands.factors = call->factors + row * call->num_groups;
+    block_any_tile(&operands, sums, rows);
+    for (int64_t r = 0; r < rows; r++)
+      NAME(quant_finish)(out + (row + r) * call->outputs, bias, left < BLOCK_SIZE ? (int)left : BLOCK_SIZE, call->is_gelu,
+                         sums + r * BLOCK_SIZE);
+  }
+}
+
+/* An item is some blocks of 32 outputs of some tiles of rows. */
+static void NAME(block_item)(const void *data, int64_t item) {
+  const block_call *call = data;
+  const int64_t begin = item / call->items_per_rows * call->rows_per_item, left = call->num_rows - begin;
+  const int64_t end = begin + (left < call->rows_per_item ? left : call->rows_per_item);
+  const int64_t first = item % call->items_per_rows * call->blocks_per_item, beyond = first + call->blocks_per_item;
+  const block_part *part = call->parts;
+  for (int64_t block = first; block < beyond && block < call->num_blocks; block++) {
+    while (block - part->first_block >= part->num_blocks) part++;
+    NAME(block_block)(call, part, block - part->first_block, begin, end);
+  }
+}
+
+/* x: [num_rows, inputs], weight: the segments' blocks, bias (or null): [outputs], out: [num_rows, outputs]. Returns 0, or -1
+   without memory. */
+PUBLIC int NAME(block_linear)(const element *x, const uint8_t *weight, const block_segment *segments, const element *bias,
+                              element *out, int64_t num_segments, int64_t num_rows, int64_t inputs, int64_t is_gelu) {
+  if (num_rows == 0) return 0;
+  block_call call = {.x = x, .bias = bias, .out = out, .num_rows = num_rows, .inputs = inputs, .is_gelu = is_gelu != 0};
+  call.num_blocks = block_parts(weight, segments, num_segments, inputs, call.parts);
+  call.num_groups = (inputs + BLOCK_SIZE - 1) / BLOCK_SIZE;
+  const block_part *last = call.parts + num_segments - 1;
+  const int64_t block_bytes = (last->weight + last->num_blocks * last->num_units * last->unit_bytes - weight) / call.num_blocks;
+  int64_t item_bytes = call.num_blocks * block_bytes / BLOCK_ITEMS;
+  if (item_bytes < BLOCK_LEAST_ITEM) item_bytes = BLOCK_LEAST_ITEM;
+  if (item_bytes > BLOCK_LARGEST_ITEM) item_bytes = BLOCK_LARGEST_ITEM;
+  call.outputs = last->first_output + last->form.outputs;
+  call.blocks_per_item = (item_bytes + block_bytes - 1) / block_bytes;
+  call.items_per_rows = (call.num_blocks + call.blocks_per_item - 1) / call.blocks_per_item;
+  const int64_t least_tiles = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  call.rows_per_tile = (num_rows + least_tiles - 1) / least_tiles;
+  const int64_t num_tiles = (num_rows + call.rows_per_tile - 1) / call.rows_per_tile;
+  const int64_t num_parts = (num_rows + BLOCK_MOST_ROWS - 1) / BLOCK_MOST_ROWS;
+  call.rows_per_item = (num_tiles + num_parts - 1) / num_parts * call.rows_per_tile;
+  const int64_t num_factors = num_rows * call.num_groups;
+  call.factors = kept_room((size_t)num_factors * (sizeof(block_factor) + BLOCK_SIZE));
+  if (!call.factors) return -1;
+  call.codes = (void *)(call.factors + num_factors);
+  run_items(num_tiles, 2 * num_rows * inputs, NAME(block_code_tile), &call);
+  run_ordered_items(num_rows <= call.rows_per_tile ? IN_STRETCHES : BY_TURNS,
+                    (num_rows + call.rows_per_item - 1) / call.rows_per_item * call.items_per_rows, inputs * call.outputs,
+                    NAME(block_item), &call);
+  return 0;
+}
