@@ -115,9 +115,12 @@ def take_outputs(planes: CodePlanes, output_T: Tensor) -> CodePlanes:
         return None if plane is None else plane.index_select(dim, output_T)
 
     scales = planes.scales.index_select(1, output_T)
-    columns = (take(plane, 1) for plane in (planes.scale_factors, planes.minimums, planes.minimum_factors))
+    factors, minimums = take(planes.scale_factors, 1), take(planes.minimums, 1)
+    minimum_factors = take(planes.minimum_factors, 1)
     low, high = planes.low.index_select(0, output_T), take(planes.high, 0)
-    return CodePlanes(low, high, scales, *columns, planes.table, planes.form, planes.num_inputs)
+    return CodePlanes(
+        low, high, scales, factors, minimums, minimum_factors, planes.table, planes.form, planes.num_inputs
+    )
 
 
 def dequantize_planes(planes: CodePlanes) -> Tensor:
