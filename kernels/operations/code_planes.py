@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.arguments.block_rows import FORMS, INTEGER_FORMS, BlockRows
+from kernels.arguments.block_rows import FLOAT_FORMS, FORMS, INTEGER_FORMS, BlockRows
 from kernels.arguments.code_planes import FIELDS, CodePlanes, PlaneForm
 from kernels.operations.dequantize_blocks import LAYOUTS, split_blocks
 
@@ -29,7 +29,7 @@ ALIGNMENT = 128
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 """By the bits of a code."""
 
-SCALES = {"MXFP4": torch.bfloat16} | dict.fromkeys(("F8", *INTEGER_FORMS), torch.float32)
+SCALES = {"MXFP4": torch.bfloat16} | dict.fromkeys((*INTEGER_FORMS, *FLOAT_FORMS), torch.float32)
 """What holds the scales of a form exactly, if not float16."""
 
 

@@ -95,7 +95,7 @@ def test_segments_of_different_forms_write_their_columns(num_tokens: int, device
 
 
 @pytest.mark.parametrize("num_tokens", [1, 40, 200])
-@pytest.mark.parametrize("form", ["Q4_K", "Q6_K", "F8"])
+@pytest.mark.parametrize("form", ["Q4_K", "Q6_K", "F8_128"])
 def test_shapes_of_models(form: str, num_tokens: int, device: str) -> None:
     """Several programs of outputs, parts of inputs and tiles of tokens; on a GPU a layer of 4,096."""
     size = (4096, 4096) if device == "cuda" else (130, 512)
