@@ -20,8 +20,8 @@ LEFT_OUT = (
     *("Llama-3-8B", "Qwen3-14B", "128256", "50257", "second kernel, ", "GPT-2 124M, (float32|second|merges|fp8)"),
     *("151936, float32", "update, float32", "tanh, float32", "exact, float32", "query, key, value"),
     *(
-        "planes_linear: (Q[2345]_[01]|Q8_0|Q[23]_K|MXFP4|IQ4_XS|I4)$",
-        "look_up_planes: .*(_0|_1|_XS|[234]_K|MXFP4|4|8),",
+        "planes_linear: (Q[458]_[01]|Q[23]_K|MXFP4|IQ4_XS|I[48]_.*|F8_32|F8_64)$",
+        "look_up_planes: (?!Q6_K)",
     ),
     *("paged_decode: Qwen3-0.6B$", "paged_prefill: GPT-2 124M$", "rotate_store: Qwen3-0.6B$"),
     *("paged_decode: heads of 256", "heads of 256, float32"),

@@ -1,7 +1,6 @@
 """The specializations of `planes_linear` that are compiled in tests."""
 
 from kernels.gpu.launch_table import HOPPER, launch_on
-from kernels.gpu.plane_codes import constants_of
 from kernels.gpu.planes_linear import add_parts, multiply_codes
 from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32
 from tests.kernels.gpu.cases.plane_forms import PLANES, signature_of
@@ -17,9 +16,9 @@ _CASES = {
         signature=signature_of(planes)
         | {"x": "*bf16:16", "bias": "*bf16", "out": "*fp32", "num_inputs": "i32:16"}
         | _SIZES,
-        constants=constants_of(planes) | {"HAS_BIAS": False},
+        constants={"FORM": planes.form, "HAS_BIAS": False},
         launch=launch_on(HOPPER, "planes_linear", 2),
-        max_registers=168 if planes.table is None else _WITH_TABLE,
+        max_registers=168 if not planes.form.has_table else _WITH_TABLE,
         has_wgmma=True,
     )
     for form, planes in PLANES.items()
