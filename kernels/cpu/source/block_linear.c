@@ -48,8 +48,10 @@ static void block_any_tile(const block_operands *operands, float *sums, int64_t 
 /* Sets `sums` [rows, 32] to the outputs of rows [begin, end) of a block, before the bias. */
 static void block_sums(const block_call *call, block_operands *operands, int64_t begin, int64_t end, float *sums) {
 #if defined(__AVX512VNNI__)
-  if (call->num_rows > BLOCK_ROWS) {
+  if (call->num_rows >= BLOCK_MANY_ROWS) {
     block_stretch stretch;
+    const int64_t passes = (end - begin + call->rows_per_tile - 1) / call->rows_per_tile;
+    stretch.lines = (int)((operands->part->unit_bytes / operands->part->form.groups / 64 + passes) / passes);
     memset(sums, 0, sizeof(float) * (size_t)((end - begin) * BLOCK_SIZE));
     for (int64_t first = 0; first < call->num_groups; first += BLOCK_STRETCH) {
       const int64_t left = call->num_groups - first;
@@ -169,7 +171,7 @@ PUBLIC int NAME(block_linear)(const element *x, const uint8_t *weight, const blo
   call.blocks_per_item = (item_bytes + block_bytes - 1) / block_bytes;
   call.items_per_rows = (call.num_blocks + call.blocks_per_item - 1) / call.blocks_per_item;
 #if defined(__AVX512VNNI__)
-  const int64_t most_rows = num_rows > BLOCK_ROWS ? BLOCK_STRETCH_ROWS : BLOCK_ROWS;
+  const int64_t most_rows = num_rows < BLOCK_MANY_ROWS ? BLOCK_ROWS : BLOCK_STRETCH_ROWS;
 #else
   const int64_t most_rows = BLOCK_ROWS;
 #endif

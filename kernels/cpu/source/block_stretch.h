@@ -3,22 +3,23 @@
 #if defined(__AVX512VNNI__) && !defined(SLUICE_BLOCK_STRETCH)
 #define SLUICE_BLOCK_STRETCH
 
-/* Groups of a stretch, which stays in the nearest cache; the most rows of a tile. */
-enum { BLOCK_STRETCH = 8, BLOCK_STRETCH_ROWS = 6 };
+/* Groups of a stretch, which stays in the nearest cache; the most rows of a tile; the fewest rows for which making bytes once
+   is faster than making them anew for each tile of block_tile. */
+enum { BLOCK_STRETCH = 8, BLOCK_STRETCH_ROWS = 6, BLOCK_MANY_ROWS = 13 };
 
 typedef struct {
   uint8_t codes[BLOCK_STRETCH][BLOCK_SIZE * BLOCK_SIZE];
   float scales[BLOCK_STRETCH][2][BLOCK_SIZE], minima[BLOCK_STRETCH][2][BLOCK_SIZE];
-  int num_groups;
+  const uint8_t *later; /* the memory of the next stretch */
+  int num_groups, lines /* of it that a tile prefetches with each group */;
 } __attribute__((aligned(64))) block_stretch;
 
-/* Sets `stretch` to the groups of a block from `first` on, and prefetches the memory that follows. */
+/* Sets `stretch` to the groups of a block from `first` on. */
 INLINE void block_expand(const block_operands *of, int64_t first, block_stretch *stretch, const block_kind kind) {
   const block_part *part = of->part;
   const int halves = block_halves(kind), groups = part->form.groups, has_minimum = part->form.has_minimum | part->form.has_zero;
   const uint8_t *unit = of->weight + (uint32_t)first / (uint32_t)groups * part->unit_bytes, *group = unit + part->groups_at;
   for (int g = 0, left = groups; g < stretch->num_groups; g++, group += part->group_bytes) {
-    for (int64_t line = 0; line < part->group_bytes; line += 64) __builtin_prefetch(group + BLOCK_AHEAD + line, 0, 0);
     for (int output = 0; output < BLOCK_SIZE; output += QUANT_LANES) {
       PRAGMA(GCC unroll 8) for (int four = 0; four < 8; four++)
         _mm512_store_si512(stretch->codes[g] + BLOCK_FOUR * four + 4 * output,
@@ -32,16 +33,20 @@ INLINE void block_expand(const block_operands *of, int64_t first, block_stretch 
     }
     if (--left == 0) left = groups, unit += part->unit_bytes, group = unit + part->groups_at - part->group_bytes;
   }
+  stretch->later = group;
 }
 
-/* Adds a tile's products with a stretch to `sums` [rows, 32]; `codes` and `factors` are the tile's from the stretch on. */
-INLINE void block_stretch_tile(const block_stretch *stretch, const block_part *part, const int8_t *codes,
+/* Adds a tile's products with a stretch to `sums` [rows, 32]; `codes` and `factors` are the tile's from the stretch on. Memory of
+   the next stretch is prefetched meanwhile. */
+INLINE void block_stretch_tile(block_stretch *stretch, const block_part *part, const int8_t *codes,
                                const block_factor *factors, float *sums, const int rows, const int halves) {
   const int has_minimum = part->form.has_minimum | part->form.has_zero;
   quant_floats all[BLOCK_STRETCH_ROWS][2];
   for (int r = 0; r < rows; r++)
     for (int v = 0; v < 2; v++) all[r][v] = *(quant_floats *)(sums + r * BLOCK_SIZE + QUANT_LANES * v);
+  const uint8_t *later = stretch->later;
   for (int g = 0; g < stretch->num_groups; g++, factors += rows) {
+    for (int line = 0; line < stretch->lines; line++, later += 64) __builtin_prefetch(later, 0, 2);
     const uint8_t *from = stretch->codes[g];
     for (int half = 0; half < halves; half++) {
       quant_codes products[BLOCK_STRETCH_ROWS][2];
@@ -64,6 +69,7 @@ INLINE void block_stretch_tile(const block_stretch *stretch, const block_part *p
       }
     }
   }
+  stretch->later = later;
   for (int r = 0; r < rows; r++)
     for (int v = 0; v < 2; v++) *(quant_floats *)(sums + r * BLOCK_SIZE + QUANT_LANES * v) = all[r][v];
 }
@@ -77,7 +83,7 @@ static void block_any_expand(const block_operands *of, int64_t first, block_stre
 #undef KIND
 }
 
-static void block_any_stretch_tile(const block_stretch *stretch, const block_part *part, const int8_t *codes,
+static void block_any_stretch_tile(block_stretch *stretch, const block_part *part, const int8_t *codes,
                                    const block_factor *factors, float *sums, int64_t rows) {
   const int halves = block_halves(block_kind_of(&part->form));
 #define ROWS(count)                                                                 \
