@@ -5,7 +5,7 @@
 
 /* Groups of a stretch, which stays in the nearest cache; the most rows of a tile; the fewest rows for which making bytes once
    is faster than making them anew for each tile of block_tile. */
-enum { BLOCK_STRETCH = 8, BLOCK_STRETCH_ROWS = 6, BLOCK_MANY_ROWS = 13 };
+enum { BLOCK_STRETCH = 8, BLOCK_STRETCH_ROWS = 6, BLOCK_MANY_ROWS = 5 };
 
 typedef struct {
   uint8_t codes[BLOCK_STRETCH][BLOCK_SIZE * BLOCK_SIZE];
