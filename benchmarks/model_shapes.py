@@ -129,7 +129,9 @@ def read_shape(shape: dict[str, object], max_model_len: int) -> ModelDescription
 
 def weight_bytes(model: ModelDescription, itemsize: int) -> int:
     """Returns the bytes of the weights that one step reads: embeddings are looked up, except for a tied head."""
-    read = (parameter.shape for parameter in model_parameters(model) if parameter.role != "embedding")
+    read = (
+        parameter.shape for parameter in model_parameters(model) if parameter.role not in ("embedding", "positions")
+    )
     return itemsize * sum(map(prod, read))
 
 

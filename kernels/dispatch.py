@@ -14,6 +14,8 @@ from kernels.cpu.launchers import find_launcher
 from kernels.gpu import triton_kernels
 from kernels.plans.decode_work import UNCOMPILED, DecodeShape
 
+FP8_CAPABILITY = (8, 9)
+
 Implementation = Callable[..., Any]
 """Takes an operation's arguments. Returns `NotImplemented` for shapes or formats that its kernel does not take."""
 
@@ -35,6 +37,11 @@ def call(name: str, x: Tensor, reference: Implementation, *arguments: Any) -> An
 
 def is_on_cpu(device: torch.device) -> bool:
     return device.type == "cpu"
+
+
+def has_fp8(device: torch.device) -> bool:
+    """True if the device's processors convert float8_e4m3fn; of GPUs that is from Ada and Hopper on."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
 
 def count_programs(shape: DecodeShape, device: torch.device) -> int:

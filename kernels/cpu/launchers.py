@@ -254,7 +254,7 @@ def block_linear(
 
 
 def look_up_blocks(kernel: Kernel, weight: PackedBlocks, row_T: Tensor, out_TI: Tensor) -> Tensor:
-    row_T = row_T.int()
+    row_T = row_T if row_T.dtype == torch.int32 else row_T.int()  # the latter cannot be captured
     addresses = _address(weight.stored), ctypes.addressof(weight.description), *_addresses(row_T, out_TI)
     kernel(*addresses, len(weight.segments), *out_TI.shape)
     return out_TI

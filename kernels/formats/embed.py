@@ -3,7 +3,7 @@
 Shape legend: T tokens, E embedding size, V vocabulary, M positions.
 
 The table of tokens may have any format: a model with a tied head stores it once, in the head's format. The C kernel
-reads plain and packed tables; other tables are looked up by the weight itself.
+reads plain and packed tables; the rows of others are looked up by the weight itself, and are then the table.
 """
 
 import torch
@@ -17,6 +17,9 @@ from kernels.formats.weight_format import Weight
 
 LAYOUTS = {PLAIN.name: False, PACKED.name: True}
 """The formats that the C kernel reads, and whether each of them is packed."""
+
+COUNTED = torch.arange(1024, dtype=torch.int32)
+"""Made here, for a captured step may not compute it."""
 
 
 def embed(
@@ -33,9 +36,13 @@ def embed(
     assert token_ids_T.dtype == positions_T.dtype == torch.int32
     assert token_ids_T.shape == positions_T.shape
     table, is_packed = token_table_VE.stored, LAYOUTS.get(token_table_VE.format.name)
-    implementation = None if is_packed is None else find_implementation("embed", table)
+    like = table if is_packed is not None else position_table_ME
+    implementation = None if like is None else find_implementation("embed", like)
     if implementation is None:
         return embed_reference(token_ids_T, positions_T, token_table_VE, position_table_ME)
+    if is_packed is None:
+        table, is_packed = token_table_VE.look_up(token_ids_T), False
+        token_ids_T = COUNTED[: len(table)] if len(table) <= len(COUNTED) else torch.arange(len(table)).int()
     return implementation(token_ids_T, positions_T, table, is_packed, position_table_ME, out_TE)
 
 

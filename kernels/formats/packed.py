@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.formats.weight_format import AllReduce, Linear, WeightFormat, sum_of_ranks
+from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks
 from kernels.operations.gelu import GeluKind, gelu
 from kernels.operations.packed_linear import BLOCK, allocate_packed, pack_rows, packed_linear, unpack_rows
 
@@ -28,7 +28,8 @@ class PackedWeight:
     def numbers(self) -> tuple[int, ...]:
         return (self.num_outputs,)
 
-    def set_rows(self, first_row: int, rows: Tensor) -> None:
+    def set_rows(self, first_row: int, rows: Rows) -> None:
+        assert isinstance(rows, Tensor)
         pack_rows(self.stored, first_row, rows)
 
     def finish(self, largest_O: Tensor | None = None) -> "PackedWeight":
@@ -52,7 +53,9 @@ class PackedWeight:
 
 class PackedFormat:
     name = "packed"
-    most_rows_added = BLOCK - 1
+
+    def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return -(-shape[0] // BLOCK) * BLOCK * shape[1] * dtype.itemsize
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> PackedWeight:
         num_outputs, num_inputs = shape

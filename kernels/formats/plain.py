@@ -4,6 +4,7 @@ Shape legend: T tokens, I inputs, O outputs.
 """
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.nn import functional
 from kernels.cpu.huge_memory import HUGE_PAGE
 from kernels.cpu.huge_pages import empty_huge
 from kernels.dispatch import is_on_cpu
-from kernels.formats.weight_format import AllReduce, Linear, WeightFormat, sum_of_ranks
+from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks
 from kernels.operations.gelu import GeluKind, gelu
 
 GELU_ALGORITHMS = {"tanh": "tanh", "exact": "none"}
@@ -33,7 +34,8 @@ class PlainWeight:
     def numbers(self) -> tuple[int, ...]:
         return ()
 
-    def set_rows(self, first_row: int, rows: Tensor) -> None:
+    def set_rows(self, first_row: int, rows: Rows) -> None:
+        assert isinstance(rows, Tensor)
         self.stored[first_row : first_row + len(rows)].copy_(rows)
 
     def finish(self, largest_O: Tensor | None = None) -> "PlainWeight":
@@ -58,7 +60,9 @@ class PlainWeight:
 
 class PlainFormat:
     name = "plain"
-    most_rows_added = 0
+
+    def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return prod(shape) * dtype.itemsize
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> PlainWeight:
         if is_on_cpu(device) and torch.Size(shape).numel() * dtype.itemsize >= HUGE_PAGE:

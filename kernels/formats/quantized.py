@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.arguments.codes import BLOCK, Bits, Codes
 from kernels.formats.plain import PLAIN, PlainWeight
-from kernels.formats.weight_format import AllReduce, Linear, Weight, WeightFormat, sum_of_ranks
+from kernels.formats.weight_format import AllReduce, Linear, Rows, Weight, WeightFormat, sum_of_ranks
 from kernels.operations.gelu import GeluKind, gelu
 from kernels.operations.quantized_linear import dequantize, quantize, quantized_linear, sum_magnitudes
 
@@ -31,7 +31,7 @@ class QuantizedWeight:
     def numbers(self) -> tuple[int, ...]:
         return self.codes.num_outputs, self.codes.num_inputs
 
-    def set_rows(self, first_row: int, rows: Tensor) -> None:
+    def set_rows(self, first_row: int, rows: Rows) -> None:
         raise AssertionError("only complete weights are quantized")
 
     def finish(self, largest_O: Tensor | None = None) -> "QuantizedWeight":
@@ -74,11 +74,12 @@ class WholeWeight(PlainWeight):
 
 
 class QuantizedFormat:
-    most_rows_added = 0
-
     def __init__(self, bits: Bits):
         self.name = f"int{bits}"
         self._bits: Bits = bits
+
+    def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return PLAIN.num_bytes(shape, dtype)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weight:
         return WholeWeight(PLAIN.allocate(shape, dtype, device).stored, self._bits)

@@ -9,7 +9,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.arguments.block_rows import BlockRows
 from kernels.operations.gelu import GeluKind
+
+Rows = Tensor | BlockRows
+"""Rows of a matrix in a checkpoint."""
 
 AllReduce = Callable[[Tensor], Tensor]
 """Sums the tensors of all ranks, in place."""
@@ -39,7 +43,7 @@ class Weight(Protocol):
         """The arguments of `WeightFormat.restore` in addition to the stored tensor."""
         ...
 
-    def set_rows(self, first_row: int, rows: Tensor) -> None:
+    def set_rows(self, first_row: int, rows: Rows) -> None:
         """Sets the rows from `first_row` on; `rows` may have another dtype, and may be a transposed tensor."""
         ...
 
@@ -47,6 +51,7 @@ class Weight(Protocol):
         """Returns the weight ready for use; call it once all rows are set, and `set_rows` no more.
 
         `largest_O`: the largest magnitude per output over the inputs of all ranks, if this rank has a part of them.
+        Raises `ValueError` if scales of its blocks are NaN or infinite.
         """
         ...
 
@@ -69,9 +74,8 @@ class WeightFormat(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def most_rows_added(self) -> int:
-        """The maximum number of rows by which `allocate` exceeds the requested shape."""
+    def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """Returns the bytes of the tensor that `allocate` makes."""
         ...
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weight:

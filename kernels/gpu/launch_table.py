@@ -141,6 +141,11 @@ def _prefill(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     return {**_decode(queries_a_head, head_dim, itemsize), "BLOCK_M": max(64, _power_of_2(queries_a_head))}
 
 
+def _planes_linear(tile_tokens: int, itemsize: int) -> Launch:
+    """Products of a warp group (wgmma) take 64 outputs at least; `itemsize`: bytes of an activation."""
+    return {"BLOCK_O": 64, "BLOCK_T": tile_tokens, "num_warps": 4, "num_stages": 3 if itemsize < 4 else 2}
+
+
 RULES: dict[str, Callable[..., Launch]] = {
     "allow_tokens": _blocks(4096),
     "apply_bitmask": _blocks(4096),
@@ -154,10 +159,13 @@ RULES: dict[str, Callable[..., Launch]] = {
     "gelu": _blocks(1024),  # 16 bytes a thread and operand
     "greedy": _part,
     "layer_norm": _row,
+    "look_up_planes": lambda: {"BLOCK_O": 16, "num_warps": 4},
     "pair_entries": _blocks(256),
     "paged_decode": _decode,
     "paged_decode_merge": _decode_merge,
     "paged_prefill": _prefill,
+    "planes_linear": _planes_linear,
+    "planes_linear_sum": _blocks(256),
     "rms_norm": _row,
     "rotate_store": _heads,
     "sample": _sampled_part,

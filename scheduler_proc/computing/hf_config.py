@@ -1,8 +1,9 @@
 """A model's config.json, read with errors that name the field."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from messages.errors import BootError
 from runtime.model_files import read_object
@@ -13,6 +14,9 @@ MAX_COUNT = 1 << 24
 MAX_NUMBER = 1e30
 MAX_LAYERS = 1_000
 MAX_SHOWN_CHARS = 60
+
+
+Value = TypeVar("Value", int, str)
 
 
 class HfConfig:
@@ -29,6 +33,13 @@ class HfConfig:
             raise self.error(name, value, "a positive integer")
         if value > most:
             raise self.error(name, value, f"at most {most}")
+        return value
+
+    def choice(self, name: str, supported: Sequence[Value], default: Value | None = None) -> Value:
+        """Returns a field that has one of these values. Raises `BootError` that names them."""
+        value = self._get(name, default)
+        if value not in supported or isinstance(value, bool):
+            raise self.refuse(name, value, f"supported is {', '.join(map(str, supported))}")
         return value
 
     def optional_count(self, name: str) -> int | None:
@@ -65,6 +76,26 @@ class HfConfig:
             raise self.error(name, value, "a list of indices")
         return value
 
+    def numbers(self, name: str) -> list[float]:
+        value = self._get(name, [])
+        if not isinstance(value, list) or not all(
+            type(item) in (int, float) and 0 < item <= MAX_NUMBER for item in value
+        ):
+            raise self.error(name, value, "a list of positive numbers")
+        return [float(item) for item in value]
+
+    def optional_pair(self, name: str) -> tuple[int, int] | None:
+        return None if self._fields.get(name) is None else self.pair(name)
+
+    def pair(self, name: str) -> tuple[int, int]:
+        """Returns a list of two positive integers."""
+        value = self._get(name, None)
+        match value:
+            case [int(first), int(second)] if 0 < first <= MAX_COUNT and 0 < second <= MAX_COUNT:
+                return first, second
+            case _:
+                raise self.error(name, value, f"two integers from 1 to {MAX_COUNT}")
+
     def section(self, name: str) -> "HfConfig | None":
         """Returns a field that is itself an object, `None` if it is missing."""
         value = self._fields.get(name)
@@ -73,6 +104,14 @@ class HfConfig:
         if not isinstance(value, dict):
             raise self.error(name, value, "an object")
         return HfConfig(value, f"{self._where}: {name}")
+
+    def sections(self) -> dict[str, "HfConfig"]:
+        """Returns all fields, each of which is an object."""
+        return {name: self.section(name) or HfConfig({}) for name in self._fields}
+
+    def overridden(self, by: "HfConfig") -> "HfConfig":
+        """Returns these fields with those of `by` in place of fields of the same names."""
+        return HfConfig(self._fields | by._fields, by._where)
 
     def refuse(self, name: str, value: object, reason: str) -> BootError:
         """Returns the error for a well-formed value that this server does not support."""

@@ -2,8 +2,11 @@
 
 import dataclasses
 import logging
+from collections.abc import Callable
+from functools import cache
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from msgspec.structs import replace
@@ -26,7 +29,7 @@ from scheduler_proc.computing.kv_cache.kv_tensors import (
     pages_per_context,
 )
 from scheduler_proc.computing.loading.identity import identity_of
-from scheduler_proc.computing.loading.weights import has_own_head, make_dummy_weights, most_bytes
+from scheduler_proc.computing.loading.weights import find_segments, has_own_head, make_dummy_weights, most_bytes
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import Decoder, model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
@@ -40,6 +43,9 @@ from scheduler_proc.computing.runner import Publish, Runner, RunnerParts
 from scheduler_proc.computing.step.shapes import StepLimits
 from scheduler_proc.computing.tiers.open_tiers import open_tiers
 from scheduler_proc.computing.tiers.page_copies import PageCopies
+
+if TYPE_CHECKING:
+    from scheduler_proc.computing.loading.checkpoint import Checkpoint
 
 log = logging.getLogger("sluice.load_runner")
 
@@ -198,13 +204,14 @@ def _load(
 
     def load_one(config: Config, hf_config: HfConfig, weights_file: Path | None) -> LoadedModel | None:
         family = find_family(hf_config)
-        shard = Shard(_describe(config, family, hf_config), parallel.rank, parallel.size)
+        open_once = cache(lambda: _open_checkpoint(config))
+        shard = Shard(_describe(config, family, hf_config, open_once), parallel.rank, parallel.size)
         identity = b""
         if backend.keeps_memory:
             identity = identity_of(config, shard.own, placement, config.model, config.cache, config.facts)
 
         def load_weights() -> Weights:
-            return _load_weights(config, family, shard, placement, report)
+            return _load_weights(config, family, shard, open_once(), placement, report)
 
         if weights_file is None or not backend.keeps_memory:
             weights = load_weights()
@@ -214,8 +221,7 @@ def _load(
             if is_shared_only:
                 weights = memory.find()
             else:
-                # Quantized weights are not made in place.
-                num_bytes = most_bytes(shard, placement) if placement.quantization is None else 0
+                num_bytes = _bytes_in_place(family, shard, open_once(), placement)
                 weights = memory.load(load_weights, report, num_bytes)
         if weights is None:
             return None
@@ -264,23 +270,45 @@ def _warn_if_large(model: Decoder, draft: Decoder) -> None:
         )
 
 
-def _describe(config: Config, family: Family, hf_config: HfConfig) -> ModelDescription:
+def _describe(
+    config: Config, family: Family, hf_config: HfConfig, open_once: "Callable[[], Checkpoint | None]"
+) -> ModelDescription:
     """Returns the model that config.json describes, but with the checkpoint's own head, if it has one."""
     model = family.describe(hf_config, config.facts.max_model_len)
-    if config.model.load_format == "dummy" or not model.has_tied_head:
+    checkpoint = open_once() if model.has_tied_head else None
+    if checkpoint is None:
         return model
-    from scheduler_proc.computing.loading.checkpoint import open_checkpoint
-
-    checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
     return dataclasses.replace(model, has_tied_head=not has_own_head(model, family, checkpoint))
 
 
-def _load_weights(config: Config, family: Family, shard: Shard, placement: Placement, report: Report) -> Weights:
+def _open_checkpoint(config: Config) -> "Checkpoint | None":
+    """Returns the model's weight files, `None` if its weights are random."""
     if config.model.load_format == "dummy":
+        return None
+    # Imported here: it needs safetensors, which a machine that only runs random weights may lack.
+    from scheduler_proc.computing.loading.open_weights import open_weights
+
+    return open_weights(Path(config.facts.model_dir), config.model.load_format)
+
+
+def _bytes_in_place(family: Family, shard: Shard, checkpoint: "Checkpoint | None", placement: Placement) -> int:
+    """Returns the bytes that suffice for the weights, 0 if that is not known: quantized ones are not made in place."""
+    segments = {} if checkpoint is None else find_segments(shard, family, checkpoint)
+    if placement.quantization is not None or segments is None:
+        return 0
+    return most_bytes(shard, placement, segments)
+
+
+def _load_weights(
+    config: Config,
+    family: Family,
+    shard: Shard,
+    checkpoint: "Checkpoint | None",
+    placement: Placement,
+    report: Report,
+) -> Weights:
+    if checkpoint is None:
         return make_dummy_weights(shard, placement, report)
-    # Imported here: they need safetensors, which a machine that only runs random weights may lack.
-    from scheduler_proc.computing.loading.checkpoint import open_checkpoint
     from scheduler_proc.computing.loading.weight_cache import load_through_cache
 
-    checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
     return load_through_cache(shard, family, checkpoint, placement, report, config.model.weight_cache)

@@ -19,8 +19,8 @@ MODULES_WITH_TILES = {
 
 WITHOUT_C_KERNELS = (
     *("test_add_biases", "test_allow_tokens", "test_decode_work", "test_filter_scores", "test_filter_unusual"),
-    *("test_noise", "test_penalize_occurrence", "test_penalize_repetition", "test_rope"),
-    *("test_take_tokens", "test_top_logprobs"),
+    *("test_code_planes", "test_noise", "test_penalize_occurrence", "test_penalize_repetition", "test_planes"),
+    *("test_rope", "test_take_tokens", "test_top_logprobs"),
 )
 """Modules whose operations have none, so that one backend is enough."""
 

@@ -2,17 +2,19 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from torch import Tensor
-
 from messages.errors import BootError
-from runtime.model_files import WEIGHT_FILES, gguf_hint, read_object
+from runtime.gguf.architectures import list_tensors
+from runtime.gguf.gguf_file import read_gguf
+from runtime.model_files import WEIGHT_FILES, read_object
+from scheduler_proc.computing.loading.sources.gguf_part import GgufPart
 from scheduler_proc.computing.loading.sources.pickle_file import PickleFile
 from scheduler_proc.computing.loading.sources.safetensors_file import SafetensorsFile
-from scheduler_proc.computing.loading.sources.tensor_file import TensorFile
+from scheduler_proc.computing.loading.sources.tensor_file import StoredTensor, TensorFile
 
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 WRAPPERS = re.compile(r"(^|\.)((_orig_mod|module)\.)+")
@@ -29,20 +31,27 @@ log = logging.getLogger("sluice.weights")
 
 
 class Checkpoint:
-    """The tensors of a checkpoint by their usual names; `files` maps each to its file."""
+    """The tensors of a checkpoint by their usual names; `files` maps each to its file, `paths` are all files.
 
-    def __init__(self, files: dict[str, Path], open_file: type[TensorFile]):
+    `forms` are those of the tensors that are not plain numbers; `None` if only reading a tensor shows it.
+    """
+
+    def __init__(self, paths: list[Path], open_file: Callable[[Path], TensorFile]):
+        self.paths, self._open_file = paths, open_file
+        forms_in = {path: open_file(path).forms() for path in paths}
+        files = {name: path for path, forms in forms_in.items() for name in forms}
         self._name_in_file = {usual_name(name): name for name in files}
         if len(self._name_in_file) < len(files):  # two tensors would have the same name
             self._name_in_file = dict(zip(files, files, strict=True))
         self.files = {name: files[in_file] for name, in_file in self._name_in_file.items()}
-        self._open_file = open_file
+        forms = {name: form for forms in forms_in.values() for name, form in forms.items()}
+        self.forms: dict[str, str | None] = {name: forms[in_file] for name, in_file in self._name_in_file.items()}
         for name, in_file in self._name_in_file.items():
             if name != in_file:
                 log.info("names in the checkpoint are read as usual ones: %s is %s", in_file, name)
                 break
 
-    def read(self, wanted: set[str]) -> Iterator[tuple[str, Tensor]]:
+    def read(self, wanted: set[str]) -> Iterator[tuple[str, StoredTensor]]:
         """Yields the wanted tensors, file by file, each backed by the mapped file until it is copied elsewhere.
 
         Raises `BootError` if a file cannot be read.
@@ -61,13 +70,13 @@ def usual_name(name: str) -> str:
     return LANGUAGE_MODEL.sub(r"\1", WRAPPERS.sub(r"\1", name))
 
 
-def open_checkpoint(model_dir: Path, load_format: Literal["auto", "safetensors", "pt"]) -> Checkpoint:
+def open_checkpoint(model_dir: Path, load_format: Literal["auto", "safetensors", "pt", "gguf"]) -> Checkpoint:
     """Finds the weight files; `auto` prefers safetensors. Raises `BootError`, which names the files looked for.
 
     As in `transformers`, a single complete file takes precedence over the index of several.
     """
-    formats = list(READERS) if load_format == "auto" else [load_format]
-    looked_for: list[str] = []
+    formats = [name for name in READERS if load_format in ("auto", name)]
+    looked_for = [WEIGHT_FILES["gguf"].whole] * (load_format in ("auto", "gguf"))
     for file_format in formats:
         single, open_file = model_dir / WEIGHT_FILES[file_format].whole, READERS[file_format]
         index = single.with_name(f"{single.name}.index.json")
@@ -75,16 +84,19 @@ def open_checkpoint(model_dir: Path, load_format: Literal["auto", "safetensors",
         if single.is_file():
             if index.is_file():
                 log.warning("%s holds the whole model and is loaded; %s is not used", single, index.name)
-            return Checkpoint(_names_in([single], open_file), open_file)
+            return Checkpoint([single], open_file)
         if index.is_file():
-            return Checkpoint(_names_in(_read_index(index), open_file), open_file)
+            return Checkpoint(_read_index(index), open_file)
         shards = _find_shards(single)
         if shards:
             log.warning("%s is missing: all %d shards next to it are loaded", index, len(shards))
-            return Checkpoint(_names_in(shards, open_file), open_file)
+            return Checkpoint(shards, open_file)
+    if load_format in ("auto", "gguf") and any(model_dir.glob(WEIGHT_FILES["gguf"].pattern)):
+        file = read_gguf(model_dir)
+        return Checkpoint(list(file.paths), partial(GgufPart, tensors=list_tensors(file)))
     raise BootError(
-        f"no weights in {model_dir}: looked for {', '.join(looked_for)} (--load-format {load_format}); "
-        f"--load-format dummy runs with random weights{gguf_hint(model_dir)}"
+        f"no weights in {model_dir}: looked for {', '.join(looked_for)} (--load-format {load_format}); --load-format "
+        "dummy runs with random weights"
     )
 
 
@@ -115,8 +127,3 @@ def _read_index(index: Path) -> list[Path]:
         if path.parent != index.parent or not path.is_file():
             raise BootError(f"{index}: names {shard}, which is not a file in {index.parent}; is the download complete?")
     return paths
-
-
-def _names_in(paths: list[Path], open_file: type[TensorFile]) -> dict[str, Path]:
-    """Returns in which file each tensor is."""
-    return {name: path for path in paths for name in open_file(path).names()}

@@ -44,7 +44,7 @@ def load_through_cache(
 
     Only quantized weights are kept. Raises `BootError` as `load_weights` does, and for nothing about the file.
     """
-    files = sorted(set(checkpoint.files.values()))
+    files = sorted(checkpoint.paths)
     if not is_wanted or placement.quantization is None or sum(file.stat().st_size for file in files) < LEAST_BYTES:
         return load_weights(shard, family, checkpoint, placement, report)
     cache = WeightCache(shard, files, placement)

@@ -2,27 +2,27 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from kernels.arguments.block_rows import BlockRows, Segment, TransposedBlockRows, row_bytes
 from kernels.cpu.huge_pages import ALIGNMENT
-from kernels.formats.packed import PACKED
-from kernels.formats.plain import PLAIN
-from kernels.formats.registry import QUANTIZING
-from kernels.formats.weight_format import Weight, WeightFormat
-from kernels.operations.packed_linear import has_packed_kernel
+from kernels.formats.registry import BLOCK_FORMATS, QUANTIZING
+from kernels.formats.weight_format import Rows, Weight, WeightFormat
+from kernels.operations.dequantize_blocks import dequantize_blocks, has_finite_scales
 from messages.errors import BootError
+from scheduler_proc.computing.loading.formats import Conversions, choose_format
+from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS, StoredTensor
 from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, Source
-from scheduler_proc.computing.model.parameters import ByColumns, Parameter, Part
+from scheduler_proc.computing.model.parameters import ByColumns
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
@@ -35,74 +35,102 @@ if TYPE_CHECKING:
 
 MAX_NAMES_SHOWN = 6
 DUMMY_STD = 0.02
+VALUES_AT_ONCE = 1 << 18
+"""The number of values that are read from blocks at a time: they stay in the caches until they are stored."""
 
 log = logging.getLogger("sluice.weights")
 
 
 class ShardWeights:
-    """The parameters of which `shard` has a part, each in its chosen format, uninitialised at first.
-
-    Raises `BootError` if there is not enough memory.
-    """
+    """The parameters of which `shard` has a part, each in the format that suits the checkpoint and `placement`."""
 
     def __init__(self, shard: Shard, placement: Placement):
         self._placement, self._num_ranks = placement, shard.num_ranks
         self.parameters = {parameter.name: parameter for parameter in model_parameters(shard.whole)}
         self.parts = {name: parameter.part(shard.rank, shard.num_ranks) for name, parameter in self.parameters.items()}
         self.weights: Weights = {}
-        try:
-            for name in self.parameters:
-                self.weights[name] = self._allocate(name)
-        except (RuntimeError, OSError) as error:
-            num_bytes = sum(prod(part.shape) for part in self.parts.values()) * placement.dtype.itemsize
-            raise BootError(
-                f"the model's weights need {num_bytes / 2**30:.2f} GiB in {placement.dtype_name}, which "
-                f"{placement.device} does not give: {str(error).splitlines()[0]}"
-            ) from None
+        self.conversions = Conversions()
 
-    def _allocate(self, name: str) -> Weight:
-        part, placement = self.parts[name], self._placement
-        weight_format = choose_format(self.parameters[name], part, placement)
-        weight = weight_format.allocate(part.shape, placement.dtype, placement.device)
-        num_rows = sum(map(len, part.rows))
-        if num_rows < part.shape[0]:  # filling
-            weight.set_rows(num_rows, torch.zeros(part.shape[0] - num_rows, *part.shape[1:], dtype=placement.dtype))
+    def add(self, name: str, pieces: Sequence[Rows]) -> None:
+        """Makes the shard's part of the parameter whose rows are those of the pieces, one after another.
+
+        Raises `BootError` if there is not enough memory, or if blocks cannot be divided among ranks; `ValueError` if
+        scales of blocks are NaN or infinite.
+        """
+        segments = [Segment(piece.form if isinstance(piece, BlockRows) else NUMBERS, len(piece)) for piece in pieces]
+        weight_format = choose_format(self.parameters[name], self.parts[name], self._placement, segments)
+        is_in_blocks = weight_format.name in BLOCK_FORMATS
+        if not is_in_blocks:
+            self.conversions.add(segments)
+        weight, first_row = self._allocate(name, weight_format, segments[-1].form), 0
+        for piece in pieces:
+            self._set_rows(weight, name, first_row, piece, is_in_blocks)
+            first_row += len(piece)
+        self._finish(weight, name, pieces)
+
+    def _allocate(self, name: str, weight_format: WeightFormat, form: str) -> Weight:
+        """Returns the weight with its filling, in blocks of `form` if it is one of blocks."""
+        shape, placement = self.parts[name].shape, self._placement
+        try:
+            weight = weight_format.allocate(shape, placement.dtype, placement.device)
+        except (RuntimeError, OSError) as error:
+            num_bytes = sum(each.stored.nbytes for each in self.weights.values())
+            raise BootError(
+                f"the model's weights need more than {num_bytes / 2**30:.2f} GiB, which {placement.device} does not "
+                f"give: {str(error).splitlines()[0]}"
+            ) from None
+        num_rows = sum(map(len, self.parts[name].rows))
+        if num_rows < shape[0]:
+            weight.set_rows(num_rows, _make_zeros((shape[0] - num_rows, *shape[1:]), weight_format, form))
         return weight
 
-    def set_rows(self, name: str, first_row: int, rows: Tensor) -> None:
+    def _set_rows(self, weight: Weight, name: str, first_row: int, rows: Rows, is_in_blocks: bool) -> None:
         """Sets the shard's part of `rows`, the rows of the whole parameter from `first_row` on."""
         part, num_before = self.parts[name], 0
         for wanted in part.rows:
             begin, end = max(wanted.start, first_row), min(wanted.stop, first_row + len(rows))
-            if begin < end:
-                found = rows[begin - first_row : end - first_row]
-                row = num_before + begin - wanted.start
-                self.weights[name].set_rows(row, found[:, part.columns] if rows.dim() > 1 else found)
+            row, found = num_before + begin - wanted.start, range(begin - first_row, end - first_row)
+            if isinstance(rows, BlockRows) and is_in_blocks and found:
+                weight.set_rows(row, rows.part(slice(found.start, found.stop), part.columns))
+            else:
+                for first, values in _read_values(rows, found):
+                    weight.set_rows(row + first, values[:, part.columns] if values.dim() > 1 else values)
             num_before += len(wanted)
 
-    def finish(self, name: str, rows: Tensor) -> None:
-        """Finishes a parameter once all its rows are set; `rows`: the latest rows of the whole parameter."""
+    def _finish(self, weight: Weight, name: str, pieces: Sequence[Rows]) -> None:
         quantization, parameter = self._placement.quantization, self.parameters[name]
         largest_O = None
         if quantization == "int8" and self._num_ranks > 1 and isinstance(parameter.split, ByColumns):
             # The codes of all ranks use the same scale as a single rank would.
-            largest_O = torch.linalg.vector_norm(rows, ord=torch.inf, dim=1).to(self._placement.dtype)
-        self.weights[name] = self.weights[name].finish(largest_O)
+            values = [values for piece in pieces for _, values in _read_values(piece, range(len(piece)))]
+            largest = [torch.linalg.vector_norm(rows, ord=torch.inf, dim=1) for rows in values]
+            largest_O = torch.cat(largest).to(self._placement.dtype)
+        self.weights[name] = weight.finish(largest_O)
         if quantization is not None and parameter.role == "tied":
             self.weights[HEAD] = QUANTIZING[quantization].quantize(self.weights[name].stored)
 
 
-def choose_format(parameter: Parameter, part: Part, placement: Placement) -> WeightFormat:
-    """Returns the format of a rank's part of the parameter.
+def _make_zeros(shape: tuple[int, ...], weight_format: WeightFormat, form: str) -> Rows:
+    if weight_format.name in BLOCK_FORMATS:
+        blocks = torch.zeros(shape[0], row_bytes(form, shape[1]), dtype=torch.uint8)
+        return BlockRows(blocks, form, shape[1])
+    return torch.zeros(shape)
 
-    A quantized tied head is a separate parameter; the embedding stays unquantized.
-    """
-    if parameter.role not in ("linear", "tied"):
-        return PLAIN
-    if placement.quantization is not None:
-        return QUANTIZING[placement.quantization] if parameter.role == "linear" else PLAIN
-    like = torch.empty(0, *part.shape[1:], dtype=placement.dtype, device=placement.device)
-    return PACKED if has_packed_kernel(like) else PLAIN
+
+def _read_values(rows: Rows, wanted: range) -> Iterator[tuple[int, Tensor]]:
+    """Yields values of the wanted rows, and how many come before; those of blocks a few at a time."""
+    if not wanted:
+        return
+    if isinstance(rows, Tensor):
+        yield 0, rows[wanted.start : wanted.stop]
+        return
+    step = max(1, VALUES_AT_ONCE // rows.num_inputs)
+    for begin in range(wanted.start, wanted.stop, step):
+        some = slice(begin, min(begin + step, wanted.stop))
+        part = rows.part(some, slice(None))
+        if not has_finite_scales(part):
+            raise ValueError("a scale is NaN or infinite")
+        yield begin - wanted.start, dequantize_blocks(part)
 
 
 def load_weights(
@@ -113,27 +141,56 @@ def load_weights(
     Tensors are read, and cast or packed, one at a time, so there is never a second copy. Raises `BootError` that names
     missing and misshaped tensors; unused tensors are only logged.
     """
-    sources = _find_sources(family.list_sources(shard.whole), family.prefix, set(checkpoint.files))
+    sources = _find_sources(shard, family, checkpoint)
     _log_unexpected(set(checkpoint.files) - set(sources), family)
     shard_weights = ShardWeights(shard, placement)
     wrong_shapes: list[str] = []
-    missing_rows = Counter[str]()
-    for source in sources.values():
-        missing_rows[source.target] += source.num_rows
+    missing_rows = _count_rows(sources)
+    pieces: dict[str, dict[int, Rows]] = {}
     for num_done, (name, tensor) in enumerate(checkpoint.read(set(sources)), start=1):
         source = sources[name]
         if tuple(tensor.shape) != source.shape:
             wrong_shapes.append(f"{name}: expected {list(source.shape)}, got {list(tensor.shape)}")
             continue
-        rows = tensor.T if source.is_transposed else tensor
-        shard_weights.set_rows(source.target, source.first_row, rows)
+        of_target = pieces.setdefault(source.target, {})
+        of_target[source.first_row] = _rows_of(name, tensor, source)
         missing_rows[source.target] -= source.num_rows
         if missing_rows[source.target] == 0:
-            shard_weights.finish(source.target, rows)
+            of_target = pieces.pop(source.target)
+            try:
+                shard_weights.add(source.target, [of_target[first_row] for first_row in sorted(of_target)])
+            except ValueError as error:
+                raise _damaged(source.target, sources, of_target) from error
         report("loading weights", num_done / len(sources))
     if wrong_shapes:
         raise BootError(f"weights do not fit config.json: {_shorten(wrong_shapes, '; ')}")
+    shard_weights.conversions.log(placement)
     return shard_weights.weights
+
+
+def _rows_of(name: str, tensor: StoredTensor, source: Source) -> Rows:
+    """Returns the tensor as rows of its parameter."""
+    rows = tensor.T if source.is_transposed else tensor
+    if isinstance(rows, TransposedBlockRows):
+        raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
+    return rows
+
+
+def _damaged(target: str, sources: Mapping[str, Source], pieces: Mapping[int, Rows]) -> BootError:
+    """Returns the error of a parameter with scales that are NaN or infinite, which names the tensor."""
+    for name, source in sources.items():
+        rows = pieces[source.first_row] if source.target == target else None
+        if isinstance(rows, BlockRows) and not has_finite_scales(rows):
+            return BootError(f"{name}: a scale of its {rows.form} blocks is NaN or infinite; the file is damaged")
+    raise AssertionError("no blocks of the parameter have such a scale")
+
+
+def _count_rows(sources: Mapping[str, Source]) -> Counter[str]:
+    """Returns the rows of each parameter."""
+    num_rows = Counter[str]()
+    for source in sources.values():
+        num_rows[source.target] += source.num_rows
+    return num_rows
 
 
 def make_dummy_weights(shard: Shard, placement: Placement, report: Report) -> Weights:
@@ -150,24 +207,40 @@ def make_dummy_weights(shard: Shard, placement: Placement, report: Report) -> We
                 pass
             case _:
                 values.normal_(std=DUMMY_STD, generator=generator)
-        shard_weights.weights[name].set_rows(0, values)
-        shard_weights.finish(name, values)
+        shard_weights.add(name, [values])
         report("making random weights", num_done / len(shard_weights.parts))
     return shard_weights.weights
 
 
-def most_bytes(shard: Shard, placement: Placement) -> int:
+Segments = Mapping[str, Sequence[Segment]]
+"""By parameter, the forms of its rows in the checkpoint, unless all of them are plain numbers."""
+
+
+def find_segments(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Segments | None:
+    """Returns the forms that the checkpoint has, `None` if only reading it shows them. Raises `BootError`."""
+    segments: dict[str, list[Segment]] = {}
+    sources = _find_sources(shard, family, checkpoint)
+    for name, source in sorted(sources.items(), key=lambda item: item[1].first_row):
+        form = checkpoint.forms.get(name, NUMBERS)
+        if form is None:
+            return None
+        segments.setdefault(source.target, []).append(Segment(form, source.num_rows))
+    return segments
+
+
+def most_bytes(shard: Shard, placement: Placement, segments: Segments) -> int:
     """Returns the maximum size of the weights in bytes, without quantization."""
     num_bytes = 0
     for parameter in model_parameters(shard.whole):
         part = parameter.part(shard.rank, shard.num_ranks)
-        most_rows = part.shape[0] + choose_format(parameter, part, placement).most_rows_added
-        num_bytes += most_rows * prod(part.shape[1:]) * placement.dtype.itemsize + ALIGNMENT
+        weight_format = choose_format(parameter, part, placement, segments.get(parameter.name, ()))
+        num_bytes += weight_format.num_bytes(part.shape, placement.dtype) + ALIGNMENT
     return num_bytes
 
 
-def _find_sources(sources: list[Source], prefix: str, present: set[str]) -> dict[str, Source]:
-    """Returns the sources under the names they have in the checkpoint: with `prefix`, or all without it."""
+def _find_sources(shard: Shard, family: Family, checkpoint: "Checkpoint") -> dict[str, Source]:
+    """Returns the sources under the names they have in the checkpoint: with the family's prefix, or all without it."""
+    sources, prefix, present = family.list_sources(shard.whole), family.prefix, set(checkpoint.files)
     if not any(name.startswith(prefix) for name in present):
         sources = [replace(source, name=source.name.removeprefix(prefix)) for source in sources]
     sources = [
@@ -193,13 +266,21 @@ def has_own_head(model: ModelDescription, family: Family, checkpoint: "Checkpoin
         return False
     tensors = dict(checkpoint.read({names[0], HEAD_NAME}))
     embedding, head = tensors[names[0]], tensors[HEAD_NAME]
-    if embedding.dtype == head.dtype and torch.equal(embedding, head):
+    if _are_equal(embedding, head):
         return False
     log.warning(
         "config.json ties the head to the embedding (tie_word_embeddings), but %s differs from it: it is used",
         HEAD_NAME,
     )
     return True
+
+
+def _are_equal(first: StoredTensor, second: StoredTensor) -> bool:
+    if isinstance(first, BlockRows) and isinstance(second, BlockRows):
+        return first.form == second.form and torch.equal(first.blocks, second.blocks)
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first.dtype == second.dtype and torch.equal(first, second)
+    return False
 
 
 def _log_unexpected(names: set[str], family: Family) -> None:

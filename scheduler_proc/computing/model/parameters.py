@@ -10,10 +10,10 @@ from typing import Literal
 
 Shape = tuple[int, ...]
 
-Role = Literal["linear", "router", "embedding", "tied", "norm", "bias"]
+Role = Literal["linear", "router", "embedding", "tied", "positions", "norm", "bias"]
 """`linear`: the weight of a linear layer, [out, in]. `router`: likewise, of one that chooses experts, never quantized.
-`embedding`: a table looked up by rows. `tied`: an embedding of
-tokens that is also the head."""
+`embedding`: the table of tokens, looked up by rows. `tied`: one that is also the head. `positions`: the table of
+positions."""
 
 
 @dataclass(frozen=True)

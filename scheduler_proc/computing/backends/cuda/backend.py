@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 
+from kernels.dispatch import has_fp8
 from messages.config.server import CacheConfig, Config, ModelConfig
 from messages.errors import BootError
 from scheduler_proc.computing.backends.backend import ModelParts, Place, RunnerFactory
@@ -17,8 +18,6 @@ from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.parallel import ParallelGroup, join_group
 from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
 from scheduler_proc.computing.report import Report
-
-FP8_CAPABILITY = (8, 9)
 
 
 class CudaBackend:
@@ -38,7 +37,7 @@ class CudaBackend:
         else:
             dtype = DTYPES[model.dtype]
         kv_codes = find_kv_codes(cache, self.name, "fp8", torch.float8_e4m3fn)
-        if kv_codes is not None and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        if kv_codes is not None and not has_fp8(device):
             raise BootError(
                 "--kv-cache-dtype fp8: this GPU has no fp8, which came with Ada and Hopper; leave it at auto"
             )

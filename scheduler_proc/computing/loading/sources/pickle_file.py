@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from messages.errors import BootError
-from scheduler_proc.computing.loading.sources.tensor_file import unreadable
+from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS, unreadable
 
 STATE_KEYS = ("state_dict", "model_state_dict", "model")
 """Where training scripts put the tensors."""
@@ -25,8 +25,8 @@ class PickleFile:
     def __init__(self, path: Path):
         self._path = path
 
-    def names(self) -> list[str]:
-        return list(self._load())
+    def forms(self) -> dict[str, str]:
+        return dict.fromkeys(self._load(), NUMBERS)
 
     def read(self, names: list[str]) -> Iterator[tuple[str, Tensor]]:
         tensors = self._load()

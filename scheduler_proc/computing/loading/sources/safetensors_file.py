@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from scheduler_proc.computing.loading.sources.tensor_file import unreadable
+from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS, unreadable
 
 
 class SafetensorsFile:
@@ -15,10 +15,10 @@ class SafetensorsFile:
     def __init__(self, path: Path):
         self._path = path
 
-    def names(self) -> list[str]:
+    def forms(self) -> dict[str, str]:
         try:
             with safe_open(self._path, framework="pt") as file:
-                return list(file.keys())
+                return dict.fromkeys(file.keys(), NUMBERS)
         except (SafetensorError, OSError) as error:
             raise unreadable(self._path, error) from None
 

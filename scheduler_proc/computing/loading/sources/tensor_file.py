@@ -1,13 +1,20 @@
 """What every format of weight files provides."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
+from kernels.arguments.block_rows import BlockRows, TransposedBlockRows
 from messages.errors import BootError
 from runtime.model_files import find_other_content
+
+NUMBERS = ""
+"""The form of plain numbers."""
+
+StoredTensor = Tensor | BlockRows | TransposedBlockRows
+"""A tensor of a file, as numbers or in blocks."""
 
 
 class TensorFile(Protocol):
@@ -15,9 +22,11 @@ class TensorFile(Protocol):
 
     def __init__(self, path: Path): ...
 
-    def names(self) -> list[str]: ...
+    def forms(self) -> Mapping[str, str]:
+        """Returns the forms of all tensors by name: keys of `kernels.arguments.block_rows.FORMS`, or `NUMBERS`."""
+        ...
 
-    def read(self, names: list[str]) -> Iterator[tuple[str, Tensor]]:
+    def read(self, names: list[str]) -> Iterator[tuple[str, StoredTensor]]:
         """Yields these tensors in this order, each backed by the mapped file until it is copied elsewhere."""
         ...
 

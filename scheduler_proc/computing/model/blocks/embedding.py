@@ -21,7 +21,7 @@ def embedding_parameters(model: ModelDescription) -> list[Parameter]:
     tokens = Parameter(TOKENS, shape, role, ByRows(((model.vocab_size, 1),)))
     if not model.num_positions:
         return [tokens]
-    return [tokens, Parameter(POSITIONS, (model.num_positions, model.hidden_size), "embedding")]
+    return [tokens, Parameter(POSITIONS, (model.num_positions, model.hidden_size), "positions")]
 
 
 class Embedding:

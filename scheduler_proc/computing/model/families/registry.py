@@ -17,14 +17,7 @@ UNSUPPORTED_KINDS = {
 
 
 def find_family(hf_config: HfConfig) -> Family:
-    """Returns the family of the model.
-
-    Raises `BootError` that names the supported architectures, and for weights that are not plain numbers.
-    """
-    quantization = hf_config.section("quantization_config")
-    if quantization is not None:
-        method = quantization.text("quant_method", "unknown")
-        raise hf_config.refuse("quantization_config", method, "quantized checkpoints are not supported")
+    """Returns the family of the model. Raises `BootError` that names the supported architectures."""
     architectures = hf_config.texts("architectures")
     for family in FAMILIES:
         if any(name in family.architectures for name in architectures):

@@ -15,9 +15,9 @@ from kernels.operations.packed_linear import has_packed_kernel, pack
 from kernels.operations.quantized_linear import quantize
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import read_hf_config
-from scheduler_proc.computing.loading import weights
+from scheduler_proc.computing.loading import formats
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
-from scheduler_proc.computing.loading.weights import load_weights, make_dummy_weights
+from scheduler_proc.computing.loading.weights import has_own_head, load_weights, make_dummy_weights
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.sharding import Shard
@@ -144,7 +144,7 @@ def test_a_transposed_weight_is_packed_from_the_file_without_a_copy(
 ) -> None:
     build_checkpoint(tmp_path, "gpt2")
     pieces: list[torch.Tensor] = []
-    monkeypatch.setattr(weights, "has_packed_kernel", lambda weight: True)
+    monkeypatch.setattr(formats, "has_packed_kernel", lambda weight: True)
     monkeypatch.setattr(packed, "allocate_packed", lambda *_: torch.empty(0))
     monkeypatch.setattr(packed, "pack_rows", lambda _, first_row, rows: pieces.append(rows))
     load(tmp_path)
@@ -381,10 +381,10 @@ def test_a_pointer_in_place_of_the_weights(tmp_path: Path, file: str) -> None:
         load(tmp_path)
 
 
-def test_gguf_is_named(tmp_path: Path) -> None:
+def test_a_wrong_gguf_file_is_named(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "gpt2")
     (tmp_path / "model.safetensors").rename(tmp_path / "model-q4.gguf")
-    with pytest.raises(BootError, match=r"model-q4\.gguf: GGUF is not read"):
+    with pytest.raises(BootError, match=r"model-q4\.gguf: is not a GGUF file"):
         load(tmp_path)
 
 
@@ -413,9 +413,9 @@ def test_a_tied_head_that_differs_is_used(tmp_path: Path, variant: str, caplog: 
     assert config.has_tied_head
     embedding = next(t for n, t in load_file(tmp_path / "model.safetensors").items() if "embed" in n or "wte" in n)
     edit(tmp_path, lm_head__weight=embedding.clone())
-    assert not weights.has_own_head(config, family, open_checkpoint(tmp_path, "auto"))
+    assert not has_own_head(config, family, open_checkpoint(tmp_path, "auto"))
     edit(tmp_path, lm_head__weight=embedding + 1)
-    assert weights.has_own_head(config, family, open_checkpoint(tmp_path, "auto"))
+    assert has_own_head(config, family, open_checkpoint(tmp_path, "auto"))
     assert "lm_head.weight differs from it: it is used" in caplog.text
 
 

@@ -8,7 +8,7 @@ import pytest
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.families.registry import FAMILIES, find_family
-from tests.scheduler_proc.computing.model.families.configs import QWEN3, read
+from tests.scheduler_proc.computing.model.families.configs import QWEN3
 
 
 def test_no_torch_is_needed() -> None:
@@ -36,9 +36,3 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
 def test_a_refusal_says_what_kind_of_model_it_is(architecture: str, kind: str) -> None:
     with pytest.raises(BootError, match=rf"{architecture} \({kind}\), which is not supported"):
         find_family(HfConfig(QWEN3 | {"architectures": [architecture]}))
-
-
-def test_quantized_weights_are_refused() -> None:
-    """Some have tensors of the right names and shapes, whose scales would be left out."""
-    with pytest.raises(BootError, match='quantization_config is "fp8": quantized checkpoints are not supported'):
-        read(QWEN3 | {"quantization_config": {"quant_method": "fp8"}})

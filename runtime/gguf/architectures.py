@@ -1,0 +1,194 @@
+"""What a GGUF architecture means: as config.json, and as tensors of a Hugging Face checkpoint.
+
+The facts are those of llama.cpp's converter (`conversion/`) and models (`src/models/`). To add an architecture, add a
+line to `ARCHITECTURES`; a tensor that its table does not name is refused, since the model would compute other text.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from messages.errors import BootError
+from runtime.gguf.configs import ROPE_FACTORS, ModelFields, dense_llama_config, gpt2_config, qwen3_moe_config
+from runtime.gguf.gguf_file import GgufFile
+from runtime.gguf.header import GgufTensor
+
+LAYER = re.compile(r"blk\.(?P<number>\d+)\.(?P<name>.+)", re.ASCII)
+
+OTHER_FILES = {
+    "adapter": "a LoRA adapter",
+    "imatrix": "an importance matrix",
+    "mmproj": "an encoder of images or sound (mmproj)",
+    "clip": "an encoder of images or sound (mmproj)",
+}
+"""Files that are no language models, by general.type or general.architecture."""
+
+
+@dataclass(frozen=True, slots=True)
+class HfTensor:
+    """A tensor of a checkpoint, as a part of a GGUF file, and what to undo.
+
+    `interleaved_heads`: the number of heads if in each head the rows of its first and second half alternate, 0 if
+    they do not. `is_transposed`: the checkpoint has [in, out], the file [out, in].
+    """
+
+    tensor: GgufTensor
+    interleaved_heads: int = 0
+    is_transposed: bool = False
+
+
+LLAMA_MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LLAMA_ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+}
+LLAMA_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+QWEN3_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+QWEN3_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """An architecture of GGUF files.
+
+    `model_names` and `layer_names` map names in the file, without `blk.N.` and `.weight`, to those of a checkpoint;
+    `{}` is the number of an expert, whose tensors the file has stacked. `interleaved` maps names whose rows have the
+    halves of each head interleaved to the field of config.json with their number of heads.
+    """
+
+    hf_name: str
+    model_type: str
+    config: Callable[[ModelFields], dict[str, Any]] = dense_llama_config
+    model_names: Mapping[str, str]
+    layer_names: Mapping[str, str]
+    layer_prefix: str = "model.layers."
+    interleaved: Mapping[str, str] = field(default_factory=dict[str, str])
+    transposed: frozenset[str] = frozenset()
+
+
+QWEN2 = Architecture(
+    hf_name="Qwen2ForCausalLM",
+    model_type="qwen2",
+    model_names=LLAMA_MODEL,
+    layer_names=LLAMA_ATTENTION | LLAMA_MLP,
+)
+QWEN3 = replace(QWEN2, hf_name="Qwen3ForCausalLM", model_type="qwen3", layer_names=QWEN2.layer_names | QWEN3_NORMS)
+ARCHITECTURES = {
+    "llama": replace(
+        QWEN2,
+        hf_name="LlamaForCausalLM",
+        model_type="llama",
+        interleaved={"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"},
+    ),
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "qwen3moe": replace(
+        QWEN3,
+        hf_name="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        config=qwen3_moe_config,
+        layer_names=LLAMA_ATTENTION | QWEN3_NORMS | QWEN3_EXPERTS,
+    ),
+    "gpt2": Architecture(
+        hf_name="GPT2LMHeadModel",
+        model_type="gpt2",
+        config=gpt2_config,
+        model_names={
+            "token_embd": "transformer.wte",
+            "position_embd": "transformer.wpe",
+            "output_norm": "transformer.ln_f",
+            "output": "lm_head",
+        },
+        layer_names={
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+        layer_prefix="transformer.h.",
+        transposed=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
+    ),
+}
+"""By general.architecture."""
+
+
+def find_architecture(file: GgufFile) -> Architecture:
+    """Returns the architecture of a model. Raises `BootError` for one that is not supported, and for other files."""
+    name: object = file.metadata.get("general.architecture")
+    for key in ("general.type", "general.architecture"):
+        if other := OTHER_FILES.get(str(file.metadata.get(key))):
+            raise BootError(f"{file.paths[0]}: is {other}, not a language model ({key})")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        supported = ", ".join(ARCHITECTURES)
+        shown = str(name)[:60]
+        raise BootError(f"{file.paths[0]}: metadata general.architecture is {shown!r}; supported are {supported}")
+    if "token_embd.weight" not in file.tensors:
+        raise BootError(f"{file.paths[0]}: has no tensor token_embd.weight; does it hold a vocabulary alone?")
+    return ARCHITECTURES[name]
+
+
+def read_config(file: GgufFile) -> dict[str, Any]:
+    """Returns the model's config.json. Raises `BootError` that names the key or tensor which is not supported."""
+    architecture = find_architecture(file)
+    return {
+        "architectures": [architecture.hf_name],
+        "model_type": architecture.model_type,
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        **architecture.config(ModelFields(file, file.metadata["general.architecture"])),
+    }
+
+
+def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
+    """Returns the tensors of the checkpoint by name. Raises `BootError` for a tensor that the architecture lacks."""
+    architecture, config = find_architecture(file), read_config(file)
+    tensors: dict[str, HfTensor] = {}
+    for tensor in file.tensors.values():
+        if tensor.name == ROPE_FACTORS:
+            continue
+        name, hf_name = _find_name(architecture, tensor)
+        if "{}" in hf_name:
+            experts = _split_experts(tensor, config["num_experts"])
+            tensors |= {hf_name.format(index): HfTensor(expert) for index, expert in enumerate(experts)}
+            continue
+        tensors[hf_name] = HfTensor(
+            tensor,
+            interleaved_heads=config[architecture.interleaved[name]] if name in architecture.interleaved else 0,
+            is_transposed=name in architecture.transposed and hf_name.endswith(".weight"),
+        )
+    return tensors
+
+
+def _find_name(architecture: Architecture, tensor: GgufTensor) -> tuple[str, str]:
+    """Returns the tensor's name without layer and suffix, and its name in a checkpoint."""
+    stem, _, suffix = tensor.name.rpartition(".")
+    layer = LAYER.fullmatch(stem)
+    name, names = (layer["name"], architecture.layer_names) if layer else (stem, architecture.model_names)
+    if suffix not in ("weight", "bias") or name not in names:
+        reason = f"{architecture.hf_name} has none of this name, and would compute other text without it"
+        raise BootError(f"{tensor.path}: tensor {tensor.name!r}: {reason}")
+    prefix = f"{architecture.layer_prefix}{layer['number']}." if layer else ""
+    return name, f"{prefix}{names[name]}.{suffix}"
+
+
+def _split_experts(tensor: GgufTensor, num_experts: int) -> list[GgufTensor]:
+    if len(tensor.shape) != 3 or tensor.shape[0] != num_experts:
+        reason = f"its shape is {list(tensor.shape)}, but there are {num_experts} experts"
+        raise BootError(f"{tensor.path}: tensor {tensor.name!r}: {reason}")
+    size = tensor.num_bytes // num_experts
+    return [
+        replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + index * size, num_bytes=size)
+        for index in range(num_experts)
+    ]

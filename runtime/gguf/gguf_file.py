@@ -1,0 +1,146 @@
+"""A model in GGUF: one file, or a set of files that are its parts."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from messages.errors import BootError
+from runtime.gguf.header import MAGIC, GgufTensor, read_header
+
+SUFFIX = ".gguf"
+PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+"""Names of the parts of a model, as llama.cpp writes and finds them."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """The metadata of a model and its tensors by name. Each tensor has the path of its file.
+
+    Metadata values are decoded when they are first read, which may raise `BootError`.
+    """
+
+    metadata: Mapping[str, Any]
+    tensors: dict[str, GgufTensor]
+    paths: tuple[Path, ...]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Returns the model in the file `path`, in the parts of which it is the first, or in the directory `path`.
+
+    Raises `BootError` that names the file, what is wrong, and where.
+    """
+    if path.is_dir():
+        path = find_gguf(path)
+    metadata, tensors = read_header(path)
+    num_parts: object = metadata.get("split.count", 1)
+    if not isinstance(num_parts, int) or num_parts <= 1:
+        return GgufFile(metadata, tensors, (path,))
+    paths = _part_paths(path, num_parts, metadata.get("split.no"))
+    for number, part in enumerate(paths[1:], 1):
+        tensors |= _read_part(part, (number, num_parts), metadata, tensors)
+    num_tensors = metadata.get("split.tensors.count", len(tensors))
+    if len(tensors) != num_tensors:
+        raise BootError(
+            f"{path}: the {num_parts} parts have {len(tensors)} tensors, but split.tensors.count is {num_tensors}"
+        )
+    return GgufFile(metadata, tensors, paths)
+
+
+def find_gguf(directory: Path, name: str = "") -> Path:
+    """Returns the file `name` in the directory, or the only model there: a file, or the first of its parts.
+
+    Raises `BootError` if there is none, or more than one.
+    """
+    names = [file.name for file in directory.glob(f"*{SUFFIX}")]
+    return directory / choose_name(str(directory), names, name)
+
+
+def choose_name(place: str, names: list[str], wanted: str = "") -> str:
+    """Returns the model's name among file names of a directory or repository, `place`, as `find_gguf` does."""
+    names = [name for name in names if name.endswith(SUFFIX)]
+    models = sorted(name for name in names if _is_model(name))
+    if wanted:
+        if wanted in names:
+            return wanted
+        raise BootError(f"{place} has no file {wanted}; it has {_listed(models)}")
+    if len(models) == 1:
+        return models[0]
+    if not models:
+        raise BootError(f"{place} has no model in GGUF")
+    raise BootError(f"{place} has several models in GGUF; choose one with --gguf-file: {_listed(models)}")
+
+
+def is_gguf(path: Path) -> bool:
+    """True if the file's name or its first bytes mark it as GGUF."""
+    try:
+        with path.open("rb") as file:
+            return path.suffix == SUFFIX or file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return path.suffix == SUFFIX
+
+
+def model_stem(path: str) -> str:
+    """Returns the name of the model in a file: the file's without suffix and number."""
+    name = Path(path).name
+    found = PART_NAME.fullmatch(name)
+    return found["stem"] if found else name.removesuffix(SUFFIX)
+
+
+def part_names(name: str) -> list[str]:
+    """Returns the names of all parts of a model, given that of one of them; `name` alone if it is no part."""
+    found = PART_NAME.fullmatch(name)
+    if found is None:
+        return [name]
+    count = int(found["count"])
+    return [f"{found['stem']}-{number:05}-of-{count:05}{SUFFIX}" for number in range(1, count + 1)]
+
+
+def _is_model(name: str) -> bool:
+    """Part 1 stands for its model. Image encoders (mmproj) lie with the models that they belong to."""
+    found = PART_NAME.fullmatch(name)
+    return not name.startswith("mmproj") and (found is None or int(found["number"]) == 1)
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:20]) or "no model in GGUF"
+    return f"{shown} and {len(names) - 20} more" if len(names) > 20 else shown
+
+
+def _part_paths(path: Path, num_parts: int, number: object) -> tuple[Path, ...]:
+    """Returns the paths of all parts. Raises `BootError` unless `path` is the first, and all are there."""
+    names = part_names(path.name)
+    if number != 0:
+        first = f"; give the first: {names[0]}" if len(names) == num_parts else ""
+        raise BootError(f"{path}: is part {_one_based(number)} of a model in {num_parts} files{first}")
+    if len(names) != num_parts or path.name != names[0]:
+        raise BootError(
+            f"{path}: is the first of {num_parts} files, so its name must end in -00001-of-{num_parts:05}{SUFFIX}"
+        )
+    paths = tuple(path.with_name(name) for name in names)
+    if missing := [part.name for part in paths if not part.is_file()]:
+        raise BootError(f"{path}: {len(missing)} of its {num_parts} parts are not there: {_listed(missing)}")
+    return paths
+
+
+def _one_based(number: object) -> object:
+    return number + 1 if isinstance(number, int) else number
+
+
+def _read_part(
+    path: Path, place: tuple[int, int], metadata: Mapping[str, Any], before: dict[str, GgufTensor]
+) -> dict[str, GgufTensor]:
+    """Returns the tensors of a part other than the first. Raises `BootError` if it belongs elsewhere."""
+    own, tensors = read_header(path)
+    found = own.get("split.no"), own.get("split.count")
+    if found != place:
+        raise BootError(
+            f"{path}: is marked as part {_one_based(found[0])} of {found[1]}, not {place[0] + 1} of {place[1]}"
+        )
+    key = "split.tensors.count"
+    if own.get(key) != metadata.get(key):
+        raise BootError(f"{path}: {key} is {own.get(key)}, but {metadata.get(key)} in the first part: another model's")
+    if double := next((name for name in tensors if name in before), None):
+        raise BootError(f"{path}: the tensor {double!r} is also in {before[double].path.name}: another model's part")
+    return tensors

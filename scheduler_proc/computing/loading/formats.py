@@ -1,0 +1,93 @@
+"""Chooses the format of a parameter from its role, the forms of its rows in the checkpoint, and the placement."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from kernels.arguments.block_rows import FORMS, Segment
+from kernels.formats.packed import PACKED
+from kernels.formats.plain import PLAIN
+from kernels.formats.registry import QUANTIZING, find_block_format
+from kernels.formats.weight_format import WeightFormat
+from kernels.operations.packed_linear import has_packed_kernel
+from messages.errors import BootError
+from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS
+from scheduler_proc.computing.model.parameters import Parameter, Part
+from scheduler_proc.computing.placement import Placement
+
+log = logging.getLogger("sluice.weights")
+
+
+def choose_format(
+    parameter: Parameter, part: Part, placement: Placement, segments: Sequence[Segment] = ()
+) -> WeightFormat:
+    """Returns the format of a rank's part of the parameter.
+
+    `segments` are the forms of all its rows; without, they are plain numbers. A quantized tied head is a separate
+    parameter; the embedding stays unquantized. Raises `BootError` if ranks would divide blocks.
+    """
+    if parameter.role not in ("linear", "tied", "embedding"):
+        return PLAIN
+    if placement.quantization is not None:
+        return QUANTIZING[placement.quantization] if parameter.role == "linear" else PLAIN
+    own = cut_segments(segments, part)
+    block_format = find_block_format(own, placement.dtype, placement.device)
+    if block_format is not None:
+        _check_columns(parameter, part, own)
+        return block_format
+    like = torch.empty(0, *part.shape[1:], dtype=placement.dtype, device=placement.device)
+    return PACKED if parameter.role != "embedding" and has_packed_kernel(like) else PLAIN
+
+
+def cut_segments(segments: Iterable[Segment], part: Part) -> tuple[Segment, ...]:
+    """Returns the segments of a rank's part of the rows. Filling belongs to the last one."""
+    own: list[Segment] = []
+    for wanted in part.rows:
+        begin = 0
+        for form, num_rows in segments:
+            num_own = len(range(max(begin, wanted.start), min(begin + num_rows, wanted.stop)))
+            if num_own and own and own[-1].form == form:
+                own[-1] = Segment(form, own[-1].num_rows + num_own)
+            elif num_own:
+                own.append(Segment(form, num_own))
+            begin += num_rows
+    num_missing = part.shape[0] - sum(num_rows for _, num_rows in own)
+    if own and num_missing:
+        own[-1] = Segment(own[-1].form, own[-1].num_rows + num_missing)
+    return tuple(own)
+
+
+def _check_columns(parameter: Parameter, part: Part, segments: Iterable[Segment]) -> None:
+    first, last, _ = part.columns.indices(parameter.shape[-1])
+    for form, _ in segments:
+        num_values = FORMS[form].num_values
+        if first % num_values or last % num_values:
+            raise BootError(
+                f"--tensor-parallel: {parameter.name} is in {form}, whose blocks of {num_values} columns cannot be "
+                f"divided into ranks' parts of {last - first}; --quantization int8 can, or fewer ranks"
+            )
+
+
+class Conversions:
+    """Counts the parameters that are not loaded in the form that the checkpoint has, and logs them once."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, segments: Iterable[Segment]) -> None:
+        forms = sorted({form for form, _ in segments})
+        if forms != [NUMBERS]:
+            self._counts[" and ".join(form or "plain numbers" for form in forms)] += 1
+
+    def log(self, placement: Placement) -> None:
+        counts = ", ".join(f"{count} in {forms}" for forms, count in self._counts.items())
+        if counts and placement.quantization is not None:
+            log.info("weights are rounded a second time, to %s (--quantization): %s", placement.quantization, counts)
+        elif counts:
+            log.info(
+                "weights are converted to %s, since no kernel computes in their form, or in several together: %s",
+                placement.dtype_name,
+                counts,
+            )

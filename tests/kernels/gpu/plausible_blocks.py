@@ -1,0 +1,33 @@
+"""Blocks whose values are as large as a model's weights are: random codes, scales around 0.01."""
+
+import torch
+from torch import Tensor
+
+from kernels.arguments.block_rows import FORMS, INTEGER_FORMS, BlockRows
+from tests.kernels.operations.block_forms import random_blocks
+
+NAN_CODE = 0x7F
+"""Of float8_e4m3fn, and with the sign."""
+
+
+def plausible_rows(form: str, num_outputs: int, num_inputs: int) -> BlockRows:
+    _, num_bytes, halves = FORMS[form]
+    blocks = random_blocks(form, num_outputs, num_inputs, seed=num_inputs).view(-1, num_bytes)
+    generator = torch.Generator().manual_seed(len(blocks))
+
+    def draw(dtype: torch.dtype) -> Tensor:
+        return (0.01 * torch.randn(len(blocks), 1, generator=generator)).to(dtype).view(torch.uint8)
+
+    for first_byte in halves:
+        blocks[:, first_byte : first_byte + 2] = draw(torch.float16)
+    match form:
+        case "MXFP4":
+            blocks[:, 0] = 110 + blocks[:, 0] % 16
+        case _ if form in INTEGER_FORMS:
+            blocks[:, :4] = draw(torch.float32)
+        case "F8":
+            blocks[:, :4] = draw(torch.float32)
+            blocks[:, 4:][blocks[:, 4:] & NAN_CODE == NAN_CODE] = 0
+        case _:
+            pass
+    return BlockRows(blocks.view(num_outputs, -1), form, num_inputs)
