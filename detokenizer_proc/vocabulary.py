@@ -6,7 +6,7 @@ unknown rules is called itself, on a window of tokens.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -70,11 +70,12 @@ def load_vocabulary(directory: str, vocab_size: int) -> Vocabulary:
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
     """Returns the vocabulary of `tokenizer`; ids from its size up to `vocab_size` have no token."""
     tokens = [tokenizer.id_to_token(token_id) for token_id in range(vocab_size)]
-    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    added = tokenizer.get_added_tokens_decoder()
+    special = {token.content for token in added.values() if token.special}
     special_ids = frozenset(token_id for token_id, token in enumerate(tokens) if token in special)
     steps = _steps_of(tokenizer.decoder)
     if steps is not None and [step["type"] for step in steps] == ["ByteLevel"]:
-        bytes_of = _byte_level_pieces(tokens)
+        bytes_of = _byte_level_pieces(tokens, added)
         return Vocabulary(partial(ByteLevelDecoder, bytes_of), special_ids, partial(_spell, bytes_of))
     rules = None if steps is None else _piece_rules(steps)
     if rules is not None:
@@ -194,13 +195,17 @@ def _first_pieces(tokens: list[str | None], rules: PieceRules) -> dict[int, str]
     return {token_id: first for token_id, first, later in pieces if isinstance(first, str) and first != later}
 
 
-def _byte_level_pieces(tokens: list[str | None]) -> list[str | bytes]:
+def _byte_level_pieces(tokens: list[str | None], added: Container[int]) -> list[str | bytes]:
+    """Returns texts or bytes of tokens. Added tokens are text, such as DeepSeek's `ü`, which the library garbles."""
     byte_of_char = {char: byte for byte, char in enumerate(byte_level_alphabet())}
-    return ["" if token is None else _byte_level_piece(token, byte_of_char) for token in tokens]
+    return [
+        "" if token is None else token if token_id in added else _byte_level_piece(token, byte_of_char)
+        for token_id, token in enumerate(tokens)
+    ]
 
 
 def _byte_level_piece(token: str, byte_of_char: dict[str, int]) -> str | bytes:
-    """Returns a token's text or bytes. A token with a character outside the alphabet is an added token, plain text."""
+    """Returns a token's text or bytes. A token with a character outside the alphabet is plain text."""
     try:
         data = bytes([byte_of_char[char] for char in token])
     except KeyError:

@@ -18,10 +18,11 @@ class WeightFiles(NamedTuple):
 WEIGHT_FILES = {
     "safetensors": WeightFiles("model.safetensors", "model*.safetensors"),
     "pt": WeightFiles("pytorch_model.bin", "pytorch_model*.bin"),
+    "gguf": WeightFiles("model.gguf", "model*.gguf"),
 }
 """By load format, the preferred one first."""
 
-WEIGHT_SUFFIXES = (".safetensors", ".bin")
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 OTHER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 """Patterns of configuration, tokenizer and chat template files."""
 
@@ -57,12 +58,3 @@ def find_other_content(file: Path) -> str | None:
     if beginning == LFS_POINTER:
         return f"is a pointer of Git LFS, not the file itself: run `git lfs pull` in {file.parent}"
     return None
-
-
-def gguf_hint(directory: Path) -> str:
-    """Returns a hint about GGUF files in the directory, empty if it has none."""
-    names = sorted(file.name for file in directory.glob("*.gguf"))
-    if not names:
-        return ""
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f". {names[0]}{more}: GGUF is not read; give the model as safetensors, with its config.json"

@@ -28,6 +28,7 @@ from supervisor.listener import base_url, open_listener
 from supervisor.manifest import claim_recording, make_manifest, write_manifest
 from supervisor.model.draft import add_draft_facts
 from supervisor.model.facts import read_model_facts
+from supervisor.model.gguf.model_directory import move_temporary
 from supervisor.model.lookup import find_model, find_tokenizer, model_name
 from supervisor.model.weight_bytes import find_weight_bytes
 from supervisor.process_group import Site
@@ -181,6 +182,7 @@ def serve(
         run_dir, lock = claim(Path(wanted_dir) if wanted_dir else default_path(port))
         lifeline = make_lifeline(run_dir)
         try:
+            config = msgspec.structs.replace(config, facts=move_temporary(config.facts, run_dir.path))
             _write_files(run_dir, config, url)
             if early_scheduler is not None:  # which knows of no files before it has imported torch
                 prefetch(config.model, Path(config.facts.model_dir))

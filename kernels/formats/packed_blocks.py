@@ -13,7 +13,13 @@ from kernels.arguments.block_rows import BlockRows, Segment
 from kernels.arguments.packed_blocks import FORMS, PackedBlocks, packed_bytes
 from kernels.cpu.huge_pages import empty_huge
 from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks
-from kernels.operations.block_linear import MOST_SEGMENTS, block_linear, look_up_rows, pack_block_rows
+from kernels.operations.block_linear import (
+    MOST_SEGMENTS,
+    block_linear,
+    has_finite_scales,
+    look_up_rows,
+    pack_block_rows,
+)
 from kernels.operations.gelu import GeluKind, gelu
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -55,6 +61,8 @@ class PackedBlocksWeight:
 
     def finish(self, largest_O: Tensor | None = None) -> "PackedBlocksWeight":
         assert largest_O is None
+        if not has_finite_scales(self.blocks):
+            raise ValueError("a scale is NaN or infinite")
         return self
 
     def linear(self, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:

@@ -14,6 +14,7 @@ from kernels.arguments.code_planes import CodePlanes
 from kernels.dispatch import has_fp8, is_on_cpu
 from kernels.formats.weight_format import AllReduce, Linear, Rows, sum_of_ranks
 from kernels.operations.code_planes import num_plane_bytes, set_planes, view_planes
+from kernels.operations.dequantize_blocks import has_finite_scales
 from kernels.operations.gelu import GeluKind, gelu
 from kernels.operations.planes_linear import look_up_planes, planes_linear
 
@@ -34,7 +35,10 @@ class PlanesWeight:
         raise AssertionError("a GPU's weights are not kept")
 
     def set_rows(self, first_row: int, rows: Rows) -> None:
+        """Raises `ValueError` if a scale is NaN or infinite."""
         assert isinstance(rows, BlockRows)
+        if not has_finite_scales(rows):
+            raise ValueError("a scale is NaN or infinite")
         for planes, segment_rows, (form, _) in zip(self.parts, self._rows(), self.format.segments, strict=True):
             begin, end = max(first_row, segment_rows.start), min(first_row + len(rows), segment_rows.stop)
             if begin < end:

@@ -51,6 +51,7 @@ class Weight(Protocol):
         """Returns the weight ready for use; call it once all rows are set, and `set_rows` no more.
 
         `largest_O`: the largest magnitude per output over the inputs of all ranks, if this rank has a part of them.
+        Raises `ValueError` if scales of its blocks are NaN or infinite.
         """
         ...
 

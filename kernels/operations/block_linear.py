@@ -87,6 +87,21 @@ def _no_reference(*_arguments: object) -> None:
     raise AssertionError("blocks are packed by C kernels alone")
 
 
+def has_finite_scales(weight: PackedBlocks) -> bool:
+    """True if no scale or minimum of a unit is NaN or infinite."""
+    begin, is_finite = 0, True
+    for name, num_outputs in weight.segments:
+        form = FORMS[name]
+        end = begin + form.num_bytes(num_outputs, weight.num_inputs)
+        units = weight.stored.flatten()[begin:end].view(-1, form.unit_bytes)
+        num_bytes = BLOCK * SCALE_BYTES[form.scale]
+        is_finite &= bool(_numbers(units[:, :num_bytes], form.scale).isfinite().all())
+        if form.has_minimum:
+            is_finite &= bool(_numbers(units[:, num_bytes : num_bytes + 2 * BLOCK], F16).isfinite().all())
+        begin = end
+    return is_finite
+
+
 def unpack(weight: PackedBlocks) -> Tensor:
     """Returns the weight in float32, [O, I]."""
     parts, begin = [], 0

@@ -23,12 +23,24 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: Annotated[
         str,
-        Meta(description="a directory in Hugging Face layout, or a name on the hub; empty: the bundled model"),
+        Meta(
+            description="a directory in Hugging Face layout, a file in GGUF, or a name on the hub; empty: the bundled "
+            "model"
+        ),
+    ] = ""
+    gguf_file: Annotated[
+        str,
+        Meta(
+            description="which file in GGUF to read, if the directory or the repository of --model has several",
+            extra={"metavar": "NAME"},
+        ),
     ] = ""
     served_model_name: Annotated[
         tuple[str, ...], Meta(description="names under which clients may ask for the model (default: --model)")
     ] = ()
-    tokenizer: Annotated[str, Meta(description="a directory or name for the tokenizer (default: --model)")] = ""
+    tokenizer: Annotated[
+        str, Meta(description="a directory, a file in GGUF or a name for the tokenizer (default: --model)")
+    ] = ""
     revision: Annotated[str, Meta(description="branch, tag or commit of the model on the hub")] = "main"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
@@ -73,7 +85,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         | None
     ) = None
     load_format: Annotated[
-        Literal["auto", "safetensors", "pt", "dummy"],
+        Literal["auto", "safetensors", "pt", "gguf", "dummy"],
         Meta(description="which weight files to read; dummy: random weights of the real shape"),
     ] = "auto"
     generation_config: Annotated[

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from messages.errors import BootError
-from runtime.gguf.header import GgufTensor, read_header
+from runtime.gguf.header import MAGIC, GgufTensor, read_header
 
 SUFFIX = ".gguf"
 PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -70,6 +70,22 @@ def choose_name(place: str, names: list[str], wanted: str = "") -> str:
     if not models:
         raise BootError(f"{place} has no model in GGUF")
     raise BootError(f"{place} has several models in GGUF; choose one with --gguf-file: {_listed(models)}")
+
+
+def is_gguf(path: Path) -> bool:
+    """True if the file's name or its first bytes mark it as GGUF."""
+    try:
+        with path.open("rb") as file:
+            return path.suffix == SUFFIX or file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return path.suffix == SUFFIX
+
+
+def model_stem(path: str) -> str:
+    """Returns the name of the model in a file: the file's without suffix and number."""
+    name = Path(path).name
+    found = PART_NAME.fullmatch(name)
+    return found["stem"] if found else name.removesuffix(SUFFIX)
 
 
 def part_names(name: str) -> list[str]:

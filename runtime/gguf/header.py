@@ -168,7 +168,7 @@ class Metadata(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key not in self._values:
             self._reader.position = self._positions[key]
-            self._reader.subject = f"metadata {key}"
+            self._reader.subject = f"metadata {key!r}"
             self._values[key] = self._reader.value()
         return self._values[key]
 
@@ -201,7 +201,8 @@ def _open(path: Path) -> HeaderReader:
             num_bytes = file.seek(0, os.SEEK_END)
             data = mmap.mmap(file.fileno(), min(num_bytes, MOST_HEADER_BYTES), access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
-        raise BootError(f"{path}: cannot be read: {error}") from None
+        link = f" (a link to {path.readlink()})" if path.is_symlink() else ""
+        raise BootError(f"{path}{link}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return HeaderReader(path, data, num_bytes)
 
 

@@ -76,6 +76,14 @@ class HfConfig:
             raise self.error(name, value, "a list of indices")
         return value
 
+    def numbers(self, name: str) -> list[float]:
+        value = self._get(name, [])
+        if not isinstance(value, list) or not all(
+            type(item) in (int, float) and 0 < item <= MAX_NUMBER for item in value
+        ):
+            raise self.error(name, value, "a list of positive numbers")
+        return [float(item) for item in value]
+
     def optional_pair(self, name: str) -> tuple[int, int] | None:
         return None if self._fields.get(name) is None else self.pair(name)
 

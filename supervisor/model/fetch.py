@@ -1,7 +1,7 @@
 """Fetches a model from the hub into its cache, as a process of its own: `python -m supervisor.model.fetch NAME`.
 
-Prints the directory and exits with 0, or prints one message for the operator and exits with 1. Progress goes to
-standard error.
+Prints the directory, or the file of a model in GGUF, and exits with 0; or prints one message for the operator and exits
+with 1. Progress goes to standard error.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import contextlib
 import fnmatch
 import sys
 import threading
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import msgspec
 from huggingface_hub import constants, errors
 
 from messages.errors import BootError
+from runtime.gguf.gguf_file import SUFFIX, choose_name, part_names
 from runtime.lifeline import ask_for_death_signal
 from runtime.model_files import WEIGHT_FILES
 
@@ -30,7 +32,7 @@ ROOT_FILES_ONLY = ["*/*"]
 TOKENIZER_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
 
 WEIGHT_PATTERNS = {
-    "auto": [files.pattern for files in WEIGHT_FILES.values()],
+    "auto": [files.pattern for name, files in WEIGHT_FILES.items() if name != "gguf"],
     **{load_format: [files.pattern] for load_format, files in WEIGHT_FILES.items()},
     "none": [],
     "tokenizer": [],
@@ -39,11 +41,15 @@ WEIGHT_PATTERNS = {
 
 
 class WantedModel(msgspec.Struct, frozen=True):
-    """The files to fetch. `kind`: auto, safetensors or pt with weights of that format, none or tokenizer without."""
+    """The files to fetch. `kind`: auto, safetensors, pt or gguf with weights of that format, none or tokenizer without.
+
+    `gguf_file` is the name of a model in GGUF, if the repository has several; empty for any weights.
+    """
 
     name: str
     revision: str
     kind: str
+    gguf_file: str = ""
 
 
 class WeightIndex(msgspec.Struct):
@@ -60,25 +66,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Fetches a model from the hub and prints its directory.")
     parser.add_argument("name")
     parser.add_argument("--revision", default="main")
-    parser.add_argument("--wanted", default="auto", choices=("auto", "safetensors", "pt", "none", "tokenizer"))
+    parser.add_argument("--wanted", default="auto", choices=WEIGHT_PATTERNS)
+    parser.add_argument("--gguf-file", default="")
     parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.parent_pid:
         ask_for_death_signal(arguments.parent_pid)
     try:
-        directory = fetch(WantedModel(arguments.name, arguments.revision, arguments.wanted))
+        found = fetch(WantedModel(arguments.name, arguments.revision, arguments.wanted, arguments.gguf_file))
     except BootError as error:
         sys.stdout.write(f"{error}\n")
         return 1
     except KeyboardInterrupt:
         return 130
-    sys.stdout.write(f"{directory}\n")
+    sys.stdout.write(f"{found}\n")
     return 0
 
 
 def fetch(wanted: WantedModel) -> Path:
     """Returns a directory that holds all wanted files: from the hub, or from the cache if there is no answer.
 
+    For a model in GGUF, returns its file.
     Raises `BootError` with the places that were searched, and advice.
     """
     try:
@@ -89,11 +97,25 @@ def fetch(wanted: WantedModel) -> Path:
             raise BootError(_unreachable_text(wanted, str(error))) from None
         sys.stderr.write(f"{constants.ENDPOINT} cannot be reached; using the copy of {wanted.name} in the cache\n")
         return cached
-    return _download(wanted, [*TOKENIZER_FILES, *_weight_patterns(wanted, file_names)])
+    if _is_for_gguf(wanted, file_names):
+        file_name = choose_name(wanted.name, file_names, wanted.gguf_file)
+        return _download(wanted, part_names(file_name), ()) / file_name
+    return _download(wanted, [*TOKENIZER_FILES, *_weight_patterns(wanted, file_names)], ROOT_FILES_ONLY)
+
+
+def _is_for_gguf(wanted: WantedModel, file_names: Collection[str]) -> bool:
+    """True if a file in GGUF is wanted, or if the repository has no other weights."""
+    if wanted.kind == "auto" and not wanted.gguf_file:
+        others = [name for name in file_names if any(fnmatch.fnmatch(name, each) for each in WEIGHT_PATTERNS["auto"])]
+        return not others and any(name.endswith(SUFFIX) for name in file_names)
+    return bool(wanted.gguf_file) or wanted.kind == "gguf"
 
 
 def find_cached(wanted: WantedModel) -> Path | None:
-    """Returns the directory in the cache that holds all wanted files; `None` if there is none."""
+    """Returns the directory or file in the cache that holds all wanted files; `None` if there is none."""
+    cached = _find_cached_gguf(wanted)
+    if cached is not None or wanted.gguf_file or wanted.kind == "gguf":
+        return cached
     names = (
         ("tokenizer.json", "tokenizer_config.json", "vocab.json") if wanted.kind == "tokenizer" else ("config.json",)
     )
@@ -101,6 +123,22 @@ def find_cached(wanted: WantedModel) -> Path | None:
         found = huggingface_hub.try_to_load_from_cache(wanted.name, name, revision=wanted.revision)
         if isinstance(found, str) and _has_weights(Path(found).parent, wanted.kind):
             return Path(found).parent
+    return None
+
+
+def _find_cached_gguf(wanted: WantedModel) -> Path | None:
+    """Returns the model in GGUF that the cache has whole, if it is wanted."""
+    try:
+        found = huggingface_hub.snapshot_download(  # pyright: ignore[reportUnknownMemberType]
+            wanted.name, revision=wanted.revision, local_files_only=True, allow_patterns=[]
+        )
+        directory = Path(found)
+        names = {file.relative_to(directory).as_posix() for file in directory.rglob("*") if file.exists()}
+        if _is_for_gguf(wanted, names):
+            name = choose_name(wanted.name, sorted(names), wanted.gguf_file)
+            return directory / name if names.issuperset(part_names(name)) else None
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError, BootError):
+        pass
     return None
 
 
@@ -176,10 +214,10 @@ def _weight_patterns(wanted: WantedModel, file_names: list[str]) -> list[str]:
     raise BootError(f"{wanted.name} has no weights that can be read: looked for {' and '.join(formats)}")
 
 
-def _download(wanted: WantedModel, patterns: list[str]) -> Path:
+def _download(wanted: WantedModel, patterns: list[str], ignored: Sequence[str]) -> Path:
     try:
         directory = huggingface_hub.snapshot_download(  # pyright: ignore[reportUnknownMemberType]
-            wanted.name, revision=wanted.revision, allow_patterns=patterns, ignore_patterns=ROOT_FILES_ONLY
+            wanted.name, revision=wanted.revision, allow_patterns=patterns, ignore_patterns=list(ignored)
         )
     except Exception as error:  # network, disk and library each have their own kinds
         raise BootError(

@@ -1,16 +1,35 @@
-"""Turns `--model` and `--tokenizer` into directories: bundled, local, or fetched from the hub by a child process."""
+"""Turns `--model` and `--tokenizer` into directories: bundled, local, or fetched from the hub by a child process.
+
+A file in GGUF becomes a directory in the user's cache.
+"""
 
 import os
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 from messages.config.server import ModelConfig
 from messages.errors import BootError, UsageError
+from runtime.gguf.gguf_file import find_gguf, is_gguf, model_stem
+from runtime.model_files import WEIGHT_FILES
 from supervisor.child import how_it_ended
 from supervisor.console import Console
+from supervisor.model.gguf.model_directory import Parts, find_directory
 from supervisor.python_process import ROOT, python_command, python_path
 
 BUNDLED_MODEL = ROOT / "assets" / "shakespeare-gpt2"
+OTHER_WEIGHTS = [files.pattern for name, files in WEIGHT_FILES.items() if name != "gguf"]
+
+
+class Wanted(NamedTuple):
+    """A model to find, as `flag` names it. `kind` is one of those of `WantedModel`; `gguf_file` chooses among files."""
+
+    flag: str
+    name: str
+    kind: str
+    parts: Parts = Parts.MODEL | Parts.TOKENIZER
+    revision: str = "main"
+    gguf_file: str = ""
 
 
 def find_model(model: ModelConfig, console: Console | None = None) -> Path:
@@ -19,42 +38,71 @@ def find_model(model: ModelConfig, console: Console | None = None) -> Path:
     Raises `UsageError` or `BootError` if there is none.
     """
     if not model.model:
+        if model.gguf_file:
+            raise UsageError("--gguf-file: of which --model?")
         if not BUNDLED_MODEL.is_dir():
             raise BootError(f"the bundled model is not in {BUNDLED_MODEL}; give a model with --model")
         return BUNDLED_MODEL
-    return _find("--model", model.model, model.revision, _wanted(model), console)
+    parts = Parts.MODEL if model.tokenizer else Parts.MODEL | Parts.TOKENIZER
+    return _find(Wanted("--model", model.model, _kind(model), parts, model.revision, model.gguf_file), console)
 
 
 def find_tokenizer(model: ModelConfig, model_dir: Path, console: Console | None = None) -> Path:
     """Returns the directory of the tokenizer, by default the model's."""
     if not model.tokenizer:
         return model_dir
-    return _find("--tokenizer", model.tokenizer, "main", "tokenizer", console)
+    return _find(Wanted("--tokenizer", model.tokenizer, "tokenizer", Parts.TOKENIZER), console)
 
 
 def find_draft_model(name: str, model: ModelConfig, console: Console | None = None) -> Path:
     """Returns the directory of the draft model."""
-    return _find("--draft-model", name, "main", _wanted(model), console)
+    return _find(Wanted("--draft-model", name, _kind(model)), console)
 
 
 def model_name(model: ModelConfig) -> str:
-    """Returns the name under which clients know the model if no flag gives one."""
-    return model.model.rstrip("/") or BUNDLED_MODEL.name
+    """Returns the name under which clients know the model if no flag gives one: of a file, without its suffix."""
+    name = model.model.rstrip("/") or BUNDLED_MODEL.name
+    return model_stem(name) if Path(name).expanduser().is_file() else name
 
 
-def _wanted(model: ModelConfig) -> str:
+def _kind(model: ModelConfig) -> str:
     return "none" if model.load_format == "dummy" else model.load_format
 
 
-def _find(flag: str, name: str, revision: str, wanted: str, console: Console | None) -> Path:
+def _find(wanted: Wanted, console: Console | None) -> Path:
+    """Returns the directory of the model, which may be one that is written for a file in GGUF."""
+    flag, name = wanted.flag, wanted.name
     path = Path(name).expanduser()
     if path.is_dir():
-        return path.absolute()
-    if path.exists():
-        raise UsageError(f"{flag}: {name} is a file; give the directory that holds config.json and the weights")
-    if _is_path_like(name):
-        raise UsageError(f"{flag}: there is no directory {path.absolute()}")
-    return _fetch(name, revision, wanted, console)
+        found = find_gguf(path, wanted.gguf_file) if _is_for_gguf(wanted, path) else path.absolute()
+    elif path.exists():
+        if not is_gguf(path):
+            raise UsageError(
+                f"{flag}: {name} is a file, but not in GGUF; give the directory with config.json and weights"
+            )
+        if wanted.gguf_file:
+            raise UsageError(
+                f"--gguf-file chooses among the files of a directory or a repository, but {name} is a file"
+            )
+        found = path
+    elif _is_path_like(name):
+        raise UsageError(f"{flag}: there is no directory or file {path.absolute()}")
+    else:
+        found = _fetch(wanted, console)
+    if found.is_dir():
+        return found
+    if wanted.kind in ("safetensors", "pt"):
+        raise UsageError(f"--load-format {wanted.kind}: {found} is in GGUF; leave the flag out")
+    return find_directory(found, wanted.parts, console)
+
+
+def _is_for_gguf(wanted: Wanted, directory: Path) -> bool:
+    """True if the directory's model is to be read from GGUF. Many such directories hold a config.json besides."""
+    if wanted.gguf_file or wanted.kind == "gguf":
+        return True
+    others = ("tokenizer.json", "tokenizer.model") if wanted.kind == "tokenizer" else OTHER_WEIGHTS
+    has_others = any(any(directory.glob(pattern)) for pattern in others)
+    return not has_others and any(directory.glob("*.gguf"))
 
 
 def _is_path_like(name: str) -> bool:
@@ -62,15 +110,19 @@ def _is_path_like(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
 
 
-def _fetch(name: str, revision: str, wanted: str, console: Console | None) -> Path:
+def _fetch(wanted: Wanted, console: Console | None) -> Path:
     """Runs the look-up on the hub in a process of its own, which can be cut off and keeps this one light.
+
+    Returns a directory, or the file of a model in GGUF.
 
     It draws its own bars on a terminal; where lines are JSON, what it writes comes at its end, without bars.
     """
+    name = wanted.name
     is_json = console is not None and console.is_json
     if console is not None:
         console.say(f"fetching {name} from the hub, or from its cache")
-    arguments = [name, "--revision", revision, "--wanted", wanted, "--parent-pid", str(os.getpid())]
+    arguments = [name, "--revision", wanted.revision, "--wanted", wanted.kind, "--gguf-file", wanted.gguf_file]
+    arguments += ["--parent-pid", str(os.getpid())]
     result = subprocess.run(
         [*python_command("supervisor.model.fetch"), *arguments],
         stdin=subprocess.DEVNULL,

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from messages.config.server import Config
+from messages.errors import BootError
+from runtime.gguf.block_types import BlockType
+from runtime.gguf.gguf_file import read_gguf
 from runtime.machine import CGROUP, CPU_INFO, MEMORY_INFO, available_memory_bytes, computes_bfloat16
 from runtime.model_files import WEIGHT_FILES
 
@@ -23,26 +26,40 @@ MOST_OF_MEMORY = 0.5
 def find_weight_bytes(config: Config) -> int:
     """Returns about the bytes that schedulers will share; 0 if they share none, or if that is uncertain.
 
-    These are the tensors of the checkpoint in the number format of the model.
+    These are the tensors of the checkpoint in the number format of the model, or in the file's blocks (GGUF).
     """
     model, run = config.model, config.run
     may_be_gpu = model.device_type == "cuda" or (
         model.device_type == "auto" and any(Path(file).exists() for file in GPU_FILES)
     )
     is_shared = model.share_weights and run.data_parallel > 0 and run.tensor_parallel == 1
-    is_read_whole = model.quantization == "none" and model.load_format in ("auto", "safetensors")
+    is_read_whole = model.quantization == "none" and model.load_format in ("auto", "safetensors", "gguf")
     if may_be_gpu or not is_shared or not is_read_whole:
         return 0
-    try:
-        sizes: dict[str, int] = {}
-        for file in Path(config.facts.model_dir).glob(WEIGHT_FILES["safetensors"].pattern):
-            sizes |= _read_sizes(file)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, struct.error):
-        return 0  # the scheduler reports what is wrong with the file
-    num_values = sum(sizes.values())
     is_small = model.dtype == "float16" or model.dtype == "bfloat16"
-    num_bytes = num_values * (2 if is_small or (model.dtype == "auto" and computes_bfloat16(CPU_INFO)) else 4)
+    value_bytes = 2 if is_small or (model.dtype == "auto" and computes_bfloat16(CPU_INFO)) else 4
+    try:
+        num_bytes = _count_bytes(Path(config.facts.model_dir), value_bytes)
+    except (BootError, OSError, ValueError, TypeError, KeyError, AttributeError, struct.error):
+        return 0  # the scheduler reports what is wrong with the file
     return num_bytes if num_bytes <= MOST_OF_MEMORY * available_memory_bytes(MEMORY_INFO, CGROUP) else 0
+
+
+def _count_bytes(model_dir: Path, value_bytes: int) -> int:
+    sizes: dict[str, int] = {}
+    for file in model_dir.glob(WEIGHT_FILES["safetensors"].pattern):
+        sizes |= _read_sizes(file)
+    if sizes or not any(model_dir.glob(WEIGHT_FILES["gguf"].pattern)):
+        return sum(sizes.values()) * value_bytes
+    tensors = read_gguf(model_dir).tensors.values()
+    return sum(
+        tensor.num_bytes if _stays_in_blocks(tensor.type) else prod(tensor.shape) * value_bytes for tensor in tensors
+    )
+
+
+def _stays_in_blocks(block_type: BlockType) -> bool:
+    """True for weights of 4 to 8 bits and their scales, which kernels read as they are."""
+    return 4 * block_type.block_values <= 8 * block_type.block_bytes < 10 * block_type.block_values
 
 
 def _read_sizes(file: Path) -> dict[str, int]:

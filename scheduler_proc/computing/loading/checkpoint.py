@@ -9,8 +9,8 @@ from typing import Literal
 
 from messages.errors import BootError
 from runtime.gguf.architectures import list_tensors
-from runtime.gguf.gguf_file import SUFFIX, read_gguf
-from runtime.model_files import WEIGHT_FILES, gguf_hint, read_object
+from runtime.gguf.gguf_file import read_gguf
+from runtime.model_files import WEIGHT_FILES, read_object
 from scheduler_proc.computing.loading.sources.gguf_part import GgufPart
 from scheduler_proc.computing.loading.sources.pickle_file import PickleFile
 from scheduler_proc.computing.loading.sources.safetensors_file import SafetensorsFile
@@ -70,13 +70,13 @@ def usual_name(name: str) -> str:
     return LANGUAGE_MODEL.sub(r"\1", WRAPPERS.sub(r"\1", name))
 
 
-def open_checkpoint(model_dir: Path, load_format: Literal["auto", "safetensors", "pt"]) -> Checkpoint:
+def open_checkpoint(model_dir: Path, load_format: Literal["auto", "safetensors", "pt", "gguf"]) -> Checkpoint:
     """Finds the weight files; `auto` prefers safetensors. Raises `BootError`, which names the files looked for.
 
     As in `transformers`, a single complete file takes precedence over the index of several.
     """
-    formats = list(READERS) if load_format == "auto" else [load_format]
-    looked_for: list[str] = []
+    formats = [name for name in READERS if load_format in ("auto", name)]
+    looked_for = [WEIGHT_FILES["gguf"].whole] * (load_format in ("auto", "gguf"))
     for file_format in formats:
         single, open_file = model_dir / WEIGHT_FILES[file_format].whole, READERS[file_format]
         index = single.with_name(f"{single.name}.index.json")
@@ -91,12 +91,12 @@ def open_checkpoint(model_dir: Path, load_format: Literal["auto", "safetensors",
         if shards:
             log.warning("%s is missing: all %d shards next to it are loaded", index, len(shards))
             return Checkpoint(shards, open_file)
-    if load_format == "auto" and any(model_dir.glob(f"*{SUFFIX}")):
+    if load_format in ("auto", "gguf") and any(model_dir.glob(WEIGHT_FILES["gguf"].pattern)):
         file = read_gguf(model_dir)
         return Checkpoint(list(file.paths), partial(GgufPart, tensors=list_tensors(file)))
     raise BootError(
-        f"no weights in {model_dir}: looked for {', '.join(looked_for)} (--load-format {load_format}); "
-        f"--load-format dummy runs with random weights{gguf_hint(model_dir)}"
+        f"no weights in {model_dir}: looked for {', '.join(looked_for)} (--load-format {load_format}); --load-format "
+        "dummy runs with random weights"
     )
 
 

@@ -54,7 +54,8 @@ class ShardWeights:
     def add(self, name: str, pieces: Sequence[Rows]) -> None:
         """Makes the shard's part of the parameter whose rows are those of the pieces, one after another.
 
-        Raises `BootError` if there is not enough memory, or if blocks cannot be divided among ranks.
+        Raises `BootError` if there is not enough memory, or if blocks cannot be divided among ranks; `ValueError` if
+        scales of blocks are NaN or infinite.
         """
         segments = [Segment(piece.form if isinstance(piece, BlockRows) else NUMBERS, len(piece)) for piece in pieces]
         weight_format = choose_format(self.parameters[name], self.parts[name], self._placement, segments)
@@ -126,7 +127,10 @@ def _read_values(rows: Rows, wanted: range) -> Iterator[tuple[int, Tensor]]:
     step = max(1, VALUES_AT_ONCE // rows.num_inputs)
     for begin in range(wanted.start, wanted.stop, step):
         some = slice(begin, min(begin + step, wanted.stop))
-        yield begin - wanted.start, dequantize_blocks(rows.part(some, slice(None)))
+        part = rows.part(some, slice(None))
+        if not has_finite_scales(part):
+            raise ValueError("a scale is NaN or infinite")
+        yield begin - wanted.start, dequantize_blocks(part)
 
 
 def load_weights(
@@ -153,7 +157,10 @@ def load_weights(
         missing_rows[source.target] -= source.num_rows
         if missing_rows[source.target] == 0:
             of_target = pieces.pop(source.target)
-            shard_weights.add(source.target, [of_target[first_row] for first_row in sorted(of_target)])
+            try:
+                shard_weights.add(source.target, [of_target[first_row] for first_row in sorted(of_target)])
+            except ValueError as error:
+                raise _damaged(source.target, sources, of_target) from error
         report("loading weights", num_done / len(sources))
     if wrong_shapes:
         raise BootError(f"weights do not fit config.json: {_shorten(wrong_shapes, '; ')}")
@@ -162,13 +169,20 @@ def load_weights(
 
 
 def _rows_of(name: str, tensor: StoredTensor, source: Source) -> Rows:
-    """Returns the tensor as rows of its parameter. Raises `BootError` for blocks whose scales are not numbers."""
+    """Returns the tensor as rows of its parameter."""
     rows = tensor.T if source.is_transposed else tensor
     if isinstance(rows, TransposedBlockRows):
         raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
-    if isinstance(rows, BlockRows) and not has_finite_scales(rows):
-        raise BootError(f"{name}: a scale of its {rows.form} blocks is NaN or infinite; the file is damaged")
     return rows
+
+
+def _damaged(target: str, sources: Mapping[str, Source], pieces: Mapping[int, Rows]) -> BootError:
+    """Returns the error of a parameter with scales that are NaN or infinite, which names the tensor."""
+    for name, source in sources.items():
+        rows = pieces[source.first_row] if source.target == target else None
+        if isinstance(rows, BlockRows) and not has_finite_scales(rows):
+            return BootError(f"{name}: a scale of its {rows.form} blocks is NaN or infinite; the file is damaged")
+    raise AssertionError("no blocks of the parameter have such a scale")
 
 
 def _count_rows(sources: Mapping[str, Source]) -> Counter[str]:

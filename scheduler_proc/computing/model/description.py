@@ -9,14 +9,18 @@ from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Paramet
 
 @dataclass(frozen=True, kw_only=True)
 class RopeDescription:
-    """Rotary positions. `factor` and the fields after it describe the scalings `linear` and `llama3`."""
+    """Rotary positions. `factor` and the fields after it describe the scalings `linear` and `llama3`.
+
+    `factors` are those of `longrope`: each frequency is divided by its own.
+    """
 
     theta: float
-    scaling: Literal["default", "linear", "llama3"] = "default"
+    scaling: Literal["default", "linear", "llama3", "longrope"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 0
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,8 @@ class AttentionDescription:
             )
         if self.rope is not None and self.head_dim % 2 != 0:
             raise BootError(f"config.json: rotary positions need an even head size, not {self.head_dim}")
+        if self.rope is not None and self.rope.factors and 2 * len(self.rope.factors) != self.head_dim:
+            raise BootError(f"config.json: {len(self.rope.factors)} rope factors, not {self.head_dim // 2}")
 
     @property
     def heads(self) -> tuple[int, int, int]:

@@ -17,12 +17,16 @@ RopeTables = tuple[Tensor, Tensor]
 
 def make_rope_tables(config: RopeDescription, head_dim: int, num_positions: int, device: torch.device) -> RopeTables:
     exponents_X = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    frequencies_X = _scale(config, 1.0 / (config.theta**exponents_X))
+    frequencies_X = _scale(config, config.theta**exponents_X)
     angles_MX = torch.arange(num_positions).float()[:, None] * frequencies_X
     return angles_MX.cos().to(device), angles_MX.sin().to(device)
 
 
-def _scale(config: RopeDescription, frequencies_X: Tensor) -> Tensor:
+def _scale(config: RopeDescription, periods_X: Tensor) -> Tensor:
+    """Returns the frequencies, given 1/frequency without scaling."""
+    if config.scaling == "longrope":
+        return 1.0 / (torch.tensor(config.factors) * periods_X)
+    frequencies_X = 1.0 / periods_X
     if config.scaling == "default":
         return frequencies_X
     if config.scaling == "linear":

@@ -150,12 +150,6 @@ def test_a_generation_configuration_that_cannot_be_is_told_with_its_file(tmp_pat
         facts_of(tmp_path)
 
 
-def test_a_directory_of_gguf_is_told(tmp_path: Path):
-    (tmp_path / "m.gguf").touch()
-    with pytest.raises(BootError, match=r"no config\.json in it. m\.gguf: GGUF is not read"):
-        facts_of(tmp_path)
-
-
 def test_a_directory_without_a_model_is_told(tmp_path: Path):
     with pytest.raises(BootError, match="contains no model"):
         facts_of(tmp_path)

@@ -80,6 +80,56 @@ def test_a_model_with_pickled_weights_alone_is_taken(fetch: Fetch):
         assert "has no weights that can be read: looked for model*.safetensors" in refused.stdout
 
 
+GGUF_FILES = {
+    "config.json": b"{}",
+    "README.md": b"",
+    "tiny-Q4_K_M.gguf": b"GGUF4",
+    "mmproj-tiny-f16.gguf": b"GGUFm",
+    "Q8_0/tiny-Q8_0-00001-of-00002.gguf": b"GGUF8",
+    "Q8_0/tiny-Q8_0-00002-of-00002.gguf": b"GGUF9",
+}
+IN_PARTS = "Q8_0/tiny-Q8_0-00001-of-00002.gguf"
+
+
+def test_of_a_repository_of_gguf_one_model_is_downloaded(fetch: Fetch, closed_endpoint: str):
+    alone = {name: GGUF_FILES[name] for name in GGUF_FILES if not name.startswith("Q8_0")}
+    with FakeHub(alone) as hub:
+        result = fetch(hub.url, "owner/tiny")
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert Path(result.stdout.strip()).read_bytes() == b"GGUF4"
+        assert hub.downloads == ["tiny-Q4_K_M.gguf"]
+    for arguments in ((), ("--wanted", "gguf"), ("--gguf-file", "tiny-Q4_K_M.gguf")):
+        assert fetch(closed_endpoint, "owner/tiny", *arguments).stdout == result.stdout
+    missing = fetch(closed_endpoint, "owner/tiny", "--gguf-file", "tiny-Q8_0.gguf")
+    assert missing.returncode == 1
+    assert "it has no complete copy" in missing.stdout
+
+
+def test_of_several_models_in_gguf_one_must_be_chosen(fetch: Fetch, closed_endpoint: str):
+    with FakeHub(GGUF_FILES) as hub:
+        undecided = fetch(hub.url, "owner/tiny")
+        assert undecided.returncode == 1
+        assert f"choose one with --gguf-file: {IN_PARTS}, tiny-Q4_K_M.gguf" in undecided.stdout
+        absent = fetch(hub.url, "owner/tiny", "--gguf-file", "tiny.gguf")
+        assert "owner/tiny has no file tiny.gguf; it has Q8_0/" in absent.stdout
+        assert hub.downloads == []
+        result = fetch(hub.url, "owner/tiny", "--gguf-file", IN_PARTS)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert sorted(hub.downloads) == [IN_PARTS, IN_PARTS.replace("00001-of", "00002-of")]
+        found = Path(result.stdout.strip())
+        assert found.read_bytes() == b"GGUF8"
+    assert fetch(closed_endpoint, "owner/tiny", "--gguf-file", IN_PARTS).stdout == result.stdout
+    found.with_name("tiny-Q8_0-00002-of-00002.gguf").unlink()
+    assert fetch(closed_endpoint, "owner/tiny", "--gguf-file", IN_PARTS).returncode == 1
+
+
+def test_other_weights_are_preferred_to_gguf(fetch: Fetch):
+    with FakeHub(FILES | GGUF_FILES) as hub:
+        assert fetch(hub.url, "owner/tiny").returncode == 0
+        assert set(hub.downloads) == TEXTS | {"model.safetensors"}
+        assert fetch(hub.url, "owner/tiny", "--gguf-file", "tiny-Q4_K_M.gguf").stdout.strip().endswith("Q4_K_M.gguf")
+
+
 def test_the_cache_serves_where_the_hub_cannot_be_reached(fetch: Fetch, closed_endpoint: str):
     with FakeHub(FILES) as hub:
         fresh = fetch(hub.url, "owner/tiny")

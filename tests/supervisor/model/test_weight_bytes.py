@@ -8,6 +8,7 @@ import pytest
 from messages.config.server import Config, ModelConfig, ModelFacts, RunConfig
 from supervisor.model import weight_bytes
 from supervisor.model.weight_bytes import find_weight_bytes
+from tests.gguf_files import Stored, write_gguf
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,15 @@ def test_they_are_counted_in_the_number_format_of_the_model(tmp_path: Path, dtyp
     write(tmp_path / "model-00002-of-00002.safetensors", {"lm_head.weight": [10, 4], "b": [4]})
     write(tmp_path / "consolidated.safetensors", {"all": [96]})
     assert found(tmp_path, dtype=dtype) == size * (40 + 12 + 40 + 4)
+
+
+def test_blocks_of_gguf_are_counted_as_they_are(tmp_path: Path) -> None:
+    shapes = {"F32": (3, 4), "F16": (2, 4), "Q4_K": (2, 256), "Q6_K": (1, 512), "Q8_0": (2, 64), "Q2_K": (1, 256)}
+    tensors = {name: Stored(name, shape) for name, shape in shapes.items()}
+    write_gguf(tmp_path / "model.gguf", {}, tensors)
+    assert found(tmp_path) == 4 * 12 + 4 * 8 + 2 * 144 + 2 * 210 + 4 * 34 + 4 * 256
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert not found(tmp_path)
 
 
 def test_none_where_schedulers_share_none_or_it_is_not_sure(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from scheduler_proc.computing.model.families.family import (
     linear_sources,
 )
 
-ROPE_SCALINGS = ("default", "linear", "llama3")
+ROPE_SCALINGS = ("default", "linear", "llama3", "longrope")
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
@@ -111,6 +111,8 @@ def read_rope(hf_config: HfConfig) -> RopeDescription:
         return RopeDescription(theta=theta)
     if kind == "linear":
         return RopeDescription(theta=theta, scaling="linear", factor=parameters.number("factor"))
+    if kind == "longrope":
+        return RopeDescription(theta=theta, scaling="longrope", factors=_read_factors(parameters))
     return RopeDescription(
         theta=theta,
         scaling="llama3",
@@ -119,6 +121,14 @@ def read_rope(hf_config: HfConfig) -> RopeDescription:
         high_freq_factor=parameters.number("high_freq_factor"),
         original_max_positions=parameters.count("original_max_position_embeddings"),
     )
+
+
+def _read_factors(parameters: HfConfig) -> tuple[float, ...]:
+    """Returns the factors of "longrope", if they are the same for short and long contexts."""
+    factors = parameters.numbers("long_factor")
+    if factors != parameters.numbers("short_factor") or parameters.number("attention_factor") != 1.0:
+        raise parameters.refuse("rope_type", "longrope", "supported are equal factors and an attention_factor of 1")
+    return tuple(factors)
 
 
 def _check_sliding_window(hf_config: HfConfig, max_model_len: int) -> None:

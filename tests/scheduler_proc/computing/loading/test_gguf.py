@@ -1,23 +1,28 @@
 """Models in GGUF: their parameters are those of a checkpoint with the values of the blocks."""
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernels.arguments.block_rows import GGUF_FORMS
-from kernels.cpu.library import unload_kernels
+from kernels.arguments.block_rows import FORMS, GGUF_FORMS
+from kernels.cpu.library import unload_kernels, use_library
+from kernels.formats.packed_blocks import PackedBlocksWeight
+from kernels.formats.registry import FORMATS
+from kernels.operations.block_linear import unpack
 from messages.errors import BootError
 from runtime.gguf.gguf_file import read_gguf
 from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
-from scheduler_proc.computing.loading.weights import load_weights
+from scheduler_proc.computing.loading.weights import find_segments, load_weights, most_bytes
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
 from tests.gguf_models import build_block_model
+from tests.kernels.c_library import built_library
 
 CPU = torch.device("cpu")
 
@@ -28,10 +33,21 @@ def no_kernels() -> None:
     unload_kernels()
 
 
-def load(path: Path, placement: Placement, rank: int = 0, num_ranks: int = 1) -> Weights:
+@pytest.fixture
+def kernels() -> Iterator[None]:
+    """With them, rows in blocks stay so."""
+    use_library(built_library())
+    yield
+    unload_kernels()
+
+
+def describe(path: Path, rank: int = 0, num_ranks: int = 1) -> Shard:
     hf_config = read_hf_config(path)
-    family = find_family(hf_config)
-    shard = Shard(family.describe(hf_config, 96), rank, num_ranks)
+    return Shard(find_family(hf_config).describe(hf_config, 96), rank, num_ranks)
+
+
+def load(path: Path, placement: Placement, rank: int = 0, num_ranks: int = 1) -> Weights:
+    family, shard = find_family(read_hf_config(path)), describe(path, rank, num_ranks)
     return load_weights(shard, family, open_checkpoint(path, "auto"), placement, lambda text, fraction: None)
 
 
@@ -78,6 +94,73 @@ def test_parts_of_a_weight_in_several_forms(tmp_path: Path, caplog: pytest.LogCa
     assert "2 in plain numbers and Q4_K, 2 in Q4_K and Q6_K" in caplog.text
 
 
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", GGUF_FORMS)
+@pytest.mark.parametrize("variant", ["llama-gqa-tied", "qwen3-biases-untied", "gpt2"])
+def test_blocks_stay_as_they_are(
+    tmp_path: Path, variant: str, form: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = {"n_embd": 256, "n_head": 4, "n_layer": 1} if variant == "gpt2" else {"head_dim": 64}
+    model = build_block_model(tmp_path, variant, lambda name: "F32" if "position" in name else form, **sizes)
+    placement = Placement(CPU, dtype)
+    with caplog.at_level(logging.INFO):
+        loaded = load(model.path, placement)
+    assert "weights are converted" not in caplog.text
+    unload_kernels()
+    for name, expected in load(model.values, Placement(CPU, torch.float32)).items():
+        weight = loaded[name]
+        is_matrix = expected.stored.dim() == 2 and name != "position_embedding"
+        assert isinstance(weight, PackedBlocksWeight) == is_matrix, name
+        if isinstance(weight, PackedBlocksWeight):
+            assert torch.equal(unpack(weight.blocks), expected.stored), name
+            restored = FORMATS[weight.format.name].restore(weight.stored, weight.numbers)
+            assert torch.equal(restored.look_up(torch.tensor([3, 1])), expected.stored[[3, 1]].to(dtype)), name
+
+
+@pytest.mark.usefixtures("kernels")
+def test_parts_in_several_forms_are_one_weight(tmp_path: Path) -> None:
+    forms = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "ffn_gate": "Q5_0", "ffn_up": "MXFP4"}
+    model = build_block_model(
+        tmp_path,
+        "llama-gqa-tied",
+        lambda name: next((form for part, form in forms.items() if f"{part}." in name), "F32"),
+    )
+    placement = Placement(CPU, torch.float32)
+    shard, family = describe(model.path), find_family(read_hf_config(model.path))
+    segments = find_segments(shard, family, open_checkpoint(model.path, "auto"))
+    loaded = load(model.path, placement)
+    assert segments is not None
+    assert sum(weight.stored.nbytes for weight in loaded.values()) <= most_bytes(shard, placement, segments)
+    found = {name: weight.blocks.segments for name, weight in loaded.items() if isinstance(weight, PackedBlocksWeight)}
+    assert found["layers.0.qkv.weight"] == (("Q4_K", 384), ("Q6_K", 128))
+    assert found["layers.0.mlp_in.weight"] == (("Q5_0", 512), ("MXFP4", 512))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_blocks_of_ranks(tmp_path: Path, num_ranks: int) -> None:
+    """The vocabulary is not divisible by 3, so that a rank has filling."""
+    overrides = {} if num_ranks == 2 else {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 192}
+    model = build_block_model(
+        tmp_path, "llama-gqa-tied", lambda name: "Q5_1", intermediate_size=768, **overrides, vocab_size=320
+    )
+    ranks = [load(model.path, Placement(CPU, torch.float32), rank, num_ranks) for rank in range(num_ranks)]
+    unload_kernels()
+    for rank, loaded in enumerate(ranks):
+        for name, expected in load(model.values, Placement(CPU, torch.float32), rank, num_ranks).items():
+            weight = loaded[name]
+            found = unpack(weight.blocks) if isinstance(weight, PackedBlocksWeight) else weight.stored
+            assert torch.equal(found, expected.stored), name
+
+
+@pytest.mark.usefixtures("kernels")
+def test_columns_are_divided_at_the_borders_of_blocks(tmp_path: Path) -> None:
+    model = build_block_model(tmp_path, "llama-gqa-tied", lambda name: "Q4_K")
+    with pytest.raises(BootError, match=r"attention_out\.weight is in Q4_K, whose blocks of 256 columns cannot be"):
+        load(model.path, Placement(CPU, torch.float32), 0, 2)
+
+
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_parts_of_ranks(tmp_path: Path, num_ranks: int) -> None:
     model = build_block_model(tmp_path, "llama-gqa-tied", lambda name: "Q5_K")
@@ -97,15 +180,24 @@ def test_blocks_can_be_quantized_again(tmp_path: Path, quantization: str, caplog
     assert_same(*ranks)
 
 
-def test_a_scale_that_is_not_a_number_is_named(tmp_path: Path) -> None:
-    model = build_block_model(tmp_path, "llama-mha", lambda name: "Q8_0")
+@pytest.mark.parametrize("form", GGUF_FORMS)
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_a_scale_that_is_not_a_number_is_named(tmp_path: Path, form: str, has_kernels: bool) -> None:
+    model = build_block_model(tmp_path, "llama-mha", lambda name: form if "ffn_up" in name else "F32")
     file = model.path / "model.gguf"
     content = bytearray(file.read_bytes())
-    begin = read_gguf(file).tensors["blk.1.ffn_down.weight"].offset
-    content[begin + 34 : begin + 36] = b"\x00\x7e"  # the scale of the second block
-    file.write_bytes(content)
-    with pytest.raises(BootError, match=r"model\.layers\.1\.mlp\.down_proj\.weight: a scale of its Q8_0 blocks is NaN"):
-        load(model.path, Placement(CPU, torch.float32))
+    offset = read_gguf(file).tensors["blk.1.ffn_up.weight"].offset + FORMS[form].num_bytes  # of the second block
+    if has_kernels:
+        use_library(built_library())
+    for begin in FORMS[form].halves:
+        damaged = content.copy()
+        damaged[offset + begin : offset + begin + 2] = b"\x00\x7e"
+        file.write_bytes(damaged)
+        with pytest.raises(
+            BootError, match=rf"^model\.layers\.1\.mlp\.up_proj\.weight: a scale of its {form} blocks is NaN"
+        ):
+            load(model.path, Placement(CPU, torch.float32))
+    unload_kernels()
 
 
 def test_a_type_that_is_not_supported_is_named(tmp_path: Path) -> None:

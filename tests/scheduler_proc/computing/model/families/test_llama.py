@@ -7,6 +7,9 @@ import pytest
 from messages.errors import BootError
 from tests.scheduler_proc.computing.model.families.configs import LLAMA, LLAMA3_SCALING, check_sources, read
 
+FACTORS = [2.0] * 4
+LONGROPE = {"rope_type": "longrope", "short_factor": FACTORS, "long_factor": FACTORS, "attention_factor": 1.0}
+
 
 @pytest.mark.parametrize(
     "fields",
@@ -30,6 +33,10 @@ def test_sources_fill_every_element_of_every_parameter_once(fields: dict[str, An
         (LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, 'rope_type is "yarn": supported are default'),
         (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_type is "dynamic"'),
         (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
+        (LLAMA | {"rope_scaling": LONGROPE | {"short_factor": [1.0] * 4}}, "supported are equal factors"),
+        (LLAMA | {"rope_scaling": LONGROPE | {"attention_factor": 1.2}}, "supported are equal factors"),
+        (LLAMA | {"rope_scaling": LONGROPE | {"long_factor": ["2"]}}, "long_factor must be a list of positive numbers"),
+        (LLAMA | {"rope_scaling": LONGROPE}, "4 rope factors, not"),
         (LLAMA | {"rope_scaling": "linear"}, 'rope_scaling must be an object, not "linear"'),
         (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: supported is 1.0"),
         (LLAMA | {"mlp_bias": "no"}, 'mlp_bias must be true or false, not "no"'),

@@ -1,0 +1,1 @@
+"""Tokenizer files from the metadata of a GGUF file."""

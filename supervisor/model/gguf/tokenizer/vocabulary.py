@@ -1,0 +1,158 @@
+"""The vocabulary in a GGUF file's metadata, checked: tokens with their types and scores, merges, and special tokens."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NoReturn
+
+from messages.errors import BootError
+
+PREFIX = "tokenizer.ggml."
+ID_KEYS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "sep_token": "seperator_token_id",
+    "pad_token": "padding_token_id",
+    "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
+}
+"""Names of special tokens in tokenizer_config.json, and their keys in GGUF."""
+
+DEFAULT_IDS = {
+    "llama": {"bos_token": 1, "eos_token": 2, "unk_token": 0},
+    "bert": {"unk_token": 100, "cls_token": 101, "sep_token": 102, "mask_token": 103, "pad_token": 0},
+    "t5": {"eos_token": 1, "unk_token": 2, "pad_token": 0},
+}
+"""Special tokens of a kind of tokenizer whose key is missing, as in llama.cpp."""
+
+SPECIAL_TEXT = re.compile(
+    r"<\|(eot_id|eom_id|im_end|end|return|call|calls|flush|endoftext|end_of_text|fim_\w+|repo_name|file_sep)\|>"
+    "|<end_of_turn>|<end_of_utterance>|<turn[|]>|<EOT>|<｜end▁of▁sentence｜>"
+)
+"""Tokens that are special even if the file marks them as text, which some converters did."""
+
+
+ALWAYS_NAMED = ("bos_token", "eos_token")
+
+
+class TokenType(IntEnum):
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+SPECIAL_TYPES = (TokenType.UNKNOWN, TokenType.CONTROL)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """`kind` is `tokenizer.ggml.model`. `ids` has the special tokens by name, such as `bos_token`."""
+
+    kind: str
+    texts: list[str]
+    types: Sequence[int]
+    ids: dict[str, int]
+    metadata: Mapping[str, Any]
+
+    def is_special(self, token_id: int) -> bool:
+        return self.types[token_id] in SPECIAL_TYPES or SPECIAL_TEXT.fullmatch(self.texts[token_id]) is not None
+
+    def named_ids(self) -> dict[str, int]:
+        """Returns the special tokens by name. A padding or unknown token that is ordinary text is left out."""
+        ids = self.ids.items()
+        return {name: token_id for name, token_id in ids if name in ALWAYS_NAMED or self.is_special(token_id)}
+
+    def unknown_text(self) -> str | None:
+        return self.texts[self.ids["unk_token"]] if "unk_token" in self.ids else None
+
+    def id_of_text(self) -> dict[str, int]:
+        return {text: token_id for token_id, text in enumerate(self.texts)}
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Returns a switch of the metadata. Raises `BootError` if it is no boolean."""
+        value = self.metadata.get(PREFIX + key, default)
+        return value if isinstance(value, bool) else refuse(key, f"is {value!r}, not true or false")
+
+    def scores(self) -> list[float]:
+        """Returns a number per token. Raises `BootError` if one is missing or not finite."""
+        scores = _entries(self.metadata, "scores", len(self.texts), (int, float))
+        for token_id, score in enumerate(scores):
+            if not math.isfinite(score):
+                refuse("scores", f"token {token_id} ({self.texts[token_id]!r}) has the score {score}")
+        return scores
+
+    def merges(self) -> list[tuple[str, str]]:
+        """Returns the pairs that are merged, the first ones first. Raises `BootError` unless all name tokens."""
+        known = set(self.texts)
+        merges: dict[tuple[str, str], None] = {}
+        for index, merge in enumerate(_entries(self.metadata, "merges", None, str)):
+            split = merge.find(" ", 1)
+            pair = merge[:split], merge[split + 1 :]
+            if split < 0 or not known.issuperset((*pair, "".join(pair))):
+                refuse("merges", f"entry {index} ({merge!r}) does not make a token of two tokens")
+            merges[pair] = None
+        return list(merges)
+
+
+def read_vocabulary(metadata: Mapping[str, Any], kinds: Sequence[str]) -> Vocabulary:
+    """Returns the vocabulary. Raises `BootError`, with key and entry, if it is damaged or its kind not in `kinds`."""
+    kind = metadata.get(PREFIX + "model")
+    if kind not in kinds:
+        fault = "is missing" if kind is None else f"is {kind!r}"
+        raise BootError(
+            f"{PREFIX}model {fault}: this kind of tokenizer cannot be read from a GGUF file ({', '.join(kinds)} can); "
+            "give a directory with the model's tokenizer.json with --tokenizer"
+        )
+    texts = _texts(metadata)
+    types = [TokenType.NORMAL] * len(texts)
+    if PREFIX + "token_type" in metadata:
+        types = _entries(metadata, "token_type", len(texts), int)
+    return Vocabulary(kind, texts, types, _special_ids(metadata, kind, len(texts)), metadata)
+
+
+def refuse(key: str, fault: str) -> NoReturn:
+    raise BootError(f"the tokenizer in the GGUF file is damaged: {PREFIX}{key}: {fault}")
+
+
+def _texts(metadata: Mapping[str, Any]) -> list[str]:
+    texts: list[str] = []
+    first: dict[str, int] = {}
+    for token_id, text in enumerate(_entries(metadata, "tokens", None, str)):
+        text = text or f"[EMPTY_{token_id}]"  # as llama.cpp names them
+        if not text.isascii() and any("\ud800" <= char < "\ue000" for char in text):
+            refuse("tokens", f"token {token_id} ({text!r}) is not UTF-8")
+        if first.setdefault(text, token_id) != token_id:
+            refuse("tokens", f"tokens {first[text]} and {token_id} are the same: {text!r}")
+        texts.append(text)
+    return texts or refuse("tokens", "has no tokens")
+
+
+def _special_ids(metadata: Mapping[str, Any], kind: str, num_tokens: int) -> dict[str, int]:
+    ids = {name: token_id for name, token_id in DEFAULT_IDS.get(kind, {}).items() if token_id < num_tokens}
+    for name, key in ID_KEYS.items():
+        token_id = metadata.get(PREFIX + key)
+        if token_id is None:
+            continue
+        if not isinstance(token_id, int) or not 0 <= token_id < num_tokens:
+            refuse(key, f"{token_id!r} is not the id of one of the {num_tokens} tokens")
+        ids[name] = token_id
+    return ids
+
+
+def _entries(metadata: Mapping[str, Any], key: str, count: int | None, kind: Any) -> list[Any]:
+    """Returns a list of the metadata, whose entries are of `kind`. Raises `BootError` unless it has `count` of them."""
+    values = metadata.get(PREFIX + key)
+    if not isinstance(values, list | tuple):
+        refuse(key, "is missing" if values is None else f"is a {type(values).__name__}, not a list")
+    if count is not None and len(values) != count:
+        refuse(key, f"has {len(values)} entries for {count} tokens")
+    for index, value in enumerate(values):
+        if not isinstance(value, kind):
+            refuse(key, f"entry {index} is {value!r:.80}")
+    return list(values)

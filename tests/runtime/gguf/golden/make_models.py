@@ -1,0 +1,87 @@
+"""Makes models.json and a GGUF file per architecture: random models of `transformers`, through llama.cpp's converter.
+
+Run: python make_models.py LLAMA_CPP (the sources of llama.cpp, as in llama-cpp-python 0.3.36). The files have no
+tokenizer. models.json has config.json's fields and a digest of each tensor of the checkpoint, with its shape.
+"""
+
+import hashlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file
+
+HERE = Path(__file__).parent
+SIZES = {
+    "vocab_size": 24,
+    "hidden_size": 16,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True}
+CONFIGS: dict[str, transformers.PretrainedConfig] = {
+    "llama": transformers.LlamaConfig(
+        **SIZES, attention_bias=True, mlp_bias=True, rms_norm_eps=1e-5, rope_parameters={"rope_theta": 5e5}
+    ),
+    "llama3": transformers.LlamaConfig(
+        **SIZES | {"num_hidden_layers": 1}, head_dim=32, tie_word_embeddings=True, rope_parameters=LLAMA3
+    ),
+    "llama-linear": transformers.LlamaConfig(
+        **SIZES, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+    ),
+    "mistral": transformers.MistralConfig(**SIZES, head_dim=6, sliding_window=None),
+    "qwen2": transformers.Qwen2Config(**SIZES, tie_word_embeddings=True, rope_parameters={"rope_theta": 1e6}),
+    "qwen3": transformers.Qwen3Config(**SIZES, head_dim=8),
+    "qwen3moe": transformers.Qwen3MoeConfig(**SIZES, head_dim=8, **EXPERTS),
+    "gpt2": transformers.GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=4, n_positions=96, n_ctx=96),
+}
+
+
+def convert(llama_cpp: str, directory: Path, outfile: Path) -> None:
+    sys.path[:0] = [llama_cpp, f"{llama_cpp}/gguf-py"]
+    import conversion.base
+    import convert_hf_to_gguf
+
+    conversion.base.TextModel._set_vocab_sentencepiece = lambda self: None
+    conversion.base.TextModel._set_vocab_gpt2 = lambda self: None
+    sys.argv = ["convert", str(directory), "--outtype", "f16", "--outfile", str(outfile)]
+    convert_hf_to_gguf.main()
+
+
+def digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(repr(list(tensor.shape)).encode() + tensor.contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
+def main() -> None:
+    found: dict[str, Any] = {}
+    for seed, (name, config) in enumerate(CONFIGS.items()):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for parameter in model.parameters():
+            parameter.data = torch.randint(-8, 8, parameter.shape) / 8
+        with tempfile.TemporaryDirectory() as scratch:
+            model.save_pretrained(scratch)
+            convert(sys.argv[1], Path(scratch), HERE / f"{name}.gguf")
+            fields = json.loads((Path(scratch) / "config.json").read_text())
+            tensors = load_file(Path(scratch) / "model.safetensors")
+        found[name] = {"config": fields, "tensors": {key: digest(each) for key, each in tensors.items()}}
+    (HERE / "models.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

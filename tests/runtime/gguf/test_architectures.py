@@ -1,0 +1,150 @@
+"""Models that llama.cpp's converter has written: config.json and tensors are those of the checkpoint."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import transformers
+
+from messages.errors import BootError
+from runtime.gguf.architectures import HfTensor, list_tensors, read_config
+from runtime.gguf.gguf_file import read_gguf
+from tests.gguf_files import Stored, write_gguf
+from tests.runtime.gguf.test_mutated_headers import LAYER, METADATA
+
+GOLDEN = Path(__file__).parent / "golden"
+MODELS: dict[str, Any] = json.loads((GOLDEN / "models.json").read_text())
+DTYPES = {"F32": numpy.float32, "F16": numpy.float16}
+TENSORS = {"token_embd.weight": Stored("Q8_0", (40, 64)), "output_norm.weight": Stored("F32", (64,))}
+TENSORS |= {f"blk.0.{name}": tensor for name, tensor in LAYER.items()}
+
+
+def in_checkpoint(found: HfTensor) -> numpy.ndarray[Any, Any]:
+    tensor = found.tensor
+    dtype = DTYPES[tensor.type.name]
+    values = numpy.fromfile(tensor.path, dtype, tensor.num_bytes // dtype().itemsize, offset=tensor.offset)
+    values = values.reshape(tensor.shape).astype(numpy.float32)
+    if found.interleaved_heads:
+        halves = values.reshape(found.interleaved_heads, -1, 2, *values.shape[1:])
+        values = halves.swapaxes(1, 2).reshape(values.shape)
+    return values.T if found.is_transposed else values
+
+
+def digest(values: numpy.ndarray[Any, Any]) -> str:
+    return hashlib.sha256(repr(list(values.shape)).encode() + values.tobytes()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tensors_are_those_of_the_checkpoint(name: str):
+    found = list_tensors(read_gguf(GOLDEN / f"{name}.gguf"))
+    assert {key: digest(in_checkpoint(tensor)) for key, tensor in found.items()} == MODELS[name]["tensors"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_configuration_is_that_of_the_checkpoint(name: str):
+    expected, found = MODELS[name]["config"], read_config(read_gguf(GOLDEN / f"{name}.gguf"))
+    if name == "mistral":
+        assert found.pop("architectures") == ["LlamaForCausalLM"]
+        assert found.pop("model_type") == "llama"
+        assert (found.pop("attention_bias"), found.pop("mlp_bias")) == (False, False)
+    if name == "llama3":
+        found.pop("rope_parameters")
+    expected = {"attention_bias": name == "qwen2", "mlp_bias": False, "head_dim": 4} | expected
+    if name == "gpt2":
+        expected["n_inner"] = 64  # null in config.json, which means 4 * n_embd
+    if name == "qwen3moe":
+        expected["num_experts"] = expected["num_local_experts"]  # another name for it
+    assert {key: expected.get(key) for key in found} == found
+
+
+def test_llama_3_scales_each_frequency_as_transformers_does():
+    parameters = read_config(read_gguf(GOLDEN / "llama3.gguf"))["rope_parameters"]
+    expected = transformers.LlamaConfig(**MODELS["llama3"]["config"])
+    frequencies, scale = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](expected, torch.device("cpu"))
+    assert parameters["rope_type"] == "longrope"
+    assert parameters["short_factor"] == parameters["long_factor"]
+    assert parameters["attention_factor"] == scale == 1.0
+    periods = parameters["rope_theta"] ** (torch.arange(0, 32, 2) / 32)
+    torch.testing.assert_close(
+        1.0 / (torch.tensor(parameters["long_factor"]) * periods), frequencies, rtol=1e-6, atol=0
+    )
+
+
+def test_old_files_and_defaults(tmp_path: Path):
+    old = {
+        key: value
+        for key, value in METADATA.items()
+        if key not in ("llama.attention.head_count_kv", "llama.rope.freq_base")
+    }
+    file = read_gguf(write_gguf(tmp_path / "m.gguf", old | {"llama.rope.scale_linear": 2.0}, TENSORS))
+    config = read_config(file)
+    assert config["num_key_value_heads"] == 4
+    assert config["rope_parameters"] == {"rope_theta": 10_000.0, "rope_type": "linear", "factor": 2.0}
+    assert config["tie_word_embeddings"]
+    assert list_tensors(file)["model.layers.0.self_attn.k_proj.weight"].interleaved_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("metadata", "complaint"),
+    [
+        ({"general.type": "adapter"}, r"is a LoRA adapter, not a language model \(general.type\)"),
+        ({"general.type": "imatrix"}, r"is an importance matrix"),
+        ({"general.type": "mmproj"}, r"is an encoder of images or sound \(mmproj\)"),
+        ({"general.architecture": "clip"}, r"is an encoder of images or sound \(mmproj\).*general.architecture"),
+        ({"general.architecture": "mamba"}, r"general.architecture is 'mamba'; supported are llama, qwen2"),
+        ({"general.architecture": None}, r"general.architecture is 'None'; supported"),
+        ({"general.architecture": 7}, r"general.architecture is '7'"),
+        ({"llama.block_count": None}, r"metadata llama.block_count is missing"),
+        ({"llama.block_count": "two"}, r"metadata llama.block_count is 'two': it must be a positive whole number"),
+        ({"llama.feed_forward_length": [96, 64]}, r"llama.feed_forward_length is '\[96, 64\]': it must be a positive"),
+        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, r"layer_norm_rms_epsilon is 'nan': it must be"),
+        ({"llama.rope.scaling.type": "yarn"}, r"llama.rope.scaling.type is 'yarn': supported is none and linear"),
+        ({"llama.rope.dimension_count": 8}, r"llama.rope.dimension_count is '8': supported is 16"),
+        ({"llama.attention.value_length": 32}, r"llama.attention.value_length is '32': supported is 16"),
+        ({"llama.attention.causal": False}, r"llama.attention.causal is 'False': supported is True"),
+        ({"llama.expert_count": 8}, r"llama.expert_count is '8': supported is 0"),
+    ],
+)
+def test_metadata_that_is_not_supported(tmp_path: Path, metadata: dict[str, Any], complaint: str):
+    given = {key: value for key, value in (METADATA | metadata).items() if value is not None}
+    path = write_gguf(tmp_path / "m.gguf", given, TENSORS)
+    with pytest.raises(BootError, match=rf"m\.gguf: .*{complaint}"):
+        read_config(read_gguf(path))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "complaint"),
+    [
+        ({"token_embd.weight": None}, r"has no tensor token_embd.weight; does it hold a vocabulary alone"),
+        (
+            {"blk.0.ffn_gate_exps.weight": Stored("F32", (2, 8, 8))},
+            r"'blk.0.ffn_gate_exps.weight': LlamaForCausalLM has",
+        ),
+        ({"blk.0.attn_q.scale": Stored("F32", (1,))}, r"tensor 'blk.0.attn_q.scale'"),
+        ({"rope_freqs.weight": Stored("F32", (4,))}, r"tensor 'rope_freqs.weight' is F32 \[4\], not F32 \[8\]"),
+        ({"rope_freqs.weight": Stored("F16", (8,))}, r"tensor 'rope_freqs.weight' is F16 \[8\], not F32 \[8\]"),
+        ({"rope_freqs.weight": Stored("F32", (8,))}, r"'rope_freqs.weight' has values that are not positive"),
+    ],
+)
+def test_tensors_that_are_not_supported(tmp_path: Path, tensors: dict[str, Any], complaint: str):
+    given = {name: tensor for name, tensor in (TENSORS | tensors).items() if tensor is not None}
+    path = write_gguf(tmp_path / "m.gguf", METADATA, given)
+    with pytest.raises(BootError, match=rf"m\.gguf: .*{complaint}"):
+        list_tensors(read_gguf(path))
+
+
+def test_experts_that_do_not_fit(tmp_path: Path):
+    metadata = {key.replace("llama", "qwen3moe"): value for key, value in METADATA.items()}
+    metadata |= {"general.architecture": "qwen3moe", "qwen3moe.expert_count": 4, "qwen3moe.expert_used_count": 2}
+    tensors = TENSORS | {"blk.0.ffn_gate_exps.weight": Stored("F32", (3, 8, 8))}
+    tensors = {name: tensor for name, tensor in tensors.items() if name.removeprefix("blk.0.") not in LAYER}
+    file = read_gguf(write_gguf(tmp_path / "m.gguf", metadata, tensors))
+    assert read_config(file)["moe_intermediate_size"] == 48
+    with pytest.raises(
+        BootError, match=r"'blk.0.ffn_gate_exps.weight': its shape is \[3, 8, 8\], but there are 4 experts"
+    ):
+        list_tensors(file)

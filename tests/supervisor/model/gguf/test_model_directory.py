@@ -1,0 +1,130 @@
+"""Directories of models in GGUF: written once, for the file as it is, into a cache that only its user can change."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from messages.config.server import DraftFacts, ModelFacts
+from messages.errors import BootError
+from runtime.gguf.gguf_file import read_gguf
+from supervisor.model.gguf import model_directory
+from supervisor.model.gguf.model_directory import Parts, cache_dir, find_directory, move_temporary
+from tests.gguf_files import write_model
+
+BOTH = Parts.MODEL | Parts.TOKENIZER
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "sluice" / "gguf"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "tiny.gguf")
+
+
+def test_a_directory_is_written_once_for_a_file_as_it_is(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    directory = find_directory(file, BOTH)
+    assert directory.parent == cache
+    assert directory.name.startswith("tiny-")
+    names = {"config.json", "generation_config.json", "model.gguf", "tokenizer.json", "tokenizer_config.json"}
+    assert {entry.name for entry in directory.iterdir()} == names
+    assert (directory / "model.gguf").resolve() == file
+    assert json.loads((directory / "config.json").read_text())["vocab_size"] == 259
+    written = directory.stat().st_mtime_ns
+    assert find_directory(file, BOTH) == directory
+    assert directory.stat().st_mtime_ns == written
+    os.utime(file, ns=(1, 1))
+    later = find_directory(file, BOTH)
+    monkeypatch.setattr(model_directory, "_code_digest", lambda: "of other code")
+    assert len({directory, later, find_directory(file, BOTH), find_directory(file, Parts.MODEL)}) == 4
+    assert len(list(cache.iterdir())) == 4
+
+
+def test_a_link_is_the_file_that_it_names(file: Path, tmp_path: Path):
+    link = tmp_path / "link.gguf"
+    link.symlink_to(file)
+    assert find_directory(link, BOTH) == find_directory(file, BOTH)
+
+
+def test_a_model_in_parts(tmp_path: Path):
+    first = write_model(tmp_path / "big.gguf", num_parts=3)
+    directory = find_directory(first, BOTH)
+    links = sorted(directory.glob("*.gguf"))
+    assert [link.name for link in links] == [f"model-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    assert [link.resolve().name for link in links] == [f"big-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    assert read_gguf(directory).tensors.keys() == read_gguf(first).tensors.keys()
+    links[1].resolve().unlink()
+    with pytest.raises(BootError, match=r"big-00001-of-00003\.gguf: 1 of its 3 parts are not there: big-00002-of-0000"):
+        find_directory(first, BOTH)
+
+
+def test_a_damaged_file_leaves_nothing(file: Path, cache: Path):
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-100])
+    with pytest.raises(BootError, match=r"tiny\.gguf: tensor .* go beyond the end of the file"):
+        find_directory(file, BOTH)
+    file.write_bytes(whole.replace(b"blk.0.ffn_up.weight", b"blk.0.ffn_xx.weight"))
+    with pytest.raises(BootError, match=r"tiny\.gguf: tensor 'blk\.0\.ffn_xx\.weight'"):
+        find_directory(file, BOTH)
+    write_model(file, **{"tokenizer.ggml.pre": "of tomorrow"})
+    with pytest.raises(BootError, match=r"tiny\.gguf: .*of tomorrow"):
+        find_directory(file, BOTH)
+    assert list(cache.iterdir()) == []
+    assert find_directory(file, Parts.MODEL).parent == cache
+
+
+def test_another_launcher_may_be_faster(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    directory = find_directory(file, BOTH)
+    looks = iter([True, False])  # the cache is there, the directory is not yet
+    monkeypatch.setattr(model_directory, "is_own_directory", lambda path: next(looks, True))
+    assert find_directory(file, BOTH) == directory
+    assert list(cache.iterdir()) == [directory]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "writable"])
+def test_a_cache_that_cannot_be_trusted_is_not_used(
+    file: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    cache.parent.mkdir(parents=True)
+    match kind:
+        case "file":
+            cache.touch()
+        case "link":
+            cache.symlink_to(tmp_path / "temporary")
+        case _:
+            cache.mkdir()
+            (cache / "anything").touch()
+            cache.chmod(0o777)
+    directory = find_directory(file, BOTH)
+    assert directory.parent == tmp_path / "temporary"
+    facts = ModelFacts(
+        model_dir=str(directory),
+        tokenizer_dir=str(directory),
+        served_names=("m",),
+        vocab_size=9,
+        max_model_len=9,
+        draft=DraftFacts(model_dir="/draft", vocab_size=9, max_model_len=9),
+    )
+    (tmp_path / "run").mkdir()
+    moved = move_temporary(facts, tmp_path / "run")
+    assert moved.model_dir == moved.tokenizer_dir == str(tmp_path / "run" / directory.name)
+    assert moved.draft == facts.draft
+    assert (Path(moved.model_dir) / "model.gguf").resolve() == file
+    assert not directory.exists()
+    assert move_temporary(moved, tmp_path / "run") == moved
+
+
+def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch):
+    def fail() -> Path:
+        raise RuntimeError
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", fail)
+    assert cache_dir() == Path("/dev/null/sluice")
