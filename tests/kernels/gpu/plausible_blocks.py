@@ -7,7 +7,7 @@ from kernels.arguments.block_rows import FLOAT_FORMS, FORMS, INTEGER_FORMS, Bloc
 from tests.kernels.operations.block_forms import random_blocks
 
 NAN_CODE = 0x7F
-"""Of float8_e4m3fn, and with the sign."""
+"""The code of float8_e4m3fn that is no number, with either sign."""
 
 
 def plausible_rows(form: str, num_outputs: int, num_inputs: int) -> BlockRows:
