@@ -1,6 +1,6 @@
 """A linear layer whose weight is float8_e4m3fn codes with scales, on a CPU.
 
-Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, N chunks of 32, 64 or 128 inputs.
+Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, N chunks of 32, 64 or 128 inputs, P pairs.
 
 A chunk has a scale per output. A kernel widens codes to bfloat16, multiplies activations of bfloat16, and scales each
 chunk's sum in float32: neither is rounded.
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.arguments.block_rows import FORMS, BlockRows
-from kernels.arguments.packed_fp8 import BLOCK, SCALE_BYTES, PackedFp8
+from kernels.arguments.packed_fp8 import BLOCK, HALF, SCALE_BYTES, PackedFp8
 from kernels.dispatch import call
 
 
@@ -25,14 +25,17 @@ def pack_fp8_rows(weight: PackedFp8, first_output: int, rows: BlockRows) -> None
     output_O = torch.arange(first_output, first_output + len(rows))
     scales, codes = weight.scales_and_codes
     scales[output_O // BLOCK, :, output_O % BLOCK] = blocks_ONB[..., :SCALE_BYTES]
-    codes[output_O // BLOCK, :, :, output_O % BLOCK] = blocks_ONB[..., SCALE_BYTES:].unflatten(2, (-1, 2))
+    codes[output_O // BLOCK, :, :, output_O % BLOCK // HALF, output_O % HALF] = blocks_ONB[..., SCALE_BYTES:].unflatten(
+        2, (-1, 2)
+    )
 
 
 def unpack_fp8(weight: PackedFp8) -> Tensor:
     """Returns the weight in float32, [O, I]."""
     scales, codes = weight.scales_and_codes
     scale_KNB1 = scales.contiguous().view(torch.float32)
-    values = codes.view(torch.float8_e4m3fn).float().permute(0, 1, 3, 2, 4).flatten(3) * scale_KNB1
+    by_output = codes.contiguous().view(torch.float8_e4m3fn).float().flatten(3, 4).transpose(2, 3)
+    values = by_output.flatten(3) * scale_KNB1
     return values.transpose(1, 2).flatten(2).flatten(0, 1)[: weight.num_outputs]
 
 

@@ -13,6 +13,7 @@ from kernels.cpu.build import built_isas
 from kernels.cpu.capture import capture_calls
 from kernels.cpu.library import use_library
 from kernels.formats.embed import embed
+from kernels.formats.packed_fp8 import PackedFp8Format
 from kernels.formats.plain import PlainWeight
 from kernels.operations.apply_bitmask import apply_bitmask
 from kernels.operations.gelu import gelu
@@ -26,6 +27,7 @@ from kernels.operations.rotate_store import rotate_store
 from kernels.operations.sample import draw, greedy, sample
 from kernels.operations.silu_mul import silu_mul
 from tests.kernels.cases import Shape, assert_close, make_paged_case, with_codes
+from tests.kernels.gpu.plausible_blocks import plausible_rows
 
 SHAPES = [Shape(6, 2, 64, 16), Shape(7, 1, 80, 1), Shape(4, 4, 96, 64), Shape(5, 1, 128, 16), Shape(3, 3, 10, 4)]
 
@@ -106,6 +108,11 @@ def multiply(num_tokens: int, num_inputs: int, dtype: torch.dtype) -> None:
     x, weight = torch.randn(num_tokens, num_inputs).to(dtype), torch.randn(70, num_inputs).to(dtype)
     out = packed_linear(x, pack(weight), torch.randn(70).to(dtype), 70, "tanh")
     assert bool(out.isfinite().all())
+    if dtype == torch.bfloat16:
+        floats = PackedFp8Format(32).allocate((70, num_inputs), dtype, x.device)
+        floats.set_rows(0, plausible_rows("F8_32", 70, num_inputs))
+        out = floats.linear(torch.randn(70).to(dtype), "tanh")(x)
+        assert bool(out.isfinite().all())
     for bits in (8, 4):
         out = quantized_linear(x, quantize(weight, bits), torch.randn(70).to(dtype), "tanh")
         assert bool(out.isfinite().all())

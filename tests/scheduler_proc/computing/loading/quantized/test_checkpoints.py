@@ -84,12 +84,12 @@ def test_weights_are_the_values(folders: tuple[Path, Path], method: str, caplog:
     assert "tensors not used" not in caplog.text
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_ids_are_those_of_the_values(folders: tuple[Path, Path], method: str) -> None:
+@pytest.mark.parametrize(("method", "dtype"), [*((method, "float32") for method in METHODS), ("fp8", "bfloat16")])
+def test_the_ids_are_those_of_the_values(folders: tuple[Path, Path], method: str, dtype: str) -> None:
     """Kernels of blocks round activations to 8 bits: an id's logit is the best, or nearly."""
     quantized, plain = folders
     model = build_quantized(quantized, plain, method)
-    runner = load_runner(make_config(quantized), lambda text, fraction: None)
+    runner = load_runner(make_config(quantized, dtype=dtype), lambda text, fraction: None)
     for prompt in ([1], list(range(VOCAB_SIZE - 40, VOCAB_SIZE))):
         (output,) = generate(runner, [prompt], 8)
         with torch.inference_mode():
