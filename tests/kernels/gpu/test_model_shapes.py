@@ -97,7 +97,9 @@ def test_decode(model: str, codes: torch.dtype | None, shares: bool) -> None:
     work = plan_work(case, shape, codes, shares)
     out = torch.full_like(case.query, float("nan"))
     for _ in range(2):  # the second layer finds the counters as the first has left them
-        paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out.fill_(1e9), work)
+        paged_decode(
+            case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out.fill_(1e9), work
+        )
         assert_close(out, case.expected, BF16)
     assert not bool(work.scratch.counters.any())
 
@@ -116,7 +118,7 @@ def test_prefill(model: str, codes: torch.dtype | None) -> None:
     plan_prefill_tiles(case.query_lens.cpu().numpy(), case.context_lens.cpu().numpy(), tiles, tile_tokens)
     out = torch.full_like(case.query, float("nan"))
     rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens, torch.from_numpy(tiles).to(DEVICE))
-    paged_prefill(case.query, case.cache, rows, case.scale, out)
+    paged_prefill(case.query, case.cache, rows, case.options, out)
     assert_close(out, case.expected, BF16)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
 from kernels.operations.paged_decode import paged_decode
 from kernels.plans.decode_work import (
@@ -43,7 +44,7 @@ def plan_work(case: PagedCase, layout: DecodeLayout, num_keys: Tensor) -> Decode
 
 def run(case: PagedCase, work: DecodeWork | None = None) -> Tensor:
     out = torch.full_like(case.query, float("nan"))
-    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out, work)
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out, work)
     return out
 
 
@@ -59,7 +60,7 @@ def share(case: PagedCase, groups: list[tuple[list[int], int]]) -> PagedCase:
     for row, last in enumerate(case.context_lens.tolist()):
         slots = case.cache.find_slots(tables[row : row + 1], torch.arange(last + 1, device=tables.device)[None])[0]
         kv = (case.cache.keys[slots].cpu(), case.cache.values[slots].cpu())
-        expected.append(dense_attention(case.query[row : row + 1].cpu(), *kv, case.scale))
+        expected.append(dense_attention(case.query[row : row + 1].cpu(), *kv, case.options))
     return dataclasses.replace(case, page_tables=tables, expected=torch.cat(expected).to(tables.device))
 
 
@@ -172,7 +173,7 @@ def test_takes_a_query_that_is_a_view(device: str) -> None:
 def test_no_rows(device: str) -> None:
     case = decode_case(Shape(4, 2, 16, 16), [3], torch.float32, device)
     none = torch.empty(0, dtype=torch.int32, device=device)
-    paged_decode(case.query[:0], case.cache, case.page_tables[:0], none, case.scale, torch.empty_like(case.query[:0]))
+    paged_decode(case.query[:0], case.cache, case.page_tables[:0], none, case.options, torch.empty_like(case.query[:0]))
 
 
 def make_huge_cache(device: str) -> tuple[PagedKV, int]:
@@ -197,7 +198,7 @@ def test_slots_beyond_31_bits_of_elements(device: str) -> None:
     query = torch.randn(1, 2, 64, generator=torch.Generator().manual_seed(1)).half().to(device)
     table = torch.tensor([[page]], dtype=torch.int32, device=device)
     out = torch.full_like(query, float("nan"))
-    paged_decode(query, cache, table, torch.tensor([9], dtype=torch.int32, device=device), 0.125, out)
+    paged_decode(query, cache, table, torch.tensor([9], dtype=torch.int32, device=device), AttentionOptions(0.125), out)
     kv = cache.keys[slots].cpu()
     assert_close(out.cpu(), dense_attention(query.cpu(), kv, kv, 0.125), torch.float16)
 
