@@ -95,7 +95,7 @@ INLINE void KV(attend_near)(const KV(near_query) *mine, int num_queries, float s
   for (int q = 0; q < num_queries; q++) KV(score_near)(mine[q].query, scale, near, mine[q].num_keys, head_dim, scores[q]);
   for (int q = 0; q < num_queries; q++) {
     *mine[q].state = (softmax){-INFINITY, 0.0f};
-    cap_scores(scores[q], mine[q].num_keys, cap);
+    if (cap != 0.0f) cap_scores(scores[q], mine[q].num_keys, cap);
     take_block(scores[q], mine[q].num_keys, &mine[q].state->highest, &mine[q].state->total);
     KV(round_weights)(scores[q]);
   }
