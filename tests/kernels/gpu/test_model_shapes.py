@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import PrefillRows, RowDraws
 from kernels.dispatch import count_programs
@@ -61,14 +62,14 @@ def make_case(shape: Shape, lens: list[tuple[int, int]], codes: torch.dtype | No
     cache = PagedKV(halves[0], halves[1], PAGE_SIZE, *scales)
     new, before = zip(*lens, strict=True)
     query = torch.randn(sum(new), shape.num_heads, shape.head_dim, device=DEVICE, generator=generator).to(BF16)
-    scale, expected = shape.head_dim**-0.5, []
+    options, expected = AttentionOptions(shape.head_dim**-0.5), []
     for row, rows_query in enumerate(query.split(new)):
         positions = torch.arange(sum(lens[row]), device=DEVICE)
         slots = cache.find_slots(tables[row : row + 1], positions[None])[0]
         kv = [gather_heads(half, its, slots, torch.float64) for half, its in zip(halves, scales, strict=True)]
-        expected.append(dense_attention(rows_query, kv[0], kv[1], scale))
+        expected.append(dense_attention(rows_query, kv[0], kv[1], options))
     columns = [torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in (new, before)]
-    return PagedCase(query, cache, tables, columns[0], columns[1], scale, torch.cat(expected))
+    return PagedCase(query, cache, tables, columns[0], columns[1], options, torch.cat(expected))
 
 
 def plan_work(case: PagedCase, shape: Shape, codes: torch.dtype | None, shares: bool) -> DecodeWork:

@@ -103,7 +103,7 @@ class Attention:
                 step.decode_num_keys,
                 self._options,
                 out_THD[:num_decode] if has_others else out_THD,
-                step.decode_work,
+                None if step.decode_works is None else step.decode_works[self._options.window],
             )
         if num_decode < num_tokens:
             paged_prefill(query_THD[num_decode:], cache, rows, self._options, out_THD[num_decode:])
