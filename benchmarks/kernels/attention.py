@@ -22,7 +22,14 @@ from kernels.gpu.launch_table import count_tile_tokens, find_launch
 from kernels.gpu.triton_kernels import find_triton_kernel
 from kernels.operations.paged_decode import paged_decode, paged_decode_reference
 from kernels.operations.paged_prefill import paged_prefill, paged_prefill_reference
-from kernels.plans.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
+from kernels.plans.decode_work import (
+    DecodeLayout,
+    DecodeShape,
+    DecodeWork,
+    launch_shape_of,
+    make_decode_scratch,
+    plan_decode_work,
+)
 from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 
 DECODE_CASES = {
@@ -62,7 +69,9 @@ def make_decode(case: Case, device: torch.device) -> Work:
         "torch": lambda: paged_decode_reference(*arguments),
         "SDPA": lambda: functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True),
     }
-    launch_shape = case.num_heads // case.num_kv_heads, case.head_dim, made.query.dtype.itemsize
+    launch_shape = launch_shape_of(
+        case.num_heads // case.num_kv_heads, case.head_dim, made.query.dtype, made.cache.keys.dtype
+    )
     merges = bool(find_launch("decode_work", *launch_shape)["merges"])
     if find_triton_kernel("paged_decode") is not None:
         others["two kernels" if merges else "one kernel"] = launch(True, not merges)
@@ -101,7 +110,8 @@ def make_prefill(case: Case, device: torch.device) -> Work:
     made = make_case(case, device)
     lens = torch.full((2, case.num_rows), case.num_new, dtype=torch.int32)
     lens[1] = case.num_before
-    tile_tokens = count_tile_tokens(case.num_heads // case.num_kv_heads, case.head_dim, made.query.dtype.itemsize)
+    heads = case.num_heads // case.num_kv_heads, case.head_dim
+    tile_tokens = count_tile_tokens(*launch_shape_of(*heads, made.query.dtype, made.cache.keys.dtype))
     tiles = torch.empty(max_prefill_tiles(len(made.query), case.num_rows, tile_tokens), TILE_WORDS, dtype=torch.int32)
     plan_prefill_tiles(lens[0].numpy(), lens[1].numpy(), tiles.numpy(), tile_tokens)
     lens = lens.to(device)

@@ -32,6 +32,7 @@ def make_gpu_part(results: Path) -> str:
     text += [_golden_part(found["golden"])] if "golden" in found else []
     text += [_steps_part(found)] if _named(found, "step_") else []
     text += [_step_kernels_part(found)] if any(_kernels_of(part) for part in _named(found, "step_").values()) else []
+    text += [_prefill_part(found)] if _named(found, "prefill_") else []
     text += [_offline_part(found)] if _named(found, "offline_") else []
     text += [_http_part(name, part) for name, part in _named(found, "http_").items()]
     text += [_tuning_part(_named(found, "tuning_"))] if _named(found, "tuning_") else []
@@ -130,6 +131,28 @@ def _step_kernels_part(found: Parts) -> str:
     )
 
 
+def _prefill_part(found: Parts) -> str:
+    """A row for each shape and prompt length: the step's time, its rate, and its share of the rate of products."""
+    parts = _named(found, "prefill_")
+    rows = [
+        [
+            name,
+            f"{row['tokens']:,.0f}",
+            _ms(row.get("gpu_ms", row["ms"])),
+            _ms(row["host_ms"]),
+            f"{row['tok/s']:,.0f}",
+            f"{row['MFU']:.0%}",
+        ]
+        for name, part in parts.items()
+        for row in part["results"]["rows"]
+    ]
+    about = (
+        "MFU: the operations of the model and of attention, in what a large bfloat16 product reaches in that run.\n\n"
+    )
+    heads = ["shape", "tokens", "back to back ms", "launch, on the host", "tok/s", "MFU"]
+    return "### Steps of one prompt\n\n" + about + make_table(heads, rows) + _name_run(_first(parts.values()))
+
+
 def _kernels_of(part: Result) -> list[dict[str, Any]]:
     rows = part["results"]["rows"]
     return max(rows, key=lambda row: row["rows"]).get("kernels", []) if rows else []
@@ -150,9 +173,11 @@ def _offline_part(found: Parts) -> str:
 
 
 def _http_part(name: str, part: Result) -> str:
+    late = part["results"]["compiled_under_load"]
     return (
         f"### A server of {name}, over HTTP\n\n"
         + load_table({"results": load} for load in part["results"]["loads"])
+        + f"\nTriton kernels compiled at load: {part['results']['compiled_at_load']}, under load: {len(late)}.\n"
         + _name_run(part)
     )
 

@@ -24,11 +24,15 @@ PRECISION = tl.constexpr("tf32x3")
 """The precision of float32 products: tensor cores compute each as three TF32 products, with an error of 2^-22.
 16-bit products are exact either way. "ieee" uses no tensor cores, and spills with heads of 128."""
 
+MIN_SCALE = tl.constexpr(2.0**-100)
+"""Values with smaller scales count as if they had this one: their sum of weights stays below the largest float32."""
+
 
 def scales_of(cache: PagedKV) -> tuple[Tensor, Tensor]:
     """Returns the scales of K and V, or tensors that no kernel reads if the cache has none."""
     if cache.key_scales is None or cache.value_scales is None:
         return cache.keys, cache.values
+    assert cache.page_size % 2 == 0, "a pair of scales would not be aligned"
     return cache.key_scales, cache.value_scales
 
 
@@ -47,6 +51,7 @@ def load_block(
     key_N,
     first_key,
     end_key,
+    kv_head,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -64,39 +69,65 @@ def load_block(
     key_scale_N, value_scale_N = 1.0, 1.0
     dim_D = tl.arange(0, BLOCK_D)
     is_dim_D = dim_D < HEAD_DIM
+    is_key_N = key_N < end_key
+    if first_key is not None:
+        is_key_N &= key_N >= first_key
+    if HAS_SCALES:
+        # Its division takes fewer instructions, of which codes have many for their bytes.
+        key_N = key_N.to(tl.uint32)
     if REACHES_END:
-        is_key_N = key_N < end_key
-        if first_key is not None:
-            is_key_N &= key_N >= first_key
         page_N = tl.load(page_table + key_N // PAGE_SIZE, mask=is_key_N, other=0).to(tl.int64)
         slot_N = page_N * PAGE_SIZE + key_N % PAGE_SIZE
         token_N = slot_N * (NUM_KV_HEADS * HEAD_DIM)
         key_mask, value_mask = is_key_N[None, :] & is_dim_D[:, None], is_key_N[:, None] & is_dim_D[None, :]
         key_DN = tl.load(keys + token_N[None, :] + dim_D[:, None], mask=key_mask, other=0.0)
         value_ND = tl.load(values + token_N[:, None] + dim_D[None, :], mask=value_mask, other=0.0)
-        if HAS_SCALES:
-            key_scale_N = tl.load(key_scales + slot_N * NUM_KV_HEADS, mask=is_key_N, other=0.0).to(tl.float32)
-            value_scale_N = tl.load(value_scales + slot_N * NUM_KV_HEADS, mask=is_key_N, other=0.0).to(tl.float32)
     else:
         page_N = tl.load(page_table + key_N // PAGE_SIZE).to(tl.int64)
         slot_N = page_N * PAGE_SIZE + key_N % PAGE_SIZE
         token_N = slot_N * (NUM_KV_HEADS * HEAD_DIM)
         key_DN = tl.load(keys + token_N[None, :] + dim_D[:, None], mask=is_dim_D[:, None], other=0.0)
         value_ND = tl.load(values + token_N[:, None] + dim_D[None, :], mask=is_dim_D[None, :], other=0.0)
-        if HAS_SCALES:
-            key_scale_N = tl.load(key_scales + slot_N * NUM_KV_HEADS).to(tl.float32)
-            value_scale_N = tl.load(value_scales + slot_N * NUM_KV_HEADS).to(tl.float32)
     if HAS_SCALES:
-        key_DN = key_DN.to(WIDE)
-        # A weight times a scale may be too small for float16.
-        value_ND = value_ND.to(tl.float32 if tl.float32 == WIDE else tl.bfloat16)
+        key_DN, value_ND = key_DN.to(WIDE), value_ND.to(WIDE)
+        key_scale_N = load_scales(key_scales, slot_N * NUM_KV_HEADS + kv_head)
+        value_scale_N = load_scales(value_scales, slot_N * NUM_KV_HEADS + kv_head)
+        if REACHES_END:
+            value_scale_N = tl.where(is_key_N, value_scale_N, 1.0)
     return key_DN, value_ND, key_scale_N, value_scale_N
 
 
 @triton.jit
-def score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES: tl.constexpr):
-    """Returns the scores of a block, times `scale_log2`."""
-    score_MN = tl.dot(query_MD, key_DN, input_precision=PRECISION) * scale_log2
+def load_scales(scales, place_N):
+    """Returns the scales at these places as float32 [N].
+
+    Each is loaded with its neighbour: only 4 bytes or more can be copied while the program computes (`cp.async`).
+    """
+    pair_N = tl.load(scales.to(tl.pointer_type(tl.int32)) + (place_N >> 1))
+    return ((pair_N >> ((place_N & 1).to(tl.int32) * 16)) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def widen_query(query_MD, scale_log2, HAS_SCALES: tl.constexpr):
+    """Returns the query in the type of widened codes, and the scale of its products with them: a number or [M, 1].
+
+    One instruction converts two codes to float16, which holds them exactly. It holds the query too, once that is
+    divided by a power of 2.
+    """
+    scale = scale_log2
+    if HAS_SCALES and query_MD.dtype != tl.float32:
+        query_MD = query_MD.to(tl.float32)
+        largest_M1 = tl.max(tl.abs(query_MD), 1, keep_dims=True)
+        unit_M1 = (largest_M1.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        unit_M1 = tl.where(unit_M1 == 0, 1.0, unit_M1)
+        query_MD, scale = (query_MD / unit_M1).to(tl.float16), unit_M1 * scale_log2
+    return query_MD, scale
+
+
+@triton.jit
+def score(query_MD, key_DN, key_scale_N, scale, HAS_SCALES: tl.constexpr):
+    """Returns the scores of a block, times `scale`."""
+    score_MN = tl.dot(query_MD, key_DN, input_precision=PRECISION) * scale
     if HAS_SCALES:
         score_MN *= key_scale_N[None, :]
     return score_MN
@@ -111,12 +142,14 @@ def cap_scores(score_MN, cap_log2):
 @triton.jit
 def fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES: tl.constexpr):
     """Returns maximum, sum and output after one more block. Masked scores are -inf; no query has all of them masked."""
+    if HAS_SCALES:
+        # Weights are multiplied by scales here, before the maximum is subtracted, so that float16 holds the products.
+        value_scale_N = tl.where(value_scale_N < MIN_SCALE, MIN_SCALE, value_scale_N)
+        score_MN += tl.log2(value_scale_N)[None, :]
     new_max_M = tl.maximum(max_M, tl.max(score_MN, 1))
     shrink_M = tl.exp2(max_M - new_max_M)
     weight_MN = tl.exp2(score_MN - new_max_M[:, None])
-    sum_M = sum_M * shrink_M + tl.sum(weight_MN, 1)
+    sum_M = sum_M * shrink_M + tl.sum(weight_MN * (1 / value_scale_N)[None, :] if HAS_SCALES else weight_MN, 1)
     acc_MD = acc_MD * shrink_M[:, None]
-    if HAS_SCALES:
-        weight_MN *= value_scale_N[None, :]
     acc_MD = tl.dot(weight_MN.to(value_ND.dtype), value_ND, acc_MD, input_precision=PRECISION)
     return new_max_M, sum_M, acc_MD

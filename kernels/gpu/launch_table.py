@@ -21,8 +21,10 @@ MANY_PROGRAMS = 256
 HOPPER = 90
 """The compute capability of H100 and H200; without a GPU the kernels are compiled for it."""
 
-MAX_WIDE_BLOCK_BYTES = 8192
-"""Bytes of one head's keys in a block, for types of 4 bytes: their products take twice the registers."""
+MAX_KEYS = {1: 32, 2: BLOCK_KEYS, 4: BLOCK_KEYS}
+MAX_BLOCK_BYTES = {1: 4096, 2: 16384, 4: 8192}
+"""The most keys, and bytes of one head's keys, in a block, by bytes of an element. Codes take registers when they are
+widened; float32 products take twice as many as others."""
 
 
 def find_launch(kernel: str, *shape: int) -> Launch:
@@ -113,15 +115,20 @@ def _candidates_of_row(num_lanes: int) -> Launch:
     return {**_lanes(num_lanes), "maxnreg": 128}
 
 
-def _decode(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
-    """With 3 stages the page numbers of a block are read before its K and V are loaded; large heads leave memory for
-    fewer stages. `itemsize`: bytes of an element of the cache."""
+def _key_blocks(head_dim: int, itemsize: int) -> Launch:
+    """With 3 stages the page numbers of a block are read before its K and V are loaded; float32 heads of 256 leave
+    registers for one. `itemsize`: as of `launch_shape_of`."""
     block_dim = max(16, _power_of_2(head_dim))
     head_bytes = block_dim * itemsize
-    block_keys = BLOCK_KEYS if itemsize < 4 else min(BLOCK_KEYS, max(16, MAX_WIDE_BLOCK_BYTES // head_bytes))
-    block_bytes = block_keys * head_bytes
-    num_stages = 3 if block_bytes <= 16384 else 2 if block_bytes <= 32768 else 1
-    return {"BLOCK_N": block_keys, "BLOCK_D": block_dim, "num_warps": 4, "num_stages": num_stages}
+    block_keys = min(MAX_KEYS[itemsize], max(16, MAX_BLOCK_BYTES[itemsize] // head_bytes))
+    num_warps, num_stages = 4 if block_dim <= 128 else 8, 3 if head_bytes <= 512 else 1
+    return {"BLOCK_N": block_keys, "BLOCK_D": block_dim, "num_warps": num_warps, "num_stages": num_stages}
+
+
+def _decode(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
+    """A block of codes has few bytes: 4 programs per processor load enough of them, and 128 registers leave room."""
+    blocks = _key_blocks(head_dim, itemsize)
+    return {**blocks, "maxnreg": 128} if itemsize == 1 and blocks["num_warps"] == 4 else blocks
 
 
 def _decode_work(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
@@ -137,8 +144,11 @@ def _decode_merge(head_dim: int) -> Launch:
 
 def _prefill(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     """Like decode, with `BLOCK_M` rows of products: the query heads of a key/value head are side by side. Products of a
-    warp group (wgmma) take at least 64 rows."""
-    return {**_decode(queries_a_head, head_dim, itemsize), "BLOCK_M": max(64, _power_of_2(queries_a_head))}
+    warp group (wgmma) take at least 64 rows; float32 heads of 256 leave registers for fewer, of 128 not for 64."""
+    blocks = _key_blocks(head_dim, itemsize)
+    warps = 8 if itemsize == 4 and head_dim > 64 else blocks["num_warps"]
+    rows = 16 * warps if head_dim * itemsize <= 512 else 16
+    return {**blocks, "BLOCK_M": max(rows, _power_of_2(queries_a_head)), "num_warps": warps}
 
 
 RULES: dict[str, Callable[..., Launch]] = {
@@ -168,14 +178,13 @@ RULES: dict[str, Callable[..., Launch]] = {
 }
 """By kernel, or by operation if it has one kernel."""
 
+_MODEL_HEADS = ((1, 64), (2, 128), (4, 128), (5, 128))
 TUNED: dict[tuple[Any, ...], Launch] = {
-    (HOPPER, "decode_work", 1, 64, 2): {"merges": 1},
-    (HOPPER, "decode_work", 2, 128, 2): {"merges": 1},
-    (HOPPER, "decode_work", 4, 128, 2): {"merges": 1},
-    (HOPPER, "decode_work", 5, 128, 2): {"merges": 1},
-    (HOPPER, "paged_prefill", 1, 64, 2): {"BLOCK_M": 128, "num_warps": 8},
-    (HOPPER, "paged_prefill", 2, 128, 2): {"BLOCK_M": 128, "num_warps": 8},
-    (HOPPER, "paged_prefill", 4, 128, 2): {"BLOCK_M": 128, "num_warps": 8},
-    (HOPPER, "paged_prefill", 5, 128, 2): {"BLOCK_M": 128, "num_warps": 8},
+    **{(HOPPER, "decode_work", *heads, size): {"merges": 1} for heads in _MODEL_HEADS for size in (1, 2)},
+    **{
+        (HOPPER, "paged_prefill", *heads, size): {"BLOCK_M": 128, "num_warps": 8}
+        for heads in _MODEL_HEADS
+        for size in (1, 2)
+    },
 }
 """By (compute capability, kernel, *shape). They come from the compile report; none was measured on a GPU yet."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
-from kernels.gpu.key_blocks import LOG2_E, cap_log2_of, cap_scores, fold, load_block, scales_of, score
+from kernels.gpu.key_blocks import LOG2_E, cap_log2_of, cap_scores, fold, load_block, scales_of, score, widen_query
 from kernels.gpu.launch_table import find_launch
 from kernels.gpu.occupancy import count_side_by_side, processor_of
 from kernels.plans.decode_work import (
@@ -29,6 +29,7 @@ from kernels.plans.decode_work import (
     DecodeLayout,
     DecodeShape,
     DecodeWork,
+    launch_shape_of,
     make_decode_scratch,
     plan_decode_work,
 )
@@ -82,7 +83,9 @@ def paged_decode(
         PAGE_SIZE=cache.page_size,
         HAS_SCALES=cache.key_scales is not None,
         **constants_of(layout, options),
-        **find_launch("paged_decode", layout.queries_a_head, head_dim, query_RHD.dtype.itemsize),
+        **find_launch(
+            "paged_decode", *launch_shape_of(layout.queries_a_head, head_dim, query_RHD.dtype, cache.keys.dtype)
+        ),
     )
     if layout.merges_in_kernel:
         return
@@ -210,8 +213,7 @@ def attend(
     page_table = page_tables + tl.load(entries).to(tl.int64) * table_stride
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
-    key_scales += kv_head
-    value_scales += kv_head
+    query_MD, scale = widen_query(query_MD, scale_log2, HAS_SCALES)
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
     acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -229,15 +231,16 @@ def attend(
                 key_N,
                 None,
                 end_key,
+                kv_head,
                 NUM_KV_HEADS,
                 HEAD_DIM,
                 PAGE_SIZE,
                 BLOCK_D,
                 HAS_SCALES,
-                query.dtype.element_ty,
+                query_MD.dtype,
                 REACHES_END,
             )
-            score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
+            score_MN = score(query_MD, key_DN, key_scale_N, scale, HAS_SCALES)
             if HAS_CAP:
                 score_MN = cap_scores(score_MN, cap_log2)
             if REACHES_END:

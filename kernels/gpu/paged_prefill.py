@@ -12,8 +12,19 @@ from torch import Tensor
 from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import PrefillRows
-from kernels.gpu.key_blocks import LOG2_E, LOWEST, cap_log2_of, cap_scores, fold, load_block, scales_of, score
+from kernels.gpu.key_blocks import (
+    LOG2_E,
+    LOWEST,
+    cap_log2_of,
+    cap_scores,
+    fold,
+    load_block,
+    scales_of,
+    score,
+    widen_query,
+)
 from kernels.gpu.launch_table import count_tile_tokens, find_launch
+from kernels.plans.decode_work import launch_shape_of
 from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 
 _TILE, _LOG2_E = tl.constexpr(TILE_WORDS), tl.constexpr(LOG2_E)
@@ -26,7 +37,7 @@ def paged_prefill(
     num_heads, head_dim = query_THD.shape[1:]
     assert query_THD.stride()[1:] == (head_dim, 1)
     assert out_THD.is_contiguous()
-    launch_shape = num_heads // cache.num_heads, head_dim, query_THD.dtype.itemsize
+    launch_shape = launch_shape_of(num_heads // cache.num_heads, head_dim, query_THD.dtype, cache.keys.dtype)
     tiles = _plan_here(len(query_THD), rows, launch_shape) if rows.tiles is None else rows.tiles
     assert tiles.shape[1] == TILE_WORDS
     assert tiles.is_contiguous()
@@ -116,8 +127,7 @@ def attend(
     page_table = page_tables + row.to(tl.int64) * table_stride
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
-    key_scales += kv_head
-    value_scales += kv_head
+    query_MD, scale = widen_query(query_MD, scale_log2, HAS_SCALES)
     max_M = tl.full([BLOCK_M], LOWEST if WINDOW else float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
     if HAS_SINKS:  # a sink counts as a first key without a value
@@ -147,15 +157,16 @@ def attend(
                 key_N,
                 first_key,
                 end_key,
+                kv_head,
                 NUM_KV_HEADS,
                 HEAD_DIM,
                 PAGE_SIZE,
                 BLOCK_D,
                 HAS_SCALES,
-                query.dtype.element_ty,
+                query_MD.dtype,
                 STAGE != 1,
             )
-            score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
+            score_MN = score(query_MD, key_DN, key_scale_N, scale, HAS_SCALES)
             if HAS_CAP:
                 score_MN = cap_scores(score_MN, cap_log2)
             if STAGE != 1:

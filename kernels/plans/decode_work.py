@@ -35,6 +35,14 @@ ENTRIES_PLACE, PARTS_PLACE = 1, 2
 """Header words with the offsets of entries and parts: they are read, so that one compiled kernel serves all layouts."""
 
 
+def launch_shape_of(
+    queries_a_head: int, head_dim: int, dtype: torch.dtype, cached: torch.dtype
+) -> tuple[int, int, int]:
+    """Returns attention's key of the launch table: query heads per key/value head, head dimension, and bytes of an
+    element of the cache, or 4 if products are float32."""
+    return queries_a_head, head_dim, dtype.itemsize if dtype == torch.float32 else cached.itemsize
+
+
 @dataclass(frozen=True)
 class DecodeShape:
     """The shape that decode attention is compiled for."""
@@ -49,8 +57,9 @@ class DecodeShape:
 
     @property
     def launch_shape(self) -> tuple[int, int, int]:
-        """The key of the launch table: query heads per key/value head, head dimension, bytes of an element."""
-        return self.num_heads // self.num_kv_heads, self.head_dim, self.dtype.itemsize
+        return launch_shape_of(
+            self.num_heads // self.num_kv_heads, self.head_dim, self.dtype, self.kv_codes or self.dtype
+        )
 
 
 @dataclass(frozen=True)

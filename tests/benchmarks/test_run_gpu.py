@@ -161,6 +161,14 @@ def test_the_page_has_a_line_for_each_form_shape_and_variant(tmp_path: Path) -> 
     kernels = [{"name": "attend", "count": 28, "us": 300.0}, {"name": "merge", "count": 28, "us": 100.0}]
     step = {"rows": 32, "ms": 2.5, "host_ms": 0.4, "floor_ms": 1.0, "times_floor": 2.0, "tok/s": 8000}
     on_gpu = {"gpu_ms": 2.0, "kernel_ms": 1.75, "kernels": kernels}
+    times = {"p50_ms": 10.0, "p99_ms": 20.0}
+    load = {
+        "outcomes": {"ok": 4},
+        "prompt_tokens": 512,
+        "output_tokens": 512,
+        "output_tokens_per_s": 9000.0,
+        "latencies": {"time to first token": times, "inter-token": times},
+    }
     line = '(90, "paged_decode", 2, 128, 2): {"BLOCK_N": 32, "num_warps": 2, "num_stages": 4},'
     results: dict[str, dict[str, object]] = {
         "kernel_rms_norm": {
@@ -170,6 +178,14 @@ def test_the_page_has_a_line_for_each_form_shape_and_variant(tmp_path: Path) -> 
         },
         "step_qwen3-0.6b": {**facts, "context": 512, "rows": [step | on_gpu]},
         "step_qwen3-0.6b_eager": {**facts, "context": 512, "rows": [step | {"ms": 5.0}]},
+        "prefill_qwen3-0.6b": {
+            "rows": [{"tokens": 8192, "ms": 60.0, "gpu_ms": 50.0, "host_ms": 1.5, "tok/s": 163_840.0, "MFU": 0.414}]
+        },
+        "http_qwen3-8b": {
+            "compiled_at_load": 30,
+            "compiled_under_load": [],
+            "loads": [{"settings": {"concurrency": 16, "shared_prefix": 0}, "report": load}],
+        },
         "offline_qwen3-0.6b": {"flags": [], "output_tok_per_s": 30_000.4, "fraction_of_floor": 0.83},
         "offline_qwen3-0.6b_eager": {"flags": ["--enforce-eager"], "output_tok_per_s": 9000, "fraction_of_floor": 0.25},
         "transformers_qwen3-0.6b": {"rows": [{"rows": 32, "ms": 31.0}], "offline": {"reason": "ValueError: no"}},
@@ -187,6 +203,9 @@ def test_the_page_has_a_line_for_each_form_shape_and_variant(tmp_path: Path) -> 
     assert "| qwen3-0.6b | 32 | 2.00 | 1.75 | 0.40 | 2.50 | 1.00 | 2.00 | 31.00 |" in lines
     assert "| qwen3-0.6b_eager | 32 |  |  | 0.40 | 5.00 | 1.00 | 2.00 |  |" in lines
     assert "| qwen3-0.6b | `attend` | 28 | 300.0 | 75% |" in lines
+    assert "| qwen3-0.6b | 8,192 | 50.00 | 1.50 | 163,840 | 41% |" in lines
+    assert "| 16 at a time | 128 + 128 | 9,000 | 10 / 20 | 10.0 / 20.0 |" in lines
+    assert "Triton kernels compiled at load: 30, under load: 0." in lines
     assert "| qwen3-0.6b |  | 30,000 | 83% |" in lines
     assert "| qwen3-0.6b_eager | --enforce-eager | 9,000 | 25% |" in lines
     assert "| qwen3-0.6b | transformers' continuous batching | ValueError: no |  |" in lines

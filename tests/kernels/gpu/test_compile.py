@@ -20,6 +20,7 @@ LEFT_OUT = (
     *("Llama-3-8B", "Qwen3-14B", "128256", "50257", "second kernel, ", "GPT-2 124M, (float32|second|merges|fp8)"),
     *("151936, float32", "update, float32", "tanh, float32", "exact, float32", "query, key, value"),
     *("paged_decode: Qwen3-0.6B$", "paged_prefill: GPT-2 124M$", "rotate_store: Qwen3-0.6B$"),
+    *("paged_decode: heads of 256", "heads of 256, float32"),
 )
 """What differs in the shape alone from a case that is compiled, or has both of two features that others have alone."""
 
@@ -57,12 +58,14 @@ def test_compiles_for_hopper_within_its_bounds(name: str) -> None:
         ((64, 9, 1000, 1, 0), "spills 9 bytes"),
         ((64, 0, 233_000, 1, 0), "233000 bytes of shared memory"),
         ((64, 0, 1000, 0, 9), "no wgmma"),
+        ((64, 0, 1000, 1, 0, 4), "4 instructions of"),
     ],
 )
 def test_what_is_out_of_bounds_is_complained_of(compiled: tuple[int, ...], complaint: str | None) -> None:
     report = pytest.importorskip("tests.kernels.gpu.cases.compile_report")
-    case = CompileCase("a shape", None, {}, {}, max_registers=64, has_wgmma=True, max_spilled_bytes=8)
-    complaints = report.check(case, report.Compiled(*compiled, num_instructions=9, loop_instructions=0))
+    case = CompileCase("a shape", None, {}, {}, 64, has_wgmma=True, max_spilled_bytes=8, max_loop_stalls=3)
+    first, loop_stalls = compiled[:5], (*compiled[5:], 3)[0]
+    complaints = report.check(case, report.Compiled(*first, 9, 0, loop_stalls))
     assert len(complaints) == (complaint is not None)
     assert all(found.startswith(complaint) for found in complaints)
 
@@ -72,10 +75,13 @@ def test_instructions_are_counted_in_all_and_in_the_first_innermost_loop() -> No
     report = pytest.importorskip("tests.kernels.gpu.cases.compile_report")
     listing = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;        /* 0x00000a00ff017b82 */
-        /*0010*/                   IADD3 R1, R1, 0x1, RZ ;
+        /*0010*/                   LDG.E R1, desc[UR4][R2.64] ;
         /*0020*/              @P0  BRA 0x10 ;
-        /*0030*/                   FADD R2, R2, R3 ;
-        /*0040*/                   FMUL R2, R2, R3 ;
+        /*0030*/              @!P2 LDG.E.64 R2, desc[UR4][R2.64] ;
+        /*0040*/                   HMMA.16816.F32 R2, R2, R3, R2 ;
+        /*0044*/                   F2F.BF16.F32 R2, R3 ;
+        /*0048*/                   F2FP.BF16.F32.PACK_AB R2, R3, R3 ;
+        /*004c*/                   LDGSTS.E [R2], desc[UR4][R2.64] ;
         /*0050*/             @!P1  BRA P2, 0x30 ;
         /*0060*/              @P3  BRA 0x10 ;
         /*0070*/              @P4  BRA 0x90 ;
@@ -83,4 +89,4 @@ def test_instructions_are_counted_in_all_and_in_the_first_innermost_loop() -> No
         /*0090*/                   EXIT ;
         /*00a0*/                   BRA 0xa0 ;
     """
-    assert report.count_instructions(listing) == (10, 2)
+    assert report.count_instructions(listing) == (13, 2, 2)

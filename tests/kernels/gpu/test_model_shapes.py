@@ -22,7 +22,14 @@ from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.quantized_kv import gather_heads, quantize_heads
 from kernels.operations.sample import draw, draw_reference, greedy, greedy_reference
 from kernels.operations.top_logprobs import top_logprobs, top_logprobs_reference
-from kernels.plans.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
+from kernels.plans.decode_work import (
+    DecodeLayout,
+    DecodeShape,
+    DecodeWork,
+    launch_shape_of,
+    make_decode_scratch,
+    plan_decode_work,
+)
 from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 from tests.kernels.cases import DEVICES, PagedCase, Shape, assert_close, dense_attention
 from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES, VOCAB_SIZES, ModelShape
@@ -110,7 +117,7 @@ def test_decode(model: str, codes: torch.dtype | None, shares: bool) -> None:
 def test_prefill(model: str, codes: torch.dtype | None) -> None:
     shape = heads_of(model)
     case = make_case(shape, PREFILLS, codes)
-    launch_shape = shape.num_heads // shape.num_kv_heads, shape.head_dim, BF16.itemsize
+    launch_shape = launch_shape_of(shape.num_heads // shape.num_kv_heads, shape.head_dim, BF16, codes or BF16)
     if find_capability() == HOPPER:
         assert find_launch("paged_prefill", *launch_shape)["BLOCK_M"] == 128
     tile_tokens = count_tile_tokens(*launch_shape)

@@ -51,6 +51,43 @@ def test_values_too_small_for_float16_are_not_lost(device: str) -> None:
     assert float((out - case.expected).abs().max()) < 0.02 * most
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_queries_and_values_of_any_size(dtype: torch.dtype, device: str) -> None:
+    """Queries of 10^6 and of 10^-6 (float16 has neither), values from 10^-9 to 10^9, and of 0 only, in one row."""
+    case = make_paged_case(Shape(4, 2, 64, 16), [1, 1, 1], [70, 40, 3], dtype, device)
+    case.query[0].mul_(1e6)
+    case.query[1].mul_(1e-6)
+    case.cache.keys.div_(1e5)
+    sizes = 10.0 ** torch.randint(-9, 10, (len(case.cache.values), 1, 1), generator=torch.Generator().manual_seed(2))
+    sizes[::5] = 0
+    case.cache.values.mul_(sizes.to(device))
+    case = with_codes(case, FP8)
+    out = torch.full_like(case.query, float("nan"))
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out)
+    for mine, expected in zip(out.double(), case.expected, strict=True):
+        assert float((mine - expected).abs().max()) < 1e-2 * float(expected.abs().max())
+
+
+def test_a_row_of_nothing_but_zeros_is_zero(device: str) -> None:
+    case = make_paged_case(Shape(2, 1, 64, 16), [1], [40], torch.bfloat16, device)
+    case.query.zero_()
+    case.cache.values.mul_(0)
+    case = with_codes(case, FP8)
+    out = torch.full_like(case.query, float("nan"))
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out)
+    assert not bool(out.any())
+
+
+def test_a_row_that_is_not_finite_is_seen_and_leaves_the_others_alone(device: str) -> None:
+    case = with_codes(make_paged_case(Shape(4, 2, 64, 16), [1] * 3, [5, 40, 20], torch.bfloat16, device), FP8)
+    assert case.cache.value_scales is not None
+    case.cache.value_scales[int(case.page_tables[1, 0]) * 16] = float("nan")
+    out = torch.full_like(case.query, 0.0)
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out)
+    assert not bool(out[1].isfinite().any())
+    assert_close(out[[0, 2]], case.expected[[0, 2]], torch.bfloat16)
+
+
 @pytest.mark.parametrize(("has_rope", "dtype"), [(True, torch.bfloat16), (True, torch.float32), (False, torch.float32)])
 @pytest.mark.parametrize("shape", [(4, 2, 64), (3, 3, 10)], ids=str)
 def test_storing(shape: tuple[int, int, int], has_rope: bool, dtype: torch.dtype, device: str) -> None:

@@ -83,6 +83,8 @@ def test_codes_of_the_kv_cache(monkeypatch: pytest.MonkeyPatch) -> None:
         find_placement(ModelConfig(), int8, HfConfig({}))
     with pytest.raises(BootError, match="--kv-cache-dtype fp8: not supported on cpu, which has auto and int8"):
         find_placement(cpu, fp8, HfConfig({}))
+    with pytest.raises(BootError, match="pages need 2 tokens or more on CUDA; raise --block-size"):
+        find_placement(ModelConfig(), CacheConfig(kv_cache_dtype="fp8", block_size=1), HfConfig({}))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     with pytest.raises(BootError, match="this GPU has no fp8"):
         find_placement(ModelConfig(), fp8, HfConfig({}))

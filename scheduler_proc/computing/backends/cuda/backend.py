@@ -42,6 +42,8 @@ class CudaBackend:
             raise BootError(
                 "--kv-cache-dtype fp8: this GPU has no fp8, which came with Ada and Hopper; leave it at auto"
             )
+        if kv_codes is not None and cache.block_size == 1:
+            raise BootError("--kv-cache-dtype fp8: pages need 2 tokens or more on CUDA; raise --block-size")
         return Placement(device, dtype, kv_codes=kv_codes)
 
     def bind(self, config: Config, placement: Placement, place: Place) -> None:

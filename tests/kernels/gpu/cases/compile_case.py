@@ -32,6 +32,8 @@ class CompileCase:
     has_wgmma: bool = False
     max_shared_bytes: int = MAX_SHARED_BYTES
     max_spilled_bytes: int = 0
+    max_loop_stalls: int | None = None
+    """The most instructions of `compile_report.STALLS` in its loops; `None`: not looked at, which takes less time."""
 
 
 def with_codes(case: CompileCase, codes: Mapping[str, Any], **changes: Any) -> CompileCase:

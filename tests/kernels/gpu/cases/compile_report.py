@@ -46,16 +46,20 @@ COLUMNS = (
     "num_mma",
     "num_instructions",
     "loop_instructions",
+    "loop_stalls",
 )
 DEFAULT_NUM_WARPS = 4
+PRODUCTS = {"HMMA", "HGMMA"}
+STALLS = {"LDG", "F2F", "LDL", "STL"}
+"""What a loop of products should not have: loads that it waits for, conversions of a sixteenth of the rate, spills."""
 
 
 @dataclass(frozen=True)
 class Compiled:
     """What a kernel needs of the GPU; `spilled_bytes` are the stack's, where registers are spilled to.
 
-    `num_instructions` are the machine instructions of a warp, `loop_instructions` those of its first innermost loop;
-    `None` if the machine code was not listed.
+    `num_instructions` are the machine instructions of a warp, `loop_instructions` those of its first innermost loop,
+    `loop_stalls` those of `STALLS` in all innermost loops with products; `None` if the machine code was not listed.
     """
 
     registers: int
@@ -65,6 +69,7 @@ class Compiled:
     num_mma: int
     num_instructions: int | None
     loop_instructions: int | None
+    loop_stalls: int | None
 
 
 @dataclass(frozen=True)
@@ -138,11 +143,14 @@ def check(case: CompileCase, compiled: Compiled) -> list[str]:
         complaints.append(f"{compiled.shared_bytes} bytes of shared memory, of {case.max_shared_bytes}")
     if case.has_wgmma and not compiled.num_wgmma:
         complaints.append("no wgmma")
+    if case.max_loop_stalls is not None and (compiled.loop_stalls or 0) > case.max_loop_stalls:
+        complaints.append(f"{compiled.loop_stalls} instructions of {sorted(STALLS)} in its loops")
     return complaints
 
 
 def compile_case(case: CompileCase, counts: bool) -> Compiled:
     """Returns what the compiler made of it, now or earlier."""
+    counts |= case.max_loop_stalls is not None
     path = _cache_path(case, counts)
     if path.exists():
         return Compiled(**loads(path.read_text(encoding="utf-8")))
@@ -160,7 +168,7 @@ def compile_case(case: CompileCase, counts: bool) -> Compiled:
     num_wgmma, num_mma = (len(re.findall(what, made.asm["ptx"])) for what in (r"wgmma\.mma_async", r"\bmma\.sync"))
     listing = _read_machine_code(made.asm["cubin"], counts)
     registers, stack_bytes = map(int, re.findall(r"\b(?:REG|STACK):(\d+)", listing))
-    numbers = count_instructions(listing) if counts else (None, None)
+    numbers = count_instructions(listing) if counts else (None, None, None)
     compiled = Compiled(registers, stack_bytes, made.metadata.shared, num_wgmma, num_mma, *numbers)
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(dumps(asdict(compiled)), encoding="utf-8")
@@ -189,18 +197,27 @@ def _compile_at(place: tuple[str, int], counts: bool) -> None:
     compile_case(_case_at(place), counts)
 
 
-def count_instructions(sass: str) -> tuple[int, int]:
-    """Returns how many instructions a listing of machine code has, and how many its first innermost loop.
+def count_instructions(sass: str) -> tuple[int, int, int]:
+    """Returns how many instructions a listing of machine code has, how many its first innermost loop, and how many of
+    `STALLS` its innermost loops with products.
 
     A loop is what lies between a branch and its target before it.
     """
     lines = re.findall(r"^\s*/\*([0-9a-f]+)\*/\s+([^;]+);", sass, re.M)
-    places = {int(address, 16): index for index, (address, text) in enumerate(lines) if "NOP" not in text}
-    branches = ((place, re.search(r"\bBRA\b.*?0x([0-9a-f]+)", lines[index][1])) for place, index in places.items())
+    places = {int(address, 16): text for address, text in lines if "NOP" not in text}
+    branches = ((place, re.search(r"\bBRA\b.*?0x([0-9a-f]+)", text)) for place, text in places.items())
     loops = [(int(found[1], 16), place) for place, found in branches if found and int(found[1], 16) < place]
-    innermost = [(first, last) for first, last in loops if not any(first <= a and b < last for a, b in loops)]
-    first, last = min(innermost, default=(0, -1))
-    return len(places), sum(first <= place <= last for place in places)
+    innermost = sorted(loop for loop in loops if not any(loop[0] <= a and b < loop[1] for a, b in loops))
+    bodies = [
+        [
+            re.sub(r"^@!?U?P\w+\s+", "", text).split(".")[0].split()[0]
+            for place, text in places.items()
+            if a <= place <= b
+        ]
+        for a, b in innermost
+    ]
+    stalls = sum(name in STALLS for body in bodies if PRODUCTS.intersection(body) for name in body)
+    return len(places), len(bodies[0]) if bodies else 0, stalls
 
 
 def _read_machine_code(cubin: bytes, has_instructions: bool) -> str:

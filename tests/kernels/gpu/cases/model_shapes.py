@@ -24,4 +24,7 @@ MODEL_SHAPES = {
     "Qwen3-14B": ModelShape(40, 8, 128, 5120, 17408, 151936),
 }
 
+HEADS_OF_256 = ModelShape(16, 8, 256, 2048, 8192, 256000)
+"""The widest heads of published models, which need a launch of their own."""
+
 VOCAB_SIZES = sorted({shape.vocab_size for shape in MODEL_SHAPES.values()})

@@ -6,11 +6,11 @@ from kernels.gpu.launch_table import HOPPER, Launch, launch_on
 from kernels.gpu.paged_decode import attend, constants_of, merge
 from kernels.plans.decode_work import DecodeLayout
 from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32, with_codes, with_options
-from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES, ModelShape
+from tests.kernels.gpu.cases.model_shapes import HEADS_OF_256, MODEL_SHAPES, ModelShape
 
 
-def _launch_of(shape: ModelShape, dtype: torch.dtype) -> Launch:
-    return launch_on(HOPPER, "paged_decode", shape.queries_a_head, shape.head_dim, dtype.itemsize)
+def _launch_of(shape: ModelShape, cached: torch.dtype) -> Launch:
+    return launch_on(HOPPER, "paged_decode", shape.queries_a_head, shape.head_dim, cached.itemsize)
 
 
 _SIGNATURE = (
@@ -33,8 +33,9 @@ _CASES = {
         launch=_launch_of(shape, torch.bfloat16),
         max_registers=_MAX_REGISTERS,
         max_spilled_bytes=_SPILLED_BYTES.get(f"{model}{', merges' if merges else ''}", 0),
+        max_loop_stalls=0,
     )
-    for model, shape in MODEL_SHAPES.items()
+    for model, shape in (MODEL_SHAPES | {"heads of 256": HEADS_OF_256}).items()
     for merges in (False, True)
 }
 _MERGE_CASES = tuple(
@@ -52,12 +53,24 @@ COMPILE_CASES = (
     *_CASES.values(),
     *_MERGE_CASES,
     *(
-        with_codes(_CASES[model], {"HAS_SCALES": True}, max_registers=232, max_spilled_bytes=8)
-        for model in ("GPT-2 124M", "Qwen3-0.6B")
+        with_codes(
+            _CASES[f"{model}, merges"],
+            {"HAS_SCALES": True},
+            launch=_launch_of(shape, torch.float8_e4m3fn),
+            max_registers=128,
+            max_spilled_bytes=32,  # outside the loops
+        )
+        for model, shape in MODEL_SHAPES.items()
     ),
     *(
-        in_float32(_CASES[model], launch=_launch_of(MODEL_SHAPES[model], torch.float32), max_registers=192)
-        for model in ("GPT-2 124M", "Qwen3-0.6B", "Llama-3-8B")
+        in_float32(
+            _CASES[model],
+            launch=_launch_of(shape, torch.float32),
+            max_registers=255 if shape is HEADS_OF_256 else 192,
+            max_loop_stalls=None if shape is HEADS_OF_256 else 0,
+        )
+        for model, shape in (MODEL_SHAPES | {"heads of 256": HEADS_OF_256}).items()
+        if model != "Qwen3-14B"
     ),
     in_float32(_MERGE_CASES[0]),
     with_options(_CASES["Qwen3-0.6B, merges"], HAS_CAP=True, HAS_SINKS=True),

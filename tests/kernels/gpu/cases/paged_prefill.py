@@ -5,11 +5,11 @@ import torch
 from kernels.gpu.launch_table import HOPPER, Launch, launch_on
 from kernels.gpu.paged_prefill import attend
 from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32, with_codes, with_options
-from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES, ModelShape
+from tests.kernels.gpu.cases.model_shapes import HEADS_OF_256, MODEL_SHAPES, ModelShape
 
 
-def _launch_of(shape: ModelShape, dtype: torch.dtype) -> Launch:
-    return launch_on(HOPPER, "paged_prefill", shape.queries_a_head, shape.head_dim, dtype.itemsize)
+def _launch_of(shape: ModelShape, cached: torch.dtype) -> Launch:
+    return launch_on(HOPPER, "paged_prefill", shape.queries_a_head, shape.head_dim, cached.itemsize)
 
 
 _SIGNATURE = (
@@ -33,22 +33,37 @@ _CASES = {
             "HAS_SINKS": False,
         },
         launch=_launch_of(shape, torch.bfloat16),
-        max_registers=168 if shape.head_dim == 64 else 224,
+        max_registers={64: 168, 128: 224, 256: 248}[shape.head_dim],
         has_wgmma=True,
+        max_loop_stalls=0,
     )
-    for model, shape in MODEL_SHAPES.items()
+    for model, shape in (MODEL_SHAPES | {"heads of 256": HEADS_OF_256}).items()
 }
 COMPILE_CASES = (
     *_CASES.values(),
     with_options(_CASES["Qwen3-0.6B"], WINDOW=128, HAS_CAP=True, HAS_SINKS=True),
-    with_codes(_CASES["Qwen3-0.6B"], {"HAS_SCALES": True}, max_registers=255, max_spilled_bytes=32),
     *(
-        in_float32(
+        with_codes(
             _CASES[model],
-            launch=_launch_of(MODEL_SHAPES[model], torch.float32),
-            max_registers=255,
-            max_spilled_bytes=176,  # with Triton 3.6
+            {"HAS_SCALES": True},
+            launch=_launch_of(MODEL_SHAPES[model], torch.float8_e4m3fn),
+            max_registers=248,
         )
         for model in ("GPT-2 124M", "Qwen3-0.6B")
+    ),
+    *(
+        in_float32(_CASES[model], launch=_launch_of(MODEL_SHAPES[model], torch.float32), max_registers=255, **more)
+        for model, more in (
+            ("GPT-2 124M", {}),
+            ("Qwen3-0.6B", {"max_spilled_bytes": 176, "max_loop_stalls": 1}),  # with Triton 3.6
+        )
+    ),
+    in_float32(
+        _CASES["heads of 256"],
+        launch=_launch_of(HEADS_OF_256, torch.float32),
+        max_registers=255,
+        max_spilled_bytes=8,  # with Triton 3.6
+        has_wgmma=False,
+        max_loop_stalls=None,
     ),
 )
