@@ -203,6 +203,11 @@ def test_logits_are_those_of_plain_torch(case: str) -> None:
         torch.testing.assert_close(logits, expected[list(sampled)], rtol=1e-4, atol=1e-4)
 
 
+def test_each_rank_has_the_sinks_of_its_heads() -> None:
+    (sinks,) = (parameter for parameter in model_parameters(describe("sinks")) if parameter.name == "layers.1.sinks")
+    assert [sinks.part(rank, 2).rows for rank in range(2)] == [(range(2),), (range(2, 4),)]
+
+
 def test_layers_with_different_heads_are_refused() -> None:
     layers = (PRE, replace(PRE, attention=replace(ATTENTION, num_kv_heads=2)))
     with pytest.raises(BootError, match=r"layer 1 has \(4, 2, 8\) query heads.* layer 0 has \(4, 4, 8\)"):

@@ -12,20 +12,25 @@ import pytest
 from tests.checkpoints import build_checkpoint
 
 TIMEOUT_S = 200
+WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
+"""The second layer has a window."""
 
 
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize(
     ("variant", "shape", "flags"),
     [
-        ("qwen3-gqa-tied", {"vocab_size": 10_000, "num_hidden_layers": 1}, []),
+        ("qwen3-gqa-tied", {"vocab_size": 10_000, "num_hidden_layers": 2} | WINDOWS, []),
         ("gpt2", {"vocab_size": 10_001, "n_layer": 1}, ["--enforce-eager"]),
     ],
 )
 def test_all_kernels_are_compiled_at_load(
     variant: str, shape: dict[str, Any], flags: list[str], tmp_path: Path
 ) -> None:
-    """Both vocabularies have three parts; rows of the odd one begin anywhere in memory."""
+    """Both vocabularies have three parts; rows of the odd one begin anywhere in memory.
+
+    Layers with a window have a prefill kernel of their own; their decode kernel is the same.
+    """
     pytest.importorskip("triton", reason="needs triton")
     build_checkpoint(tmp_path, variant, **shape)
     command = [sys.executable, "-m", "tests.scheduler_proc.computing.backends.cuda.compilations", str(tmp_path), *flags]
