@@ -146,7 +146,7 @@ class StepShape:
     num_head_tokens: int
     decode_layout: DecodeLayout | None = None
     windows: tuple[int | None, ...] = (None,)
-    """Those of the model's layers: there is a plan of decode attention for each."""
+    """The windows of the layers, each once: decode attention has a plan for each."""
     num_tiles: int = 0
 
     @property
