@@ -46,7 +46,7 @@ def test_equals_dense_attention(shape: Shape, dtype: torch.dtype, device: str, b
 @pytest.mark.parametrize("window", [1, 15, 64, 65, 100, 1000])
 @pytest.mark.parametrize("head_dim", [16, 64])
 def test_windows(window: int, head_dim: int, device: str) -> None:
-    """Nothing behind the window of a row's first token is read, not even the numbers of its pages."""
+    """Nothing behind the window of a row's first token is read: its pages may have been freed."""
     shape = Shape(2, 1, head_dim, 16)
     case = make_paged_case(shape, [*QUERY_LENS, 3], [*CONTEXT_LENS, 300], torch.float32, device, window=window)
     assert_close(run(case), case.expected, torch.float32)

@@ -49,7 +49,7 @@ def test_rows_longer_than_a_tile(shape: Shape, dtype: torch.dtype, device: str) 
 @pytest.mark.parametrize("shape", [Shape(6, 2, 64, 16), Shape(4, 4, 80, 1), Shape(6, 2, 16, 24)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_windows(shape: Shape, dtype: torch.dtype, window: int, device: str) -> None:
-    """Nothing behind the window of a row's first new token is read, not even the numbers of its pages."""
+    """Nothing behind the window of a row's first new token is read: its pages may have been freed."""
     case = make_paged_case(shape, [*QUERY_LENS, 150], [*CONTEXT_LENS, 61], dtype, device, window=window)
     assert_close(run(case), case.expected, dtype)
 
