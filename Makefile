@@ -54,8 +54,9 @@ ON_GPU = PYTHONPATH="$(GPU_SITE)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
 test-gpu:
 	$(ON_GPU) -m tests.gpu_tests $(ARGS)
 
+# Kernels that were compiled without a GPU can be in this cache before.
 bench-gpu:
-	$(ON_GPU) -m benchmarks.run_gpu $(ARGS)
+	TRITON_CACHE_DIR="$(CURDIR)/build/gpu-triton" $(ON_GPU) -m benchmarks.run_gpu $(ARGS)
 
 gpu-check:
 	$(ON_GPU) -m tools.check_gpu $(ARGS)

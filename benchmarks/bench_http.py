@@ -27,7 +27,7 @@ COUNTED = "benchmarks.counted_scheduler"
 START_TIMEOUT_S = 120.0
 TOKENS = "128"
 LOAD_S = 60.0
-"""Of all loads together."""
+"""The time of all loads together."""
 
 MAX_REQUESTS = 1_000_000
 TEMPERATURE = 0.6

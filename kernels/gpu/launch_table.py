@@ -144,11 +144,9 @@ def _decode_merge(head_dim: int) -> Launch:
 
 def _prefill(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     """Like decode, with `BLOCK_M` rows of products: the query heads of a key/value head are side by side. Products of a
-    warp group (wgmma) take at least 64 rows; float32 heads of 256 leave registers for fewer, of 128 not for 64."""
-    blocks = _key_blocks(head_dim, itemsize)
-    warps = 8 if itemsize == 4 and head_dim > 64 else blocks["num_warps"]
-    rows = 16 * warps if head_dim * itemsize <= 512 else 16
-    return {**blocks, "BLOCK_M": max(rows, _power_of_2(queries_a_head)), "num_warps": warps}
+    warp group (wgmma) take at least 64 rows, for which float32 heads of 256 leave no registers."""
+    rows = 64 if head_dim * itemsize <= 512 else 16
+    return {**_key_blocks(head_dim, itemsize), "BLOCK_M": max(rows, _power_of_2(queries_a_head))}
 
 
 RULES: dict[str, Callable[..., Launch]] = {
@@ -184,7 +182,9 @@ TUNED: dict[tuple[Any, ...], Launch] = {
     **{
         (HOPPER, "paged_prefill", *heads, size): {"BLOCK_M": 128, "num_warps": 8}
         for heads in _MODEL_HEADS
-        for size in (1, 2)
+        for size in (1, 2, 4)
     },
 }
-"""By (compute capability, kernel, *shape). They come from the compile report; none was measured on a GPU yet."""
+"""By (compute capability, kernel, *shape). They come from the compile report; none was measured on a GPU yet.
+
+The rules alone must fit an Ada GPU, which has less than half of Hopper's shared memory."""

@@ -6,6 +6,8 @@ from typing import Any
 
 MAX_SHARED_BYTES = 227 << 10
 """What a block can have on a Hopper GPU."""
+MAX_ADA_BYTES = 99 << 10
+"""On an Ada GPU, where the launch table's rules are in use as they are."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,10 @@ def with_codes(case: CompileCase, codes: Mapping[str, Any], **changes: Any) -> C
     return replace(case, label=f"{case.label}, fp8 cache", signature=signature, constants=constants, **changes)
 
 
-def with_options(case: CompileCase, **options: Any) -> CompileCase:
+def with_options(case: CompileCase, max_registers: int, **options: Any) -> CompileCase:
     """Returns the case for attention with these constants of its options."""
-    label = f"{case.label}, {', '.join(options)}"
-    return replace(case, label=label, constants=dict(case.constants) | options)
+    label, constants = f"{case.label}, {', '.join(options)}", dict(case.constants) | options
+    return replace(case, label=label, constants=constants, max_registers=max_registers)
 
 
 def in_float32(case: CompileCase, **changes: Any) -> CompileCase:

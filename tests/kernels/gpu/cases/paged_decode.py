@@ -73,5 +73,5 @@ COMPILE_CASES = (
         if model != "Qwen3-14B"
     ),
     in_float32(_MERGE_CASES[0]),
-    with_options(_CASES["Qwen3-0.6B, merges"], HAS_CAP=True, HAS_SINKS=True),
+    with_options(_CASES["Qwen3-0.6B, merges"], 128, HAS_CAP=True, HAS_SINKS=True),
 )

@@ -4,7 +4,14 @@ import torch
 
 from kernels.gpu.launch_table import HOPPER, Launch, launch_on
 from kernels.gpu.paged_prefill import attend
-from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32, with_codes, with_options
+from tests.kernels.gpu.cases.compile_case import (
+    MAX_ADA_BYTES,
+    MAX_SHARED_BYTES,
+    CompileCase,
+    in_float32,
+    with_codes,
+    with_options,
+)
 from tests.kernels.gpu.cases.model_shapes import HEADS_OF_256, MODEL_SHAPES, ModelShape
 
 
@@ -33,15 +40,16 @@ _CASES = {
             "HAS_SINKS": False,
         },
         launch=_launch_of(shape, torch.bfloat16),
-        max_registers={64: 168, 128: 224, 256: 248}[shape.head_dim],
+        max_registers=168 if shape.head_dim == 64 else 224,
         has_wgmma=True,
         max_loop_stalls=0,
+        max_shared_bytes=MAX_ADA_BYTES if shape is HEADS_OF_256 else MAX_SHARED_BYTES,
     )
     for model, shape in (MODEL_SHAPES | {"heads of 256": HEADS_OF_256}).items()
 }
 COMPILE_CASES = (
     *_CASES.values(),
-    with_options(_CASES["Qwen3-0.6B"], WINDOW=128, HAS_CAP=True, HAS_SINKS=True),
+    with_options(_CASES["Qwen3-0.6B"], 255, WINDOW=128, HAS_CAP=True, HAS_SINKS=True),
     *(
         with_codes(
             _CASES[model],

@@ -1,13 +1,18 @@
 """Prints which Triton kernels would be compiled while a model is loaded for a GPU, and which later, as JSON.
 
-    python -m tests.scheduler_proc.computing.backends.cuda.compilations MODEL_DIR [--enforce-eager]
+    python -m tests.scheduler_proc.computing.backends.cuda.compilations MODEL [--enforce-eager] [--compile]
 
 It needs no GPU: Triton chooses each specialization as for a Hopper GPU, notes it, and neither compiles nor launches it.
-So tokens mean nothing. Tensors are on the CPU, where memory is aligned as on a GPU or better.
+So tokens mean nothing. Tensors are on the CPU, where memory is aligned as on a GPU or better. MODEL is a directory or a
+benchmark's shape, of which one layer is enough.
+
+With --compile those of loading are compiled, into Triton's cache: with the same Triton, and the same path of the cache,
+a machine with such a GPU compiles none of them.
 """
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +24,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as active_driver
 
+from benchmarks.bench_http import TOKENIZER
+from benchmarks.model_shapes import SHAPES, make_shape, write_model
 from kernels.gpu.triton_kernels import load_triton_kernels
 from messages.columns import pack_float32, pack_int32
 from messages.ring.requests import SamplingParams
@@ -64,15 +71,24 @@ class NamedTarget:
 
 
 def main() -> None:
-    path = Path(sys.argv[1])
+    path, shape = Path(sys.argv[1]), sys.argv[1] if sys.argv[1] in SHAPES else None
+    if shape:
+        write_model(path := Path(tempfile.mkdtemp()), make_shape(shape, 1), TOKENIZER)
     seen: set[str] = set()
     new: list[str] = []
 
-    def note(*, repr: str, compile: Any, **_: Any) -> bool:
+    compiles = "--compile" in sys.argv
+
+    def note(*, repr: str, fn: Any, compile: Any, **_: Any) -> bool:
         key = f"{repr} {compile['key']}"
         if key not in seen:
+            seen.add(key)
             new.append(repr)
-        seen.add(key)
+            if compiles:
+                settings.jit_cache_hook = None
+                fn.jit_function.preload(compile["specialization_data"])
+                fn.jit_function.device_caches[0][0].clear()  # it cannot be launched here
+                settings.jit_cache_hook = note
         return True  # Triton compiles nothing then
 
     driver: Any = NamedTarget()
@@ -85,12 +101,12 @@ def main() -> None:
         "max_num_batched_tokens": 256,
         "dtype": "bfloat16",
         "enforce_eager": "--enforce-eager" in sys.argv,
-    }
+    } | ({"load_format": "dummy", "num_pages": 4096} if shape else {})
     with late_backend(LateDevice, lambda device_type: load_triton_kernels("cpu")):
         runner = load_runner(make_config(path, **flags), lambda text, fraction: None)
     assert runner.degraded == "", runner.degraded
     loaded, later = sorted(new), dict[str, list[str]]()
-    for name, batch in traffic(runner):
+    for name, batch in () if compiles else traffic(runner):
         new.clear()
         runner.run(batch)
         if new:
