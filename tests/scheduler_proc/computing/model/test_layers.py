@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from kernels.cpu.library import load_kernels, unload_kernels
 from kernels.formats.plain import PlainWeight
-from messages.columns import pack_int32
+from messages.columns import pack_int32, unpack_int32
 from messages.errors import BootError
 from scheduler_proc.computing.kv_cache.kv_tensors import allocate_cache
 from scheduler_proc.computing.model.decoder import Decoder, model_parameters
@@ -25,7 +25,7 @@ from scheduler_proc.computing.model.description import (
     RopeDescription,
 )
 from scheduler_proc.computing.placement import Placement
-from scheduler_proc.computing.step.inputs import make_step_inputs
+from scheduler_proc.computing.step.inputs import as_decode_rows, make_step_inputs
 from tests.checkpoints import VOCAB_SIZE
 from tests.scheduler_proc.computing.drive import Row, plan_batch
 
@@ -186,7 +186,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_plain_torch(case: str) -> None:
-    """Checks all tokens, then only the last one, for which the last layer computes fewer tokens."""
+    """Checks all tokens, then only the last one, for which the last layer computes fewer, then all as decode rows."""
     model = describe(case)
     values = make_values(model)
     token_ids = [5, 9, 200, 31, 7, 7, 100]
@@ -196,11 +196,11 @@ def test_logits_are_those_of_plain_torch(case: str) -> None:
     cache = allocate_cache(model, 4, 16, placement)
     row = Row(0, token_ids, len(token_ids), pages=[0])
     last = plan_batch(0, [(row, len(token_ids))], 16)
-    for sampled in (range(len(token_ids)), range(len(token_ids) - 1, len(token_ids))):
-        batch = msgspec.structs.replace(last, sample_tokens=pack_int32(sampled))
+    every = msgspec.structs.replace(last, sample_tokens=pack_int32(range(len(token_ids))))
+    for batch in (every, last, as_decode_rows(every)):
         with torch.inference_mode():
             logits = decoder.logits(decoder.forward(make_step_inputs(batch, placement.device), cache.layers))
-        torch.testing.assert_close(logits, expected[list(sampled)], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits, expected[unpack_int32(batch.sample_tokens)], rtol=1e-4, atol=1e-4)
 
 
 def test_each_rank_has_the_sinks_of_its_heads() -> None:
