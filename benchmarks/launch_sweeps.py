@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.kernels.cases import PAGE_SIZE, Case, MadeCase, make_case
 from benchmarks.kernels.measure import Form
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.rows import PrefillRows
 from kernels.dispatch import count_programs
 from kernels.gpu import paged_decode as triton_decode
@@ -126,7 +127,15 @@ def _decode_trial(shape: ModelShape, size: tuple[int, int], device: torch.device
     num_rows, context = size
     made = _random_case(shape, num_rows, 1, context - 1, device)
     num_keys = torch.full((num_rows,), context, dtype=torch.int32, device=device)
-    attend = partial(paged_decode, made.query, made.cache, made.page_tables, num_keys, shape.head_dim**-0.5, made.out)
+    attend = partial(
+        paged_decode,
+        made.query,
+        made.cache,
+        made.page_tables,
+        num_keys,
+        AttentionOptions(shape.head_dim**-0.5),
+        made.out,
+    )
     paged_decode_reference(*attend.args)
     works: dict[tuple[int, int], DecodeWork] = {}
 
@@ -178,15 +187,15 @@ def _prefill_trial(shape: ModelShape, size: tuple[int, int], device: torch.devic
     made = _random_case(shape, num_rows, num_new, 0, device)
     lens = torch.tensor([[num_new] * num_rows, [0] * num_rows], dtype=torch.int32)
     rows = PrefillRows(made.page_tables, lens[0].to(device), lens[1].to(device))
-    scale = shape.head_dim**-0.5
-    paged_prefill_reference(made.query, made.cache, rows, scale, made.out)
+    options = AttentionOptions(shape.head_dim**-0.5)
+    paged_prefill_reference(made.query, made.cache, rows, options, made.out)
 
     def call(candidate: Candidate) -> Form:
         tile_tokens = candidate["BLOCK_M"] // shape.queries_a_head
         tiles = torch.empty(max_prefill_tiles(len(made.query), num_rows, tile_tokens), TILE_WORDS, dtype=torch.int32)
         plan_prefill_tiles(lens[0].numpy(), lens[1].numpy(), tiles.numpy(), tile_tokens)
         planned = replace(rows, tiles=tiles.to(device))
-        attend = partial(paged_prefill, made.query, made.cache, planned, scale, made.out)
+        attend = partial(paged_prefill, made.query, made.cache, planned, options, made.out)
         return PREFILL.with_parameters(candidate, attend)
 
     num_bytes = 2 * made.query.nbytes + 2 * num_rows * num_new * shape.num_kv_heads * shape.head_dim * 2

@@ -55,16 +55,18 @@ LLAMA_VARIANTS: dict[str, dict[str, Any]] = {
         },
     },
 }
+MISTRAL_VARIANTS: dict[str, dict[str, Any]] = {"mistral-window": {"sliding_window": 16}}
 QWEN2_VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2-gqa-tied": {"tie_word_embeddings": True, "rope_theta": 1e6},
     "qwen2-mha-untied": {"num_key_value_heads": 4, "tie_word_embeddings": False},
+    "qwen2-windows": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3, "num_hidden_layers": 6},
 }
 QWEN3_VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-gqa-tied": {"head_dim": 24, "tie_word_embeddings": True, "rope_theta": 1e6},
     "qwen3-biases-untied": {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": False},
 }
-LLAMA_LIKE = {"Llama": LLAMA_VARIANTS, "Qwen2": QWEN2_VARIANTS, "Qwen3": QWEN3_VARIANTS}
-VARIANTS = [*GPT2_VARIANTS, *LLAMA_VARIANTS, *QWEN2_VARIANTS, *QWEN3_VARIANTS]
+LLAMA_LIKE = {"Llama": LLAMA_VARIANTS, "Mistral": MISTRAL_VARIANTS, "Qwen2": QWEN2_VARIANTS, "Qwen3": QWEN3_VARIANTS}
+VARIANTS = [*GPT2_VARIANTS, *LLAMA_VARIANTS, *MISTRAL_VARIANTS, *QWEN2_VARIANTS, *QWEN3_VARIANTS]
 
 
 def build_checkpoint(

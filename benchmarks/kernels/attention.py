@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from benchmarks.kernels.cases import Case, MadeCase, make_case
 from benchmarks.kernels.measure import Benchmark, Findings, Form, Work, forms_of, median_ms, of_operation
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.rows import PrefillRows
 from kernels.dispatch import count_programs
 from kernels.gpu.launch_table import count_tile_tokens, find_launch
@@ -55,7 +56,7 @@ GPU_DECODE_CASES = {
 def make_decode(case: Case, device: torch.device) -> Work:
     made = make_case(case, device)
     num_keys = torch.full((case.num_rows,), case.num_before + 1, dtype=torch.int32, device=device)
-    arguments = (made.query, made.cache, made.page_tables, num_keys, case.head_dim**-0.5, made.out)
+    arguments = (made.query, made.cache, made.page_tables, num_keys, AttentionOptions(case.head_dim**-0.5), made.out)
     keys, values = made.dense_heads()
     keys, values = keys[:, :, : case.num_before + 1], values[:, :, : case.num_before + 1]
     query = made.query[:, :, None]
@@ -115,7 +116,7 @@ def make_prefill(case: Case, device: torch.device) -> Work:
     plan_prefill_tiles(lens[0].numpy(), lens[1].numpy(), tiles.numpy(), tile_tokens)
     lens = lens.to(device)
     rows = PrefillRows(made.page_tables, lens[0], lens[1], tiles.to(device))
-    arguments = (made.query, made.cache, rows, case.head_dim**-0.5, made.out)
+    arguments = (made.query, made.cache, rows, AttentionOptions(case.head_dim**-0.5), made.out)
     others: dict[str, Form] = {"torch": lambda: paged_prefill_reference(*arguments)}
     if not case.num_before:
         keys, values = (heads[:, :, : case.num_new] for heads in made.dense_heads())

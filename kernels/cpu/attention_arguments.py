@@ -2,6 +2,9 @@
 
 import ctypes
 
+ALL_KEYS = (1 << 31) - 1
+"""The window of attention to all keys."""
+
 POINTER, INTEGER, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
@@ -30,6 +33,9 @@ class AttentionArguments(ctypes.Structure):
         ("head_dim", INTEGER),
         ("page_size", INTEGER),
         ("scale", NUMBER),
+        ("window", INTEGER),
+        ("softcap", NUMBER),
+        ("sinks", POINTER),
     )
 
     @property

@@ -12,12 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.codes import BLOCK, Bits, Codes, group_size
 from kernels.arguments.packed_blocks import PackedBlocks
 from kernels.arguments.packed_fp8 import PackedFp8
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
-from kernels.cpu.attention_arguments import AttentionArguments
+from kernels.cpu.attention_arguments import ALL_KEYS, AttentionArguments
 from kernels.cpu.huge_pages import empty_huge
 from kernels.cpu.library import MAX_HEAD_DIM, MAX_QUERIES_A_HEAD, Kernel, find_kernel
 
@@ -128,18 +129,18 @@ def paged_decode(
     cache: PagedKV,
     page_tables_RP: Tensor,
     num_keys_R: Tensor,
-    scale: float,
+    options: AttentionOptions,
     out_RHD: Tensor,
     *_work: Any,
 ) -> Any:
-    return _attend(kernel, query_RHD, cache, page_tables_RP, scale, out_RHD, num_keys=_address(num_keys_R))
+    return _attend(kernel, query_RHD, cache, page_tables_RP, options, out_RHD, num_keys=_address(num_keys_R))
 
 
 def paged_prefill(
-    kernel: Kernel, query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: float, out_THD: Tensor
+    kernel: Kernel, query_THD: Tensor, cache: PagedKV, rows: PrefillRows, options: AttentionOptions, out_THD: Tensor
 ) -> Any:
     lens = {"query_lens": _address(rows.query_lens), "context_lens": _address(rows.context_lens)}
-    return _attend(kernel, query_THD, cache, rows.page_tables, scale, out_THD, **lens)
+    return _attend(kernel, query_THD, cache, rows.page_tables, options, out_THD, **lens)
 
 
 def _attend(
@@ -147,7 +148,7 @@ def _attend(
     query_THD: Tensor,
     cache: PagedKV,
     page_tables_RP: Tensor,
-    scale: float,
+    options: AttentionOptions,
     out_THD: Tensor,
     **lens: int | None,
 ) -> Any:
@@ -171,7 +172,10 @@ def _attend(
         queries_a_head=queries_a_head,
         head_dim=cache.head_dim,
         page_size=cache.page_size,
-        scale=scale,
+        scale=options.scale,
+        window=options.window or ALL_KEYS,
+        softcap=options.softcap or 0.0,
+        sinks=_address(options.sinks),
         **lens,
     )
     kernel(arguments)

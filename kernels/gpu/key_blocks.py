@@ -9,10 +9,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
 
 LOG2_E = 1.4426950408889634
 """Scores times this are exponents of 2, which the hardware computes."""
+
+_TWO_LOG2_E = tl.constexpr(2 * LOG2_E)
+
+LOWEST = tl.constexpr(-1e30)
+"""The maximum before any key, if a query may have all keys of a block masked: -inf - -inf would not be a number."""
 
 PRECISION = tl.constexpr("tf32x3")
 """The precision of float32 products: tensor cores compute each as three TF32 products, with an error of 2^-22.
@@ -30,6 +36,11 @@ def scales_of(cache: PagedKV) -> tuple[Tensor, Tensor]:
     return cache.key_scales, cache.value_scales
 
 
+def cap_log2_of(options: AttentionOptions) -> float:
+    """Returns the cap of scores to base 2, or a number that no kernel reads if there is none."""
+    return 1.0 if options.softcap is None else options.softcap * LOG2_E
+
+
 @triton.jit
 def load_block(
     keys,
@@ -38,6 +49,7 @@ def load_block(
     value_scales,
     page_table,
     key_N,
+    first_key,
     end_key,
     kv_head,
     NUM_KV_HEADS: tl.constexpr,
@@ -50,13 +62,16 @@ def load_block(
 ):
     """Returns K as [D, N], V as [N, D] and their scales [N] (1 unless the cache HAS_SCALES) of one head.
 
-    They are 0 from `end_key` on; only a block that REACHES_END has such keys. Codes become numbers of the type WIDE.
-    Pages are widened before they are multiplied: a cache may have more than 2^31 elements.
+    They are 0 before `first_key`, if given, and from `end_key` on; only a block that REACHES_END has such keys. Codes
+    become numbers of the type WIDE. Pages are widened before they are multiplied: a cache may have more than 2^31
+    elements.
     """
     key_scale_N, value_scale_N = 1.0, 1.0
     dim_D = tl.arange(0, BLOCK_D)
     is_dim_D = dim_D < HEAD_DIM
     is_key_N = key_N < end_key
+    if first_key is not None:
+        is_key_N &= key_N >= first_key
     if HAS_SCALES:
         # Its division takes fewer instructions, of which codes have many for their bytes.
         key_N = key_N.to(tl.uint32)
@@ -116,6 +131,12 @@ def score(query_MD, key_DN, key_scale_N, scale, HAS_SCALES: tl.constexpr):
     if HAS_SCALES:
         score_MN *= key_scale_N[None, :]
     return score_MN
+
+
+@triton.jit
+def cap_scores(score_MN, cap_log2):
+    """Returns cap * tanh(score / cap), with tanh x = 1 - 2 / (1 + e^2x)."""
+    return cap_log2 * (1 - 2 / (1 + tl.exp2(score_MN * (_TWO_LOG2_E / cap_log2))))
 
 
 @triton.jit

@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
-from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score, widen_query
+from kernels.gpu.key_blocks import LOG2_E, cap_log2_of, cap_scores, fold, load_block, scales_of, score, widen_query
 from kernels.gpu.launch_table import find_launch
 from kernels.gpu.occupancy import count_side_by_side, processor_of
 from kernels.plans.decode_work import (
@@ -33,7 +34,10 @@ from kernels.plans.decode_work import (
     plan_decode_work,
 )
 
+PLAIN = AttentionOptions(1.0)
+
 _HEADER, _ITEM, _ENTRY = tl.constexpr(HEADER_WORDS), tl.constexpr(ITEM_WORDS), tl.constexpr(ENTRY_WORDS)
+_LOG2_E = tl.constexpr(LOG2_E)
 _ENTRIES_PLACE, _PARTS_PLACE = tl.constexpr(ENTRIES_PLACE), tl.constexpr(PARTS_PLACE)
 
 
@@ -42,14 +46,15 @@ def paged_decode(
     cache: PagedKV,
     page_tables_RP: Tensor,
     num_keys_R: Tensor,
-    scale: float,
+    options: AttentionOptions,
     out_RHD: Tensor,
     work: DecodeWork | None,
 ) -> None:
     """Without `work` the list is planned here for a few programs, which waits for the device."""
     if work is None:
-        work = _plan_here(query_RHD, cache, page_tables_RP, num_keys_R)
+        work = _plan_here(query_RHD, cache, page_tables_RP, num_keys_R, options.window)
     layout, scratch = work.layout, work.scratch
+    sinks = scratch.lses if options.sinks is None else options.sinks  # not read without sinks
     num_heads, head_dim = query_RHD.shape[1:]
     assert (layout.num_heads, layout.num_kv_heads) == (num_heads, cache.num_heads)
     assert query_RHD.stride()[1:] == (head_dim, 1)
@@ -69,13 +74,15 @@ def paged_decode(
         scratch.lses,
         scratch.counters,
         out_RHD,
-        scale * LOG2_E,
+        sinks,
+        options.scale * LOG2_E,
+        cap_log2_of(options),
         query_RHD.stride(0),
         page_tables_RP.stride(0),
         HEAD_DIM=head_dim,
         PAGE_SIZE=cache.page_size,
         HAS_SCALES=cache.key_scales is not None,
-        **constants_of(layout),
+        **constants_of(layout, options),
         **find_launch(
             "paged_decode", *launch_shape_of(layout.queries_a_head, head_dim, query_RHD.dtype, cache.keys.dtype)
         ),
@@ -87,18 +94,22 @@ def paged_decode(
         scratch.partials,
         scratch.lses,
         out_RHD,
+        sinks,
+        HAS_SINKS=options.sinks is not None,
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
         **find_launch("paged_decode_merge", head_dim),
     )
 
 
-def constants_of(layout: DecodeLayout) -> dict[str, int]:
+def constants_of(layout: DecodeLayout, options: AttentionOptions = PLAIN) -> dict[str, int]:
     return {
         "NUM_KV_HEADS": layout.num_kv_heads,
         "QUERIES": layout.queries_a_head,
         "BLOCK_M": layout.block_lanes,
         "MERGES": layout.merges_in_kernel,
+        "HAS_CAP": options.softcap is not None,
+        "HAS_SINKS": options.sinks is not None,
     }
 
 
@@ -117,7 +128,8 @@ def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
         1, shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, False, merges_in_kernel=bool(cut["merges"])
     )
     compiled = attend.warmup(
-        *(floats, cached, cached, scales, scales, indices, indices, sums, sums, indices, floats),
+        *(floats, cached, cached, scales, scales, indices, indices, sums, sums, indices, floats, sums),
+        1.0,
         1.0,
         (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim,
         1,
@@ -133,11 +145,14 @@ def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
     return count_side_by_side(compiled.n_regs, metadata.shared, metadata.num_warps, processor_of(properties))
 
 
-def _plan_here(query_RHD: Tensor, cache: PagedKV, page_tables_RP: Tensor, num_keys_R: Tensor) -> DecodeWork:
+def _plan_here(
+    query_RHD: Tensor, cache: PagedKV, page_tables_RP: Tensor, num_keys_R: Tensor, window: int | None
+) -> DecodeWork:
     num_rows, num_heads, head_dim = query_RHD.shape
     layout = DecodeLayout(num_rows, num_heads, cache.num_heads, UNCOMPILED, shares_prefixes=False)
     plan = torch.zeros(layout.num_words, dtype=torch.int32)
-    plan_decode_work(layout, num_keys_R.cpu().numpy(), page_tables_RP.cpu().numpy(), cache.page_size, plan.numpy())
+    rows = num_keys_R.cpu().numpy(), page_tables_RP.cpu().numpy()
+    plan_decode_work(layout, *rows, cache.page_size, plan.numpy(), window)
     device = query_RHD.device
     return DecodeWork(layout, plan.to(device), make_decode_scratch(layout, head_dim, device))
 
@@ -155,7 +170,9 @@ def attend(
     lses,
     counters,
     out,
+    sinks,
     scale_log2,
+    cap_log2,
     query_stride,
     table_stride,
     NUM_KV_HEADS: tl.constexpr,
@@ -167,6 +184,8 @@ def attend(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MERGES: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     item = tl.program_id(0) // NUM_KV_HEADS
     kv_head = tl.program_id(0) % NUM_KV_HEADS
@@ -210,6 +229,7 @@ def attend(
                 value_scales,
                 page_table,
                 key_N,
+                None,
                 end_key,
                 kv_head,
                 NUM_KV_HEADS,
@@ -221,10 +241,16 @@ def attend(
                 REACHES_END,
             )
             score_MN = score(query_MD, key_DN, key_scale_N, scale, HAS_SCALES)
+            if HAS_CAP:
+                score_MN = cap_scores(score_MN, cap_log2)
             if REACHES_END:
                 score_MN = tl.where((key_N < end_key)[None, :], score_MN, float("-inf"))
             max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
-    acc_MD = acc_MD / sum_M[:, None]
+    total_M = sum_M
+    if HAS_SINKS:  # of a row with several parts, when they are merged
+        sink_M = tl.load(sinks + head_M) * _LOG2_E
+        total_M += tl.where(part_M < 0, tl.exp2(sink_M - max_M), 0.0)
+    acc_MD = acc_MD / total_M[:, None]
 
     # A row's only entry writes the row, any other writes a part.
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * QUERIES
@@ -253,7 +279,9 @@ def attend(
                 row = tl.load(entries + entry * _ENTRY)
                 for query_head in range(QUERIES):
                     head = kv_head * QUERIES + query_head
-                    _merge_row(plan, partials, lses, out, row, head, NUM_HEADS, HEAD_DIM, BLOCK_M, BLOCK_D)
+                    _merge_row(
+                        plan, partials, lses, out, sinks, row, head, NUM_HEADS, HEAD_DIM, BLOCK_M, BLOCK_D, HAS_SINKS
+                    )
 
 
 @triton.jit
@@ -262,14 +290,16 @@ def merge(
     partials,
     lses,
     out,
+    sinks,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     row = tl.program_id(0) // NUM_HEADS
     head = tl.program_id(0) % NUM_HEADS
-    _merge_row(plan, partials, lses, out, row, head, NUM_HEADS, HEAD_DIM, BLOCK_P, BLOCK_D)
+    _merge_row(plan, partials, lses, out, sinks, row, head, NUM_HEADS, HEAD_DIM, BLOCK_P, BLOCK_D, HAS_SINKS)
 
 
 @triton.jit
@@ -278,12 +308,14 @@ def _merge_row(
     partials,
     lses,
     out,
+    sinks,
     row,
     head,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """Writes one head of a row that has parts, adding them in order: the result is the same bits each time."""
     parts = plan + tl.load(plan + _PARTS_PLACE)
@@ -294,6 +326,8 @@ def _merge_row(
         is_dim_D = dim_D < HEAD_DIM
         largest = float("-inf")
         total = 0.0
+        if HAS_SINKS:
+            largest, total = tl.load(sinks + head) * _LOG2_E, 1.0
         acc_D = tl.zeros([BLOCK_D], tl.float32)
         for start in range(first_part, end_part, BLOCK_P):
             part_P = start + tl.arange(0, BLOCK_P)

@@ -9,17 +9,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import PrefillRows
-from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score, widen_query
+from kernels.gpu.key_blocks import (
+    LOG2_E,
+    LOWEST,
+    cap_log2_of,
+    cap_scores,
+    fold,
+    load_block,
+    scales_of,
+    score,
+    widen_query,
+)
 from kernels.gpu.launch_table import count_tile_tokens, find_launch
 from kernels.plans.decode_work import launch_shape_of
 from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 
-_TILE = tl.constexpr(TILE_WORDS)
+_TILE, _LOG2_E = tl.constexpr(TILE_WORDS), tl.constexpr(LOG2_E)
 
 
-def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: float, out_THD: Tensor) -> None:
+def paged_prefill(
+    query_THD: Tensor, cache: PagedKV, rows: PrefillRows, options: AttentionOptions, out_THD: Tensor
+) -> None:
     """Without `rows.tiles` the list is planned here, which waits for the device."""
     num_heads, head_dim = query_THD.shape[1:]
     assert query_THD.stride()[1:] == (head_dim, 1)
@@ -39,7 +52,9 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
         rows.context_lens,
         tiles,
         out_THD,
-        scale * LOG2_E,
+        query_THD if options.sinks is None else options.sinks,  # not read without sinks
+        options.scale * LOG2_E,
+        cap_log2_of(options),
         query_THD.stride(0),
         rows.page_tables.stride(0),
         QUERIES=num_heads // cache.num_heads,
@@ -47,6 +62,9 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
         HEAD_DIM=head_dim,
         PAGE_SIZE=cache.page_size,
         HAS_SCALES=cache.key_scales is not None,
+        WINDOW=options.window or 0,
+        HAS_CAP=options.softcap is not None,
+        HAS_SINKS=options.sinks is not None,
         **find_launch("paged_prefill", *launch_shape),
     )
 
@@ -70,7 +88,9 @@ def attend(
     context_lens,
     tiles,
     out,
+    sinks,
     scale_log2,
+    cap_log2,
     query_stride,
     table_stride,
     QUERIES: tl.constexpr,
@@ -78,6 +98,9 @@ def attend(
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     HAS_SCALES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -105,14 +128,25 @@ def attend(
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
     query_MD, scale = widen_query(query_MD, scale_log2, HAS_SCALES)
-    max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    max_M = tl.full([BLOCK_M], LOWEST if WINDOW else float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:  # a sink counts as a first key without a value
+        max_M, sum_M = tl.load(sinks + head_M) * _LOG2_E, sum_M + 1
     acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    # Whole blocks of keys that all queries see, and then those at the diagonal.
+    # Blocks in which windows begin, then whole blocks that all queries see, then those at the diagonal.
     end_key = num_before + num_queries
-    first_masked = num_before // BLOCK_N * BLOCK_N
-    for REACHES_END in tl.static_range(2):
-        for start in range(first_masked if REACHES_END else 0, end_key if REACHES_END else first_masked, BLOCK_N):
+    end_whole = num_before // BLOCK_N * BLOCK_N
+    first_key, begin, first_whole = None, 0, 0
+    if WINDOW:
+        first_key = tl.maximum(num_before + 1 - WINDOW, 0)
+        begin = first_key // BLOCK_N * BLOCK_N
+        first_whole = tl.minimum(tl.cdiv(tl.maximum(end_key - WINDOW, 0), BLOCK_N) * BLOCK_N, end_whole)
+    for STAGE in tl.static_range(0 if WINDOW else 1, 3):
+        for start in range(
+            begin if STAGE == 0 else first_whole if STAGE == 1 else end_whole,
+            first_whole if STAGE == 0 else end_whole if STAGE == 1 else end_key,
+            BLOCK_N,
+        ):
             key_N = start + tl.arange(0, BLOCK_N)
             key_DN, value_ND, key_scale_N, value_scale_N = load_block(
                 keys,
@@ -121,6 +155,7 @@ def attend(
                 value_scales,
                 page_table,
                 key_N,
+                first_key,
                 end_key,
                 kv_head,
                 NUM_KV_HEADS,
@@ -129,11 +164,16 @@ def attend(
                 BLOCK_D,
                 HAS_SCALES,
                 query_MD.dtype,
-                REACHES_END,
+                STAGE != 1,
             )
             score_MN = score(query_MD, key_DN, key_scale_N, scale, HAS_SCALES)
-            if REACHES_END:
-                is_seen_MN = (key_N < end_key)[None, :] & (key_N[None, :] <= num_before + query_M[:, None])
+            if HAS_CAP:
+                score_MN = cap_scores(score_MN, cap_log2)
+            if STAGE != 1:
+                num_before_MN = num_before + query_M[:, None] - key_N[None, :]
+                is_seen_MN = (key_N < end_key)[None, :] & (num_before_MN >= 0)
+                if WINDOW:
+                    is_seen_MN &= num_before_MN < WINDOW
                 score_MN = tl.where(is_seen_MN, score_MN, float("-inf"))
             max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
     out_MD = (acc_MD / sum_M[:, None]).to(out.dtype.element_ty)

@@ -1,21 +1,25 @@
 """Causal attention of rows with many new tokens each, over their earlier and their new tokens.
 
 Shape legend: T tokens of all rows, one row after another, R rows, H query heads, G key/value heads, D head dimension,
-P pages a row (padded), N new tokens of a row, L keys of a row.
+P pages a row (padded), N new tokens of a row, L keys of a row, from its first token's window on.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import PrefillRows
 from kernels.dispatch import call
+from kernels.operations.paged_decode import cap_scores, softmax_with_sinks
 from kernels.operations.quantized_kv import gather_heads
 
 
-def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: float, out_THD: Tensor) -> None:
-    """Sets `out_THD` to the attention of each token over the tokens of its row up to its own position.
+def paged_prefill(
+    query_THD: Tensor, cache: PagedKV, rows: PrefillRows, options: AttentionOptions, out_THD: Tensor
+) -> None:
+    """Sets `out_THD` to the attention of each token over its row's tokens up to its own position, as `options` say.
 
     The K and V of all tokens have been stored; unused slots are not read and may be uninitialised. The softmax is
     computed in float32. Outputs beyond the rows' tokens (the padding of a captured step) are undefined. Without
@@ -29,30 +33,46 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
     num_rows = rows.page_tables.shape[0]
     assert rows.query_lens.shape == rows.context_lens.shape == (num_rows,)
     assert rows.page_tables.dtype == rows.query_lens.dtype == rows.context_lens.dtype == torch.int32
-    call("paged_prefill", query_THD, paged_prefill_reference, query_THD, cache, rows, scale, out_THD)
+    call("paged_prefill", query_THD, paged_prefill_reference, query_THD, cache, rows, options, out_THD)
 
 
 def paged_prefill_reference(
-    query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: float, out_THD: Tensor
+    query_THD: Tensor, cache: PagedKV, rows: PrefillRows, options: AttentionOptions, out_THD: Tensor
 ) -> None:
     first = 0
     lens = zip(rows.query_lens.tolist(), rows.context_lens.tolist(), strict=True)
     for row, (num_new, num_before) in enumerate(lens):
         if num_new == 0:
             continue
-        positions_L = torch.arange(num_before + num_new, dtype=torch.int32, device=query_THD.device)
+        begin = 0 if options.window is None else max(0, num_before + 1 - options.window)
+        positions_L = torch.arange(begin, num_before + num_new, dtype=torch.int32, device=query_THD.device)
         slots_L = cache.find_slots(rows.page_tables[row : row + 1], positions_L[None])[0]
         tokens = slice(first, first + num_new)
         key_LGD = gather_heads(cache.keys, cache.key_scales, slots_L, query_THD.dtype)
         value_LGD = gather_heads(cache.values, cache.value_scales, slots_L, query_THD.dtype)
-        out_1HND = functional.scaled_dot_product_attention(
-            query_THD[tokens].transpose(0, 1)[None],
-            key_LGD.transpose(0, 1)[None],
-            value_LGD.transpose(0, 1)[None],
-            attn_mask=None if num_before == 0 else positions_L[num_before:, None] >= positions_L,
-            is_causal=num_before == 0,
-            scale=scale,
-            enable_gqa=True,
-        )
-        out_THD[tokens] = out_1HND[0].transpose(0, 1)
+        heads = (part.transpose(0, 1) for part in (query_THD[tokens], key_LGD, value_LGD))
+        out_THD[tokens] = _attend(*heads, positions_L, options).transpose(0, 1)
         first += num_new
+
+
+def _attend(
+    query_HND: Tensor, key_GLD: Tensor, value_GLD: Tensor, positions_L: Tensor, options: AttentionOptions
+) -> Tensor:
+    num_new, is_plain = query_HND.shape[1], options.softcap is None and options.sinks is None
+    is_causal = is_plain and num_new == len(positions_L) and options.window is None
+    mask_NL = None
+    if not is_causal:
+        distances_NL = positions_L[-num_new:, None] - positions_L
+        mask_NL = (distances_NL >= 0) & (distances_NL < (options.window or len(positions_L)))
+    if is_plain:
+        parts = (query_HND[None], key_GLD[None], value_GLD[None])
+        return functional.scaled_dot_product_attention(
+            *parts, attn_mask=mask_NL, is_causal=is_causal, scale=options.scale, enable_gqa=True
+        )[0]
+    key_HLD, value_HLD = (part.repeat_interleave(len(query_HND) // len(part), 0) for part in (key_GLD, value_GLD))
+    scores_HNL = (query_HND @ key_HLD.transpose(1, 2)).float().mul_(options.scale)
+    cap_scores(scores_HNL, options.softcap)
+    assert mask_NL is not None
+    scores_HNL.masked_fill_(~mask_NL, float("-inf"))
+    sinks = None if options.sinks is None else options.sinks[:, None, None]
+    return softmax_with_sinks(scores_HNL, sinks).to(value_HLD.dtype) @ value_HLD

@@ -155,16 +155,21 @@ def make_decode_scratch(layout: DecodeLayout, head_dim: int, device: torch.devic
 
 
 def plan_decode_work(
-    layout: DecodeLayout, num_keys_R: np.ndarray, page_tables_RP: np.ndarray, page_size: int, plan: np.ndarray
+    layout: DecodeLayout,
+    num_keys_R: np.ndarray,
+    page_tables_RP: np.ndarray,
+    page_size: int,
+    plan: np.ndarray,
+    window: int | None = None,
 ) -> None:
-    """Writes the work list of the rows into `plan` (int32 [layout.num_words]).
+    """Writes the work list of the rows into `plan` (int32 [layout.num_words]); a row reads its last `window` keys.
 
     `num_keys_R` (int32) includes the row's new token. A row of 0 keys gets no work, nor do rows beyond R.
     """
     assert len(num_keys_R) == len(page_tables_RP) <= layout.max_rows
     assert plan.dtype == np.int32
     assert plan.shape == (layout.num_words,)
-    items_I4, members = _plan_items(layout, num_keys_R, page_tables_RP, page_size)
+    items_I4, members = _plan_items(layout, num_keys_R, page_tables_RP, page_size, window)
     # Long items first: the last ones are short, and the processors finish together.
     items_I4 = items_I4[(items_I4[:, 0] - items_I4[:, 1]).argsort(kind="stable")]
     num_entries_I = items_I4[:, 3]
@@ -179,10 +184,10 @@ def plan_decode_work(
 
 
 def _plan_items(
-    layout: DecodeLayout, num_keys_R: np.ndarray, page_tables_RP: np.ndarray, page_size: int
+    layout: DecodeLayout, num_keys_R: np.ndarray, page_tables_RP: np.ndarray, page_size: int, window: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the items (int64 [I, 4]) and row indices; an item's entries are a stretch of these indices."""
-    runs_N4, members = _plan_runs(layout, num_keys_R, page_tables_RP, page_size)
+    runs_N4, members = _plan_runs(layout, num_keys_R, page_tables_RP, page_size, window)
     num_keys_N = runs_N4[:, 1] - runs_N4[:, 0]
     num_blocks_N = -(-num_keys_N // BLOCK_KEYS)
     keys_a_program = -(-int(num_keys_N.sum()) * layout.num_kv_heads // layout.num_programs)
@@ -195,16 +200,19 @@ def _plan_items(
 
 
 def _plan_runs(
-    layout: DecodeLayout, num_keys_R: np.ndarray, page_tables_RP: np.ndarray, page_size: int
+    layout: DecodeLayout, num_keys_R: np.ndarray, page_tables_RP: np.ndarray, page_size: int, window: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the runs as `_plan_items` returns items: shared runs, cut by rows, and the rest of each row."""
+    """Returns the runs as `_plan_items` returns items: shared runs, cut by rows, and the rest of each row.
+
+    Only rows whose whole context is in their window share.
+    """
     rows = num_keys_R.nonzero()[0]
-    none, ones = np.zeros_like(rows), np.ones_like(rows)
-    alone_N4 = np.stack((none, num_keys_R[rows], np.arange(len(rows)), ones), axis=1)
+    first_keys_R = np.zeros_like(num_keys_R) if window is None else np.maximum(num_keys_R - window, 0)
+    alone_N4 = np.stack((first_keys_R[rows], num_keys_R[rows], np.arange(len(rows)), np.ones_like(rows)), axis=1)
     if layout.max_item_rows == 1:
         return alone_N4, rows
-    shared = find_shared_runs(num_keys_R, page_tables_RP, page_size)
-    alone_N4[:, 0] = shared.num_pages[rows] * page_size
+    shared = find_shared_runs(np.where(first_keys_R == 0, num_keys_R, 0), page_tables_RP, page_size)
+    alone_N4[:, 0] = np.maximum(alone_N4[:, 0], shared.num_pages[rows] * page_size)
     alone_N4 = alone_N4[alone_N4[:, 0] < alone_N4[:, 1]]
     runs, firsts, ends = _cut(shared.num_members, -(-shared.num_members // layout.max_item_rows))
     shared_N4 = np.stack(

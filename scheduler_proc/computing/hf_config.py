@@ -26,11 +26,11 @@ class HfConfig:
         self._fields = fields
         self._where = where
 
-    def count(self, name: str, default: int | None = None, most: int = MAX_COUNT) -> int:
-        """Returns a positive integer of at most `most`. A field that is null counts as missing, here and below."""
+    def count(self, name: str, default: int | None = None, most: int = MAX_COUNT, least: int = 1) -> int:
+        """Returns an integer from `least` to `most`. A field that is null counts as missing, here and below."""
         value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(name, value, "a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.error(name, value, "a positive integer" if least else "an integer from 0 on")
         if value > most:
             raise self.error(name, value, f"at most {most}")
         return value

@@ -5,14 +5,27 @@ Shape legend: T tokens, H query heads, G key/value heads, D head dimension, S sl
 
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.operations.quantized_kv import gather_heads, quantize_heads
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+WINDOWS = [1, 7, 15, 16, 17, 63, 64, 65, 1000]
+"""Around the sizes of pages and blocks, and longer than any context."""
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "soft cap": {"softcap": 1.5},
+    "high soft cap": {"softcap": 50.0},
+    "sinks": {"sinks": torch.tensor([1.0, -2.0, 0.0, 30.0, -30.0, 4.0])},
+    "all": {"window": 70, "softcap": 2.0, "sinks": torch.tensor([3.0, -2.0, 0.0, 5.0, -30.0, 4.0])},
+}
+"""Options of attention with 6 query heads, by name."""
+
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -27,7 +40,7 @@ class PagedCase:
     """int32 [R, P], padded with -1."""
     query_lens: Tensor
     context_lens: Tensor
-    scale: float
+    options: AttentionOptions
     expected: Tensor
     """float64 [T, H, D]"""
 
@@ -41,8 +54,9 @@ class Shape:
 
 
 def make_paged_case(
-    shape: Shape, query_lens: list[int], context_lens: list[int], dtype: torch.dtype, device: str
+    shape: Shape, query_lens: list[int], context_lens: list[int], dtype: torch.dtype, device: str, **options: Any
 ) -> PagedCase:
+    """`options`: those of `AttentionOptions` except the scale. K, V and pages behind the windows are poison, too."""
     generator = torch.Generator().manual_seed(sum(query_lens) + 7 * sum(context_lens))
     num_pages = [-(-(n + c) // shape.page_size) for n, c in zip(query_lens, context_lens, strict=True)]
     pages = list(range(sum(num_pages) + 3))
@@ -51,14 +65,16 @@ def make_paged_case(
     caches = torch.full((2, num_slots, shape.num_kv_heads, shape.head_dim), float("nan"), dtype=dtype)
     query_THD = torch.randn(sum(query_lens), shape.num_heads, shape.head_dim, generator=generator).to(dtype)
     page_tables = torch.full((len(query_lens), max(num_pages) + 1), -1, dtype=torch.int32)
-    expected, first, scale = [], 0, shape.head_dim**-0.5
+    expected, first, attention = [], 0, AttentionOptions(shape.head_dim**-0.5, **options)
     for row, (num_new, num_before) in enumerate(zip(query_lens, context_lens, strict=True)):
         row_pages = torch.tensor([pages.pop() for _ in range(num_pages[row])])
         page_tables[row, : len(row_pages)] = row_pages
         slots = (row_pages[:, None] * shape.page_size + torch.arange(shape.page_size)).view(-1)[: num_before + num_new]
         kv = torch.randn(2, len(slots), shape.num_kv_heads, shape.head_dim, generator=generator).to(dtype)
-        caches[:, slots] = kv
-        expected.append(dense_attention(query_THD[first : first + num_new], kv[0], kv[1], scale))
+        begin = first_seen(num_before, attention)
+        caches[:, slots[begin:]] = kv[:, begin:]
+        page_tables[row, : begin // shape.page_size] = -1
+        expected.append(dense_attention(query_THD[first : first + num_new], *kv[:, begin:], attention))
         first += num_new
     return PagedCase(
         query_THD.to(device),
@@ -66,7 +82,7 @@ def make_paged_case(
         page_tables.to(device),
         torch.tensor(query_lens, dtype=torch.int32, device=device),
         torch.tensor(context_lens, dtype=torch.int32, device=device),
-        scale,
+        replace(attention, sinks=None if attention.sinks is None else attention.sinks.to(device)),
         torch.cat(expected).to(device),
     )
 
@@ -88,25 +104,39 @@ def with_codes(case: PagedCase, code_dtype: torch.dtype) -> PagedCase:
     (keys, key_scales), (values, value_scales) = parts
     coded = PagedKV(keys, values, cache.page_size, key_scales, value_scales)
     for row, num_new in enumerate(case.query_lens.tolist()):
-        positions = torch.arange(int(case.context_lens[row]) + num_new, device=keys.device)
+        num_before = int(case.context_lens[row])
+        begin = first_seen(num_before, case.options)
+        positions = torch.arange(begin, num_before + num_new, device=keys.device)
         slots = cache.find_slots(case.page_tables[row : row + 1], positions[None])[0]
         kv = [gather_heads(codes, scales, slots, torch.float64).cpu() for codes, scales in parts]
-        expected.append(dense_attention(case.query[first : first + num_new].cpu(), kv[0], kv[1], case.scale))
+        expected.append(dense_attention(case.query[first : first + num_new].cpu(), kv[0], kv[1], case.options))
         first += num_new
     return replace(case, cache=coded, expected=torch.cat(expected).to(keys.device))
 
 
-def dense_attention(query_THD: Tensor, key_LGD: Tensor, value_LGD: Tensor, scale: float) -> Tensor:
+def first_seen(position: int, options: AttentionOptions) -> int:
+    """Returns the first position that a token attends to."""
+    return 0 if options.window is None else max(0, position + 1 - options.window)
+
+
+def dense_attention(query_THD: Tensor, key_LGD: Tensor, value_LGD: Tensor, options: AttentionOptions) -> Tensor:
     """Returns causal attention in float64; the last query is at the position of the last key."""
     repeats = query_THD.shape[1] // key_LGD.shape[1]
     key_LHD = key_LGD.double().repeat_interleave(repeats, dim=1)
     value_LHD = value_LGD.double().repeat_interleave(repeats, dim=1)
-    scores_HTL = torch.einsum("thd,lhd->htl", query_THD.double(), key_LHD) * scale
+    scores_HTL = torch.einsum("thd,lhd->htl", query_THD.double(), key_LHD) * options.scale
+    if options.softcap is not None:
+        scores_HTL = options.softcap * (scores_HTL / options.softcap).tanh()
     num_queries, num_keys = scores_HTL.shape[1:]
-    is_later = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query_THD.device).triu(
-        num_keys - num_queries + 1
-    )
-    weights_HTL = scores_HTL.masked_fill(is_later, float("-inf")).softmax(-1)
+    later_TL = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query_THD.device)
+    unseen_TL = later_TL.triu(num_keys - num_queries + 1)
+    if options.window is not None:
+        unseen_TL |= later_TL.tril(num_keys - num_queries - options.window)
+    weights_HTL = scores_HTL.masked_fill(unseen_TL, float("-inf")).exp()
+    totals_HT1 = weights_HTL.sum(-1, keepdim=True)
+    if options.sinks is not None:
+        totals_HT1 += options.sinks.to(scores_HTL)[:, None, None].exp()
+    weights_HTL /= totals_HT1
     return torch.einsum("htl,lhd->thd", weights_HTL, value_LHD)
 
 

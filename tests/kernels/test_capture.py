@@ -143,7 +143,7 @@ def test_attention_follows_the_lengths_that_it_finds(dtype: torch.dtype) -> None
 
     def attend() -> Tensor:
         query = rotate_store(heads, case.cache, tables, num_keys, slots, HeadNorms(norm, norm, 1e-6))
-        paged_decode(query, case.cache, case.page_tables, num_keys, case.scale, out)
+        paged_decode(query, case.cache, case.page_tables, num_keys, case.options, out)
         return out
 
     _, calls, other = capture_calls(attend)

@@ -25,8 +25,11 @@ from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 SMALLEST_MARGIN = 1e-3
 """Where the reference's two best logits are closer than this, either token is right."""
 
-ONE_OF_EACH = ("gpt2", "llama-mqa", "llama-llama3", "qwen2-gqa-tied", "qwen3-biases-untied")
-"""Every family, position encoding and kind of KV head: what could make a token depend on how steps are cut.
+ONE_OF_EACH = (
+    *("gpt2", "llama-mqa", "llama-llama3", "mistral-window", "qwen2-gqa-tied", "qwen2-windows"),
+    "qwen3-biases-untied",
+)
+"""Every family, position encoding, window and kind of KV head: what could make a token depend on how steps are cut.
 
 The tokens of all variants are compared in tests/scheduler_proc/computing/test_generation.py.
 """

@@ -154,6 +154,7 @@ INLINE void KV(attend_split)(const NAME(paged_decode_call) *call, const element 
   KV(apply_scales)(call->given.key_scales, keys, num_heads, queries, head_dim, scores);
   for (int64_t q = 0; q < num_queries; q++) {
     softmaxes[q] = (softmax){-INFINITY, 0.0f};
+    if (call->given.softcap != 0.0) cap_scores(scores + q * BLOCK, num_keys, (float)call->given.softcap * LOG2_E);
     take_block(scores + q * BLOCK, num_keys, &softmaxes[q].highest, &softmaxes[q].total);
   }
   KV(apply_scales)(call->given.value_scales, keys, num_heads, queries, head_dim, scores);

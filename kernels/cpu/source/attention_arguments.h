@@ -17,6 +17,9 @@ typedef struct {
   void *out;                                /* like query, contiguous */
   int64_t num_rows, num_heads, queries_a_head, head_dim, page_size; /* `num_heads`: key/value heads */
   double scale;
+  int64_t window;     /* last keys that a query attends to: at least 1; 2^31 - 1 for all */
+  double softcap;     /* scores become softcap * tanh(score / softcap); 0 for none */
+  const float *sinks; /* [num_heads * queries_a_head]; null for none */
 } attention_arguments;
 
 #endif

@@ -89,12 +89,13 @@ INLINE void KV(add_near)(const KV(near_query) *mine, int num_queries, float scor
   }
 }
 
-INLINE void KV(attend_near)(const KV(near_query) *mine, int num_queries, float scale, const uint16_t *near,
+INLINE void KV(attend_near)(const KV(near_query) *mine, int num_queries, float scale, float cap, const uint16_t *near,
                             const __m512i *pairs, const int head_dim) {
   float scores[NEAR_QUERIES][BLOCK] __attribute__((aligned(LINE_BYTES)));
   for (int q = 0; q < num_queries; q++) KV(score_near)(mine[q].query, scale, near, mine[q].num_keys, head_dim, scores[q]);
   for (int q = 0; q < num_queries; q++) {
     *mine[q].state = (softmax){-INFINITY, 0.0f};
+    if (cap != 0.0f) cap_scores(scores[q], mine[q].num_keys, cap);
     take_block(scores[q], mine[q].num_keys, &mine[q].state->highest, &mine[q].state->total);
     KV(round_weights)(scores[q]);
   }
@@ -105,7 +106,7 @@ INLINE void KV(attend_heads)(const NAME(paged_decode_call) *call, int64_t first_
                              int64_t num_heads, const int head_dim) {
   const decode_plan *plan = call->plan;
   const int64_t queries = call->given.queries_a_head;
-  const float scale = (float)call->given.scale * LOG2_E;
+  const float scale = (float)call->given.scale * LOG2_E, cap = (float)call->given.softcap * LOG2_E;
   uint16_t near[BLOCK * SUMS_SIZE(MAX_HEAD_DIM)] __attribute__((aligned(LINE_BYTES)));
   __m512i pairs[BLOCK / 2 * (SUMS_SIZE(MAX_HEAD_DIM) / 16)];
   for (int64_t h = 0; h < num_heads; h++) {
@@ -121,12 +122,12 @@ INLINE void KV(attend_heads)(const NAME(paged_decode_call) *call, int64_t first_
         float *sums = call->sums + (place + q) * SUMS_SIZE(head_dim);
         batch[count++] = (KV(near_query)){query + q * head_dim, split_keys(plan, split), call->softmaxes + place + q, sums};
         if (count == NEAR_QUERIES) {
-          KV(attend_near)(batch, count, scale, near, pairs, head_dim);
+          KV(attend_near)(batch, count, scale, cap, near, pairs, head_dim);
           count = 0;
         }
       }
     }
-    KV(attend_near)(batch, count, scale, near, pairs, head_dim);
+    KV(attend_near)(batch, count, scale, cap, near, pairs, head_dim);
   }
 }
 

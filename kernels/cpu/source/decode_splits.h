@@ -1,4 +1,5 @@
-/* How a decode step's keys are cut into splits of BLOCK keys, and which rows have the same keys in a split. */
+/* How a decode step's keys are cut into splits, and which rows have the same keys in a split. Splits end at multiples of
+   BLOCK keys and at the row's last key; a row's first split begins where its window does. */
 #ifndef SLUICE_DECODE_SPLITS
 #define SLUICE_DECODE_SPLITS
 
@@ -6,20 +7,27 @@
 enum { MAX_SHARING = 16, NO_SPLIT = -1 };
 
 typedef struct {
-  int32_t row, next;   /* the next split of its group, or NO_SPLIT */
+  int32_t row, start;  /* its first key */
+  int32_t next;        /* the next split of its group, or NO_SPLIT */
   int32_t num_sharing; /* of a group's first split: the size of the group */
 } decode_split;
 
 typedef struct {
   const int32_t *page_tables, *num_keys;
-  int64_t table_stride, page_size, num_rows, num_splits, num_groups, total_keys;
+  int64_t table_stride, page_size, window, num_rows, num_splits, num_groups, total_keys;
   int64_t *first_split; /* [rows + 1] */
   decode_split *splits; /* of all rows, one row after the other */
   int32_t *groups;      /* the first split of each */
 } decode_plan;
 
-static int64_t split_start(const decode_plan *plan, int64_t split) {
-  return (split - plan->first_split[plan->splits[split].row]) * BLOCK;
+static int64_t split_start(const decode_plan *plan, int64_t split) { return plan->splits[split].start; }
+
+static int64_t first_key(const decode_plan *plan, int64_t row) {
+  return plan->num_keys[row] > plan->window ? plan->num_keys[row] - plan->window : 0;
+}
+
+static int64_t count_splits(const decode_plan *plan, int64_t row) {
+  return (plan->num_keys[row] + BLOCK - 1) / BLOCK - first_key(plan, row) / BLOCK;
 }
 
 static const int32_t *split_pages(const decode_plan *plan, int64_t split) {
@@ -27,8 +35,9 @@ static const int32_t *split_pages(const decode_plan *plan, int64_t split) {
 }
 
 static int split_keys(const decode_plan *plan, int64_t split) {
-  const int64_t left = plan->num_keys[plan->splits[split].row] - split_start(plan, split);
-  return left < BLOCK ? (int)left : BLOCK;
+  const int64_t start = split_start(plan, split), left = plan->num_keys[plan->splits[split].row] - start;
+  const int64_t most = BLOCK - start % BLOCK;
+  return (int)(left < most ? left : most);
 }
 
 /* True if all keys of split `b` are the first ones of `a`: in the same pages, from the same position on. */
@@ -52,9 +61,11 @@ static int32_t *find_place(const decode_plan *plan, int32_t *table, uint64_t tab
 /* Puts each split into a group. The first split of a group has the most keys: the tokens of a draft are rows of the same
    pages, each one key longer than the previous, so rows are grouped from the last one on. */
 static void group_splits(decode_plan *plan, int32_t *table, int64_t table_size) {
-  for (int64_t row = plan->num_rows - 1; row >= 0; row--)
+  for (int64_t row = plan->num_rows - 1; row >= 0; row--) {
+    int64_t start = first_key(plan, row);
     for (int64_t split = plan->first_split[row]; split < plan->first_split[row + 1]; split++) {
-      plan->splits[split] = (decode_split){(int32_t)row, NO_SPLIT, 1};
+      plan->splits[split] = (decode_split){(int32_t)row, (int32_t)start, NO_SPLIT, 1};
+      start += BLOCK - start % BLOCK;
       if (plan->num_rows > 1) {
         int32_t *place = find_place(plan, table, (uint64_t)table_size, split);
         decode_split *first = plan->splits + *place - 1;
@@ -68,13 +79,14 @@ static void group_splits(decode_plan *plan, int32_t *table, int64_t table_size) 
       }
       plan->groups[plan->num_groups++] = (int32_t)split;
     }
+  }
 }
 
 /* Fills in the rest of a plan, in one allocation at `first_split`. Returns 0, or -1 without memory. */
 static int plan_splits(decode_plan *plan) {
   for (int64_t row = 0; row < plan->num_rows; row++) {
-    plan->num_splits += (plan->num_keys[row] + BLOCK - 1) / BLOCK;
-    plan->total_keys += plan->num_keys[row];
+    plan->num_splits += count_splits(plan, row);
+    plan->total_keys += plan->num_keys[row] - first_key(plan, row);
   }
   const int64_t table_size = 2 * plan->num_splits + 1;
   const size_t firsts_bytes = (size_t)(plan->num_rows + 1) * sizeof(int64_t);
@@ -88,7 +100,7 @@ static int plan_splits(decode_plan *plan) {
   memset(table, 0, table_bytes);
   plan->first_split[0] = 0;
   for (int64_t row = 0; row < plan->num_rows; row++)
-    plan->first_split[row + 1] = plan->first_split[row] + (plan->num_keys[row] + BLOCK - 1) / BLOCK;
+    plan->first_split[row + 1] = plan->first_split[row] + count_splits(plan, row);
   group_splits(plan, table, table_size);
   return 0;
 }

@@ -1,6 +1,6 @@
 /* Attention of rows with one new token each: see kernels/operations/paged_decode.py.
 
-   A row's keys are cut into splits of BLOCK keys, from its first key on. An item is (some splits, some key/value heads).
+   A row's keys, from the first one in its window on, are cut into splits of up to BLOCK keys. An item is (some splits, some key/value heads).
    A split is computed for all rows that have its keys in the same pages, row after row, while the keys are in the cache.
    The computation of a row's head and the merge order of its splits depend only on the row's length: the result is the same
    in any batch, with any number of threads.
@@ -62,9 +62,11 @@ static void NAME(paged_decode_merge)(const NAME(paged_decode_call) *call, int64_
   const int64_t head_dim = call->given.head_dim, step = call->given.num_heads * call->given.queries_a_head;
   const int64_t first = call->plan->first_split[row] * step + query, end = call->plan->first_split[row + 1] * step;
   element *out = (element *)call->given.out + (row * step + query) * head_dim;
-  float highest = -INFINITY, total = 0.0f, sums[MAX_HEAD_DIM] = {0};
+  const float sink = call->given.sinks ? call->given.sinks[query] * LOG2_E : -INFINITY;
+  float highest = sink, sums[MAX_HEAD_DIM] = {0};
   for (int64_t i = first; i < end; i += step)
     highest = call->softmaxes[i].highest > highest ? call->softmaxes[i].highest : highest;
+  float total = power_of_2(sink - highest);
   for (int64_t i = first; i < end; i += step) {
     const float factor = power_of_2(call->softmaxes[i].highest - highest), *more = call->sums + i * SUMS_SIZE(head_dim);
     total += call->softmaxes[i].total * factor;
@@ -85,7 +87,7 @@ PUBLIC int NAME(paged_decode)(const attention_arguments *given) {
   const int64_t num_rows = given->num_rows, num_heads = given->num_heads, head_dim = given->head_dim;
   const int64_t queries_a_head = given->queries_a_head;
   decode_plan plan = {.page_tables = given->page_tables, .num_keys = given->num_keys, .num_rows = num_rows,
-                      .table_stride = given->table_stride, .page_size = given->page_size};
+                      .table_stride = given->table_stride, .page_size = given->page_size, .window = given->window};
   if (plan_splits(&plan)) return -1;
   const int64_t num_splits = plan.num_splits, num_sums = num_splits * num_heads * queries_a_head;
   if (num_splits == 0) { /* rows of no keys are padding */

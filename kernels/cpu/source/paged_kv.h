@@ -15,6 +15,12 @@ enum { MAX_QUERIES = 192, QUERY_STRIDE = 16 };
 /* Where a query's column begins in [groups, rows, QUERY_STRIDE]. */
 INLINE int column_of(int query, int rows) { return query / QUERY_STRIDE * QUERY_STRIDE * rows + query % QUERY_STRIDE; }
 
+/* Keeps scores between -cap and cap. Not inlined: most models have no cap, and the loops around it need the registers. */
+static __attribute__((noinline)) void cap_scores(float *scores, int num_scores, float cap) {
+  const float inverse = 1.0f / cap;
+  SIMD for (int i = 0; i < num_scores; i++) scores[i] = cap * tanh_of(scores[i] * inverse);
+}
+
 /* Turns a block's scores of one query (already times log2 e) into weights, in place; returns the factor for the
    sums so far. Weights beyond `num_keys` are 0. */
 INLINE float take_block(float *scores, int num_keys, float *highest, float *total) {

@@ -1,13 +1,14 @@
 /* Causal attention of rows with many new tokens each: see kernels/operations/paged_prefill.py.
 
-   An item is (row, tile of up to MAX_QUERIES queries that share a key/value head, that head). Keys are taken in blocks
-   from the row's first key on, so a token's result depends only on its row. FlashAttention: Dao et al., 2022. */
+   An item is (row, tile of up to MAX_QUERIES queries that share a key/value head, that head). Blocks of keys begin at
+   multiples of BLOCK, so a token's result depends only on its row. FlashAttention: Dao et al., 2022. */
 
 #ifndef SLUICE_PADDED
 #define SLUICE_PADDED
 #define PADDED_DIM(head_dim) (((head_dim) + 31) / 32 * 32)
 #define NUM_GROUPS(num_queries) (((num_queries) + QUERY_STRIDE - 1) / QUERY_STRIDE)
 #define KEY_LINES(bytes) (((int64_t)(bytes) + LINE_BYTES - 1) / LINE_BYTES)
+#define LOWEST (-1e30f) /* the level before any key; a difference of infinities would not be a number */
 #endif
 
 typedef struct {
@@ -52,6 +53,12 @@ INLINE void NAME(ask_ahead)(const attention_arguments *cache, int key, const NAM
   }
 }
 
+/* Caps the scores of 16 queries; `scale` is what soften multiplies them by. */
+INLINE void NAME(cap_block)(const attention_arguments *cache, float scale, int query, int num_keys, NAME(prefill_scratch) *s) {
+  const float cap = (float)cache->softcap * LOG2_E / scale;
+  for (int j = 0; j < num_keys; j++) cap_scores(s->scores + j * QUERY_STRIDE + query % QUERY_STRIDE, 16, cap);
+}
+
 /* Attends with a group's `num_queries` queries to the block of keys from the row's `first` on. Each vector of queries takes
    the keys that its last query sees, more from vector to vector if the block holds later tokens. */
 INLINE void NAME(attend_block)(const attention_arguments *cache, float scale, int group, int num_queries, int64_t first,
@@ -74,9 +81,11 @@ INLINE void NAME(attend_block)(const attention_arguments *cache, float scale, in
     }
   for (int v = 0; v < vectors; v++) {
     const int mine = group + 16 * v, num_keys = ends[v + 1];
-    const int sees_all = first + num_keys <= s->positions[mine] + 1;
-    if (num_keys && sees_all) NAME(soften)(scale, mine, num_keys, first, padded_dim, 0, s);
-    else if (num_keys) NAME(soften)(scale, mine, num_keys, first, padded_dim, 1, s);
+    const int sees_all = first + num_keys <= s->positions[mine] + 1 && first > s->positions[mine + 15] - cache->window;
+    const uint32_t window = (uint32_t)cache->window;
+    if (num_keys && cache->softcap != 0.0) NAME(cap_block)(cache, scale, mine, num_keys, s);
+    if (num_keys && sees_all) NAME(soften)(scale, mine, num_keys, first, window, padded_dim, 0, s);
+    else if (num_keys) NAME(soften)(scale, mine, num_keys, first, window, padded_dim, 1, s);
   }
   for (int v = 0; v < vectors; v++)
     if (ends[v + 1] > ends[v])
@@ -86,14 +95,18 @@ INLINE void NAME(attend_block)(const attention_arguments *cache, float scale, in
        vectors - v, 1);
 }
 
-/* Attends to all keys, block after block, each with all groups of queries. */
+/* Attends to the keys from the first query's window on, block after block, each with all groups of queries. */
 static void NAME(attend_keys)(const attention_arguments *cache, const int32_t *pages, int64_t head, float scale,
                               int num_queries, int64_t num_keys, int padded_dim, NAME(prefill_scratch) *s) {
   const int num_groups = NUM_GROUPS(num_queries);
   const int num_lines = 2 * (int)KEY_LINES(cache->head_dim * (cache->key_scales ? 1 : sizeof(element)));
-  int here = num_keys < BLOCK ? (int)num_keys : BLOCK;
-  NAME(find_tokens)(cache, pages, head, 0, here, s->offsets);
-  for (int64_t first = 0; first < num_keys; first += BLOCK) {
+  const int64_t num_before = s->positions[0] + 1 - cache->window, first_seen = num_before > 0 ? num_before : 0;
+  const int64_t begin = first_seen / BLOCK * BLOCK;
+  int here = num_keys - begin < BLOCK ? (int)(num_keys - begin) : BLOCK;
+  NAME(find_tokens)(cache, pages, head, begin, here, s->offsets);
+  /* No query sees the keys before; their pages may be another row's, so one of the row's own is read in their place. */
+  for (int64_t j = 0; j < first_seen - begin; j++) s->offsets[j] = s->offsets[first_seen - begin];
+  for (int64_t first = begin; first < num_keys; first += BLOCK) {
     if (cache->key_scales) NAME(pack_block)(cache, here, padded_dim, 1, s);
     else NAME(pack_block)(cache, here, padded_dim, 0, s);
     const int64_t rest = num_keys - first - BLOCK;
@@ -132,8 +145,10 @@ static void NAME(paged_prefill_item)(const void *data, int64_t item) {
   for (int q = 0; q < MAX_QUERIES; q++) {
     /* The padding of the last vector has the position of the last query. */
     s->positions[q] = (int32_t)(position + (q < num_queries ? q / queries : num_tokens - 1));
-    s->highest[q] = -INFINITY;
-    s->total[q] = 0.0f;
+    /* A sink counts as a first key without a value. */
+    const float *sink = q < num_queries && call->given.sinks ? call->given.sinks + head * queries + q % queries : 0;
+    s->highest[q] = sink ? *sink * LEVEL_UNIT(call->given.scale) : LOWEST;
+    s->total[q] = sink ? 1.0f : 0.0f;
   }
   NAME(pack_queries)(query, call->given.query_stride, (int)queries, num_queries, (int)head_dim, s);
 #if STEP == 2 && defined(__AMX_BF16__)
@@ -175,5 +190,6 @@ PUBLIC int NAME(paged_prefill)(const attention_arguments *given) {
 #undef packed
 #undef packed_step
 #undef TILE_ROWS
+#undef LEVEL_UNIT
 #undef VALUES_ROW
 #undef VALUES_STEP

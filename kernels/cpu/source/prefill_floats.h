@@ -1,5 +1,8 @@
 /* The steps of prefill attention between its products, in float32. */
 
+/* `highest` is in units of exponents of 2. */
+#define LEVEL_UNIT(scale) LOG2_E
+
 /* The strides of `values`, for tile_product. */
 #define VALUES_ROW(padded_dim) 1
 #define VALUES_STEP(padded_dim) (padded_dim)
@@ -8,6 +11,7 @@
 #define SLUICE_PREFILL_FLOATS
 enum { TILE_VECTORS = 16 / TILE_LANES };
 typedef int32_t tile_numbers __attribute__((vector_size(4 * TILE_LANES), aligned(4), may_alias));
+typedef uint32_t tile_counts __attribute__((vector_size(4 * TILE_LANES), aligned(4), may_alias));
 
 INLINE tile_vector tile_greater(tile_vector a, tile_vector b) {
   for (int q = 0; q < TILE_LANES; q++) a[q] = b[q] > a[q] ? b[q] : a[q];
@@ -24,6 +28,11 @@ INLINE tile_vector tile_powers_of_2(tile_vector x) {
 
 INLINE tile_vector tile_select(tile_numbers which, tile_vector a, tile_vector b) {
   return (tile_vector)((which & (tile_numbers)a) | (~which & (tile_numbers)b));
+}
+
+/* Whether keys at these distances before the queries are in their windows: none with a negative distance is. */
+INLINE tile_numbers tile_is_seen(tile_numbers distances, uint32_t window) {
+  return (tile_numbers)((tile_counts)distances < window);
 }
 
 /* Transposes LANES rows. */
@@ -105,9 +114,9 @@ INLINE void NAME(pack_block)(const attention_arguments *cache, int num_keys, int
 
 /* Turns the scores of 16 queries for the block's first `num_keys` keys into weights relative to a level. The level rises to
    the highest score once that is more than 8 above it; the sums so far are then scaled. If `is_masked`, keys later than a
-   query have weight 0. */
-INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, int padded_dim, const int is_masked,
-                         NAME(prefill_scratch) *s) {
+   query or before its window have weight 0. */
+INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, uint32_t window, int padded_dim,
+                         const int is_masked, NAME(prefill_scratch) *s) {
   float *scores = s->scores + query % QUERY_STRIDE, *sums = s->sums + column_of(query, padded_dim);
   tile_vector *levels = (tile_vector *)(s->highest + query), *totals = (tile_vector *)(s->total + query);
   tile_vector highest[TILE_VECTORS], level[TILE_VECTORS], total[TILE_VECTORS];
@@ -121,7 +130,7 @@ INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, in
   for (int j = 0; j < num_keys; j++)
     for (int v = 0; v < TILE_VECTORS; v++) {
       const tile_vector mine = ((const tile_vector *)(scores + j * QUERY_STRIDE))[v];
-      highest[v] = tile_greater(highest[v], is_masked ? tile_select(num_before[v] >= j, mine, lowest) : mine);
+      highest[v] = tile_greater(highest[v], is_masked ? tile_select(tile_is_seen(num_before[v] - j, window), mine, lowest) : mine);
     }
   for (int v = 0; v < TILE_VECTORS; v++)
     level[v] = tile_select(highest[v] * scale > levels[v] + 8.0f, highest[v] * scale, levels[v]);
@@ -129,7 +138,7 @@ INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, in
     for (int j = 0; j < num_keys; j++) {
       tile_vector *mine = (tile_vector *)(scores + j * QUERY_STRIDE) + v;
       const tile_vector weights = tile_powers_of_2(*mine * scale - level[v]);
-      *mine = is_masked ? tile_select(num_before[v] >= j, weights, none) : weights;
+      *mine = is_masked ? tile_select(tile_is_seen(num_before[v] - j, window), weights, none) : weights;
       total[v] += *mine;
     }
   for (int v = 0; v < TILE_VECTORS; v++) {

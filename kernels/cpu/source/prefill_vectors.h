@@ -2,6 +2,9 @@
 
 #include "pairs.h"
 
+/* `highest` is in units of scores before they are scaled. */
+#define LEVEL_UNIT(scale) (1.0f / (float)(scale))
+
 /* The strides of `values`, for tile_product. */
 #if defined(__AMX_BF16__)
 #define VALUES_ROW(padded_dim) BLOCK
@@ -89,10 +92,15 @@ INLINE void NAME(pack_block)(const attention_arguments *cache, int num_keys, int
 #endif
 }
 
+/* Which queries have key `j` in their window: none with fewer keys before it than `j` has. */
+INLINE __mmask16 NAME(lanes_in_window)(__m512i num_before, int j, uint32_t window) {
+  return _mm512_cmplt_epu32_mask(_mm512_sub_epi32(num_before, _mm512_set1_epi32(j)), _mm512_set1_epi32((int)window));
+}
+
 /* Computes the weights of 16 queries for the block's first `num_keys` keys from their scores, and scales the sums so far to
-   the new highest score. If `is_masked`, keys later than a query have weight 0. */
-INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, int padded_dim, const int is_masked,
-                         NAME(prefill_scratch) *s) {
+   the new highest score. If `is_masked`, keys later than a query or before its window have weight 0. */
+INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, uint32_t window, int padded_dim,
+                         const int is_masked, NAME(prefill_scratch) *s) {
   const int column = query % QUERY_STRIDE;
   const float *scores = s->scores + column;
   float *sums = s->sums + column_of(query, padded_dim);
@@ -102,7 +110,7 @@ INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, in
   for (int j = 0; j < num_keys; j += 4)
     for (int i = 0; i < 4; i++) {
       const __m512 score = _mm512_load_ps(scores + (j + i) * QUERY_STRIDE);
-      const __mmask16 seen = is_masked ? _mm512_cmpge_epi32_mask(num_before, _mm512_set1_epi32(j + i)) : 0xffff;
+      const __mmask16 seen = is_masked ? NAME(lanes_in_window)(num_before, j + i, window) : 0xffff;
       highs[i] = _mm512_mask_max_ps(highs[i], seen, score, highs[i]); /* NaN is never the maximum */
     }
   const __m512 high = _mm512_max_ps(_mm512_max_ps(highs[0], highs[1]), _mm512_max_ps(highs[2], highs[3]));
@@ -115,7 +123,7 @@ INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, in
       const __m512 score = _mm512_load_ps(scores + (j + i) * QUERY_STRIDE);
       weights[i] = rough_powers_of_2(_mm512_fmsub_ps(score, rate, level));
       if (is_masked)
-        weights[i] = _mm512_maskz_mov_ps(_mm512_cmpge_epi32_mask(num_before, _mm512_set1_epi32(j + i)), weights[i]);
+        weights[i] = _mm512_maskz_mov_ps(NAME(lanes_in_window)(num_before, j + i, window), weights[i]);
       total[i] = _mm512_add_ps(total[i], weights[i]);
     }
     _mm512_store_si512(s->weights + j / 2 * QUERY_STRIDE + column, pair_up(weights[0], weights[1]));

@@ -185,6 +185,11 @@ class ModelDescription:
         return -(-self.vocab_size // self.num_ranks)
 
     @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The windows of the layers, each once."""
+        return tuple(dict.fromkeys(layer.attention.window for layer in self.layers))
+
+    @property
     def attention(self) -> AttentionDescription:
         """The first layer's attention, whose heads all layers have.
 

@@ -106,8 +106,9 @@ class StepInputs:
     tokens with logprobs."""
     all_go_to_head: bool = False
     """`head_tokens` are all tokens, in order; known without waiting for the device."""
-    decode_work: DecodeWork | None = None
-    """The plan of decode attention: which program computes what; `None` for kernels without a plan."""
+    decode_works: Mapping[int | None, DecodeWork] | None = None
+    """By the window of a layer, the plan of decode attention: which program computes what; `None` for kernels without
+    a plan."""
     prefill_tiles: Tensor | None = None
     """int32 [L, 4]: the plan for prefill rows."""
     head_rows: PrefillRows | None = None
@@ -144,6 +145,8 @@ class StepShape:
     num_pages: int
     num_head_tokens: int
     decode_layout: DecodeLayout | None = None
+    windows: tuple[int | None, ...] = (None,)
+    """The windows of the layers, each once: decode attention has a plan for each."""
     num_tiles: int = 0
 
     @property
@@ -164,7 +167,7 @@ class StepShape:
         """Returns the layout of the columns of `StepInputs`, and of the plans."""
         layout = {name: (column.dtype, self.places(column)) for name, column in INPUT_COLUMNS.items()}
         if self.decode_layout is not None:
-            layout["decode_plan"] = (torch.int32, (self.decode_layout.num_words,))
+            layout["decode_plan"] = (torch.int32, (len(self.windows), self.decode_layout.num_words))
         if self.num_tiles:
             layout["prefill_tiles"] = (torch.int32, (self.num_tiles, TILE_WORDS))
         return PackedColumns(layout)

@@ -5,6 +5,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,36 +27,36 @@ from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
 from kernels.operations.sample import draw, greedy, sample
 from kernels.operations.silu_mul import silu_mul
-from tests.kernels.cases import Shape, assert_close, make_paged_case, with_codes
+from tests.kernels.cases import OPTIONS, Shape, assert_close, make_paged_case, with_codes
 from tests.kernels.gpu.plausible_blocks import plausible_rows
 
 SHAPES = [Shape(6, 2, 64, 16), Shape(7, 1, 80, 1), Shape(4, 4, 96, 64), Shape(5, 1, 128, 16), Shape(3, 3, 10, 4)]
 
 
-def attend(shape: Shape, dtype: torch.dtype) -> None:
-    case = make_paged_case(shape, [1, 66, 17], [0, 61, 300], dtype, "cpu")
+def attend(shape: Shape, dtype: torch.dtype, **options: Any) -> None:
+    case = make_paged_case(shape, [1, 66, 17], [0, 61, 300], dtype, "cpu", **options)
     out = torch.full_like(case.query, float("nan"))
     rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
-    paged_prefill(case.query, case.cache, rows, case.scale, out)
+    paged_prefill(case.query, case.cache, rows, case.options, out)
     assert_close(out, case.expected, dtype)
-    case = make_paged_case(shape, [1, 1, 1, 1], [0, 63, 299, 299], dtype, "cpu")
+    case = make_paged_case(shape, [1, 1, 1, 1], [0, 63, 299, 299], dtype, "cpu", **options)
     out = torch.full_like(case.query, float("nan"))
-    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out)
     assert_close(out, case.expected, dtype)
     case.page_tables[3, : 256 // shape.page_size] = case.page_tables[2, : 256 // shape.page_size].clone()
-    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out)
     assert_close(out[:3], case.expected[:3], dtype)
 
 
-def attend_codes(shape: Shape, dtype: torch.dtype) -> None:
-    case = with_codes(make_paged_case(shape, [1, 66], [0, 61], dtype, "cpu"), torch.int8)
+def attend_codes(shape: Shape, dtype: torch.dtype, **options: Any) -> None:
+    case = with_codes(make_paged_case(shape, [1, 66], [0, 61], dtype, "cpu", **options), torch.int8)
     out = torch.full_like(case.query, float("nan"))
     rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
-    paged_prefill(case.query, case.cache, rows, case.scale, out)
+    paged_prefill(case.query, case.cache, rows, case.options, out)
     assert_close(out, case.expected, dtype)
     last = torch.tensor([0, 66])
     decoded, num_keys = out[last].clone(), case.context_lens + case.query_lens
-    paged_decode(case.query[last], case.cache, case.page_tables, num_keys, case.scale, decoded)
+    paged_decode(case.query[last], case.cache, case.page_tables, num_keys, case.options, decoded)
     assert_close(decoded, case.expected[last], dtype)
 
 
@@ -129,6 +130,8 @@ def main(library: Path) -> None:
                 store(shape, dtype)
             for shape in (SHAPES[0], SHAPES[4]):
                 attend_codes(shape, dtype)
+            attend(SHAPES[0], dtype, **OPTIONS["all"])
+            attend_codes(SHAPES[0], dtype, **OPTIONS["all"])
             for size in (1, 7, 33, 4097):
                 compute(size, dtype)
                 replay(size, dtype)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import PrefillRows, RowDraws
 from kernels.dispatch import count_programs
@@ -68,14 +69,14 @@ def make_case(shape: Shape, lens: list[tuple[int, int]], codes: torch.dtype | No
     cache = PagedKV(halves[0], halves[1], PAGE_SIZE, *scales)
     new, before = zip(*lens, strict=True)
     query = torch.randn(sum(new), shape.num_heads, shape.head_dim, device=DEVICE, generator=generator).to(BF16)
-    scale, expected = shape.head_dim**-0.5, []
+    options, expected = AttentionOptions(shape.head_dim**-0.5), []
     for row, rows_query in enumerate(query.split(new)):
         positions = torch.arange(sum(lens[row]), device=DEVICE)
         slots = cache.find_slots(tables[row : row + 1], positions[None])[0]
         kv = [gather_heads(half, its, slots, torch.float64) for half, its in zip(halves, scales, strict=True)]
-        expected.append(dense_attention(rows_query, kv[0], kv[1], scale))
+        expected.append(dense_attention(rows_query, kv[0], kv[1], options))
     columns = [torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in (new, before)]
-    return PagedCase(query, cache, tables, columns[0], columns[1], scale, torch.cat(expected))
+    return PagedCase(query, cache, tables, columns[0], columns[1], options, torch.cat(expected))
 
 
 def plan_work(case: PagedCase, shape: Shape, codes: torch.dtype | None, shares: bool) -> DecodeWork:
@@ -104,7 +105,9 @@ def test_decode(model: str, codes: torch.dtype | None, shares: bool) -> None:
     work = plan_work(case, shape, codes, shares)
     out = torch.full_like(case.query, float("nan"))
     for _ in range(2):  # the second layer finds the counters as the first has left them
-        paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out.fill_(1e9), work)
+        paged_decode(
+            case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out.fill_(1e9), work
+        )
         assert_close(out, case.expected, BF16)
     assert not bool(work.scratch.counters.any())
 
@@ -120,9 +123,9 @@ def test_attention_over_codes_is_near_that_over_what_they_stand_for(model: str, 
     out = torch.full_like(coded.query, float("nan"))
     if is_prefill:
         rows = PrefillRows(coded.page_tables, coded.query_lens, coded.context_lens)
-        paged_prefill(coded.query, coded.cache, rows, coded.scale, out)
+        paged_prefill(coded.query, coded.cache, rows, coded.options, out)
     else:
-        paged_decode(coded.query, coded.cache, coded.page_tables, coded.context_lens + 1, coded.scale, out)
+        paged_decode(coded.query, coded.cache, coded.page_tables, coded.context_lens + 1, coded.options, out)
     assert 0.01 < float((out.double() - exact).norm() / exact.norm()) < 0.05
 
 
@@ -140,7 +143,7 @@ def test_prefill(model: str, codes: torch.dtype | None) -> None:
     plan_prefill_tiles(case.query_lens.cpu().numpy(), case.context_lens.cpu().numpy(), tiles, tile_tokens)
     out = torch.full_like(case.query, float("nan"))
     rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens, torch.from_numpy(tiles).to(DEVICE))
-    paged_prefill(case.query, case.cache, rows, case.scale, out)
+    paged_prefill(case.query, case.cache, rows, case.options, out)
     assert_close(out, case.expected, BF16)
 
 

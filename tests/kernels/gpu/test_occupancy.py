@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.dispatch import count_programs
 from kernels.gpu.launch_table import find_launch
@@ -105,9 +106,11 @@ def test_counts_what_is_launched_later(
     plan = torch.zeros(layout.num_words, dtype=torch.int32)
     work = DecodeWork(layout, plan, make_decode_scratch(layout, 64, torch.device("cpu")))
     tables, num_keys = torch.zeros(3, 2, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
-    paged_decode(heads[:, :8], cache, tables, num_keys, 0.125, torch.empty(3, 8, 64, dtype=dtype), work)
+    paged_decode(
+        heads[:, :8], cache, tables, num_keys, AttentionOptions(0.125), torch.empty(3, 8, 64, dtype=dtype), work
+    )
     (counted, counted_constants), (launched, launched_constants) = calls
     assert counted_constants == launched_constants
     kinds = [argument.dtype if isinstance(argument, torch.Tensor) else type(argument) for argument in launched]
     assert [each if isinstance(each, torch.dtype) else type(each) for each in counted] == kinds
-    assert counted[12] == launched[12] == 12 * 64, "divisible alike"
+    assert counted[14] == launched[14] == 12 * 64, "divisible alike"

@@ -3,12 +3,14 @@ import itertools
 import mmap
 import tempfile
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
 from kernels.operations.paged_decode import paged_decode
 from kernels.plans.decode_work import (
@@ -19,7 +21,15 @@ from kernels.plans.decode_work import (
     make_decode_scratch,
     plan_decode_work,
 )
-from tests.kernels.cases import PagedCase, Shape, assert_close, dense_attention, make_paged_case
+from tests.kernels.cases import (
+    OPTIONS,
+    PagedCase,
+    Shape,
+    assert_close,
+    dense_attention,
+    first_seen,
+    make_paged_case,
+)
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 GRID = [
@@ -34,7 +44,7 @@ MERGES = pytest.mark.parametrize("merges_in_kernel", [False, True], ids=["two ke
 def plan_work(case: PagedCase, layout: DecodeLayout, num_keys: Tensor) -> DecodeWork:
     words = np.full(layout.num_words, np.iinfo(np.int32).max, np.int32)
     tables = case.page_tables[: len(num_keys)].cpu().numpy()
-    plan_decode_work(layout, num_keys.cpu().numpy(), tables, case.cache.page_size, words)
+    plan_decode_work(layout, num_keys.cpu().numpy(), tables, case.cache.page_size, words, case.options.window)
     device = case.query.device
     return DecodeWork(
         layout, torch.from_numpy(words).to(device), make_decode_scratch(layout, case.query.shape[2], device)
@@ -43,12 +53,12 @@ def plan_work(case: PagedCase, layout: DecodeLayout, num_keys: Tensor) -> Decode
 
 def run(case: PagedCase, work: DecodeWork | None = None) -> Tensor:
     out = torch.full_like(case.query, float("nan"))
-    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out, work)
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out, work)
     return out
 
 
-def decode_case(shape: Shape, num_keys: list[int], dtype: torch.dtype, device: str) -> PagedCase:
-    return make_paged_case(shape, [1] * len(num_keys), [n - 1 for n in num_keys], dtype, device)
+def decode_case(shape: Shape, num_keys: list[int], dtype: torch.dtype, device: str, **options: Any) -> PagedCase:
+    return make_paged_case(shape, [1] * len(num_keys), [n - 1 for n in num_keys], dtype, device, **options)
 
 
 def share(case: PagedCase, groups: list[tuple[list[int], int]]) -> PagedCase:
@@ -57,9 +67,10 @@ def share(case: PagedCase, groups: list[tuple[list[int], int]]) -> PagedCase:
     for rows, num_pages in groups:
         tables[rows, :num_pages] = tables[rows[0], :num_pages].clone()
     for row, last in enumerate(case.context_lens.tolist()):
-        slots = case.cache.find_slots(tables[row : row + 1], torch.arange(last + 1, device=tables.device)[None])[0]
+        positions = torch.arange(first_seen(last, case.options), last + 1, device=tables.device)
+        slots = case.cache.find_slots(tables[row : row + 1], positions[None])[0]
         kv = (case.cache.keys[slots].cpu(), case.cache.values[slots].cpu())
-        expected.append(dense_attention(case.query[row : row + 1].cpu(), *kv, case.scale))
+        expected.append(dense_attention(case.query[row : row + 1].cpu(), *kv, case.options))
     return dataclasses.replace(case, page_tables=tables, expected=torch.cat(expected).to(tables.device))
 
 
@@ -79,6 +90,34 @@ def test_several_heads_and_rows_of_one_part_beside_rows_of_many(
     work = plan_work(case, DecodeLayout(3, 4, 2, 8, False, merges_in_kernel), case.context_lens + 1)
     assert_close(run(case, work), case.expected, dtype)
     assert not bool(work.scratch.counters.any())
+
+
+@pytest.mark.parametrize("window", [1, 15, 64, 65, 1000])
+def test_windows(window: int, device: str) -> None:
+    """Nothing behind a window is read: its pages may have been freed."""
+    case = decode_case(Shape(4, 2, 64, 16), [300, 1, 129, 64], torch.float32, device, window=window)
+    assert_close(run(case), case.expected, torch.float32)
+    work = plan_work(case, DecodeLayout(4, 4, 2, 8, True), case.context_lens + 1)
+    assert count_keys(work) == sum(min(window, num_keys) for num_keys in (300, 1, 129, 64))
+    assert_close(run(case, work), case.expected, torch.float32)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@MERGES
+def test_soft_cap_and_sinks(options: str, merges_in_kernel: bool, device: str) -> None:
+    """In rows of one part and of several."""
+    case = decode_case(Shape(6, 2, 16, 16), [300, 1, 129], torch.float32, device, **OPTIONS[options])
+    work = plan_work(case, DecodeLayout(3, 6, 2, 8, False, merges_in_kernel), case.context_lens + 1)
+    assert_close(run(case, work), case.expected, torch.float32)
+
+
+def test_rows_that_share_pages_of_which_some_are_behind_a_window(device: str) -> None:
+    case = decode_case(Shape(3, 1, 16, 64), [193, 200, 207, 400], torch.float32, device)
+    case = dataclasses.replace(case, options=AttentionOptions(0.25, window=200))
+    case = share(case, [([0, 1, 2, 3], 3)])
+    work = plan_work(case, DecodeLayout(4, 3, 1, 4, True), case.context_lens + 1)
+    assert count_keys(work) == 192 + 1 + 8 + 200 + 200, "only the rows that see all of it share it"
+    assert_close(run(case, work), case.expected, torch.float32)
 
 
 @pytest.mark.parametrize(("merges_in_kernel", "num_parts"), [(False, 33), (True, 17)])
@@ -172,7 +211,7 @@ def test_takes_a_query_that_is_a_view(device: str) -> None:
 def test_no_rows(device: str) -> None:
     case = decode_case(Shape(4, 2, 16, 16), [3], torch.float32, device)
     none = torch.empty(0, dtype=torch.int32, device=device)
-    paged_decode(case.query[:0], case.cache, case.page_tables[:0], none, case.scale, torch.empty_like(case.query[:0]))
+    paged_decode(case.query[:0], case.cache, case.page_tables[:0], none, case.options, torch.empty_like(case.query[:0]))
 
 
 def make_huge_cache(device: str) -> tuple[PagedKV, int]:
@@ -197,9 +236,9 @@ def test_slots_beyond_31_bits_of_elements(device: str) -> None:
     query = torch.randn(1, 2, 64, generator=torch.Generator().manual_seed(1)).half().to(device)
     table = torch.tensor([[page]], dtype=torch.int32, device=device)
     out = torch.full_like(query, float("nan"))
-    paged_decode(query, cache, table, torch.tensor([9], dtype=torch.int32, device=device), 0.125, out)
+    paged_decode(query, cache, table, torch.tensor([9], dtype=torch.int32, device=device), AttentionOptions(0.125), out)
     kv = cache.keys[slots].cpu()
-    assert_close(out.cpu(), dense_attention(query.cpu(), kv, kv, 0.125), torch.float16)
+    assert_close(out.cpu(), dense_attention(query.cpu(), kv, kv, AttentionOptions(0.125)), torch.float16)
 
 
 @pytest.mark.gpu

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.rows import PrefillRows
 from kernels.gpu.launch_table import HOPPER, count_tile_tokens, find_capability
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
-from tests.kernels.cases import PagedCase, Shape, assert_close, dense_attention, make_paged_case
+from tests.kernels.cases import OPTIONS, PagedCase, Shape, assert_close, dense_attention, make_paged_case
 from tests.kernels.gpu.test_paged_decode import DTYPES, GRID, make_huge_cache
 
 QUERY_LENS = [1, 7, 65, 1]
@@ -30,7 +31,7 @@ def plan_tiles(case: PagedCase, max_tokens: int, max_rows: int) -> Tensor:
 def run(case: PagedCase, tiles: Tensor | None = None) -> Tensor:
     out = torch.full_like(case.query, float("nan"))
     rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens, tiles)
-    paged_prefill(case.query, case.cache, rows, case.scale, out)
+    paged_prefill(case.query, case.cache, rows, case.options, out)
     return out
 
 
@@ -40,6 +41,21 @@ def test_equals_dense_attention(shape: Shape, dtype: torch.dtype, device: str, b
     case = make_paged_case(shape, QUERY_LENS, CONTEXT_LENS, dtype, device)
     assert_close(run(case), case.expected, dtype)
     assert backend["paged_prefill"] == 1
+
+
+@pytest.mark.parametrize("window", [1, 15, 64, 65, 100, 1000])
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_windows(window: int, head_dim: int, device: str) -> None:
+    """Nothing behind the window of a row's first token is read: its pages may have been freed."""
+    shape = Shape(2, 1, head_dim, 16)
+    case = make_paged_case(shape, [*QUERY_LENS, 3], [*CONTEXT_LENS, 300], torch.float32, device, window=window)
+    assert_close(run(case), case.expected, torch.float32)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_soft_cap_and_sinks(options: str, device: str) -> None:
+    case = make_paged_case(Shape(6, 2, 16, 16), QUERY_LENS, CONTEXT_LENS, torch.float32, device, **OPTIONS[options])
+    assert_close(run(case), case.expected, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -94,7 +110,7 @@ def test_takes_a_query_that_is_a_view(device: str) -> None:
 def test_no_rows(device: str) -> None:
     case = make_paged_case(Shape(4, 2, 16, 16), [3], [0], torch.float32, device)
     none, empty = torch.empty(0, dtype=torch.int32, device=device), torch.empty_like(case.query[:0])
-    paged_prefill(case.query[:0], case.cache, PrefillRows(case.page_tables[:0], none, none), case.scale, empty)
+    paged_prefill(case.query[:0], case.cache, PrefillRows(case.page_tables[:0], none, none), case.options, empty)
 
 
 def test_slots_beyond_31_bits_of_elements(device: str) -> None:
@@ -104,6 +120,6 @@ def test_slots_beyond_31_bits_of_elements(device: str) -> None:
     query = torch.randn(4, 2, 64, generator=torch.Generator().manual_seed(1)).half().to(device)
     columns = torch.tensor([[page], [4], [5]], dtype=torch.int32, device=device)
     out = torch.full_like(query, float("nan"))
-    paged_prefill(query, cache, PrefillRows(columns[:1], columns[1], columns[2]), 0.125, out)
+    paged_prefill(query, cache, PrefillRows(columns[:1], columns[1], columns[2]), AttentionOptions(0.125), out)
     kv = cache.keys[slots].cpu()
-    assert_close(out.cpu(), dense_attention(query.cpu(), kv, kv, 0.125), torch.float16)
+    assert_close(out.cpu(), dense_attention(query.cpu(), kv, kv, AttentionOptions(0.125)), torch.float16)

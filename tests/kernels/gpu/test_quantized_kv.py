@@ -24,7 +24,7 @@ CASES = [
 def test_decode(shape: Shape, dtype: torch.dtype, device: str, backend: Counter[str]) -> None:
     case = with_codes(make_paged_case(shape, [1, 1, 1], [0, 130, 63], dtype, device), FP8)
     out = torch.full_like(case.query, float("nan"))
-    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out)
     assert_close(out, case.expected, dtype)
     assert backend["paged_decode"] == 1
 
@@ -34,7 +34,7 @@ def test_prefill(shape: Shape, dtype: torch.dtype, device: str, backend: Counter
     case = with_codes(make_paged_case(shape, [3, 65], [0, 66], dtype, device), FP8)
     out = torch.full_like(case.query, float("nan"))
     rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
-    paged_prefill(case.query, case.cache, rows, case.scale, out)
+    paged_prefill(case.query, case.cache, rows, case.options, out)
     assert_close(out, case.expected, dtype)
     assert backend["paged_prefill"] == 1
 
@@ -45,7 +45,7 @@ def test_values_too_small_for_float16_are_not_lost(device: str) -> None:
     case.cache.values.mul_(2e-4)
     case = with_codes(case, FP8)
     out = torch.full_like(case.query, float("nan"))
-    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out)
     most = float(case.expected.abs().max())
     assert most < 1e-3
     assert float((out - case.expected).abs().max()) < 0.02 * most
@@ -63,7 +63,7 @@ def test_queries_and_values_of_any_size(dtype: torch.dtype, device: str) -> None
     case.cache.values.mul_(sizes.to(device))
     case = with_codes(case, FP8)
     out = torch.full_like(case.query, float("nan"))
-    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out)
     for mine, expected in zip(out.double(), case.expected, strict=True):
         assert float((mine - expected).abs().max()) < 1e-2 * float(expected.abs().max())
 
@@ -74,7 +74,7 @@ def test_a_row_of_nothing_but_zeros_is_zero(device: str) -> None:
     case.cache.values.mul_(0)
     case = with_codes(case, FP8)
     out = torch.full_like(case.query, float("nan"))
-    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out)
     assert not bool(out.any())
 
 
@@ -83,7 +83,7 @@ def test_a_row_that_is_not_finite_is_seen_and_leaves_the_others_alone(device: st
     assert case.cache.value_scales is not None
     case.cache.value_scales[int(case.page_tables[1, 0]) * 16] = float("nan")
     out = torch.full_like(case.query, 0.0)
-    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out)
     assert not bool(out[1].isfinite().any())
     assert_close(out[[0, 2]], case.expected[[0, 2]], torch.bfloat16)
 

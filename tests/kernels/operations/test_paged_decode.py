@@ -1,11 +1,13 @@
 import itertools
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from kernels.operations import paged_decode as module
 from kernels.operations.paged_decode import paged_decode, paged_decode_reference
-from tests.kernels.cases import DEVICES, PagedCase, Shape, assert_close, make_paged_case
+from tests.kernels.cases import DEVICES, OPTIONS, WINDOWS, PagedCase, Shape, assert_close, make_paged_case
 
 SHAPES = [
     Shape(12, 12, 64, 16),
@@ -41,7 +43,7 @@ def run(case: PagedCase) -> torch.Tensor:
         case.cache,
         case.page_tables,
         case.context_lens + 1,
-        case.scale,
+        case.options,
         out,
     )
     return out
@@ -52,7 +54,7 @@ def run_each_alone(case: PagedCase) -> torch.Tensor:
     for row in range(len(case.query)):
         rows = slice(row, row + 1)
         num_keys = case.context_lens[rows] + 1
-        paged_decode(case.query[rows], case.cache, case.page_tables[rows], num_keys, case.scale, alone[rows])
+        paged_decode(case.query[rows], case.cache, case.page_tables[rows], num_keys, case.options, alone[rows])
     return alone
 
 
@@ -61,8 +63,8 @@ def slot_of(case: PagedCase, row: int, position: int) -> int:
     return int(case.page_tables[row, position // page_size]) * page_size + position % page_size
 
 
-def decode_case(shape: Shape, num_keys: list[int], dtype: torch.dtype, device: str) -> PagedCase:
-    return make_paged_case(shape, [1] * len(num_keys), [n - 1 for n in num_keys], dtype, device)
+def decode_case(shape: Shape, num_keys: list[int], dtype: torch.dtype, device: str, **options: Any) -> PagedCase:
+    return make_paged_case(shape, [1] * len(num_keys), [n - 1 for n in num_keys], dtype, device, **options)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -81,13 +83,34 @@ def test_rows_of_more_keys_than_one_part_takes(shape: Shape, dtype: torch.dtype,
     assert_close(run(case), case.expected, dtype)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("shape", [Shape(6, 2, 64, 16), Shape(4, 4, 80, 1), Shape(6, 2, 16, 24)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_windows(shape: Shape, dtype: torch.dtype, window: int, device: str) -> None:
+    """Nothing behind a window is read: its pages may have been freed."""
+    case = decode_case(shape, [*NUM_KEYS, *LONG_NUM_KEYS], dtype, device, window=window)
+    assert_close(run(case), case.expected, dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_soft_cap_and_sinks(dtype: torch.dtype, options: str, device: str) -> None:
+    case = decode_case(Shape(6, 2, 64, 16), [*NUM_KEYS, *LONG_NUM_KEYS], dtype, device, **OPTIONS[options])
+    assert_close(run(case), case.expected, dtype)
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS["all"]], ids=["", "options"])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_is_the_same_alone_and_in_a_batch(backend: str, dtype: torch.dtype, num_threads: int) -> None:
+def test_a_row_is_the_same_alone_and_in_a_batch(
+    backend: str, dtype: torch.dtype, num_threads: int, options: dict[str, Any]
+) -> None:
     """To the last bit, with any number of threads: a request gives the same tokens in any batch."""
     if backend == "torch":
         pytest.skip("torch's products may add in another order for another number of rows")
-    case = decode_case(Shape(6, 2, 64, 16), [*NUM_KEYS, *LONG_NUM_KEYS], dtype, "cpu")
+    case = decode_case(Shape(6, 2, 64, 16), [*NUM_KEYS, *LONG_NUM_KEYS], dtype, "cpu", **options)
     torch.set_num_threads(num_threads)
     try:
         assert torch.equal(run(case), run_each_alone(case))
@@ -95,15 +118,17 @@ def test_a_row_is_the_same_alone_and_in_a_batch(backend: str, dtype: torch.dtype
         torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("window", [None, 1, 100, 256, 290])
 @pytest.mark.parametrize("shape", SHARING_SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_alone_and_beside_rows_that_share_its_pages(
-    backend: str, shape: Shape, dtype: torch.dtype
+    backend: str, shape: Shape, dtype: torch.dtype, window: int | None
 ) -> None:
     """To the last bit, whether they share all of a part of its keys, or some, or the same pages in another order."""
     if backend == "torch":
         pytest.skip("torch's products may add in another order for another number of rows")
-    case = decode_case(shape, SHARING_NUM_KEYS, dtype, "cpu")
+    case = decode_case(shape, SHARING_NUM_KEYS, dtype, "cpu", softcap=window and 4.0)
+    case = replace(case, options=replace(case.options, window=window))
     for row, num_shared in enumerate(NUM_SHARED):
         num_pages = num_shared // shape.page_size
         case.page_tables[row, :num_pages] = case.page_tables[0, :num_pages].clone()
@@ -112,16 +137,20 @@ def test_a_row_is_the_same_alone_and_beside_rows_that_share_its_pages(
     assert torch.equal(run(case), run_each_alone(case))
 
 
+@pytest.mark.parametrize("window", [None, 5, 64, 100])
 @pytest.mark.parametrize("num_rows", [2, 3, 17, 20])
 @pytest.mark.parametrize("shape", SHARING_SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_of_a_draft_are_each_the_same_alone(backend: str, shape: Shape, dtype: torch.dtype, num_rows: int) -> None:
+def test_rows_of_a_draft_are_each_the_same_alone(
+    backend: str, shape: Shape, dtype: torch.dtype, num_rows: int, window: int | None
+) -> None:
     """To the last bit: they have the same pages and one key more from row to row, and what a draft token that is not
     finite leaves in the cache reaches no row before it."""
     if backend == "torch":
         pytest.skip("torch's products may add in another order for another number of rows")
     num_keys = [3, *range(119, 119 + num_rows), 140]
     case = decode_case(shape, num_keys, dtype, "cpu")
+    case = replace(case, options=replace(case.options, window=window))
     case.page_tables[1 : 1 + num_rows] = case.page_tables[num_rows].clone()
     case.cache.values[slot_of(case, num_rows, 118 + num_rows - 1)] = float("nan")
     out = run(case)
@@ -137,7 +166,7 @@ def test_many_rows_that_share_pages(dtype: torch.dtype) -> None:
     case.page_tables[1::2, :8] = case.page_tables[1, :8].clone()
     expected = torch.empty_like(case.query)
     num_keys = case.context_lens + 1
-    paged_decode_reference(case.query, case.cache, case.page_tables, num_keys, case.scale, expected)
+    paged_decode_reference(case.query, case.cache, case.page_tables, num_keys, case.options, expected)
     assert_close(run(case), expected, dtype)
     assert_close(run(case)[::2], case.expected[::2], dtype)
 
@@ -146,7 +175,7 @@ def test_many_rows_that_share_pages(dtype: torch.dtype) -> None:
 def test_no_rows(dtype: torch.dtype) -> None:
     case = decode_case(Shape(4, 2, 16, 16), [3], dtype, "cpu")
     none = torch.empty(0, dtype=torch.int32)
-    paged_decode(case.query[:0], case.cache, case.page_tables[:0], none, case.scale, torch.empty_like(case.query[:0]))
+    paged_decode(case.query[:0], case.cache, case.page_tables[:0], none, case.options, torch.empty_like(case.query[:0]))
 
 
 @pytest.mark.parametrize("elements", [1, 3000, 1 << 20])
@@ -185,7 +214,7 @@ def test_takes_a_query_that_is_a_view(device: str) -> None:
         case.cache,
         case.page_tables,
         case.context_lens + 1,
-        case.scale,
+        case.options,
         out,
     )
     assert_close(out, case.expected, torch.float32)

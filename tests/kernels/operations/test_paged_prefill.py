@@ -1,9 +1,20 @@
+from typing import Any
+
 import pytest
 import torch
 
 from kernels.arguments.rows import PrefillRows
 from kernels.operations.paged_prefill import paged_prefill
-from tests.kernels.cases import DEVICES, PagedCase, Shape, assert_close, dense_attention, make_paged_case
+from tests.kernels.cases import (
+    DEVICES,
+    OPTIONS,
+    WINDOWS,
+    PagedCase,
+    Shape,
+    assert_close,
+    dense_attention,
+    make_paged_case,
+)
 from tests.kernels.operations.test_paged_decode import GRID, SHAPES
 
 QUERY_LENS = [1, 7, 16, 33, 64, 5, 1]
@@ -13,7 +24,7 @@ CONTEXT_LENS = [0, 0, 16, 3, 70, 129, 48]
 def run(case: PagedCase) -> torch.Tensor:
     out = torch.full_like(case.query, float("nan"))
     rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
-    paged_prefill(case.query, case.cache, rows, case.scale, out)
+    paged_prefill(case.query, case.cache, rows, case.options, out)
     return out
 
 
@@ -33,15 +44,35 @@ def test_rows_longer_than_a_tile(shape: Shape, dtype: torch.dtype, device: str) 
     assert_close(run(case), case.expected, dtype)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("shape", [Shape(6, 2, 64, 16), Shape(4, 4, 80, 1), Shape(6, 2, 16, 24)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_windows(shape: Shape, dtype: torch.dtype, window: int, device: str) -> None:
+    """Nothing behind the window of a row's first new token is read: its pages may have been freed."""
+    case = make_paged_case(shape, [*QUERY_LENS, 150], [*CONTEXT_LENS, 61], dtype, device, window=window)
+    assert_close(run(case), case.expected, dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_soft_cap_and_sinks(dtype: torch.dtype, options: str, device: str) -> None:
+    lens = [*QUERY_LENS, 150], [*CONTEXT_LENS, 61]
+    case = make_paged_case(Shape(6, 2, 64, 16), *lens, dtype, device, **OPTIONS[options])
+    assert_close(run(case), case.expected, dtype)
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS["all"], {"window": 5}], ids=["", "options", "short window"])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_is_the_same_in_chunks_and_beside_other_rows(
-    backend: str, dtype: torch.dtype, num_threads: int
+    backend: str, dtype: torch.dtype, num_threads: int, options: dict[str, Any]
 ) -> None:
     """To the last bit, whatever the threads: so a prompt's tokens get the same however a scheduler cuts it up."""
     if backend == "torch":
         pytest.skip("torch's products may add in another order for another number of tokens")
-    case = make_paged_case(Shape(6, 2, 64, 16), [150, 40, 3], [70, 0, 129], dtype, "cpu")
+    case = make_paged_case(Shape(6, 2, 64, 16), [150, 40, 3], [70, 0, 129], dtype, "cpu", **options)
     chunked, first = torch.full_like(case.query, float("nan")), 0
     for row, (num_new, num_before) in enumerate(zip([150, 40, 3], [70, 0, 129], strict=True)):
         for start in range(0, num_new, 37):
@@ -50,7 +81,7 @@ def test_a_token_is_the_same_in_chunks_and_beside_other_rows(
             lens = (torch.tensor([size], dtype=torch.int32), torch.tensor([num_before + start], dtype=torch.int32))
             table = case.page_tables[row : row + 1]
             rows = PrefillRows(table, *lens)
-            paged_prefill(case.query[tokens], case.cache, rows, case.scale, chunked[tokens])
+            paged_prefill(case.query[tokens], case.cache, rows, case.options, chunked[tokens])
         first += num_new
     torch.set_num_threads(num_threads)
     try:
@@ -67,7 +98,7 @@ def test_scores_that_rise_from_block_to_block(dtype: torch.dtype) -> None:
     keys, values = case.cache.keys[slots], case.cache.values[slots]
     keys *= torch.linspace(0.05, 6, 350, dtype=dtype)[:, None, None]
     case.cache.keys[slots] = keys
-    expected = dense_attention(case.query, keys, values, case.scale)
+    expected = dense_attention(case.query, keys, values, case.options)
     assert_close(run(case), expected, dtype)
 
 
@@ -75,7 +106,7 @@ def test_no_rows() -> None:
     case = make_paged_case(Shape(4, 2, 16, 16), [3], [0], torch.float32, "cpu")
     none, empty = torch.empty(0, dtype=torch.int32), torch.empty_like(case.query[:0])
     rows = PrefillRows(case.page_tables[:0], none, none)
-    paged_prefill(case.query[:0], case.cache, rows, case.scale, empty)
+    paged_prefill(case.query[:0], case.cache, rows, case.options, empty)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -95,7 +126,7 @@ def test_a_row_of_no_new_tokens_has_none(device: str) -> None:
     lens = lens.int().to(device)
     tables[[0, 2]], lens[0, [0, 2]], lens[1, [0, 2]] = case.page_tables, case.query_lens, case.context_lens
     out = torch.full_like(case.query, float("nan"))
-    paged_prefill(case.query, case.cache, PrefillRows(tables, lens[0], lens[1]), case.scale, out)
+    paged_prefill(case.query, case.cache, PrefillRows(tables, lens[0], lens[1]), case.options, out)
     assert_close(out, case.expected, torch.float32)
 
 
@@ -103,4 +134,4 @@ def test_refuses_lengths_of_another_type() -> None:
     case = make_paged_case(Shape(2, 2, 8, 16), [3], [0], torch.float32, "cpu")
     rows = PrefillRows(case.page_tables, case.query_lens.long(), case.context_lens)
     with pytest.raises(AssertionError):
-        paged_prefill(case.query, case.cache, rows, case.scale, torch.empty_like(case.query))
+        paged_prefill(case.query, case.cache, rows, case.options, torch.empty_like(case.query))

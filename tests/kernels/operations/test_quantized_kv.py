@@ -1,6 +1,7 @@
 """The operations on a cache of 8-bit codes: C kernels and references, against what the codes stand for in float64."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.quantized_kv import gather_heads, quantize_heads
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
-from tests.kernels.cases import PagedCase, Shape, assert_close, make_paged_case, with_codes
+from tests.kernels.cases import OPTIONS, PagedCase, Shape, assert_close, make_paged_case, with_codes
 
 SHAPES = [Shape(12, 12, 64, 16), Shape(6, 2, 80, 4), Shape(5, 1, 128, 16), Shape(3, 3, 10, 1)]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -19,14 +20,14 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 def decode(case: PagedCase) -> torch.Tensor:
     out = torch.full_like(case.query, float("nan"))
-    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out)
     return out
 
 
 def prefill(case: PagedCase) -> torch.Tensor:
     out = torch.full_like(case.query, float("nan"))
     rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
-    paged_prefill(case.query, case.cache, rows, case.scale, out)
+    paged_prefill(case.query, case.cache, rows, case.options, out)
     return out
 
 
@@ -45,6 +46,17 @@ def test_prefill_attends_to_what_the_codes_stand_for(shape: Shape, dtype: torch.
     assert_close(prefill(case), case.expected, dtype)
 
 
+@pytest.mark.parametrize("code_dtype", MAX_CODES)
+@pytest.mark.parametrize("options", [{"window": 1}, {"window": 17}, *OPTIONS.values()], ids=["1", "17", *OPTIONS])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_options_of_attention(dtype: torch.dtype, options: dict[str, Any], code_dtype: torch.dtype) -> None:
+    shape = Shape(6, 2, 64, 16)
+    case = with_codes(make_paged_case(shape, [1, 1, 1, 1], [0, 63, 64, 298], dtype, "cpu", **options), code_dtype)
+    assert_close(decode(case), case.expected, dtype)
+    case = with_codes(make_paged_case(shape, [1, 7, 66], [0, 129, 3], dtype, "cpu", **options), code_dtype)
+    assert_close(prefill(case), case.expected, dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_is_the_same_alone_and_beside_rows_that_share_its_pages(backend: str, dtype: torch.dtype) -> None:
     if backend == "torch":
@@ -55,7 +67,7 @@ def test_a_row_is_the_same_alone_and_beside_rows_that_share_its_pages(backend: s
     for row in range(4):
         rows, alone = slice(row, row + 1), torch.full_like(case.query[:1], float("nan"))
         num_keys = case.context_lens[rows] + 1
-        paged_decode(case.query[rows], case.cache, case.page_tables[rows], num_keys, case.scale, alone)
+        paged_decode(case.query[rows], case.cache, case.page_tables[rows], num_keys, case.options, alone)
         assert torch.equal(alone, together[rows])
 
 

@@ -53,14 +53,23 @@ class Plan:
         return sum(end_key - first_key for first_key, end_key, _ in self.items)
 
 
-def make_plan(layout: DecodeLayout, num_keys: list[int], tables: np.ndarray, page_size: int) -> Plan:
+def make_plan(
+    layout: DecodeLayout, num_keys: list[int], tables: np.ndarray, page_size: int, window: int | None = None
+) -> Plan:
     words = np.full(layout.num_words, UNTOUCHED, np.int32)
-    plan_decode_work(layout, np.array(num_keys, np.int32), tables, page_size, words)
+    plan_decode_work(layout, np.array(num_keys, np.int32), tables, page_size, words, window)
     return Plan(layout, words)
 
 
-def check_plan(plan: Plan, layout: DecodeLayout, num_keys: list[int], tables: np.ndarray, page_size: int) -> None:
-    """Every key of a row is in one item; an item's rows have the same pages there; parts are numbered without a gap."""
+def check_plan(
+    plan: Plan,
+    layout: DecodeLayout,
+    num_keys: list[int],
+    tables: np.ndarray,
+    page_size: int,
+    window: int | None = None,
+) -> None:
+    """Every key of a row's window is in one item, whose rows have the same pages; parts are numbered without a gap."""
     seen: Counter[tuple[int, int]] = Counter()
     for first_key, end_key, rows in plan.items:
         assert first_key < end_key
@@ -69,7 +78,8 @@ def check_plan(plan: Plan, layout: DecodeLayout, num_keys: list[int], tables: np
         for row in rows:
             assert tables[row, pages].tolist() == tables[rows[0], pages].tolist()
             seen.update((row, key) for key in range(first_key, end_key))
-    assert seen == Counter((row, key) for row, count in enumerate(num_keys) for key in range(count))
+    begins = [max(0, count - (window or count)) for count in num_keys]
+    assert seen == Counter((row, key) for row, count in enumerate(num_keys) for key in range(begins[row], count))
     assert sorted(plan.used_entries) == list(range(len(plan.used_entries)))
     assert len(plan.used_entries) <= layout.max_entries
     for row in range(layout.max_rows):
@@ -119,11 +129,13 @@ def test_a_plan_covers_every_key_of_every_row_once(data: st.DataObject) -> None:
         num_programs=data.draw(st.sampled_from([1, 4, 60, 528])),
         shares_prefixes=data.draw(st.booleans()),
     )
-    plan = make_plan(layout, num_keys, tables, page_size)
-    check_plan(plan, layout, num_keys, tables, page_size)
-    assert plan.num_keys_read <= sum(num_keys)
+    window = data.draw(st.none() | st.integers(1, 220))
+    plan = make_plan(layout, num_keys, tables, page_size, window)
+    check_plan(plan, layout, num_keys, tables, page_size, window)
+    num_seen = sum(min(count, window or count) for count in num_keys)
+    assert plan.num_keys_read <= num_seen
     if not layout.shares_prefixes:
-        assert plan.num_keys_read == sum(num_keys)
+        assert plan.num_keys_read == num_seen
 
 
 def slow_shared_pages(num_keys: list[int], tables: np.ndarray, page_size: int) -> set[tuple[int, int, frozenset[int]]]:

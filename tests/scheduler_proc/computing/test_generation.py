@@ -27,8 +27,8 @@ SCHEDULES = [
 ]
 
 
-ONE_OF_EACH = ("gpt2", "llama-gqa-tied", "qwen2-mha-untied", "qwen3-gqa-tied")
-"""Every family."""
+ONE_OF_EACH = ("gpt2", "llama-gqa-tied", "mistral-window", "qwen2-mha-untied", "qwen2-windows", "qwen3-gqa-tied")
+"""Every family, with and without windows."""
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ def cache_bytes(runner: Runner) -> int:
         ("llama-mqa", {}, 2, {}),
         ("llama-biases", {}, 2, {}),
         ("qwen2-mha-untied", {}, 2, {}),
+        ("mistral-window", {}, 2, {}),
         ("qwen3-gqa-tied", {}, 2, {"kv_cache_dtype": "int8"}),
         ("qwen3-gqa-tied", {}, 4, {}),
         ("llama-mha", {}, 2, {"quantization": "int8"}),

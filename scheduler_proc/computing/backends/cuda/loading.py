@@ -152,7 +152,8 @@ def _load_kernels(device: CudaDevice) -> bool:
 
 
 def _make_attention(model: ModelParts, device: CudaDevice) -> AttentionPlans:
-    cache, attention = model.config.cache, model.decoder.model.attention
-    shape = DecodeShape(*attention.heads, cache.block_size, model.decoder.activation_dtype, model.placement.kv_codes)
-    max_rows = model.config.scheduling.max_num_seqs
-    return AttentionPlans(shape, max_rows, cache.shared_prefix_attention, device.torch_device)
+    cache, decoder = model.config.cache, model.decoder
+    heads = decoder.model.attention.heads
+    shape = DecodeShape(*heads, cache.block_size, decoder.activation_dtype, model.placement.kv_codes)
+    max_rows, shares = model.config.scheduling.max_num_seqs, cache.shared_prefix_attention
+    return AttentionPlans(shape, decoder.model.windows, max_rows, shares, device.torch_device)

@@ -5,14 +5,14 @@ Shape legend: T tokens of the step, E embedding size, H query heads, G key/value
 
 from torch import Tensor
 
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import HeadNorms, PrefillRows
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.rotate_store import rotate_store
-from messages.errors import BootError
 from scheduler_proc.computing.model.blocks.norm import norm_parameters, pop_scale
-from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.description import AttentionDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
 from scheduler_proc.computing.model.rope_tables import RopeTables
@@ -24,16 +24,15 @@ QK_NORMS = ("query_norm", "key_norm")
 
 
 def attention_parameters(layer: str, attention: AttentionDescription, hidden_size: int) -> list[Parameter]:
-    """Raises `BootError` for attention that no kernel computes."""
-    unsupported = {"a window": attention.window, "a soft cap": attention.softcap, "sinks": attention.has_sinks}
-    if found := [name for name, value in unsupported.items() if value]:
-        raise BootError(f"config.json: {layer}: attention with {' and '.join(found)} is not supported")
     heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
     by_heads = ByRows(tuple((num, attention.head_dim) for num in heads))
     parameters = linear_parameters(f"{layer}.qkv", attention.qkv_size, hidden_size, attention.has_qkv_bias, by_heads)
     if attention.qk_norm is not None:
         for name in QK_NORMS:
             parameters += norm_parameters(f"{layer}.{name}", attention.qk_norm)
+    if attention.has_sinks:
+        num_heads = attention.num_heads
+        parameters.append(Parameter(f"{layer}.sinks", (num_heads,), "bias", ByRows(((num_heads, 1),))))
     return parameters + linear_parameters(
         f"{layer}.attention_out", hidden_size, attention.query_size, attention.has_out_bias, ByColumns()
     )
@@ -50,7 +49,9 @@ class Attention:
         rope_tables: RopeTables | None,
         parallel: ParallelGroup,
     ):
-        self._head_dim, self._scale = attention.head_dim, attention.scale
+        self._head_dim = attention.head_dim
+        sinks = pop_tensor(weights, f"{layer}.sinks").float() if attention.has_sinks else None
+        self._options = AttentionOptions(attention.scale, attention.window, attention.softcap, sinks)
         self._qkv = pop_linear(weights, f"{layer}.qkv")
         self._qk_norms = None
         if attention.qk_norm is not None:
@@ -100,12 +101,12 @@ class Attention:
                 cache,
                 step.decode_page_tables,
                 step.decode_num_keys,
-                self._scale,
+                self._options,
                 out_THD[:num_decode] if has_others else out_THD,
-                step.decode_work,
+                None if step.decode_works is None else step.decode_works[self._options.window],
             )
         if num_decode < num_tokens:
-            paged_prefill(query_THD[num_decode:], cache, rows, self._scale, out_THD[num_decode:])
+            paged_prefill(query_THD[num_decode:], cache, rows, self._options, out_THD[num_decode:])
         return _select(out_THD, wanted)
 
 

@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from messages.errors import BootError
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import (
     AttentionDescription,
@@ -26,12 +26,13 @@ ROPE_SCALINGS = ("default", "linear", "llama3", "longrope")
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    _check_sliding_window(hf_config, max_model_len)
     has_bias = hf_config.flag("attention_bias", False)
     num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
+    window = fit_window(hf_config.optional_count("sliding_window"), max_model_len)
+    attention = describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias)
     return describe_model(
         hf_config,
-        describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias),
+        [replace(attention, window=window)] * num_layers,
         [describe_dense_mlp(hf_config, has_bias=hf_config.flag("mlp_bias", False))] * num_layers,
     )
 
@@ -73,9 +74,9 @@ def _describe_norm(hf_config: HfConfig, size: int) -> NormDescription:
 
 
 def describe_model(
-    hf_config: HfConfig, attention: AttentionDescription, mlps: Sequence[MlpDescription] = ()
+    hf_config: HfConfig, attentions: Sequence[AttentionDescription], mlps: Sequence[MlpDescription] = ()
 ) -> ModelDescription:
-    """Returns a model whose layers have this attention; the rest is read as for Llama and its descendants.
+    """Returns a model whose layers have these attentions; the rest is read as for Llama and its descendants.
 
     `mlps`: the MLP of each layer, if they are not all dense ones without a bias.
     """
@@ -83,10 +84,9 @@ def describe_model(
     if activation != "silu":
         raise hf_config.refuse("hidden_act", activation, "supported is silu")
     norm = _describe_norm(hf_config, hf_config.count("hidden_size"))
-    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
     layers = (
         LayerDescription(attention_norm=norm, attention=attention, mlp_norm=norm, mlp=mlp)
-        for mlp in mlps or [describe_dense_mlp(hf_config)] * num_layers
+        for attention, mlp in zip(attentions, mlps or [describe_dense_mlp(hf_config)] * len(attentions), strict=True)
     )
     return ModelDescription(
         vocab_size=hf_config.count("vocab_size"),
@@ -131,14 +131,9 @@ def _read_factors(parameters: HfConfig) -> tuple[float, ...]:
     return tuple(factors)
 
 
-def _check_sliding_window(hf_config: HfConfig, max_model_len: int) -> None:
-    """Attention here is over the whole context: the same thing as long as the context fits in the window."""
-    window = hf_config.optional_count("sliding_window")
-    if window is not None and max_model_len > window:
-        raise BootError(
-            f"config.json: sliding_window is {window}: sliding-window attention is not supported; "
-            f"--max-model-len {window} serves this model within its window"
-        )
+def fit_window(window: int | None, max_model_len: int) -> int | None:
+    """Returns the window, `None` if no context is longer: attention is then the same as over the whole context."""
+    return None if window is None or window >= max_model_len else window
 
 
 def dense_mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:

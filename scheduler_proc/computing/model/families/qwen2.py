@@ -1,27 +1,41 @@
-"""Qwen2 and Qwen2.5: Llama with a bias on query, key and value."""
+"""Qwen2 and Qwen2.5: Llama with a bias on query, key and value, and in some models a window in some layers."""
 
 from dataclasses import replace
 
-from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.model.description import AttentionDescription, ModelDescription
 from scheduler_proc.computing.model.families import llama
 
-WHOLE_CONTEXT = "full_attention"
+WHOLE_CONTEXT, WINDOW = "full_attention", "sliding_attention"
+
+FIRST_WINDOW_LAYER = 28
+"""The default of `max_window_layers`."""
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    check_whole_context(hf_config)
     attention = llama.describe_attention(hf_config, has_qkv_bias=True, has_out_bias=False)
-    return llama.describe_model(hf_config, attention)
+    return llama.describe_model(hf_config, with_windows(hf_config, attention, max_model_len))
 
 
-def check_whole_context(hf_config: HfConfig) -> None:
-    """Raises `BootError` for layers with a window; `sliding_window` alone is the size of one that is not used."""
-    if hf_config.flag("use_sliding_window", False):
-        raise hf_config.refuse("use_sliding_window", True, "sliding-window attention is not supported")
-    others = sorted({kind for kind in hf_config.texts("layer_types") if kind != WHOLE_CONTEXT})
-    if others:
-        raise hf_config.refuse("layer_types", others, f"supported is {WHOLE_CONTEXT}")
+def with_windows(
+    hf_config: HfConfig, attention: AttentionDescription, max_model_len: int
+) -> list[AttentionDescription]:
+    """Returns the attention of each layer. `sliding_window` alone is the size of a window that is not used."""
+    num_layers, window = hf_config.count("num_hidden_layers", most=MAX_LAYERS), read_window(hf_config)
+    first = hf_config.count("max_window_layers", FIRST_WINDOW_LAYER, least=0) if window else num_layers
+    by_index = [WINDOW if index >= first else WHOLE_CONTEXT for index in range(num_layers)]
+    kinds = hf_config.texts("layer_types") or by_index
+    known = [WHOLE_CONTEXT, *([WINDOW] if window else [])]
+    if others := sorted(set(kinds) - set(known)):
+        raise hf_config.refuse("layer_types", others, f"supported is {' and '.join(known)}")
+    if len(kinds) != num_layers:
+        raise hf_config.refuse("layer_types", kinds, f"there are {num_layers} layers")
+    fitted = llama.fit_window(window, max_model_len)
+    return [replace(attention, window=fitted if kind == WINDOW else None) for kind in kinds]
+
+
+def read_window(hf_config: HfConfig) -> int | None:
+    return hf_config.count("sliding_window") if hf_config.flag("use_sliding_window", False) else None
 
 
 FAMILY = replace(llama.FAMILY, architectures=("Qwen2ForCausalLM",), model_types=("qwen2",), describe=describe)

@@ -5,17 +5,16 @@ from dataclasses import replace
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import AttentionDescription, ModelDescription
 from scheduler_proc.computing.model.families import llama
-from scheduler_proc.computing.model.families.qwen2 import check_whole_context
+from scheduler_proc.computing.model.families.qwen2 import with_windows
 
 DEFAULT_HEAD_DIM = 128
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    return llama.describe_model(hf_config, describe_attention(hf_config))
+    return llama.describe_model(hf_config, with_windows(hf_config, describe_attention(hf_config), max_model_len))
 
 
 def describe_attention(hf_config: HfConfig) -> AttentionDescription:
-    check_whole_context(hf_config)
     has_bias = hf_config.flag("attention_bias", False)
     return llama.describe_attention(
         hf_config, DEFAULT_HEAD_DIM, has_qkv_bias=has_bias, has_out_bias=has_bias, has_qk_norm=True

@@ -6,7 +6,7 @@ from typing import ClassVar
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import MlpDescription, ModelDescription
-from scheduler_proc.computing.model.families import llama, qwen3
+from scheduler_proc.computing.model.families import llama, qwen2, qwen3
 from scheduler_proc.computing.model.families.family import Source, linear_sources
 from scheduler_proc.computing.model.parameters import Parameter, linear_parameters
 
@@ -58,7 +58,9 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
         llama.describe_dense_mlp(hf_config) if index in dense or (index + 1) % step else experts
         for index in range(num_layers)
     ]
-    return llama.describe_model(hf_config, qwen3.describe_attention(hf_config), mlps)
+    window = llama.fit_window(qwen2.read_window(hf_config), max_model_len)
+    attention = replace(qwen3.describe_attention(hf_config), window=window)
+    return llama.describe_model(hf_config, [attention] * num_layers, mlps)
 
 
 def list_sources(model: ModelDescription) -> list[Source]:

@@ -45,6 +45,12 @@ def with_codes(case: CompileCase, codes: Mapping[str, Any], **changes: Any) -> C
     return replace(case, label=f"{case.label}, fp8 cache", signature=signature, constants=constants, **changes)
 
 
+def with_options(case: CompileCase, max_registers: int, **options: Any) -> CompileCase:
+    """Returns the case for attention with these constants of its options."""
+    label, constants = f"{case.label}, {', '.join(options)}", dict(case.constants) | options
+    return replace(case, label=label, constants=constants, max_registers=max_registers)
+
+
 def in_float32(case: CompileCase, **changes: Any) -> CompileCase:
     """Returns the case for tensors of float32 in place of bfloat16; `changes` are those of its other fields."""
     signature = {name: kind.replace("bf16", "fp32") for name, kind in case.signature.items()}

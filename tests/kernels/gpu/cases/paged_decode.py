@@ -5,7 +5,7 @@ import torch
 from kernels.gpu.launch_table import HOPPER, Launch, launch_on
 from kernels.gpu.paged_decode import attend, constants_of, merge
 from kernels.plans.decode_work import DecodeLayout
-from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32, with_codes
+from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32, with_codes, with_options
 from tests.kernels.gpu.cases.model_shapes import HEADS_OF_256, MODEL_SHAPES, ModelShape
 
 
@@ -16,8 +16,8 @@ def _launch_of(shape: ModelShape, cached: torch.dtype) -> Launch:
 _SIGNATURE = (
     dict.fromkeys(("query", "keys", "values", "key_scales", "value_scales", "out"), "*bf16:16")
     | dict.fromkeys(("page_tables", "plan", "counters"), "*i32:16")
-    | dict.fromkeys(("partials", "lses"), "*fp32:16")
-    | {"scale_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
+    | dict.fromkeys(("partials", "lses", "sinks"), "*fp32:16")
+    | {"scale_log2": "fp32", "cap_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
 )
 _MAX_REGISTERS = 168
 """With them a processor has 3 programs, with 128 it has 4: which of the two differs with Triton's version."""
@@ -42,8 +42,8 @@ _MERGE_CASES = tuple(
     CompileCase(
         label=f"{model}, second kernel",
         kernel=merge,
-        signature={name: _SIGNATURE[name] for name in ("plan", "partials", "lses", "out")},
-        constants={"NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim},
+        signature={name: _SIGNATURE[name] for name in ("plan", "partials", "lses", "out", "sinks")},
+        constants={"NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "HAS_SINKS": False},
         launch=launch_on(HOPPER, "paged_decode_merge", shape.head_dim),
         max_registers=64,
     )
@@ -73,4 +73,5 @@ COMPILE_CASES = (
         if model != "Qwen3-14B"
     ),
     in_float32(_MERGE_CASES[0]),
+    with_options(_CASES["Qwen3-0.6B, merges"], 128, HAS_CAP=True, HAS_SINKS=True),
 )

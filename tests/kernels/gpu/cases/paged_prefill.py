@@ -4,7 +4,14 @@ import torch
 
 from kernels.gpu.launch_table import HOPPER, Launch, launch_on
 from kernels.gpu.paged_prefill import attend
-from tests.kernels.gpu.cases.compile_case import MAX_ADA_BYTES, MAX_SHARED_BYTES, CompileCase, in_float32, with_codes
+from tests.kernels.gpu.cases.compile_case import (
+    MAX_ADA_BYTES,
+    MAX_SHARED_BYTES,
+    CompileCase,
+    in_float32,
+    with_codes,
+    with_options,
+)
 from tests.kernels.gpu.cases.model_shapes import HEADS_OF_256, MODEL_SHAPES, ModelShape
 
 
@@ -15,7 +22,7 @@ def _launch_of(shape: ModelShape, cached: torch.dtype) -> Launch:
 _SIGNATURE = (
     dict.fromkeys(("query", "keys", "values", "key_scales", "value_scales", "out"), "*bf16:16")
     | dict.fromkeys(("page_tables", "context_lens", "tiles"), "*i32:16")
-    | {"scale_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
+    | {"sinks": "*fp32:16", "scale_log2": "fp32", "cap_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
 )
 _CASES = {
     model: CompileCase(
@@ -28,6 +35,9 @@ _CASES = {
             "HEAD_DIM": shape.head_dim,
             "PAGE_SIZE": 16,
             "HAS_SCALES": False,
+            "WINDOW": 0,
+            "HAS_CAP": False,
+            "HAS_SINKS": False,
         },
         launch=_launch_of(shape, torch.bfloat16),
         max_registers=168 if shape.head_dim == 64 else 224,
@@ -39,6 +49,7 @@ _CASES = {
 }
 COMPILE_CASES = (
     *_CASES.values(),
+    with_options(_CASES["Qwen3-0.6B"], 255, WINDOW=128, HAS_CAP=True, HAS_SINKS=True),
     *(
         with_codes(
             _CASES[model],

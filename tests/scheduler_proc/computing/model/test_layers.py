@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from kernels.cpu.library import load_kernels, unload_kernels
 from kernels.formats.plain import PlainWeight
-from messages.columns import pack_int32
+from messages.columns import pack_int32, unpack_int32
 from messages.errors import BootError
 from scheduler_proc.computing.kv_cache.kv_tensors import allocate_cache
 from scheduler_proc.computing.model.decoder import Decoder, model_parameters
@@ -25,7 +25,7 @@ from scheduler_proc.computing.model.description import (
     RopeDescription,
 )
 from scheduler_proc.computing.placement import Placement
-from scheduler_proc.computing.step.inputs import make_step_inputs
+from scheduler_proc.computing.step.inputs import as_decode_rows, make_step_inputs
 from tests.checkpoints import VOCAB_SIZE
 from tests.scheduler_proc.computing.drive import Row, plan_batch
 
@@ -65,6 +65,23 @@ CASES: dict[str, tuple[tuple[LayerDescription, ...], dict[str, Any]]] = {
     "scaled logits": ((PRE,) * 2, {"logit_scale": 0.25, "has_tied_head": True}),
     "capped logits": ((PRE,) * 2, {"logit_softcap": 2.0}),
     "rotated in some layers": ((PRE, replace(PRE, attention=ROTATED), PRE), {}),
+    "a window": ((replace(PRE, attention=replace(ROTATED, window=3)),) * 3, {}),
+    "windows and ropes by layer": (
+        (
+            replace(PRE, attention=replace(ROTATED, window=1)),
+            replace(PRE, attention=replace(ATTENTION, rope=RopeDescription(theta=1e4))),
+            replace(PRE, attention=replace(ROTATED, window=5)),
+            PRE,
+            replace(PRE, attention=replace(ROTATED, window=5)),
+        ),
+        {},
+    ),
+    "capped scores": ((replace(PRE, attention=replace(ATTENTION, softcap=0.5)),) * 3, {}),
+    "sinks": ((replace(PRE, attention=replace(ATTENTION, has_sinks=True)),) * 3, {}),
+    "sinks, capped scores and a window in some layers": (
+        (PRE, replace(PRE, attention=replace(ROTATED, has_sinks=True, softcap=1.0, window=4)), PRE),
+        {},
+    ),
     "different MLPs": (
         (PRE, replace(PRE, mlp=replace(MLP, size=80)), replace(PRE, mlp=replace(MLP, has_bias=True))),
         {},
@@ -109,8 +126,16 @@ def attend(x: Tensor, values: dict[str, Tensor], name: str, description: Attenti
     key = norm(key, values, f"{name}.key_norm", description.qk_norm)
     if description.rope is not None:
         query, key = (rotate(heads, description.rope.theta) for heads in (query, key))
-    heads = (part.transpose(0, 1) for part in (query, key, value))
-    attended = functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(0, 1)
+    scores_HTL = torch.einsum("thd,lhd->htl", query, key) * description.scale
+    if description.softcap is not None:
+        scores_HTL = (scores_HTL / description.softcap).tanh() * description.softcap
+    ones_TL = torch.ones(len(x), len(x), dtype=torch.bool)
+    unseen_TL = ones_TL.triu(1) | ones_TL.tril(-(description.window or len(x)))
+    weights_HTL = scores_HTL.masked_fill(unseen_TL, float("-inf")).exp()
+    totals_HT1 = weights_HTL.sum(-1, keepdim=True)
+    if description.has_sinks:
+        totals_HT1 += values[f"{name}.sinks"].exp()[:, None, None]
+    attended = torch.einsum("htl,lhd->thd", weights_HTL / totals_HT1, value)
     return attended.reshape(len(x), HIDDEN) @ values[f"{name}.attention_out.weight"].T
 
 
@@ -161,7 +186,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_plain_torch(case: str) -> None:
-    """Checks all tokens, then only the last one, for which the last layer computes fewer tokens."""
+    """Checks all tokens, then only the last one, for which the last layer computes fewer, then all as decode rows."""
     model = describe(case)
     values = make_values(model)
     token_ids = [5, 9, 200, 31, 7, 7, 100]
@@ -171,21 +196,16 @@ def test_logits_are_those_of_plain_torch(case: str) -> None:
     cache = allocate_cache(model, 4, 16, placement)
     row = Row(0, token_ids, len(token_ids), pages=[0])
     last = plan_batch(0, [(row, len(token_ids))], 16)
-    for sampled in (range(len(token_ids)), range(len(token_ids) - 1, len(token_ids))):
-        batch = msgspec.structs.replace(last, sample_tokens=pack_int32(sampled))
+    every = msgspec.structs.replace(last, sample_tokens=pack_int32(range(len(token_ids))))
+    for batch in (every, last, as_decode_rows(every)):
         with torch.inference_mode():
             logits = decoder.logits(decoder.forward(make_step_inputs(batch, placement.device), cache.layers))
-        torch.testing.assert_close(logits, expected[list(sampled)], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits, expected[unpack_int32(batch.sample_tokens)], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [({"window": 8}, "a window"), ({"softcap": 50.0}, "a soft cap"), ({"has_sinks": True}, "sinks")],
-)
-def test_attention_without_a_kernel_is_refused(changes: dict[str, Any], name: str) -> None:
-    layers = (PRE, replace(PRE, attention=replace(ATTENTION, **changes)))
-    with pytest.raises(BootError, match=rf"layers\.1: attention with {name} is not supported"):
-        model_parameters(replace(describe("before"), layers=layers))
+def test_each_rank_has_the_sinks_of_its_heads() -> None:
+    (sinks,) = (parameter for parameter in model_parameters(describe("sinks")) if parameter.name == "layers.1.sinks")
+    assert [sinks.part(rank, 2).rows for rank in range(2)] == [(range(2),), (range(2, 4),)]
 
 
 def test_layers_with_different_heads_are_refused() -> None:

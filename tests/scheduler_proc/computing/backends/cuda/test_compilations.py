@@ -13,6 +13,8 @@ from tests.checkpoints import build_checkpoint
 from tests.gguf_models import build_block_model
 
 TIMEOUT_S = 200
+WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
+"""The second layer has a window."""
 
 
 def find_compilations(model_dir: Path, *flags: str) -> dict[str, Any]:
@@ -32,14 +34,17 @@ def find_compilations(model_dir: Path, *flags: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("variant", "shape", "flags"),
     [
-        ("qwen3-gqa-tied", {"vocab_size": 10_000, "num_hidden_layers": 1}, []),
+        ("qwen3-gqa-tied", {"vocab_size": 10_000, "num_hidden_layers": 2} | WINDOWS, []),
         ("gpt2", {"vocab_size": 10_001, "n_layer": 1}, ["--enforce-eager"]),
     ],
 )
 def test_all_kernels_are_compiled_at_load(
     variant: str, shape: dict[str, Any], flags: list[str], tmp_path: Path
 ) -> None:
-    """Both vocabularies have three parts; rows of the odd one begin anywhere in memory."""
+    """Both vocabularies have three parts; rows of the odd one begin anywhere in memory.
+
+    Layers with a window have a prefill kernel of their own; their decode kernel is the same.
+    """
     build_checkpoint(tmp_path, variant, **shape)
     found = find_compilations(tmp_path, *flags)
     assert found["later"] == {}

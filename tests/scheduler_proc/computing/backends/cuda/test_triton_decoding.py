@@ -19,12 +19,16 @@ ATTENTION = {"paged_decode", "paged_prefill"} & set(NAMES)
 OPERATIONS = {
     "gpt2": {"layer_norm", "gelu", "rotate_store"},
     "llama-gqa-tied": {"rms_norm", "silu_mul", "rotate_store"},
+    "qwen2-windows": {"rms_norm", "silu_mul", "rotate_store"},
     "qwen3-gqa-tied": {"rms_norm", "silu_mul", "rotate_store"},
 }
-NUM_LAYERS = {"gpt2": "n_layer"}
 FORMS = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0", "ffn_": "Q4_1", "": "Q8_0"}
 """By a part of a tensor's name in GGUF."""
 
+TWO_LAYERS = {
+    "gpt2": {"n_layer": 2},
+    "qwen2-windows": {"num_hidden_layers": 2, "max_window_layers": 1, "sliding_window": 4},
+}
 PROMPTS = [[5], [7, 300, 12, 90, 41]]
 NUM_TOKENS = 3
 
@@ -33,7 +37,7 @@ NUM_TOKENS = 3
 @pytest.mark.parametrize("variant", OPERATIONS)
 def test_triton_kernels_give_the_tokens_of_transformers(variant: str, tmp_path: Path) -> None:
     """Prompts in chunks, decode rows with prefill rows, pages in any order."""
-    model = build_checkpoint(tmp_path, variant, **{NUM_LAYERS.get(variant, "num_hidden_layers"): 2})
+    model = build_checkpoint(tmp_path, variant, **TWO_LAYERS.get(variant, {"num_hidden_layers": 2}))
     runner = load_runner(make_config(tmp_path, block_size=4, num_pages=32), lambda text, fraction: None)
     with triton_in_use() as taken:
         outputs = generate(runner, PROMPTS, NUM_TOKENS, Schedule(chunk_tokens=3, stagger=1, page_size=4))

@@ -8,6 +8,23 @@ import pytest
 from messages.errors import BootError
 from tests.scheduler_proc.computing.model.families.configs import LLAMA, LLAMA3_SCALING, QWEN2, check_sources, read
 
+WINDOWS = {"use_sliding_window": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "windows"),
+    [
+        ({}, [None, None]),
+        (WINDOWS, [None, None]),  # the first layers are 28
+        (WINDOWS | {"max_window_layers": 1}, [None, 32]),
+        (WINDOWS | {"max_window_layers": 0}, [32, 32]),
+        (WINDOWS | {"max_window_layers": 0, "sliding_window": 64}, [None, None]),
+        (WINDOWS | {"layer_types": ["sliding_attention", "full_attention"]}, [32, None]),
+    ],
+)
+def test_layers_with_a_window(fields: dict[str, Any], windows: list[int | None]) -> None:
+    assert [layer.attention.window for layer in read(QWEN2 | fields)[1].layers] == windows
+
 
 @pytest.mark.parametrize(
     "fields",
@@ -23,7 +40,14 @@ def test_sources_fill_every_element_of_every_parameter_once(fields: dict[str, An
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        (QWEN2 | {"use_sliding_window": True}, "use_sliding_window is true: sliding-window attention is not supported"),
+        (
+            QWEN2 | {"layer_types": ["full_attention", "sliding_attention"]},
+            r'layer_types is \["sliding_attention"\]: supported is full_attention',
+        ),
+        (QWEN2 | WINDOWS | {"layer_types": ["chunked_attention"] * 2}, "supported is full_attention and sliding_att"),
+        (QWEN2 | WINDOWS | {"layer_types": ["full_attention"]}, "layer_types is .*: there are 2 layers"),
+        (QWEN2 | WINDOWS | {"sliding_window": None}, "sliding_window is missing"),
+        (QWEN2 | WINDOWS | {"max_window_layers": -1}, "max_window_layers must be an integer from 0 on, not -1"),
         (QWEN2 | {"hidden_act": "gelu"}, 'hidden_act is "gelu": supported is silu'),
     ],
 )

@@ -23,7 +23,6 @@ def test_sources_fill_every_element_of_every_parameter_once(fields: dict[str, An
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        (QWEN3 | {"use_sliding_window": True}, "use_sliding_window is true"),
         (
             QWEN3 | {"layer_types": ["full_attention", "sliding_attention"]},
             r'layer_types is \["sliding_attention"\]: supported is full_attention',
