@@ -108,7 +108,8 @@ def compare_perplexity(ours: Target, options: argparse.Namespace) -> dict[str, f
         body = {"prompt": part, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "stream": False}
         logprobs = post_json(ours, "/generate", body)["prompt_logprobs"]
         for token in logprobs[CHUNK // 2 + 1 :]:  # llama-perplexity predicts from the middle token on
-            total, count = total - token["logprob"], count + 1
+            (found,) = token.values()
+            total, count = total - found["logprob"], count + 1
     return {"sluice": math.exp(total / count), "llama.cpp": float(estimate[1])}
 
 

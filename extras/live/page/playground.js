@@ -25,15 +25,12 @@ export class Playground {
     });
   }
 
-  get isChat() {
-    return this.form.elements.mode.value === "chat";
-  }
+  get isChat() { return this.form.elements.mode.value === "chat"; }
 
   /** Offers a chat first, for a model that was trained on chats; what the reader has typed stays. */
   openChat() {
     this.form.elements.mode.value = "chat";
-    const prompt = find("prompt");
-    if (prompt.value === prompt.defaultValue) prompt.value = "Name the capital of France.";
+    if (find("prompt").value === find("prompt").defaultValue) find("prompt").value = "Name the capital of France.";
     this.form.elements.temperature.value = 0;
     this.showMode();
   }
