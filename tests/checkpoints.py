@@ -57,6 +57,14 @@ LLAMA_VARIANTS: dict[str, dict[str, Any]] = {
 }
 MISTRAL_VARIANTS: dict[str, dict[str, Any]] = {"mistral-window": {"sliding_window": 16}}
 QWEN2_VARIANTS: dict[str, dict[str, Any]] = {
+    "qwen2-yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 4.0,
+            "original_max_position_embeddings": 24,
+        }
+    },
     "qwen2-gqa-tied": {"tie_word_embeddings": True, "rope_theta": 1e6},
     "qwen2-mha-untied": {"num_key_value_heads": 4, "tie_word_embeddings": False},
     "qwen2-windows": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3, "num_hidden_layers": 6},
@@ -65,8 +73,59 @@ QWEN3_VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-gqa-tied": {"head_dim": 24, "tie_word_embeddings": True, "rope_theta": 1e6},
     "qwen3-biases-untied": {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": False},
 }
-LLAMA_LIKE = {"Llama": LLAMA_VARIANTS, "Mistral": MISTRAL_VARIANTS, "Qwen2": QWEN2_VARIANTS, "Qwen3": QWEN3_VARIANTS}
-VARIANTS = [*GPT2_VARIANTS, *LLAMA_VARIANTS, *MISTRAL_VARIANTS, *QWEN2_VARIANTS, *QWEN3_VARIANTS]
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 1.5, 2.5, 4.0, 8.0, 16.0],
+    "partial_rotary_factor": 0.75,
+}
+PHI3_VARIANTS: dict[str, dict[str, Any]] = {
+    "phi3-window": {"sliding_window": 12, "rms_norm_eps": 1e-5},
+    "phi3-short": {"rope_parameters": LONGROPE, "original_max_position_embeddings": CONTEXT},
+    "phi3-long": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 2, "tie_word_embeddings": True},
+}
+SMOLLM3_VARIANTS: dict[str, dict[str, Any]] = {
+    "smollm3": {"num_hidden_layers": 5, "no_rope_layer_interval": 2, "rope_theta": 5e6}
+}
+GRANITE_VARIANTS: dict[str, dict[str, Any]] = {
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.0625,
+        "logits_scaling": 3.0,
+        "tie_word_embeddings": True,
+        "rope_theta": 1e7,
+        "rms_norm_eps": 1e-2,
+    }
+}
+MINISTRAL3_VARIANTS: dict[str, dict[str, Any]] = {
+    "ministral3": {
+        "head_dim": 24,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 6,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    }
+}
+LLAMA_LIKE = {
+    "Llama": LLAMA_VARIANTS,
+    "Mistral": MISTRAL_VARIANTS,
+    "Qwen2": QWEN2_VARIANTS,
+    "Qwen3": QWEN3_VARIANTS,
+    "Phi3": PHI3_VARIANTS,
+    "SmolLM3": SMOLLM3_VARIANTS,
+    "Granite": GRANITE_VARIANTS,
+    "Ministral3": MINISTRAL3_VARIANTS,
+}
+VARIANTS = [*GPT2_VARIANTS, *(name for variants in LLAMA_LIKE.values() for name in variants)]
 
 
 def build_checkpoint(
@@ -106,7 +165,7 @@ def _make_llama_like(variant: str, overrides: dict[str, Any]) -> "transformers.P
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
     }
-    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     family = next(family for family, variants in LLAMA_LIKE.items() if variant in variants)
     hf_config = getattr(transformers, f"{family}Config")(**(shape | ends | LLAMA_LIKE[family][variant] | overrides))
     return getattr(transformers, f"{family}ForCausalLM")(hf_config)

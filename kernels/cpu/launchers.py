@@ -112,12 +112,15 @@ def rotate_store(
         return NotImplemented
     num_tokens, num_all_heads, head_dim = heads_TAD.shape
     num_heads = num_all_heads - 2 * cache.num_heads
+    cos_MX, sin_MX, query_row = tables or (None, None, 0)
     weights = (None, None) if norms is None else (norms.query_weight, norms.key_weight)
     kernel(
-        *_addresses(heads_TAD, *(tables or (None, None)), positions_T, slots_T),
+        *_addresses(heads_TAD, cos_MX, sin_MX, positions_T, slots_T),
         *cache.addresses,
         *_addresses(*weights),
         *(num_tokens, num_heads, cache.num_heads, head_dim),
+        0 if cos_MX is None else cos_MX.shape[1],
+        query_row,
         0.0 if norms is None else norms.eps,
     )
     return heads_TAD[:, :num_heads]

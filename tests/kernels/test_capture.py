@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.arguments.rows import HeadNorms
+from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.cpu.capture import capture_calls, timed_kernels
 from kernels.cpu.library import find_kernel
 from kernels.formats.embed import embed
@@ -136,7 +136,7 @@ def test_attention_follows_the_lengths_that_it_finds(dtype: torch.dtype) -> None
     case = make_paged_case(shape, [1] * 4, lengths, dtype, "cpu")
     heads = torch.randn(4, 10, 64).to(dtype)
     norm = torch.randn(64).to(dtype)
-    tables = torch.rand(400, 32), torch.rand(400, 32)
+    tables = RopeTables(torch.rand(400, 32), torch.rand(400, 32))
     slots = torch.tensor([int(row[n // 16]) * 16 + n % 16 for row, n in zip(case.page_tables, lengths, strict=True)])
     num_keys = torch.ones(4, dtype=torch.int32)
     out = torch.empty_like(case.query)

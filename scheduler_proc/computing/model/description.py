@@ -9,18 +9,27 @@ from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Paramet
 
 @dataclass(frozen=True, kw_only=True)
 class RopeDescription:
-    """Rotary positions. `factor` and the fields after it describe the scalings `linear` and `llama3`.
+    """Rotary positions of the first `part` of each head. The fields after `scaling` describe what is scaled how.
 
-    `factors` are those of `longrope`: each frequency is divided by its own.
+    Cosines and sines are multiplied by `attention_factor`. `short_factors` and `long_factors` are those of `longrope`:
+    each frequency is divided by its own. Queries of position p are multiplied by 1 + `query_growth` * ln(1 + floor(p /
+    `original_max_positions`)).
     """
 
     theta: float
-    scaling: Literal["default", "linear", "llama3", "longrope"] = "default"
+    part: float = 1.0
+    scaling: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
     factor: float = 1.0
+    original_max_positions: int = 0
+    attention_factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_positions: int = 0
-    factors: tuple[float, ...] = ()
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    has_whole_bounds: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    query_growth: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +70,18 @@ class AttentionDescription:
             raise BootError(
                 f"config.json: {self.num_heads} attention heads: not a multiple of {self.num_kv_heads} key/value heads"
             )
-        if self.rope is not None and self.head_dim % 2 != 0:
-            raise BootError(f"config.json: rotary positions need an even head size, not {self.head_dim}")
-        if self.rope is not None and self.rope.factors and 2 * len(self.rope.factors) != self.head_dim:
-            raise BootError(f"config.json: {len(self.rope.factors)} rope factors, not {self.head_dim // 2}")
+        if self.rope is not None:
+            self._check_rope(self.rope)
+
+    def _check_rope(self, rope: RopeDescription) -> None:
+        rotated = int(self.head_dim * rope.part)
+        if rotated % 2 or not 0 < rotated <= self.head_dim:
+            reason = f"rotary positions of {rotated} values per head of {self.head_dim}: an even number is needed"
+            raise BootError(f"config.json: {reason}")
+        if rope.scaling == "longrope":
+            for factors in (rope.short_factors, rope.long_factors):
+                if 2 * len(factors) != rotated:
+                    raise BootError(f"config.json: {len(factors)} rope factors, not {rotated // 2}")
 
     @property
     def heads(self) -> tuple[int, int, int]:
@@ -150,10 +167,10 @@ class LayerDescription:
     one, through attention's.
     """
 
-    attention_norm: NormDescription | None
     attention: AttentionDescription
-    mlp_norm: NormDescription | None
     mlp: MlpDescription
+    attention_norm: NormDescription | None = None
+    mlp_norm: NormDescription | None = None
     attention_out_norm: NormDescription | None = None
     mlp_out_norm: NormDescription | None = None
     is_parallel: bool = False

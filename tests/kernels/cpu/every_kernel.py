@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kernels.arguments.rows import HeadNorms, PrefillRows
+from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
 from kernels.cpu.build import built_isas
 from kernels.cpu.capture import capture_calls
 from kernels.cpu.library import use_library
@@ -63,7 +63,7 @@ def attend_codes(shape: Shape, dtype: torch.dtype, **options: Any) -> None:
 def store(shape: Shape, dtype: torch.dtype) -> None:
     case = make_paged_case(shape, [3], [0], dtype, "cpu")
     heads = torch.randn(3, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim).to(dtype)
-    tables = (torch.rand(8, shape.head_dim // 2), torch.rand(8, shape.head_dim // 2))
+    tables = RopeTables(torch.rand(8, shape.head_dim // 2), torch.rand(8, shape.head_dim // 2))
     positions, slots = torch.tensor([7, 0, 1], dtype=torch.int32), torch.tensor([len(case.cache.keys) - 1, -1, 0])
     weight = torch.ones(shape.head_dim, dtype=dtype)
     for rope, norms in ((tables, None), (None, None), (tables, HeadNorms(weight, weight, 1e-6))):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import HeadNorms
+from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import assert_close
 
@@ -38,7 +38,7 @@ def test_equals_its_reference(
     weights = torch.randn(2, head_dim, generator=generator).to(dtype).to(device)
     positions = torch.tensor([39, 0, 7], dtype=torch.int32, device=device)
     slots = torch.tensor([19, -1, 0], device=device)
-    rope = (angles.cos(), angles.sin()) if has_rope else None
+    rope = RopeTables(angles.cos(), angles.sin()) if has_rope else None
     norms = HeadNorms(weights[0], weights[1], 1e-2) if has_norms else None
     caches = torch.full((2, 2, 20, num_kv_heads, head_dim), float("nan"), dtype=dtype, device=device)
     cache, expected = PagedKV(caches[0, 0], caches[0, 1], 4), PagedKV(caches[1, 0], caches[1, 1], 4)

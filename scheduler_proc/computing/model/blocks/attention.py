@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import HeadNorms, PrefillRows
+from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.rotate_store import rotate_store
@@ -15,7 +15,6 @@ from scheduler_proc.computing.model.blocks.norm import norm_parameters, pop_scal
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.description import AttentionDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
-from scheduler_proc.computing.model.rope_tables import RopeTables
 from scheduler_proc.computing.model.workspace import Activations
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.inputs import StepInputs, StepRows

@@ -10,12 +10,12 @@ from typing import Protocol
 from torch import Tensor
 
 from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.rows import RopeTables
 from scheduler_proc.computing.model.blocks.attention import Attention, attention_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.description import LayerDescription, MlpDescription, NormDescription
 from scheduler_proc.computing.model.parameters import Parameter
-from scheduler_proc.computing.model.rope_tables import RopeTables
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.inputs import StepRows

@@ -2,10 +2,30 @@
 
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.families import gpt2, llama, qwen2, qwen3, qwen3_moe
+from scheduler_proc.computing.model.families import (
+    gpt2,
+    granite,
+    llama,
+    ministral3,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from scheduler_proc.computing.model.families.family import Family
 
-FAMILIES = (gpt2.FAMILY, llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, qwen3_moe.FAMILY)
+FAMILIES = (
+    gpt2.FAMILY,
+    llama.FAMILY,
+    qwen2.FAMILY,
+    qwen3.FAMILY,
+    qwen3_moe.FAMILY,
+    phi3.FAMILY,
+    smollm3.FAMILY,
+    granite.FAMILY,
+    ministral3.FAMILY,
+)
 UNSUPPORTED_KINDS = {
     "Moe": "a mixture of experts",
     "Mixtral": "a mixture of experts",
