@@ -25,7 +25,7 @@ class RopeDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class NormDescription:
-    """A norm over `size` values. A layer norm has a bias, an RMS norm has none.
+    """A norm over `size` values. A layer norm has a bias if `has_bias`, an RMS norm has none.
 
     `is_zero_centered`: the norm multiplies by 1 + weight, as in Gemma.
     """
@@ -34,11 +34,13 @@ class NormDescription:
     size: int
     eps: float
     is_zero_centered: bool = False
+    has_bias: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionDescription:
-    """`qk_norm`: the norm of each query and key head, before rotation. Without `rope` heads are not rotated.
+    """`qk_norm`: the norm of each query and key head, before rotation; with `norms_whole_qk`, instead, of all query
+    heads together and of all key heads together. Without `rope` heads are not rotated.
 
     `window`: the number of last tokens that a token attends to, itself included. `softcap`: scores become
     softcap * tanh(score / softcap). `has_sinks`: each head has a learned logit in the denominator of its softmax.
@@ -50,6 +52,7 @@ class AttentionDescription:
     scale: float
     rope: RopeDescription | None = None
     qk_norm: NormDescription | None = None
+    norms_whole_qk: bool = False
     has_qkv_bias: bool = False
     has_out_bias: bool = False
     window: int | None = None
@@ -109,13 +112,13 @@ class DenseMlpDescription:
     """A dense MLP with `size` inner values."""
 
     size: int
-    activation: Literal["gelu_tanh", "gelu", "silu_gated"]
+    activation: Literal["gelu_tanh", "gelu", "silu_gated", "gelu_tanh_gated"]
     has_bias: bool = False
     block: ClassVar[str] = "dense_mlp"
 
     @property
     def is_gated(self) -> bool:
-        return self.activation == "silu_gated"
+        return self.activation.endswith("_gated")
 
     @property
     def in_size(self) -> int:
@@ -150,10 +153,10 @@ class LayerDescription:
     one, through attention's.
     """
 
-    attention_norm: NormDescription | None
     attention: AttentionDescription
-    mlp_norm: NormDescription | None
     mlp: MlpDescription
+    attention_norm: NormDescription | None = None
+    mlp_norm: NormDescription | None = None
     attention_out_norm: NormDescription | None = None
     mlp_out_norm: NormDescription | None = None
     is_parallel: bool = False
@@ -163,9 +166,9 @@ class LayerDescription:
 class ModelDescription:
     """A decoder. `num_positions`: rows of the table of learned positions, 0 if there is none.
 
-    Embeddings of tokens are multiplied by `embedding_scale`, logits by `logit_scale`. `logit_softcap`: logits then
-    become softcap * tanh(logit / softcap). `num_ranks`: if the model is divided among several, the layers are those of
-    one rank (`sharding.py`).
+    Embeddings of tokens are multiplied by `embedding_scale` (rounded to their number format), logits by `logit_scale`.
+    `logit_softcap`: logits then become softcap * tanh(logit / softcap). `num_ranks`: if the model is divided among
+    several, the layers are those of one rank (`sharding.py`).
     """
 
     vocab_size: int

@@ -38,3 +38,13 @@ def unreadable(path: Path, error: Exception) -> BootError:
         return BootError(f"{path}: {other}")
     reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
     return BootError(f"{path}: cannot be read, it may be cut off or damaged: {reason}")
+
+
+def with_whole_heads(rows: Tensor, num_heads: int) -> Tensor:
+    """Returns query or key rows, in which those of a head's halves alternate, in another order: half after half.
+
+    With 0 heads they are not in that order, and stay as they are.
+    """
+    if not num_heads:
+        return rows
+    return rows.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)

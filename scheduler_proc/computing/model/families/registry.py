@@ -2,10 +2,23 @@
 
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.families import gpt2, llama, qwen2, qwen3, qwen3_moe
+from scheduler_proc.computing.model.families import (
+    cohere2,
+    exaone4,
+    gemma2,
+    gemma3,
+    gpt2,
+    llama,
+    olmo2,
+    olmo3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+)
 from scheduler_proc.computing.model.families.family import Family
 
-FAMILIES = (gpt2.FAMILY, llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, qwen3_moe.FAMILY)
+MODULES = (gpt2, llama, qwen2, qwen3, qwen3_moe, gemma2, gemma3, olmo2, olmo3, cohere2, exaone4)
+FAMILIES = tuple(module.FAMILY for module in MODULES)
 UNSUPPORTED_KINDS = {
     "Moe": "a mixture of experts",
     "Mixtral": "a mixture of experts",
