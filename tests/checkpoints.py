@@ -99,6 +99,10 @@ GRANITE_VARIANTS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-2,
     }
 }
+GLM4_VARIANTS: dict[str, dict[str, Any]] = {
+    "glm4": {"head_dim": 24, "rms_norm_eps": 1e-5, "rope_theta": 100.0},
+    "glm4-part-untied": {"head_dim": 16, "attention_bias": False, "partial_rotary_factor": 0.25},
+}
 MINISTRAL3_VARIANTS: dict[str, dict[str, Any]] = {
     "ministral3": {
         "head_dim": 24,
@@ -115,6 +119,40 @@ MINISTRAL3_VARIANTS: dict[str, dict[str, Any]] = {
         },
     }
 }
+WINDOWS = {"sliding_window": 11, "num_hidden_layers": 6}
+LLAMA3_ROPE = LLAMA_VARIANTS["llama-llama3"]["rope_scaling"] | {"rope_theta": 500.0}
+GEMMA2_VARIANTS: dict[str, dict[str, Any]] = {
+    "gemma2": WINDOWS | {"head_dim": 24, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 3.0},
+    "gemma2-biases-untied": {
+        "head_dim": 16,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    },
+}
+GEMMA3_VARIANTS: dict[str, dict[str, Any]] = {
+    "gemma3": WINDOWS
+    | {
+        "head_dim": 24,
+        "query_pre_attn_scalar": 16,
+        "sliding_window_pattern": 3,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "rope_theta": 5000.0,
+        "rope_local_base_freq": 100.0,
+    },
+    "gemma3-capped": {"head_dim": 16, "final_logit_softcapping": 2.0, "layer_types": ["full_attention"] * 3},
+}
+OLMO2_VARIANTS: dict[str, dict[str, Any]] = {"olmo2": {"attention_bias": True}}
+OLMO3_VARIANTS: dict[str, dict[str, Any]] = {"olmo3": WINDOWS | {"rope_scaling": LLAMA3_ROPE, "rope_theta": 500.0}}
+COHERE2_VARIANTS: dict[str, dict[str, Any]] = {
+    "cohere2": WINDOWS | {"logit_scale": 0.25, "rope_theta": 500.0, "sliding_window_pattern": 2},
+    "cohere2-biases-untied": WINDOWS | {"attention_bias": True, "tie_word_embeddings": False},
+}
+EXAONE4_VARIANTS: dict[str, dict[str, Any]] = {
+    "exaone4": WINDOWS | {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},
+    "exaone4-no-windows": {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+}
 LLAMA_LIKE = {
     "Llama": LLAMA_VARIANTS,
     "Mistral": MISTRAL_VARIANTS,
@@ -124,8 +162,17 @@ LLAMA_LIKE = {
     "SmolLM3": SMOLLM3_VARIANTS,
     "Granite": GRANITE_VARIANTS,
     "Ministral3": MINISTRAL3_VARIANTS,
+    "Glm4": GLM4_VARIANTS,
+    "Gemma2": GEMMA2_VARIANTS,
+    "Gemma3": GEMMA3_VARIANTS,
+    "Olmo2": OLMO2_VARIANTS,
+    "Olmo3": OLMO3_VARIANTS,
+    "Cohere2": COHERE2_VARIANTS,
+    "Exaone4": EXAONE4_VARIANTS,
 }
-VARIANTS = [*GPT2_VARIANTS, *(name for variants in LLAMA_LIKE.values() for name in variants)]
+"""By the prefix of the classes of transformers."""
+
+VARIANTS = [*GPT2_VARIANTS, *(variant for variants in LLAMA_LIKE.values() for variant in variants)]
 
 
 def build_checkpoint(
@@ -167,7 +214,8 @@ def _make_llama_like(variant: str, overrides: dict[str, Any]) -> "transformers.P
     }
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     family = next(family for family, variants in LLAMA_LIKE.items() if variant in variants)
-    hf_config = getattr(transformers, f"{family}Config")(**(shape | ends | LLAMA_LIKE[family][variant] | overrides))
+    config_class = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    hf_config = getattr(transformers, config_class)(**(shape | ends | LLAMA_LIKE[family][variant] | overrides))
     return getattr(transformers, f"{family}ForCausalLM")(hf_config)
 
 

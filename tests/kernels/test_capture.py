@@ -15,10 +15,12 @@ from kernels.cpu.library import find_kernel
 from kernels.formats.embed import embed
 from kernels.formats.plain import PlainWeight
 from kernels.operations.gelu import gelu
+from kernels.operations.gelu_mul import gelu_mul
 from kernels.operations.layer_norm import layer_norm
 from kernels.operations.packed_linear import has_packed_kernel, pack, packed_linear
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.quantized_linear import quantize, quantized_linear
+from kernels.operations.rescale import rescale
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
 from kernels.operations.sample import draw, sample
@@ -63,6 +65,7 @@ class Layers:
         residual = embed(self.ids, self.positions, PlainWeight(self.tokens), self.places)
         normed = layer_norm(residual, self.weight, self.bias, 1e-5)
         update = gelu(silu_mul(quantized_linear(normed, self.codes, None)), "tanh")
+        update = rescale(gelu_mul(quantized_linear(normed, self.codes, None)), 1.5, update)
         if self.packed is not None:
             update = packed_linear(update, self.packed, self.bias, SIZE)
         self.chosen = draw(update, *self.draws)

@@ -3,9 +3,11 @@
    ../library.py reads these lines. */
 CAPTURED(VOID, embed, P(0), P(1), P(2), P(3), P(4), I(5), I(6), I(7))
 CAPTURED(VOID, layer_norm, P(0), P(1), P(2), P(3), P(4), I(5), I(6), F(7))
-CAPTURED(VOID, rms_norm, P(0), P(1), P(2), P(3), I(4), I(5), F(6))
+CAPTURED(VOID, rms_norm, P(0), P(1), P(2), P(3), I(4), I(5), I(6), F(7))
 CAPTURED(VOID, silu_mul, P(0), P(1), I(2), I(3))
+CAPTURED(VOID, gelu_mul, P(0), P(1), I(2), I(3))
 CAPTURED(VOID, gelu, P(0), P(1), I(2), I(3))
+CAPTURED(VOID, rescale, P(0), P(1), I(2), I(3), F(4), F(5))
 CAPTURED(VOID, rotate_store, P(0), P(1), P(2), P(3), P(4), P(5), P(6), P(7), P(8), P(9), P(10), I(11), I(12), I(13), I(14), I(15), I(16), F(17))
 CAPTURED(STATUS, paged_decode, ATTENTION)
 CAPTURED(STATUS, paged_prefill, ATTENTION)

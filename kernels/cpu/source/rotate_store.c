@@ -13,7 +13,7 @@ typedef struct {
 } NAME(rotate_store_call);
 
 INLINE void NAME(norm_heads)(element *heads, const element *weight, int64_t num_heads, int64_t head_dim, float eps) {
-  const NAME(norm_call) call = {heads, 0, weight, 0, heads, head_dim, eps};
+  const NAME(norm_call) call = {heads, 0, weight, 0, heads, head_dim, head_dim, eps};
   for (int64_t head = 0; head < num_heads; head++) NAME(rms_norm_token)(&call, head);
 }
 

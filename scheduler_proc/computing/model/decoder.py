@@ -50,8 +50,8 @@ class Decoder:
     def __init__(self, model: ModelDescription, weights: Weights, max_model_len: int, parallel: ParallelGroup = ALONE):
         self.model = model
         self.parallel = parallel
-        self.embedding = Embedding(model, weights, parallel)
         self._final_norm = Norm("final_norm", model.final_norm, weights)
+        self.embedding = Embedding(model, weights, parallel, self.activation_dtype)
         tables: dict[tuple[RopeDescription | None, int], RopeTables | None] = {}
         self._layers: list[Layer] = []
         self.layer_kinds: list[LayerKind] = []

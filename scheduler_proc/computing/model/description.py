@@ -34,7 +34,7 @@ class RopeDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class NormDescription:
-    """A norm over `size` values. A layer norm has a bias, an RMS norm has none.
+    """A norm over `size` values. A layer norm has a bias if `has_bias`, an RMS norm has none.
 
     `is_zero_centered`: the norm multiplies by 1 + weight, as in Gemma.
     """
@@ -43,11 +43,13 @@ class NormDescription:
     size: int
     eps: float
     is_zero_centered: bool = False
+    has_bias: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionDescription:
-    """`qk_norm`: the norm of each query and key head, before rotation. Without `rope` heads are not rotated.
+    """`qk_norm`: the norm of each query and key head, before rotation; with `norms_whole_qk`, instead, of all query
+    heads together and of all key heads together. Without `rope` heads are not rotated.
 
     `window`: the number of last tokens that a token attends to, itself included. `softcap`: scores become
     softcap * tanh(score / softcap). `has_sinks`: each head has a learned logit in the denominator of its softmax.
@@ -59,6 +61,7 @@ class AttentionDescription:
     scale: float
     rope: RopeDescription | None = None
     qk_norm: NormDescription | None = None
+    norms_whole_qk: bool = False
     has_qkv_bias: bool = False
     has_out_bias: bool = False
     window: int | None = None
@@ -74,7 +77,7 @@ class AttentionDescription:
             self._check_rope(self.rope)
 
     def _check_rope(self, rope: RopeDescription) -> None:
-        rotated = int(self.head_dim * rope.part)
+        rotated = self.num_rotated
         if rotated % 2 or not 0 < rotated <= self.head_dim:
             reason = f"rotary positions of {rotated} values per head of {self.head_dim}: an even number is needed"
             raise BootError(f"config.json: {reason}")
@@ -82,6 +85,11 @@ class AttentionDescription:
             for factors in (rope.short_factors, rope.long_factors):
                 if 2 * len(factors) != rotated:
                     raise BootError(f"config.json: {len(factors)} rope factors, not {rotated // 2}")
+
+    @property
+    def num_rotated(self) -> int:
+        """The values of each head that are rotated, its first ones."""
+        return 0 if self.rope is None else int(self.head_dim * self.rope.part)
 
     @property
     def heads(self) -> tuple[int, int, int]:
@@ -126,13 +134,13 @@ class DenseMlpDescription:
     """A dense MLP with `size` inner values."""
 
     size: int
-    activation: Literal["gelu_tanh", "gelu", "silu_gated"]
+    activation: Literal["gelu_tanh", "gelu", "silu_gated", "gelu_tanh_gated"]
     has_bias: bool = False
     block: ClassVar[str] = "dense_mlp"
 
     @property
     def is_gated(self) -> bool:
-        return self.activation == "silu_gated"
+        return self.activation.endswith("_gated")
 
     @property
     def in_size(self) -> int:
@@ -180,9 +188,9 @@ class LayerDescription:
 class ModelDescription:
     """A decoder. `num_positions`: rows of the table of learned positions, 0 if there is none.
 
-    Embeddings of tokens are multiplied by `embedding_scale`, logits by `logit_scale`. `logit_softcap`: logits then
-    become softcap * tanh(logit / softcap). `num_ranks`: if the model is divided among several, the layers are those of
-    one rank (`sharding.py`).
+    Embeddings of tokens are multiplied by `embedding_scale`, which may be rounded to their number format, and logits by
+    `logit_scale`. `logit_softcap`: logits then become softcap * tanh(logit / softcap). `num_ranks`: if the model is
+    divided among several, the layers are those of one rank (`sharding.py`).
     """
 
     vocab_size: int
@@ -192,6 +200,7 @@ class ModelDescription:
     num_positions: int = 0
     has_tied_head: bool = False
     embedding_scale: float = 1.0
+    rounds_embedding_scale: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     num_ranks: int = 1

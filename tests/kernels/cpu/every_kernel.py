@@ -18,11 +18,13 @@ from kernels.formats.packed_fp8 import PackedFp8Format
 from kernels.formats.plain import PlainWeight
 from kernels.operations.apply_bitmask import apply_bitmask
 from kernels.operations.gelu import gelu
+from kernels.operations.gelu_mul import gelu_mul
 from kernels.operations.layer_norm import layer_norm
 from kernels.operations.packed_linear import pack, packed_linear
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.quantized_linear import quantize, quantized_linear
+from kernels.operations.rescale import rescale
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
 from kernels.operations.sample import draw, greedy, sample
@@ -92,6 +94,9 @@ def compute(size: int, dtype: torch.dtype) -> None:
         rms_norm(x, ones, 1e-5, update),
         gelu(x, "tanh"),
         silu_mul(torch.cat((x, update), dim=-1)),
+        gelu_mul(torch.cat((x, update), dim=-1)),
+        rescale(x.clone(), 2.0, update),
+        rescale(x.clone(), 2.0, softcap=3.0),
     ):
         assert bool(out.isfinite().all())
     assert greedy(x).tolist() == x.max(dim=-1).indices.tolist()

@@ -71,8 +71,8 @@ def describe_dense_mlp(hf_config: HfConfig, *, has_bias: bool = False) -> DenseM
     return DenseMlpDescription(size=hf_config.count("intermediate_size"), activation="silu_gated", has_bias=has_bias)
 
 
-def describe_norm(hf_config: HfConfig, size: int, default_eps: float = 1e-6) -> NormDescription:
-    return NormDescription(kind="rms", size=size, eps=hf_config.number("rms_norm_eps", default_eps))
+def describe_norm(hf_config: HfConfig, size: int) -> NormDescription:
+    return NormDescription(kind="rms", size=size, eps=hf_config.number("rms_norm_eps", 1e-6))
 
 
 def describe_model(
@@ -132,9 +132,9 @@ def attention_sources(name: str, layer: str, attention: AttentionDescription, hi
         *linear_sources(f"{name}.o_proj", f"{layer}.attention_out", hidden, query_size, attention.has_out_bias),
     ]
     if attention.qk_norm is not None:
-        head_norm = (attention.head_dim,)
-        sources.append(Source(f"{name}.q_norm.weight", head_norm, f"{layer}.query_norm.weight"))
-        sources.append(Source(f"{name}.k_norm.weight", head_norm, f"{layer}.key_norm.weight"))
+        sizes = (query_size, kv_size) if attention.norms_whole_qk else (attention.head_dim,) * 2
+        sources.append(Source(f"{name}.q_norm.weight", sizes[:1], f"{layer}.query_norm.weight"))
+        sources.append(Source(f"{name}.k_norm.weight", sizes[1:], f"{layer}.key_norm.weight"))
     return sources
 
 

@@ -11,14 +11,17 @@ from scheduler_proc.computing.model.description import (
 )
 from scheduler_proc.computing.model.families import llama
 from scheduler_proc.computing.model.families.family import Source, linear_sources
+from scheduler_proc.computing.model.families.rope import ORIGINAL
+
+DEFAULTS = HfConfig({"rms_norm_eps": 1e-5, ORIGINAL: 4096})
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
+    hf_config = DEFAULTS.overridden(hf_config)
     window = llama.fit_window(hf_config.optional_count("sliding_window"), max_model_len)
     attention = replace(llama.describe_attention(hf_config), window=window)
     num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
-    norm = llama.describe_norm(hf_config, hf_config.count("hidden_size"), default_eps=1e-5)
-    return llama.describe_model(hf_config, [attention] * num_layers, norm=norm)
+    return llama.describe_model(hf_config, [attention] * num_layers)
 
 
 def list_sources(model: ModelDescription) -> list[Source]:

@@ -10,13 +10,14 @@ from scheduler_proc.computing.model.description import RopeDescription
 ORIGINAL = "original_max_position_embeddings"
 
 
-def read_rope(hf_config: HfConfig, default_part: float = 1.0) -> RopeDescription:
+def read_rope(hf_config: HfConfig) -> RopeDescription:
     """Reads `rope_theta` with `rope_scaling` (transformers 4) or `rope_parameters` (5)."""
     parameters = hf_config.section("rope_parameters") or hf_config.section("rope_scaling") or HfConfig({})
-    return read_rope_parameters(parameters, hf_config, default_part)
+    return read_rope_parameters(parameters, hf_config)
 
 
-def read_rope_parameters(parameters: HfConfig, hf_config: HfConfig, default_part: float = 1.0) -> RopeDescription:
+def read_rope_parameters(parameters: HfConfig, hf_config: HfConfig) -> RopeDescription:
+    """Reads the rope that `parameters` describe; what they lack is a field of `hf_config` or a default."""
     kind = parameters.text("rope_type", parameters.text("type", "default"))
     if kind == "su" or (kind == "yarn" and parameters.numbers("long_factor")):
         kind = "longrope"  # as the first checkpoints of Phi-3 call it
@@ -26,7 +27,7 @@ def read_rope_parameters(parameters: HfConfig, hf_config: HfConfig, default_part
     theta = parameters.number("rope_theta", hf_config.number("rope_theta", 10_000.0))
     if theta <= 1:
         raise parameters.refuse("rope_theta", theta, "it must be greater than 1")
-    rope = RopeDescription(theta=theta, part=parameters.number(part, hf_config.number(part, default_part)))
+    rope = RopeDescription(theta=theta, part=parameters.number(part, hf_config.number(part, 1.0)))
     return SCALINGS[kind](rope, parameters, hf_config)
 
 

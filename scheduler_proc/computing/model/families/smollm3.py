@@ -6,8 +6,11 @@ from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama
 
+DEFAULTS = HfConfig({"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True})
+
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
+    hf_config = DEFAULTS.overridden(hf_config)
     if hf_config.flag("use_sliding_window", False):
         raise hf_config.refuse("use_sliding_window", True, "windows in SmolLM3 are not supported")
     model = llama.describe(hf_config, max_model_len)
@@ -20,7 +23,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
         replace(layer, attention=replace(layer.attention, window=None, rope=layer.attention.rope if rotates else None))
         for layer, rotates in zip(model.layers, has_rope, strict=False)
     )
-    return replace(model, layers=tuple(layers), has_tied_head=hf_config.flag("tie_word_embeddings", True))
+    return replace(model, layers=tuple(layers))
 
 
 FAMILY = replace(llama.FAMILY, architectures=("SmolLM3ForCausalLM",), model_types=("smollm3",), describe=describe)
