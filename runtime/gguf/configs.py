@@ -97,7 +97,7 @@ def _rope_parameters(fields: ModelFields, head_dim: int) -> dict[str, Any]:
 
 
 def _rope_scaling(fields: ModelFields, num_factors: int) -> dict[str, Any]:
-    """Returns the scaling. That of Llama 3 is a tensor of factors in the file, which "longrope" can express."""
+    """Returns the scaling. Llama 3's is a tensor of factors in the file, which "longrope" can express."""
     kind = fields.require("rope.scaling.type", "none", "linear", "yarn", "longrope")
     factor = fields.number(_linear_key(fields), 0.0) or 1.0
     original = fields.count("rope.scaling.original_context_length", fields.count("context_length"))
