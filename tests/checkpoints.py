@@ -103,6 +103,16 @@ GLM4_VARIANTS: dict[str, dict[str, Any]] = {
     "glm4": {"head_dim": 24, "rms_norm_eps": 1e-5, "rope_theta": 100.0},
     "glm4-part-untied": {"head_dim": 16, "attention_bias": False, "partial_rotary_factor": 0.25},
 }
+GRANITE4_VARIANTS: dict[str, dict[str, Any]] = {
+    "granite4": {
+        **GRANITE_VARIANTS["granite"],
+        "layer_types": ["full_attention"] * 3,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 72,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 8,
+    }
+}
 MINISTRAL3_VARIANTS: dict[str, dict[str, Any]] = {
     "ministral3": {
         "head_dim": 24,
@@ -162,6 +172,7 @@ LLAMA_LIKE = {
     "SmolLM3": SMOLLM3_VARIANTS,
     "Granite": GRANITE_VARIANTS,
     "Ministral3": MINISTRAL3_VARIANTS,
+    "GraniteMoeHybrid": GRANITE4_VARIANTS,
     "Glm4": GLM4_VARIANTS,
     "Gemma2": GEMMA2_VARIANTS,
     "Gemma3": GEMMA3_VARIANTS,

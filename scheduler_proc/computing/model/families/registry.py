@@ -10,6 +10,7 @@ from scheduler_proc.computing.model.families import (
     glm4,
     gpt2,
     granite,
+    granite4,
     llama,
     ministral3,
     olmo2,
@@ -24,7 +25,7 @@ from scheduler_proc.computing.model.families.family import Family
 
 MODULES = (
     *(gpt2, llama, qwen2, qwen3, qwen3_moe, gemma2, gemma3, olmo2, olmo3, cohere2, exaone4),
-    *(phi3, smollm3, granite, glm4, ministral3),
+    *(phi3, smollm3, granite, granite4, glm4, ministral3),
 )
 FAMILIES = tuple(module.FAMILY for module in MODULES)
 UNSUPPORTED_KINDS = {

@@ -57,6 +57,16 @@ GRANITE: dict[str, Any] = {
     "logits_scaling": 8.0,
     "tie_word_embeddings": True,
 }
+GRANITE4: dict[str, Any] = {
+    **GRANITE,
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    **shape(2560, 8192, 40, 40, 8, 100352),
+    "layer_types": ["attention"] * 40,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 8192,
+    "position_embedding_type": "rope",
+}
 GLM4: dict[str, Any] = {
     "architectures": ["Glm4ForCausalLM"],
     **shape(4096, 13696, 40, 32, 2, 151552),
@@ -90,6 +100,7 @@ REAL = {
     "Phi-4-mini": PHI4_MINI,
     "SmolLM3": SMOLLM3,
     "Granite": GRANITE,
+    "Granite 4": GRANITE4,
     "GLM-4": GLM4,
     "Ministral 3": MINISTRAL3,
 }
@@ -117,6 +128,7 @@ def test_heads_and_parts_that_are_rotated() -> None:
         "Phi-4-mini": ((24, 8, 128), 96),
         "SmolLM3": ((16, 4, 128), 128),
         "Granite": ((32, 8, 64), 64),
+        "Granite 4": ((40, 8, 64), 64),
         "GLM-4": ((32, 2, 128), 64),
         "Ministral 3": ((32, 8, 128), 128),
     }
@@ -158,6 +170,10 @@ def test_norms_of_glm_4_are_before_and_after() -> None:
         (SMOLLM3 | {"no_rope_layers": [1]}, "no_rope_layers is .1.: there are 36 layers"),
         (GRANITE | {"residual_multiplier": 0}, "residual_multiplier must be a positive number, not 0"),
         (GRANITE | {"logits_scaling": "8"}, "logits_scaling must be a positive number"),
+        (GRANITE4 | {"layer_types": ["mamba", "attention"]}, "layer_types is .*mamba.*: supported are layers with att"),
+        (GRANITE4 | {"layer_types": None}, "layer_types is .*mamba.*: supported are layers with attention alone"),
+        (GRANITE4 | {"num_local_experts": 62}, "num_local_experts is 62: supported is a dense MLP"),
+        (GRANITE4 | {"position_embedding_type": "nope"}, 'position_embedding_type is "nope": supported is rope'),
         (GLM4 | {"partial_rotary_factor": 0.01}, "rotary positions of 1 values per head of 128"),
         (MINISTRAL3 | {"rope_parameters": None}, "rope_parameters must be an object, not null"),
         (
