@@ -1,8 +1,7 @@
 """Small GGUF files whose tensors are in blocks, and checkpoints with the values that the blocks stand for."""
 
 import shutil
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +11,10 @@ from torch import Tensor
 
 from kernels.arguments.block_rows import FORMS, GGUF_FORMS, BlockRows
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference
-from runtime.gguf.block_types import BLOCK_TYPES
 from tests.checkpoints import build_checkpoint
+from tests.gguf_files import Stored, Typed, write_gguf
 from tests.kernels.operations.block_forms import random_blocks
 
-TYPE_NUMBERS = {block_type.name: number for number, block_type in BLOCK_TYPES.items()}
-ALIGNMENT = 32
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 
 LARGEST_CODES = {
@@ -70,31 +67,10 @@ StoredRows = Tensor | BlockRows
 """What a file holds: numbers in float32 or float16, or rows in blocks."""
 
 
-def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, StoredRows]) -> None:
-    """Writes a file of version 3; metadata values are texts, counts and floats."""
-    header, data = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata)), b""
-    for key, value in metadata.items():
-        header += _text(key)
-        match value:
-            case str():
-                header += struct.pack("<I", 8) + _text(value)
-            case int():
-                header += struct.pack("<II", 4, value)
-            case _:
-                header += struct.pack("<If", 6, value)
-    for name, tensor in tensors.items():
-        form = tensor.form if isinstance(tensor, BlockRows) else {4: "F32", 2: "F16"}[tensor.dtype.itemsize]
-        stored = tensor.blocks if isinstance(tensor, BlockRows) else tensor
-        header += _text(name) + struct.pack("<I", len(tensor.shape))
-        header += struct.pack(f"<{len(tensor.shape)}Q", *reversed(tensor.shape))
-        header += struct.pack("<IQ", TYPE_NUMBERS[form], len(data))
-        data += stored.contiguous().view(torch.uint8).numpy().tobytes()
-        data += bytes(-len(data) % ALIGNMENT)
-    path.write_bytes(header + bytes(-len(header) % ALIGNMENT) + data)
-
-
-def _text(value: str) -> bytes:
-    return struct.pack("<Q", len(value)) + value.encode()
+def stored_rows(rows: StoredRows) -> Stored:
+    form = rows.form if isinstance(rows, BlockRows) else {4: "F32", 2: "F16"}[rows.dtype.itemsize]
+    data = rows.blocks if isinstance(rows, BlockRows) else rows
+    return Stored(form, rows.shape, data.contiguous().view(torch.uint8).numpy().tobytes())
 
 
 def small_blocks(form: str, num_rows: int, num_inputs: int, seed: int) -> BlockRows:
@@ -143,12 +119,13 @@ def build_block_model(
             rows = rows.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
         values[name] = (rows.T if is_transposed else rows).contiguous()
     save_file(values, model.values / "model.safetensors", metadata={"format": "pt"})
-    metadata = _metadata(hf_model.config)
+    metadata, tensors = _metadata(hf_model.config), {name: stored_rows(rows) for name, rows in stored.items()}
     if num_parts == 1:
-        write_gguf(model.path / "model.gguf", metadata, stored)
+        write_gguf(model.path / "model.gguf", metadata, tensors)
     for index in range(num_parts if num_parts > 1 else 0):
-        split = {"split.no": index, "split.count": num_parts, "split.tensors.count": len(stored)}
-        own = {name: stored[name] for name in list(stored)[index::num_parts]}
+        split = {"split.no": Typed(2, index), "split.count": Typed(2, num_parts)}
+        split["split.tensors.count"] = Typed(5, len(tensors))
+        own = {name: tensors[name] for name in list(tensors)[index::num_parts]}
         path = model.path / f"model-{index + 1:05}-of-{num_parts:05}.gguf"
         write_gguf(path, split if index else metadata | split, own)
     return model
@@ -169,9 +146,9 @@ def _num_alternating_heads(hf_config: Any, name: str) -> int:
     return next((num_heads for part, num_heads in heads.items() if f"{part}." in name), 0)
 
 
-def _metadata(hf_config: Any) -> dict[str, str | int | float]:
+def _metadata(hf_config: Any) -> dict[str, Any]:
     architecture = hf_config.model_type
-    fields: dict[str, str | int | float] = {
+    fields: dict[str, Any] = {
         "embedding_length": hf_config.hidden_size,
         "block_count": hf_config.num_hidden_layers,
         "context_length": hf_config.max_position_embeddings,

@@ -17,6 +17,7 @@ from kernels.formats.plain import PlainWeight
 from kernels.formats.quantized import QUANTIZED
 from kernels.operations.packed_linear import pack
 from messages.columns import unpack_int32
+from messages.config.server import Config
 from messages.errors import BootError
 from messages.ring.replies import DetokenizeMsg
 from scheduler_proc.computing.backends.cpu import weight_memory
@@ -26,6 +27,7 @@ from scheduler_proc.computing.loading import weight_cache
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.deciding_half import make_scheduler
 from tests.checkpoints import build_checkpoint, make_config
+from tests.gguf_models import build_block_model
 from tests.scheduler_proc.clients import user_msg
 
 OURS, OTHERS = b"1" * 32, b"2" * 32
@@ -205,7 +207,22 @@ def test_a_scheduler_with_shared_weights_computes_the_same(
     tmp_path: Path, path: Path, flags: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):
     build_checkpoint(tmp_path, "llama-gqa-tied")
-    config = make_config(tmp_path, **flags)
+    assert_same_shared(path, make_config(tmp_path, **flags), monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_blocks_of_a_file_are_shared_as_they_are_packed(
+    tmp_path: Path, path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+):
+    forms = {"attn_v": "Q6_K", "token_embd": "Q6_K", "ffn_up": "Q5_K"}
+    model = build_block_model(
+        tmp_path, "llama-gqa-tied", lambda name: forms.get(name.removesuffix(".weight").rpartition(".")[2], "Q4_K")
+    )
+    assert_same_shared(path, make_config(model.path, dtype=dtype), monkeypatch)
+
+
+def assert_same_shared(path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generates without shared weights, as their writer, and as their readers."""
 
     def generate(weights_file: Path | None) -> list[int]:
         runner = load_model(config, ignore_report, 1, weights_file).make_runner(ignore_report, None)
