@@ -1,5 +1,6 @@
 """The benchmark of a server under several loads, with a trivial server in place of ours."""
 
+import argparse
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -56,7 +57,7 @@ def test_a_kernel_that_is_compiled_under_load_fails_the_benchmark(
         notes.append(Path(arguments[-1][1]))
         yield None, paced_target
 
-    def run_load(settings: object) -> object:
+    def run_load(settings: argparse.Namespace) -> object:
         notes[0].write_text("draw_row_kernel[8192]\n", encoding="utf-8")
         return actual(settings)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.arguments.attention_options import AttentionOptions
-from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.dispatch import count_programs
 from kernels.gpu.launch_table import find_launch
 from kernels.gpu.occupancy import Processor, count_side_by_side, processor_of
@@ -57,9 +57,22 @@ def test_without_a_gpu_work_is_planned_for_a_few_programs() -> None:
 
 
 @pytest.mark.parametrize(("registers", "expected"), [(72, 7 * 132), (158, 3 * 132)])
-@pytest.mark.parametrize(("dtype", "merges"), [(torch.bfloat16, True), (torch.float32, False)])
+@pytest.mark.parametrize(
+    ("dtype", "codes", "merges"),
+    [
+        (torch.bfloat16, None, True),
+        (torch.float32, None, False),
+        (torch.bfloat16, torch.float8_e4m3fn, True),
+        (torch.float32, torch.float8_e4m3fn, False),
+    ],
+)
 def test_counts_what_is_launched_later(
-    registers: int, expected: int, dtype: torch.dtype, merges: bool, monkeypatch: pytest.MonkeyPatch
+    registers: int,
+    expected: int,
+    dtype: torch.dtype,
+    codes: torch.dtype | None,
+    merges: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The kernel that is compiled to be counted has the constants and the types of the one that is launched."""
     form = pytest.importorskip("kernels.gpu.paged_decode")
@@ -84,9 +97,11 @@ def test_counts_what_is_launched_later(
     monkeypatch.setattr(form, "attend", Attend())
     monkeypatch.setattr(form, "merge", Merge())
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: HOPPER)
-    assert count_programs(DecodeShape(8, 2, 64, 16, dtype), torch.device("cuda")) == expected
+    assert count_programs(DecodeShape(8, 2, 64, 16, dtype, codes), torch.device("cuda")) == expected
     heads = torch.zeros(3, 12, 64, dtype=dtype)
-    cache = PagedKV(torch.zeros(32, 2, 64, dtype=dtype), torch.zeros(32, 2, 64, dtype=dtype), 16)
+    halves = [torch.zeros(32, 2, 64).to(codes or dtype) for _ in range(2)]
+    scales = [torch.zeros(32, 2, dtype=SCALE_DTYPE) if codes else None for _ in range(2)]
+    cache = PagedKV(halves[0], halves[1], 16, scales[0], scales[1])
     layout = DecodeLayout(3, 8, 2, 8, shares_prefixes=True, merges_in_kernel=merges)
     plan = torch.zeros(layout.num_words, dtype=torch.int32)
     work = DecodeWork(layout, plan, make_decode_scratch(layout, 64, torch.device("cpu")))
