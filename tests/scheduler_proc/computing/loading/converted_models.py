@@ -1,0 +1,56 @@
+"""Writes tiny models in GGUF by llama.cpp's own converter, and the logits that transformers computes with them.
+
+Run from the repository's root, with `gguf` installed: python -m tests.scheduler_proc.computing.loading.converted_models
+FOLDER, where FOLDER has llama.cpp's `conversion` package.
+"""
+
+import importlib
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tests.checkpoints import build_checkpoint
+
+FOLDER = Path(__file__).with_name("converted")
+VOCAB_SIZE = 64
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 53, 58, 9, 7]
+LLAMA_SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "vocab_size": VOCAB_SIZE}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama-biases", {**LLAMA_SIZES, "tie_word_embeddings": True}),
+    "qwen3": ("qwen3-gqa-tied", {**LLAMA_SIZES, "head_dim": 8}),
+    "gpt2": ("gpt2", {"n_embd": 24, "n_layer": 1, "n_head": 3, "vocab_size": VOCAB_SIZE, "n_positions": 16}),
+}
+
+
+def convert(name: str, converter: Any) -> torch.Tensor:
+    """Writes the model in GGUF and returns the logits of `PROMPT`."""
+    variant, overrides = MODELS[name]
+    with tempfile.TemporaryDirectory() as scratch:
+        model_dir = Path(scratch)
+        model = build_checkpoint(model_dir, variant, **overrides)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.half())  # the file has float16
+            logits = model(torch.tensor([PROMPT])).logits[0]
+        model.save_pretrained(model_dir)
+        hparams: dict[str, Any] = converter.ModelBase.load_hparams(model_dir, False)
+        architecture = converter.get_model_architecture(hparams, converter.ModelType.TEXT)
+        gguf = importlib.import_module("gguf")
+        converted = converter.get_model_class(architecture)(
+            model_dir, gguf.LlamaFileType.MOSTLY_F16, FOLDER / f"{name}.gguf"
+        )
+        converted.hparams.setdefault("n_ctx", model.config.max_position_embeddings)  # of GPT-2's old configurations
+        converted.set_vocab = lambda: None
+        converted.write()
+    return logits
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, sys.argv[1])
+    FOLDER.mkdir(exist_ok=True)
+    converter = importlib.import_module("conversion")
+    save_file({name: convert(name, converter) for name in MODELS}, FOLDER / "logits.safetensors")
