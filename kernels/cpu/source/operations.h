@@ -19,6 +19,7 @@
 #include "quantize.c"
 #include "block_layout.h"
 #include "block_dot.h"
+#include "block_stretch.h"
 #include "block_linear.c"
 #include "block_pack.c"
 #include "sample.c"
