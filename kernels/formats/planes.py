@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS, BlockRows, Segment
+from kernels.arguments.block_rows import FLOAT_FORMS, FORMS, BlockRows, Segment
 from kernels.arguments.code_planes import CodePlanes
 from kernels.dispatch import has_fp8, is_on_cpu
 from kernels.formats.weight_format import AllReduce, Linear, Rows, sum_of_ranks
@@ -108,4 +108,4 @@ def has_planes(segments: Sequence[Segment], device: torch.device) -> bool:
     """True if weights of these forms are computed in planes on the device: on GPUs, with fp8 codes if it has fp8."""
     if is_on_cpu(device):
         return False
-    return all(form in FORMS and (form != "F8" or has_fp8(device)) for form, _ in segments)
+    return all(form in FORMS and (form not in FLOAT_FORMS or has_fp8(device)) for form, _ in segments)

@@ -85,5 +85,5 @@ def test_devices_and_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_planes((*SEGMENTS, Segment("", 3)), gpu)
     for capability, expected in (((8, 6), False), ((9, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, it=capability: it)
-        assert planes.has_planes((Segment("F8", 3),), gpu) == expected
+        assert planes.has_planes((Segment("F8_32", 3),), gpu) == expected
         assert dispatch.has_fp8(gpu) == expected

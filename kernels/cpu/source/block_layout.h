@@ -73,6 +73,14 @@ INLINE quant_floats block_float16(const uint8_t *x) {
 #endif
 }
 
+INLINE quant_floats block_bfloat16(const uint8_t *x) {
+#if defined(__AVX512F__)
+  return (quant_floats)widen_vector(_mm256_loadu_si256((const void *)x));
+#else
+  return quant_scales(x);
+#endif
+}
+
 INLINE quant_floats block_signed(const uint8_t *x) {
   quant_floats wide;
 #if QUANT_LANES == 8
@@ -95,7 +103,7 @@ INLINE quant_floats block_unsigned(const uint8_t *x) {
 INLINE quant_floats block_scale(const block_part *part, const uint8_t *unit, int output) {
   switch (part->form.scale) {
     case BLOCK_F16: return block_float16(unit + 2 * output);
-    case BLOCK_BF16: return quant_scales(unit + 2 * output);
+    case BLOCK_BF16: return block_bfloat16(unit + 2 * output);
     case BLOCK_F32: return *(const quant_floats *)(const void *)(unit + 4 * output);
   }
   quant_floats wide;
@@ -103,13 +111,13 @@ INLINE quant_floats block_scale(const block_part *part, const uint8_t *unit, int
   return wide;
 }
 
-/* Sets the scales and, if the form has any, the minima of a group for a vector of outputs: of all inputs or of each half. */
+/* Sets the scales and the minima, 0 if the form has none, of a group for a vector of outputs: of all inputs or of each half. */
 INLINE void block_scales(const block_part *part, const uint8_t *unit, const uint8_t *group, int output, const int halves,
                          quant_floats *scales, quant_floats *minima) {
   const quant_floats scale = block_scale(part, unit, output);
   const int num_factors = part->form.num_factors;
   for (int half = 0; half < halves; half++) {
-    scales[half] = scale;
+    scales[half] = scale, minima[half] = (quant_floats){0};
     if (num_factors) scales[half] *= block_signed(group + BLOCK_SIZE * half + output);
   }
   if (part->form.has_zero) minima[0] = -scale * block_unsigned(unit + part->zero_at + output);

@@ -45,6 +45,34 @@ static void block_any_tile(const block_operands *operands, float *sums, int64_t 
 #endif
 }
 
+/* Sets `sums` [rows, 32] to the outputs of rows [begin, end) of a block, before the bias. */
+static void block_sums(const block_call *call, block_operands *operands, int64_t begin, int64_t end, float *sums) {
+#if defined(__AVX512VNNI__)
+  if (call->num_rows >= BLOCK_MANY_ROWS) {
+    block_stretch stretch;
+    const int64_t passes = (end - begin + call->rows_per_tile - 1) / call->rows_per_tile;
+    stretch.lines = (int)((operands->part->unit_bytes / operands->part->form.groups / 64 + passes) / passes);
+    memset(sums, 0, sizeof(float) * (size_t)((end - begin) * BLOCK_SIZE));
+    for (int64_t first = 0; first < call->num_groups; first += BLOCK_STRETCH) {
+      const int64_t left = call->num_groups - first;
+      stretch.num_groups = left < BLOCK_STRETCH ? (int)left : BLOCK_STRETCH;
+      block_any_expand(operands, first, &stretch);
+      for (int64_t row = begin; row < end; row += call->rows_per_tile) {
+        const int64_t rows = block_rows_left(call, row), place = row * call->num_groups + first * rows;
+        block_any_stretch_tile(&stretch, operands->part, call->codes + place * BLOCK_SIZE, call->factors + place,
+                               sums + (row - begin) * BLOCK_SIZE, rows);
+      }
+    }
+    return;
+  }
+#endif
+  for (int64_t row = begin; row < end; row += call->rows_per_tile) {
+    operands->codes = call->codes + row * call->num_groups * BLOCK_SIZE;
+    operands->factors = call->factors + row * call->num_groups;
+    block_any_tile(operands, sums + (row - begin) * BLOCK_SIZE, block_rows_left(call, row));
+  }
+}
+
 /* Makes the codes of 32 activations, whose largest magnitude has the code 127. A group with a number that is not finite has the
    scale NaN, which makes all outputs of its row NaN. `magnitude`: the bits of the largest, which sort like numbers. */
 INLINE block_factor block_round(const float *values, uint32_t magnitude, int8_t *codes) {
@@ -106,16 +134,11 @@ static void NAME(block_block)(const block_call *call, const block_part *part, in
   element *out = (element *)call->out + part->first_output + first;
   block_operands operands = {part, part->weight + block * part->num_units * part->unit_bytes,
                              block_tables[part->form.table == BLOCK_MXFP4_VALUES], 0, 0};
-  for (int64_t row = begin; row < end; row += call->rows_per_tile) {
-    const int64_t rows = block_rows_left(call, row);
-    float sums[BLOCK_ROWS * BLOCK_SIZE] __attribute__((aligned(64)));
-    operands.codes = call->codes + row * call->num_groups * BLOCK_SIZE;
-    operands.factors = call->factors + row * call->num_groups;
-    block_any_tile(&operands, sums, rows);
-    for (int64_t r = 0; r < rows; r++)
-      NAME(quant_finish)(out + (row + r) * call->outputs, bias, left < BLOCK_SIZE ? (int)left : BLOCK_SIZE, call->is_gelu,
-                         sums + r * BLOCK_SIZE);
-  }
+  float sums[BLOCK_MOST_ROWS * BLOCK_SIZE] __attribute__((aligned(64)));
+  block_sums(call, &operands, begin, end, sums);
+  for (int64_t row = begin; row < end; row++)
+    NAME(quant_finish)(out + row * call->outputs, bias, left < BLOCK_SIZE ? (int)left : BLOCK_SIZE, call->is_gelu,
+                       sums + (row - begin) * BLOCK_SIZE);
 }
 
 /* An item is some blocks of 32 outputs of some tiles of rows. */
@@ -147,7 +170,12 @@ PUBLIC int NAME(block_linear)(const element *x, const uint8_t *weight, const blo
   call.outputs = last->first_output + last->form.outputs;
   call.blocks_per_item = (item_bytes + block_bytes - 1) / block_bytes;
   call.items_per_rows = (call.num_blocks + call.blocks_per_item - 1) / call.blocks_per_item;
-  const int64_t least_tiles = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+#if defined(__AVX512VNNI__)
+  const int64_t most_rows = num_rows < BLOCK_MANY_ROWS ? BLOCK_ROWS : BLOCK_STRETCH_ROWS;
+#else
+  const int64_t most_rows = BLOCK_ROWS;
+#endif
+  const int64_t least_tiles = (num_rows + most_rows - 1) / most_rows;
   call.rows_per_tile = (num_rows + least_tiles - 1) / least_tiles;
   const int64_t num_tiles = (num_rows + call.rows_per_tile - 1) / call.rows_per_tile;
   const int64_t num_parts = (num_rows + BLOCK_MOST_ROWS - 1) / BLOCK_MOST_ROWS;
