@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 Bits = Literal[4, 8]
-"""Of a code; with 4 bits a weight is in blocks (packed_blocks.py)."""
+"""The size of a code. With 4 bits a weight is in blocks (packed_blocks.py)."""
 
 GROUP = 64
 """The multiple to which the inputs are padded; kernels/cpu/source/quantized_dot.h repeats it."""
