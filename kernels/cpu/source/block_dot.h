@@ -98,7 +98,11 @@ INLINE quant_codes block_eight(quant_codes sums, quant_codes first, quant_codes 
 
 /* Sums of a group, in 32 bits. */
 INLINE quant_ints block_total(quant_codes sums, const block_kind kind) {
-  return quant_total(sums, kind == BLOCK_NIBBLES || kind == BLOCK_HALVES ? 4 : 8);
+#if QUANT_LANES == 8
+  if (kind == BLOCK_NIBBLES || kind == BLOCK_HALVES) sums = quant_widened(sums);
+#endif
+  (void)kind;
+  return (quant_ints)sums;
 }
 
 /* The number that the products' codes have too much: with AVX2, codes of 8 bits are signed. */
