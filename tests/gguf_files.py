@@ -79,9 +79,9 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, St
     return path
 
 
-def write_model(path: Path, num_parts: int = 1, **metadata: Any) -> Path:
+def write_model(path: Path, metadata: Mapping[str, Any] = {}, num_parts: int = 1) -> Path:
     """Writes a small Qwen2 with a tokenizer for bytes, in several files if asked; `metadata` is added to its own."""
-    tensors, given = _model_tensors(), _model_metadata() | metadata
+    tensors, given = _model_tensors(), {**MODEL_METADATA, **metadata}
     if num_parts == 1:
         return write_gguf(path, given, tensors)
     for index in range(num_parts):
@@ -91,25 +91,6 @@ def write_model(path: Path, num_parts: int = 1, **metadata: Any) -> Path:
         own = {name: tensors[name] for name in list(tensors)[index::num_parts]}
         write_gguf(part, split if index else given | split, own)
     return path.with_name(f"{path.stem}-00001-of-{num_parts:05}.gguf")
-
-
-def _model_metadata() -> dict[str, Any]:
-    units = byte_tokens()
-    return {
-        "general.architecture": "qwen2",
-        "qwen2.block_count": 1,
-        "qwen2.context_length": 96,
-        "qwen2.embedding_length": 32,
-        "qwen2.feed_forward_length": 64,
-        "qwen2.attention.head_count": 2,
-        "qwen2.attention.layer_norm_rms_epsilon": 1e-6,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen2",
-        "tokenizer.ggml.tokens": [*units, "<|endoftext|>", "<|im_end|>", units[0] + units[1]],
-        "tokenizer.ggml.token_type": Typed(5, [*[1] * len(units), 3, 3, 1]),
-        "tokenizer.ggml.merges": [f"{units[0]} {units[1]}"],
-        "tokenizer.ggml.eos_token_id": len(units),
-    }
 
 
 def _model_tensors() -> dict[str, Stored]:
@@ -129,3 +110,22 @@ def byte_tokens() -> list[str]:
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in shown]
     return [chr(byte) if byte in shown else chr(256 + others.index(byte)) for byte in range(256)]
+
+
+BYTES = byte_tokens()
+MODEL_METADATA: dict[str, Any] = {
+    "general.architecture": "qwen2",
+    "qwen2.block_count": 1,
+    "qwen2.context_length": 96,
+    "qwen2.embedding_length": 32,
+    "qwen2.feed_forward_length": 64,
+    "qwen2.attention.head_count": 2,
+    "qwen2.attention.layer_norm_rms_epsilon": 1e-6,
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "qwen2",
+    "tokenizer.ggml.tokens": [*BYTES, "<|endoftext|>", "<|im_end|>", BYTES[0] + BYTES[1]],
+    "tokenizer.ggml.token_type": Typed(5, [*[1] * 256, 3, 3, 1]),
+    "tokenizer.ggml.merges": [f"{BYTES[0]} {BYTES[1]}"],
+    "tokenizer.ggml.eos_token_id": 256,
+}
+"""The metadata of `write_model`."""

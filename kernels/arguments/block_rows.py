@@ -40,8 +40,10 @@ INTEGER_FORMS = {
 }
 """A float32 scale, a byte's zero point, and unsigned codes in the order of Q4_0 or Q8_0."""
 
-FORMS = GGUF_FORMS | INTEGER_FORMS | {"F8": BlockForm(32, 36, ())}
-"""F8: a float32 scale and float8_e4m3fn codes."""
+FLOAT_FORMS = {f"F8_{size}": BlockForm(size, 4 + size, ()) for size in (32, 64, 128)}
+"""A float32 scale and float8_e4m3fn codes."""
+
+FORMS = GGUF_FORMS | INTEGER_FORMS | FLOAT_FORMS
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ class TransposedBlockRows:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.T.shape[::-1]
+        num_rows, num_inputs = self.T.shape
+        return num_inputs, num_rows
 
 
 class Segment(NamedTuple):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.arguments.codes import BLOCK, GROUP, Bits, Codes
 from kernels.arguments.packed_blocks import FORMS, PackedBlocks
+from kernels.arguments.packed_fp8 import PackedFp8
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
 from kernels.cpu.attention_arguments import AttentionArguments
@@ -203,6 +204,21 @@ def packed_linear(
     return out_TO
 
 
+def fp8_linear(
+    kernel: Kernel,
+    x_TI: Tensor,
+    weight: PackedFp8,
+    bias_O: Tensor | None,
+    activation: Literal["tanh"] | None,
+    out_TO: Tensor | None,
+) -> Tensor:
+    num_tokens, num_inputs = x_TI.shape
+    out_TO = _output(out_TO, num_tokens, weight.num_outputs, x_TI.dtype)
+    addresses = _addresses(x_TI, weight.stored, bias_O, out_TO)
+    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, weight.chunk_inputs, activation is not None)
+    return out_TO
+
+
 def quantize(kernel: Kernel, weight_OI: Tensor, bits: Bits, largest_O: Tensor | None) -> Tensor:
     num_outputs, num_inputs = weight_OI.shape
     num_blocks = -(-num_outputs // BLOCK)
@@ -283,7 +299,7 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
     launcher.__name__: launcher
     for launcher in (
         *(embed, layer_norm, rms_norm, silu_mul, gelu, rotate_store, paged_decode, paged_prefill),
-        *(pack_linear, packed_linear, quantize, sum_magnitudes, quantized_linear, apply_bitmask),
+        *(pack_linear, packed_linear, fp8_linear, quantize, sum_magnitudes, quantized_linear, apply_bitmask),
         *(block_linear, look_up_blocks, pack_blocks),
     )
 } | dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)

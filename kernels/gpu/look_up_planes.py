@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.arguments.code_planes import CodePlanes
 from kernels.gpu.launch_table import find_launch
-from kernels.gpu.plane_codes import FIELDS_A_WORD, constants_of, decode, load_scale, load_words, planes_of
+from kernels.gpu.plane_codes import NUM_FIELDS, decode, load_scale, load_words, planes_of
 
 
 def look_up_planes(planes: CodePlanes, row_T: Tensor, dtype: torch.dtype) -> Tensor:
@@ -36,7 +36,7 @@ def _dequantize(planes: CodePlanes, row_R: Tensor | None, first_output: int, out
         planes.num_inputs,
         planes.num_outputs,
         HAS_ROWS=row_R is not None,
-        **constants_of(planes),
+        FORM=planes.form,
         **launch,
     )
 
@@ -57,15 +57,7 @@ def dequantize(
     num_inputs,
     num_outputs,
     HAS_ROWS: tl.constexpr,
-    LOW_BITS: tl.constexpr,
-    HIGH_BITS: tl.constexpr,
-    OFFSET: tl.constexpr,
-    HAS_TABLE: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS_A_SCALE: tl.constexpr,
-    HAS_SCALE_FACTORS: tl.constexpr,
-    HAS_MINIMUMS: tl.constexpr,
-    HAS_MINIMUM_FACTORS: tl.constexpr,
+    FORM: tl.constexpr,
     BLOCK_O: tl.constexpr,
 ):
     """A program writes one span of `BLOCK_O` rows."""
@@ -77,35 +69,18 @@ def dequantize(
     else:
         output_O = first_output + tl.minimum(place_O, num_rows - 1)
     row_O = output_O.to(tl.int64)
-    num_words = tl.num_programs(1) * GROUP
-    low_OW, high_OW = load_words(low, high, row_O, num_words, span, LOW_BITS, HIGH_BITS, GROUP)
-    for field in tl.static_range(FIELDS_A_WORD):
-        group = span * FIELDS_A_WORD + field
-        code_OW = decode(
-            low_OW,
-            high_OW,
-            low,
-            table,
-            row_O,
-            num_words,
-            span,
-            field,
-            LOW_BITS,
-            HIGH_BITS,
-            OFFSET,
-            HAS_TABLE,
-            GROUP,
-            tl.float32,
-        )
-        scale_O = load_scale(
-            scales, scale_factors, span, output_O, num_outputs, field, GROUPS_A_SCALE, HAS_SCALE_FACTORS
-        )
+    num_words = tl.num_programs(1) * FORM.group
+    low_OW, high_OW = load_words(low, high, row_O, num_words, span, FORM)
+    for field in tl.static_range(NUM_FIELDS):
+        group = span * NUM_FIELDS + field
+        code_OW = decode(low_OW, high_OW, low, table, row_O, num_words, span, field, FORM, tl.float32)
+        scale_O = load_scale(scales, scale_factors, span, output_O, num_outputs, field, FORM, FORM.has_scale_factors)
         value_OW = code_OW * scale_O[:, None]
-        if HAS_MINIMUMS:
+        if FORM.has_minimums:
             minimum_O = load_scale(
-                minimums, minimum_factors, span, output_O, num_outputs, field, GROUPS_A_SCALE, HAS_MINIMUM_FACTORS
+                minimums, minimum_factors, span, output_O, num_outputs, field, FORM, FORM.has_minimum_factors
             )
             value_OW -= minimum_O[:, None]
-        input_W = group * GROUP + tl.arange(0, GROUP)
+        input_W = group * FORM.group + tl.arange(0, FORM.group)
         out_OW = out + place_O.to(tl.int64)[:, None] * num_inputs + input_W[None, :]
         tl.store(out_OW, value_OW.to(out.dtype.element_ty), mask=is_row_O[:, None] & (input_W < num_inputs)[None, :])

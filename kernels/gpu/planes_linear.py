@@ -16,10 +16,7 @@ from kernels.arguments.code_planes import CodePlanes
 from kernels.gpu.key_blocks import PRECISION
 from kernels.gpu.launch_table import MANY_PROGRAMS, find_launch
 from kernels.gpu.look_up_planes import dequantize_slice
-from kernels.gpu.plane_codes import FIELDS_A_WORD, constants_of, decode, load_scale, load_words, planes_of
-
-TILE_TOKENS = 16, 32
-"""The two sizes of a tile of tokens."""
+from kernels.gpu.plane_codes import NUM_FIELDS, decode, load_scale, load_words, planes_of
 
 MANY_TOKENS = 64
 """With more tokens than that the weight is dequantized."""
@@ -35,7 +32,7 @@ def planes_linear(x_TI: Tensor, planes: CodePlanes, bias_O: Tensor | None, out_T
     if num_tokens > MANY_TOKENS:
         _multiply_values(x_TI, planes, bias_O, out_TO)
         return
-    launch = find_launch("planes_linear", TILE_TOKENS[num_tokens > TILE_TOKENS[0]], x_TI.itemsize)
+    launch = find_launch("planes_linear", x_TI.itemsize)
     num_blocks = triton.cdiv(num_outputs, launch["BLOCK_O"])
     spans_a_part = triton.cdiv(planes.num_spans, min(planes.num_spans, triton.cdiv(MANY_PROGRAMS, num_blocks)))
     num_parts = triton.cdiv(planes.num_spans, spans_a_part)
@@ -57,7 +54,7 @@ def planes_linear(x_TI: Tensor, planes: CodePlanes, bias_O: Tensor | None, out_T
         spans_a_part,
         sums.stride(0),
         HAS_BIAS=bias_O is not None and not has_parts,
-        **constants_of(planes),
+        FORM=planes.form,
         **launch,
     )
     if has_parts:
@@ -110,15 +107,7 @@ def multiply_codes(
     spans_a_part,
     out_stride,
     HAS_BIAS: tl.constexpr,
-    LOW_BITS: tl.constexpr,
-    HIGH_BITS: tl.constexpr,
-    OFFSET: tl.constexpr,
-    HAS_TABLE: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS_A_SCALE: tl.constexpr,
-    HAS_SCALE_FACTORS: tl.constexpr,
-    HAS_MINIMUMS: tl.constexpr,
-    HAS_MINIMUM_FACTORS: tl.constexpr,
+    FORM: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
@@ -129,40 +118,23 @@ def multiply_codes(
     real_O = tl.minimum(output_O, num_outputs - 1)
     row_O = real_O.to(tl.int64)
     x_T = x + tl.minimum(token_T, num_tokens - 1) * num_inputs
-    num_words = num_spans * GROUP
+    num_words = num_spans * FORM.group
     first = part * spans_a_part
     acc_OT = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
     for span in range(first, tl.minimum(first + spans_a_part, num_spans)):
-        low_OW, high_OW = load_words(low, high, row_O, num_words, span, LOW_BITS, HIGH_BITS, GROUP)
-        for field in tl.static_range(FIELDS_A_WORD):
-            group = span * FIELDS_A_WORD + field
-            input_W = group * GROUP + tl.arange(0, GROUP)
+        low_OW, high_OW = load_words(low, high, row_O, num_words, span, FORM)
+        for field in tl.static_range(NUM_FIELDS):
+            group = span * NUM_FIELDS + field
+            input_W = group * FORM.group + tl.arange(0, FORM.group)
             x_WT = tl.load(x_T[None, :] + input_W[:, None], mask=(input_W < num_inputs)[:, None], other=0.0)
-            code_OW = decode(
-                low_OW,
-                high_OW,
-                low,
-                table,
-                row_O,
-                num_words,
-                span,
-                field,
-                LOW_BITS,
-                HIGH_BITS,
-                OFFSET,
-                HAS_TABLE,
-                GROUP,
-                x.dtype.element_ty,
-            )
-            scale_O = load_scale(
-                scales, scale_factors, span, real_O, num_outputs, field, GROUPS_A_SCALE, HAS_SCALE_FACTORS
-            )
+            code_OW = decode(low_OW, high_OW, low, table, row_O, num_words, span, field, FORM, x.dtype.element_ty)
+            scale_O = load_scale(scales, scale_factors, span, real_O, num_outputs, field, FORM, FORM.has_scale_factors)
             acc_OT += tl.dot(code_OW, x_WT, input_precision=PRECISION) * scale_O[:, None]
-            if HAS_MINIMUMS:
+            if FORM.has_minimums:
                 minimum_O = load_scale(
-                    minimums, minimum_factors, span, real_O, num_outputs, field, GROUPS_A_SCALE, HAS_MINIMUM_FACTORS
+                    minimums, minimum_factors, span, real_O, num_outputs, field, FORM, FORM.has_minimum_factors
                 )
-                ones_OW = tl.full([BLOCK_O, GROUP], 1.0, x.dtype.element_ty)
+                ones_OW = tl.full([BLOCK_O, FORM.group], 1.0, x.dtype.element_ty)
                 acc_OT -= tl.dot(ones_OW, x_WT, input_precision=PRECISION) * minimum_O[:, None]
     if HAS_BIAS:
         acc_OT += tl.load(bias + real_O).to(tl.float32)[:, None]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS, INTEGER_FORMS, BlockRows
+from kernels.arguments.block_rows import FLOAT_FORMS, FORMS, INTEGER_FORMS, BlockRows
 
 NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 SIGN_BIT = 128
@@ -202,6 +202,7 @@ LAYOUTS = {
         else Layout(Integers(Bits(5, 4, 16)), _scale_and_zero(0))
         for form in INTEGER_FORMS
     },
+    **dict.fromkeys(FLOAT_FORMS, Layout(Integers(Bits(4, 8, 32), table=E4M3), _wide_scale)),
     "Q4_0": Layout(Integers(Bits(2, 4, 16), offset=8), _scale_alone),
     "Q4_1": Layout(Integers(Bits(4, 4, 16)), _scale_and_minimum),
     "Q5_0": Layout(Integers(Bits(6, 4, 16), Bits(2, 1, 1), offset=16), _scale_alone),
@@ -209,7 +210,6 @@ LAYOUTS = {
     "Q8_0": Layout(Integers(Bits(2, 8, 32)), _scale_alone),
     "IQ4_NL": Layout(Integers(Bits(2, 4, 16), table=NON_LINEAR), _scale_alone),
     "MXFP4": Layout(Integers(Bits(1, 4, 16), table=DOUBLED_E2M1), _power_of_two),
-    "F8": Layout(Integers(Bits(4, 8, 32), table=E4M3), _wide_scale),
     "Q2_K": Layout(Integers(Bits(16, 2, 32)), _four_bit_scales),
     "Q3_K": Layout(
         Integers(Bits(32, 2, 32), Bits(0, 1, 32), offset=4),

@@ -82,7 +82,7 @@ QWEN2 = Architecture(
     model_names=LLAMA_MODEL,
     layer_names=LLAMA_ATTENTION | LLAMA_MLP,
 )
-QWEN3 = replace(QWEN2, hf_name="Qwen3ForCausalLM", model_type="qwen3", layer_names=QWEN2.layer_names | QWEN3_NORMS)
+QWEN3 = replace(QWEN2, hf_name="Qwen3ForCausalLM", model_type="qwen3", layer_names={**QWEN2.layer_names, **QWEN3_NORMS})
 ARCHITECTURES = {
     "llama": replace(
         QWEN2,

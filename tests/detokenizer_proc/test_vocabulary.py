@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import transformers  # imports torch, which the code below must not do
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from detokenizer_proc.decoders import ByteLevelDecoder, Decoder
 from detokenizer_proc.vocabulary import byte_level_alphabet, load_vocabulary, vocabulary_of
@@ -35,6 +35,16 @@ def test_ids_without_a_token_stand_for_nothing(tmp_path: Path) -> None:
 
 def test_special_tokens_are_those_of_the_tokenizer() -> None:
     assert vocabulary_of(characters("ab"), 50).special_ids == {2}
+
+
+def test_an_added_token_of_a_letter_in_the_alphabet_of_bytes() -> None:
+    """DeepSeek's tokenizers have such tokens. The library takes the letter for a byte, and returns U+FFFD."""
+    alphabet = byte_level_alphabet()
+    tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
+    tokenizer.add_tokens(["ü"])
+    ids = tokenizer.encode("über").ids
+    assert text_of(vocabulary_of(tokenizer, 300).open_decoder(True), ids) == "über"
 
 
 def test_vocabulary_and_merges_without_a_tokenizer_json(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from tests.gguf_files import Stored, Typed, write_gguf
 from tests.ring.client import BARD_DIR, RingClient, body, ignore
@@ -37,7 +39,8 @@ def ring(file: Path, start_ring: Callable[..., RingClient]) -> Iterator[RingClie
     shutil.rmtree(ring.run_dir.read_config().facts.model_dir)  # from the user's cache, which has the kernels, too
 
 
-def write_bard(path: Path) -> Path:
+def write_bard(path: Path, form: str = "F16") -> Path:
+    """Writes the model with matrices in F16 or Q8_0."""
     config = json.loads((BARD_DIR / "config.json").read_text())
     tokenizer = json.loads((BARD_DIR / "tokenizer.json").read_text())["model"]
     tokens = sorted(tokenizer["vocab"], key=tokenizer["vocab"].__getitem__)
@@ -65,10 +68,20 @@ def write_bard(path: Path) -> Path:
         for theirs, ours in NAMES.items():
             stem = f".{stem}".replace(f".{theirs}.", f".{ours}.")[1:]
         rows = tensor.T if ".c_" in name and tensor.dim() == 2 else tensor
-        rows = rows.half() if tensor.dim() == 2 else rows.float()
-        data = rows.contiguous().numpy().tobytes()
-        tensors[stem] = Stored("F16" if tensor.dim() == 2 else "F32", tuple(rows.shape), data)
+        is_matrix = tensor.dim() == 2 and stem != "position_embd.weight"
+        data = (rows.half() if is_matrix else rows.float()).contiguous().view(torch.uint8)
+        if is_matrix and form == "Q8_0":
+            data = quantize(rows.float())
+        tensors[stem] = Stored(form if is_matrix else "F32", tuple(rows.shape), data.numpy().tobytes())
     return write_gguf(path, metadata, tensors)
+
+
+def quantize(rows: Tensor) -> Tensor:
+    """Returns blocks of 32 inputs: a float16 scale and codes of 8 bits."""
+    groups = rows.unflatten(1, (-1, 32))
+    scale = (groups.abs().amax(-1, keepdim=True) / 127).half()
+    codes = (groups / scale.float().clamp(min=1e-8)).round().to(torch.int8)
+    return torch.cat((scale.view(torch.uint8), codes.view(torch.uint8)), dim=2)
 
 
 def check(ring: RingClient, on_tokens: Callable[[int], None] = ignore) -> None:
@@ -98,3 +111,18 @@ def test_text_survives_processes_and_the_file(ring: RingClient, file: Path):
     check(ring)
     ring.wait_for_restart("tokenizer", ring.kill("tokenizer", signal.SIGKILL, num_restarts=1))
     check(ring)
+
+
+def test_text_of_weights_in_blocks_survives_the_scheduler(tmp_path: Path, start_ring: Callable[..., RingClient]):
+    ring = start_ring(write_bard(tmp_path / "blocks.gguf", "Q8_0"), "--dtype", "float32")
+    try:
+        requests = [body(case["prompt"], max_tokens=NUM_TOKENS, ignore_eos=True) for case in CASES]
+        expected = ring.generate_all(requests, ignore)
+        killer = Killer(ring, "scheduler", (3 * NUM_TOKENS,), signal.SIGKILL)
+        replies = ring.generate_all(requests, killer)  # in mid-stream
+        assert killer.num_restarts == 1
+        assert [(reply.token_ids, reply.text) for reply in replies] == [
+            (reply.token_ids, reply.text) for reply in expected
+        ]
+    finally:
+        shutil.rmtree(ring.run_dir.read_config().facts.model_dir)

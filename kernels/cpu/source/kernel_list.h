@@ -25,3 +25,6 @@ EAGER(VOID, apply_bitmask, P(0), P(1), P(2), I(3), I(4))
 EAGER(VOID, pack_linear, P(0), P(1), I(2), I(3), I(4), I(5))
 CAPTURED(STATUS, packed_linear, P(0), P(1), P(2), P(3), I(4), I(5), I(6), I(7))
 #endif
+#if defined(__AVX512BF16__) && IS_BFLOAT16
+CAPTURED(VOID, fp8_linear, P(0), P(1), P(2), P(3), I(4), I(5), I(6), I(7), I(8))
+#endif

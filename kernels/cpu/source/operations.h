@@ -11,6 +11,7 @@
 #include "paged_prefill.c"
 #include "pack_linear.c"
 #include "packed_linear.c"
+#include "fp8_linear.c"
 #include "quantized_dot.h"
 #include "quantized_codes.h"
 #include "quantized_tiles.h"

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from messages.errors import BootError
 from runtime.chat_files import MORE_TEMPLATES, TEMPLATE_FILE
 
 TEMPLATE_KEY = "tokenizer.chat_template"
@@ -32,19 +33,29 @@ CALL_ENDS = (frozenset({"<|return|>", "<|call|>"}), frozenset({"<|calls|>", "<|f
 
 
 def read_generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns generation_config.json: all end tokens, and the sampling defaults that the file has."""
-    defaults = {field: metadata[key] for field, key in SAMPLING_KEYS.items() if key in metadata}
+    """Returns generation_config.json: all end tokens, and the sampling defaults that the file has.
+
+    Raises `BootError` for a value of the wrong type.
+    """
+    defaults = {field: _value(metadata, key, int, float) for field, key in SAMPLING_KEYS.items() if key in metadata}
     return {"eos_token_id": _end_token_ids(metadata), **defaults}
 
 
 def _end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
-    tokens: object = metadata.get("tokenizer.ggml.tokens", [])
-    texts = tokens if isinstance(tokens, list) else []
+    tokens: Any = metadata.get("tokenizer.ggml.tokens")
+    texts: list[Any] = tokens if isinstance(tokens, list) else []  # pyright: ignore[reportUnknownVariableType]
     by_text = {text: token_id for token_id, text in enumerate(texts) if text in END_TEXTS}
     if any(ends <= by_text.keys() for ends in CALL_ENDS):
         by_text.pop("<|end|>", None)
-    named = [metadata[key] for key in END_KEYS if key in metadata]
+    named = [_value(metadata, key, int) for key in END_KEYS if key in metadata]
     return list(dict.fromkeys([*named, *by_text.values()]))
+
+
+def _value(metadata: Mapping[str, Any], key: str, *types: type) -> Any:
+    value = metadata[key]
+    if type(value) not in types:
+        raise BootError(f"metadata {key} is {str(value)[:60]!r}, not a number")
+    return value
 
 
 def write_chat_templates(metadata: Mapping[str, Any], directory: Path) -> None:

@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from enum import Flag, auto
 from pathlib import Path
 
@@ -109,6 +109,11 @@ def _publish(model: GgufFile, parts: Parts, directory: Path) -> Path:
 
 
 def _write(model: GgufFile, parts: Parts, directory: Path) -> None:
+    with _naming(model.paths[0]):
+        _write_parts(model, parts, directory)
+
+
+def _write_parts(model: GgufFile, parts: Parts, directory: Path) -> None:
     if Parts.MODEL in parts:
         list_tensors(model)  # which refuses a model with tensors that are not known
         _write_json(directory / "config.json", read_config(model))
@@ -116,12 +121,17 @@ def _write(model: GgufFile, parts: Parts, directory: Path) -> None:
         for name, path in zip(_link_names(model.paths), model.paths, strict=True):
             (directory / name).symlink_to(path)
     if Parts.TOKENIZER in parts:
-        try:
-            write_tokenizer(model.metadata, directory)
-        except BootError as error:
-            is_named = str(error).startswith(str(model.paths[0]))
-            raise error if is_named else BootError(f"{model.paths[0]}: {error}") from None
+        write_tokenizer(model.metadata, directory)
         write_chat_templates(model.metadata, directory)
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """Makes each `BootError` name the file."""
+    try:
+        yield
+    except BootError as error:
+        raise error if str(error).startswith(str(path)) else BootError(f"{path}: {error}") from None
 
 
 def _link_names(paths: Sequence[Path]) -> list[str]:

@@ -14,6 +14,7 @@ from kernels.cpu.build import built_isas
 from kernels.cpu.capture import capture_calls
 from kernels.cpu.library import use_library
 from kernels.formats.embed import embed
+from kernels.formats.packed_fp8 import PackedFp8Format
 from kernels.formats.plain import PlainWeight
 from kernels.operations.apply_bitmask import apply_bitmask
 from kernels.operations.block_linear import block_linear, look_up_rows, pack_block_rows, quantize_blocks
@@ -112,6 +113,11 @@ def multiply(num_tokens: int, num_inputs: int, dtype: torch.dtype) -> None:
     bias = torch.randn(70).to(dtype)
     assert bool(quantized_linear(x, quantize(weight), bias, "tanh").isfinite().all())
     assert bool(block_linear(x, quantize_blocks(weight), bias, "tanh").isfinite().all())
+    if dtype == torch.bfloat16:
+        floats = PackedFp8Format(32).allocate((70, num_inputs), dtype, x.device)
+        floats.set_rows(0, plausible_rows("F8_32", 70, num_inputs))
+        out = floats.linear(torch.randn(70).to(dtype), "tanh")(x)
+        assert bool(out.isfinite().all())
 
 
 def multiply_blocks(num_tokens: int, dtype: torch.dtype) -> None:

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS, INTEGER_FORMS, BlockRows
+from kernels.arguments.block_rows import FLOAT_FORMS, FORMS, INTEGER_FORMS, BlockRows
 from tests.kernels.operations.block_forms import random_blocks
 
 NAN_CODE = 0x7F
-"""Of float8_e4m3fn, and with the sign."""
+"""The code of float8_e4m3fn that is no number, with either sign."""
 
 
 def plausible_rows(form: str, num_outputs: int, num_inputs: int) -> BlockRows:
@@ -25,7 +25,7 @@ def plausible_rows(form: str, num_outputs: int, num_inputs: int) -> BlockRows:
             blocks[:, 0] = 110 + blocks[:, 0] % 16
         case _ if form in INTEGER_FORMS:
             blocks[:, :4] = draw(torch.float32)
-        case "F8":
+        case _ if form in FLOAT_FORMS:
             blocks[:, :4] = draw(torch.float32)
             blocks[:, 4:][blocks[:, 4:] & NAN_CODE == NAN_CODE] = 0
         case _:

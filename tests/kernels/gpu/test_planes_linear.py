@@ -17,8 +17,6 @@ from tests.kernels.gpu.plausible_blocks import plausible_rows
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Relative to the sum of the magnitudes of a product. The result is rounded once; the weight is not."""
 
-SHAPES = {16: (256, 1), 32: (288, 3), 256: (512, 2)}
-
 
 def make_weight(form: str, num_outputs: int, num_inputs: int, device: str) -> tuple[CodePlanes, Tensor]:
     """Returns the planes of rows and their values in float64."""
@@ -94,3 +92,11 @@ def test_segments_of_different_forms_write_their_columns(num_tokens: int, device
         torch.testing.assert_close(part_TO.cpu().double(), x_TI.cpu().double() @ values_OI.T, rtol=1e-4, atol=1e-4)
         first += planes.num_outputs
     assert bool((out_TO[:, first:] == -1).all())
+
+
+@pytest.mark.parametrize("num_tokens", [1, 40, 200])
+@pytest.mark.parametrize("form", ["Q4_K", "Q6_K", "F8_128"])
+def test_shapes_of_models(form: str, num_tokens: int, device: str) -> None:
+    """Several programs of outputs, parts of inputs and tiles of tokens; on a GPU a layer of 4,096."""
+    size = (4096, 4096) if device == "cuda" else (130, 512)
+    check_product(make_weight(form, *size, device), num_tokens, torch.bfloat16, device)

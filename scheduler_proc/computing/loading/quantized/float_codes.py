@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.block_rows import BlockRows
-from scheduler_proc.computing.loading.quantized.integer_codes import BLOCK, pack_nibbles
+from scheduler_proc.computing.loading.quantized.integer_codes import BLOCK, BLOCK_SIZES, pack_nibbles
 from scheduler_proc.computing.loading.quantized.stored_linear import FLOATS, LinearWeight, StoredLinear
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 NVFP4_GROUP = 16
+NAN_CODE = 0x7F
 
 
 def fp8_weight(linear: StoredLinear, scale_ending: str, block: tuple[int, int] | None) -> LinearWeight:
     """Returns the float8_e4m3fn codes of a linear times the scale of their `block`; the last ones may be cut off.
 
-    Without `block`, there is one scale, or one per output. The result is blocks of 32 inputs; if those of one scale are
-    no multiple of 32, values in float32.
+    Without `block`, there is one scale, or one per output. The result is blocks; if the inputs of a scale are no
+    multiple of a block's, values.
     """
     codes_OI = linear.tensor("weight", (torch.float8_e4m3fn,))
     num_outputs, num_inputs = codes_OI.shape
@@ -33,18 +34,22 @@ def fp8_weight(linear: StoredLinear, scale_ending: str, block: tuple[int, int] |
     if block is None:
         scale, block = scale.reshape(-1, 1), (num_outputs // scale.numel(), num_inputs)
     scale_OX = scale.repeat_interleave(block[0], dim=0)[:num_outputs]
-    of_inputs = block[1]
-    if num_inputs % BLOCK or (scale_OX.shape[1] > 1 and of_inputs % BLOCK):
+    of_inputs, is_one = block[1], scale_OX.shape[1] == 1
+    size = next((size for size in BLOCK_SIZES if num_inputs % size == 0 and (is_one or of_inputs % size == 0)), None)
+    if size is None:
         return LinearWeight(
             None, lambda: codes_OI.float() * scale_OX.repeat_interleave(of_inputs, dim=1)[:, :num_inputs]
         )
+    form = f"F8_{size}"
 
     def read() -> BlockRows:
-        scale_ON = scale_OX.repeat_interleave(ceil(of_inputs / BLOCK), dim=1)[:, : num_inputs // BLOCK].contiguous()
-        codes_ONI = codes_OI.contiguous().view(torch.uint8).unflatten(1, (-1, BLOCK))
-        return _join("F8", scale_ON[:, :, None].view(torch.uint8), codes_ONI)
+        bytes_OI = codes_OI.contiguous().view(torch.uint8)
+        if bool((bytes_OI & NAN_CODE == NAN_CODE).any()):
+            raise linear.error("weight", "holds NaN")
+        scale_ON = scale_OX.repeat_interleave(ceil(of_inputs / size), dim=1)[:, : num_inputs // size].contiguous()
+        return _join(form, num_inputs, scale_ON[:, :, None].view(torch.uint8), bytes_OI.unflatten(1, (-1, size)))
 
-    return LinearWeight("F8", read)
+    return LinearWeight(form, read)
 
 
 def mxfp4_weight(bytes_OB: Tensor, exponent_ON: Tensor) -> LinearWeight:
@@ -52,7 +57,7 @@ def mxfp4_weight(bytes_OB: Tensor, exponent_ON: Tensor) -> LinearWeight:
 
     def read() -> BlockRows:
         codes_ONI = split_nibbles(bytes_OB).unflatten(1, (-1, BLOCK))
-        return _join("MXFP4", exponent_ON[:, :, None], pack_nibbles(codes_ONI))
+        return _join("MXFP4", 2 * bytes_OB.shape[1], exponent_ON[:, :, None], pack_nibbles(codes_ONI))
 
     return LinearWeight("MXFP4", read)
 
@@ -72,6 +77,5 @@ def split_nibbles(bytes_RB: Tensor) -> Tensor:
     return torch.stack((bytes_RB & 15, bytes_RB >> 4), dim=-1).flatten(1)
 
 
-def _join(form: str, *parts_ONB: Tensor) -> BlockRows:
-    blocks_ONB = torch.cat(parts_ONB, dim=2)
-    return BlockRows(blocks_ONB.flatten(1), form, blocks_ONB.shape[1] * BLOCK)
+def _join(form: str, num_inputs: int, *parts_ONB: Tensor) -> BlockRows:
+    return BlockRows(torch.cat(parts_ONB, dim=2).flatten(1), form, num_inputs)

@@ -3,7 +3,7 @@
 import base64
 from typing import Any
 
-from supervisor.model.gguf.tokenizer.parts import SPACE, Part, Parts, sequence, split
+from supervisor.model.gguf.tokenizer.parts import SPACE, Part, Parts, piece_decoder, sequence, split
 from supervisor.model.gguf.tokenizer.vocabulary import PREFIX, TokenType, Vocabulary, refuse
 
 CHARSMAP = "precompiled_charsmap"
@@ -25,14 +25,15 @@ def unigram_parts(vocabulary: Vocabulary) -> Parts:
     }
     charsmap = vocabulary.metadata.get(PREFIX + CHARSMAP)
     normalizer = None if charsmap is None else {"type": "Precompiled", "precompiled_charsmap": _encode(charsmap)}
-    spaces = {"type": "Metaspace", "replacement": SPACE, "split": False}
-    spaces["prepend_scheme"] = "always" if vocabulary.flag("add_space_prefix", True) else "never"
+    begins_with_space = vocabulary.flag("add_space_prefix", True)
+    scheme = "always" if begins_with_space else "never"
+    spaces: Part = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
     splits: list[Part] = [split(" +", "Removed")] if vocabulary.flag("remove_extra_whitespaces", False) else []
     return Parts(
         model,
         normalizer,
         sequence("pretokenizers", [*splits, spaces]),
-        spaces,
+        piece_decoder(begins_with_space),
         "bos_token" if vocabulary.flag("add_bos_token", False) else None,
         "eos_token" if vocabulary.flag("add_eos_token", True) else None,
     )

@@ -125,8 +125,6 @@ def _texts(metadata: Mapping[str, Any]) -> list[str]:
     first: dict[str, int] = {}
     for token_id, text in enumerate(_entries(metadata, "tokens", None, str)):
         text = text or f"[EMPTY_{token_id}]"  # as llama.cpp names them
-        if not text.isascii() and any("\ud800" <= char < "\ue000" for char in text):
-            refuse("tokens", f"token {token_id} ({text!r}) is not UTF-8")
         if first.setdefault(text, token_id) != token_id:
             refuse("tokens", f"tokens {first[text]} and {token_id} are the same: {text!r}")
         texts.append(text)

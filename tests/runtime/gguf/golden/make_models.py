@@ -8,6 +8,7 @@ import hashlib
 import json
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,10 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
 
 def convert(llama_cpp: str, directory: Path, outfile: Path) -> None:
     sys.path[:0] = [llama_cpp, f"{llama_cpp}/gguf-py"]
-    import conversion.base
-    import convert_hf_to_gguf
-
-    conversion.base.TextModel._set_vocab_sentencepiece = lambda self: None
-    conversion.base.TextModel._set_vocab_gpt2 = lambda self: None
+    model_class: Any = import_module("conversion.base").TextModel
+    model_class._set_vocab_sentencepiece = model_class._set_vocab_gpt2 = lambda self: None
     sys.argv = ["convert", str(directory), "--outtype", "f16", "--outfile", str(outfile)]
-    convert_hf_to_gguf.main()
+    import_module("convert_hf_to_gguf").main()
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -75,10 +73,11 @@ def main() -> None:
         for parameter in model.parameters():
             parameter.data = torch.randint(-8, 8, parameter.shape) / 8
         with tempfile.TemporaryDirectory() as scratch:
-            model.save_pretrained(scratch)
-            convert(sys.argv[1], Path(scratch), HERE / f"{name}.gguf")
-            fields = json.loads((Path(scratch) / "config.json").read_text())
-            tensors = load_file(Path(scratch) / "model.safetensors")
+            directory = Path(scratch) / name  # whose name is in the file, as general.name
+            model.save_pretrained(directory)
+            convert(sys.argv[1], directory, HERE / f"{name}.gguf")
+            fields = json.loads((directory / "config.json").read_text())
+            tensors = load_file(directory / "model.safetensors")
         found[name] = {"config": fields, "tensors": {key: digest(each) for key, each in tensors.items()}}
     (HERE / "models.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

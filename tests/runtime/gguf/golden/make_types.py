@@ -4,27 +4,27 @@ Run: python make_types.py (gguf 0.19.0).
 """
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy
-from gguf import GGUFReader, GGUFWriter
-from gguf.constants import GGML_QUANT_SIZES, GGUFValueType
 
+gguf: Any = import_module("gguf")
 HERE = Path(__file__).parent
-VALUES: dict[str, tuple[GGUFValueType, Any]] = {
-    "uint8": (GGUFValueType.UINT8, 255),
-    "int8": (GGUFValueType.INT8, -128),
-    "uint16": (GGUFValueType.UINT16, 65535),
-    "int16": (GGUFValueType.INT16, -32768),
-    "uint32": (GGUFValueType.UINT32, 2**32 - 1),
-    "int32": (GGUFValueType.INT32, -(2**31)),
-    "float32": (GGUFValueType.FLOAT32, 0.1),
-    "bool": (GGUFValueType.BOOL, True),
-    "string": (GGUFValueType.STRING, "Über 😀\n"),
-    "uint64": (GGUFValueType.UINT64, 2**64 - 1),
-    "int64": (GGUFValueType.INT64, -(2**63)),
-    "float64": (GGUFValueType.FLOAT64, 0.1),
+VALUES: dict[str, tuple[str, Any]] = {
+    "uint8": ("UINT8", 255),
+    "int8": ("INT8", -128),
+    "uint16": ("UINT16", 65535),
+    "int16": ("INT16", -32768),
+    "uint32": ("UINT32", 2**32 - 1),
+    "int32": ("INT32", -(2**31)),
+    "float32": ("FLOAT32", 0.1),
+    "bool": ("BOOL", True),
+    "string": ("STRING", "Über 😀\n"),
+    "uint64": ("UINT64", 2**64 - 1),
+    "int64": ("INT64", -(2**63)),
+    "float64": ("FLOAT64", 0.1),
 }
 ARRAYS: dict[str, list[Any]] = {
     "strings": ["<s>", "", "▁the", "Ġ\u0120"],
@@ -35,13 +35,13 @@ ARRAYS: dict[str, list[Any]] = {
 
 
 def write_types(path: Path) -> None:
-    writer = GGUFWriter(path, "types")
+    writer = gguf.GGUFWriter(path, "types")
     for name, (kind, value) in VALUES.items():
-        writer.add_key_value(f"value.{name}", value, kind)
+        writer.add_key_value(f"value.{name}", value, gguf.GGUFValueType[kind])
     for name, values in ARRAYS.items():
         writer.add_array(f"array.{name}", values)
     random = numpy.random.default_rng(1)
-    for kind, (_, num_bytes) in GGML_QUANT_SIZES.items():
+    for kind, (_, num_bytes) in gguf.constants.GGML_QUANT_SIZES.items():
         if kind.name == "Q8_1":  # not for files; the package gives it another size than ggml-common.h
             continue
         data = random.integers(0, 256, (3, num_bytes), dtype=numpy.uint8)
@@ -50,14 +50,14 @@ def write_types(path: Path) -> None:
 
 
 def write_split(path: Path) -> None:
-    writer = GGUFWriter(path, "split", split_max_tensors=2)
+    writer = gguf.GGUFWriter(path, "split", split_max_tensors=2)
     writer.add_context_length(77)
     for index in range(5):
         writer.add_tensor(f"tensor.{index}", numpy.full((2, 3 + index), index, numpy.float32))
     finish(writer)
 
 
-def finish(writer: GGUFWriter) -> None:
+def finish(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -65,7 +65,7 @@ def finish(writer: GGUFWriter) -> None:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    reader = GGUFReader(path)
+    reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     tensors = {
         tensor.name: [

@@ -71,7 +71,7 @@ def test_a_damaged_file_leaves_nothing(file: Path, cache: Path):
     file.write_bytes(whole.replace(b"blk.0.ffn_up.weight", b"blk.0.ffn_xx.weight"))
     with pytest.raises(BootError, match=r"tiny\.gguf: tensor 'blk\.0\.ffn_xx\.weight'"):
         find_directory(file, BOTH)
-    write_model(file, **{"tokenizer.ggml.pre": "of tomorrow"})
+    write_model(file, {"tokenizer.ggml.pre": "of tomorrow"})
     with pytest.raises(BootError, match=r"tiny\.gguf: .*of tomorrow"):
         find_directory(file, BOTH)
     assert list(cache.iterdir()) == []

@@ -31,6 +31,7 @@ from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.step.inputs import StepRows
 from scheduler_proc.computing.step.shapes import StepLimits
 from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config
+from tests.gguf_models import build_block_model
 from tests.scheduler_proc.computing.drive import Row, Schedule, generate, run_step
 from tests.scheduler_proc.computing.test_load_runner import QWEN_CONFIG
 from tests.scheduler_proc.test_greedy_tokens import PAGE_SIZE, PLENTY, Recalled, run
@@ -51,6 +52,18 @@ def test_tokens_are_those_of_steps_that_are_not_captured(tmp_path: Path, variant
     build_checkpoint(tmp_path, variant)
     captured, plain = (load(tmp_path, quantization="int8", dtype=dtype) for _ in range(2))
     if find_kernel("embed", torch.float32) is None:
+        pytest.skip("there are no C kernels here")
+    compare(captured, plain)
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "llama-gqa-tied"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_in_blocks_are_captured(tmp_path: Path, variant: str, dtype: str) -> None:
+    """Also the table of tokens, which is the head."""
+    sizes = {"n_embd": 64, "n_head": 4} if variant == "gpt2" else {"hidden_size": 64, "intermediate_size": 96}
+    model = build_block_model(tmp_path, variant, lambda name: "F32" if "position" in name else "Q5_0", **sizes)
+    captured, plain = (load(model.path, dtype=dtype) for _ in range(2))
+    if find_kernel("block_linear", torch.float32) is None:
         pytest.skip("there are no C kernels here")
     compare(captured, plain)
 

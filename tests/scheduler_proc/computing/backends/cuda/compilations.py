@@ -2,6 +2,8 @@
 
     python -m tests.scheduler_proc.computing.backends.cuda.compilations MODEL_DIR [--enforce-eager]
 
+Weights in blocks, of a GGUF file, are computed in planes.
+
 It needs no GPU: Triton chooses each specialization as for a Hopper GPU, notes it, and neither compiles nor launches it.
 So tokens mean nothing. Tensors are on the CPU, where memory is aligned as on a GPU or better.
 """
@@ -19,6 +21,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as active_driver
 
+from kernels.formats import registry
 from kernels.gpu.triton_kernels import load_triton_kernels
 from messages.columns import pack_float32, pack_int32
 from messages.ring.requests import SamplingParams
@@ -79,6 +82,7 @@ def main() -> None:
     active_driver.set_active(driver)
     settings: Any = knobs.runtime
     settings.jit_cache_hook = note
+    registry.is_on_cpu = lambda device: False
     torch.empty, torch.empty_like = _of_zeros(torch.empty), _of_zeros(torch.empty_like)
     flags = {
         "max_num_seqs": MAX_ROWS,

@@ -10,8 +10,22 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import build_checkpoint
+from tests.gguf_models import build_block_model
 
 TIMEOUT_S = 200
+
+
+def find_compilations(model_dir: Path, *flags: str) -> dict[str, Any]:
+    """Returns the specializations compiled at load, and later; in a process of its own, for here kernels are
+    interpreted."""
+    pytest.importorskip("triton", reason="needs triton")
+    command = [sys.executable, "-m", "tests.scheduler_proc.computing.backends.cuda.compilations", str(model_dir)]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [*command, *flags], capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.mark.timeout(TIMEOUT_S)
@@ -26,14 +40,8 @@ def test_all_kernels_are_compiled_at_load(
     variant: str, shape: dict[str, Any], flags: list[str], tmp_path: Path
 ) -> None:
     """Both vocabularies have three parts; rows of the odd one begin anywhere in memory."""
-    pytest.importorskip("triton", reason="needs triton")
     build_checkpoint(tmp_path, variant, **shape)
-    command = [sys.executable, "-m", "tests.scheduler_proc.computing.backends.cuda.compilations", str(tmp_path), *flags]
-    # In a process of its own, for here kernels are interpreted.
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = find_compilations(tmp_path, *flags)
     assert found["later"] == {}
     names = {text.partition("[")[0] for text in found["loaded"]}
     assert {
@@ -45,3 +53,18 @@ def test_all_kernels_are_compiled_at_load(
         "take_tokens_kernel",
     } <= names
     assert len(found["loaded"]) < 35, "specializations differ that need not"
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize("flags", [[], ["--enforce-eager"]])
+def test_kernels_of_weights_in_their_forms_are_compiled_at_load(flags: list[str], tmp_path: Path) -> None:
+    """The head's form is no other weight's; q, k and v have several."""
+    forms = {"attn_v": "Q6_K", "output.weight": "Q5_0", "token_embd": "Q8_0", "": "Q4_K"}
+    model = build_block_model(
+        tmp_path, "qwen2-mha-untied", lambda name: next(form for part, form in forms.items() if part in name)
+    )
+    found = find_compilations(model.path, *flags)
+    assert found["later"] == {}
+    names = [text.partition("[")[0] for text in found["loaded"]]
+    assert 0 < names.count("multiply_codes") <= 2 * 3
+    assert 0 < names.count("dequantize") <= 4

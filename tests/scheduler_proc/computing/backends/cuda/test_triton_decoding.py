@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from kernels.formats import registry
 from kernels.gpu.triton_kernels import NAMES
 from scheduler_proc.computing.load_runner import load_runner
 from tests.checkpoints import build_checkpoint, make_config
+from tests.gguf_models import build_block_model
 from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
 from tests.scheduler_proc.computing.drive import Schedule, generate
 from tests.scheduler_proc.computing.reference import assert_greedy
@@ -18,6 +22,9 @@ OPERATIONS = {
     "qwen3-gqa-tied": {"rms_norm", "silu_mul", "rotate_store"},
 }
 NUM_LAYERS = {"gpt2": "n_layer"}
+FORMS = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0", "ffn_": "Q4_1", "": "Q8_0"}
+"""By a part of a tensor's name in GGUF."""
+
 PROMPTS = [[5], [7, 300, 12, 90, 41]]
 NUM_TOKENS = 3
 
@@ -34,3 +41,20 @@ def test_triton_kernels_give_the_tokens_of_transformers(variant: str, tmp_path: 
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         assert len(output) == NUM_TOKENS
         assert_greedy(model, prompt, output, f"{variant}, prompt of {len(prompt)}")
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="the model's values are compared in float32 on a CPU")
+def test_weights_in_their_forms_give_the_tokens_of_their_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """q, k and v are of two forms, and have biases."""
+    monkeypatch.setattr(registry, "is_on_cpu", lambda device: False)
+    model = build_block_model(
+        tmp_path, "qwen2-mha-untied", lambda name: next(form for part, form in FORMS.items() if part in name)
+    )
+    runner = load_runner(make_config(model.path, block_size=4, num_pages=32), lambda text, fraction: None)
+    with triton_in_use() as taken:
+        (output,) = generate(runner, PROMPTS[1:], NUM_TOKENS, Schedule(chunk_tokens=3, stagger=1, page_size=4))
+    assert {"planes_linear", "look_up_planes"} <= set(taken)
+    reference = AutoModelForCausalLM.from_pretrained(model.values, dtype=torch.float32)
+    assert_greedy(reference, PROMPTS[1], output, "a prompt")

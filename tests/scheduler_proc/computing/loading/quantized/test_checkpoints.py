@@ -84,12 +84,12 @@ def test_weights_are_the_values(folders: tuple[Path, Path], method: str, caplog:
     assert "tensors not used" not in caplog.text
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_ids_are_those_of_the_values(folders: tuple[Path, Path], method: str) -> None:
+@pytest.mark.parametrize(("method", "dtype"), [*((method, "float32") for method in METHODS), ("fp8", "bfloat16")])
+def test_the_ids_are_those_of_the_values(folders: tuple[Path, Path], method: str, dtype: str) -> None:
     """Kernels of blocks round activations to 8 bits: an id's logit is the best, or nearly."""
     quantized, plain = folders
     model = build_quantized(quantized, plain, method)
-    runner = load_runner(make_config(quantized), lambda text, fraction: None)
+    runner = load_runner(make_config(quantized, dtype=dtype), lambda text, fraction: None)
     for prompt in ([1], list(range(VOCAB_SIZE - 40, VOCAB_SIZE))):
         (output,) = generate(runner, [prompt], 8)
         with torch.inference_mode():
@@ -177,6 +177,12 @@ def test_random_weights_are_not_quantized(folders: tuple[Path, Path]) -> None:
             {"config_groups": {"group_0": {"targets": ["re:("]}}},
             r'a pattern is "\(": it is not a regular expression',
         ),
+        (
+            "compressed-tensors",
+            {"sparsity_config": {"format": "sparse-24-bitmask"}},
+            'sparsity_config: format is "sparse-24-bitmask": supported is dense',
+        ),
+        ("compressed-tensors", {"transform_config": {"config_groups": {"u": {}}}}, "transforms .* are not supported"),
         ("fp8", {"weight_block_size": [64]}, "weight_block_size must be two integers"),
         ("fp8", {"weight_block_size": [64, 64]}, r"\.weight_scale_inv: expected \[\d, \d\], got \[\d, \d\]"),
     ],
@@ -230,6 +236,7 @@ def _nan_like(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
         ("compressed-tensors", f"{DOWN_PROJ}.weight_scale", torch.ones(128, 2), r"{}: expected \[128, 1\]"),
         ("fp8", f"{Q_PROJ}.weight_scale_inv", None, "weight is float8_e4m3fn, and the checkpoint lacks its scales"),
         ("fp8", f"{Q_PROJ}.weight_scale_inv", _nan_like(2, 2, dtype=torch.float32), "{}: holds NaN"),
+        ("fp8", f"{Q_PROJ}.weight", torch.full((128, 128), torch.nan).to(torch.float8_e4m3fn), "{}: holds NaN"),
         ("modelopt", f"{Q_PROJ}.weight_scale_2", None, r"q_proj.weight: expected float8_e4m3fn, got uint8"),
         ("modelopt", f"{Q_PROJ}.weight_scale", None, "the checkpoint lacks {}"),
         ("bitsandbytes", f"{UP_PROJ}.weight.absmax", None, "the checkpoint lacks {}"),

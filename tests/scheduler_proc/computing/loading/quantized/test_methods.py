@@ -33,10 +33,10 @@ FORMS = {
     "w8a16": "I8_64",
     "w8a8": "I8_128",
     "w8a8-asymmetric": "I8_128",
-    "fp8-tensor": "F8",
-    "fp8-channel": "F8",
-    "fp8-block": "F8",
-    "fp8-fine": "F8",
+    "fp8-tensor": "F8_128",
+    "fp8-channel": "F8_128",
+    "fp8-block": "F8_32",
+    "fp8-fine": "F8_64",
     "mxfp4": "MXFP4",
 }
 """By case, the form of its blocks; the other cases are read as values."""
