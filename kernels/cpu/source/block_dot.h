@@ -11,7 +11,7 @@
 #endif
 
 /* The prefetch distance in bytes of a weight. */
-enum { BLOCK_AHEAD = 8 << 10 };
+enum { BLOCK_AHEAD = 4 << 10 };
 
 /* How the codes of a group become bytes. Groups of SIXTH and HALVES have a scale for each half. */
 typedef enum { BLOCK_NIBBLES, BLOCK_HALVES, BLOCK_TABLE, BLOCK_FIFTH, BLOCK_SIXTH, BLOCK_BYTES } block_kind;

@@ -111,14 +111,14 @@ def multiply(num_tokens: int, num_inputs: int, dtype: torch.dtype) -> None:
     x, weight = torch.randn(num_tokens, num_inputs).to(dtype), torch.randn(70, num_inputs).to(dtype)
     out = packed_linear(x, pack(weight), torch.randn(70).to(dtype), 70, "tanh")
     assert bool(out.isfinite().all())
+    bias = torch.randn(70).to(dtype)
+    assert bool(quantized_linear(x, quantize(weight), bias, "tanh").isfinite().all())
+    assert bool(block_linear(x, quantize_blocks(weight), bias, "tanh").isfinite().all())
     if dtype == torch.bfloat16:
         floats = PackedFp8Format(32).allocate((70, num_inputs), dtype, x.device)
         floats.set_rows(0, plausible_rows("F8_32", 70, num_inputs))
         out = floats.linear(torch.randn(70).to(dtype), "tanh")(x)
         assert bool(out.isfinite().all())
-    bias = torch.randn(70).to(dtype)
-    assert bool(quantized_linear(x, quantize(weight), bias, "tanh").isfinite().all())
-    assert bool(block_linear(x, quantize_blocks(weight), bias, "tanh").isfinite().all())
 
 
 def multiply_blocks(num_tokens: int, dtype: torch.dtype) -> None:
