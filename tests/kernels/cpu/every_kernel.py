@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kernels.arguments.packed_blocks import FORMS, PackedBlocks, packed_bytes
-from kernels.arguments.rows import HeadNorms, PrefillRows
+from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
 from kernels.cpu.build import built_isas
 from kernels.cpu.capture import capture_calls
 from kernels.cpu.library import use_library
@@ -20,11 +20,13 @@ from kernels.formats.plain import PlainWeight
 from kernels.operations.apply_bitmask import apply_bitmask
 from kernels.operations.block_linear import block_linear, look_up_rows, pack_block_rows, quantize_blocks
 from kernels.operations.gelu import gelu
+from kernels.operations.gelu_mul import gelu_mul
 from kernels.operations.layer_norm import layer_norm
 from kernels.operations.packed_linear import pack, packed_linear
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.quantized_linear import quantize, quantized_linear
+from kernels.operations.rescale import rescale
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
 from kernels.operations.sample import draw, greedy, sample
@@ -65,7 +67,7 @@ def attend_codes(shape: Shape, dtype: torch.dtype, **options: Any) -> None:
 def store(shape: Shape, dtype: torch.dtype) -> None:
     case = make_paged_case(shape, [3], [0], dtype, "cpu")
     heads = torch.randn(3, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim).to(dtype)
-    tables = (torch.rand(8, shape.head_dim // 2), torch.rand(8, shape.head_dim // 2))
+    tables = RopeTables(torch.rand(8, shape.head_dim // 2), torch.rand(8, shape.head_dim // 2))
     positions, slots = torch.tensor([7, 0, 1], dtype=torch.int32), torch.tensor([len(case.cache.keys) - 1, -1, 0])
     weight = torch.ones(shape.head_dim, dtype=dtype)
     for rope, norms in ((tables, None), (None, None), (tables, HeadNorms(weight, weight, 1e-6))):
@@ -94,6 +96,9 @@ def compute(size: int, dtype: torch.dtype) -> None:
         rms_norm(x, ones, 1e-5, update),
         gelu(x, "tanh"),
         silu_mul(torch.cat((x, update), dim=-1)),
+        gelu_mul(torch.cat((x, update), dim=-1)),
+        rescale(x.clone(), 2.0, update),
+        rescale(x.clone(), 2.0, softcap=3.0),
     ):
         assert bool(out.isfinite().all())
     assert greedy(x).tolist() == x.max(dim=-1).indices.tolist()

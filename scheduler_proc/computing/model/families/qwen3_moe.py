@@ -43,6 +43,7 @@ class ExpertMlpDescription:
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
+    hf_config.choice("hidden_act", ["silu"], "silu")
     num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
     dense, step = hf_config.indices("mlp_only_layers"), hf_config.count("decoder_sparse_step", 1)
     experts = ExpertMlpDescription(
