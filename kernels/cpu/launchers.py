@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.attention_options import AttentionOptions
-from kernels.arguments.codes import BLOCK, Bits, Codes, group_size
-from kernels.arguments.packed_blocks import PackedBlocks
+from kernels.arguments.codes import BLOCK, GROUP, Bits, Codes
+from kernels.arguments.packed_blocks import FORMS, PackedBlocks
 from kernels.arguments.packed_fp8 import PackedFp8
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
@@ -237,8 +237,10 @@ def fp8_linear(
 
 def quantize(kernel: Kernel, weight_OI: Tensor, bits: Bits, largest_O: Tensor | None) -> Tensor:
     num_outputs, num_inputs = weight_OI.shape
-    group = group_size(num_inputs, bits)
-    shape = (-(-num_outputs // BLOCK), -(-num_inputs // group), BLOCK * (2 + group * bits // 8))
+    num_blocks = -(-num_outputs // BLOCK)
+    shape = num_blocks, 2 * BLOCK + -(-num_inputs // GROUP) * GROUP * BLOCK
+    if bits == 4:
+        shape = num_blocks, -(-num_inputs // BLOCK), FORMS["int4"].unit_bytes
     packed = empty_huge(shape, torch.uint8)
     kernel(*_addresses(weight_OI, largest_O, packed), num_outputs, num_inputs, bits)
     return packed
@@ -262,7 +264,7 @@ def quantized_linear(
     num_tokens, num_inputs = x_TI.shape
     out_TO = _output(out_TO, num_tokens, weight.num_outputs, x_TI.dtype)
     addresses = _addresses(x_TI, weight.packed, bias_O, mean_T, out_TO)
-    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, weight.bits, activation is not None)
+    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, activation is not None)
     return out_TO
 
 

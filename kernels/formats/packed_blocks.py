@@ -22,7 +22,7 @@ from kernels.operations.block_linear import (
 )
 from kernels.operations.gelu import GeluKind, gelu
 
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of activations."""
 
 FORM_NAMES = tuple(FORMS)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.arguments.block_rows import FLOAT_FORMS, FORMS, BlockRows, Segment
 from kernels.arguments.code_planes import CodePlanes
-from kernels.dispatch import has_fp8, is_on_cpu
+from kernels.dispatch import has_fp8
 from kernels.formats.weight_format import AllReduce, Linear, Rows, sum_of_ranks
 from kernels.operations.code_planes import num_plane_bytes, set_planes, view_planes
 from kernels.operations.dequantize_blocks import has_finite_scales
@@ -105,7 +105,5 @@ class PlanesFormat:
 
 
 def has_planes(segments: Sequence[Segment], device: torch.device) -> bool:
-    """True if weights of these forms are computed in planes on the device: on GPUs, with fp8 codes if it has fp8."""
-    if is_on_cpu(device):
-        return False
+    """True if the GPU computes weights of these forms in planes: fp8 codes if it has fp8, plain numbers never."""
     return all(form in FORMS and (form not in FLOAT_FORMS or has_fp8(device)) for form, _ in segments)

@@ -27,11 +27,13 @@ BLOCK_FORMATS = frozenset({PLANES, PACKED_BLOCKS.name, PACKED_FP8.name})
 
 def find_block_format(segments: Sequence[Segment], dtype: torch.dtype, device: torch.device) -> WeightFormat | None:
     """Returns the format that computes in the forms of these rows, `None` if a kernel for one of them is missing."""
+    if not is_on_cpu(device):
+        return PlanesFormat(tuple(segments)) if has_planes(segments, device) else None
     like = torch.empty(0, dtype=dtype, device=device)
-    if is_on_cpu(device) and find_implementation("fp8_linear", like) is not None:
+    if find_implementation("fp8_linear", like) is not None:
         packed_fp8 = find_packed_fp8(segments)
         if packed_fp8 is not None:
             return packed_fp8
-    if is_on_cpu(device) and can_pack(segments) and find_implementation("block_linear", like) is not None:
+    if can_pack(segments) and find_implementation("block_linear", like) is not None:
         return PackedBlocksFormat(segments)
-    return PlanesFormat(tuple(segments)) if has_planes(segments, device) else None
+    return None

@@ -56,7 +56,7 @@ class Layers:
         self.positions = torch.randint(0, 9, (NUM_TOKENS,), dtype=torch.int32)
         self.tokens, self.places = random(50, SIZE), random(9, SIZE)
         self.weight, self.bias = random(SIZE), random(SIZE)
-        self.codes = quantize(random(2 * SIZE, SIZE), 8)
+        self.codes = quantize(random(2 * SIZE, SIZE))
         self.draws = torch.arange(NUM_TOKENS) % 2 * 0.9, torch.arange(NUM_TOKENS), torch.arange(NUM_TOKENS) + 7
         packed_weight = random(SIZE, SIZE)
         self.packed = pack(packed_weight) if has_packed_kernel(packed_weight) else None

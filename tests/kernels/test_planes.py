@@ -9,6 +9,7 @@ from kernels import dispatch
 from kernels.arguments.block_rows import BlockRows, Segment
 from kernels.formats import planes
 from kernels.formats.planes import PlanesFormat, PlanesWeight, has_planes
+from kernels.formats.registry import find_block_format
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference
 from kernels.operations.gelu import GeluKind
 from tests.kernels.gpu.plausible_blocks import plausible_rows
@@ -78,9 +79,10 @@ def test_memory_is_about_that_of_the_blocks() -> None:
         assert num_bytes <= limit * blocks.blocks.nbytes
 
 
-def test_devices_and_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forms_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda")
-    assert not has_planes(SEGMENTS, CPU)
+    assert find_block_format(SEGMENTS, torch.bfloat16, gpu) == PlanesFormat(SEGMENTS)
+    assert find_block_format((*SEGMENTS, Segment("", 3)), torch.bfloat16, gpu) is None
     assert has_planes(SEGMENTS, gpu)
     assert not has_planes((*SEGMENTS, Segment("", 3)), gpu)
     for capability, expected in (((8, 6), False), ((9, 0), True)):

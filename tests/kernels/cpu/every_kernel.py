@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kernels.arguments.packed_blocks import FORMS, PackedBlocks, packed_bytes
 from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
 from kernels.cpu.build import built_isas
 from kernels.cpu.capture import capture_calls
@@ -17,6 +18,7 @@ from kernels.formats.embed import embed
 from kernels.formats.packed_fp8 import PackedFp8Format
 from kernels.formats.plain import PlainWeight
 from kernels.operations.apply_bitmask import apply_bitmask
+from kernels.operations.block_linear import block_linear, look_up_rows, pack_block_rows, quantize_blocks
 from kernels.operations.gelu import gelu
 from kernels.operations.gelu_mul import gelu_mul
 from kernels.operations.layer_norm import layer_norm
@@ -76,7 +78,7 @@ def store(shape: Shape, dtype: torch.dtype) -> None:
 def replay(size: int, dtype: torch.dtype) -> None:
     ids, tables = torch.arange(40, dtype=torch.int32), torch.randn(2, 40, size).to(dtype)
     table, positions = PlainWeight(tables[0]), tables[1]
-    weight, bits = torch.ones(size, dtype=dtype), quantize(torch.randn(70, size).to(dtype), 8)
+    weight, bits = torch.ones(size, dtype=dtype), quantize(torch.randn(70, size).to(dtype))
     out, calls, _ = capture_calls(
         lambda: quantized_linear(rms_norm(embed(ids, ids, table, positions), weight, 1e-5), bits, None)
     )
@@ -114,14 +116,27 @@ def multiply(num_tokens: int, num_inputs: int, dtype: torch.dtype) -> None:
     x, weight = torch.randn(num_tokens, num_inputs).to(dtype), torch.randn(70, num_inputs).to(dtype)
     out = packed_linear(x, pack(weight), torch.randn(70).to(dtype), 70, "tanh")
     assert bool(out.isfinite().all())
+    bias = torch.randn(70).to(dtype)
+    assert bool(quantized_linear(x, quantize(weight), bias, "tanh").isfinite().all())
+    assert bool(block_linear(x, quantize_blocks(weight), bias, "tanh").isfinite().all())
     if dtype == torch.bfloat16:
         floats = PackedFp8Format(32).allocate((70, num_inputs), dtype, x.device)
         floats.set_rows(0, plausible_rows("F8_32", 70, num_inputs))
         out = floats.linear(torch.randn(70).to(dtype), "tanh")(x)
         assert bool(out.isfinite().all())
-    for bits in (8, 4):
-        out = quantized_linear(x, quantize(weight, bits), torch.randn(70).to(dtype), "tanh")
+
+
+def multiply_blocks(num_tokens: int, dtype: torch.dtype) -> None:
+    for form in FORMS.keys() - {"int4"}:
+        segments = ((form, 33), ("Q8_0", 3))
+        weight = PackedBlocks(torch.empty(packed_bytes(segments, 768), dtype=torch.uint8), segments, 768)
+        for index, (name, num_outputs) in enumerate(segments):
+            rows = plausible_rows(name, num_outputs, 768).blocks
+            pack_block_rows(weight, index, 1, rows[1:].clone())
+            pack_block_rows(weight, index, 0, rows[:1].clone())
+        out = block_linear(torch.randn(num_tokens, 768).to(dtype), weight, torch.randn(36).to(dtype), "tanh")
         assert bool(out.isfinite().all())
+        assert bool(look_up_rows(weight, torch.arange(36), dtype).isfinite().all())
 
 
 def main(library: Path) -> None:
@@ -142,6 +157,8 @@ def main(library: Path) -> None:
                 replay(size, dtype)
             for num_tokens, num_inputs in ((1, 32), (17, 64), (70, 288), (300, 32), (3, 1120)):
                 multiply(num_tokens, num_inputs, dtype)
+            for num_tokens in (1, 3, 20):
+                multiply_blocks(num_tokens, dtype)
         print(isa, flush=True)
 
 

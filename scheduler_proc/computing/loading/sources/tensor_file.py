@@ -21,8 +21,6 @@ StoredTensor = Tensor | BlockRows | TransposedBlockRows
 class TensorFile(Protocol):
     """One file of named tensors. Both methods raise `BootError` if it cannot be read."""
 
-    def __init__(self, path: Path): ...
-
     def forms(self) -> Mapping[str, str]:
         """Returns the forms of all tensors by name: keys of `kernels.arguments.block_rows.FORMS`, or `NUMBERS`."""
         ...

@@ -29,7 +29,9 @@ NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_n
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     has_bias = hf_config.flag("attention_bias", False)
     num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
-    window = fit_window(hf_config.optional_count("sliding_window"), max_model_len)
+    names = {*hf_config.texts("architectures"), hf_config.text("model_type", "")}
+    is_mistral = bool(names & {"MistralForCausalLM", "mistral"})  # in transformers Llama has no window
+    window = fit_window(hf_config.optional_count("sliding_window") if is_mistral else None, max_model_len)
     attention = describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias)
     return describe_model(
         hf_config,

@@ -27,6 +27,6 @@ def byte_pair_parts(vocabulary: Vocabulary) -> Parts:
         model = byte_pair_model(ids, merges, ignore_merges=pre.ignore_merges)
         normalizer: Part | None = {"type": "NFC"} if pre.composes else None
         return Parts(model, normalizer, sequence("pretokenizers", [*splits, BYTE_LEVEL]), BYTE_LEVEL, *around)
-    model = byte_pair_model(ids, merges, vocabulary.unknown_text())
+    model = byte_pair_model(ids, merges, vocabulary.unknown_text(), has_byte_tokens=True)
     spaces = replace(" ", SPACE)
     return Parts(model, spaces, sequence("pretokenizers", splits), piece_decoder(strips_space=False), *around)

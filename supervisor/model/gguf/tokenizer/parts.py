@@ -40,17 +40,22 @@ def piece_decoder(strips_space: bool) -> Part:
 
 
 def byte_pair_model(
-    vocab: dict[str, int], merges: list[tuple[str, str]], unknown: str | None = None, *, ignore_merges: bool = False
+    vocab: dict[str, int],
+    merges: list[tuple[str, str]],
+    unknown: str | None = None,
+    *,
+    has_byte_tokens: bool = False,
+    ignore_merges: bool = False,
 ) -> Part:
-    """Returns a byte-pair model; with `unknown`, characters without a token become tokens of one byte."""
+    """Returns a byte-pair model; with `has_byte_tokens`, characters without a token become tokens of one byte."""
     return {
         "type": "BPE",
         "dropout": None,
         "unk_token": unknown,
         "continuing_subword_prefix": None,
         "end_of_word_suffix": None,
-        "fuse_unk": unknown is not None,
-        "byte_fallback": unknown is not None,
+        "fuse_unk": has_byte_tokens,
+        "byte_fallback": has_byte_tokens,
         "ignore_merges": ignore_merges,
         "vocab": vocab,
         "merges": merges,

@@ -10,7 +10,7 @@ def sentence_piece_parts(vocabulary: Vocabulary) -> Parts:
     begins_with_space = vocabulary.flag("add_space_prefix", True)
     prepend: list[Part] = [{"type": "Prepend", "prepend": SPACE}] if begins_with_space else []
     return Parts(
-        byte_pair_model(vocabulary.id_of_text(), _merges(vocabulary), vocabulary.unknown_text()),
+        byte_pair_model(vocabulary.id_of_text(), _merges(vocabulary), vocabulary.unknown_text(), has_byte_tokens=True),
         sequence("normalizers", [*prepend, replace(" ", SPACE)]),
         None,
         piece_decoder(begins_with_space),

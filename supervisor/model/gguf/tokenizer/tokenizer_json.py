@@ -1,6 +1,7 @@
 """Writes tokenizer.json and tokenizer_config.json for the tokenizer in a GGUF file's metadata.
 
-A text becomes the tokens that llama.cpp makes of it with `parse_special`.
+A text becomes the tokens that llama.cpp makes of it with `parse_special`, except where llama.cpp is known to differ
+from the model's own tokenizer.
 """
 
 from collections.abc import Callable, Mapping

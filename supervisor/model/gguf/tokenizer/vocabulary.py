@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from messages.errors import BootError
 
@@ -34,8 +34,8 @@ SPECIAL_TEXT = re.compile(
 )
 """Tokens that are special even if the file marks them as text, which some converters did."""
 
-
 ALWAYS_NAMED = ("bos_token", "eos_token")
+"""Named in tokenizer_config.json even if the file marks them as text."""
 
 
 class TokenType(IntEnum):
@@ -102,8 +102,8 @@ class Vocabulary:
 
 def read_vocabulary(metadata: Mapping[str, Any], kinds: Sequence[str]) -> Vocabulary:
     """Returns the vocabulary. Raises `BootError`, with key and entry, if it is damaged or its kind not in `kinds`."""
-    kind = metadata.get(PREFIX + "model")
-    if kind not in kinds:
+    kind: Any = metadata.get(PREFIX + "model")
+    if not isinstance(kind, str) or kind not in kinds:
         fault = "is missing" if kind is None else f"is {kind!r}"
         raise BootError(
             f"{PREFIX}model {fault}: this kind of tokenizer cannot be read from a GGUF file ({', '.join(kinds)} can); "
@@ -145,12 +145,13 @@ def _special_ids(metadata: Mapping[str, Any], kind: str, num_tokens: int) -> dic
 
 def _entries(metadata: Mapping[str, Any], key: str, count: int | None, kind: Any) -> list[Any]:
     """Returns a list of the metadata, whose entries are of `kind`. Raises `BootError` unless it has `count` of them."""
-    values = metadata.get(PREFIX + key)
-    if not isinstance(values, list | tuple):
+    values: Any = metadata.get(PREFIX + key)
+    if not isinstance(values, list):
         refuse(key, "is missing" if values is None else f"is a {type(values).__name__}, not a list")
-    if count is not None and len(values) != count:
-        refuse(key, f"has {len(values)} entries for {count} tokens")
-    for index, value in enumerate(values):
+    entries = cast("list[Any]", values)
+    if count is not None and len(entries) != count:
+        refuse(key, f"has {len(entries)} entries for {count} tokens")
+    for index, value in enumerate(entries):
         if not isinstance(value, kind):
             refuse(key, f"entry {index} is {value!r:.80}")
-    return list(values)
+    return entries

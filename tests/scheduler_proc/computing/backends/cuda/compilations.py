@@ -28,7 +28,7 @@ from triton.runtime import driver as active_driver
 
 from benchmarks.bench_http import TOKENIZER
 from benchmarks.model_shapes import SHAPES, make_shape, write_model
-from kernels.formats import planes
+from kernels.formats import registry
 from kernels.gpu.triton_kernels import load_triton_kernels
 from messages.columns import pack_float32, pack_int32
 from messages.ring.requests import SamplingParams
@@ -98,7 +98,7 @@ def main() -> None:
     active_driver.set_active(driver)
     settings: Any = knobs.runtime
     settings.jit_cache_hook = note
-    planes.is_on_cpu = lambda device: False
+    registry.is_on_cpu = lambda device: False
     torch.empty, torch.empty_like = _of_zeros(torch.empty), _of_zeros(torch.empty_like)
     flags = {
         "max_num_seqs": MAX_ROWS,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kernels.formats import planes
+from kernels.formats import registry
 from kernels.gpu.triton_kernels import NAMES
 from scheduler_proc.computing.load_runner import load_runner
 from tests.checkpoints import build_checkpoint, make_config
@@ -52,7 +52,7 @@ def test_weights_in_their_forms_give_the_tokens_of_their_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """q, k and v are of two forms, and have biases."""
-    monkeypatch.setattr(planes, "is_on_cpu", lambda device: False)
+    monkeypatch.setattr(registry, "is_on_cpu", lambda device: False)
     model = build_block_model(
         tmp_path, "qwen2-mha-untied", lambda name: next(form for part, form in FORMS.items() if part in name)
     )

@@ -8,6 +8,7 @@ from messages.errors import BootError
 from tests.scheduler_proc.computing.model.families.configs import LLAMA, LLAMA3_SCALING, check_sources, read
 
 FACTORS = [2.0] * 4
+MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": FACTORS,
@@ -35,7 +36,7 @@ def test_sources_fill_every_element_of_every_parameter_once(fields: dict[str, An
         (LLAMA | {"num_key_value_heads": 4}, "6 attention heads: not a multiple of 4 key/value heads"),
         (LLAMA | {"head_dim": 5}, "rotary positions of 5 values per head of 5: an even number"),
         (LLAMA | {"head_dim": None, "hidden_size": 3}, "hidden_size is 3: it must be a multiple of 6 heads"),
-        (LLAMA | {"sliding_window": 0}, "sliding_window must be a positive integer, not 0"),
+        (MISTRAL | {"sliding_window": 0}, "sliding_window must be a positive integer, not 0"),
         (LLAMA | {"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, 'rope_type is "ntk": supported are default'),
         (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "max_position_embeddings is missing"),
         (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "max_position_embeddings is missing"),
@@ -58,8 +59,9 @@ def test_what_cannot_run_as_it_must_is_refused(fields: dict[str, Any], complaint
 
 @pytest.mark.parametrize(("window", "served"), [(None, None), (1, 1), (63, 63), (64, None), (4096, None)])
 def test_a_window_shorter_than_the_context_is_that_of_all_layers(window: int | None, served: int | None) -> None:
-    mistral = LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": window}
-    assert [layer.attention.window for layer in read(mistral)[1].layers] == [served] * 2
+    model = read(MISTRAL | {"sliding_window": window})[1]
+    assert [layer.attention.window for layer in model.layers] == [served] * 2
+    assert read(LLAMA | {"sliding_window": window})[1] == read(LLAMA)[1], "transformers gives Llama no window"
 
 
 @pytest.mark.parametrize(

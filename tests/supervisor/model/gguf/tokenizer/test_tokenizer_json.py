@@ -1,6 +1,7 @@
 """Special tokens, and metadata that is damaged."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def tokenizer_of(metadata: dict[str, Any], directory: Path) -> Tokenizer:
     return Tokenizer.from_file(str(directory / "tokenizer.json"))
 
 
-def with_tokens(name: str, tokens: dict[str, int], **fields: Any) -> dict[str, Any]:
+def with_tokens(name: str, tokens: Mapping[str, int], **fields: Any) -> dict[str, Any]:
     """Returns the metadata of a reduced vocabulary with more tokens, by type, and other `fields`."""
     metadata = reduced_metadata(name) | {T + key: value for key, value in fields.items()}
     metadata[T + "tokens"] += tokens
@@ -83,7 +84,7 @@ def test_control_tokens_are_special_and_defined_ones_are_text(tmp_path: Path) ->
 
 def test_tokens_with_names_are_those_of_the_file(tmp_path: Path) -> None:
     """A padding token that is ordinary text, as some files have it, must not become a special token."""
-    metadata = reduced_metadata("gpt-2") | {T + "padding_token_id": 0}
+    metadata: dict[str, Any] = reduced_metadata("gpt-2") | {T + "padding_token_id": 0}
     tokenizer = tokenizer_of(metadata, tmp_path)
     assert metadata[T + "tokens"][0] == "!"
     config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -113,7 +114,7 @@ def test_runs_of_spaces_grow_from_the_left(tmp_path: Path) -> None:
 
 def test_unigrams(tmp_path: Path) -> None:
     tokens = {"<pad>": 3, "</s>": 3, "<unk>": 2, "▁": 1, "▁Hel": 1, "lo": 1, "▁Hello": 1, "H": 1, "e": 1, "l": 1}
-    metadata = {
+    metadata: dict[str, Any] = {
         T + "model": "t5",
         T + "tokens": list(tokens),
         T + "token_type": list(tokens.values()),
