@@ -8,6 +8,7 @@ from runtime.gguf.gguf_file import GgufFile
 from runtime.gguf.header import GgufTensor
 
 ROPE_FACTORS = "rope_freqs.weight"
+NORM_EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 
 
 class ModelFields:
@@ -16,6 +17,9 @@ class ModelFields:
     def __init__(self, file: GgufFile, architecture: str):
         self.file = file
         self._architecture = architecture
+
+    def has_key(self, key: str) -> bool:
+        return f"{self._architecture}.{key}" in self.file.metadata
 
     def has(self, tensor: str) -> bool:
         return tensor in self.file.tensors
@@ -34,6 +38,13 @@ class ModelFields:
             raise self.fault(key, value, "it must be a positive number")
         rounded = (float(f"{value:.{digits}g}") for digits in range(1, 10))
         return next((number for number in rounded if _float32(number) == _float32(value)), float(value))
+
+    def flags(self, key: str, num_flags: int, period: int) -> list[bool]:
+        """Returns an array of flags. A file may have a number in place of it, as `period`: each such flag is false."""
+        value = self._get(key, period)
+        if isinstance(value, list) and len(value) == num_flags and all(isinstance(flag, bool) for flag in value):
+            return value
+        return [index % self.count(key, period) > 0 for index in range(1, num_flags + 1)]
 
     def require(self, key: str, *supported: object) -> None:
         """Raises `BootError` for a value that is not supported; the first is that of a file without the key."""
@@ -55,7 +66,7 @@ def _float32(value: float) -> bytes:
     return struct.pack("<f", value)
 
 
-def _llama_config(fields: ModelFields) -> dict[str, Any]:
+def llama_config(fields: ModelFields) -> dict[str, Any]:
     """Returns what Llama and its descendants have in config.json."""
     hidden_size, num_heads = fields.count("embedding_length"), fields.count("attention.head_count")
     head_dim = fields.count("attention.key_length", hidden_size // num_heads or 1)
@@ -70,7 +81,7 @@ def _llama_config(fields: ModelFields) -> dict[str, Any]:
         "num_key_value_heads": fields.count("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "max_position_embeddings": fields.count("context_length"),
-        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": fields.number(next(filter(fields.has_key, NORM_EPS), NORM_EPS[0])),
         "rope_parameters": _rope_parameters(fields, head_dim),
         "attention_bias": fields.has("blk.0.attn_q.bias"),
         "mlp_bias": fields.has("blk.0.ffn_gate.bias"),
@@ -80,7 +91,7 @@ def _llama_config(fields: ModelFields) -> dict[str, Any]:
 
 def dense_llama_config(fields: ModelFields) -> dict[str, Any]:
     fields.require("expert_count", 0)
-    return _llama_config(fields)
+    return llama_config(fields)
 
 
 def _rope_parameters(fields: ModelFields, head_dim: int) -> dict[str, Any]:
@@ -127,7 +138,7 @@ def qwen3_moe_config(fields: ModelFields) -> dict[str, Any]:
     num_chosen = fields.count("expert_used_count")
     fields.require("expert_group_count", 0, 1)
     return {
-        **_llama_config(fields),
+        **llama_config(fields),
         "num_experts": fields.count("expert_count"),
         "num_experts_per_tok": num_chosen,
         "moe_intermediate_size": fields.count(
