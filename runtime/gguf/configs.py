@@ -23,10 +23,9 @@ class ModelFields:
 
     def count(self, key: str, default: int | None = None) -> int:
         """Returns a positive integer; a file may have it for each layer, if it is the same in all."""
-        value = self._get(key, default)
-        of_layers = cast("list[object]", value) if isinstance(value, list) else []
-        if of_layers and of_layers.count(of_layers[0]) == len(of_layers):
-            value = of_layers[0]
+        found: Any = self._get(key, default)
+        of_layers = cast("list[object]", found if isinstance(found, list) else [found])
+        value = of_layers[0] if of_layers and of_layers.count(of_layers[0]) == len(of_layers) else of_layers
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.fault(key, value, "it must be a positive whole number")
         return value
