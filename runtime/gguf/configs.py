@@ -1,7 +1,7 @@
 """config.json of a model in GGUF, made of its metadata: one function per kind of model."""
 
 import struct
-from typing import Any
+from typing import Any, cast
 
 from messages.errors import BootError
 from runtime.gguf.gguf_file import GgufFile
@@ -27,9 +27,9 @@ class ModelFields:
 
     def count(self, key: str, default: int | None = None) -> int:
         """Returns a positive integer; a file may have it for each layer, if it is the same in all."""
-        value = self._get(key, default)
-        if isinstance(value, list) and value and value.count(value[0]) == len(value):
-            value = value[0]
+        found: Any = self._get(key, default)
+        of_layers = cast("list[object]", found if isinstance(found, list) else [found])
+        value = of_layers[0] if of_layers and of_layers.count(of_layers[0]) == len(of_layers) else of_layers
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.fault(key, value, "it must be a positive whole number")
         return value

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import (
@@ -91,7 +92,7 @@ def describe_model(
     """
     mlps = mlps or [describe_dense_mlp(hf_config)] * len(attentions)
     norm = norm or describe_norm(hf_config, hf_config.count("hidden_size"))
-    own_norms = dict.fromkeys(norms.values(), norm)
+    own_norms: dict[str, Any] = dict.fromkeys(norms.values(), norm)
     layers = (
         LayerDescription(attention=attention, mlp=mlp, **own_norms)
         for attention, mlp in zip(attentions, mlps, strict=True)
