@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kernels.arguments.packed_blocks import FORMS, PackedBlocks, packed_bytes
 from kernels.arguments.rows import HeadNorms, PrefillRows
 from kernels.cpu.build import built_isas
 from kernels.cpu.capture import capture_calls
@@ -17,6 +18,7 @@ from kernels.formats.embed import embed
 from kernels.formats.packed_fp8 import PackedFp8Format
 from kernels.formats.plain import PlainWeight
 from kernels.operations.apply_bitmask import apply_bitmask
+from kernels.operations.block_linear import block_linear, look_up_rows, pack_block_rows
 from kernels.operations.gelu import gelu
 from kernels.operations.layer_norm import layer_norm
 from kernels.operations.packed_linear import pack, packed_linear
@@ -119,6 +121,19 @@ def multiply(num_tokens: int, num_inputs: int, dtype: torch.dtype) -> None:
         assert bool(out.isfinite().all())
 
 
+def multiply_blocks(num_tokens: int, dtype: torch.dtype) -> None:
+    for form in FORMS.keys() - {"int4"}:
+        segments = ((form, 33), ("Q8_0", 3))
+        weight = PackedBlocks(torch.empty(packed_bytes(segments, 768), dtype=torch.uint8), segments, 768)
+        for index, (name, num_outputs) in enumerate(segments):
+            rows = plausible_rows(name, num_outputs, 768).blocks
+            pack_block_rows(weight, index, 1, rows[1:].clone())
+            pack_block_rows(weight, index, 0, rows[:1].clone())
+        out = block_linear(torch.randn(num_tokens, 768).to(dtype), weight, torch.randn(36).to(dtype), "tanh")
+        assert bool(out.isfinite().all())
+        assert bool(look_up_rows(weight, torch.arange(36), dtype).isfinite().all())
+
+
 def main(library: Path) -> None:
     torch.manual_seed(0)
     for isa in built_isas():
@@ -137,6 +152,8 @@ def main(library: Path) -> None:
                 replay(size, dtype)
             for num_tokens, num_inputs in ((1, 32), (17, 64), (70, 288), (300, 32), (3, 1120)):
                 multiply(num_tokens, num_inputs, dtype)
+            for num_tokens in (1, 3, 20):
+                multiply_blocks(num_tokens, dtype)
         print(isa, flush=True)
 
 
