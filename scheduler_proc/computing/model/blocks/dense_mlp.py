@@ -19,7 +19,7 @@ GELUS: dict[str, GeluKind] = {"gelu_tanh": "tanh", "gelu": "exact"}
 
 class Block:
     def __init__(self, layer: str, mlp: DenseMlpDescription, weights: Weights, parallel: ParallelGroup):
-        self._sizes = mlp.room_sizes
+        self._sizes = mlp.in_size, mlp.size if mlp.is_gated else 0
         self._linear_in = pop_linear(weights, f"{layer}.mlp_in", GELUS.get(mlp.activation))
         self._linear_out = pop_row_parallel(weights, f"{layer}.mlp_out", parallel)
 
