@@ -286,9 +286,7 @@ def pack_blocks(kernel: Kernel, weight: PackedBlocks, segment: int, first_row: i
     kernel(*addresses, segment, first_row, len(rows), weight.num_inputs, rows.shape[1])
 
 
-def route_tokens(
-    kernel: Kernel, logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, routes: Routes
-) -> None:
+def route_tokens(kernel: Kernel, logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, routes: Routes) -> None:
     assert logits_TX.shape[1] <= MOST_EXPERTS
     assert bias_X is None or bias_X.dtype == logits_TX.dtype
     addresses = _addresses(logits_TX, bias_X, routes.shares, routes.rows, routes.tokens, routes.ends)
@@ -310,9 +308,7 @@ def combine_experts(
     return out_TE
 
 
-def expert_packed_linear(
-    kernel: Kernel, packed: Tensor, x_RI: Tensor, routes: Routes, out_RO: Tensor | None
-) -> Tensor:
+def expert_packed_linear(kernel: Kernel, packed: Tensor, x_RI: Tensor, routes: Routes, out_RO: Tensor | None) -> Tensor:
     num_experts = len(routes.ends)
     out_RO = _output(out_RO, len(x_RI), BLOCK * len(packed) // num_experts, x_RI.dtype)
     kernel(*_addresses(x_RI, packed, routes.ends, out_RO), num_experts, x_RI.shape[1], out_RO.shape[1])

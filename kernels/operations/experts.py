@@ -61,9 +61,7 @@ def combine_experts(
     return call("combine_experts", x_RE, combine_experts_reference, x_RE, routes, gate_T1, out_TE)
 
 
-def combine_experts_reference(
-    x_RE: Tensor, routes: Routes, gate_T1: Tensor | None, out_TE: Tensor | None
-) -> Tensor:
+def combine_experts_reference(x_RE: Tensor, routes: Routes, gate_T1: Tensor | None, out_TE: Tensor | None) -> Tensor:
     sum_TE = (x_RE[routes.rows].float() * routes.shares[..., None]).sum(1)
     if gate_T1 is not None and out_TE is not None:
         sum_TE = sum_TE + gate_T1.float().sigmoid() * out_TE.float()

@@ -38,7 +38,9 @@ class ExpertMlpDescription:
         if self.num_experts > MOST_EXPERTS:
             raise BootError(f"config.json: {self.num_experts} experts: supported are {MOST_EXPERTS}")
         if self.num_chosen > self.num_experts:
-            raise BootError(f"config.json: num_experts_per_tok is {self.num_chosen}: there are {self.num_experts} experts")
+            raise BootError(
+                f"config.json: num_experts_per_tok is {self.num_chosen}: there are {self.num_experts} experts"
+            )
 
     def room_sizes(self, hidden_size: int) -> dict[str, int]:
         own = {

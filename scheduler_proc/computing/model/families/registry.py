@@ -2,13 +2,12 @@
 
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.families import gpt2, llama, qwen2, qwen3, qwen3_moe
+from scheduler_proc.computing.model.families import gpt2, llama, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
 from scheduler_proc.computing.model.families.family import Family
 
-FAMILIES = (gpt2.FAMILY, llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, qwen3_moe.FAMILY)
+FAMILIES = tuple(each.FAMILY for each in (gpt2, llama, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe))
 UNSUPPORTED_KINDS = {
     "Moe": "a mixture of experts",
-    "Mixtral": "a mixture of experts",
     "VL": "a model of images and text",
     "Audio": "a model of sound and text",
     "Omni": "a model of images, sound and text",

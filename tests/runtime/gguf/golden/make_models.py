@@ -50,6 +50,12 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "qwen3": transformers.Qwen3Config(**SIZES, head_dim=8),
     "qwen3moe": transformers.Qwen3MoeConfig(**SIZES, head_dim=8, **EXPERTS),
     "gpt2": transformers.GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=4, n_positions=96, n_ctx=96),
+    "mixtral": transformers.MixtralConfig(
+        **SIZES, head_dim=6, num_local_experts=3, num_experts_per_tok=2, sliding_window=None
+    ),
+    "qwen2moe": transformers.Qwen2MoeConfig(
+        **SIZES, **EXPERTS | {"norm_topk_prob": False}, shared_expert_intermediate_size=28
+    ),
 }
 
 
