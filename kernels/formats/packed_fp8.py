@@ -14,8 +14,8 @@ from kernels.arguments.block_rows import FLOAT_FORMS, FORMS, BlockRows, Segment
 from kernels.arguments.packed_fp8 import PackedFp8, packed_fp8_shape
 from kernels.cpu.huge_pages import empty_huge
 from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks
-from kernels.operations.fp8_linear import fp8_linear, pack_fp8_rows, unpack_fp8
 from kernels.operations.expert_linear import ExpertLinear
+from kernels.operations.fp8_linear import fp8_linear, pack_fp8_rows, unpack_fp8
 from kernels.operations.gelu import GeluKind, gelu
 
 
