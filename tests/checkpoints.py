@@ -65,7 +65,16 @@ QWEN3_VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-gqa-tied": {"head_dim": 24, "tie_word_embeddings": True, "rope_theta": 1e6},
     "qwen3-biases-untied": {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": False},
 }
-LLAMA_LIKE = {"Llama": LLAMA_VARIANTS, "Mistral": MISTRAL_VARIANTS, "Qwen2": QWEN2_VARIANTS, "Qwen3": QWEN3_VARIANTS}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LLAMA_LIKE = {
+    "Llama": LLAMA_VARIANTS,
+    "Mistral": MISTRAL_VARIANTS,
+    "Qwen2": QWEN2_VARIANTS,
+    "Qwen3": QWEN3_VARIANTS,
+    "Mixtral": {"mixtral": {"num_local_experts": 4, "sliding_window": None}},
+    "Qwen2Moe": {"qwen2moe": {**EXPERTS, "shared_expert_intermediate_size": 64}},
+    "Qwen3Moe": {"qwen3moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}},
+}
 VARIANTS = [*GPT2_VARIANTS, *LLAMA_VARIANTS, *MISTRAL_VARIANTS, *QWEN2_VARIANTS, *QWEN3_VARIANTS]
 
 

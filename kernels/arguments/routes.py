@@ -17,8 +17,8 @@ MOST_EXPERTS = 1024
 class Routing:
     """How experts are chosen: those with the best scores, the softmax or the sigmoid of the router's logits.
 
-    A chosen expert's share is its score times `scale`; if `is_renormalized`, scores are first divided by their sum. That
-    makes a softmax the same before and after the choice.
+    A chosen expert's share is its score times `scale`; if `is_renormalized`, scores are first divided by their sum.
+    That makes a softmax the same before and after the choice.
     """
 
     num_chosen: int

@@ -1,10 +1,13 @@
 """Linear layers of experts whose weights are one: the outputs of one expert, then those of the next.
 
-Shape legend: R rows, sorted by expert, I inputs, O outputs of an expert, X experts. Only the weights of experts with rows are
-read. A row's outputs are those of the dense layer (`packed_linear.py` and the like): the same bits alone and in any batch.
+Shape legend: R rows, sorted by expert, I inputs, O outputs of an expert, X experts.
+
+Only the weights of experts with rows are read. A row's outputs are those of the dense layer (`packed_linear.py` and the
+like): the same bits alone and in any batch.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -81,9 +84,5 @@ def _block_reference(weight: PackedBlocks, x_RI: Tensor, routes: Routes, _out_RO
 
 def _by_expert(apply: Callable[[int, Tensor], Tensor], x_RI: Tensor, routes: Routes) -> Tensor:
     ends = [0, *routes.ends.tolist()]
-    parts = [
-        apply(expert, x_RI[begin:end])
-        for expert, (begin, end) in enumerate(zip(ends, ends[1:], strict=False))
-        if end > begin
-    ]
+    parts = [apply(expert, x_RI[begin:end]) for expert, (begin, end) in enumerate(pairwise(ends)) if end > begin]
     return torch.cat(parts)

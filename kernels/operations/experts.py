@@ -1,7 +1,7 @@
 """The routing of tokens to experts, and the sum of their outputs.
 
-Shape legend: T tokens, E embedding size, X experts, K chosen experts of a token, R = T * K rows, sorted by expert, then by
-token.
+Shape legend: T tokens, E embedding size, X experts, K chosen experts of a token, R = T * K rows, sorted by expert, then
+by token.
 """
 
 import torch

@@ -18,9 +18,9 @@ BLOCK = 32
 class ExpertMlpDescription:
     """Gated experts of `size` inner values, of which a router chooses `num_chosen` for each token.
 
-    `scoring`, `is_renormalized` and `scale` are those of `kernels.arguments.routes.Routing`. `has_correction`: a bias per
-    expert is added to the scores to choose by. `shared`: an MLP of all tokens, whose output is added; with `has_shared_gate`
-    it is first multiplied by the sigmoid of a linear.
+    `scoring`, `is_renormalized` and `scale` are those of `kernels.arguments.routes.Routing`. `has_correction`: a bias
+    per expert is added to the scores to choose by. `shared`: an MLP of all tokens, whose output is added; with
+    `has_shared_gate` it is first multiplied by the sigmoid of a linear.
     """
 
     num_experts: int

@@ -1,8 +1,10 @@
 """A mixture of experts. On a CPU kernels read the routes from memory, so that steps with this block are captured.
 
-Elsewhere plain torch computes the experts one after another, which waits for the routes: nothing is captured, and it is slow.
+Elsewhere plain torch computes the experts one after another. That waits for the routes: nothing is captured, and it is
+slow.
 
-Shape legend: T tokens, E embedding size, X experts, K chosen experts of a token, R = T * K rows, F inner values of an expert.
+Shape legend: T tokens, E embedding size, X experts, K chosen experts of a token, R = T * K rows, F inner values of an
+expert.
 """
 
 from torch import Tensor

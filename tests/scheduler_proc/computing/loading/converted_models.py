@@ -23,6 +23,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama-biases", {**LLAMA_SIZES, "tie_word_embeddings": True}),
     "qwen3": ("qwen3-gqa-tied", {**LLAMA_SIZES, "head_dim": 8}),
     "gpt2": ("gpt2", {"n_embd": 24, "n_layer": 1, "n_head": 3, "vocab_size": VOCAB_SIZE, "n_positions": 16}),
+    "mixtral": ("mixtral", LLAMA_SIZES),
+    "qwen2moe": ("qwen2moe", LLAMA_SIZES),
+    "qwen3moe": ("qwen3moe", LLAMA_SIZES),
 }
 
 
