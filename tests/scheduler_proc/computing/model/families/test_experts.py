@@ -7,11 +7,19 @@ import pytest
 import torch
 import transformers
 
+from kernels.arguments.routes import Routing
+from kernels.cpu.library import load_kernels
+from kernels.formats.plain import PlainWeight
+from kernels.operations.dequantize_blocks import dequantize_blocks
+from kernels.operations.experts import route_tokens
 from messages.errors import BootError
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.loading.weights import ShardWeights
 from scheduler_proc.computing.model.sharding import Shard
+from scheduler_proc.computing.placement import Placement
 from tests.checkpoints import CONTEXT, VOCAB_SIZE, make_config
+from tests.kernels.gpu.plausible_blocks import plausible_rows
 from tests.scheduler_proc.computing.drive import Schedule, generate
 from tests.scheduler_proc.computing.model.families.configs import LLAMA, QWEN3, check_sources, read
 from tests.scheduler_proc.computing.model.test_decoder import our_logits
@@ -117,3 +125,21 @@ def test_what_cannot_run_is_refused() -> None:
         read(QWEN3_MOE | {"mlp_only_layers": "all"})
     with pytest.raises(BootError, match="--tensor-parallel 2: models with experts are not divided yet"):
         Shard(read(QWEN3_MOE)[1], 0, 2)
+
+
+@pytest.mark.parametrize("forms", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K")])
+def test_experts_in_blocks_are_one_weight(forms: tuple[str, str]) -> None:
+    """In the form of the file if all of them have the same; else their values are packed. The outputs are the same."""
+    if load_kernels(lambda text, fraction: None) is None:
+        pytest.skip("no C compiler")
+    _, model = read(QWEN3_MOE | {"hidden_size": 256, "moe_intermediate_size": 32})
+    loaded = ShardWeights(Shard(model, 0, 1), Placement(torch.device("cpu"), torch.float32))
+    pieces = [plausible_rows(forms[index % 2], 32, 256) for index in range(10)]  # a gate and an up of each expert
+    loaded.add("layers.0.experts_in.weight", pieces)
+    weight = loaded.weights["layers.0.experts_in.weight"]
+    assert weight.format.name == ("packed blocks" if len(set(forms)) == 1 else "packed")
+    values = PlainWeight(torch.cat([dequantize_blocks(piece) for piece in pieces]))
+    x = torch.randn(6, 256, generator=torch.Generator().manual_seed(1))
+    routes = route_tokens(x[:, :5].contiguous(), Routing(num_chosen=1), None)
+    expected = values.experts()(x, routes, None)
+    assert float((weight.experts()(x, routes, None) - expected).norm() / expected.norm()) < 0.02
