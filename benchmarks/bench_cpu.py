@@ -5,10 +5,10 @@
 
     python -m benchmarks.bench_cpu --shape qwen3-0.6b --gguf FILE --peer 'llama.cpp=http://127.0.0.1:8081/FILE'
 
-Weights are random, which does not change the timing, or those of a GGUF file of the shape (benchmarks.make_gguf). A
-peer must serve the same shape, and OpenAI's /v1/completions with token ids as prompts and `ignore_eos`. The servers
-take turns in each round. A pause between turns lets the threads of the previous server come to rest. Each round has its
-own prompts.
+Weights are random, which does not change the timing, or those of a GGUF file of the shape
+(benchmarks.experiments.gguf_0101.make_gguf). A peer must serve the same shape, and OpenAI's /v1/completions with token
+ids as prompts and `ignore_eos`. The servers take turns in each round. A pause between turns lets the threads of the
+previous server come to rest. Each round has its own prompts.
 """
 
 import argparse

@@ -23,7 +23,7 @@ from benchmarks.server_process import server_with_scheduler
 from messages.errors import SluiceError, UsageError
 
 TOKENIZER = ROOT / "assets" / "shakespeare-gpt2"
-COUNTED = "benchmarks.counted_scheduler"
+COUNTED = "tools.counted_scheduler"
 START_TIMEOUT_S = 120.0
 TOKENS = "128"
 LOAD_S = 60.0

@@ -57,6 +57,14 @@ LLAMA_VARIANTS: dict[str, dict[str, Any]] = {
 }
 MISTRAL_VARIANTS: dict[str, dict[str, Any]] = {"mistral-window": {"sliding_window": 16}}
 QWEN2_VARIANTS: dict[str, dict[str, Any]] = {
+    "qwen2-yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 4.0,
+            "original_max_position_embeddings": 24,
+        }
+    },
     "qwen2-gqa-tied": {"tie_word_embeddings": True, "rope_theta": 1e6},
     "qwen2-mha-untied": {"num_key_value_heads": 4, "tie_word_embeddings": False},
     "qwen2-windows": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3, "num_hidden_layers": 6},
@@ -66,16 +74,122 @@ QWEN3_VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-biases-untied": {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": False},
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 1.5, 2.5, 4.0, 8.0, 16.0],
+    "partial_rotary_factor": 0.75,
+}
+PHI3_VARIANTS: dict[str, dict[str, Any]] = {
+    "phi3-window": {"sliding_window": 12, "rms_norm_eps": 1e-5},
+    "phi3-short": {"rope_parameters": LONGROPE, "original_max_position_embeddings": CONTEXT},
+    "phi3-long": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 2, "tie_word_embeddings": True},
+}
+SMOLLM3_VARIANTS: dict[str, dict[str, Any]] = {
+    "smollm3": {"num_hidden_layers": 5, "no_rope_layer_interval": 2, "rope_theta": 5e6}
+}
+GRANITE_VARIANTS: dict[str, dict[str, Any]] = {
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.0625,
+        "logits_scaling": 3.0,
+        "tie_word_embeddings": True,
+        "rope_theta": 1e7,
+        "rms_norm_eps": 1e-2,
+    }
+}
+GLM4_VARIANTS: dict[str, dict[str, Any]] = {
+    "glm4": {"head_dim": 24, "rms_norm_eps": 1e-5, "rope_theta": 100.0},
+    "glm4-part-untied": {"head_dim": 16, "attention_bias": False, "partial_rotary_factor": 0.25},
+}
+GRANITE4_VARIANTS: dict[str, dict[str, Any]] = {
+    "granite4": {
+        **GRANITE_VARIANTS["granite"],
+        "layer_types": ["full_attention"] * 3,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 72,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 8,
+    }
+}
+MINISTRAL3_VARIANTS: dict[str, dict[str, Any]] = {
+    "ministral3": {
+        "head_dim": 24,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 6,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    }
+}
+WINDOWS = {"sliding_window": 11, "num_hidden_layers": 6}
+LLAMA3_ROPE = LLAMA_VARIANTS["llama-llama3"]["rope_scaling"] | {"rope_theta": 500.0}
+GEMMA2_VARIANTS: dict[str, dict[str, Any]] = {
+    "gemma2": WINDOWS | {"head_dim": 24, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 3.0},
+    "gemma2-biases-untied": {
+        "head_dim": 16,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    },
+}
+GEMMA3_VARIANTS: dict[str, dict[str, Any]] = {
+    "gemma3": WINDOWS
+    | {
+        "head_dim": 24,
+        "query_pre_attn_scalar": 16,
+        "sliding_window_pattern": 3,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "rope_theta": 5000.0,
+        "rope_local_base_freq": 100.0,
+    },
+    "gemma3-capped": {"head_dim": 16, "final_logit_softcapping": 2.0, "layer_types": ["full_attention"] * 3},
+}
+OLMO2_VARIANTS: dict[str, dict[str, Any]] = {"olmo2": {"attention_bias": True}}
+OLMO3_VARIANTS: dict[str, dict[str, Any]] = {"olmo3": WINDOWS | {"rope_scaling": LLAMA3_ROPE, "rope_theta": 500.0}}
+COHERE2_VARIANTS: dict[str, dict[str, Any]] = {
+    "cohere2": WINDOWS | {"logit_scale": 0.25, "rope_theta": 500.0, "sliding_window_pattern": 2},
+    "cohere2-biases-untied": WINDOWS | {"attention_bias": True, "tie_word_embeddings": False},
+}
+EXAONE4_VARIANTS: dict[str, dict[str, Any]] = {
+    "exaone4": WINDOWS | {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},
+    "exaone4-no-windows": {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+}
 LLAMA_LIKE = {
     "Llama": LLAMA_VARIANTS,
     "Mistral": MISTRAL_VARIANTS,
     "Qwen2": QWEN2_VARIANTS,
     "Qwen3": QWEN3_VARIANTS,
+    "Phi3": PHI3_VARIANTS,
+    "SmolLM3": SMOLLM3_VARIANTS,
+    "Granite": GRANITE_VARIANTS,
+    "Ministral3": MINISTRAL3_VARIANTS,
+    "GraniteMoeHybrid": GRANITE4_VARIANTS,
+    "Glm4": GLM4_VARIANTS,
+    "Gemma2": GEMMA2_VARIANTS,
+    "Gemma3": GEMMA3_VARIANTS,
+    "Olmo2": OLMO2_VARIANTS,
+    "Olmo3": OLMO3_VARIANTS,
+    "Cohere2": COHERE2_VARIANTS,
+    "Exaone4": EXAONE4_VARIANTS,
+}
+"""By the prefix of the classes of transformers."""
+
+EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Mixtral": {"mixtral": {"num_local_experts": 4, "sliding_window": None}},
     "Qwen2Moe": {"qwen2moe": {**EXPERTS, "shared_expert_intermediate_size": 64}},
     "Qwen3Moe": {"qwen3moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}},
 }
-VARIANTS = [*GPT2_VARIANTS, *LLAMA_VARIANTS, *MISTRAL_VARIANTS, *QWEN2_VARIANTS, *QWEN3_VARIANTS]
+VARIANTS = [*GPT2_VARIANTS, *(variant for variants in LLAMA_LIKE.values() for variant in variants)]
 
 
 def build_checkpoint(
@@ -115,9 +229,11 @@ def _make_llama_like(variant: str, overrides: dict[str, Any]) -> "transformers.P
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
     }
-    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
-    family = next(family for family, variants in LLAMA_LIKE.items() if variant in variants)
-    hf_config = getattr(transformers, f"{family}Config")(**(shape | ends | LLAMA_LIKE[family][variant] | overrides))
+    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    known = LLAMA_LIKE | EXPERT_VARIANTS
+    family = next(family for family, variants in known.items() if variant in variants)
+    config_class = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    hf_config = getattr(transformers, config_class)(**(shape | ends | known[family][variant] | overrides))
     return getattr(transformers, f"{family}ForCausalLM")(hf_config)
 
 

@@ -98,7 +98,8 @@ def build_block_model(
     model = BlockModel(root / "gguf", root / "values")
     for path in model:
         path.mkdir()
-    hf_model = build_checkpoint(model.values, variant, **(({} if variant.startswith("gpt2") else SIZES) | overrides))
+    sizes: dict[str, Any] = {} if variant.startswith("gpt2") else SIZES
+    hf_model = build_checkpoint(model.values, variant, **(sizes | overrides))
     shutil.copy(model.values / "config.json", model.path)
     values = load_file(model.values / "model.safetensors")
     stored: dict[str, StoredRows] = {}
@@ -111,7 +112,7 @@ def build_block_model(
             rows = rows.half().float()
         stored[gguf_name] = rows.half() if form == "F16" else rows
         if form in GGUF_FORMS:
-            blocks = small_blocks(form, *rows.shape, seed)
+            blocks = small_blocks(form, rows.shape[0], rows.shape[1], seed)
             stored[gguf_name] = blocks
             rows = dequantize_blocks_reference(blocks)
         num_heads = _num_alternating_heads(hf_model.config, gguf_name)

@@ -6,7 +6,7 @@ from torch.nn import functional
 from benchmarks.kernels.cases import ModelCase, model_cases
 from benchmarks.kernels.measure import Work, forms_of, of_operation
 from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import HeadNorms
+from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.operations.gelu import gelu, gelu_reference
 from kernels.operations.layer_norm import layer_norm, layer_norm_reference
 from kernels.operations.rms_norm import rms_norm, rms_norm_reference
@@ -59,7 +59,7 @@ def make_rotate_store(case: ModelCase, device: torch.device) -> Work:
     kv = torch.empty(2, num_slots, shape.num_kv_heads, shape.head_dim, dtype=torch.bfloat16, device=device)
     cache = PagedKV(kv[0], kv[1], PAGE_SIZE)
     angles = torch.rand(NUM_POSITIONS, shape.head_dim // 2, device=device)
-    tables = (angles.cos(), angles.sin())
+    tables = RopeTables(angles.cos(), angles.sin())
     positions = torch.randint(NUM_POSITIONS, (num_tokens,), dtype=torch.int32, device=device)
     slots = torch.randperm(num_slots, device=device)[:num_tokens]
     weights = torch.ones(2, shape.head_dim, dtype=torch.bfloat16, device=device)

@@ -89,7 +89,8 @@ class TransposedBlockRows:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.T.shape[::-1]
+        num_rows, num_inputs = self.T.shape
+        return num_inputs, num_rows
 
 
 class Segment(NamedTuple):

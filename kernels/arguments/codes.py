@@ -1,6 +1,6 @@
-"""A weight as int8 or int4 codes with scales, in the layout of the C kernels.
+"""A weight as int8 codes with a scale per output, in the layout of the C kernels.
 
-Shape legend: K blocks of 32 outputs, N groups of inputs.
+Shape legend: K blocks of 32 outputs.
 """
 
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from typing import Literal
 from torch import Tensor
 
 Bits = Literal[4, 8]
+"""The size of a code. With 4 bits a weight is in blocks (packed_blocks.py)."""
 
-GROUPS: dict[Bits, int] = {8: 64, 4: 32}
-"""By the bits of a code, the multiple to which the inputs are padded; with 4 bits each group of them has a scale.
-kernels/cpu/source/quantized_dot.h repeats both numbers."""
+GROUP = 64
+"""The multiple to which the inputs are padded; kernels/cpu/source/quantized_dot.h repeats it."""
 
 BLOCK = 32
 """Outputs that are stored together; kernels/cpu/source/quantized_dot.h repeats it."""
@@ -23,12 +23,6 @@ class Codes:
     """A weight as the C kernel reads it."""
 
     packed: Tensor
-    """uint8 [K, N, bytes of a group]: 32 scales, then codes; N is 1 with 8 bits."""
+    """uint8 [K, bytes of a block]: 32 scales, then codes."""
     num_outputs: int
     num_inputs: int
-    bits: Bits
-
-
-def group_size(num_inputs: int, bits: Bits) -> int:
-    """Returns how many inputs share a scale: with 8 bits all of them, padding included."""
-    return GROUPS[bits] if bits == 4 else -(-num_inputs // GROUPS[bits]) * GROUPS[bits]

@@ -1,8 +1,8 @@
 """A weight in the block form of its file, in the layout of the C kernels.
 
-Outputs lie in blocks of 32. For each group of 32 inputs a block has the codes of its outputs, four neighbouring inputs of
-an output together; 4-bit codes of inputs i and i + 16 share a byte, further bits are in planes of their own. A unit is
-one or several groups that share a scale per output.
+Outputs are in blocks of 32. For each group of 32 inputs, a block has the codes of its outputs, four neighbouring inputs
+of an output together. The 4-bit codes of inputs i and i + 16 share a byte; further bits are in separate planes. Groups
+of a unit share a scale per output.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ F16, BF16, F32, E8M0 = range(4)
 """Number formats of a unit's scale; kernels/cpu/source/block_layout.h repeats them and the next ones."""
 
 SIMPLE, Q45_K, Q6_K, IQ4_XS, Q23_K = range(5)
-"""How a file stores a unit: scale, minimum, zero point, further bits and codes one after another, or in a K form's way."""
+"""How a file stores a unit. SIMPLE: scale, minimum, zero point, further bits and codes, one after another."""
 
 IQ4_VALUES, MXFP4_VALUES = 1, 2
 """The tables whose entries codes stand for; the entries are in `TABLES`."""
@@ -32,8 +32,11 @@ TABLES = {
 
 
 @dataclass(frozen=True)
-class BlockForm:
-    """A weight is (code - `offset`) * scale + minimum; with factors, minus minimum. The C kernels read these fields as integers, in this order."""
+class PackedForm:
+    """A weight is (code - `offset`) * scale + minimum; with factors, less the minimum.
+
+    The C kernels read these fields as integers, in this order.
+    """
 
     bits: int
     offset: int = 0
@@ -67,40 +70,33 @@ class BlockForm:
     def unit_inputs(self) -> int:
         return self.groups * BLOCK
 
-    @property
-    def file_bytes(self) -> int:
-        """The bytes of an output's unit in a file. K forms have less for their factors: of 4 or 6 bits each."""
-        own = {Q45_K: 12, Q6_K: 16, IQ4_XS: 6, Q23_K: 16 if self.has_minimum else 12, SIMPLE: 0}[self.source]
-        bits = self.bits if self.source != Q23_K else 2 if self.has_minimum else 3
-        return self.header_bytes // BLOCK + own + self.unit_inputs * bits // 8
-
     def num_bytes(self, num_outputs: int, num_inputs: int) -> int:
         """Returns the size of a segment: outputs fill blocks, inputs fill units."""
         return -(-num_outputs // BLOCK) * -(-num_inputs // self.unit_inputs) * self.unit_bytes
 
 
-def _integers(bits: int) -> dict[str, BlockForm]:
+def _integers(bits: int) -> dict[str, PackedForm]:
     """Returns the forms whose 32, 64 or 128 inputs share a scale in float32 and a zero point."""
     return {
-        f"I{bits}_{BLOCK * groups}": BlockForm(bits, scale=F32, groups=groups, has_zero=True) for groups in (1, 2, 4)
+        f"I{bits}_{BLOCK * groups}": PackedForm(bits, scale=F32, groups=groups, has_zero=True) for groups in (1, 2, 4)
     }
 
 
 FORMS = {
-    "Q4_0": BlockForm(4, offset=8),
-    "Q4_1": BlockForm(4, has_minimum=True),
-    "Q5_0": BlockForm(5, offset=16),
-    "Q5_1": BlockForm(5, has_minimum=True),
-    "Q8_0": BlockForm(8, offset=128),
-    "IQ4_NL": BlockForm(4, offset=128, table=IQ4_VALUES),
-    "MXFP4": BlockForm(4, offset=128, scale=E8M0, table=MXFP4_VALUES),
-    "Q2_K": BlockForm(4, groups=8, has_minimum=True, num_factors=2, source=Q23_K),
-    "Q3_K": BlockForm(4, offset=4, groups=8, num_factors=2, source=Q23_K),
-    "Q4_K": BlockForm(4, groups=8, has_minimum=True, num_factors=1, source=Q45_K),
-    "Q5_K": BlockForm(5, groups=8, has_minimum=True, num_factors=1, source=Q45_K),
-    "Q6_K": BlockForm(6, offset=32, groups=8, num_factors=2, source=Q6_K),
-    "IQ4_XS": BlockForm(4, offset=128, groups=8, num_factors=1, table=IQ4_VALUES, source=IQ4_XS),
-    "int4": BlockForm(4, offset=8, scale=BF16),
+    "Q4_0": PackedForm(4, offset=8),
+    "Q4_1": PackedForm(4, has_minimum=True),
+    "Q5_0": PackedForm(5, offset=16),
+    "Q5_1": PackedForm(5, has_minimum=True),
+    "Q8_0": PackedForm(8, offset=128),
+    "IQ4_NL": PackedForm(4, offset=128, table=IQ4_VALUES),
+    "MXFP4": PackedForm(4, offset=128, scale=E8M0, table=MXFP4_VALUES),
+    "Q2_K": PackedForm(4, groups=8, has_minimum=True, num_factors=2, source=Q23_K),
+    "Q3_K": PackedForm(4, offset=4, groups=8, num_factors=2, source=Q23_K),
+    "Q4_K": PackedForm(4, groups=8, has_minimum=True, num_factors=1, source=Q45_K),
+    "Q5_K": PackedForm(5, groups=8, has_minimum=True, num_factors=1, source=Q45_K),
+    "Q6_K": PackedForm(6, offset=32, groups=8, num_factors=2, source=Q6_K),
+    "IQ4_XS": PackedForm(4, offset=128, groups=8, num_factors=1, table=IQ4_VALUES, source=IQ4_XS),
+    "int4": PackedForm(4, offset=8, scale=BF16),
     **_integers(4),
     **_integers(8),
 }

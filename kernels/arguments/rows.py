@@ -1,6 +1,6 @@
 """Arguments that describe the rows or the heads of a step.
 
-Shape legend: R rows, P pages a row (padded), N tiles or drawn rows, M positions, D head dimension, X = D / 2,
+Shape legend: R rows, P pages a row (padded), N tiles or drawn rows, M positions, D head dimension, X pairs of values,
 V vocabulary.
 """
 
@@ -9,8 +9,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-RopeTables = tuple[Tensor, Tensor]
-"""Cosines and sines, each float32 [M, X]."""
+
+class RopeTables(NamedTuple):
+    """The angles of positions. The first 2 X values of a head are rotated, value i with value i + X."""
+
+    cosines: Tensor
+    """float32 [M, X], as are sines. They may be multiplied by a factor, which the rotated values then have."""
+    sines: Tensor
+    query_row: int = 0
+    """The row of queries' first position: 0, or another where queries have other tables than keys."""
 
 
 @dataclass(frozen=True)

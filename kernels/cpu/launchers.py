@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.attention_options import AttentionOptions
-from kernels.arguments.codes import BLOCK, Bits, Codes, group_size
-from kernels.arguments.packed_blocks import PackedBlocks
+from kernels.arguments.codes import BLOCK, GROUP, Bits, Codes
+from kernels.arguments.packed_blocks import FORMS, PackedBlocks
 from kernels.arguments.packed_fp8 import PackedFp8
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.routes import MOST_EXPERTS, Routes, Routing
@@ -81,15 +81,24 @@ def rms_norm(
     kernel: Kernel, x_TE: Tensor, weight_E: Tensor, eps: float, update_TE: Tensor | None, out_TE: Tensor | None
 ) -> Tensor:
     out_TE = torch.empty_like(x_TE) if out_TE is None else out_TE
-    kernel(*_addresses(x_TE, update_TE, weight_E, out_TE), *x_TE.shape, eps)
+    assert x_TE.stride(1) == out_TE.stride(1) == 1
+    assert x_TE.stride(0) == out_TE.stride(0) or len(x_TE) < 2
+    stride = x_TE.stride(0)
+    kernel(x_TE.data_ptr(), *_addresses(update_TE, weight_E), out_TE.data_ptr(), *x_TE.shape, stride, eps)
     return out_TE
 
 
-def silu_mul(kernel: Kernel, gate_up_TF2: Tensor, out_TF: Tensor | None) -> Tensor:
+def gate_mul(kernel: Kernel, gate_up_TF2: Tensor, out_TF: Tensor | None) -> Tensor:
+    """`silu_mul` and `gelu_mul`."""
     num_tokens, size = gate_up_TF2.shape[0], gate_up_TF2.shape[1] // 2
     out_TF = _output(out_TF, num_tokens, size, gate_up_TF2.dtype)
     kernel(*_addresses(gate_up_TF2, out_TF), num_tokens, size)
     return out_TF
+
+
+def rescale(kernel: Kernel, x_TE: Tensor, factor: float, added_TE: Tensor | None, softcap: float) -> Tensor:
+    kernel(*_addresses(x_TE, added_TE), *x_TE.shape, factor, softcap)
+    return x_TE
 
 
 def gelu(kernel: Kernel, x_TF: Tensor, kind: str) -> Tensor:
@@ -113,12 +122,15 @@ def rotate_store(
         return NotImplemented
     num_tokens, num_all_heads, head_dim = heads_TAD.shape
     num_heads = num_all_heads - 2 * cache.num_heads
+    cos_MX, sin_MX, query_row = tables or (None, None, 0)
     weights = (None, None) if norms is None else (norms.query_weight, norms.key_weight)
     kernel(
-        *_addresses(heads_TAD, *(tables or (None, None)), positions_T, slots_T),
+        *_addresses(heads_TAD, cos_MX, sin_MX, positions_T, slots_T),
         *cache.addresses,
         *_addresses(*weights),
         *(num_tokens, num_heads, cache.num_heads, head_dim),
+        0 if cos_MX is None else cos_MX.shape[1],
+        query_row,
         0.0 if norms is None else norms.eps,
     )
     return heads_TAD[:, :num_heads]
@@ -226,8 +238,10 @@ def fp8_linear(
 
 def quantize(kernel: Kernel, weight_OI: Tensor, bits: Bits, largest_O: Tensor | None) -> Tensor:
     num_outputs, num_inputs = weight_OI.shape
-    group = group_size(num_inputs, bits)
-    shape = (-(-num_outputs // BLOCK), -(-num_inputs // group), BLOCK * (2 + group * bits // 8))
+    num_blocks = -(-num_outputs // BLOCK)
+    shape = num_blocks, 2 * BLOCK + -(-num_inputs // GROUP) * GROUP * BLOCK
+    if bits == 4:
+        shape = num_blocks, -(-num_inputs // BLOCK), FORMS["int4"].unit_bytes
     packed = empty_huge(shape, torch.uint8)
     kernel(*_addresses(weight_OI, largest_O, packed), num_outputs, num_inputs, bits)
     return packed
@@ -251,7 +265,7 @@ def quantized_linear(
     num_tokens, num_inputs = x_TI.shape
     out_TO = _output(out_TO, num_tokens, weight.num_outputs, x_TI.dtype)
     addresses = _addresses(x_TI, weight.packed, bias_O, mean_T, out_TO)
-    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, weight.bits, activation is not None)
+    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, activation is not None)
     return out_TO
 
 
@@ -321,7 +335,7 @@ def expert_quantized_linear(
     num_experts = len(routes.ends)
     out_RO = _output(out_RO, len(x_RI), weight.num_outputs // num_experts, x_RI.dtype)
     addresses = _addresses(x_RI, weight.packed, routes.ends, out_RO)
-    kernel(*addresses, num_experts, x_RI.shape[1], out_RO.shape[1], weight.bits)
+    kernel(*addresses, num_experts, x_RI.shape[1], out_RO.shape[1])
     return out_RO
 
 
@@ -350,10 +364,13 @@ def apply_bitmask(kernel: Kernel, logits_SV: Tensor, rows_A: Tensor, bitmask_AW:
 LAUNCHERS: dict[str, Callable[..., Any]] = {
     launcher.__name__: launcher
     for launcher in (
-        *(embed, layer_norm, rms_norm, silu_mul, gelu, rotate_store, paged_decode, paged_prefill),
+        *(embed, layer_norm, rms_norm, rescale, gelu, rotate_store, paged_decode, paged_prefill),
         *(pack_linear, packed_linear, fp8_linear, quantize, sum_magnitudes, quantized_linear, apply_bitmask),
         *(block_linear, look_up_blocks, pack_blocks, route_tokens, gather_rows, combine_experts),
         *(expert_packed_linear, expert_quantized_linear, expert_block_linear),
     )
-} | dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)
+}
+LAUNCHERS |= dict.fromkeys(("greedy", "sample", "draw"), choose_tokens) | dict.fromkeys(
+    ("silu_mul", "gelu_mul"), gate_mul
+)
 """By operation."""

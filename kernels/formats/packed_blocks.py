@@ -24,7 +24,7 @@ from kernels.operations.block_linear import (
 from kernels.operations.expert_linear import ExpertLinear, block_experts
 from kernels.operations.gelu import GeluKind, gelu
 
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of activations."""
 
 FORM_NAMES = tuple(FORMS)

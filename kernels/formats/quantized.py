@@ -1,4 +1,4 @@
-"""A weight of int8 or int4 codes with scales, for the kernels of `quantized_linear.py`.
+"""Weights that are quantized while they are read: int8 for the kernels of `quantized_linear.py`, int4 in blocks.
 
 Shape legend: T tokens, I inputs, O outputs.
 """
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.codes import BLOCK, Bits, Codes
+from kernels.formats.packed_blocks import PackedBlocksWeight
 from kernels.formats.plain import PLAIN, PlainWeight
-from kernels.formats.weight_format import AllReduce, Linear, Rows, Weight, WeightFormat, sum_of_ranks
+from kernels.formats.weight_format import AllReduce, Linear, Rows, Weight, WeightFormat
+from kernels.operations.block_linear import quantize_blocks
 from kernels.operations.expert_linear import ExpertLinear, quantized_experts
 from kernels.operations.gelu import GeluKind, gelu
 from kernels.operations.quantized_linear import dequantize, quantize, quantized_linear, sum_magnitudes
@@ -23,7 +25,7 @@ class QuantizedWeight:
 
     @property
     def format(self) -> WeightFormat:
-        return QUANTIZED[self.codes.bits]
+        return QUANTIZED[8]
 
     @property
     def stored(self) -> Tensor:
@@ -49,8 +51,6 @@ class QuantizedWeight:
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         """int8 has one scale per token: the ranks first add up the magnitudes of their parts of it."""
         codes = self.codes
-        if codes.bits != 8:
-            return sum_of_ranks(self.linear(bias_O, None), all_reduce)
         whole_inputs = codes.num_inputs * num_ranks
 
         def apply(x_TI: Tensor, out_TO: Tensor | None = None, /) -> Tensor:
@@ -64,7 +64,7 @@ class QuantizedWeight:
 
     def look_up(self, row_T: Tensor) -> Tensor:
         codes = self.codes
-        found = Codes(codes.packed[row_T // BLOCK], BLOCK * len(row_T), codes.num_inputs, codes.bits)
+        found = Codes(codes.packed[row_T // BLOCK], BLOCK * len(row_T), codes.num_inputs)
         return dequantize(found).view(len(row_T), BLOCK, -1)[torch.arange(len(row_T)), row_T % BLOCK]
 
 
@@ -75,7 +75,7 @@ class WholeWeight(PlainWeight):
     bits: Bits
 
     def finish(self, largest_O: Tensor | None = None) -> Weight:
-        return QuantizedWeight(quantize(self.stored, self.bits, largest_O))
+        return QUANTIZED[self.bits].quantize(self.stored, largest_O)
 
 
 class QuantizedFormat:
@@ -89,13 +89,15 @@ class QuantizedFormat:
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weight:
         return WholeWeight(PLAIN.allocate(shape, dtype, device).stored, self._bits)
 
-    def quantize(self, values_OI: Tensor) -> QuantizedWeight:
+    def quantize(self, values_OI: Tensor, largest_O: Tensor | None = None) -> Weight:
         """Quantizes the values and returns the weight."""
-        return QuantizedWeight(quantize(values_OI, self._bits))
+        if self._bits == 4:
+            return PackedBlocksWeight(quantize_blocks(values_OI), values_OI.dtype)
+        return QuantizedWeight(quantize(values_OI, largest_O))
 
     def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> QuantizedWeight:
         num_outputs, num_inputs = numbers
-        return QuantizedWeight(Codes(stored, num_outputs, num_inputs, self._bits))
+        return QuantizedWeight(Codes(stored, num_outputs, num_inputs))
 
 
 QUANTIZED: dict[Bits, QuantizedFormat] = {8: QuantizedFormat(8), 4: QuantizedFormat(4)}

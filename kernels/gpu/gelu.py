@@ -22,14 +22,16 @@ def gelu(x_TF: Tensor, kind: str) -> Tensor:
 
 
 @triton.jit
+def gelu_of(x):
+    # (1 + tanh(u)) / 2 is the sigmoid of 2 u; 1.5957691... is 2 sqrt(2 / pi).
+    return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+
+
+@triton.jit
 def gelu_kernel(x_ptr, out_ptr, SIZE: tl.constexpr, IS_TANH: tl.constexpr, BLOCK: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * SIZE
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
     x = tl.load(x_ptr + first + columns, mask=mask, other=0.0).to(tl.float32)
-    if IS_TANH:
-        # (1 + tanh(u)) / 2 is the sigmoid of 2 u; 1.5957691... is 2 sqrt(2 / pi).
-        out = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
-    else:
-        out = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    out = gelu_of(x) if IS_TANH else 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     tl.store(out_ptr + first + columns, out.to(out_ptr.dtype.element_ty), mask=mask)

@@ -16,8 +16,9 @@ def normalize(
 ) -> Tensor:
     """Returns what the operation `name` does; with a bias the values are centered."""
     num_tokens, size = x_TE.shape
-    assert all(each is None or each.is_contiguous() for each in (x_TE, weight_E, bias_E, update_TE))
-    out_TE = torch.empty_like(x_TE)
+    assert all(each is None or each.is_contiguous() for each in (weight_E, bias_E, update_TE))
+    assert x_TE.stride(1) == 1
+    out_TE = torch.empty(x_TE.shape, dtype=x_TE.dtype, device=x_TE.device)
     norm_kernel[(num_tokens,)](
         x_TE,
         x_TE if update_TE is None else update_TE,
@@ -26,6 +27,7 @@ def normalize(
         out_TE,
         eps,
         SIZE=size,
+        STRIDE=x_TE.stride(0),
         HAS_UPDATE=update_TE is not None,
         IS_CENTERED=bias_E is not None,
         **find_launch(name, size),
@@ -42,18 +44,21 @@ def norm_kernel(
     out_ptr,
     eps,
     SIZE: tl.constexpr,
+    STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_UPDATE: tl.constexpr,
     IS_CENTERED: tl.constexpr,
 ):
-    first = tl.program_id(0).to(tl.int64) * SIZE
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * STRIDE
+    first = row * SIZE
     columns = tl.arange(0, BLOCK)
     mask = columns < SIZE
-    x = tl.load(x_ptr + first + columns, mask=mask, other=0.0)
+    x = tl.load(x_ptr + columns, mask=mask, other=0.0)
     if HAS_UPDATE:
         update = tl.load(update_ptr + first + columns, mask=mask, other=0.0)
         x = (x.to(tl.float32) + update.to(tl.float32)).to(x_ptr.dtype.element_ty)
-        tl.store(x_ptr + first + columns, x, mask=mask)
+        tl.store(x_ptr + columns, x, mask=mask)
     wide = x.to(tl.float32)
     if IS_CENTERED:
         wide = tl.where(mask, wide - tl.sum(wide, 0) / SIZE, 0.0)

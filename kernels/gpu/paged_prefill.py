@@ -170,10 +170,10 @@ def attend(
             if HAS_CAP:
                 score_MN = cap_scores(score_MN, cap_log2)
             if STAGE != 1:
-                num_before_MN = num_before + query_M[:, None] - key_N[None, :]
-                is_seen_MN = (key_N < end_key)[None, :] & (num_before_MN >= 0)
+                position_M = num_before + query_M
+                is_seen_MN = (key_N < end_key)[None, :] & (key_N[None, :] <= position_M[:, None])
                 if WINDOW:
-                    is_seen_MN &= num_before_MN < WINDOW
+                    is_seen_MN &= key_N[None, :] > position_M[:, None] - WINDOW
                 score_MN = tl.where(is_seen_MN, score_MN, float("-inf"))
             max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
     out_MD = (acc_MD / sum_M[:, None]).to(out.dtype.element_ty)

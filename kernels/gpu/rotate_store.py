@@ -1,8 +1,10 @@
 """The Triton kernel of `rotate_store`: norm, rotation and cache write of a token's heads, read once.
 
-Shape legend: T tokens, H query heads, G key/value heads, A = H + 2 G, D head dimension, X = D / 2, S slots.
+Shape legend: T tokens, H query heads, G key/value heads, A = H + 2 G, D head dimension, X pairs of rotated
+values, S slots.
 
-A program takes some heads of one kind (query, key or value) of one token, as two halves of D: the rotation pairs them.
+A program takes some heads of one kind (query, key or value) of one token, as two parts of D: its first X values, which
+the rotation pairs with the first of the others.
 """
 
 import triton
@@ -28,10 +30,11 @@ def rotate_store(
     assert heads_TAD.is_contiguous()
     assert positions_T.is_contiguous()
     assert slots_T.is_contiguous()
-    cos_MX, sin_MX = tables or (cache.keys, cache.keys)
+    cos_MX, sin_MX, query_row = tables or (cache.keys, cache.keys, 0)
+    half = cos_MX.shape[1] if tables else (head_dim + 1) // 2
     query_weight_D, key_weight_D = (norms.query_weight, norms.key_weight) if norms else (heads_TAD, heads_TAD)
     assert all(operand.is_contiguous() for operand in (cos_MX, sin_MX, query_weight_D, key_weight_D))
-    launch = find_launch("rotate_store", num_heads, cache.num_heads, head_dim)
+    launch = find_launch("rotate_store", num_heads, cache.num_heads, 2 * max(half, head_dim - half))
     num_programs = triton.cdiv(num_heads, launch["HEADS"]) + 2 * triton.cdiv(cache.num_heads, launch["HEADS"])
     rotate_store_kernel[(num_tokens, num_programs)](
         heads_TAD,
@@ -48,6 +51,8 @@ def rotate_store(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=cache.num_heads,
         HEAD_DIM=head_dim,
+        X=half,
+        QUERY_ROW=query_row,
         HAS_ROPE=tables is not None,
         HAS_NORM=norms is not None,
         MAX_CODE=MAX_CODES[cache.keys.dtype] if cache.key_scales is not None else 0.0,
@@ -73,13 +78,14 @@ def rotate_store_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    X: tl.constexpr,
+    QUERY_ROW: tl.constexpr,
     HAS_ROPE: tl.constexpr,
     HAS_NORM: tl.constexpr,
     MAX_CODE: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    X: tl.constexpr = (HEAD_DIM + 1) // 2
     NUM_QUERY_PROGRAMS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     NUM_KEY_PROGRAMS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
     token = tl.program_id(0).to(tl.int64)
@@ -106,8 +112,9 @@ def rotate_store_kernel(
                     weight_ptr = query_weight_ptr
                 half_1, half_2 = _norm(half_1, half_2, weight_ptr, eps, HEAD_DIM, X, HALF)
             if HAS_ROPE:
-                angle = tl.load(positions_ptr + token).to(tl.int64) * X + column
-                cos = tl.load(cos_ptr + angle, mask=column < X, other=0.0)[None, :]
+                row = tl.load(positions_ptr + token).to(tl.int64) + tl.where(is_query, QUERY_ROW, 0)
+                angle = row * X + column
+                cos = tl.load(cos_ptr + angle, mask=column < X, other=1.0)[None, :]
                 sin = tl.load(sin_ptr + angle, mask=column < X, other=0.0)[None, :]
                 wide_1, wide_2 = half_1.to(tl.float32), half_2.to(tl.float32)
                 half_1 = (wide_1 * cos - wide_2 * sin).to(half_1.dtype)

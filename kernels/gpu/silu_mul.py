@@ -1,4 +1,4 @@
-"""The Triton kernel of `silu_mul`: element by element, a program for each piece of a row.
+"""The Triton kernel of `silu_mul` and `gelu_mul`: element by element, a program for each piece of a row.
 
 Shape legend: T tokens, F MLP size.
 """
@@ -8,26 +8,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gpu.gelu import gelu_of
 from kernels.gpu.launch_table import find_launch
 
 
 def silu_mul(gate_up_TF2: Tensor, _out_TF: Tensor | None) -> Tensor:
+    return multiply(gate_up_TF2, is_gelu=False)
+
+
+def multiply(gate_up_TF2: Tensor, *, is_gelu: bool) -> Tensor:
     num_tokens, size = gate_up_TF2.shape[0], gate_up_TF2.shape[1] // 2
     assert gate_up_TF2.is_contiguous()
     out_TF = torch.empty(num_tokens, size, dtype=gate_up_TF2.dtype, device=gate_up_TF2.device)
     launch = find_launch("silu_mul")
     grid = (num_tokens, triton.cdiv(size, launch["BLOCK"]))
-    silu_mul_kernel[grid](gate_up_TF2, out_TF, SIZE=size, **launch)
+    gate_mul_kernel[grid](gate_up_TF2, out_TF, SIZE=size, IS_GELU=is_gelu, **launch)
     return out_TF
 
 
 @triton.jit
-def silu_mul_kernel(gate_up_ptr, out_ptr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def gate_mul_kernel(gate_up_ptr, out_ptr, SIZE: tl.constexpr, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
     gate = tl.load(gate_up_ptr + row * 2 * SIZE + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * 2 * SIZE + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
     # Rounded before it is multiplied, as in the models' own code.
-    silu = (gate / (1.0 + tl.exp(-gate))).to(out_ptr.dtype.element_ty).to(tl.float32)
-    tl.store(out_ptr + row * SIZE + columns, (silu * up).to(out_ptr.dtype.element_ty), mask=mask)
+    activated = gelu_of(gate) if IS_GELU else gate / (1.0 + tl.exp(-gate))
+    activated = activated.to(out_ptr.dtype.element_ty).to(tl.float32)
+    tl.store(out_ptr + row * SIZE + columns, (activated * up).to(out_ptr.dtype.element_ty), mask=mask)

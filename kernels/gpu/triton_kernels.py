@@ -20,6 +20,7 @@ NAMES: tuple[str, ...] = (
     "filter_min_p",
     "filter_top",
     "gelu",
+    "gelu_mul",
     "greedy",
     "layer_norm",
     "look_up_planes",

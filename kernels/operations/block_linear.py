@@ -2,7 +2,7 @@
 
 Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, N groups of 32 inputs.
 
-A weight is exactly what its file says (kernels/arguments/packed_blocks.py). Activations become codes of 8 bits with a
+Weights are not rounded again (kernels/arguments/packed_blocks.py). Activations become codes of 8 bits with a
 scale per token and group, and 127 is the largest magnitude. The integer sums of groups are exact.
 """
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.arguments.block_rows import row_bytes
 from kernels.arguments.packed_blocks import (
     BF16,
     BLOCK,
@@ -21,14 +22,26 @@ from kernels.arguments.packed_blocks import (
     FORMS,
     SCALE_BYTES,
     TABLES,
-    BlockForm,
     PackedBlocks,
+    PackedForm,
 )
 from kernels.dispatch import call
 
 LEAST_MAGNITUDE = 1e-30
+ROWS_AT_ONCE = 8192
 MOST_SEGMENTS = 8
 """kernels/cpu/source/block_layout.h repeats it."""
+
+
+def quantize_blocks(weight_OI: Tensor) -> PackedBlocks:
+    """Returns the weight in the form "int4"; its values are finite. Every kernel makes the same codes."""
+    packed = call("quantize", weight_OI, quantize_reference, weight_OI.contiguous(), 4, None)
+    return PackedBlocks(packed, (("int4", weight_OI.shape[0]),), weight_OI.shape[1])
+
+
+def quantize_reference(weight_OI: Tensor, _bits: int, _largest_O: Tensor | None) -> Tensor:
+    """Returns [K, N, bytes] a few outputs at a time, which bounds the memory."""
+    return torch.cat([_quantize_rows(rows_OI) for rows_OI in weight_OI.split(ROWS_AT_ONCE)])
 
 
 def block_linear(
@@ -78,7 +91,7 @@ def pack_block_rows(weight: PackedBlocks, segment: int, first_row: int, rows: Te
     form, num_outputs = weight.segments[segment]
     assert rows.dtype == torch.uint8
     assert rows.is_contiguous()
-    assert rows.shape[1] * FORMS[form].unit_inputs == weight.num_inputs * FORMS[form].file_bytes
+    assert rows.shape[1] == row_bytes(form, weight.num_inputs)
     assert 0 <= first_row <= first_row + len(rows) <= num_outputs
     call("pack_blocks", torch.empty(0), _no_reference, weight, segment, first_row, rows)
 
@@ -118,7 +131,7 @@ def _look_up_reference(weight: PackedBlocks, row_T: Tensor, out_TI: Tensor) -> T
     return out_TI.copy_(unpack(weight)[row_T.long()])
 
 
-def _unpack_units(form: BlockForm, units: Tensor) -> Tensor:
+def _unpack_units(form: PackedForm, units: Tensor) -> Tensor:
     """Returns the values [O, I] of a segment's units, uint8 [K, units of a row, bytes]."""
     num_blocks, num_units, _ = units.shape
     header, groups = units.split((form.header_bytes, form.unit_bytes - form.header_bytes), dim=2)
@@ -151,13 +164,11 @@ def _numbers(stored: Tensor, number_format: int) -> Tensor:
     return stored.view({F16: torch.float16, BF16: torch.bfloat16, F32: torch.float32}[number_format]).float()
 
 
-def _codes(form: BlockForm, codes: Tensor) -> Tensor:
+def _codes(form: PackedForm, codes: Tensor) -> Tensor:
     """Returns codes in float32 [K, units, groups, 32 outputs, 32 inputs]."""
     fours = codes.unflatten(3, (-1, BLOCK, 4)).int()  # a group's words of four inputs
-    if form.bits == 8:
-        values = fours
-    else:
-        values = torch.cat((fours[:, :, :, :4] & 15, fours[:, :, :, :4] >> 4), dim=3)
+    lowest = fours[:, :, :, :4]
+    values = fours if form.bits == 8 else torch.cat((lowest & 15, lowest >> 4), dim=3)
     if form.bits == 5:
         values = values | (fours[:, :, :, 4:] >> torch.arange(8).view(8, 1, 1) & 1) << 4
     if form.bits == 6:
@@ -166,6 +177,17 @@ def _codes(form: BlockForm, codes: Tensor) -> Tensor:
     if form.table:
         values = torch.tensor(TABLES[form.table])[values] + form.offset
     return values.transpose(3, 4).flatten(4).float()
+
+
+def _quantize_rows(rows_OI: Tensor) -> Tensor:
+    """The largest magnitude of a group becomes -8, which has no positive counterpart: the scale may be negative."""
+    num_inputs, num_filling = rows_OI.shape[1], -rows_OI.shape[0] % BLOCK
+    weight_ONI = functional.pad(rows_OI.float(), (0, -num_inputs % BLOCK, 0, num_filling)).unflatten(1, (-1, BLOCK))
+    scale_ON1 = (weight_ONI.gather(-1, weight_ONI.abs().argmax(-1, keepdim=True)) / -8).bfloat16()
+    codes_ONI = (weight_ONI / scale_ON1.float().where(scale_ON1 != 0, 1.0)).round_().clamp_(-8, 7) + 8
+    fours = codes_ONI.to(torch.uint8).unflatten(0, (-1, BLOCK)).unflatten(3, (8, 4)).permute(0, 2, 3, 1, 4)
+    scales = scale_ON1.view(-1, BLOCK, scale_ON1.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
+    return torch.cat((scales, (fours[:, :, :4] | fours[:, :, 4:] << 4).flatten(2)), dim=2)
 
 
 def _round_activations(x_TI: Tensor) -> Tensor:

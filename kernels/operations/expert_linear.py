@@ -59,7 +59,7 @@ def _quantized_reference(weight: Codes, x_RI: Tensor, routes: Routes, _out_RO: T
     blocks = weight.packed.unflatten(0, (num_experts, -1))
 
     def apply(expert: int, x_NI: Tensor) -> Tensor:
-        own = Codes(blocks[expert], weight.num_outputs // num_experts, weight.num_inputs, weight.bits)
+        own = Codes(blocks[expert], weight.num_outputs // num_experts, weight.num_inputs)
         return quantized_linear_reference(x_NI, own, None, None)
 
     return _by_expert(apply, x_RI, routes)

@@ -1,11 +1,10 @@
-"""A linear layer whose weight is int8 or int4 codes, with a scale for each output or for each group of its inputs.
+"""A linear layer whose weight is int8 codes with a scale for each output.
 
-Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, N groups of G inputs.
+Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs.
 
-A weight is its code times its scale (bfloat16). With 4 bits, each group of 32 inputs has a scale; activations become
-codes of 8 bits with a scale per token and group, and 127 is the largest magnitude. With 8 bits, an output has one scale
-and so has a token: a magnitude of `STEPS` is the mean of the token's. Activations far above their token's mean get
-wider codes, as in LLM.int8() (Dettmers et al. 2022, section 3.2). Sums of codes are exact.
+A weight is its code times the scale (bfloat16) of its output. Activations become codes of 8 bits, and a token has one
+scale: a magnitude of `STEPS` is the mean of the token's. Activations far above their token's mean get wider codes, as
+in LLM.int8() (Dettmers et al. 2022, section 3.2). Sums of codes are exact.
 """
 
 from typing import Literal
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.arguments.codes import BLOCK, Bits, Codes, group_size
+from kernels.arguments.codes import BLOCK, GROUP, Codes
 from kernels.dispatch import call
 
 STEPS = 24.0
@@ -25,27 +24,26 @@ ROWS_AT_ONCE = 8192
 """Outputs that torch quantizes at a time, which bounds its memory."""
 
 
-def quantize(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> Codes:
-    """Returns the weight rounded to `bits` bits; its values are finite. Every kernel makes the same codes.
+def quantize(weight_OI: Tensor, largest_O: Tensor | None = None) -> Codes:
+    """Returns the weight rounded to 8 bits; its values are finite. Every kernel makes the same codes.
 
-    With 8 bits, `weight_OI` may have a part of the inputs: then `largest_O` is each output's largest magnitude over
-    all of them.
+    `weight_OI` may have a part of the inputs: then `largest_O` is each output's largest magnitude over all of them.
     """
-    assert largest_O is None or (largest_O.shape, largest_O.dtype, bits) == (weight_OI.shape[:1], weight_OI.dtype, 8)
-    packed = call("quantize", weight_OI, quantize_reference, weight_OI.contiguous(), bits, largest_O)
-    return Codes(packed, weight_OI.shape[0], weight_OI.shape[1], bits)
+    assert largest_O is None or (largest_O.shape, largest_O.dtype) == (weight_OI.shape[:1], weight_OI.dtype)
+    packed = call("quantize", weight_OI, quantize_reference, weight_OI.contiguous(), 8, largest_O)
+    return Codes(packed, weight_OI.shape[0], weight_OI.shape[1])
 
 
-def quantize_reference(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> Tensor:
+def quantize_reference(weight_OI: Tensor, _bits: int, largest_O: Tensor | None) -> Tensor:
     least_O = weight_OI.new_zeros(len(weight_OI)) if largest_O is None else largest_O
     parts = zip(weight_OI.split(ROWS_AT_ONCE), least_O.split(ROWS_AT_ONCE), strict=True)
-    return torch.cat([_quantize_rows(rows_OI, least_O, bits) for rows_OI, least_O in parts])
+    return torch.cat([_quantize_rows(rows_OI, least_O) for rows_OI, least_O in parts])
 
 
 def dequantize(weight: Codes) -> Tensor:
     """Returns the weight in float32, [O, I]."""
-    scale_ON1, codes_ONG = _unpack(weight.packed, weight.bits)
-    return (codes_ONG * scale_ON1).flatten(1)[: weight.num_outputs, : weight.num_inputs]
+    scale_O1, codes_OI = _unpack(weight.packed)
+    return (codes_OI * scale_O1)[: weight.num_outputs, : weight.num_inputs]
 
 
 def sum_magnitudes(x_TI: Tensor) -> Tensor:
@@ -64,10 +62,10 @@ def quantized_linear(
     """Returns x W^T + b [T, O], followed by the tanh GELU if `activation` is set.
 
     In the C kernels a token's outputs are the same bits alone and in any batch. The result may be written to `out_TO`;
-    otherwise it is a new tensor. With 8 bits, `x_TI` may have a part of the inputs: then `mean_T` (float32) is the mean
-    magnitude of each token over all.
+    otherwise it is a new tensor. `x_TI` may have a part of the inputs: then `mean_T` (float32) is the mean magnitude of
+    each token over all.
     """
-    assert mean_T is None or (mean_T.shape, mean_T.dtype, weight.bits) == (x_TI.shape[:1], torch.float32, 8)
+    assert mean_T is None or (mean_T.shape, mean_T.dtype) == (x_TI.shape[:1], torch.float32)
     assert x_TI.shape[1] == weight.num_inputs
     assert bias_O is None or bias_O.dtype == x_TI.dtype
     arguments = x_TI.contiguous(), weight, bias_O, activation, mean_T, out_TO
@@ -83,68 +81,38 @@ def quantized_linear_reference(
     _out_TO: Tensor | None = None,
 ) -> Tensor:
     bias = None if bias_O is None else bias_O.float()
-    out_TO = functional.linear(_round_activations(x_TI.float(), weight.bits, mean_T), dequantize(weight), bias)
+    out_TO = functional.linear(_round_activations(x_TI.float(), mean_T), dequantize(weight), bias)
     if activation is not None:
         out_TO = functional.gelu(out_TO, approximate=activation)
     return out_TO.to(x_TI.dtype)
 
 
-def _round_activations(x_TI: Tensor, bits: Bits, mean_T: Tensor | None) -> Tensor:
+def _round_activations(x_TI: Tensor, mean_T: Tensor | None) -> Tensor:
     """Returns the activations rounded to their codes."""
-    x_TNG = _group(x_TI, group_size(x_TI.shape[1], bits))
-    if bits == 8:
-        mean_T = x_TI.abs().sum(1) / x_TI.shape[1] if mean_T is None else mean_T
-        steps, measure_TN1 = STEPS, mean_T[:, None, None]
-    else:
-        steps, measure_TN1 = 127.0, x_TNG.abs().amax(-1, keepdim=True)
-    factor_TN1 = torch.where(measure_TN1 > LEAST_MAGNITUDE, steps / measure_TN1, 0.0)
-    scale_TN1 = torch.where(measure_TN1 > LEAST_MAGNITUDE, measure_TN1 / steps, 0.0)
-    scale_TN1 = scale_TN1.where(measure_TN1.isfinite(), torch.nan)
-    return ((x_TNG * factor_TN1).round() * scale_TN1).flatten(1)[:, : x_TI.shape[1]]
+    mean_T1 = (x_TI.abs().sum(1) / x_TI.shape[1] if mean_T is None else mean_T)[:, None]
+    factor_T1 = torch.where(mean_T1 > LEAST_MAGNITUDE, STEPS / mean_T1, 0.0)
+    scale_T1 = torch.where(mean_T1 > LEAST_MAGNITUDE, mean_T1 / STEPS, 0.0)
+    return (x_TI * factor_T1).round() * scale_T1.where(mean_T1.isfinite(), torch.nan)
 
 
-def _group(x_RI: Tensor, group: int) -> Tensor:
-    """Returns rows in groups [R, N, G], the last one padded with zeros."""
-    return functional.pad(x_RI, (0, -x_RI.shape[1] % group)).unflatten(1, (-1, group))
-
-
-def _quantize_rows(rows_OI: Tensor, least_O: Tensor, bits: Bits) -> Tensor:
-    group = group_size(rows_OI.shape[1], bits)
+def _quantize_rows(rows_OI: Tensor, least_O: Tensor) -> Tensor:
     num_filling = -rows_OI.shape[0] % BLOCK
-    weight_ONG = _group(functional.pad(rows_OI.float(), (0, 0, 0, num_filling)), group)
-    if bits == 8:
-        lowest, highest = -127, 127
-        least_O11 = functional.pad(least_O.float(), (0, num_filling))[:, None, None]
-        scale_ON1 = weight_ONG.abs().amax(-1, keepdim=True).maximum(least_O11) / highest
-    else:
-        # The largest magnitude becomes -8, which has no positive counterpart: the scale may be negative.
-        lowest, highest = -8, 7
-        scale_ON1 = weight_ONG.gather(-1, weight_ONG.abs().argmax(-1, keepdim=True)) / lowest
-    scale_ON1 = scale_ON1.bfloat16()
-    divisor_ON1 = scale_ON1.float().where(scale_ON1 != 0, 1.0)
-    return _pack(scale_ON1, (weight_ONG / divisor_ON1).round_().clamp_(lowest, highest), bits)
+    weight_OI = functional.pad(rows_OI.float(), (0, -rows_OI.shape[1] % GROUP, 0, num_filling))
+    largest_O1 = weight_OI.abs().amax(1).maximum(functional.pad(least_O.float(), (0, num_filling)))[:, None]
+    scale_O1 = (largest_O1 / 127).bfloat16()
+    divisor_O1 = scale_O1.float().where(scale_O1 != 0, 1.0)
+    return _pack(scale_O1, (weight_OI / divisor_O1).round_().clamp_(-127, 127))
 
 
-def _pack(scale_ON1: Tensor, codes_ONG: Tensor, bits: Bits) -> Tensor:
-    """Returns [K, N, bytes]: a group's 32 scales, then its codes, 4 neighbouring inputs of all 32 outputs together.
-
-    Codes are stored unsigned, 128 or 8 higher. Two 4-bit codes share a byte: input i in its low half, and input i + 4.
-    """
-    num_groups = scale_ON1.shape[1]
-    scales_KNB = scale_ON1.view(-1, BLOCK, num_groups).transpose(1, 2).contiguous().view(torch.uint8)
-    unsigned = (codes_ONG + 2 ** (bits - 1)).to(torch.uint8).view(-1, BLOCK, *codes_ONG.shape[1:])
-    steps = unsigned.unflatten(3, (-1, 4)).permute(0, 2, 3, 1, 4)  # [K, N, G / 4, 32, 4]
-    if bits == 4:
-        steps = steps[:, :, 0::2] | steps[:, :, 1::2] << 4
-    return torch.cat((scales_KNB, steps.flatten(2)), dim=2)
+def _pack(scale_O1: Tensor, codes_OI: Tensor) -> Tensor:
+    """Returns [K, bytes]: a block's 32 scales, then its codes plus 128, 4 neighbouring inputs of an output together."""
+    scales = scale_O1.view(-1, BLOCK).view(torch.uint8)
+    fours = (codes_OI + 128).to(torch.uint8).view(-1, BLOCK, codes_OI.shape[1] // 4, 4).transpose(1, 2)
+    return torch.cat((scales, fours.flatten(1)), dim=1)
 
 
-def _unpack(packed: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
-    """Returns scales [O, N, 1] and codes [O, N, G] in float32."""
-    num_groups = packed.shape[1]
-    scales = packed[..., : 2 * BLOCK].contiguous().view(torch.bfloat16).transpose(1, 2).reshape(-1, num_groups, 1)
-    steps = packed[..., 2 * BLOCK :].unflatten(2, (-1, BLOCK, 4))
-    if bits == 4:
-        steps = torch.stack((steps & 15, steps >> 4), dim=3).flatten(2, 3)
-    codes = steps.permute(0, 3, 1, 2, 4).reshape(-1, num_groups, steps.shape[2] * 4)
-    return scales.float(), codes.float() - 2 ** (bits - 1)
+def _unpack(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns scales [O, 1] and codes [O, I] in float32."""
+    scales = packed[:, : 2 * BLOCK].contiguous().view(torch.bfloat16).float().view(-1, 1)
+    fours = packed[:, 2 * BLOCK :].unflatten(1, (-1, BLOCK, 4)).transpose(1, 2)
+    return scales, fours.reshape(len(scales), -1).float() - 128

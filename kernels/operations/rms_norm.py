@@ -15,7 +15,7 @@ def rms_norm(
     """Returns x / sqrt(mean(x²) + eps) * weight, computed in float32.
 
     With `update_TE`, `x_TE` is the residual stream and has it added in place first. The result may be
-    written to `out_TE`, which is like `x_TE`; otherwise it is a new tensor.
+    written to `out_TE`, which is like `x_TE` or is `x_TE` itself; otherwise it is a new tensor. Rows may lie apart.
     """
     assert x_TE.shape[-1:] == weight_E.shape
     assert x_TE.dtype == weight_E.dtype

@@ -1,7 +1,6 @@
 """Rotates queries and keys by their positions and writes K and V of a step's tokens into the paged cache.
 
-Shape legend: T tokens, H query heads, G key/value heads, A = H + 2 G, D head dimension,
-M positions of the tables, X = D / 2.
+Shape legend: T tokens, H query heads, G key/value heads, A = H + 2 G, D head dimension.
 """
 
 import torch
@@ -59,6 +58,6 @@ def rotate_store_reference(
         qk_norm_reference(heads_TAD, norms.query_weight, norms.key_weight, num_heads, norms.eps)
     query_THD, key_TGD, value_TGD = heads_TAD.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if tables is not None:
-        rope(query_THD, key_TGD, *tables, positions_T)
+        rope(query_THD, key_TGD, tables, positions_T)
     store_kv(key_TGD, value_TGD, cache, slots_T)
     return query_THD

@@ -11,7 +11,9 @@ from typing import Any
 
 from messages.errors import BootError
 from runtime.gguf.configs import (
+    LONG_FACTORS,
     ROPE_FACTORS,
+    SHORT_FACTORS,
     ModelFields,
     dense_llama_config,
     gpt2_config,
@@ -21,6 +23,13 @@ from runtime.gguf.configs import (
 )
 from runtime.gguf.gguf_file import GgufFile
 from runtime.gguf.header import GgufTensor
+from runtime.gguf.llama_configs import (
+    glm4_config,
+    granite_config,
+    mistral3_config,
+    phi3_config,
+    smollm3_config,
+)
 
 LAYER = re.compile(r"blk\.(?P<number>\d+)\.(?P<name>.+)", re.ASCII)
 
@@ -56,6 +65,7 @@ LLAMA_ATTENTION = {
     "ffn_norm": "post_attention_layernorm",
 }
 LLAMA_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 QWEN3_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 QWEN3_EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
@@ -123,6 +133,34 @@ MIXTRAL = replace(
 
 ARCHITECTURES = {
     "llama": LLAMA,
+    "smollm3": replace(LLAMA, hf_name="SmolLM3ForCausalLM", model_type="smollm3", config=smollm3_config),
+    "granite": replace(LLAMA, hf_name="GraniteForCausalLM", model_type="granite", config=granite_config),
+    "mistral3": replace(LLAMA, hf_name="Ministral3ForCausalLM", model_type="ministral3", config=mistral3_config),
+    "phi3": replace(
+        QWEN2,
+        hf_name="Phi3ForCausalLM",
+        model_type="phi3",
+        config=phi3_config,
+        layer_names={
+            "attn_norm": "input_layernorm",
+            "attn_qkv": "self_attn.qkv_proj",
+            "attn_output": "self_attn.o_proj",
+            "ffn_norm": "post_attention_layernorm",
+            **FUSED_MLP,
+        },
+    ),
+    "glm4": replace(
+        QWEN2,
+        hf_name="Glm4ForCausalLM",
+        model_type="glm4",
+        config=glm4_config,
+        layer_names={
+            **LLAMA_ATTENTION,
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            **FUSED_MLP,
+        },
+    ),
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "qwen2moe": replace(
@@ -196,7 +234,7 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
     architecture, config = find_architecture(file), read_config(file)
     tensors: dict[str, HfTensor] = {}
     for tensor in file.tensors.values():
-        if tensor.name == ROPE_FACTORS:
+        if tensor.name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
             continue
         name, hf_name = _find_name(architecture, tensor)
         if "{}" in hf_name:

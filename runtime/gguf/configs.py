@@ -8,6 +8,7 @@ from runtime.gguf.gguf_file import GgufFile
 from runtime.gguf.header import GgufTensor
 
 ROPE_FACTORS = "rope_freqs.weight"
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 
 
 class ModelFields:
@@ -35,11 +36,12 @@ class ModelFields:
         rounded = (float(f"{value:.{digits}g}") for digits in range(1, 10))
         return next((number for number in rounded if _float32(number) == _float32(value)), float(value))
 
-    def require(self, key: str, *supported: object) -> None:
-        """Raises `BootError` for a value that is not supported; the first is that of a file without the key."""
+    def require(self, key: str, *supported: object) -> object:
+        """Returns a value. Raises `BootError` if it is not supported; the first is that of a file without the key."""
         value = self._get(key, supported[0])
         if value not in supported:
             raise self.fault(key, value, f"supported is {' and '.join(map(str, supported))}")
+        return value
 
     def fault(self, key: str, value: object, reason: str) -> BootError:
         return BootError(f"{self.file.paths[0]}: metadata {self._architecture}.{key} is {str(value)[:60]!r}: {reason}")
@@ -55,13 +57,17 @@ def _float32(value: float) -> bytes:
     return struct.pack("<f", value)
 
 
-def _llama_config(fields: ModelFields) -> dict[str, Any]:
-    """Returns what Llama and its descendants have in config.json."""
+def llama_config(fields: ModelFields, *, rotates_parts: bool = False) -> dict[str, Any]:
+    """Returns what Llama and its descendants have in config.json.
+
+    `rotates_parts`: of each head a part may be rotated; else files in which this is so are refused.
+    """
     hidden_size, num_heads = fields.count("embedding_length"), fields.count("attention.head_count")
     head_dim = fields.count("attention.key_length", hidden_size // num_heads or 1)
     fields.require("attention.value_length", head_dim)
     fields.require("attention.causal", True)
-    fields.require("rope.dimension_count", head_dim)
+    if not rotates_parts:
+        fields.require("rope.dimension_count", head_dim)
     return {
         "hidden_size": hidden_size,
         "intermediate_size": fields.count("feed_forward_length"),
@@ -80,25 +86,53 @@ def _llama_config(fields: ModelFields) -> dict[str, Any]:
 
 def dense_llama_config(fields: ModelFields) -> dict[str, Any]:
     fields.require("expert_count", 0)
-    return _llama_config(fields)
+    return llama_config(fields)
 
 
 def _rope_parameters(fields: ModelFields, head_dim: int) -> dict[str, Any]:
-    """Returns the rotary positions. Llama 3's scaling is a tensor of factors, which "longrope" can express."""
-    fields.require("rope.scaling.type", "none", "linear")
-    theta, factor = fields.number("rope.freq_base", 10_000.0), fields.number(_linear_key(fields), 0.0) or 1.0
-    if not fields.has(ROPE_FACTORS):
-        scaling = {"rope_type": "default"} if factor == 1.0 else {"rope_type": "linear", "factor": factor}
-        return {"rope_theta": theta, **scaling}
-    factors = [factor * each for each in _read_floats(fields.file.tensors[ROPE_FACTORS], head_dim // 2)]
+    """Returns the rotary positions."""
+    rotated = fields.count("rope.dimension_count", head_dim)
+    part = {} if rotated == head_dim else {"partial_rotary_factor": rotated / head_dim}
+    return {"rope_theta": fields.number("rope.freq_base", 10_000.0), **part, **_rope_scaling(fields, rotated // 2)}
+
+
+def _rope_scaling(fields: ModelFields, num_factors: int) -> dict[str, Any]:
+    """Returns the scaling. Llama 3's is a tensor of factors in the file, which "longrope" can express."""
+    kind = fields.require("rope.scaling.type", "none", "linear", "yarn", "longrope")
+    factor = fields.number(_linear_key(fields), 0.0) or 1.0
+    original = fields.count("rope.scaling.original_context_length", fields.count("context_length"))
+    attention_factor = fields.number("rope.scaling.attn_factor", 1.0)
+    if fields.has(ROPE_FACTORS):
+        factors = [factor * each for each in _read_floats(fields.file.tensors[ROPE_FACTORS], num_factors)]
+        return _longrope(original, attention_factor, factors, factors)
+    if kind == "longrope" or fields.has(LONG_FACTORS):
+        both = [fields.file.tensors.get(name) for name in (SHORT_FACTORS, LONG_FACTORS)]
+        found = [_read_floats(tensor, num_factors) for tensor in both if tensor is not None]
+        if len(found) < 2:
+            raise fields.fault("rope.scaling.type", kind, f"there is no {SHORT_FACTORS} or no {LONG_FACTORS}")
+        return _longrope(original, attention_factor, *found)
+    if kind == "yarn":
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **_yarn(fields)}
+    return {"rope_type": "default"} if factor == 1.0 else {"rope_type": "linear", "factor": factor}
+
+
+def _longrope(original: int, attention_factor: float, short: list[float], long: list[float]) -> dict[str, Any]:
     return {
         "rope_type": "longrope",
-        "rope_theta": theta,
-        "attention_factor": 1.0,
-        "original_max_position_embeddings": fields.count("context_length"),
-        "short_factor": factors,
-        "long_factor": factors,
+        "attention_factor": attention_factor,
+        "original_max_position_embeddings": original,
+        "short_factor": short,
+        "long_factor": long,
     }
+
+
+def _yarn(fields: ModelFields) -> dict[str, float]:
+    """Returns what the file has of YaRN's further parameters."""
+    names = {"yarn_attn_factor": "attention_factor", "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+    names["yarn_log_multiplier"] = "mscale_all_dim"
+    values = {name: fields.number(f"rope.scaling.{key}", 0.0) for key, name in names.items()}
+    found = {name: value for name, value in values.items() if value}
+    return found | {"mscale": 1.0} if "mscale_all_dim" in found else found
 
 
 def _linear_key(fields: ModelFields) -> str:
@@ -125,7 +159,7 @@ def _read_floats(tensor: GgufTensor, num_values: int) -> list[float]:
 
 def mixtral_config(fields: ModelFields) -> dict[str, Any]:
     return {
-        **_llama_config(fields),
+        **llama_config(fields),
         "num_local_experts": fields.count("expert_count"),
         "num_experts_per_tok": fields.count("expert_used_count"),
         "sliding_window": None,
@@ -146,7 +180,7 @@ def qwen3_moe_config(fields: ModelFields) -> dict[str, Any]:
     num_chosen = fields.count("expert_used_count")
     fields.require("expert_group_count", 0, 1)
     return {
-        **_llama_config(fields),
+        **llama_config(fields),
         "num_experts": fields.count("expert_count"),
         "num_experts_per_tok": num_chosen,
         "moe_intermediate_size": fields.count(

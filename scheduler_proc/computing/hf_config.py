@@ -52,6 +52,9 @@ class HfConfig:
             raise self.error(name, value, "a positive number")
         return float(value)
 
+    def optional_number(self, name: str) -> float | None:
+        return None if self._fields.get(name) is None else self.number(name)
+
     def flag(self, name: str, default: bool) -> bool:
         value = self._get(name, default)
         if not isinstance(value, bool):

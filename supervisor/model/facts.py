@@ -62,9 +62,26 @@ def _max_model_len(wanted: int | None, config: dict[str, Any], file: Path) -> in
         if wanted is None:
             raise BootError(f"{file}: none of {', '.join(CONTEXT_KEYS)} is there; give the context as --max-model-len")
         return wanted
-    if wanted is not None and wanted > context:
-        raise UsageError(f"--max-model-len: {wanted} is more than the model's context of {context} tokens ({key})")
+    context, longest = _scaled_contexts(config, context)
+    if wanted is not None and wanted > longest:
+        raise UsageError(f"--max-model-len: {wanted} is more than the model's context of {longest} tokens ({key})")
     return wanted or context
+
+
+def _scaled_contexts(config: dict[str, Any], context: int) -> tuple[int, int]:
+    """Returns the context by default and the longest one, which the scaling of rotary positions may extend.
+
+    YaRN's is the original times the factor, as in vLLM. "dynamic" scales only for a context that is asked for, because
+    this changes the positions in shorter ones.
+    """
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    fields = cast("dict[str, Any]", rope) if isinstance(rope, dict) else {}
+    kind, factor = fields.get("rope_type", fields.get("type")), fields.get("factor")
+    original = fields.get("original_max_position_embeddings", context)
+    if not isinstance(factor, int | float) or not isinstance(original, int) or not 1 <= factor * original <= MAX_COUNT:
+        return context, context
+    scaled = max(context, int(factor * original))
+    return {"yarn": (scaled, scaled), "dynamic": (context, scaled)}.get(str(kind), (context, context))
 
 
 def _token_ids(config: dict[str, Any], file: Path) -> tuple[int, ...]:

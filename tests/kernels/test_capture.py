@@ -9,16 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.arguments.rows import HeadNorms
+from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.cpu.capture import capture_calls, timed_kernels
 from kernels.cpu.library import find_kernel
 from kernels.formats.embed import embed
 from kernels.formats.plain import PlainWeight
 from kernels.operations.gelu import gelu
+from kernels.operations.gelu_mul import gelu_mul
 from kernels.operations.layer_norm import layer_norm
 from kernels.operations.packed_linear import has_packed_kernel, pack, packed_linear
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.quantized_linear import quantize, quantized_linear
+from kernels.operations.rescale import rescale
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
 from kernels.operations.sample import draw, sample
@@ -54,7 +56,7 @@ class Layers:
         self.positions = torch.randint(0, 9, (NUM_TOKENS,), dtype=torch.int32)
         self.tokens, self.places = random(50, SIZE), random(9, SIZE)
         self.weight, self.bias = random(SIZE), random(SIZE)
-        self.codes = quantize(random(2 * SIZE, SIZE), 8)
+        self.codes = quantize(random(2 * SIZE, SIZE))
         self.draws = torch.arange(NUM_TOKENS) % 2 * 0.9, torch.arange(NUM_TOKENS), torch.arange(NUM_TOKENS) + 7
         packed_weight = random(SIZE, SIZE)
         self.packed = pack(packed_weight) if has_packed_kernel(packed_weight) else None
@@ -63,6 +65,7 @@ class Layers:
         residual = embed(self.ids, self.positions, PlainWeight(self.tokens), self.places)
         normed = layer_norm(residual, self.weight, self.bias, 1e-5)
         update = gelu(silu_mul(quantized_linear(normed, self.codes, None)), "tanh")
+        update = rescale(gelu_mul(quantized_linear(normed, self.codes, None)), 1.5, update)
         if self.packed is not None:
             update = packed_linear(update, self.packed, self.bias, SIZE)
         self.chosen = draw(update, *self.draws)
@@ -136,7 +139,7 @@ def test_attention_follows_the_lengths_that_it_finds(dtype: torch.dtype) -> None
     case = make_paged_case(shape, [1] * 4, lengths, dtype, "cpu")
     heads = torch.randn(4, 10, 64).to(dtype)
     norm = torch.randn(64).to(dtype)
-    tables = torch.rand(400, 32), torch.rand(400, 32)
+    tables = RopeTables(torch.rand(400, 32), torch.rand(400, 32))
     slots = torch.tensor([int(row[n // 16]) * 16 + n % 16 for row, n in zip(case.page_tables, lengths, strict=True)])
     num_keys = torch.ones(4, dtype=torch.int32)
     out = torch.empty_like(case.query)

@@ -7,8 +7,8 @@ from kernels.formats.packed import PackedWeight
 from kernels.formats.plain import PlainWeight
 from kernels.formats.quantized import QUANTIZED
 from kernels.operations.packed_linear import pack
-from kernels.operations.quantized_linear import dequantize
 from tests.kernels.cases import DEVICES
+from tests.kernels.test_formats import values_of
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -42,7 +42,7 @@ def test_a_packed_table_has_the_same_rows(dtype: torch.dtype) -> None:
 def test_a_quantized_table_has_the_rows_that_its_codes_stand_for(bits: Bits) -> None:
     weight = QUANTIZED[bits].quantize(torch.randn(70, 96))
     ids, nowhere = torch.tensor([69, 0, 31, 32, 33, 7], dtype=torch.int32), torch.zeros(6, dtype=torch.int32)
-    assert torch.equal(embed(ids, nowhere, weight, None), dequantize(weight.codes)[ids.long()])
+    assert torch.equal(embed(ids, nowhere, weight, None), values_of(weight)[ids.long()])
 
 
 def test_no_tokens_are_no_rows() -> None:

@@ -5,8 +5,11 @@ from torch.nn import functional
 from kernels.arguments.codes import Bits
 from kernels.formats import plain
 from kernels.formats.packed import PackedWeight
+from kernels.formats.packed_blocks import PackedBlocksWeight
 from kernels.formats.plain import PlainWeight
-from kernels.formats.quantized import QUANTIZED
+from kernels.formats.quantized import QUANTIZED, QuantizedWeight
+from kernels.formats.weight_format import Weight
+from kernels.operations.block_linear import unpack
 from kernels.operations.gelu import GeluKind
 from kernels.operations.packed_linear import has_packed_kernel, pack
 from kernels.operations.quantized_linear import dequantize
@@ -47,6 +50,13 @@ def test_bfloat16_on_a_processor_where_onednn_does_not_multiply_it(monkeypatch: 
     test_it_is_the_product_whatever_computes_it(torch.bfloat16, True, 3, "tanh")
 
 
+def values_of(weight: Weight) -> torch.Tensor:
+    if isinstance(weight, PackedBlocksWeight):
+        return unpack(weight.blocks)
+    assert isinstance(weight, QuantizedWeight)
+    return dequantize(weight.codes)
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("activation", [None, "tanh", "exact"])
@@ -56,7 +66,7 @@ def test_a_quantized_weight_is_multiplied_as_what_it_stands_for(
     generator = torch.Generator().manual_seed(1)
     weight, x, bias = (torch.randn(*shape, generator=generator) for shape in ((70, 48), (9, 48), (70,)))
     quantized = QUANTIZED[bits].quantize(weight.to(dtype))
-    expected = functional.linear(x.to(dtype).float(), dequantize(quantized.codes), bias.to(dtype).float())
+    expected = functional.linear(x.to(dtype).float(), values_of(quantized), bias.to(dtype).float())
     if activation is not None:
         expected = functional.gelu(expected, approximate="tanh" if activation == "tanh" else "none")
     got = quantized.linear(bias.to(dtype), activation)(x.to(dtype))

@@ -27,7 +27,7 @@ SMALLEST_MARGIN = 1e-3
 
 ONE_OF_EACH = (
     *("gpt2", "llama-mqa", "llama-llama3", "mistral-window", "qwen2-gqa-tied", "qwen2-windows"),
-    "qwen3-biases-untied",
+    *("qwen3-biases-untied", "gemma3", "olmo3", "cohere2", "phi3-long", "glm4", "ministral3"),
 )
 """Every family, position encoding, window and kind of KV head: what could make a token depend on how steps are cut.
 

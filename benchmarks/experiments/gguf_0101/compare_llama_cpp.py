@@ -2,7 +2,7 @@
 
     python -m benchmarks.experiments.gguf_0101.compare_llama_cpp --sluice URL --peer URL --perplexity BIN --gguf FILE
 
-Greedy texts are compared up to their first difference, whose margin says whether it was a near tie: the difference of
+Greedy texts are compared up to their first difference, whose margin shows whether it was a near tie: the difference of
 the logprobs of the two best tokens, in both servers. Perplexity is llama-perplexity's: the second half of each chunk of
 512 tokens of plain text.
 """

@@ -1,4 +1,5 @@
-/* The tanh approximation of GELU and the gated activation: see kernels/operations/gelu.py and silu_mul.py. */
+/* The tanh approximation of GELU and the gated activations: see kernels/operations/gelu.py, gelu_mul.py and silu_mul.py;
+   and rescale.py. */
 
 #ifndef SLUICE_ACTIVATIONS
 #define SLUICE_ACTIVATIONS
@@ -47,6 +48,31 @@ static void NAME(silu_mul_token)(const void *data, int64_t token) {
 #endif
 }
 
+static void NAME(gelu_mul_token)(const void *data, int64_t token) {
+  const NAME(activation_call) *call = data;
+  const element *gate = call->x + 2 * token * call->size, *up = gate + call->size;
+  element *out = call->out + token * call->size;
+  SIMD for (int64_t i = 0; i < call->size; i++)
+      out[i] = NARROW(WIDEN(NARROW(gelu_tanh(WIDEN(gate[i])))) * WIDEN(up[i]));
+}
+
+typedef struct {
+  element *x;
+  const element *added; /* or null */
+  int64_t size;
+  float factor, softcap;
+} NAME(rescale_call);
+
+static void NAME(rescale_token)(const void *data, int64_t token) {
+  const NAME(rescale_call) *call = data;
+  element *x = call->x + token * call->size;
+  const element *added = call->added ? call->added + token * call->size : 0;
+  const float factor = call->factor, softcap = call->softcap, share = factor / softcap;
+  if (softcap > 0.0f) SIMD for (int64_t i = 0; i < call->size; i++) x[i] = NARROW(softcap * tanh_of(WIDEN(x[i]) * share));
+  else if (added) SIMD for (int64_t i = 0; i < call->size; i++) x[i] = NARROW(WIDEN(x[i]) * factor + WIDEN(added[i]));
+  else SIMD for (int64_t i = 0; i < call->size; i++) x[i] = NARROW(WIDEN(x[i]) * factor);
+}
+
 /* x and out: [num_tokens, size]. */
 PUBLIC void NAME(gelu)(const element *x, element *out, int64_t num_tokens, int64_t size) {
   const NAME(activation_call) call = {x, out, size};
@@ -57,4 +83,16 @@ PUBLIC void NAME(gelu)(const element *x, element *out, int64_t num_tokens, int64
 PUBLIC void NAME(silu_mul)(const element *gate_up, element *out, int64_t num_tokens, int64_t size) {
   const NAME(activation_call) call = {gate_up, out, size};
   run_items(num_tokens, num_tokens * size * 4, NAME(silu_mul_token), &call);
+}
+
+/* As silu_mul. */
+PUBLIC void NAME(gelu_mul)(const element *gate_up, element *out, int64_t num_tokens, int64_t size) {
+  const NAME(activation_call) call = {gate_up, out, size};
+  run_items(num_tokens, num_tokens * size * 4, NAME(gelu_mul_token), &call);
+}
+
+/* x and added (or null): [num_tokens, size]; softcap 0 for none. */
+PUBLIC void NAME(rescale)(element *x, const element *added, int64_t num_tokens, int64_t size, float factor, float softcap) {
+  const NAME(rescale_call) call = {x, added, size, factor, softcap};
+  run_items(num_tokens, num_tokens * size * (softcap > 0.0f ? 4 : 1), NAME(rescale_token), &call);
 }

@@ -11,7 +11,7 @@
 #endif
 
 /* The prefetch distance in bytes of a weight. */
-enum { BLOCK_AHEAD = 8 << 10 };
+enum { BLOCK_AHEAD = 4 << 10 };
 
 /* How the codes of a group become bytes. Groups of SIXTH and HALVES have a scale for each half. */
 typedef enum { BLOCK_NIBBLES, BLOCK_HALVES, BLOCK_TABLE, BLOCK_FIFTH, BLOCK_SIXTH, BLOCK_BYTES } block_kind;
@@ -98,7 +98,11 @@ INLINE quant_codes block_eight(quant_codes sums, quant_codes first, quant_codes 
 
 /* Sums of a group, in 32 bits. */
 INLINE quant_ints block_total(quant_codes sums, const block_kind kind) {
-  return quant_total(sums, kind == BLOCK_NIBBLES || kind == BLOCK_HALVES ? 4 : 8);
+#if QUANT_LANES == 8
+  if (kind == BLOCK_NIBBLES || kind == BLOCK_HALVES) sums = quant_widened(sums);
+#endif
+  (void)kind;
+  return (quant_ints)sums;
 }
 
 /* The number that the products' codes have too much: with AVX2, codes of 8 bits are signed. */

@@ -8,7 +8,7 @@ enum { BLOCK_F16, BLOCK_BF16, BLOCK_F32, BLOCK_E8M0 };
 enum { BLOCK_IQ4_VALUES = 1, BLOCK_MXFP4_VALUES };
 enum { BLOCK_MOST_SEGMENTS = 8 };
 
-/* A segment of a weight: its outputs, and the fields of BlockForm. */
+/* A segment of a weight: its outputs, and the fields of PackedForm. */
 typedef struct {
   int32_t outputs, bits, offset, scale, groups, has_minimum, has_zero, num_factors, table, source;
 } block_segment;

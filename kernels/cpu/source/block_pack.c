@@ -4,7 +4,7 @@
 #define SLUICE_BLOCK_PACK
 enum { BLOCK_SIMPLE, BLOCK_Q45_K, BLOCK_Q6_K, BLOCK_IQ4_XS, BLOCK_Q23_K };
 
-/* Bytes that a thread writes to, in all outputs of a block, before it goes on: they stay in its nearest cache. */
+/* Bytes of a block whose outputs a thread packs one after another: they stay in its nearest cache. */
 enum { BLOCK_PACKED_AT_ONCE = 16 << 10 };
 
 typedef uint8_t block_sixteen __attribute__((vector_size(16), aligned(1), may_alias));

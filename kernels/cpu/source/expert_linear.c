@@ -84,19 +84,18 @@ static int64_t expert_block_items(const void *call) { return block_num_items(cal
 static void NAME(expert_quant_plan)(const void *whole, int64_t expert, int64_t row, int64_t num_rows, void *planned) {
   quant_call *call = planned;
   *call = *(const quant_call *)whole;
-  const int64_t num_groups = (call->inputs + quant_group(call->bits) - 1) / quant_group(call->bits);
-  call->weight += expert * (call->outputs / QUANT_BLOCK) * quant_block_bytes(call->bits, num_groups);
   call->x = (const element *)call->x + row * call->inputs;
   call->out = (element *)call->out + row * call->outputs;
   call->num_rows = num_rows;
   quant_plan(call);
+  call->weight += expert * call->num_blocks * quant_block_bytes(call->num_groups);
 }
 
 /* x: [rows, inputs], weight: [experts * outputs / 32, bytes of a block], row_ends: [experts], out: [rows, outputs], whose number
    is a multiple of 32. Returns 0, or -1 without memory; so do the others. */
 PUBLIC int NAME(expert_quantized_linear)(const element *x, const uint8_t *weight, const int32_t *row_ends, element *out,
-                                         int64_t num_experts, int64_t inputs, int64_t outputs, int64_t bits) {
-  const quant_call whole = {.x = x, .out = out, .weight = weight, .inputs = inputs, .outputs = outputs, .bits = (int)bits};
+                                         int64_t num_experts, int64_t inputs, int64_t outputs) {
+  const quant_call whole = {.x = x, .out = out, .weight = weight, .inputs = inputs, .outputs = outputs};
   const expert_kind kind = {NAME(expert_quant_plan), expert_quant_place, expert_quant_preparations, expert_quant_items,
                             expert_quant_check, NAME(quant_code_tile), NAME(quant_item), sizeof(quant_call), inputs, outputs};
   return expert_run(&kind, &whole, row_ends, num_experts);

@@ -7,7 +7,7 @@ typedef struct {
   element *x;
   const element *update, *weight, *bias; /* `update` may be null; only layer_norm has `bias` */
   element *out;
-  int64_t size;
+  int64_t size, stride; /* of x and out, in elements */
   float eps;
 } NAME(norm_call);
 
@@ -28,7 +28,7 @@ INLINE __m512 NAME(norm_scale)(__m512 squares, int64_t size, float eps) {
 static void NAME(layer_norm_token)(const void *data, int64_t token) {
   const NAME(norm_call) *call = data;
   const int64_t size = call->size;
-  element *x = call->x + token * size, *out = call->out + token * size;
+  element *x = call->x + token * call->stride, *out = call->out + token * call->stride;
   const element *update = call->update ? call->update + token * size : 0;
   __m512 sum = _mm512_setzero_ps(), squares = sum;
   for (int64_t i = 0; i < size; i += 16) sum = _mm512_add_ps(sum, NAME(load_updated)(x, update, i, lanes_of(size - i)));
@@ -50,7 +50,7 @@ static void NAME(layer_norm_token)(const void *data, int64_t token) {
 static void NAME(rms_norm_token)(const void *data, int64_t token) {
   const NAME(norm_call) *call = data;
   const int64_t size = call->size;
-  element *x = call->x + token * size, *out = call->out + token * size;
+  element *x = call->x + token * call->stride, *out = call->out + token * call->stride;
   const element *update = call->update ? call->update + token * size : 0;
   __m512 squares = _mm512_setzero_ps();
   for (int64_t i = 0; i < size; i += 16) {
@@ -67,7 +67,7 @@ static void NAME(rms_norm_token)(const void *data, int64_t token) {
 #else
 /* Returns the token's elements of x, after the update is added to them. */
 INLINE const element *NAME(updated)(const NAME(norm_call) *call, int64_t token) {
-  element *x = call->x + token * call->size;
+  element *x = call->x + token * call->stride;
   if (call->update) {
     const element *update = call->update + token * call->size;
     SIMD for (int64_t i = 0; i < call->size; i++) x[i] = NARROW(WIDEN(x[i]) + WIDEN(update[i]));
@@ -79,7 +79,7 @@ static void NAME(layer_norm_token)(const void *data, int64_t token) {
   const NAME(norm_call) *call = data;
   const int64_t size = call->size;
   const element *x = NAME(updated)(call, token), *weight = call->weight, *bias = call->bias;
-  element *out = call->out + token * size;
+  element *out = call->out + token * call->stride;
   float sum = 0.0f, squares = 0.0f;
   SIMD_SUM(sum) for (int64_t i = 0; i < size; i++) sum += WIDEN(x[i]);
   const float mean = sum / (float)size;
@@ -96,7 +96,7 @@ static void NAME(rms_norm_token)(const void *data, int64_t token) {
   const NAME(norm_call) *call = data;
   const int64_t size = call->size;
   const element *x = NAME(updated)(call, token), *weight = call->weight;
-  element *out = call->out + token * size;
+  element *out = call->out + token * call->stride;
   float squares = 0.0f;
   SIMD_SUM(squares) for (int64_t i = 0; i < size; i++) {
     float wide = WIDEN(x[i]);
@@ -110,13 +110,13 @@ static void NAME(rms_norm_token)(const void *data, int64_t token) {
 /* x, update (or null) and out: [num_tokens, size]. */
 PUBLIC void NAME(layer_norm)(element *x, const element *update, const element *weight, const element *bias,
                              element *out, int64_t num_tokens, int64_t size, float eps) {
-  NAME(norm_call) call = {x, update, weight, bias, out, size, eps};
+  NAME(norm_call) call = {x, update, weight, bias, out, size, size, eps};
   run_items(num_tokens, num_tokens * size, NAME(layer_norm_token), &call);
 }
 
-/* x, update (or null) and out: [num_tokens, size]. */
+/* x, update (or null) and out: [num_tokens, size]; the rows of x and out are `stride` elements apart. */
 PUBLIC void NAME(rms_norm)(element *x, const element *update, const element *weight, element *out, int64_t num_tokens,
-                           int64_t size, float eps) {
-  NAME(norm_call) call = {x, update, weight, 0, out, size, eps};
+                           int64_t size, int64_t stride, float eps) {
+  NAME(norm_call) call = {x, update, weight, 0, out, size, stride, eps};
   run_items(num_tokens, num_tokens * size, NAME(rms_norm_token), &call);
 }

@@ -1,7 +1,17 @@
-/* Quantizes a weight: see kernels/operations/quantized_linear.py. */
+/* Quantizes a weight: see kernels/operations/quantized_linear.py, and block_linear.py for 4 bits. */
 
 #ifndef SLUICE_QUANTIZE
 #define SLUICE_QUANTIZE
+/* With 4 bits groups are those of block_layout.h, and each has its scales. */
+INLINE int quantize_group(const int bits) { return bits == 4 ? 32 : QUANT_GROUP; }
+INLINE int64_t quantize_scale_bytes(int bits, int of) { return bits == of ? QUANT_SCALE_BYTES : 0; }
+INLINE int64_t quantize_group_bytes(int bits) {
+  return quantize_scale_bytes(bits, 4) + quantize_group(bits) * QUANT_BLOCK * bits / 8;
+}
+INLINE int64_t quantize_block_bytes(int bits, int64_t num_groups) {
+  return quantize_scale_bytes(bits, 8) + num_groups * quantize_group_bytes(bits);
+}
+
 typedef struct {
   const void *weight, *largest;
   uint8_t *packed;
@@ -29,22 +39,21 @@ INLINE float quantize_extreme(const float *values, const int size) {
 
 /* Writes the codes of one output of a group. */
 INLINE void quantize_values(const float *values, uint16_t scale, uint8_t *place, const int bits) {
-  const int size = quant_group(bits);
+  const int size = quantize_group(bits);
   const float to_integer = 12582912.0f, lowest = bits == 4 ? -8.0f : -127.0f, highest = bits == 4 ? 7.0f : 127.0f;
   const float wide = widen_bfloat16(scale), divisor = wide != 0.0f ? wide : 1.0f;
-  uint8_t codes[QUANT_MOST_INPUTS];
+  uint8_t codes[QUANT_GROUP];
   SIMD for (int i = 0; i < size; i++) {
     float code = values[i] / divisor;
     code = code < lowest ? lowest : code > highest ? highest : code;
     codes[i] = (uint8_t)(bits_of(code + to_integer) + (bits == 4 ? 8u : 128u));
   }
-  for (int i = 0; i < size; place += 4 * QUANT_BLOCK) {
+  for (int i = 0; i < size * bits / 8; i += 4, place += 4 * QUANT_BLOCK) {
     uint32_t four, more = 0;
     memcpy(&four, codes + i, sizeof four);
-    if (bits == 4) memcpy(&more, codes + i + 4, sizeof more);
+    if (bits == 4) memcpy(&more, codes + i + 16, sizeof more);
     four |= more << 4;
     memcpy(place, &four, sizeof four);
-    i += bits == 4 ? 8 : 4;
   }
 }
 #endif
@@ -60,9 +69,9 @@ INLINE void NAME(quantize_load)(const quantize_call *call, int64_t output, int64
 /* One output of a block: with 4 bits each group has a scale, with 8 bits all groups share one. */
 INLINE void NAME(quantize_output)(const quantize_call *call, int64_t block, int output, const int bits) {
   const int64_t row = block * QUANT_BLOCK + output;
-  const int size = quant_group(bits);
-  uint8_t *const begin = call->packed + block * quant_block_bytes(bits, call->num_groups);
-  float values[QUANT_MOST_INPUTS], extremes[QUANT_MOST_INPUTS] = {0};
+  const int size = quantize_group(bits);
+  uint8_t *const begin = call->packed + block * quantize_block_bytes(bits, call->num_groups);
+  float values[QUANT_GROUP], extremes[QUANT_GROUP] = {0};
   uint16_t scale = 0;
   if (call->largest && row < call->outputs) extremes[0] = WIDEN(((const element *)call->largest)[row]);
   for (int64_t group = 0; bits == 8 && group < call->num_groups; group++) {
@@ -74,13 +83,13 @@ INLINE void NAME(quantize_output)(const quantize_call *call, int64_t block, int 
     memcpy(begin + 2 * output, &scale, sizeof scale);
   }
   for (int64_t group = 0; group < call->num_groups; group++) {
-    uint8_t *to = begin + quant_scale_bytes(bits, 8) + group * quant_group_bytes(bits);
+    uint8_t *to = begin + quantize_scale_bytes(bits, 8) + group * quantize_group_bytes(bits);
     NAME(quantize_load)(call, row, group, values, size);
     if (bits == 4) {
       scale = quantize_scale(quantize_extreme(values, size), bits);
       memcpy(to + 2 * output, &scale, sizeof scale);
     }
-    quantize_values(values, scale, to + quant_scale_bytes(bits, 4) + 4 * output, bits);
+    quantize_values(values, scale, to + quantize_scale_bytes(bits, 4) + 4 * output, bits);
   }
 }
 
@@ -95,7 +104,7 @@ static void NAME(quantize_block)(const void *data, int64_t block) {
 
 /* weight: [outputs, inputs], largest (with 8 bits, or null): [outputs], packed: [blocks, bytes of a block]. */
 PUBLIC void NAME(quantize)(const element *weight, const element *largest, uint8_t *packed, int64_t outputs, int64_t inputs, int64_t bits) {
-  const int64_t num_groups = (inputs + quant_group((int)bits) - 1) / quant_group((int)bits);
+  const int64_t num_groups = (inputs + quantize_group((int)bits) - 1) / quantize_group((int)bits);
   quantize_call call = {weight, largest, packed, outputs, inputs, num_groups, (int)bits};
   run_items((outputs + QUANT_BLOCK - 1) / QUANT_BLOCK, outputs * inputs, NAME(quantize_block), &call);
 }

@@ -1,6 +1,5 @@
-/* Codes of activations. With 4-bit weights, the code 127 is the largest magnitude of a group. With 8-bit weights, a token has
-   one scale: the code QUANT_STEPS is the mean of its magnitudes. A code that is too large for the product is an outlier, whose
-   excess is added separately. */
+/* Codes of activations. A token has one scale: the code QUANT_STEPS is the mean of its magnitudes. A code that is too large for
+   the product is an outlier, whose excess is added separately. */
 #ifndef SLUICE_QUANTIZED_CODES
 #define SLUICE_QUANTIZED_CODES
 
@@ -45,48 +44,10 @@ INLINE void quant_note(quant_outlier *outliers, int64_t most, quant_rests *rests
     outliers[most - ++rests->num_far] = (quant_outlier){four + byte, rest};
 }
 
-/* The factor that turns a group into codes. `magnitude`: the bits of the largest, which sort like numbers. */
-INLINE float quant_rate(uint32_t magnitude) {
-  const float largest = float_of(magnitude);
-  return largest > QUANT_LEAST_MAGNITUDE ? 127.0f / largest : 0.0f;
-}
-
-/* A group with a number that is not finite has the scale NaN, which makes all outputs of its row NaN. */
-INLINE quant_factor quant_factor_of(uint32_t magnitude, int32_t sum) {
-  const float largest = float_of(magnitude);
-  if (magnitude >= 0x7f800000u) return (quant_factor){0, NAN};
-  return (quant_factor){-8 * sum, largest > QUANT_LEAST_MAGNITUDE ? largest / 127.0f : 0.0f};
-}
-
 /* Four neighbours are stored together, the next four `stride` bytes later. */
 INLINE void quant_lay(const int8_t *together, int8_t *codes, int64_t stride, const int size) {
   for (int i = 0; i < size; i += 4) memcpy(codes + i / 4 * stride, together + i, 4);
 }
-
-/* Makes the codes of a group of 4-bit weights. */
-#if defined(__AVX512VNNI__)
-INLINE quant_factor quant_round(const float *values, uint32_t magnitude, int8_t *codes) {
-  const __m512 rate = _mm512_set1_ps(quant_rate(magnitude));
-  __m512i sums = _mm512_setzero_si512();
-  QUANT_UNROLL for (int i = 0; i < quant_group(4); i += 16) {
-    const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(values + i), rate));
-    sums = _mm512_add_epi32(sums, whole);
-    _mm_storeu_si128((void *)(codes + i), _mm512_cvtepi32_epi8(whole));
-  }
-  return quant_factor_of(magnitude, _mm512_reduce_add_epi32(sums));
-}
-#else
-INLINE quant_factor quant_round(const float *values, uint32_t magnitude, int8_t *codes) {
-  const float to_integer = 12582912.0f, rate = quant_rate(magnitude); /* 1.5 * 2^23: see power_of_2 */
-  uint32_t sum = 0;
-  SIMD_SUM(sum) for (int i = 0; i < quant_group(4); i++) {
-    const uint32_t whole = bits_of(values[i] * rate + to_integer) - bits_of(to_integer);
-    codes[i] = (int8_t)(uint8_t)whole;
-    sum += whole;
-  }
-  return quant_factor_of(magnitude, (int32_t)sum);
-}
-#endif
 
 #if QUANT_LANES == 8
 /* Returns the magnitudes of 32 inputs' codes of one sign, 0 for the others. Four codes that are added in 16 bits (inputs 0,
@@ -117,10 +78,10 @@ INLINE __m256i quant_narrowed(const __m256i *whole) {
 /* Makes the codes of 64 inputs of a row from `begin` on; adds their sum and their outliers. */
 INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *codes, int32_t *sum, quant_outlier *outliers,
                         int64_t most, quant_rests *rests) {
-  int32_t exact[QUANT_MOST_INPUTS] __attribute__((aligned(32)));
+  int32_t exact[QUANT_GROUP] __attribute__((aligned(32)));
   __m256i sums = _mm256_setzero_si256();
   uint64_t left = 0;
-  for (int i = 0; i < QUANT_MOST_INPUTS; i += 32) {
+  for (int i = 0; i < QUANT_GROUP; i += 32) {
     __m256i whole[4], differs[4];
     for (int v = 0; v < 4; v++) {
       whole[v] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(values + i + 8 * v), _mm256_set1_ps(rate)));
@@ -156,9 +117,9 @@ INLINE int32_t quant_shift(quant_range range, float rate) {
 /* Subtracts `rests->shift` from the codes, but not from their sum. */
 INLINE void quant_split(const __m512 *values, float rate, int32_t begin, int8_t *codes, __m512i *sums, quant_outlier *outliers,
                         int64_t most, quant_rests *rests) {
-  int32_t exact[QUANT_MOST_INPUTS] __attribute__((aligned(64)));
+  int32_t exact[QUANT_GROUP] __attribute__((aligned(64)));
   uint64_t left = 0;
-  for (int i = 0; i < QUANT_MOST_INPUTS; i += 16) {
+  for (int i = 0; i < QUANT_GROUP; i += 16) {
     const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(values[i / 16], _mm512_set1_ps(rate)));
     const __m512i shifted = _mm512_sub_epi32(whole, _mm512_set1_epi32(rests->shift));
     *sums = _mm512_add_epi32(*sums, whole);
@@ -174,15 +135,15 @@ INLINE void quant_split(const __m512 *values, float rate, int32_t begin, int8_t 
 #else
 INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *codes, int32_t *sum, quant_outlier *outliers,
                         int64_t most, quant_rests *rests) {
-  int32_t whole[QUANT_MOST_INPUTS], added = 0, num_large = 0;
-  _Pragma("omp simd reduction(+ : added, num_large)") for (int i = 0; i < QUANT_MOST_INPUTS; i++) {
+  int32_t whole[QUANT_GROUP], added = 0, num_large = 0;
+  _Pragma("omp simd reduction(+ : added, num_large)") for (int i = 0; i < QUANT_GROUP; i++) {
     whole[i] = (int32_t)rintf(values[i] * rate);
     codes[i] = (int8_t)(whole[i] > 127 ? 127 : whole[i] < -127 ? -127 : whole[i]);
     added += whole[i];
     num_large += abs(whole[i]) > 127;
   }
   *sum += added;
-  for (int i = 0; num_large && i < QUANT_MOST_INPUTS; i++)
+  for (int i = 0; num_large && i < QUANT_GROUP; i++)
     if (codes[i] != whole[i]) quant_note(outliers, most, rests, begin + i, whole[i] - codes[i]);
 }
 #endif

@@ -4,16 +4,12 @@
 #define SLUICE_QUANTIZED_DOT
 
 /* A block of outputs is one stretch of memory. */
-enum { QUANT_BLOCK = 32, QUANT_MOST_INPUTS = 64 /* of a group */ };
+enum { QUANT_BLOCK = 32 };
 
-/* Inputs whose codes are stored together: with 4 bits those that share a scale, with 8 bits a part of a row.
-   kernels/arguments/codes.py repeats the numbers. */
-INLINE int quant_group(const int bits) { return bits == 4 ? 32 : 64; }
-INLINE int64_t quant_scale_bytes(int bits, int of) { return bits == of ? 2 * QUANT_BLOCK : 0; }
-INLINE int64_t quant_group_bytes(int bits) { return quant_scale_bytes(bits, 4) + quant_group(bits) * QUANT_BLOCK * bits / 8; }
-INLINE int64_t quant_block_bytes(int bits, int64_t num_groups) {
-  return quant_scale_bytes(bits, 8) + num_groups * quant_group_bytes(bits);
-}
+/* Inputs whose codes are stored together, and their bytes. A block begins with its scales. kernels/arguments/codes.py repeats the
+   first number. */
+enum { QUANT_GROUP = 64, QUANT_GROUP_BYTES = QUANT_GROUP * QUANT_BLOCK, QUANT_SCALE_BYTES = 2 * QUANT_BLOCK };
+INLINE int64_t quant_block_bytes(int64_t num_groups) { return QUANT_SCALE_BYTES + num_groups * QUANT_GROUP_BYTES; }
 
 /* The correction of the sum of products with activation codes of one scale, as codes of weights are unsigned, and the factor
    of the sum. */
@@ -83,17 +79,13 @@ INLINE quant_codes quant_four(quant_codes sums, quant_codes codes, int32_t four)
 }
 #endif
 
-/* Adds the products of eight inputs. AVX2 adds four of them in 16 bits: with 8 bits, 255 * QUANT_ROOM fits; with 4 bits the
-   products of a whole group fit (32 * 15 * 127 / 2) and stay in 16 bits until its end. */
-INLINE quant_codes quant_eight(quant_codes sums, quant_codes first, quant_codes second, int32_t four, int32_t next,
-                               const int bits) {
+/* Adds the products of eight inputs. AVX2 adds four of them in 16 bits: 255 * QUANT_ROOM fits. */
+INLINE quant_codes quant_eight(quant_codes sums, quant_codes first, quant_codes second, int32_t four, int32_t next) {
 #if QUANT_LANES == 8
-  const __m256i pairs = _mm256_add_epi16(quant_pairs(first, four), quant_pairs(second, next));
-  sums = bits == 4 ? _mm256_add_epi16(sums, pairs) : _mm256_add_epi32(sums, quant_widened(pairs));
+  sums = _mm256_add_epi32(sums, quant_widened(_mm256_add_epi16(quant_pairs(first, four), quant_pairs(second, next))));
   __asm__("" : "+x"(sums)); /* or GCC alternates between two registers for sums, and runs out of registers */
   return sums;
 #else
-  (void)bits;
   return quant_four(quant_four(sums, first, four), second, next);
 #endif
 }
@@ -112,15 +104,6 @@ INLINE quant_floats quant_scales(const uint8_t *scales) {
 #endif
 }
 
-/* Sums of a group, in 32 bits. */
-INLINE quant_ints quant_total(quant_codes sums, const int bits) {
-#if QUANT_LANES == 8
-  if (bits == 4) sums = quant_widened(sums);
-#endif
-  (void)bits;
-  return (quant_ints)sums;
-}
-
 enum { QUANT_VECTORS = QUANT_BLOCK / QUANT_LANES };
 
 /* Vectors of a block that are summed at once: all, if the registers have room for the sums of this many rows. */
@@ -131,16 +114,13 @@ INLINE int quant_passes(int64_t rows) { return QUANT_VECTORS / quant_vectors((in
 
 /* Adds a group's products to `sums`; `from`: its codes, from the first output on; `codes`: [inputs / 4, rows, 4]. */
 INLINE void quant_products(quant_codes sums[][QUANT_VECTORS], const uint8_t *from, const int8_t *codes, const int rows,
-                           const int vectors, const int bits) {
+                           const int vectors) {
 #if defined(__AVX512VNNI__)
   if (rows > QUANT_FEW_ROWS) {
-    PRAGMA(GCC unroll 1) for (int i = 0; i < quant_group(bits); i += 8, from += bits * QUANT_BLOCK) {
+    PRAGMA(GCC unroll 1) for (int i = 0; i < QUANT_GROUP; i += 8, from += 8 * QUANT_BLOCK) {
       PRAGMA(GCC unroll 2) for (int half = 0; half < 2; half++, codes += 4 * rows) {
         quant_codes mine[QUANT_VECTORS];
-        for (int v = 0; v < vectors; v++) {
-          const quant_codes loaded = quant_load(from + 4 * QUANT_LANES * v + (bits == 8 ? 4 * QUANT_BLOCK * half : 0));
-          mine[v] = bits == 8 ? loaded : half ? quant_high(loaded) : quant_low(loaded);
-        }
+        for (int v = 0; v < vectors; v++) mine[v] = quant_load(from + 4 * (QUANT_LANES * v + QUANT_BLOCK * half));
         for (int r = 0; r < rows; r++) {
           int32_t four;
           memcpy(&four, codes + 4 * r, sizeof four);
@@ -151,18 +131,17 @@ INLINE void quant_products(quant_codes sums[][QUANT_VECTORS], const uint8_t *fro
     return;
   }
 #endif
-  QUANT_UNROLL for (int i = 0; i < quant_group(bits); i += 8, from += bits * QUANT_BLOCK, codes += 8 * rows) {
+  QUANT_UNROLL for (int i = 0; i < QUANT_GROUP; i += 8, from += 8 * QUANT_BLOCK, codes += 8 * rows) {
     quant_codes first[QUANT_VECTORS], second[QUANT_VECTORS];
     for (int v = 0; v < vectors; v++) {
-      const quant_codes loaded = quant_load(from + 4 * QUANT_LANES * v);
-      first[v] = bits == 4 ? quant_low(loaded) : loaded;
-      second[v] = bits == 4 ? quant_high(loaded) : quant_load(from + 4 * (QUANT_BLOCK + QUANT_LANES * v));
+      first[v] = quant_load(from + 4 * QUANT_LANES * v);
+      second[v] = quant_load(from + 4 * (QUANT_BLOCK + QUANT_LANES * v));
     }
     for (int r = 0; r < rows; r++) {
       int32_t four, next;
       memcpy(&four, codes + 4 * r, sizeof four);
       memcpy(&next, codes + 4 * (rows + r), sizeof next);
-      for (int v = 0; v < vectors; v++) sums[r][v] = quant_eight(sums[r][v], first[v], second[v], four, next, bits);
+      for (int v = 0; v < vectors; v++) sums[r][v] = quant_eight(sums[r][v], first[v], second[v], four, next);
     }
   }
 }
@@ -173,19 +152,18 @@ INLINE void quant_products(quant_codes sums[][QUANT_VECTORS], const uint8_t *fro
 typedef struct {
   const uint8_t *weight, *later;
   const int8_t *codes;
-  const quant_factor *factors;
   int64_t num_groups;
   int lines, passes;
 } quant_operands;
 
-INLINE void quant_ask(const quant_operands *of, int64_t group, const int pass, const int bits) {
+INLINE void quant_ask(const quant_operands *of, int64_t group, const int pass) {
   if (pass >= of->passes) return;
-  const uint8_t *later = of->later + group * quant_group_bytes(bits) + 64 * pass * of->lines;
+  const uint8_t *later = of->later + group * QUANT_GROUP_BYTES + 64 * pass * of->lines;
   for (int line = 0; line < of->lines; line++) __builtin_prefetch(later + 64 * line, 0, 0);
 }
 
-/* Sets `sums` [rows, 32] to the products of a block's codes of 8 bits with a tile's. */
-INLINE void quant_tile_8(const quant_operands *of, int32_t *sums, const int rows) {
+/* Sets `sums` [rows, 32] to the products of a block's codes with a tile's. */
+INLINE void quant_tile(const quant_operands *of, int32_t *sums, const int rows) {
   const int vectors = quant_vectors(rows);
   for (int output = 0; output < QUANT_BLOCK; output += vectors * QUANT_LANES) {
     const uint8_t *from = of->weight + 4 * output;
@@ -194,43 +172,15 @@ INLINE void quant_tile_8(const quant_operands *of, int32_t *sums, const int rows
     for (int r = 0; r < rows; r++)
       for (int v = 0; v < vectors; v++) products[r][v] = quant_none();
     for (int64_t group = 0; group < of->num_groups; group++) {
-      quant_ask(of, group, output / (vectors * QUANT_LANES), 8);
-      quant_products(products, from, codes, rows, vectors, 8);
-      from += quant_group_bytes(8);
-      codes += quant_group(8) * rows;
+      quant_ask(of, group, output / (vectors * QUANT_LANES));
+      quant_products(products, from, codes, rows, vectors);
+      from += QUANT_GROUP_BYTES;
+      codes += QUANT_GROUP * rows;
     }
     QUANT_WHOLLY for (int r = 0; r < rows; r++)
       for (int v = 0; v < vectors; v++)
-        *(quant_ints *)(sums + r * QUANT_BLOCK + output + QUANT_LANES * v) = quant_total(products[r][v], 8);
+        *(quant_ints *)(sums + r * QUANT_BLOCK + output + QUANT_LANES * v) = (quant_ints)products[r][v];
   }
 }
 
-/* Sets `sums` [rows, 32] to a block's outputs for a tile, before the bias, for 4-bit weights; `factors`: [groups, rows]. */
-INLINE void quant_tile_4(const quant_operands *of, float *sums, const int rows) {
-  const int vectors = quant_vectors(rows);
-  memset(sums, 0, sizeof(float) * (size_t)(rows * QUANT_BLOCK));
-  for (int output = 0; output < QUANT_BLOCK; output += vectors * QUANT_LANES) {
-    const uint8_t *weight = of->weight;
-    const int8_t *codes = of->codes;
-    const quant_factor *factors = of->factors;
-    for (int64_t group = 0; group < of->num_groups; group++, factors += rows) {
-      quant_ask(of, group, output / (vectors * QUANT_LANES), 4);
-      __asm__ volatile("" ::: "memory"); /* sums stay in memory: in registers they would displace the products */
-      quant_codes products[QUANT_ROWS][QUANT_VECTORS];
-      for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) products[r][v] = quant_none();
-      quant_products(products, weight + 2 * QUANT_BLOCK + 4 * output, codes, rows, vectors, 4);
-      for (int v = 0; v < vectors; v++) {
-        const quant_floats scales = quant_scales(weight + 2 * (output + QUANT_LANES * v));
-        for (int r = 0; r < rows; r++) {
-          quant_floats *sum = (quant_floats *)(sums + r * QUANT_BLOCK + output + QUANT_LANES * v);
-          const quant_ints total = quant_total(products[r][v], 4) + factors[r].first;
-          *sum += __builtin_convertvector(total, quant_floats) * (scales * factors[r].scale);
-        }
-      }
-      weight += quant_group_bytes(4);
-      codes += quant_group(4) * rows;
-    }
-  }
-}
 #endif

@@ -1,7 +1,7 @@
-/* A linear layer of int8 or int4 weights: see kernels/operations/quantized_linear.py.
+/* A linear layer of int8 weights: see kernels/operations/quantized_linear.py.
 
-   Activations become codes; products are exact sums of integers, and groups of 4-bit weights are added in order. So a row's
-   outputs are the same bits alone and in any batch. */
+   Activations become codes; products are exact sums of integers. So a row's outputs are the same bits alone and in any
+   batch. */
 
 #ifndef SLUICE_QUANTIZED_LINEAR
 #define SLUICE_QUANTIZED_LINEAR
@@ -12,9 +12,8 @@ enum { QUANT_LEAST_ITEM = 32 << 10, QUANT_LARGEST_ITEM = 1 << 20, QUANT_ITEMS = 
 /* The fewest rows that are worth configuring tile registers. */
 enum { QUANT_TILE_ROWS = 32 };
 
-/* The fewest rows of a single tile that prefetches its own memory, and the distance: the processor is too busy to read ahead.
-   With 4 bits it computes more per byte. */
-enum { QUANT_BUSY_ROWS = QUANT_LANES == 8 ? 3 : 2, QUANT_BUSY_ROWS_4 = 1, QUANT_AHEAD = 8 << 10 };
+/* The fewest rows of a single tile that prefetches its own memory, and the distance: the processor is too busy to read ahead. */
+enum { QUANT_BUSY_ROWS = QUANT_LANES == 8 ? 3 : 2, QUANT_AHEAD = 8 << 10 };
 
 /* The fewest rows of a call whose codes are shifted, which needs the sums of a block's weight codes. */
 enum { QUANT_SHIFTED_ROWS = 32 };
@@ -22,19 +21,19 @@ enum { QUANT_SHIFTED_ROWS = 32 };
 /* The prefetch distance of a row in bytes: it is in pages of 4 KB, at whose ends the processor stops reading ahead. */
 enum { QUANT_X_AHEAD = 4096 };
 
-/* Rows form tiles that are as equal as possible. With 8 bits, factors are [rows], and each row has outliers. */
+/* Rows form tiles that are as equal as possible. */
 typedef struct {
   const void *x, *bias;
   const float *means; /* [rows], of the whole tokens if x is a part of them, or null */
   void *out;
   const uint8_t *weight;
   int8_t *codes;         /* [tiles, num_groups, inputs of a group / 4, rows of a tile, 4] */
-  quant_factor *factors; /* [tiles, num_groups, rows of a tile] */
+  quant_factor *factors; /* [rows] */
   quant_outlier *outliers;
   quant_rests *rests;
   int64_t num_rows, rows_per_tile, rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows;
   int64_t most_outliers; /* per row */
-  int bits, is_gelu, has_tiles, is_shifted /* any row */;
+  int is_gelu, has_tiles, is_shifted /* any row */;
 } quant_call;
 
 INLINE int64_t quant_rows_left(const quant_call *call, int64_t row) {
@@ -50,7 +49,7 @@ INLINE int64_t quant_num_items(const quant_call *call) {
   return (call->num_rows + call->rows_per_item - 1) / call->rows_per_item * call->items_per_rows;
 }
 
-INLINE int64_t quant_width(const quant_call *call) { return call->num_groups * quant_group(call->bits); }
+INLINE int64_t quant_width(const quant_call *call) { return call->num_groups * QUANT_GROUP; }
 
 INLINE quant_outlier *quant_row_outliers(const quant_call *call, int64_t row) {
   return call->outliers + row * call->most_outliers;
@@ -59,16 +58,9 @@ INLINE quant_outlier *quant_row_outliers(const quant_call *call, int64_t row) {
 /* Sets `sums` [rows, 32] to the products of a block and a tile, in code for its number of rows. */
 static void quant_any_tile(const quant_call *call, const uint8_t *weight, int64_t row, void *sums, const uint8_t *later,
                            int lines, int passes) {
-  const int64_t num_factors = call->bits == 4 ? call->num_groups : 1;
-  const quant_operands operands = {weight, later, call->codes + row * quant_width(call), call->factors + row * num_factors,
-                                   call->num_groups, lines, passes};
-#define ROWS(count)                          \
-  case count:                                \
-    if (call->bits == 4)                     \
-      quant_tile_4(&operands, sums, count);  \
-    else                                     \
-      quant_tile_8(&operands, sums, count);  \
-    break;
+  const quant_operands operands = {weight, later, call->codes + row * quant_width(call), call->num_groups, lines, passes};
+#define ROWS(count) \
+  case count: quant_tile(&operands, sums, count); break;
   switch (quant_rows_left(call, row)) {
     ROWS(1) ROWS(2)
 #if QUANT_ROWS > 2
@@ -119,7 +111,7 @@ INLINE void quant_add_rests(const quant_call *call, const uint8_t *weight, const
   for (int v = 0; v < QUANT_VECTORS; v++) ((quant_ints *)sums)[v] = all[v];
 }
 
-/* Turns sums of 8-bit codes into a row's outputs of a block, before the bias. */
+/* Turns sums of codes into a row's outputs of a block, before the bias. */
 INLINE void quant_scale_row(const quant_call *call, const quant_floats *scales, int64_t row, void *sums) {
   const quant_factor factor = call->factors[row];
   for (int v = 0; v < QUANT_VECTORS; v++) {
@@ -131,9 +123,9 @@ INLINE void quant_scale_row(const quant_call *call, const quant_floats *scales, 
 /* Sets how the call is cut into items. */
 static void quant_plan(quant_call *call) {
   const int64_t num_rows = call->num_rows;
-  call->num_groups = (call->inputs + quant_group(call->bits) - 1) / quant_group(call->bits);
+  call->num_groups = (call->inputs + QUANT_GROUP - 1) / QUANT_GROUP;
   call->num_blocks = (call->outputs + QUANT_BLOCK - 1) / QUANT_BLOCK;
-  const int64_t block_bytes = quant_block_bytes(call->bits, call->num_groups);
+  const int64_t block_bytes = quant_block_bytes(call->num_groups);
   int64_t item_bytes = call->num_blocks * block_bytes / QUANT_ITEMS;
   if (item_bytes < QUANT_LEAST_ITEM) item_bytes = QUANT_LEAST_ITEM;
   if (item_bytes > QUANT_LARGEST_ITEM) item_bytes = QUANT_LARGEST_ITEM;
@@ -141,7 +133,7 @@ static void quant_plan(quant_call *call) {
   call->items_per_rows = (call->num_blocks + call->blocks_per_item - 1) / call->blocks_per_item;
   const int64_t least_tiles = (num_rows + QUANT_ROWS - 1) / QUANT_ROWS;
 #if defined(__AMX_INT8__)
-  call->has_tiles = call->bits == 8 && num_rows >= QUANT_TILE_ROWS;
+  call->has_tiles = num_rows >= QUANT_TILE_ROWS;
 #endif
   call->rows_per_tile = call->has_tiles ? 1 /* a row's codes are neighbours */ : (num_rows + least_tiles - 1) / least_tiles;
   const int64_t num_tiles = quant_num_tiles(call), num_parts = (num_rows + QUANT_MOST_ROWS - 1) / QUANT_MOST_ROWS;
@@ -151,20 +143,19 @@ static void quant_plan(quant_call *call) {
 
 /* Returns the bytes of memory that a call needs, and sets its parts of `room` unless that is null. */
 static int64_t quant_place(quant_call *call, void *room) {
-  const int64_t num_factors = call->num_rows * (call->bits == 4 ? call->num_groups : 1);
-  const int64_t num_rests = call->bits == 4 ? 0 : call->num_rows, num_outliers = num_rests * call->most_outliers;
+  const int64_t num_rows = call->num_rows, num_outliers = num_rows * call->most_outliers;
   if (room) {
     call->factors = room;
-    call->outliers = (void *)(call->factors + num_factors);
+    call->outliers = (void *)(call->factors + num_rows);
     call->rests = (void *)(call->outliers + num_outliers);
-    call->codes = (void *)(call->rests + num_rests);
+    call->codes = (void *)(call->rests + num_rows);
   }
-  return num_factors * (int64_t)sizeof(quant_factor) + num_outliers * (int64_t)sizeof(quant_outlier) +
-         num_rests * (int64_t)sizeof(quant_rests) + call->num_rows * quant_width(call);
+  return num_outliers * (int64_t)sizeof(quant_outlier) +
+         num_rows * ((int64_t)(sizeof(quant_factor) + sizeof(quant_rests)) + quant_width(call));
 }
 
 static void quant_note_shifts(quant_call *call) {
-  for (int64_t row = 0; call->bits == 8 && row < call->num_rows; row++) call->is_shifted |= call->rests[row].shift != 0;
+  for (int64_t row = 0; row < call->num_rows; row++) call->is_shifted |= call->rests[row].shift != 0;
 }
 
 /* Returns magnitudes. */
@@ -174,42 +165,12 @@ INLINE lanes quant_sizes(lanes x) {
 }
 #endif
 
-/* Returns the bits of the largest magnitude. */
-INLINE uint32_t NAME(quant_largest)(const element *x, const int64_t count) {
-  uint32_t largest = 0;
-  _Pragma("omp simd reduction(max : largest)") for (int64_t i = 0; i < count; i++) {
-    const uint32_t magnitude = bits_of(WIDEN(x[i])) & 0x7fffffffu;
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  return largest;
-}
-
 /* Sets `values` to the values of a group of `size`, 0 beyond `left`. */
 INLINE void NAME(quant_values)(const element *x, int64_t left, float *values, const int size) {
   if (left >= size) {
     SIMD for (int i = 0; i < size; i++) values[i] = WIDEN(x[i]);
   } else {
     for (int i = 0; i < size; i++) values[i] = i < left ? WIDEN(x[i]) : 0.0f;
-  }
-}
-
-/* Makes a row's codes for 4-bit weights; the row is one of `rows` of a tile. Each group's largest magnitude is found before any
-   code is made, so that groups do not wait for each other. */
-INLINE void NAME(quant_code_groups)(const quant_call *call, const element *x, int8_t *codes, quant_factor *factors,
-                                    int64_t rows) {
-  const int size = quant_group(4);
-  for (int64_t group = 0; group < call->num_groups; group++) {
-    const int64_t begin = group * size, left = call->inputs - begin;
-    const uint32_t largest = left >= size ? NAME(quant_largest)(x + begin, size) : NAME(quant_largest)(x + begin, left);
-    factors[group * rows].first = (int32_t)largest;
-  }
-  for (int64_t group = 0; group < call->num_groups; group++) {
-    const int64_t begin = group * size;
-    float values[QUANT_MOST_INPUTS] __attribute__((aligned(64)));
-    int8_t together[QUANT_MOST_INPUTS];
-    NAME(quant_values)(x + begin, call->inputs - begin, values, size);
-    factors[group * rows] = quant_round(values, (uint32_t)factors[group * rows].first, together);
-    quant_lay(together, codes + begin * rows, 4 * rows, size);
   }
 }
 
@@ -242,7 +203,7 @@ INLINE float NAME(quant_magnitudes)(const element *x, int64_t inputs, quant_rang
   return total;
 }
 
-/* Makes a row's codes for 8-bit weights. If a number is not finite, all outputs are NaN. */
+/* Makes a row's codes. If a number is not finite, all outputs are NaN. */
 INLINE void NAME(quant_code_row)(const quant_call *call, int64_t row, int8_t *codes, int64_t rows) {
   const element *x = (const element *)call->x + row * call->inputs;
   quant_range range = {0};
@@ -259,20 +220,20 @@ INLINE void NAME(quant_code_row)(const quant_call *call, int64_t row, int8_t *co
 #else
   int32_t sum = 0;
 #endif
-  for (int64_t begin = 0; begin < quant_width(call); begin += QUANT_MOST_INPUTS) {
-    int8_t together[QUANT_MOST_INPUTS];
+  for (int64_t begin = 0; begin < quant_width(call); begin += QUANT_GROUP) {
+    int8_t together[QUANT_GROUP];
     const int64_t left = inputs - begin;
 #if defined(__AVX512VNNI__)
-    __m512 values[QUANT_MOST_INPUTS / 16];
-    for (int v = 0; v < QUANT_MOST_INPUTS / 16; v++)
-      values[v] = linear_load(x + begin + 16 * v, left >= QUANT_MOST_INPUTS ? 0xffff : lanes_of(left - 16 * v));
+    __m512 values[QUANT_GROUP / 16];
+    for (int v = 0; v < QUANT_GROUP / 16; v++)
+      values[v] = linear_load(x + begin + 16 * v, left >= QUANT_GROUP ? 0xffff : lanes_of(left - 16 * v));
     quant_split(values, rate, (int32_t)begin, together, &sums, quant_row_outliers(call, row), call->most_outliers, &rests);
 #else
-    float values[QUANT_MOST_INPUTS] __attribute__((aligned(64)));
-    NAME(quant_values)(x + begin, left, values, QUANT_MOST_INPUTS);
+    float values[QUANT_GROUP] __attribute__((aligned(64)));
+    NAME(quant_values)(x + begin, left, values, QUANT_GROUP);
     quant_split(values, rate, (int32_t)begin, together, &sum, quant_row_outliers(call, row), call->most_outliers, &rests);
 #endif
-    quant_lay(together, codes + begin * rows, 4 * rows, QUANT_MOST_INPUTS);
+    quant_lay(together, codes + begin * rows, 4 * rows, QUANT_GROUP);
   }
 #if defined(__AVX512VNNI__)
   const int32_t sum = _mm512_reduce_add_epi32(sums);
@@ -286,11 +247,7 @@ static void NAME(quant_code_tile)(const void *data, int64_t tile) {
   const int64_t row = tile * call->rows_per_tile, rows = quant_rows_left(call, row);
   for (int64_t r = 0; r < rows; r++) {
     int8_t *codes = call->codes + row * quant_width(call) + 4 * r;
-    if (call->bits == 4)
-      NAME(quant_code_groups)(call, (const element *)call->x + (row + r) * call->inputs, codes,
-                              call->factors + row * call->num_groups + r, rows);
-    else
-      NAME(quant_code_row)(call, row + r, codes, rows);
+    NAME(quant_code_row)(call, row + r, codes, rows);
   }
 }
 
@@ -324,15 +281,15 @@ INLINE void NAME(quant_put)(const quant_call *call, int64_t row, int64_t block, 
 /* Computes rows [begin, end) of a block. Each pass of its tiles prefetches a part of the next block, which follows in memory. A
    single tile prefetches, in its first pass, what it needs itself a little later. So memory is read during computation. */
 static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t begin, int64_t end) {
-  const int64_t block_bytes = quant_block_bytes(call->bits, call->num_groups);
+  const int64_t block_bytes = quant_block_bytes(call->num_groups);
   const int64_t num_tiles = (end - begin + call->rows_per_tile - 1) / call->rows_per_tile;
   const int64_t passes = num_tiles > 1 ? quant_passes(call->rows_per_tile) : 1, num_passes = num_tiles * passes;
-  const int64_t num_lines = quant_group_bytes(call->bits) / 64, share = (num_lines + num_passes - 1) / num_passes;
-  const uint8_t *first = call->weight + block * block_bytes, *weight = first + quant_scale_bytes(call->bits, 8);
-  quant_floats scales[QUANT_VECTORS]; /* with 8 bits */
+  const int64_t num_lines = QUANT_GROUP_BYTES / 64, share = (num_lines + num_passes - 1) / num_passes;
+  const uint8_t *first = call->weight + block * block_bytes, *weight = first + QUANT_SCALE_BYTES;
+  quant_floats scales[QUANT_VECTORS];
   for (int v = 0; v < QUANT_VECTORS; v++) scales[v] = quant_scales(first + 2 * QUANT_LANES * v);
   const uint8_t *later = weight + (num_tiles > 1 ? block_bytes : QUANT_AHEAD);
-  const int is_busy = end - begin >= (call->bits == 4 ? QUANT_BUSY_ROWS_4 : QUANT_BUSY_ROWS);
+  const int is_busy = end - begin >= QUANT_BUSY_ROWS;
   int64_t left = num_tiles > 1 || is_busy ? num_lines : 0;
   quant_ints totals[QUANT_VECTORS] = {{0}};
   if (call->is_shifted) quant_add_up(call, weight, totals);
@@ -353,11 +310,11 @@ static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t beg
   for (int64_t row = begin; row < end; row += call->rows_per_tile) {
     const int64_t lines = left < share ? left : share, rows = quant_rows_left(call, row);
     float sums[QUANT_ROWS * QUANT_BLOCK] __attribute__((aligned(64)));
-    for (int64_t r = 0; call->bits == 8 && r < rows; r++) __builtin_prefetch(quant_row_outliers(call, row + r));
+    for (int64_t r = 0; r < rows; r++) __builtin_prefetch(quant_row_outliers(call, row + r));
     quant_any_tile(call, weight, row, sums, later, (int)lines, (int)passes);
-    for (int64_t r = 0; call->bits == 8 && r < rows; r++) quant_add_rests(call, weight, totals, row + r, sums + r * QUANT_BLOCK);
+    for (int64_t r = 0; r < rows; r++) quant_add_rests(call, weight, totals, row + r, sums + r * QUANT_BLOCK);
     for (int64_t r = 0; r < rows; r++) {
-      if (call->bits == 8) quant_scale_row(call, scales, row + r, sums + r * QUANT_BLOCK);
+      quant_scale_row(call, scales, row + r, sums + r * QUANT_BLOCK);
       NAME(quant_put)(call, row + r, block, sums + r * QUANT_BLOCK);
     }
     left -= left < passes * lines ? left : passes * lines;
@@ -389,10 +346,10 @@ PUBLIC void NAME(sum_magnitudes)(const element *x, float *sums, int64_t num_rows
 /* x: [num_rows, inputs], weight: [blocks, bytes of a block], bias (or null): [outputs], means (or null): [num_rows],
    out: [num_rows, outputs]. Returns 0, or -1 without memory. */
 PUBLIC int NAME(quantized_linear)(const element *x, const uint8_t *weight, const element *bias, const float *means, element *out,
-                                  int64_t num_rows, int64_t inputs, int64_t outputs, int64_t bits, int64_t is_gelu) {
+                                  int64_t num_rows, int64_t inputs, int64_t outputs, int64_t is_gelu) {
   if (num_rows == 0) return 0;
   quant_call call = {.x = x, .bias = bias, .means = means, .out = out, .weight = weight, .num_rows = num_rows,
-                     .inputs = inputs, .outputs = outputs, .bits = (int)bits, .is_gelu = is_gelu != 0};
+                     .inputs = inputs, .outputs = outputs, .is_gelu = is_gelu != 0};
   quant_plan(&call);
   void *room = kept_room((size_t)quant_place(&call, 0));
   if (!room) return -1;

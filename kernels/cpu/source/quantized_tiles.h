@@ -12,14 +12,14 @@ INLINE void quant_tile_sums(const int8_t *codes, int64_t width, const uint8_t *w
   const int8_t *second = codes + 16 * width;
   load_sums(sums, 64, 64 * QUANT_BLOCK, 4 * QUANT_BLOCK, group == 0, has_second);
   for (; group < end; group++) {
-    const uint8_t *mine = weight + group * quant_group_bytes(8);
-    _tile_loadd(4, codes + group * quant_group(8), width);
+    const uint8_t *mine = weight + group * QUANT_GROUP_BYTES;
+    _tile_loadd(4, codes + group * QUANT_GROUP, width);
     _tile_loadd(6, mine, 4 * QUANT_BLOCK);
     _tile_dpbsud(0, 4, 6);
     _tile_loadd(7, mine + 2 * QUANT_BLOCK, 4 * QUANT_BLOCK);
     _tile_dpbsud(1, 4, 7);
     if (has_second) {
-      _tile_loadd(5, second + group * quant_group(8), width);
+      _tile_loadd(5, second + group * QUANT_GROUP, width);
       _tile_dpbsud(2, 5, 6);
       _tile_dpbsud(3, 5, 7);
     }

@@ -8,12 +8,12 @@ typedef struct {
   void *keys, *values;
   uint16_t *key_scales, *value_scales;
   const element *query_weight, *key_weight;
-  int64_t num_heads, num_kv_heads, head_dim;
+  int64_t num_heads, num_kv_heads, head_dim, half, query_row;
   float eps;
 } NAME(rotate_store_call);
 
 INLINE void NAME(norm_heads)(element *heads, const element *weight, int64_t num_heads, int64_t head_dim, float eps) {
-  const NAME(norm_call) call = {heads, 0, weight, 0, heads, head_dim, eps};
+  const NAME(norm_call) call = {heads, 0, weight, 0, heads, head_dim, head_dim, eps};
   for (int64_t head = 0; head < num_heads; head++) NAME(rms_norm_token)(&call, head);
 }
 
@@ -43,29 +43,36 @@ INLINE void NAME(rotate_pairs)(const element *in, element *out, const element *w
   store_vector(out + half + i, lanes, _mm512_fmadd_ps(second, cosine, _mm512_mul_ps(first, sine)));
 }
 
-/* A head's scale is a long chain of operations: it is computed while the previous head is rotated. */
+/* Rotates the first 2 * half elements of each head. A head's scale is a long chain of operations: it is computed while
+   the previous head is rotated. */
 INLINE void NAME(rotate_heads)(const element *in, element *out, const element *weight, int64_t num_heads,
-                               const float *cosines, const float *sines, int64_t half, float eps) {
+                               const float *cosines, const float *sines, int64_t half, int64_t head_dim, float eps) {
   __m512 next = _mm512_setzero_ps();
-  if (weight) next = NAME(head_scale)(in, 2 * half, eps);
-  for (int64_t head = 0; head < num_heads; head++, in += 2 * half, out += 2 * half) {
+  if (weight) next = NAME(head_scale)(in, head_dim, eps);
+  for (int64_t head = 0; head < num_heads; head++, in += head_dim, out += head_dim) {
     const __m512 scale = next;
-    if (weight && head + 1 < num_heads) next = NAME(head_scale)(in + 2 * half, 2 * half, eps);
+    if (weight && head + 1 < num_heads) next = NAME(head_scale)(in + head_dim, head_dim, eps);
     int64_t i = 0;
     for (; i + 16 <= half; i += 16) NAME(rotate_pairs)(in, out, weight, scale, cosines, sines, half, i, 0xffff);
     if (i < half) NAME(rotate_pairs)(in, out, weight, scale, cosines, sines, half, i, lanes_of(half - i));
+    for (i = 2 * half; i < head_dim; i += 16) {
+      const __mmask16 lanes = lanes_of(head_dim - i);
+      store_vector(out + i, lanes, NAME(load_normed)(in + i, weight ? weight + i : 0, scale, lanes));
+    }
   }
 }
 #else
 INLINE void NAME(rotate_heads)(element *in, element *out, const element *weight, int64_t num_heads, const float *cosines,
-                               const float *sines, int64_t half, float eps) {
-  if (weight) NAME(norm_heads)(in, weight, num_heads, 2 * half, eps);
-  for (int64_t head = 0; head < num_heads; head++, in += 2 * half, out += 2 * half)
+                               const float *sines, int64_t half, int64_t head_dim, float eps) {
+  if (weight) NAME(norm_heads)(in, weight, num_heads, head_dim, eps);
+  for (int64_t head = 0; head < num_heads; head++, in += head_dim, out += head_dim) {
     SIMD for (int64_t i = 0; i < half; i++) {
       float first = WIDEN(in[i]), second = WIDEN(in[i + half]);
       out[i] = NARROW(first * cosines[i] - second * sines[i]);
       out[i + half] = NARROW(second * cosines[i] + first * sines[i]);
     }
+    for (int64_t i = 2 * half; i < head_dim; i++) out[i] = in[i];
+  }
 }
 #endif
 
@@ -95,12 +102,14 @@ INLINE void NAME(store_codes)(const NAME(rotate_store_call) *call, const element
 }
 
 /* Writes a token's heads to `out`, normalized if there is a weight and rotated if there are cosines; may change `in`. */
-INLINE void NAME(turn_heads)(element *in, element *out, const element *weight, int64_t num_heads, const float *cosines,
-                             const float *sines, int64_t head_dim, float eps) {
+INLINE void NAME(turn_heads)(const NAME(rotate_store_call) *call, element *in, element *out, const element *weight,
+                             int64_t num_heads, const float *cosines, const float *sines) {
+  const int64_t head_dim = call->head_dim, half = call->half;
+  const float eps = call->eps;
   if (cosines && weight) {
-    NAME(rotate_heads)(in, out, weight, num_heads, cosines, sines, head_dim / 2, eps);
+    NAME(rotate_heads)(in, out, weight, num_heads, cosines, sines, half, head_dim, eps);
   } else if (cosines) {
-    NAME(rotate_heads)(in, out, 0, num_heads, cosines, sines, head_dim / 2, eps);
+    NAME(rotate_heads)(in, out, 0, num_heads, cosines, sines, half, head_dim, eps);
   } else {
     if (weight) NAME(norm_heads)(in, weight, num_heads, head_dim, eps);
     if (in != out) memcpy(out, in, (size_t)(num_heads * head_dim) * sizeof(element));
@@ -113,25 +122,27 @@ static void NAME(rotate_store_token)(const void *data, int64_t token) {
   const int64_t slot = call->slots[token], query_size = call->num_heads * head_dim;
   element *query = call->heads + token * (query_size + 2 * kv_size), *key = query + query_size;
   const element *value = key + kv_size;
-  const float *cosines = call->cosines ? call->cosines + call->positions[token] * (head_dim / 2) : 0;
-  const float *sines = cosines ? call->sines + call->positions[token] * (head_dim / 2) : 0;
-  NAME(turn_heads)(query, query, call->query_weight, call->num_heads, cosines, sines, head_dim, call->eps);
+  const float *cosines = call->cosines ? call->cosines + call->positions[token] * call->half : 0;
+  const float *sines = cosines ? call->sines + call->positions[token] * call->half : 0;
+  const int64_t to_query = call->query_row * call->half;
+  NAME(turn_heads)(call, query, query, call->query_weight, call->num_heads, cosines + to_query, sines + to_query);
   if (slot < 0) return;
   element *out = call->key_scales ? key : (element *)call->keys + slot * kv_size;
-  NAME(turn_heads)(key, out, call->key_weight, call->num_kv_heads, cosines, sines, head_dim, call->eps);
+  NAME(turn_heads)(call, key, out, call->key_weight, call->num_kv_heads, cosines, sines);
   if (call->key_scales) NAME(store_codes)(call, key, value, slot);
   else memcpy((element *)call->values + slot * kv_size, value, (size_t)kv_size * sizeof(element));
 }
 
 /* heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key and value heads. cosines and sines: [positions,
-   head_dim / 2], or null for no rotation. keys, values: [slots, num_kv_heads, head_dim], codes if there are scales
+   half], or null for no rotation; those of queries are `query_row` rows later. keys, values: [slots, num_kv_heads, head_dim], codes if there are scales
    [slots, num_kv_heads]. query_weight, key_weight: [head_dim], or null for no norms. */
 PUBLIC void NAME(rotate_store)(element *heads, const float *cosines, const float *sines, const int32_t *positions,
                            const int64_t *slots, void *keys, void *values, uint16_t *key_scales,
                            uint16_t *value_scales, const element *query_weight, const element *key_weight,
-                           int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float eps) {
+                           int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t half,
+                           int64_t query_row, float eps) {
   NAME(rotate_store_call)
   call = {heads, cosines, sines, positions, slots, keys, values, key_scales, value_scales, query_weight, key_weight,
-          num_heads, num_kv_heads, head_dim, eps};
+          num_heads, num_kv_heads, head_dim, half, query_row, eps};
   run_items(num_tokens, num_tokens * (num_heads + 2 * num_kv_heads) * head_dim, NAME(rotate_store_token), &call);
 }

@@ -24,7 +24,7 @@ LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
 """Prefixes of the language model's names in a multimodal model."""
 
 MAX_SHOWN = 6
-READERS: dict[str, type[TensorFile]] = {"safetensors": SafetensorsFile, "pt": PickleFile}
+READERS: dict[str, Callable[[Path], TensorFile]] = {"safetensors": SafetensorsFile, "pt": PickleFile}
 """By load format."""
 
 log = logging.getLogger("sluice.weights")

@@ -8,7 +8,7 @@ from scheduler_proc.computing.loading.quantized.quantized_checkpoint import Quan
 from scheduler_proc.computing.loading.quantized.registry import find_method
 
 
-def open_weights(model_dir: Path, load_format: Literal["auto", "safetensors", "pt"]) -> Checkpoint:
+def open_weights(model_dir: Path, load_format: Literal["auto", "safetensors", "pt", "gguf"]) -> Checkpoint:
     """Returns the checkpoint; if its config.json has a `quantization_config`, each linear's tensors are one weight.
 
     Raises `BootError` for files that are missing or damaged, or that do not fit their `quantization_config`.

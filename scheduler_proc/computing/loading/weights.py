@@ -16,7 +16,7 @@ from kernels.formats.weight_format import Rows, Weight, WeightFormat
 from kernels.operations.dequantize_blocks import dequantize_blocks, has_finite_scales
 from messages.errors import BootError
 from scheduler_proc.computing.loading.formats import Conversions, choose_format
-from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS, StoredTensor
+from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS, StoredTensor, with_whole_heads
 from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import model_parameters
@@ -173,7 +173,10 @@ def _rows_of(name: str, tensor: StoredTensor, source: Source) -> Rows:
     rows = tensor.T if source.is_transposed else tensor
     if isinstance(rows, TransposedBlockRows):
         raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
-    return rows
+    heads = source.interleaved_heads, source.num_interleaved
+    if isinstance(rows, BlockRows):
+        return replace(rows, blocks=with_whole_heads(rows.blocks, *heads))
+    return with_whole_heads(rows, *heads)
 
 
 def _damaged(target: str, sources: Mapping[str, Source], pieces: Mapping[int, Rows]) -> BootError:

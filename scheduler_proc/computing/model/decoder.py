@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.rows import RopeTables
 from scheduler_proc.computing.model.blocks.embedding import Embedding, embedding_parameters
 from scheduler_proc.computing.model.blocks.head import Head, head_parameters
 from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_parameters
@@ -17,7 +18,7 @@ from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.description import LayerDescription, ModelDescription, RopeDescription
 from scheduler_proc.computing.model.parameters import Parameter
-from scheduler_proc.computing.model.rope_tables import RopeTables, make_rope_tables
+from scheduler_proc.computing.model.rope_tables import make_rope_tables
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.step.inputs import StepInputs, StepRows
@@ -49,8 +50,8 @@ class Decoder:
     def __init__(self, model: ModelDescription, weights: Weights, max_model_len: int, parallel: ParallelGroup = ALONE):
         self.model = model
         self.parallel = parallel
-        self.embedding = Embedding(model, weights, parallel)
         self._final_norm = Norm("final_norm", model.final_norm, weights)
+        self.embedding = Embedding(model, weights, parallel, self.activation_dtype)
         tables: dict[tuple[RopeDescription | None, int], RopeTables | None] = {}
         self._layers: list[Layer] = []
         self.layer_kinds: list[LayerKind] = []

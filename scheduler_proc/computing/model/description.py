@@ -9,23 +9,32 @@ from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Paramet
 
 @dataclass(frozen=True, kw_only=True)
 class RopeDescription:
-    """Rotary positions. `factor` and the fields after it describe the scalings `linear` and `llama3`.
+    """Rotary positions of the first `part` of each head. The fields after `scaling` describe what is scaled how.
 
-    `factors` are those of `longrope`: each frequency is divided by its own.
+    Cosines and sines are multiplied by `attention_factor`. `short_factors` and `long_factors` are those of `longrope`:
+    each frequency is divided by its own. Queries of position p are multiplied by 1 + `query_growth` * ln(1 + floor(p /
+    `original_max_positions`)).
     """
 
     theta: float
-    scaling: Literal["default", "linear", "llama3", "longrope"] = "default"
+    part: float = 1.0
+    scaling: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
     factor: float = 1.0
+    original_max_positions: int = 0
+    attention_factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_positions: int = 0
-    factors: tuple[float, ...] = ()
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    has_whole_bounds: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    query_growth: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class NormDescription:
-    """A norm over `size` values. A layer norm has a bias, an RMS norm has none.
+    """A norm over `size` values. A layer norm has a bias if `has_bias`, an RMS norm has none.
 
     `is_zero_centered`: the norm multiplies by 1 + weight, as in Gemma.
     """
@@ -34,11 +43,13 @@ class NormDescription:
     size: int
     eps: float
     is_zero_centered: bool = False
+    has_bias: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionDescription:
-    """`qk_norm`: the norm of each query and key head, before rotation. Without `rope` heads are not rotated.
+    """`qk_norm`: the norm of each query and key head, before rotation; with `norms_whole_qk`, instead, of all query
+    heads together and of all key heads together. Without `rope` heads are not rotated.
 
     `window`: the number of last tokens that a token attends to, itself included. `softcap`: scores become
     softcap * tanh(score / softcap). `has_sinks`: each head has a learned logit in the denominator of its softmax.
@@ -50,6 +61,7 @@ class AttentionDescription:
     scale: float
     rope: RopeDescription | None = None
     qk_norm: NormDescription | None = None
+    norms_whole_qk: bool = False
     has_qkv_bias: bool = False
     has_out_bias: bool = False
     window: int | None = None
@@ -61,10 +73,23 @@ class AttentionDescription:
             raise BootError(
                 f"config.json: {self.num_heads} attention heads: not a multiple of {self.num_kv_heads} key/value heads"
             )
-        if self.rope is not None and self.head_dim % 2 != 0:
-            raise BootError(f"config.json: rotary positions need an even head size, not {self.head_dim}")
-        if self.rope is not None and self.rope.factors and 2 * len(self.rope.factors) != self.head_dim:
-            raise BootError(f"config.json: {len(self.rope.factors)} rope factors, not {self.head_dim // 2}")
+        if self.rope is not None:
+            self._check_rope(self.rope)
+
+    def _check_rope(self, rope: RopeDescription) -> None:
+        rotated = self.num_rotated
+        if rotated % 2 or not 0 < rotated <= self.head_dim:
+            reason = f"rotary positions of {rotated} values per head of {self.head_dim}: an even number is needed"
+            raise BootError(f"config.json: {reason}")
+        if rope.scaling == "longrope":
+            for factors in (rope.short_factors, rope.long_factors):
+                if 2 * len(factors) != rotated:
+                    raise BootError(f"config.json: {len(factors)} rope factors, not {rotated // 2}")
+
+    @property
+    def num_rotated(self) -> int:
+        """The values of each head that are rotated, its first ones."""
+        return 0 if self.rope is None else int(self.head_dim * self.rope.part)
 
     @property
     def heads(self) -> tuple[int, int, int]:
@@ -108,13 +133,13 @@ class DenseMlpDescription:
     """A dense MLP with `size` inner values."""
 
     size: int
-    activation: Literal["gelu_tanh", "gelu", "silu_gated"]
+    activation: Literal["gelu_tanh", "gelu", "silu_gated", "gelu_tanh_gated"]
     has_bias: bool = False
     block: ClassVar[str] = "dense_mlp"
 
     @property
     def is_gated(self) -> bool:
-        return self.activation == "silu_gated"
+        return self.activation.endswith("_gated")
 
     @property
     def in_size(self) -> int:
@@ -148,10 +173,10 @@ class LayerDescription:
     one, through attention's.
     """
 
-    attention_norm: NormDescription | None
     attention: AttentionDescription
-    mlp_norm: NormDescription | None
     mlp: MlpDescription
+    attention_norm: NormDescription | None = None
+    mlp_norm: NormDescription | None = None
     attention_out_norm: NormDescription | None = None
     mlp_out_norm: NormDescription | None = None
     is_parallel: bool = False
@@ -161,9 +186,9 @@ class LayerDescription:
 class ModelDescription:
     """A decoder. `num_positions`: rows of the table of learned positions, 0 if there is none.
 
-    Embeddings of tokens are multiplied by `embedding_scale`, logits by `logit_scale`. `logit_softcap`: logits then
-    become softcap * tanh(logit / softcap). `num_ranks`: if the model is divided among several, the layers are those of
-    one rank (`sharding.py`).
+    Embeddings of tokens are multiplied by `embedding_scale`, which may be rounded to their number format, and logits by
+    `logit_scale`. `logit_softcap`: logits then become softcap * tanh(logit / softcap). `num_ranks`: if the model is
+    divided among several, the layers are those of one rank (`sharding.py`).
     """
 
     vocab_size: int
@@ -173,6 +198,7 @@ class ModelDescription:
     num_positions: int = 0
     has_tied_head: bool = False
     embedding_scale: float = 1.0
+    rounds_embedding_scale: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     num_ranks: int = 1

@@ -12,7 +12,7 @@ import torch
 from kernels.arguments.block_rows import Segment
 from kernels.arguments.packed_blocks import FORMS, PackedBlocks, packed_bytes
 from kernels.arguments.routes import Routing
-from kernels.arguments.rows import HeadNorms, PrefillRows
+from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
 from kernels.cpu.build import built_isas
 from kernels.cpu.capture import capture_calls
 from kernels.cpu.library import use_library
@@ -23,14 +23,16 @@ from kernels.formats.packed_fp8 import PackedFp8Format
 from kernels.formats.plain import PlainWeight
 from kernels.formats.quantized import QUANTIZED
 from kernels.operations.apply_bitmask import apply_bitmask
-from kernels.operations.block_linear import block_linear, look_up_rows, pack_block_rows
+from kernels.operations.block_linear import block_linear, look_up_rows, pack_block_rows, quantize_blocks
 from kernels.operations.experts import combine_experts, gather_rows, route_tokens
 from kernels.operations.gelu import gelu
+from kernels.operations.gelu_mul import gelu_mul
 from kernels.operations.layer_norm import layer_norm
 from kernels.operations.packed_linear import pack, packed_linear
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.quantized_linear import quantize, quantized_linear
+from kernels.operations.rescale import rescale
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
 from kernels.operations.sample import draw, greedy, sample
@@ -71,7 +73,7 @@ def attend_codes(shape: Shape, dtype: torch.dtype, **options: Any) -> None:
 def store(shape: Shape, dtype: torch.dtype) -> None:
     case = make_paged_case(shape, [3], [0], dtype, "cpu")
     heads = torch.randn(3, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim).to(dtype)
-    tables = (torch.rand(8, shape.head_dim // 2), torch.rand(8, shape.head_dim // 2))
+    tables = RopeTables(torch.rand(8, shape.head_dim // 2), torch.rand(8, shape.head_dim // 2))
     positions, slots = torch.tensor([7, 0, 1], dtype=torch.int32), torch.tensor([len(case.cache.keys) - 1, -1, 0])
     weight = torch.ones(shape.head_dim, dtype=dtype)
     for rope, norms in ((tables, None), (None, None), (tables, HeadNorms(weight, weight, 1e-6))):
@@ -82,7 +84,7 @@ def store(shape: Shape, dtype: torch.dtype) -> None:
 def replay(size: int, dtype: torch.dtype) -> None:
     ids, tables = torch.arange(40, dtype=torch.int32), torch.randn(2, 40, size).to(dtype)
     table, positions = PlainWeight(tables[0]), tables[1]
-    weight, bits = torch.ones(size, dtype=dtype), quantize(torch.randn(70, size).to(dtype), 8)
+    weight, bits = torch.ones(size, dtype=dtype), quantize(torch.randn(70, size).to(dtype))
     out, calls, _ = capture_calls(
         lambda: quantized_linear(rms_norm(embed(ids, ids, table, positions), weight, 1e-5), bits, None)
     )
@@ -100,6 +102,9 @@ def compute(size: int, dtype: torch.dtype) -> None:
         rms_norm(x, ones, 1e-5, update),
         gelu(x, "tanh"),
         silu_mul(torch.cat((x, update), dim=-1)),
+        gelu_mul(torch.cat((x, update), dim=-1)),
+        rescale(x.clone(), 2.0, update),
+        rescale(x.clone(), 2.0, softcap=3.0),
     ):
         assert bool(out.isfinite().all())
     assert greedy(x).tolist() == x.max(dim=-1).indices.tolist()
@@ -117,13 +122,13 @@ def multiply(num_tokens: int, num_inputs: int, dtype: torch.dtype) -> None:
     x, weight = torch.randn(num_tokens, num_inputs).to(dtype), torch.randn(70, num_inputs).to(dtype)
     out = packed_linear(x, pack(weight), torch.randn(70).to(dtype), 70, "tanh")
     assert bool(out.isfinite().all())
+    bias = torch.randn(70).to(dtype)
+    assert bool(quantized_linear(x, quantize(weight), bias, "tanh").isfinite().all())
+    assert bool(block_linear(x, quantize_blocks(weight), bias, "tanh").isfinite().all())
     if dtype == torch.bfloat16:
         floats = PackedFp8Format(32).allocate((70, num_inputs), dtype, x.device)
         floats.set_rows(0, plausible_rows("F8_32", 70, num_inputs))
         out = floats.linear(torch.randn(70).to(dtype), "tanh")(x)
-        assert bool(out.isfinite().all())
-    for bits in (8, 4):
-        out = quantized_linear(x, quantize(weight, bits), torch.randn(70).to(dtype), "tanh")
         assert bool(out.isfinite().all())
 
 

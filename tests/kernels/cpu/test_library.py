@@ -230,7 +230,7 @@ def test_every_listed_kernel_is_there_and_those_of_forward_passes_can_be_capture
     isa = library_module.use_library(built_library())
     packed = {"pack_linear", "packed_linear"}
     loaded = library_module._loaded
-    float32_alone = {"apply_bitmask", "sample"}
+    float32_alone = {"apply_bitmask", "pack_blocks", "sample"}
     for dtype, missing in ((torch.float32, {"fp8_linear"}), (torch.bfloat16, float32_alone)):
         if isa == "portable":
             missing = missing | packed

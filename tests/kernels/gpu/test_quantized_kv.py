@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
-from kernels.arguments.rows import HeadNorms, PrefillRows
+from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
@@ -99,7 +99,7 @@ def test_storing(shape: tuple[int, int, int], has_rope: bool, dtype: torch.dtype
     heads = heads.to(dtype).to(device)
     angles = (torch.rand(40, head_dim // 2, generator=generator) * 6).to(device)
     weights = torch.rand(2, head_dim, generator=generator).to(dtype).to(device)
-    rope, norms = (angles.cos(), angles.sin()), HeadNorms(weights[0], weights[1], 1e-2)
+    rope, norms = RopeTables(angles.cos(), angles.sin()), HeadNorms(weights[0], weights[1], 1e-2)
     positions = torch.tensor([39, 0, 7, 2, 1], dtype=torch.int32, device=device)
     slots = torch.tensor([19, -1, 0, 6, 3], device=device)
     codes = torch.full((2, 2, 20, num_kv_heads, head_dim), 7.0).to(FP8).to(device)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import HeadNorms
+from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import assert_close
 
@@ -38,7 +38,7 @@ def test_equals_its_reference(
     weights = torch.randn(2, head_dim, generator=generator).to(dtype).to(device)
     positions = torch.tensor([39, 0, 7], dtype=torch.int32, device=device)
     slots = torch.tensor([19, -1, 0], device=device)
-    rope = (angles.cos(), angles.sin()) if has_rope else None
+    rope = RopeTables(angles.cos(), angles.sin()) if has_rope else None
     norms = HeadNorms(weights[0], weights[1], 1e-2) if has_norms else None
     caches = torch.full((2, 2, 20, num_kv_heads, head_dim), float("nan"), dtype=dtype, device=device)
     cache, expected = PagedKV(caches[0, 0], caches[0, 1], 4), PagedKV(caches[1, 0], caches[1, 1], 4)
@@ -71,3 +71,40 @@ def test_no_tokens_store_nothing(device: str) -> None:
     )
     assert query.shape == (0, 4, 8)
     assert bool(caches.isnan().all())
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_pairs", "query_row", "has_norms", "dtype"),
+    [
+        ((4, 2, 128), 48, 20, False, torch.bfloat16),
+        ((4, 2, 64), 16, 0, True, torch.float32),
+        ((3, 3, 10), 3, 20, True, torch.float16),
+    ],
+    ids=str,
+)
+def test_a_part_of_each_head_is_rotated(
+    shape: tuple[int, int, int],
+    num_pairs: int,
+    query_row: int,
+    has_norms: bool,
+    dtype: torch.dtype,
+    device: str,
+    backend: Counter[str],
+) -> None:
+    num_heads, num_kv_heads, head_dim = shape
+    generator = torch.Generator().manual_seed(head_dim)
+    heads = torch.randn(3, num_heads + 2 * num_kv_heads, head_dim, generator=generator).to(dtype).to(device)
+    angles = (torch.rand(NUM_POSITIONS, num_pairs, generator=generator) * 6).to(device)
+    tables = RopeTables(angles.cos(), angles.sin(), query_row)
+    weights = torch.randn(2, head_dim, generator=generator).to(dtype).to(device)
+    norms = HeadNorms(weights[0], weights[1], 1e-2) if has_norms else None
+    positions = torch.tensor([19, 0, 7], dtype=torch.int32, device=device)
+    slots = torch.tensor([3, -1, 0], device=device)
+    keys = torch.zeros(2, 4, num_kv_heads, head_dim, dtype=dtype, device=device)
+    values = torch.zeros_like(keys)
+    expected = rotate_store_reference(heads.clone(), PagedKV(keys[0], values[0], 4), tables, positions, slots, norms)
+    query = rotate_store(heads, PagedKV(keys[1], values[1], 4), tables, positions, slots, norms)
+    assert_close(query, expected, dtype)
+    assert_close(keys[1], keys[0], dtype)
+    assert torch.equal(values[1], values[0])
+    assert backend["rotate_store"] == 1

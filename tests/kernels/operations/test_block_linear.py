@@ -1,3 +1,4 @@
+import itertools
 from typing import Literal
 
 import pytest
@@ -37,7 +38,7 @@ def pack(segments: tuple[BlockRows, ...]) -> PackedBlocks:
     weight = PackedBlocks(torch.full((packed_bytes(names, num_inputs),), 255, dtype=torch.uint8), names, num_inputs)
     for index, rows in enumerate(segments):
         borders = (0, len(rows) // 5, len(rows) // 2, len(rows))
-        for begin, end in reversed(list(zip(borders, borders[1:], strict=False))):
+        for begin, end in reversed(list(itertools.pairwise(borders))):
             pack_block_rows(weight, index, begin, rows.blocks[begin:end].contiguous())
     return weight
 

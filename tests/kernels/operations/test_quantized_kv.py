@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.arguments.paged_kv import MAX_CODES, SCALE_DTYPE, PagedKV
-from kernels.arguments.rows import HeadNorms, PrefillRows
+from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.quantized_kv import gather_heads, quantize_heads
@@ -102,7 +102,7 @@ def test_storing_equals_its_reference(shape: tuple[int, int, int], has_rope: boo
     heads[3, num_heads:] = 0
     heads = heads.to(dtype)
     angles = torch.rand(40, head_dim // 2, generator=generator) * 6
-    rope = (angles.cos(), angles.sin()) if has_rope else None
+    rope = RopeTables(angles.cos(), angles.sin()) if has_rope else None
     weights = torch.rand(2, head_dim, generator=generator).to(dtype)
     norms = HeadNorms(weights[0], weights[1], 1e-5) if has_rope else None
     positions, slots = torch.tensor([39, 0, 7, 2], dtype=torch.int32), torch.tensor([19, -1, 0, 6])

@@ -40,3 +40,14 @@ def test_a_sum_beyond_float16_does_not_overflow() -> None:
 
 def test_no_rows_give_no_rows() -> None:
     assert rms_norm(torch.empty(0, 8), torch.ones(8), 1e-6, torch.empty(0, 8)).shape == (0, 8)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_may_lie_apart(dtype: torch.dtype, device: str) -> None:
+    whole, weight = torch.randn(5, 40, device=device).to(dtype), torch.randn(17, device=device).to(dtype)
+    before, part = whole.clone(), whole[:, 9:26]
+    expected = expect(part, weight, 1e-5)
+    assert_close(rms_norm(part, weight, 1e-5, None, part), expected, dtype)
+    for columns in (slice(9), slice(26, None)):
+        assert torch.equal(whole[:, columns], before[:, columns])

@@ -3,6 +3,7 @@ import cmath
 import pytest
 import torch
 
+from kernels.arguments.rows import RopeTables
 from kernels.operations.rope import rope
 from tests.kernels.cases import DEVICES, assert_close
 
@@ -21,7 +22,7 @@ def test_turns_each_pair_by_its_angle(dtype: torch.dtype, head_dim: int, device:
         turned = pairs * torch.exp(1j * angles[positions.long()].double())[:, None]
         expected.append(torch.cat((turned.real, turned.imag), dim=-1))
     query, key = query.to(device), key.to(device)
-    rope(query, key, angles.cos().to(device), angles.sin().to(device), positions.to(device))
+    rope(query, key, RopeTables(angles.cos().to(device), angles.sin().to(device)), positions.to(device))
     assert_close(query.cpu(), expected[0], dtype)
     assert_close(key.cpu(), expected[1], dtype)
 
@@ -31,7 +32,7 @@ def test_works_in_place_on_views_of_a_merged_projection() -> None:
     query, key, value = merged.split((2, 1, 1), dim=1)
     angle = 0.5
     table = torch.tensor([[angle]])
-    rope(query, key, table.cos(), table.sin(), torch.zeros(1, dtype=torch.int32))
+    rope(query, key, RopeTables(table.cos(), table.sin()), torch.zeros(1, dtype=torch.int32))
     turned = complex(1, 1) * cmath.exp(1j * angle)
     assert torch.allclose(merged[0, :3], torch.tensor([turned.real, turned.imag]))
     assert torch.equal(value, torch.ones(1, 1, 2))

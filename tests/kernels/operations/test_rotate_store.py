@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import HeadNorms
+from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import DEVICES, assert_close
 
@@ -11,14 +11,15 @@ NUM_POSITIONS = 40
 
 
 def make_inputs(
-    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str
-) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str, num_pairs: int | None = None
+) -> tuple[torch.Tensor, RopeTables, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(head_dim)
     heads = torch.randn(5, num_heads + 2 * num_kv_heads, head_dim, generator=generator).to(dtype)
-    angles = torch.rand(NUM_POSITIONS, head_dim // 2, generator=generator) * 6
+    angles = torch.rand(NUM_POSITIONS, num_pairs or head_dim // 2, generator=generator) * 6
     positions = torch.tensor([39, 0, 7, 7, 1], dtype=torch.int32)
     slots = torch.tensor([19, -1, 0, 4, 7])
-    return heads.to(device), (angles.cos().to(device), angles.sin().to(device)), positions.to(device), slots.to(device)
+    tables = RopeTables(angles.cos().to(device), angles.sin().to(device))
+    return heads.to(device), tables, positions.to(device), slots.to(device)
 
 
 def empty_cache(num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str) -> PagedKV:
@@ -62,6 +63,30 @@ def test_with_norms_equals_its_reference(shape: tuple[int, int, int], dtype: tor
     written = slots[slots >= 0]
     assert_close(cache.keys[written], expected.keys[written], dtype)
     assert torch.equal(cache.values[written], expected.values[written])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_norms", [True, False])
+@pytest.mark.parametrize("query_row", [0, NUM_POSITIONS // 2])
+@pytest.mark.parametrize(("head_dim", "num_pairs"), [(128, 48), (96, 24), (64, 16), (10, 3), (6, 1)])
+def test_a_part_of_each_head_is_rotated(
+    head_dim: int, num_pairs: int, query_row: int, has_norms: bool, dtype: torch.dtype, device: str
+) -> None:
+    """Also with tables of their own for queries; the rest of a head is only normalized."""
+    heads, tables, _, slots = make_inputs(4, 2, head_dim, dtype, device, num_pairs)
+    tables = tables._replace(query_row=query_row)
+    positions = torch.tensor([19, 0, 7, 7, 1], dtype=torch.int32, device=device)
+    weights = torch.randn(2, head_dim, generator=torch.Generator().manual_seed(2)).to(dtype).to(device)
+    norms = HeadNorms(weights[0], weights[1], 1e-2) if has_norms else None
+    cache, expected = (empty_cache(2, head_dim, dtype, device) for _ in range(2))
+    expected_query = rotate_store_reference(heads.clone(), expected, tables, positions, slots, norms)
+    untouched = heads[:, :4, 2 * num_pairs :].clone()
+    query = rotate_store(heads, cache, tables, positions, slots, norms)
+    assert_close(query, expected_query, dtype)
+    assert_close(cache.keys[slots[slots >= 0]], expected.keys[slots[slots >= 0]], dtype)
+    if not has_norms:
+        assert torch.equal(query[..., 2 * num_pairs :], untouched)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.runtime.gguf.test_mutated_headers import LAYER, METADATA
 
 GOLDEN = Path(__file__).parent / "golden"
 MODELS: dict[str, Any] = json.loads((GOLDEN / "models.json").read_text())
+YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
 DTYPES = {"F32": numpy.float32, "F16": numpy.float16}
 TENSORS = {"token_embd.weight": Stored("Q8_0", (40, 64)), "output_norm.weight": Stored("F32", (64,))}
 TENSORS |= {f"blk.0.{name}": tensor for name, tensor in LAYER.items()}
@@ -53,7 +55,13 @@ def test_the_configuration_is_that_of_the_checkpoint(name: str):
         assert (found.pop("attention_bias"), found.pop("mlp_bias")) == (False, False)
     if name == "llama3":
         found.pop("rope_parameters")
-    expected = {"attention_bias": name in ("qwen2", "qwen2moe"), "mlp_bias": False, "head_dim": 4} | expected
+    if name.startswith("phi3"):
+        rope = found["rope_parameters"]
+        rope.setdefault("partial_rotary_factor", 1.0)
+        if name == "phi3":
+            assert rope.pop("attention_factor") == pytest.approx((1 + math.log(96 / 24) / math.log(24)) ** 0.5)
+    head_dim = expected.get("hidden_size", 0) // 4
+    expected = {"attention_bias": name.startswith("qwen2"), "mlp_bias": False, "head_dim": head_dim} | expected
     if name == "gpt2":
         expected["n_inner"] = 64  # null in config.json, which means 4 * n_embd
     if name in ("qwen2moe", "qwen3moe"):
@@ -95,14 +103,25 @@ def test_old_files_and_defaults(tmp_path: Path):
         ({"general.type": "imatrix"}, r"is an importance matrix"),
         ({"general.type": "mmproj"}, r"is an encoder of images or sound \(mmproj\)"),
         ({"general.architecture": "clip"}, r"is an encoder of images or sound \(mmproj\).*general.architecture"),
-        ({"general.architecture": "mamba"}, r"general.architecture is 'mamba'; supported are llama, qwen2"),
+        ({"general.architecture": "mamba"}, r"general.architecture is 'mamba'; supported are llama, "),
         ({"general.architecture": None}, r"general.architecture is 'None'; supported"),
         ({"general.architecture": 7}, r"general.architecture is '7'"),
         ({"llama.block_count": None}, r"metadata llama.block_count is missing"),
         ({"llama.block_count": "two"}, r"metadata llama.block_count is 'two': it must be a positive whole number"),
         ({"llama.feed_forward_length": [96, 64]}, r"llama.feed_forward_length is '\[96, 64\]': it must be a positive"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, r"layer_norm_rms_epsilon is 'nan': it must be"),
-        ({"llama.rope.scaling.type": "yarn"}, r"llama.rope.scaling.type is 'yarn': supported is none and linear"),
+        (
+            {"llama.rope.scaling.type": "ntk"},
+            r"llama.rope.scaling.type is 'ntk': supported is none and linear and yarn",
+        ),
+        (
+            {"llama.rope.scaling.type": "longrope"},
+            r"is 'longrope': there is no rope_factors_short.weight or no rope_fac",
+        ),
+        (
+            {"llama.rope.scaling.yarn_beta_fast": -1.0, **YARN},
+            r"yarn_beta_fast is '-1.0': it must be a positive number",
+        ),
         ({"llama.rope.dimension_count": 8}, r"llama.rope.dimension_count is '8': supported is 16"),
         ({"llama.attention.value_length": 32}, r"llama.attention.value_length is '32': supported is 16"),
         ({"llama.attention.causal": False}, r"llama.attention.causal is 'False': supported is True"),

@@ -27,7 +27,11 @@ SCHEDULES = [
 ]
 
 
-ONE_OF_EACH = ("gpt2", "llama-gqa-tied", "mistral-window", "qwen2-mha-untied", "qwen2-windows", "qwen3-gqa-tied")
+ONE_OF_EACH = (
+    *("gpt2", "llama-gqa-tied", "mistral-window", "qwen2-mha-untied", "qwen2-windows", "qwen3-gqa-tied"),
+    *("gemma2", "gemma3", "olmo2", "olmo3", "cohere2", "exaone4"),
+    *("phi3-window", "phi3-long", "smollm3", "granite", "glm4", "ministral3"),
+)
 """Every family, with and without windows."""
 
 

@@ -95,6 +95,33 @@ def test_the_context_is_found_under_each_of_its_names(tmp_path: Path, key: str):
         facts_of(tmp_path, max_model_len=65)
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+
+
+@pytest.mark.parametrize(
+    ("rope", "context", "longest"),
+    [
+        (YARN, 2048, 2048),
+        ({"type": "yarn", "factor": 4}, 2048, 2048),
+        (YARN | {"original_max_position_embeddings": 64}, 512, 512),
+        ({"rope_type": "dynamic", "factor": 2.0}, 512, 1024),
+        ({"rope_type": "linear", "factor": 8.0}, 512, 512),
+        ({"rope_type": "yarn", "factor": "4"}, 512, 512),
+        ({"rope_type": "yarn", "factor": 1e300}, 512, 512),
+        ({"rope_type": "yarn", "factor": float("nan")}, 512, 512),
+        (["yarn"], 512, 512),
+        (None, 512, 512),
+    ],
+)
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_scaled_positions_extend_the_context(tmp_path: Path, key: str, rope: Any, context: int, longest: int):
+    write_model(tmp_path, CONFIG | {key: rope})
+    assert facts_of(tmp_path).max_model_len == context
+    assert facts_of(tmp_path, max_model_len=longest).max_model_len == longest
+    with pytest.raises(UsageError, match=f"more than the model's context of {longest} tokens"):
+        facts_of(tmp_path, max_model_len=longest + 1)
+
+
 def test_a_context_that_the_model_does_not_tell_must_be_given(tmp_path: Path):
     write_model(tmp_path, {"vocab_size": 100})
     with pytest.raises(BootError, match="give the context as --max-model-len"):

@@ -3,10 +3,11 @@
 Shape legend: O outputs, I inputs, G groups of inputs, R rows, W words of a row.
 """
 
+import torch
 from torch import Tensor
 
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.loading.quantized.integer_codes import Groups, integer_weight, unpack_words
+from scheduler_proc.computing.loading.quantized.integer_codes import Groups, integer_weight
 from scheduler_proc.computing.loading.quantized.stored_linear import (
     FLOATS,
     INT32,
@@ -42,4 +43,5 @@ class Awq:
 
     def _unpack(self, words_RW: Tensor) -> Tensor:
         """Returns codes of outputs, [O, R]."""
-        return unpack_words(words_RW, self._bits).unflatten(1, (-1, 8))[:, :, ORDER].flatten(1).T.contiguous()
+        words_WR, mask = words_RW.T.contiguous(), (1 << self._bits) - 1
+        return torch.stack([(words_WR >> self._bits * place & mask).byte() for place in ORDER], dim=1).flatten(0, 1)

@@ -54,6 +54,11 @@ class CompressedTensors:
         self._groups = list(groups.sections().values())
         for settings in (config, *self._groups):
             settings.choice("format", FORMATS, "dense")
+        nothing = HfConfig({})
+        (config.section("sparsity_config") or nothing).choice("format", ("dense",), "dense")
+        transforms = (config.section("transform_config") or nothing).section("config_groups") or nothing
+        if transforms.sections():
+            raise config.refuse("transform_config", "config_groups", "transforms of activations are not supported")
         self._targets = [
             (_compile(group, target), group) for group in self._groups for target in group.texts("targets")
         ]

@@ -1,6 +1,6 @@
 """Tensors in a GGUF file, under the names of a Hugging Face checkpoint.
 
-Shape legend: O rows, B bytes of a row; H heads, X = D / 2.
+Shape legend: O rows, B bytes of a row.
 """
 
 import mmap
@@ -14,7 +14,7 @@ from kernels.arguments.block_rows import GGUF_FORMS, BlockRows
 from kernels.cpu.huge_memory import advise
 from messages.errors import BootError
 from runtime.gguf.architectures import HfTensor
-from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS, StoredTensor, unreadable
+from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS, StoredTensor, unreadable, with_whole_heads
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The plain number formats, by ggml's names."""
@@ -73,17 +73,10 @@ def _advise(bytes_B: Tensor, advice: int) -> None:
 def _as_tensor(bytes_B: Tensor, stored: HfTensor) -> StoredTensor:
     form, shape = stored.tensor.type.name, stored.tensor.shape
     if form in GGUF_FORMS:
-        rows_OB = _with_whole_heads(bytes_B.view(shape[0], -1), stored.interleaved_heads)
+        rows_OB = with_whole_heads(bytes_B.view(shape[0], -1), stored.interleaved_heads)
         rows = BlockRows(rows_OB, form, shape[-1])
         return rows.T if stored.is_transposed else rows
     dtype = DTYPES[form]
     aligned_B = bytes_B if bytes_B.data_ptr() % dtype.itemsize == 0 else bytes_B.clone()
-    values = _with_whole_heads(aligned_B.view(dtype).view(shape), stored.interleaved_heads)
+    values = with_whole_heads(aligned_B.view(dtype).view(shape), stored.interleaved_heads)
     return values.T if stored.is_transposed else values
-
-
-def _with_whole_heads(rows: Tensor, num_heads: int) -> Tensor:
-    """Undoes llama.cpp's order of query and key rows, in which those of a head's halves alternate."""
-    if not num_heads:
-        return rows
-    return rows.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)

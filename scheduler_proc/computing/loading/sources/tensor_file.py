@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from kernels.arguments.block_rows import BlockRows, TransposedBlockRows
@@ -19,8 +20,6 @@ StoredTensor = Tensor | BlockRows | TransposedBlockRows
 
 class TensorFile(Protocol):
     """One file of named tensors. Both methods raise `BootError` if it cannot be read."""
-
-    def __init__(self, path: Path): ...
 
     def forms(self) -> Mapping[str, str]:
         """Returns the forms of all tensors by name: keys of `kernels.arguments.block_rows.FORMS`, or `NUMBERS`."""
@@ -38,3 +37,20 @@ def unreadable(path: Path, error: Exception) -> BootError:
         return BootError(f"{path}: {other}")
     reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
     return BootError(f"{path}: cannot be read, it may be cut off or damaged: {reason}")
+
+
+def with_whole_heads(rows: Tensor, num_heads: int, num_interleaved: int | None = None) -> Tensor:
+    """Returns query or key rows, in which those of a head's halves alternate, in another order: half after half.
+
+    With `num_interleaved` this is so in that many first rows of each head. With 0 heads they are not in that order, and
+    stay as they are.
+    """
+    if not num_heads:
+        return rows
+    heads = rows.unflatten(0, (num_heads, -1))
+    rotated, others = (
+        heads[:, :num_interleaved],
+        heads[:, heads.shape[1] if num_interleaved is None else num_interleaved :],
+    )
+    halves = rotated.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+    return torch.cat((halves, others), dim=1).flatten(0, 1)

@@ -3,19 +3,22 @@
 Shape legend: T tokens of the step, E embedding size, H query heads, G key/value heads, A = H + 2 G, D head dimension.
 """
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
 from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import HeadNorms, PrefillRows
+from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
+from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
 from scheduler_proc.computing.model.blocks.norm import norm_parameters, pop_scale
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.description import AttentionDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
-from scheduler_proc.computing.model.rope_tables import RopeTables
 from scheduler_proc.computing.model.workspace import Activations
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.inputs import StepInputs, StepRows
@@ -28,8 +31,11 @@ def attention_parameters(layer: str, attention: AttentionDescription, hidden_siz
     by_heads = ByRows(tuple((num, attention.head_dim) for num in heads))
     parameters = linear_parameters(f"{layer}.qkv", attention.qkv_size, hidden_size, attention.has_qkv_bias, by_heads)
     if attention.qk_norm is not None:
-        for name in QK_NORMS:
-            parameters += norm_parameters(f"{layer}.{name}", attention.qk_norm)
+        for name, num in zip(QK_NORMS, heads, strict=False):
+            norm, split = attention.qk_norm, None
+            if attention.norms_whole_qk:
+                norm, split = replace(norm, size=num * norm.size), ByRows(((num, norm.size),))
+            parameters += norm_parameters(f"{layer}.{name}", norm, split)
     if attention.has_sinks:
         num_heads = attention.num_heads
         parameters.append(Parameter(f"{layer}.sinks", (num_heads,), "bias", ByRows(((num_heads, 1),))))
@@ -53,10 +59,15 @@ class Attention:
         sinks = pop_tensor(weights, f"{layer}.sinks").float() if attention.has_sinks else None
         self._options = AttentionOptions(attention.scale, attention.window, attention.softcap, sinks)
         self._qkv = pop_linear(weights, f"{layer}.qkv")
-        self._qk_norms = None
+        self._head_norms, self._whole_norms = None, None
         if attention.qk_norm is not None:
-            query_D, key_D = (pop_scale(weights, f"{layer}.{name}", attention.qk_norm) for name in QK_NORMS)
-            self._qk_norms = HeadNorms(query_D, key_D, attention.qk_norm.eps)
+            query, key = (pop_scale(weights, f"{layer}.{name}", attention.qk_norm) for name in QK_NORMS)
+            norms = HeadNorms(query, key, attention.qk_norm.eps)
+            if attention.norms_whole_qk:
+                self._whole_norms = norms
+            else:
+                self._head_norms = norms
+        self._parallel = parallel
         self._out = pop_row_parallel(weights, f"{layer}.attention_out", parallel)
         self._rope_tables = rope_tables
 
@@ -76,7 +87,9 @@ class Attention:
         step = rows.step
         heads_TA = self._qkv(normed_TE, rows, room.heads)
         heads_TAD = heads_TA.view(len(heads_TA), -1, self._head_dim)
-        query_THD = rotate_store(heads_TAD, cache, self._rope_tables, step.positions, step.slots, self._qk_norms)
+        if self._whole_norms is not None:
+            _norm_whole(heads_TA, self._whole_norms, self._parallel)
+        query_THD = rotate_store(heads_TAD, cache, self._rope_tables, step.positions, step.slots, self._head_norms)
         attended_TA = self._attend(query_THD, step, cache, attended_THD, is_narrow=narrow is not None)
         out_rows, out_room = narrow or (rows, room)
         return self._out(attended_TA, out_rows, out_room.update)
@@ -108,6 +121,22 @@ class Attention:
         if num_decode < num_tokens:
             paged_prefill(query_THD[num_decode:], cache, rows, self._options, out_THD[num_decode:])
         return _select(out_THD, wanted)
+
+
+def _norm_whole(heads_TA: Tensor, norms: HeadNorms, parallel: ParallelGroup) -> None:
+    """Normalizes all query heads together, and all key heads together, also those of other ranks."""
+    begin = 0
+    for weight_N in (norms.query_weight, norms.key_weight):
+        part_TN = heads_TA[:, begin : begin + len(weight_N)]
+        begin += len(weight_N)
+        if parallel.size == 1:
+            normed_TN = rms_norm(part_TN, weight_N, norms.eps, None, part_TN)
+        else:  # all ranks have as many heads
+            wide_TN = part_TN.float()
+            mean_T1 = parallel.all_reduce(wide_TN.square().mean(-1, keepdim=True)) / parallel.size
+            normed_TN = (wide_TN * torch.rsqrt(mean_T1 + norms.eps)).to(part_TN.dtype) * weight_N
+        if normed_TN is not part_TN:
+            part_TN.copy_(normed_TN)
 
 
 def _select(attended_THD: Tensor, tokens: Tensor | None) -> Tensor:

@@ -3,10 +3,12 @@
 Shape legend: T tokens, E embedding size, V this rank's entries of the vocabulary, M positions.
 """
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kernels.formats.embed import embed
+from kernels.operations.rescale import rescale
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.parameters import ByRows, Parameter
@@ -25,10 +27,12 @@ def embedding_parameters(model: ModelDescription) -> list[Parameter]:
 
 
 class Embedding:
-    def __init__(self, model: ModelDescription, weights: Weights, parallel: ParallelGroup):
+    def __init__(self, model: ModelDescription, weights: Weights, parallel: ParallelGroup, dtype: torch.dtype):
         self.tokens_VE = weights.pop(TOKENS)
         self._positions_ME = pop_tensor(weights, POSITIONS) if model.num_positions else None
         self._scale = model.embedding_scale
+        if model.rounds_embedding_scale:
+            self._scale = float(torch.tensor(self._scale, dtype=dtype))
         assert self._scale == 1 or self._positions_ME is None, "positions would be scaled, too"
         self._vocab_part = model.vocab_part
         self._parallel = parallel
@@ -39,7 +43,7 @@ class Embedding:
             embedded_TE = embed(step.token_ids, step.positions, self.tokens_VE, self._positions_ME, out_TE)
         else:
             embedded_TE = self._look_up_part(step)
-        return embedded_TE if self._scale == 1 else embedded_TE.mul_(self._scale)
+        return embedded_TE if self._scale == 1 else rescale(embedded_TE, self._scale)
 
     def _look_up_part(self, step: StepInputs) -> Tensor:
         row_T = step.token_ids - self._parallel.rank * self._vocab_part

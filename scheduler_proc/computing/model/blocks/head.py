@@ -6,6 +6,7 @@ Shape legend: N rows, E embedding size, V vocabulary.
 from torch import Tensor
 
 from kernels.formats.weight_format import Weight
+from kernels.operations.rescale import rescale
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.parameters import ByRows, Parameter
@@ -26,7 +27,7 @@ class Head:
 
     def __init__(self, model: ModelDescription, weights: Weights, embedding: Weight, parallel: ParallelGroup):
         self._linear = weights.pop(HEAD, embedding).linear(None, None)
-        self._scale, self._softcap = model.logit_scale, model.logit_softcap
+        self._scale, self._softcap = model.logit_scale, model.logit_softcap or 0.0
         self._vocab_size = model.vocab_size
         self._parallel = parallel
 
@@ -36,8 +37,5 @@ class Head:
             logits_NV = self._linear(hidden_NE, out_NV)
         else:
             logits_NV = self._parallel.gather_columns(self._linear(hidden_NE), self._vocab_size)
-        if self._scale != 1:
-            logits_NV.mul_(self._scale)
-        if self._softcap is not None:
-            logits_NV.div_(self._softcap).tanh_().mul_(self._softcap)
-        return logits_NV
+        has_changes = self._scale != 1 or self._softcap
+        return rescale(logits_NV, self._scale, softcap=self._softcap) if has_changes else logits_NV

@@ -10,13 +10,14 @@ from typing import Protocol
 from torch import Tensor
 
 from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.rows import RopeTables
+from kernels.operations.rescale import rescale
 from scheduler_proc.computing.model.blocks.attention import Attention, attention_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.description import LayerDescription, MlpDescription, NormDescription
 from scheduler_proc.computing.model.parameters import Parameter
-from scheduler_proc.computing.model.rope_tables import RopeTables
-from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
+from scheduler_proc.computing.model.workspace import Activations
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.inputs import StepRows
 
@@ -102,12 +103,11 @@ class Layer:
         stream.update = _norm_output(self._mlp_out_norm, self._mlp(normed_TE, stream.rows, stream.room))
 
     def _add_parallel(self, stream: Stream, normed_TE: Tensor) -> None:
-        """Adds the MLP's output to attention's; `normed_TE` is what attention read."""
-        assert stream.update is not None
+        """Adds attention's output to the stream after the MLP's input; `normed_TE` is what attention read."""
         if self._mlp_norm is not None:
-            normed_TE = self._mlp_norm(stream.residual, None, None)
-        update_TE = self._mlp(normed_TE, stream.rows, NEW_MEMORY)  # attention's output is still in the room
-        stream.update.add_(_norm_output(self._mlp_out_norm, update_TE))
+            normed_TE = self._mlp_norm(stream.residual, None, stream.room.normed)
+        rescale(stream.residual, added_TE=stream.update)
+        stream.update = _norm_output(self._mlp_out_norm, self._mlp(normed_TE, stream.rows, stream.room))
 
 
 def _add_and_norm(norm: Norm | None, stream: Stream) -> Tensor:
@@ -115,7 +115,7 @@ def _add_and_norm(norm: Norm | None, stream: Stream) -> Tensor:
     if norm is not None:
         return norm(stream.residual, stream.update, stream.room.normed)
     if stream.update is not None:
-        stream.residual.add_(stream.update)
+        rescale(stream.residual, added_TE=stream.update)
     return stream.residual
 
 

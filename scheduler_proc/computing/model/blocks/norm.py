@@ -3,18 +3,20 @@
 Shape legend: T tokens, E embedding size.
 """
 
+import torch
 from torch import Tensor
 
 from kernels.operations.layer_norm import layer_norm
 from kernels.operations.rms_norm import rms_norm
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import NormDescription
-from scheduler_proc.computing.model.parameters import Parameter
+from scheduler_proc.computing.model.parameters import Parameter, Split
 
 
-def norm_parameters(name: str, norm: NormDescription) -> list[Parameter]:
-    parts = ("weight", "bias") if norm.kind == "layer" else ("weight",)
-    return [Parameter(f"{name}.{part}", (norm.size,), "norm" if part == "weight" else "bias") for part in parts]
+def norm_parameters(name: str, norm: NormDescription, split: Split = None) -> list[Parameter]:
+    weight = Parameter(f"{name}.weight", (norm.size,), "norm", split)
+    has_bias = norm.kind == "layer" and norm.has_bias
+    return [weight, Parameter(f"{name}.bias", (norm.size,), "bias", split)] if has_bias else [weight]
 
 
 def pop_scale(weights: Weights, name: str, norm: NormDescription) -> Tensor:
@@ -26,7 +28,9 @@ def pop_scale(weights: Weights, name: str, norm: NormDescription) -> Tensor:
 class Norm:
     def __init__(self, name: str, norm: NormDescription, weights: Weights):
         self.weight_E = pop_scale(weights, name, norm)
-        self._bias_E = pop_tensor(weights, f"{name}.bias") if norm.kind == "layer" else None
+        self._bias_E = None
+        if norm.kind == "layer":
+            self._bias_E = pop_tensor(weights, f"{name}.bias") if norm.has_bias else torch.zeros_like(self.weight_E)
         self._eps = norm.eps
 
     def __call__(self, residual_TE: Tensor, update_TE: Tensor | None, out_TE: Tensor | None) -> Tensor:

@@ -16,7 +16,9 @@ class Source:
     """One tensor of a checkpoint, and where it goes: rows of our parameter `target` from `first_row` on.
 
     `shape` is the checkpoint's. `is_transposed`: the checkpoint has [in, out] where we have [out, in]. `other_name` is
-    looked for where `name` is absent: of two tied tensors a checkpoint may hold either.
+    looked for where `name` is absent: of two tied tensors a checkpoint may hold either. `interleaved_heads`: the number
+    of heads if neighbouring rows of each are rotated together in the checkpoint, 0 if its halves are, as we do; this is
+    so in the first `num_interleaved` rows of each head, or in all.
     """
 
     name: str
@@ -25,6 +27,8 @@ class Source:
     first_row: int = 0
     is_transposed: bool = False
     other_name: str = ""
+    interleaved_heads: int = 0
+    num_interleaved: int | None = None
 
     @property
     def num_rows(self) -> int:

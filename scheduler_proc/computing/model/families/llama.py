@@ -1,7 +1,7 @@
 """Llama and its likes (Mistral, SmolLM): RMS norms, rotary positions, grouped heads and a gated MLP."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
@@ -12,7 +12,6 @@ from scheduler_proc.computing.model.description import (
     MlpDescription,
     ModelDescription,
     NormDescription,
-    RopeDescription,
 )
 from scheduler_proc.computing.model.families.family import (
     Family,
@@ -21,8 +20,10 @@ from scheduler_proc.computing.model.families.family import (
     head_sources,
     linear_sources,
 )
+from scheduler_proc.computing.model.families.rope import read_rope
 
-ROPE_SCALINGS = ("default", "linear", "llama3", "longrope")
+NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
+"""The norms of a layer by their names in a checkpoint."""
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
@@ -43,8 +44,8 @@ def describe_attention(
     hf_config: HfConfig,
     default_head_dim: int | None = None,
     *,
-    has_qkv_bias: bool,
-    has_out_bias: bool,
+    has_qkv_bias: bool = False,
+    has_out_bias: bool = False,
     has_qk_norm: bool = False,
 ) -> AttentionDescription:
     """Returns attention over the whole context, from config.json as Llama and its descendants write it.
@@ -61,34 +62,39 @@ def describe_attention(
         head_dim=head_dim,
         scale=head_dim**-0.5,
         rope=read_rope(hf_config),
-        qk_norm=_describe_norm(hf_config, head_dim) if has_qk_norm else None,
+        qk_norm=describe_norm(hf_config, head_dim) if has_qk_norm else None,
         has_qkv_bias=has_qkv_bias,
         has_out_bias=has_out_bias,
     )
 
 
 def describe_dense_mlp(hf_config: HfConfig, *, has_bias: bool = False) -> DenseMlpDescription:
+    hf_config.choice("hidden_act", ["silu"], "silu")
     return DenseMlpDescription(size=hf_config.count("intermediate_size"), activation="silu_gated", has_bias=has_bias)
 
 
-def _describe_norm(hf_config: HfConfig, size: int) -> NormDescription:
+def describe_norm(hf_config: HfConfig, size: int) -> NormDescription:
     return NormDescription(kind="rms", size=size, eps=hf_config.number("rms_norm_eps", 1e-6))
 
 
 def describe_model(
-    hf_config: HfConfig, attentions: Sequence[AttentionDescription], mlps: Sequence[MlpDescription] = ()
+    hf_config: HfConfig,
+    attentions: Sequence[AttentionDescription],
+    mlps: Sequence[MlpDescription] = (),
+    norm: NormDescription | None = None,
+    norms: Mapping[str, str] = NORMS,
 ) -> ModelDescription:
     """Returns a model whose layers have these attentions; the rest is read as for Llama and its descendants.
 
-    `mlps`: the MLP of each layer, if they are not all dense ones without a bias.
+    `mlps`: the MLP of each layer, if they are not all dense ones without a bias. `norm`: what all norms of the residual
+    stream are, if they are not Llama's.
     """
-    activation = hf_config.text("hidden_act", "silu")
-    if activation != "silu":
-        raise hf_config.refuse("hidden_act", activation, "supported is silu")
-    norm = _describe_norm(hf_config, hf_config.count("hidden_size"))
+    mlps = mlps or [describe_dense_mlp(hf_config)] * len(attentions)
+    norm = norm or describe_norm(hf_config, hf_config.count("hidden_size"))
+    own_norms = dict.fromkeys(norms.values(), norm)
     layers = (
-        LayerDescription(attention_norm=norm, attention=attention, mlp_norm=norm, mlp=mlp)
-        for attention, mlp in zip(attentions, mlps or [describe_dense_mlp(hf_config)] * len(attentions), strict=True)
+        LayerDescription(attention=attention, mlp=mlp, **own_norms)
+        for attention, mlp in zip(attentions, mlps, strict=True)
     )
     return ModelDescription(
         vocab_size=hf_config.count("vocab_size"),
@@ -97,40 +103,6 @@ def describe_model(
         final_norm=norm,
         has_tied_head=hf_config.flag("tie_word_embeddings", False),
     )
-
-
-def read_rope(hf_config: HfConfig) -> RopeDescription:
-    """Reads both spellings: `rope_theta` with `rope_scaling` (transformers 4) and `rope_parameters` (5)."""
-    parameters = hf_config.section("rope_parameters") or hf_config.section("rope_scaling") or HfConfig({})
-    theta = parameters.number("rope_theta", hf_config.number("rope_theta", 10_000.0))
-    kind = parameters.text("rope_type", parameters.text("type", "default"))
-    if kind not in ROPE_SCALINGS:
-        raise parameters.refuse("rope_type", kind, f"supported are {', '.join(ROPE_SCALINGS)}")
-    rotated_part = parameters.number("partial_rotary_factor", hf_config.number("partial_rotary_factor", 1.0))
-    if rotated_part != 1.0:
-        raise hf_config.refuse("partial_rotary_factor", rotated_part, "supported is 1.0")
-    if kind == "default":
-        return RopeDescription(theta=theta)
-    if kind == "linear":
-        return RopeDescription(theta=theta, scaling="linear", factor=parameters.number("factor"))
-    if kind == "longrope":
-        return RopeDescription(theta=theta, scaling="longrope", factors=_read_factors(parameters))
-    return RopeDescription(
-        theta=theta,
-        scaling="llama3",
-        factor=parameters.number("factor"),
-        low_freq_factor=parameters.number("low_freq_factor"),
-        high_freq_factor=parameters.number("high_freq_factor"),
-        original_max_positions=parameters.count("original_max_position_embeddings"),
-    )
-
-
-def _read_factors(parameters: HfConfig) -> tuple[float, ...]:
-    """Returns the factors of "longrope", if they are the same for short and long contexts."""
-    factors = parameters.numbers("long_factor")
-    if factors != parameters.numbers("short_factor") or parameters.number("attention_factor") != 1.0:
-        raise parameters.refuse("rope_type", "longrope", "supported are equal factors and an attention_factor of 1")
-    return tuple(factors)
 
 
 def fit_window(window: int | None, max_model_len: int) -> int | None:
@@ -152,20 +124,7 @@ MlpSources = Callable[[str, str, MlpDescription, int], list[Source]]
 """Takes the MLP's name in the checkpoint, the layer's name, its description and the hidden size."""
 
 
-def list_sources(model: ModelDescription, mlp_sources: MlpSources = dense_mlp_sources) -> list[Source]:
-    hidden = model.hidden_size
-    sources = [embedding_source("model.embed_tokens.weight", model)]
-    for index, description in enumerate(model.layers):
-        block, layer = f"model.layers.{index}", f"layers.{index}"
-        sources.append(Source(f"{block}.input_layernorm.weight", (hidden,), f"{layer}.attention_norm.weight"))
-        sources += _attention_sources(f"{block}.self_attn", layer, description.attention, hidden)
-        sources.append(Source(f"{block}.post_attention_layernorm.weight", (hidden,), f"{layer}.mlp_norm.weight"))
-        sources += mlp_sources(f"{block}.mlp", layer, description.mlp, hidden)
-    sources.append(Source("model.norm.weight", (hidden,), "final_norm.weight"))
-    return sources + head_sources(model)
-
-
-def _attention_sources(name: str, layer: str, attention: AttentionDescription, hidden: int) -> list[Source]:
+def attention_sources(name: str, layer: str, attention: AttentionDescription, hidden: int) -> list[Source]:
     query_size, kv_size = attention.query_size, attention.kv_size
     qkv, has_bias = f"{layer}.qkv", attention.has_qkv_bias
     sources = [
@@ -175,10 +134,33 @@ def _attention_sources(name: str, layer: str, attention: AttentionDescription, h
         *linear_sources(f"{name}.o_proj", f"{layer}.attention_out", hidden, query_size, attention.has_out_bias),
     ]
     if attention.qk_norm is not None:
-        head_norm = (attention.head_dim,)
-        sources.append(Source(f"{name}.q_norm.weight", head_norm, f"{layer}.query_norm.weight"))
-        sources.append(Source(f"{name}.k_norm.weight", head_norm, f"{layer}.key_norm.weight"))
+        sizes = (query_size, kv_size) if attention.norms_whole_qk else (attention.head_dim,) * 2
+        sources.append(Source(f"{name}.q_norm.weight", sizes[:1], f"{layer}.query_norm.weight"))
+        sources.append(Source(f"{name}.k_norm.weight", sizes[1:], f"{layer}.key_norm.weight"))
     return sources
+
+
+AttentionSources = Callable[[str, str, AttentionDescription, int], list[Source]]
+"""Likewise, of the attention."""
+
+
+def list_sources(
+    model: ModelDescription,
+    mlp_sources: MlpSources = dense_mlp_sources,
+    norms: Mapping[str, str] = NORMS,
+    attention_sources: AttentionSources = attention_sources,
+) -> list[Source]:
+    hidden = model.hidden_size
+    sources = [embedding_source("model.embed_tokens.weight", model)]
+    for index, description in enumerate(model.layers):
+        block, layer = f"model.layers.{index}", f"layers.{index}"
+        sources += [
+            Source(f"{block}.{name}.weight", (hidden,), f"{layer}.{norm}.weight") for name, norm in norms.items()
+        ]
+        sources += attention_sources(f"{block}.self_attn", layer, description.attention, hidden)
+        sources += mlp_sources(f"{block}.mlp", layer, description.mlp, hidden)
+    sources.append(Source("model.norm.weight", (hidden,), "final_norm.weight"))
+    return sources + head_sources(model)
 
 
 FAMILY = Family(

@@ -5,8 +5,7 @@ from dataclasses import replace
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import AttentionDescription, ModelDescription
 from scheduler_proc.computing.model.families import llama
-
-WHOLE_CONTEXT, WINDOW = "full_attention", "sliding_attention"
+from scheduler_proc.computing.model.families.layer_kinds import WHOLE_CONTEXT, WINDOW, read_kinds
 
 FIRST_WINDOW_LAYER = 28
 """The default of `max_window_layers`."""
@@ -24,12 +23,7 @@ def with_windows(
     num_layers, window = hf_config.count("num_hidden_layers", most=MAX_LAYERS), read_window(hf_config)
     first = hf_config.count("max_window_layers", FIRST_WINDOW_LAYER, least=0) if window else num_layers
     by_index = [WINDOW if index >= first else WHOLE_CONTEXT for index in range(num_layers)]
-    kinds = hf_config.texts("layer_types") or by_index
-    known = [WHOLE_CONTEXT, *([WINDOW] if window else [])]
-    if others := sorted(set(kinds) - set(known)):
-        raise hf_config.refuse("layer_types", others, f"supported is {' and '.join(known)}")
-    if len(kinds) != num_layers:
-        raise hf_config.refuse("layer_types", kinds, f"there are {num_layers} layers")
+    kinds = read_kinds(hf_config, by_index, (WHOLE_CONTEXT, WINDOW) if window else (WHOLE_CONTEXT,))
     fitted = llama.fit_window(window, max_model_len)
     return [replace(attention, window=fitted if kind == WINDOW else None) for kind in kinds]
 

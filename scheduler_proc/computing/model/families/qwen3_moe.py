@@ -11,6 +11,7 @@ from scheduler_proc.computing.model.families.family import Source
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
+    hf_config.choice("hidden_act", ["silu"], "silu")
     num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
     experts = ExpertMlpDescription(
         num_experts=hf_config.optional_count("num_experts") or hf_config.count("num_local_experts"),

@@ -2,10 +2,34 @@
 
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.families import gpt2, llama, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
+from scheduler_proc.computing.model.families import (
+    cohere2,
+    exaone4,
+    gemma2,
+    gemma3,
+    glm4,
+    gpt2,
+    granite,
+    granite4,
+    llama,
+    ministral3,
+    mixtral,
+    olmo2,
+    olmo3,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from scheduler_proc.computing.model.families.family import Family
 
-FAMILIES = tuple(each.FAMILY for each in (gpt2, llama, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe))
+MODULES = (
+    *(gpt2, llama, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma2, gemma3, olmo2, olmo3, cohere2, exaone4),
+    *(phi3, smollm3, granite, granite4, glm4, ministral3),
+)
+FAMILIES = tuple(module.FAMILY for module in MODULES)
 UNSUPPORTED_KINDS = {
     "Moe": "a mixture of experts",
     "VL": "a model of images and text",

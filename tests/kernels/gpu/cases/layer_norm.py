@@ -11,7 +11,8 @@ _CASES = tuple(
         kernel=norm_kernel,
         signature=dict.fromkeys(("x_ptr", "update_ptr", "weight_ptr", "bias_ptr", "out_ptr"), "*bf16:16")
         | {"eps": "fp32"},
-        constants={"SIZE": MODEL_SHAPES["GPT-2 124M"].embedding_size, "HAS_UPDATE": has_update, "IS_CENTERED": True},
+        constants=dict.fromkeys(("SIZE", "STRIDE"), MODEL_SHAPES["GPT-2 124M"].embedding_size)
+        | {"HAS_UPDATE": has_update, "IS_CENTERED": True},
         launch=launch_on(HOPPER, "layer_norm", MODEL_SHAPES["GPT-2 124M"].embedding_size),
         max_registers=64,
     )

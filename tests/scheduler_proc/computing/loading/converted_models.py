@@ -22,6 +22,10 @@ LLAMA_SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama-biases", {**LLAMA_SIZES, "tie_word_embeddings": True}),
     "qwen3": ("qwen3-gqa-tied", {**LLAMA_SIZES, "head_dim": 8}),
+    "phi3": ("phi3-long", {**LLAMA_SIZES, "num_attention_heads": 2, "num_key_value_heads": 1}),
+    "granite": ("granite", LLAMA_SIZES),
+    "glm4": ("glm4", {**LLAMA_SIZES, "head_dim": 16}),
+    "ministral3": ("ministral3", {**LLAMA_SIZES, "head_dim": 8}),
     "gpt2": ("gpt2", {"n_embd": 24, "n_layer": 1, "n_head": 3, "vocab_size": VOCAB_SIZE, "n_positions": 16}),
     "mixtral": ("mixtral", LLAMA_SIZES),
     "qwen2moe": ("qwen2moe", LLAMA_SIZES),
@@ -47,7 +51,7 @@ def convert(name: str, converter: Any) -> torch.Tensor:
             model_dir, gguf.LlamaFileType.MOSTLY_F16, FOLDER / f"{name}.gguf"
         )
         converted.hparams.setdefault("n_ctx", model.config.max_position_embeddings)  # of GPT-2's old configurations
-        converted.set_vocab = lambda: None
+        getattr(converted, "impl", converted).set_vocab = lambda: None  # of Mistral 3, another writes the file
         converted.write()
     return logits
 

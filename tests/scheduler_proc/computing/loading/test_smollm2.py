@@ -24,8 +24,8 @@ PROMPT = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 3451
 PROMPT += [198, 1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
 """Its chat template with the question "What is the capital of France?"."""
 
-MEAN_TOLERANCE = 0.2
-"""Mean difference of a logit from float32, as a part of their standard deviation: llama.cpp's is 0.05 to 0.07."""
+MEAN_TOLERANCE = 0.1
+"""Mean difference of a logit from float32, as a part of their standard deviation; llama.cpp's is 0.035 here."""
 
 
 @pytest.fixture
@@ -59,5 +59,6 @@ def test_logits_are_near_to_those_of_the_values_in_float32(model_dir: Path, tmp_
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, values / "model.safetensors")
     prompts = [PROMPT[:length] for length in (8, 20, 30, 37)]
     expected = our_logits(make_config(values, max_model_len=256), prompts)
-    difference = (our_logits(make_config(model_dir, dtype=dtype, max_model_len=256), prompts) - expected).abs()
-    assert float((difference / expected.std(-1, keepdim=True)).mean()) < MEAN_TOLERANCE
+    difference = our_logits(make_config(model_dir, dtype=dtype, max_model_len=256), prompts) - expected
+    shifted = difference - difference.mean(-1, keepdim=True)  # a shift of all logits changes no probability
+    assert float((shifted.abs() / expected.std(-1, keepdim=True)).mean()) < MEAN_TOLERANCE

@@ -32,6 +32,7 @@ from tests.scheduler_proc.computing.drive import Row, plan_batch
 HIDDEN, HEADS, HEAD_DIM = 32, 4, 8
 RMS = NormDescription(kind="rms", size=HIDDEN, eps=1e-5)
 LAYER_NORM = replace(RMS, kind="layer")
+UNBIASED = replace(LAYER_NORM, has_bias=False)
 CENTERED = replace(RMS, is_zero_centered=True)
 ATTENTION = AttentionDescription(num_heads=HEADS, num_kv_heads=HEADS, head_dim=HEAD_DIM, scale=HEAD_DIM**-0.5)
 ROTATED = replace(ATTENTION, rope=RopeDescription(theta=100.0))
@@ -86,7 +87,16 @@ CASES: dict[str, tuple[tuple[LayerDescription, ...], dict[str, Any]]] = {
         (PRE, replace(PRE, mlp=replace(MLP, size=80)), replace(PRE, mlp=replace(MLP, has_bias=True))),
         {},
     ),
-    "different activations": ((PRE, replace(PRE, mlp=replace(MLP, activation="gelu"))), {}),
+    "different activations": (
+        tuple(replace(PRE, mlp=replace(MLP, activation=activation)) for activation in ("silu_gated", "gelu")) * 2
+        + (replace(PRE, mlp=replace(MLP, activation="gelu_tanh_gated")),) * 2,
+        {},
+    ),
+    "layer norms without a bias": ((replace(PRE, attention_norm=UNBIASED, mlp_norm=UNBIASED),) * 2, {}),
+    "norms of all query heads and all key heads": (
+        (replace(PRE, attention=replace(ROTATED, qk_norm=replace(RMS, size=HEAD_DIM), norms_whole_qk=True)),) * 3,
+        {},
+    ),
 }
 
 
@@ -110,7 +120,7 @@ def norm(x: Tensor, values: dict[str, Tensor], name: str, description: NormDescr
     scale = values[f"{name}.weight"] + (1 if description.is_zero_centered else 0)
     if description.kind == "rms":
         return functional.rms_norm(x, x.shape[-1:], scale, description.eps)
-    return functional.layer_norm(x, x.shape[-1:], scale, values[f"{name}.bias"], description.eps)
+    return functional.layer_norm(x, x.shape[-1:], scale, values.get(f"{name}.bias"), description.eps)
 
 
 def rotate(heads_THD: Tensor, theta: float) -> Tensor:
@@ -122,8 +132,10 @@ def rotate(heads_THD: Tensor, theta: float) -> Tensor:
 
 def attend(x: Tensor, values: dict[str, Tensor], name: str, description: AttentionDescription) -> Tensor:
     query, key, value = (x @ values[f"{name}.qkv.weight"].T).view(len(x), 3, HEADS, HEAD_DIM).unbind(1)
-    query = norm(query, values, f"{name}.query_norm", description.qk_norm)
-    key = norm(key, values, f"{name}.key_norm", description.qk_norm)
+    if description.norms_whole_qk:
+        query, key = query.flatten(1), key.flatten(1)
+    query = norm(query, values, f"{name}.query_norm", description.qk_norm).view_as(value)
+    key = norm(key, values, f"{name}.key_norm", description.qk_norm).view_as(value)
     if description.rope is not None:
         query, key = (rotate(heads, description.rope.theta) for heads in (query, key))
     scores_HTL = torch.einsum("thd,lhd->htl", query, key) * description.scale
@@ -143,7 +155,8 @@ def apply_mlp(x: Tensor, values: dict[str, Tensor], name: str, description: Dens
     inner = functional.linear(x, values[f"{name}.mlp_in.weight"], values.get(f"{name}.mlp_in.bias"))
     if description.is_gated:
         gate, up = inner.chunk(2, dim=-1)
-        inner = functional.silu(gate) * up
+        is_silu = description.activation == "silu_gated"
+        inner = (functional.silu(gate) if is_silu else functional.gelu(gate, approximate="tanh")) * up
     else:
         inner = functional.gelu(inner)
     return functional.linear(inner, values[f"{name}.mlp_out.weight"], values.get(f"{name}.mlp_out.bias"))

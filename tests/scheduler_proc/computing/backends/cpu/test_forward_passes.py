@@ -46,7 +46,9 @@ def load(model_dir: Path, **settings: object) -> Runner:
     return load_runner(make_config(model_dir, **settings), lambda text, fraction: None)
 
 
-@pytest.mark.parametrize("variant", ["gpt2", "llama-gqa-tied", "qwen3-gqa-tied"])
+@pytest.mark.parametrize(
+    "variant", ["gpt2", "llama-gqa-tied", "qwen3-gqa-tied", "gemma2", "gemma3", "olmo3", "cohere2", "exaone4"]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tokens_are_those_of_steps_that_are_not_captured(tmp_path: Path, variant: str, dtype: str) -> None:
     build_checkpoint(tmp_path, variant)

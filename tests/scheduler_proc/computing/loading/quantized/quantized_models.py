@@ -170,6 +170,8 @@ METHODS: dict[str, Quantized] = {
             "quant_method": "compressed-tensors",
             "format": "mixed-precision",
             "ignore": ["lm_head"],
+            "sparsity_config": {},
+            "transform_config": {"config_groups": {}},
             "config_groups": {
                 "group_0": _group(["Linear"], num_bits=4, type="int", symmetric=False, strategy="group", group_size=64),
                 "group_1": _group([r"re:.*self_attn.*"], num_bits=8, type="float", strategy="channel"),

@@ -8,8 +8,14 @@ from messages.errors import BootError
 from tests.scheduler_proc.computing.model.families.configs import LLAMA, LLAMA3_SCALING, check_sources, read
 
 FACTORS = [2.0] * 4
-LONGROPE = {"rope_type": "longrope", "short_factor": FACTORS, "long_factor": FACTORS, "attention_factor": 1.0}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": FACTORS,
+    "long_factor": FACTORS,
+    "original_max_position_embeddings": 32,
+    "factor": 2.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -28,18 +34,21 @@ def test_sources_fill_every_element_of_every_parameter_once(fields: dict[str, An
     [
         (LLAMA | {"hidden_act": "gelu"}, 'hidden_act is "gelu": supported is silu'),
         (LLAMA | {"num_key_value_heads": 4}, "6 attention heads: not a multiple of 4 key/value heads"),
-        (LLAMA | {"head_dim": 5}, "an even head size, not 5"),
+        (LLAMA | {"head_dim": 5}, "rotary positions of 5 values per head of 5: an even number"),
         (LLAMA | {"head_dim": None, "hidden_size": 3}, "hidden_size is 3: it must be a multiple of 6 heads"),
         (MISTRAL | {"sliding_window": 0}, "sliding_window must be a positive integer, not 0"),
-        (LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, 'rope_type is "yarn": supported are default'),
-        (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_type is "dynamic"'),
+        (LLAMA | {"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, 'rope_type is "ntk": supported are default'),
+        (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "max_position_embeddings is missing"),
+        (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "max_position_embeddings is missing"),
+        (LLAMA | {"rope_scaling": LONGROPE | {"original_max_position_embeddings": 1}}, "it must be greater than 1"),
+        (LLAMA | {"rope_theta": 1.0}, "rope_theta is 1.0: it must be greater than 1"),
         (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
-        (LLAMA | {"rope_scaling": LONGROPE | {"short_factor": [1.0] * 4}}, "supported are equal factors"),
-        (LLAMA | {"rope_scaling": LONGROPE | {"attention_factor": 1.2}}, "supported are equal factors"),
+        (LLAMA | {"head_dim": 8, "rope_scaling": LONGROPE | {"short_factor": [1.0] * 2}}, "2 rope factors, not 4"),
         (LLAMA | {"rope_scaling": LONGROPE | {"long_factor": ["2"]}}, "long_factor must be a list of positive numbers"),
-        (LLAMA | {"rope_scaling": LONGROPE}, "4 rope factors, not"),
+        (LLAMA | {"head_dim": 10, "rope_scaling": LONGROPE}, "4 rope factors, not 5"),
         (LLAMA | {"rope_scaling": "linear"}, 'rope_scaling must be an object, not "linear"'),
-        (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: supported is 1.0"),
+        (LLAMA | {"partial_rotary_factor": 1.25}, "rotary positions of 5 values per head of 4"),
+        (LLAMA | {"partial_rotary_factor": 0.2}, "rotary positions of 0 values per head of 4"),
         (LLAMA | {"mlp_bias": "no"}, 'mlp_bias must be true or false, not "no"'),
     ],
 )

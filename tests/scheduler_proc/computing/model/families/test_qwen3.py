@@ -27,8 +27,8 @@ def test_sources_fill_every_element_of_every_parameter_once(fields: dict[str, An
             QWEN3 | {"layer_types": ["full_attention", "sliding_attention"]},
             r'layer_types is \["sliding_attention"\]: supported is full_attention',
         ),
-        (QWEN3 | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_type is "yarn": supported are default'),
-        (QWEN3 | {"head_dim": 5}, "an even head size, not 5"),
+        (QWEN3 | {"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, 'rope_type is "ntk": supported are default'),
+        (QWEN3 | {"head_dim": 5}, "rotary positions of 5 values per head of 5"),
     ],
 )
 def test_what_cannot_run_as_it_must_is_refused(fields: dict[str, Any], complaint: str) -> None:

@@ -1,6 +1,6 @@
 """Writes GGUF files of a shape with random weights, by llama.cpp's own converter and `llama-quantize`.
 
-    python -m benchmarks.make_gguf --shape qwen3-0.6b --llama-cpp DIR --bin DIR --types Q4_K_M Q8_0 Q4_0 --out DIR
+    python -m benchmarks.experiments.gguf_0101.make_gguf --shape qwen3-0.6b --llama-cpp DIR --bin DIR --out DIR
 
 `DIR` of `--llama-cpp` holds convert_hf_to_gguf.py; this Python needs the converter's packages: gguf and sentencepiece.
 """

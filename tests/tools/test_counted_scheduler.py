@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.counted_scheduler import note_compilations
+from tools.counted_scheduler import note_compilations
 
 
 def test_a_kernel_is_noted_in_a_line_and_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

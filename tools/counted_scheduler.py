@@ -1,6 +1,6 @@
 """The real scheduler process, which notes each specialization of a Triton kernel when it is first used.
 
-    python -m benchmarks.counted_scheduler --notes FILE --run-dir DIR
+    python -m tools.counted_scheduler --notes FILE --run-dir DIR
 
 For a server started with `--external scheduler`. A specialization that is first used in service stops all streams while
 it is compiled. It counts even if Triton's cache on disk has it: the next machine's has not.

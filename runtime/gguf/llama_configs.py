@@ -1,0 +1,45 @@
+"""config.json of dense models in GGUF that descend from Llama and have fields of their own."""
+
+from typing import Any
+
+from runtime.gguf.configs import ModelFields, dense_llama_config, llama_config
+
+
+def phi3_config(fields: ModelFields) -> dict[str, Any]:
+    config = llama_config(fields, rotates_parts=True)
+    context = config["max_position_embeddings"]
+    return {
+        **config,
+        "sliding_window": int(fields.number("attention.sliding_window", 0.0)) or None,
+        "original_max_position_embeddings": fields.count("rope.scaling.original_context_length", context),
+    }
+
+
+def smollm3_config(fields: ModelFields) -> dict[str, Any]:
+    return {**dense_llama_config(fields), "no_rope_layer_interval": 4}
+
+
+def granite_config(fields: ModelFields) -> dict[str, Any]:
+    fields.require("rope.scaling.finetuned", True)  # without it, positions are not rotated
+    config = dense_llama_config(fields)
+    return {
+        **config,
+        "embedding_multiplier": fields.number("embedding_scale", 1.0),
+        "residual_multiplier": fields.number("residual_scale", 1.0),
+        "attention_multiplier": fields.number("attention.scale", config["head_dim"] ** -0.5),
+        "logits_scaling": fields.number("logit_scale"),
+    }
+
+
+def glm4_config(fields: ModelFields) -> dict[str, Any]:
+    fields.require("nextn_predict_layers", 0)
+    fields.require("rope.dimension_sections", [])  # of images, for which rows are in another order
+    return llama_config(fields, rotates_parts=True)
+
+
+def mistral3_config(fields: ModelFields) -> dict[str, Any]:
+    """Queries grow with their position in Ministral 3, not in Mistral Small 3, which is Mistral."""
+    config, growth = dense_llama_config(fields), fields.number("attention.temperature_scale", 0.0)
+    if not growth:
+        return {**config, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    return {**config, "rope_parameters": config["rope_parameters"] | {"llama_4_scaling_beta": growth}}

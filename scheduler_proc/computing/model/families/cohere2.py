@@ -1,0 +1,47 @@
+"""Cohere 2 (Command R7B): attention and MLP side by side after one layer norm; rotated only in layers with windows.
+
+In its checkpoints neighbouring rows of query and key are rotated together; they are loaded in our order.
+"""
+
+from dataclasses import replace
+
+from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.description import ModelDescription, NormDescription
+from scheduler_proc.computing.model.families import llama
+from scheduler_proc.computing.model.families.family import Source
+from scheduler_proc.computing.model.families.layer_kinds import WHOLE_CONTEXT, WINDOW, describe_kinds
+
+NORMS = {"input_layernorm": "attention_norm"}
+DEFAULTS = HfConfig(
+    {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "sliding_window": 4096, "tie_word_embeddings": True}
+)
+
+
+def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
+    hf_config = DEFAULTS.overridden(hf_config)
+    has_bias = hf_config.flag("attention_bias", False)
+    attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias)
+    ropes = {WINDOW: attention.rope, WHOLE_CONTEXT: None}
+    attentions = describe_kinds(hf_config, attention, max_model_len, period=4, ropes=ropes)
+    size, eps = hf_config.count("hidden_size"), hf_config.number("layer_norm_eps")
+    norm = NormDescription(kind="layer", size=size, eps=eps, has_bias=False)
+    model = llama.describe_model(hf_config, attentions, norm=norm, norms=NORMS)
+    layers = tuple(replace(layer, is_parallel=True) for layer in model.layers)
+    return replace(model, layers=layers, logit_scale=hf_config.number("logit_scale"))
+
+
+def list_sources(model: ModelDescription) -> list[Source]:
+    heads = {"q_proj": model.attention.num_heads, "k_proj": model.attention.num_kv_heads}
+    return [
+        replace(source, interleaved_heads=heads.get(source.name.split(".")[-2], 0))
+        for source in llama.list_sources(model, norms=NORMS)
+    ]
+
+
+FAMILY = replace(
+    llama.FAMILY,
+    architectures=("Cohere2ForCausalLM",),
+    model_types=("cohere2",),
+    describe=describe,
+    list_sources=list_sources,
+)

@@ -1,0 +1,24 @@
+"""EXAONE 4: norms after attention and MLP and of each head; in models with windows, other layers are not rotated."""
+
+from dataclasses import replace
+
+from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.families import llama, olmo2
+from scheduler_proc.computing.model.families.layer_kinds import WHOLE_CONTEXT, WINDOW, describe_kinds
+
+DEFAULTS = HfConfig({"rms_norm_eps": 1e-5})
+
+
+def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
+    hf_config = DEFAULTS.overridden(hf_config)
+    attention, has_windows = (
+        llama.describe_attention(hf_config, has_qk_norm=True),
+        hf_config.optional_count("sliding_window"),
+    )
+    ropes = {WINDOW: attention.rope, WHOLE_CONTEXT: None if has_windows else attention.rope}
+    attentions = describe_kinds(hf_config, attention, max_model_len, period=4 if has_windows else 1, ropes=ropes)
+    return llama.describe_model(hf_config, attentions, norms=olmo2.NORMS)
+
+
+FAMILY = replace(olmo2.FAMILY, architectures=("Exaone4ForCausalLM",), model_types=("exaone4",), describe=describe)

@@ -1,0 +1,24 @@
+"""Ministral 3, the language model: Mistral with YaRN, whose queries grow with their position."""
+
+from dataclasses import replace
+
+from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.families import llama
+from scheduler_proc.computing.model.families.rope import ORIGINAL
+
+
+def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
+    model = llama.describe(hf_config, max_model_len)
+    rope, parameters = model.attention.rope, hf_config.section("rope_parameters")
+    if parameters is None or rope is None:
+        raise hf_config.error("rope_parameters", None, "an object")
+    if rope.part != 1:
+        raise parameters.refuse("partial_rotary_factor", rope.part, "supported is 1")
+    growth, original = parameters.number("llama_4_scaling_beta"), parameters.count(ORIGINAL)
+    rope = replace(rope, query_growth=growth, original_max_positions=original)
+    layers = (replace(layer, attention=replace(layer.attention, rope=rope)) for layer in model.layers)
+    return replace(model, layers=tuple(layers))
+
+
+FAMILY = replace(llama.FAMILY, architectures=("Ministral3ForCausalLM",), model_types=("ministral3",), describe=describe)

@@ -1,0 +1,32 @@
+"""OLMo 2: norms after attention and MLP, and one of all query heads and one of all key heads together."""
+
+from dataclasses import replace
+from functools import partial
+
+from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.model.description import AttentionDescription, ModelDescription
+from scheduler_proc.computing.model.families import llama
+
+NORMS = {"post_attention_layernorm": "attention_out_norm", "post_feedforward_layernorm": "mlp_out_norm"}
+DEFAULTS = HfConfig({"rms_norm_eps": 1e-5})
+
+
+def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
+    hf_config = DEFAULTS.overridden(hf_config)
+    attentions = [describe_attention(hf_config)] * hf_config.count("num_hidden_layers", most=MAX_LAYERS)
+    return llama.describe_model(hf_config, attentions, norms=NORMS)
+
+
+def describe_attention(hf_config: HfConfig) -> AttentionDescription:
+    has_bias = hf_config.flag("attention_bias", False)
+    attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias, has_qk_norm=True)
+    return replace(attention, norms_whole_qk=True)
+
+
+FAMILY = replace(
+    llama.FAMILY,
+    architectures=("Olmo2ForCausalLM",),
+    model_types=("olmo2",),
+    describe=describe,
+    list_sources=partial(llama.list_sources, norms=NORMS),
+)

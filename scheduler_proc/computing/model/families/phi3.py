@@ -1,0 +1,52 @@
+"""Phi-3, Phi-3.5 and Phi-4 (also mini): Llama with fused weights, and in some models a part of each head rotated."""
+
+from dataclasses import replace
+
+from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.model.description import (
+    AttentionDescription,
+    DenseMlpDescription,
+    MlpDescription,
+    ModelDescription,
+)
+from scheduler_proc.computing.model.families import llama
+from scheduler_proc.computing.model.families.family import Source, linear_sources
+from scheduler_proc.computing.model.families.rope import ORIGINAL
+
+DEFAULTS = HfConfig({"rms_norm_eps": 1e-5, ORIGINAL: 4096})
+
+
+def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
+    hf_config = DEFAULTS.overridden(hf_config)
+    window = llama.fit_window(hf_config.optional_count("sliding_window"), max_model_len)
+    attention = replace(llama.describe_attention(hf_config), window=window)
+    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
+    return llama.describe_model(hf_config, [attention] * num_layers)
+
+
+def list_sources(model: ModelDescription) -> list[Source]:
+    return llama.list_sources(model, mlp_sources, attention_sources=_attention_sources)
+
+
+def mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
+    assert isinstance(mlp, DenseMlpDescription)
+    return [
+        *linear_sources(f"{name}.gate_up_proj", f"{layer}.mlp_in", mlp.in_size, hidden, has_bias=False),
+        *linear_sources(f"{name}.down_proj", f"{layer}.mlp_out", hidden, mlp.size, has_bias=False),
+    ]
+
+
+def _attention_sources(name: str, layer: str, attention: AttentionDescription, hidden: int) -> list[Source]:
+    return [
+        *linear_sources(f"{name}.qkv_proj", f"{layer}.qkv", attention.qkv_size, hidden, has_bias=False),
+        *linear_sources(f"{name}.o_proj", f"{layer}.attention_out", hidden, attention.query_size, has_bias=False),
+    ]
+
+
+FAMILY = replace(
+    llama.FAMILY,
+    architectures=("Phi3ForCausalLM",),
+    model_types=("phi3",),
+    describe=describe,
+    list_sources=list_sources,
+)
