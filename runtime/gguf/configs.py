@@ -22,8 +22,10 @@ class ModelFields:
         return tensor in self.file.tensors
 
     def count(self, key: str, default: int | None = None) -> int:
-        """Returns a positive integer."""
+        """Returns a positive integer; a file may have it for each layer, if it is the same in all."""
         value = self._get(key, default)
+        if isinstance(value, list) and value and value.count(value[0]) == len(value):
+            value = value[0]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.fault(key, value, "it must be a positive whole number")
         return value

@@ -24,6 +24,7 @@ def granite_config(fields: ModelFields) -> dict[str, Any]:
     config = dense_llama_config(fields)
     return {
         **config,
+        "intermediate_size": fields.count("expert_shared_feed_forward_length", config["intermediate_size"]),
         "embedding_multiplier": fields.number("embedding_scale", 1.0),
         "residual_multiplier": fields.number("residual_scale", 1.0),
         "attention_multiplier": fields.number("attention.scale", config["head_dim"] ** -0.5),

@@ -14,7 +14,7 @@ import transformers
 from messages.errors import BootError
 from runtime.gguf.architectures import HfTensor, list_tensors, read_config
 from runtime.gguf.gguf_file import read_gguf
-from tests.gguf_files import Stored, write_gguf
+from tests.gguf_files import Stored, Typed, write_gguf
 from tests.runtime.gguf.test_mutated_headers import LAYER, METADATA
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -80,6 +80,12 @@ def test_llama_3_scales_each_frequency_as_transformers_does():
     torch.testing.assert_close(
         1.0 / (torch.tensor(parameters["long_factor"]) * periods), frequencies, rtol=1e-6, atol=0
     )
+
+
+def test_a_number_may_be_given_for_each_layer(tmp_path: Path):
+    """As in files of Granite 4."""
+    path = write_gguf(tmp_path / "m.gguf", METADATA | {"llama.attention.head_count_kv": Typed(5, [2, 2])}, TENSORS)
+    assert read_config(read_gguf(path))["num_key_value_heads"] == 2
 
 
 def test_old_files_and_defaults(tmp_path: Path):

@@ -79,6 +79,7 @@ def cache_bytes(runner: Runner) -> int:
         ("phi3-long", {}, 2, {}),
         ("smollm3", {}, 2, {}),
         ("granite", {}, 2, {"quantization": "int8"}),
+        ("granite4", {}, 2, {}),
         ("glm4", {}, 4, {}),
         ("ministral3", {}, 2, {"kv_cache_dtype": "int8"}),
         ("llama-mha", {}, 2, {"quantization": "int8"}),
