@@ -73,6 +73,7 @@ QWEN3_VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-gqa-tied": {"head_dim": 24, "tie_word_embeddings": True, "rope_theta": 1e6},
     "qwen3-biases-untied": {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": False},
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
@@ -183,6 +184,11 @@ LLAMA_LIKE = {
 }
 """By the prefix of the classes of transformers."""
 
+EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "Mixtral": {"mixtral": {"num_local_experts": 4, "sliding_window": None}},
+    "Qwen2Moe": {"qwen2moe": {**EXPERTS, "shared_expert_intermediate_size": 64}},
+    "Qwen3Moe": {"qwen3moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}},
+}
 VARIANTS = [*GPT2_VARIANTS, *(variant for variants in LLAMA_LIKE.values() for variant in variants)]
 
 
@@ -224,9 +230,10 @@ def _make_llama_like(variant: str, overrides: dict[str, Any]) -> "transformers.P
         "num_key_value_heads": 2,
     }
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    family = next(family for family, variants in LLAMA_LIKE.items() if variant in variants)
+    known = LLAMA_LIKE | EXPERT_VARIANTS
+    family = next(family for family, variants in known.items() if variant in variants)
     config_class = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
-    hf_config = getattr(transformers, config_class)(**(shape | ends | LLAMA_LIKE[family][variant] | overrides))
+    hf_config = getattr(transformers, config_class)(**(shape | ends | known[family][variant] | overrides))
     return getattr(transformers, f"{family}ForCausalLM")(hf_config)
 
 

@@ -17,6 +17,7 @@ from kernels.arguments.codes import BLOCK, GROUP, Bits, Codes
 from kernels.arguments.packed_blocks import FORMS, PackedBlocks
 from kernels.arguments.packed_fp8 import PackedFp8
 from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.routes import MOST_EXPERTS, Routes, Routing
 from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
 from kernels.cpu.attention_arguments import ALL_KEYS, AttentionArguments
 from kernels.cpu.huge_pages import empty_huge
@@ -299,6 +300,55 @@ def pack_blocks(kernel: Kernel, weight: PackedBlocks, segment: int, first_row: i
     kernel(*addresses, segment, first_row, len(rows), weight.num_inputs, rows.shape[1])
 
 
+def route_tokens(kernel: Kernel, logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, routes: Routes) -> None:
+    assert logits_TX.shape[1] <= MOST_EXPERTS
+    assert bias_X is None or bias_X.dtype == logits_TX.dtype
+    addresses = _addresses(logits_TX, bias_X, routes.shares, routes.rows, routes.tokens, routes.ends)
+    flags = routing.scoring == "sigmoid", routing.is_renormalized
+    kernel(*addresses, *logits_TX.shape, routing.num_chosen, *flags, routing.scale)
+
+
+def gather_rows(kernel: Kernel, x_TE: Tensor, routes: Routes, out_RE: Tensor | None) -> Tensor:
+    out_RE = _output(out_RE, len(routes.tokens), x_TE.shape[1], x_TE.dtype)
+    kernel(*_addresses(x_TE, routes.tokens, out_RE), *out_RE.shape)
+    return out_RE
+
+
+def combine_experts(
+    kernel: Kernel, x_RE: Tensor, routes: Routes, gate_T1: Tensor | None, out_TE: Tensor | None
+) -> Tensor:
+    out_TE = _output(out_TE, len(routes.rows), x_RE.shape[1], x_RE.dtype)
+    kernel(*_addresses(x_RE, routes.shares, routes.rows, gate_T1, out_TE), *routes.rows.shape, x_RE.shape[1])
+    return out_TE
+
+
+def expert_packed_linear(kernel: Kernel, packed: Tensor, x_RI: Tensor, routes: Routes, out_RO: Tensor | None) -> Tensor:
+    num_experts = len(routes.ends)
+    out_RO = _output(out_RO, len(x_RI), BLOCK * len(packed) // num_experts, x_RI.dtype)
+    kernel(*_addresses(x_RI, packed, routes.ends, out_RO), num_experts, x_RI.shape[1], out_RO.shape[1])
+    return out_RO
+
+
+def expert_quantized_linear(
+    kernel: Kernel, weight: Codes, x_RI: Tensor, routes: Routes, out_RO: Tensor | None
+) -> Tensor:
+    num_experts = len(routes.ends)
+    out_RO = _output(out_RO, len(x_RI), weight.num_outputs // num_experts, x_RI.dtype)
+    addresses = _addresses(x_RI, weight.packed, routes.ends, out_RO)
+    kernel(*addresses, num_experts, x_RI.shape[1], out_RO.shape[1])
+    return out_RO
+
+
+def expert_block_linear(
+    kernel: Kernel, weight: PackedBlocks, x_RI: Tensor, routes: Routes, out_RO: Tensor | None
+) -> Tensor:
+    num_experts = len(routes.ends)
+    out_RO = _output(out_RO, len(x_RI), weight.num_outputs // num_experts, x_RI.dtype)
+    addresses = *_addresses(x_RI, weight.stored), ctypes.addressof(weight.description)
+    kernel(*addresses, *_addresses(routes.ends, out_RO), num_experts, x_RI.shape[1])
+    return out_RO
+
+
 def choose_tokens(kernel: Kernel, logits_SV: Tensor, *columns_S: Tensor) -> Tensor:
     """`greedy`, `sample` and `draw`."""
     tokens_S = torch.empty(len(logits_SV), dtype=torch.int64)
@@ -316,7 +366,8 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
     for launcher in (
         *(embed, layer_norm, rms_norm, rescale, gelu, rotate_store, paged_decode, paged_prefill),
         *(pack_linear, packed_linear, fp8_linear, quantize, sum_magnitudes, quantized_linear, apply_bitmask),
-        *(block_linear, look_up_blocks, pack_blocks),
+        *(block_linear, look_up_blocks, pack_blocks, route_tokens, gather_rows, combine_experts),
+        *(expert_packed_linear, expert_quantized_linear, expert_block_linear),
     )
 }
 LAUNCHERS |= dict.fromkeys(("greedy", "sample", "draw"), choose_tokens) | dict.fromkeys(

@@ -4,11 +4,13 @@ Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, S inputs th
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks
+from kernels.operations.expert_linear import ExpertLinear, packed_experts
 from kernels.operations.gelu import GeluKind, gelu
 from kernels.operations.packed_linear import BLOCK, allocate_packed, pack_rows, packed_linear, unpack_rows
 
@@ -46,6 +48,9 @@ class PackedWeight:
 
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
+
+    def experts(self) -> ExpertLinear:
+        return partial(packed_experts, self.stored)
 
     def look_up(self, row_T: Tensor) -> Tensor:
         return unpack_rows(self.stored, row_T)

@@ -5,6 +5,7 @@ Shape legend: T tokens, I inputs, O outputs.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from kernels.operations.block_linear import (
     look_up_rows,
     pack_block_rows,
 )
+from kernels.operations.expert_linear import ExpertLinear, block_experts
 from kernels.operations.gelu import GeluKind, gelu
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -74,6 +76,9 @@ class PackedBlocksWeight:
 
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
+
+    def experts(self) -> ExpertLinear:
+        return partial(block_experts, self.blocks)
 
     def look_up(self, row_T: Tensor) -> Tensor:
         return look_up_rows(self.blocks, row_T, self.dtype)

@@ -14,6 +14,7 @@ from kernels.cpu.huge_memory import HUGE_PAGE
 from kernels.cpu.huge_pages import empty_huge
 from kernels.dispatch import is_on_cpu
 from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks
+from kernels.operations.expert_linear import ExpertLinear, plain_experts
 from kernels.operations.gelu import GeluKind, gelu
 
 GELU_ALGORITHMS = {"tanh": "tanh", "exact": "none"}
@@ -53,6 +54,10 @@ class PlainWeight:
 
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
+
+    def experts(self) -> ExpertLinear:
+        weight_OI = self.stored
+        return lambda x_RI, routes, _=None: plain_experts(weight_OI, x_RI, routes)
 
     def look_up(self, row_T: Tensor) -> Tensor:
         return functional.embedding(row_T, self.stored)

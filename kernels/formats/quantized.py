@@ -4,6 +4,7 @@ Shape legend: T tokens, I inputs, O outputs.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from kernels.formats.packed_blocks import PackedBlocksWeight
 from kernels.formats.plain import PLAIN, PlainWeight
 from kernels.formats.weight_format import AllReduce, Linear, Rows, Weight, WeightFormat
 from kernels.operations.block_linear import quantize_blocks
+from kernels.operations.expert_linear import ExpertLinear, quantized_experts
 from kernels.operations.gelu import GeluKind, gelu
 from kernels.operations.quantized_linear import dequantize, quantize, quantized_linear, sum_magnitudes
 
@@ -56,6 +58,9 @@ class QuantizedWeight:
             return all_reduce(quantized_linear(x_TI, codes, bias_O, None, out_TO, mean_T))
 
         return apply
+
+    def experts(self) -> ExpertLinear:
+        return partial(quantized_experts, self.codes)
 
     def look_up(self, row_T: Tensor) -> Tensor:
         codes = self.codes

@@ -25,6 +25,11 @@ BLOCK_FORMATS = frozenset({PLANES, PACKED_BLOCKS.name, PACKED_FP8.name})
 """The names of the formats whose weights take rows in blocks."""
 
 
+def has_experts(block_format: WeightFormat, segments: Sequence[Segment]) -> bool:
+    """True if weights of several experts are computed in this format: rows that all have the same form."""
+    return block_format.name == PACKED_BLOCKS.name and len(segments) == 1
+
+
 def find_block_format(segments: Sequence[Segment], dtype: torch.dtype, device: torch.device) -> WeightFormat | None:
     """Returns the format that computes in the forms of these rows, `None` if a kernel for one of them is missing."""
     if not is_on_cpu(device):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.block_rows import BlockRows
+from kernels.operations.expert_linear import ExpertLinear
 from kernels.operations.gelu import GeluKind
 
 Rows = Tensor | BlockRows
@@ -61,6 +62,10 @@ class Weight(Protocol):
 
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         """Like `linear`, for a rank with a part of the inputs; it sums over all ranks. One rank has the bias."""
+        ...
+
+    def experts(self) -> ExpertLinear:
+        """Returns the linear layers of experts, whose outputs are rows of this weight, one expert's after another's."""
         ...
 
     def look_up(self, row_T: Tensor) -> Tensor:

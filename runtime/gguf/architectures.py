@@ -17,6 +17,8 @@ from runtime.gguf.configs import (
     ModelFields,
     dense_llama_config,
     gpt2_config,
+    mixtral_config,
+    qwen2_moe_config,
     qwen3_moe_config,
 )
 from runtime.gguf.gguf_file import GgufFile
@@ -77,6 +79,21 @@ QWEN3_EXPERTS = {
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
+SHARED_GATE = "ffn_gate_inp_shexp"
+"""A linear with one output, which the file has as a vector."""
+
+QWEN2_EXPERTS = QWEN3_EXPERTS | {
+    SHARED_GATE: "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+MIXTRAL_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +130,15 @@ LLAMA = replace(
     model_type="llama",
     interleaved={"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"},
 )
+MIXTRAL = replace(
+    LLAMA,
+    hf_name="MixtralForCausalLM",
+    model_type="mixtral",
+    config=mixtral_config,
+    layer_names=LLAMA_ATTENTION | MIXTRAL_EXPERTS,
+)
+"""Files have the name of Llama, and a number of experts."""
+
 GEMMA2 = replace(
     QWEN2,
     hf_name="Gemma2ForCausalLM",
@@ -160,6 +186,13 @@ ARCHITECTURES = {
     ),
     "qwen2": QWEN2,
     "qwen3": QWEN3,
+    "qwen2moe": replace(
+        QWEN2,
+        hf_name="Qwen2MoeForCausalLM",
+        model_type="qwen2_moe",
+        config=qwen2_moe_config,
+        layer_names=LLAMA_ATTENTION | QWEN2_EXPERTS,
+    ),
     "qwen3moe": replace(
         QWEN3,
         hf_name="Qwen3MoeForCausalLM",
@@ -221,7 +254,7 @@ def find_architecture(file: GgufFile) -> Architecture:
         raise BootError(f"{file.paths[0]}: metadata general.architecture is {shown!r}; supported are {supported}")
     if "token_embd.weight" not in file.tensors:
         raise BootError(f"{file.paths[0]}: has no tensor token_embd.weight; does it hold a vocabulary alone?")
-    return ARCHITECTURES[name]
+    return MIXTRAL if name == "llama" and file.metadata.get("llama.expert_count") else ARCHITECTURES[name]
 
 
 def read_config(file: GgufFile) -> dict[str, Any]:
@@ -245,11 +278,12 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
             continue
         name, hf_name = _find_name(architecture, tensor)
         if "{}" in hf_name:
-            experts = _split_experts(tensor, config["num_experts"])
+            experts = _split_experts(tensor, config.get("num_experts") or config["num_local_experts"])
             tensors |= {hf_name.format(index): HfTensor(expert) for index, expert in enumerate(experts)}
             continue
+        is_vector = name == SHARED_GATE and len(tensor.shape) == 1
         tensors[hf_name] = HfTensor(
-            tensor,
+            replace(tensor, shape=(1, *tensor.shape)) if is_vector else tensor,
             interleaved_heads=config[architecture.interleaved[name]] if name in architecture.interleaved else 0,
             is_transposed=name in architecture.transposed and hf_name.endswith(".weight"),
             is_one_more=architecture.has_whole_norms and name.endswith("norm"),

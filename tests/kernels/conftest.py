@@ -11,6 +11,7 @@ from kernels.cpu.library import unload_kernels, use_library
 from tests.kernels.c_library import TILE_FLAGS, built_library, library_with_software_tiles
 
 MODULES_WITH_TILES = {
+    "test_expert_linear": ["avx512"],
     "test_packed_linear": ["avx512"],
     "test_paged_prefill": ["avx512"],
     "test_quantized_linear": ["avx512", "avx2"],

@@ -23,6 +23,14 @@ INLINE int64_t block_rows_left(const block_call *call, int64_t row) {
   return left < call->rows_per_tile ? left : call->rows_per_tile;
 }
 
+INLINE int64_t block_num_tiles(const block_call *call) {
+  return (call->num_rows + call->rows_per_tile - 1) / call->rows_per_tile;
+}
+
+INLINE int64_t block_num_items(const block_call *call) {
+  return (call->num_rows + call->rows_per_item - 1) / call->rows_per_item * call->items_per_rows;
+}
+
 /* Sets `sums` [rows, 32] to the products of a block and a tile, in code for its form and its number of rows. */
 static void block_any_tile(const block_operands *operands, float *sums, int64_t rows) {
   const block_kind kind = block_kind_of(&operands->part->form);
@@ -71,6 +79,40 @@ static void block_sums(const block_call *call, block_operands *operands, int64_t
     operands->factors = call->factors + row * call->num_groups;
     block_any_tile(operands, sums + (row - begin) * BLOCK_SIZE, block_rows_left(call, row));
   }
+}
+
+/* Sets how the call is cut into items. */
+static void block_plan(block_call *call, const uint8_t *weight, const block_segment *segments, int64_t num_segments) {
+  const int64_t num_rows = call->num_rows;
+  call->num_blocks = block_parts(weight, segments, num_segments, call->inputs, call->parts);
+  call->num_groups = (call->inputs + BLOCK_SIZE - 1) / BLOCK_SIZE;
+  const block_part *last = call->parts + num_segments - 1;
+  const int64_t block_bytes = (last->weight + last->num_blocks * last->num_units * last->unit_bytes - weight) / call->num_blocks;
+  int64_t item_bytes = call->num_blocks * block_bytes / BLOCK_ITEMS;
+  if (item_bytes < BLOCK_LEAST_ITEM) item_bytes = BLOCK_LEAST_ITEM;
+  if (item_bytes > BLOCK_LARGEST_ITEM) item_bytes = BLOCK_LARGEST_ITEM;
+  call->outputs = last->first_output + last->form.outputs;
+  call->blocks_per_item = (item_bytes + block_bytes - 1) / block_bytes;
+  call->items_per_rows = (call->num_blocks + call->blocks_per_item - 1) / call->blocks_per_item;
+#if defined(__AVX512VNNI__)
+  const int64_t most_rows = num_rows < BLOCK_MANY_ROWS ? BLOCK_ROWS : BLOCK_STRETCH_ROWS;
+#else
+  const int64_t most_rows = BLOCK_ROWS;
+#endif
+  const int64_t least_tiles = (num_rows + most_rows - 1) / most_rows;
+  call->rows_per_tile = (num_rows + least_tiles - 1) / least_tiles;
+  const int64_t num_parts = (num_rows + BLOCK_MOST_ROWS - 1) / BLOCK_MOST_ROWS;
+  call->rows_per_item = (block_num_tiles(call) + num_parts - 1) / num_parts * call->rows_per_tile;
+}
+
+/* Returns the bytes of memory that a call needs, and sets its parts of `room` unless that is null. */
+static int64_t block_place(block_call *call, void *room) {
+  const int64_t num_factors = call->num_rows * call->num_groups;
+  if (room) {
+    call->factors = room;
+    call->codes = (void *)(call->factors + num_factors);
+  }
+  return num_factors * ((int64_t)sizeof(block_factor) + BLOCK_SIZE);
 }
 
 /* Makes the codes of 32 activations, whose largest magnitude has the code 127. A group with a number that is not finite has the
@@ -170,33 +212,12 @@ PUBLIC int NAME(block_linear)(const element *x, const uint8_t *weight, const blo
                               element *out, int64_t num_segments, int64_t num_rows, int64_t inputs, int64_t is_gelu) {
   if (num_rows == 0) return 0;
   block_call call = {.x = x, .bias = bias, .out = out, .num_rows = num_rows, .inputs = inputs, .is_gelu = is_gelu != 0};
-  call.num_blocks = block_parts(weight, segments, num_segments, inputs, call.parts);
-  call.num_groups = (inputs + BLOCK_SIZE - 1) / BLOCK_SIZE;
-  const block_part *last = call.parts + num_segments - 1;
-  const int64_t block_bytes = (last->weight + last->num_blocks * last->num_units * last->unit_bytes - weight) / call.num_blocks;
-  int64_t item_bytes = call.num_blocks * block_bytes / BLOCK_ITEMS;
-  if (item_bytes < BLOCK_LEAST_ITEM) item_bytes = BLOCK_LEAST_ITEM;
-  if (item_bytes > BLOCK_LARGEST_ITEM) item_bytes = BLOCK_LARGEST_ITEM;
-  call.outputs = last->first_output + last->form.outputs;
-  call.blocks_per_item = (item_bytes + block_bytes - 1) / block_bytes;
-  call.items_per_rows = (call.num_blocks + call.blocks_per_item - 1) / call.blocks_per_item;
-#if defined(__AVX512VNNI__)
-  const int64_t most_rows = num_rows < BLOCK_MANY_ROWS ? BLOCK_ROWS : BLOCK_STRETCH_ROWS;
-#else
-  const int64_t most_rows = BLOCK_ROWS;
-#endif
-  const int64_t least_tiles = (num_rows + most_rows - 1) / most_rows;
-  call.rows_per_tile = (num_rows + least_tiles - 1) / least_tiles;
-  const int64_t num_tiles = (num_rows + call.rows_per_tile - 1) / call.rows_per_tile;
-  const int64_t num_parts = (num_rows + BLOCK_MOST_ROWS - 1) / BLOCK_MOST_ROWS;
-  call.rows_per_item = (num_tiles + num_parts - 1) / num_parts * call.rows_per_tile;
-  const int64_t num_factors = num_rows * call.num_groups;
-  call.factors = kept_room((size_t)num_factors * (sizeof(block_factor) + BLOCK_SIZE));
-  if (!call.factors) return -1;
-  call.codes = (void *)(call.factors + num_factors);
-  run_items(num_tiles, 2 * num_rows * inputs, NAME(block_code_tile), &call);
-  run_ordered_items(num_rows <= call.rows_per_tile ? IN_STRETCHES : BY_TURNS,
-                    (num_rows + call.rows_per_item - 1) / call.rows_per_item * call.items_per_rows, inputs * call.outputs,
+  block_plan(&call, weight, segments, num_segments);
+  void *room = kept_room((size_t)block_place(&call, 0));
+  if (!room) return -1;
+  block_place(&call, room);
+  run_items(block_num_tiles(&call), 2 * num_rows * inputs, NAME(block_code_tile), &call);
+  run_ordered_items(num_rows <= call.rows_per_tile ? IN_STRETCHES : BY_TURNS, block_num_items(&call), inputs * call.outputs,
                     NAME(block_item), &call);
   return 0;
 }

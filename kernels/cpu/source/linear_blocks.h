@@ -1,8 +1,9 @@
 /* A packed linear layer without tiles, block by block: `linear_group` computes some rows of a block. */
 
-/* Groups are as equal as possible: with at most 14 rows each, 32 rows are 11, 11 and 10. */
-static int64_t linear_rows_per_group(int64_t num_rows, int64_t inputs) {
+/* Groups are as equal as possible: with at most 14 rows each, 32 rows are 11, 11 and 10. Strips have full ones. */
+INLINE int64_t linear_rows_per_group(int64_t num_rows, int64_t inputs) {
   (void)inputs;
+  if (num_rows >= LINEAR_STRIP_ROWS) return LINEAR_MOST_ROWS;
   const int64_t num_groups = (num_rows + LINEAR_MOST_ROWS - 1) / LINEAR_MOST_ROWS;
   return (num_rows + num_groups - 1) / num_groups;
 }

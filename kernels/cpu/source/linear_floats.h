@@ -62,7 +62,7 @@ INLINE void linear_finish(const linear_call *call, int64_t row, int64_t first, f
 INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, int64_t offset, const int rows,
                            const int vectors, const int asks) {
   const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK + LINEAR_PAIR * offset;
-  const float *x = call->floats + row * call->inputs;
+  const float *x = (const float *)call->prepared + row * call->inputs;
   const char *later = (const char *)(call->weight + (block + 1) * call->inputs * LINEAR_BLOCK);
   if (offset) later += call->inputs * LINEAR_BLOCK * (int64_t)sizeof(element) / 2;
   __m256 sum[LINEAR_MOST_ROWS][LINEAR_MOST_VECTORS], numbers[LINEAR_MOST_VECTORS];
@@ -104,27 +104,33 @@ static void linear_group(const linear_call *call, int64_t row, int64_t block, in
 #undef ROWS
 }
 
-#include "linear_blocks.h"
 #include "linear_strips.h"
+#include "linear_blocks.h"
+
+INLINE int linear_is_long(const linear_call *call) { return call->num_rows >= LINEAR_STRIP_ROWS; }
+
+INLINE int64_t linear_room(const linear_call *call) {
+  return linear_num_groups(call) * call->rows_per_group * call->inputs * (int64_t)sizeof(float);
+}
 
 /* Converts a group's rows to floats: few rows to [inputs, rows], many rows to [groups, inputs of a chunk, 6] per chunk, with
    zeros for missing rows. */
-static void linear_widen_group(const void *data, int64_t group) {
+static void linear_prepare(const void *data, int64_t group) {
   const linear_call *call = data;
-  const int64_t num_groups = (call->num_rows + call->rows_per_group - 1) / call->rows_per_group;
-  const int is_long = call->num_rows >= LINEAR_STRIP_ROWS;
+  const int is_long = linear_is_long(call);
   const int64_t row = is_long ? linear_first_row(group, call->num_rows) : group * call->rows_per_group;
   const int64_t beyond = is_long ? linear_first_row(group + 1, call->num_rows) : row + call->rows_per_group;
-  const int64_t end = beyond < call->num_rows ? beyond : call->num_rows;
+  const int64_t end = beyond < call->num_rows ? beyond : call->num_rows, chunk = linear_inputs_per_chunk(call->inputs);
+  float *floats = call->prepared;
   if (!is_long) {
-    float *out = call->floats + row * call->inputs;
+    floats += row * call->inputs;
     for (int64_t r = 0; r < end - row; r++)
-      for (int64_t i = 0; i < call->inputs; i++) out[i * (end - row) + r] = WIDEN(call->x[(row + r) * call->inputs + i]);
+      for (int64_t i = 0; i < call->inputs; i++) floats[i * (end - row) + r] = WIDEN(call->x[(row + r) * call->inputs + i]);
     return;
   }
-  for (int64_t input = 0; input < call->inputs; input += call->inputs_per_chunk) {
-    const int64_t left = call->inputs - input, inputs = left < call->inputs_per_chunk ? left : call->inputs_per_chunk;
-    float *out = call->floats + (input * num_groups + group * inputs) * LINEAR_MOST_ROWS;
+  for (int64_t input = 0; input < call->inputs; input += chunk) {
+    const int64_t left = call->inputs - input, inputs = left < chunk ? left : chunk;
+    float *out = floats + (input * linear_num_groups(call) + group * inputs) * LINEAR_MOST_ROWS;
     for (int64_t i = input; i < input + inputs; i += 8, out += 8 * LINEAR_MOST_ROWS) {
       __m256 rows[LINEAR_MOST_ROWS];
       for (int r = 0; r < LINEAR_MOST_ROWS; r++)
@@ -134,17 +140,12 @@ static void linear_widen_group(const void *data, int64_t group) {
   }
 }
 
-static int linear_run(linear_call *call) {
-  const int is_long = call->num_rows >= LINEAR_STRIP_ROWS;
-  if (is_long) call->rows_per_group = LINEAR_MOST_ROWS;
-  const int64_t num_groups = (call->num_rows + call->rows_per_group - 1) / call->rows_per_group;
-  const int64_t num_chunks = (call->inputs + LINEAR_CHUNK - 1) / LINEAR_CHUNK;
-  call->inputs_per_chunk = (call->inputs / 32 + num_chunks - 1) / num_chunks * 32;
-  call->floats = kept_room((size_t)(num_groups * call->rows_per_group * call->inputs) * sizeof(float));
-  if (!call->floats) return -1;
-  run_items(num_groups, call->num_rows * call->inputs / 4, linear_widen_group, call);
-  const int64_t num_strip_items = (num_groups + LINEAR_TILES - 1) / LINEAR_TILES * call->num_blocks;
-  run_ordered_items(call->order, is_long ? num_strip_items : call->items_per_group, call->inputs * call->outputs,
-                    is_long ? linear_strip_item : linear_item, call);
-  return 0;
+static int64_t linear_num_items(const linear_call *call) {
+  const int64_t num_strip_groups = (linear_num_groups(call) + LINEAR_TILES - 1) / LINEAR_TILES;
+  return linear_is_long(call) ? num_strip_groups * call->num_blocks : call->items_per_group;
+}
+
+static void linear_any_item(const void *data, int64_t item) {
+  if (linear_is_long(data)) linear_strip_item(data, item);
+  else linear_item(data, item);
 }

@@ -11,6 +11,12 @@ enum { LINEAR_STRIP_ROWS = 41, LINEAR_STRIP = 16, LINEAR_CHUNK = 256, LINEAR_TIL
 /* Tiles have 6 rows, the last one or two have 4: 512 rows are 84 and 2 tiles. The last one may lack a row. */
 INLINE int64_t linear_num_tiles(int64_t num_rows) { return (num_rows + LINEAR_MOST_ROWS - 1) / LINEAR_MOST_ROWS; }
 
+/* Inputs that are converted at a time: chunks are as equal as possible. */
+INLINE int64_t linear_inputs_per_chunk(int64_t inputs) {
+  const int64_t num_chunks = (inputs + LINEAR_CHUNK - 1) / LINEAR_CHUNK;
+  return (inputs / 32 + num_chunks - 1) / num_chunks * 32;
+}
+
 INLINE int64_t linear_first_row(int64_t tile, int64_t num_rows) {
   const int64_t num_tiles = linear_num_tiles(num_rows), num_short = (num_tiles * LINEAR_MOST_ROWS - num_rows) / 2;
   const int64_t rows = tile * LINEAR_MOST_ROWS, num_before = tile - (num_tiles - num_short);
@@ -63,10 +69,11 @@ static void linear_strip_item(const void *data, int64_t item) {
   float strips[2 * LINEAR_CHUNK * LINEAR_STRIP] __attribute__((aligned(64)));
   float all_sums[2 * LINEAR_TILES * LINEAR_MOST_ROWS * LINEAR_STRIP] __attribute__((aligned(64)));
   const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK;
-  for (int64_t input = 0; input < call->inputs; input += call->inputs_per_chunk) {
-    const int64_t left = call->inputs - input, inputs = left < call->inputs_per_chunk ? left : call->inputs_per_chunk;
+  const int64_t chunk = linear_inputs_per_chunk(call->inputs);
+  for (int64_t input = 0; input < call->inputs; input += chunk) {
+    const int64_t left = call->inputs - input, inputs = left < chunk ? left : chunk;
     const int64_t share = inputs * LINEAR_BLOCK / (2 * (last - first));
-    const float *x = call->floats + input * num_tiles * LINEAR_MOST_ROWS;
+    const float *x = (const float *)call->prepared + input * num_tiles * LINEAR_MOST_ROWS;
     float *sums = all_sums;
     linear_widen_block(weight, inputs, strips);
     weight += inputs * LINEAR_BLOCK;

@@ -72,8 +72,14 @@ static void linear_item(const void *data, int64_t item) {
   leave_tiles(&before);
 }
 
-static int linear_run(linear_call *call) {
-  const int64_t num_groups = (call->num_rows + call->rows_per_group - 1) / call->rows_per_group;
-  run_ordered_items(call->order, num_groups * call->items_per_group, call->inputs * call->outputs, linear_item, call);
+INLINE int64_t linear_room(const linear_call *call) {
+  (void)call;
   return 0;
 }
+
+static void linear_prepare(const void *data, int64_t group) {
+  (void)data, (void)group; /* the products read x itself */
+}
+
+static int64_t linear_num_items(const linear_call *call) { return linear_num_groups(call) * call->items_per_group; }
+static void linear_any_item(const void *data, int64_t item) { linear_item(data, item); }

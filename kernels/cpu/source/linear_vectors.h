@@ -8,7 +8,7 @@
    that one group reads, past the outer caches: they are not read again before the next step, and evict nothing there. The
    fewest rows of several groups whose first two prefetch the next block. The prefetch distance in bytes of inputs, in full
    groups only: inputs are in pages of 4 KB, at whose ends the processor stops reading ahead. */
-enum { LINEAR_MOST_ROWS = 14, LINEAR_WEIGHT_AHEAD = 8192, LINEAR_ROWS_AHEAD = 3, LINEAR_FULL_ROWS = 13, LINEAR_X_AHEAD = 4096 };
+enum { LINEAR_STRIP_ROWS = INT32_MAX /* there are no strips */, LINEAR_MOST_ROWS = 14, LINEAR_WEIGHT_AHEAD = 8192, LINEAR_ROWS_AHEAD = 3, LINEAR_FULL_ROWS = 13, LINEAR_X_AHEAD = 4096 };
 #endif
 
 /* Adds the products of 16 outputs' weights of a step with a row's inputs, which are in each lane. */
@@ -24,7 +24,8 @@ INLINE __m512 linear_multiply(__m512 sum, __m512i inputs, __m512i weights) {
    elements per step; null for a single group. */
 INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, const element *next, int64_t pace,
                            const int rows) {
-  const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK, *x = call->x + row * call->inputs;
+  const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK;
+  const element *x = (call->prepared ? (const element *)call->prepared : call->x) + row * call->inputs;
   __m512 sum[LINEAR_MOST_ROWS][2];
   for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
   for (int64_t step = 0; step < call->inputs / LINEAR_PAIR; step++, x += LINEAR_PAIR * rows, weight += LINEAR_STEP) {
@@ -74,14 +75,13 @@ static void linear_group(const linear_call *call, int64_t row, int64_t block, in
 
 #include "linear_blocks.h"
 
-typedef struct {
-  const linear_call *call;
-  uint32_t *packed;
-} linear_packing;
+INLINE int64_t linear_room(const linear_call *call) {
+  return call->num_rows > 1 ? call->num_rows * call->inputs * (int64_t)sizeof(element) : 0;
+}
 
-static void linear_pack_group(const void *data, int64_t group) {
-  const linear_packing *packing = data;
-  const linear_call *call = packing->call;
+/* Puts the steps of a group's rows side by side. */
+static void linear_prepare(const void *data, int64_t group) {
+  const linear_call *call = data;
   const int64_t row = group * call->rows_per_group, left = call->num_rows - row, steps = call->inputs / LINEAR_PAIR;
   const int64_t rows = left < call->rows_per_group ? left : call->rows_per_group;
   const __mmask16 lanes = (__mmask16)((1u << rows) - 1);
@@ -91,20 +91,10 @@ static void linear_pack_group(const void *data, int64_t group) {
     for (int64_t r = 0; r < 16; r++)
       mine[r] = r < rows ? _mm512_loadu_si512(x + r * call->inputs) : _mm512_setzero_si512();
     transpose_pairs(mine);
-    uint32_t *out = packing->packed + row * steps + step * rows;
+    uint32_t *out = (uint32_t *)call->prepared + row * steps + step * rows;
     for (int i = 0; i < 16; i++) _mm512_mask_storeu_epi32(out + i * rows, lanes, mine[i]);
   }
 }
 
-static int linear_run(linear_call *call) {
-  if (call->num_rows > 1) {
-    uint32_t *packed = kept_room((size_t)(call->num_rows * call->inputs) * sizeof(element));
-    if (!packed) return -1;
-    const linear_packing packing = {call, packed};
-    const int64_t num_groups = (call->num_rows + call->rows_per_group - 1) / call->rows_per_group;
-    run_items(num_groups, call->num_rows * call->inputs / 4, linear_pack_group, &packing);
-    call->x = (const element *)packed;
-  }
-  run_ordered_items(call->order, call->items_per_group, call->inputs * call->outputs, linear_item, call);
-  return 0;
-}
+static int64_t linear_num_items(const linear_call *call) { return call->items_per_group; }
+static void linear_any_item(const void *data, int64_t item) { linear_item(data, item); }

@@ -22,6 +22,8 @@
 #include "block_stretch.h"
 #include "block_linear.c"
 #include "block_pack.c"
+#include "experts.c"
+#include "expert_linear.c"
 #include "sample.c"
 #include "apply_bitmask.c"
 #include "captured_calls.c"

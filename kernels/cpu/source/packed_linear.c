@@ -21,13 +21,18 @@ enum { LINEAR_LEAST_ITEM = 128 << 10, LINEAR_LARGEST_ITEM = 1 << 20, LINEAR_ITEM
 #define linear_group NAME(linear_group)
 #define linear_next_block NAME(linear_next_block)
 #define linear_item NAME(linear_item)
-#define linear_run NAME(linear_run)
 #define linear_rows_per_group NAME(linear_rows_per_group)
 #define linear_widen_group NAME(linear_widen_group)
 #define linear_widen_block NAME(linear_widen_block)
 #define linear_strip_item NAME(linear_strip_item)
-#define linear_packing NAME(linear_packing)
-#define linear_pack_group NAME(linear_pack_group)
+#define linear_plan NAME(linear_plan)
+#define linear_room NAME(linear_room)
+#define linear_place NAME(linear_place)
+#define linear_num_groups NAME(linear_num_groups)
+#define linear_prepare NAME(linear_prepare)
+#define linear_num_items NAME(linear_num_items)
+#define linear_any_item NAME(linear_any_item)
+#define linear_is_long NAME(linear_is_long)
 
 #define LINEAR_PAIR (IS_BFLOAT16 ? 2 : 1)         /* inputs stored together: a step */
 #define LINEAR_STEP (LINEAR_PAIR * LINEAR_BLOCK) /* weights of a block's step */
@@ -40,8 +45,7 @@ typedef struct {
   int is_gelu;
   item_order order;
   int64_t blocks_between; /* between an item and the one that its thread will probably take next, by turns */
-  float *floats; /* only in linear_floats.h: x as floats, `inputs_per_chunk` inputs at a time */
-  int64_t inputs_per_chunk;
+  void *prepared; /* x as `linear_prepare` writes it and products read it, or null */
 } linear_call;
 
 #if defined(__AVX512BF16__)
@@ -87,6 +91,10 @@ INLINE void linear_finish(const linear_call *call, int64_t row, int64_t block, _
 }
 #endif
 
+static int64_t linear_num_groups(const linear_call *call) {
+  return (call->num_rows + call->rows_per_group - 1) / call->rows_per_group;
+}
+
 #if defined(__AMX_BF16__) && IS_BFLOAT16
 #include "linear_tiles.h"
 #elif defined(__AVX512BF16__)
@@ -95,26 +103,45 @@ INLINE void linear_finish(const linear_call *call, int64_t row, int64_t block, _
 #include "linear_floats.h"
 #endif
 
+/* Sets how the call is cut into items. */
+static void linear_plan(linear_call *call) {
+  const int64_t block_bytes = call->inputs * LINEAR_BLOCK * (int64_t)sizeof(element);
+  call->num_blocks = (call->outputs + LINEAR_BLOCK - 1) / LINEAR_BLOCK;
+  call->rows_per_group = linear_rows_per_group(call->num_rows, call->inputs);
+  int64_t item_bytes = call->num_blocks * block_bytes / LINEAR_ITEMS;
+  if (item_bytes < LINEAR_LEAST_ITEM) item_bytes = LINEAR_LEAST_ITEM;
+  if (item_bytes > LINEAR_LARGEST_ITEM) item_bytes = LINEAR_LARGEST_ITEM;
+  call->blocks_per_item = item_bytes / block_bytes > 1 ? item_bytes / block_bytes : 1;
+  call->items_per_group = (call->num_blocks + call->blocks_per_item - 1) / call->blocks_per_item;
+}
+
+/* Returns the bytes of memory that a call needs, and uses `room` for them. */
+static int64_t linear_place(linear_call *call, void *room) {
+  const int64_t num_bytes = linear_room(call);
+  call->prepared = num_bytes ? room : 0;
+  return num_bytes;
+}
+
 /* x: [num_rows, inputs], weight: [ceil(outputs / 32), inputs / 2, 32, 2], of float32
    [ceil(outputs / 32), inputs, 32, 1], bias (or null): [outputs],
    out: [num_rows, outputs]; inputs is a multiple of 32. Returns 0, or -1 without memory. */
 PUBLIC int NAME(packed_linear)(const element *x, const element *weight, const element *bias, element *out,
                                int64_t num_rows, int64_t inputs, int64_t outputs, int64_t is_gelu) {
   if (num_rows == 0) return 0;
-  const int64_t rows_per_group = linear_rows_per_group(num_rows, inputs);
-  const int64_t num_blocks = (outputs + LINEAR_BLOCK - 1) / LINEAR_BLOCK;
-  const int64_t block_bytes = inputs * LINEAR_BLOCK * (int64_t)sizeof(element);
-  int64_t item_bytes = num_blocks * block_bytes / LINEAR_ITEMS;
-  if (item_bytes < LINEAR_LEAST_ITEM) item_bytes = LINEAR_LEAST_ITEM;
-  if (item_bytes > LINEAR_LARGEST_ITEM) item_bytes = LINEAR_LARGEST_ITEM;
-  int64_t blocks_per_item = item_bytes / block_bytes;
-  if (blocks_per_item < 1) blocks_per_item = 1;
-  const int64_t items_per_group = (num_blocks + blocks_per_item - 1) / blocks_per_item;
+  linear_call call = {.x = x, .weight = weight, .bias = bias, .out = out, .num_rows = num_rows, .inputs = inputs,
+                      .outputs = outputs, .is_gelu = is_gelu != 0};
+  linear_plan(&call);
   /* With few rows a thread reads a long stretch of weights; with many rows threads work on neighbouring blocks together. */
-  const item_order order = num_rows <= rows_per_group ? IN_STRETCHES : BY_TURNS;
-  const int64_t blocks_between = (sluice_num_threads() - 1) * blocks_per_item;
-  linear_call call = {x, weight, bias, out, num_rows, inputs, outputs, rows_per_group, num_blocks, blocks_per_item,
-                      items_per_group, is_gelu != 0, order, blocks_between, 0, 0};
-  return linear_run(&call);
+  call.order = num_rows <= call.rows_per_group ? IN_STRETCHES : BY_TURNS;
+  call.blocks_between = (sluice_num_threads() - 1) * call.blocks_per_item;
+  const int64_t room = linear_place(&call, 0);
+  if (room) {
+    void *memory = kept_room((size_t)room);
+    if (!memory) return -1;
+    linear_place(&call, memory);
+    run_items(linear_num_groups(&call), num_rows * inputs / 4, linear_prepare, &call);
+  }
+  run_ordered_items(call.order, linear_num_items(&call), inputs * outputs, linear_any_item, &call);
+  return 0;
 }
 #endif

@@ -41,6 +41,14 @@ INLINE int64_t quant_rows_left(const quant_call *call, int64_t row) {
   return left < call->rows_per_tile ? left : call->rows_per_tile;
 }
 
+INLINE int64_t quant_num_tiles(const quant_call *call) {
+  return (call->num_rows + call->rows_per_tile - 1) / call->rows_per_tile;
+}
+
+INLINE int64_t quant_num_items(const quant_call *call) {
+  return (call->num_rows + call->rows_per_item - 1) / call->rows_per_item * call->items_per_rows;
+}
+
 INLINE int64_t quant_width(const quant_call *call) { return call->num_groups * QUANT_GROUP; }
 
 INLINE quant_outlier *quant_row_outliers(const quant_call *call, int64_t row) {
@@ -110,6 +118,44 @@ INLINE void quant_scale_row(const quant_call *call, const quant_floats *scales, 
     const quant_ints total = ((quant_ints *)sums)[v] + factor.first;
     ((quant_floats *)sums)[v] = __builtin_convertvector(total, quant_floats) * (scales[v] * factor.scale);
   }
+}
+
+/* Sets how the call is cut into items. */
+static void quant_plan(quant_call *call) {
+  const int64_t num_rows = call->num_rows;
+  call->num_groups = (call->inputs + QUANT_GROUP - 1) / QUANT_GROUP;
+  call->num_blocks = (call->outputs + QUANT_BLOCK - 1) / QUANT_BLOCK;
+  const int64_t block_bytes = quant_block_bytes(call->num_groups);
+  int64_t item_bytes = call->num_blocks * block_bytes / QUANT_ITEMS;
+  if (item_bytes < QUANT_LEAST_ITEM) item_bytes = QUANT_LEAST_ITEM;
+  if (item_bytes > QUANT_LARGEST_ITEM) item_bytes = QUANT_LARGEST_ITEM;
+  call->blocks_per_item = (item_bytes + block_bytes - 1) / block_bytes;
+  call->items_per_rows = (call->num_blocks + call->blocks_per_item - 1) / call->blocks_per_item;
+  const int64_t least_tiles = (num_rows + QUANT_ROWS - 1) / QUANT_ROWS;
+#if defined(__AMX_INT8__)
+  call->has_tiles = num_rows >= QUANT_TILE_ROWS;
+#endif
+  call->rows_per_tile = call->has_tiles ? 1 /* a row's codes are neighbours */ : (num_rows + least_tiles - 1) / least_tiles;
+  const int64_t num_tiles = quant_num_tiles(call), num_parts = (num_rows + QUANT_MOST_ROWS - 1) / QUANT_MOST_ROWS;
+  call->rows_per_item = (num_tiles + num_parts - 1) / num_parts * call->rows_per_tile;
+  call->most_outliers = quant_most_outliers(quant_width(call), call->means != NULL);
+}
+
+/* Returns the bytes of memory that a call needs, and sets its parts of `room` unless that is null. */
+static int64_t quant_place(quant_call *call, void *room) {
+  const int64_t num_rows = call->num_rows, num_outliers = num_rows * call->most_outliers;
+  if (room) {
+    call->factors = room;
+    call->outliers = (void *)(call->factors + num_rows);
+    call->rests = (void *)(call->outliers + num_outliers);
+    call->codes = (void *)(call->rests + num_rows);
+  }
+  return num_outliers * (int64_t)sizeof(quant_outlier) +
+         num_rows * ((int64_t)(sizeof(quant_factor) + sizeof(quant_rests)) + quant_width(call));
+}
+
+static void quant_note_shifts(quant_call *call) {
+  for (int64_t row = 0; row < call->num_rows; row++) call->is_shifted |= call->rests[row].shift != 0;
 }
 
 /* Returns magnitudes. */
@@ -302,37 +348,15 @@ PUBLIC void NAME(sum_magnitudes)(const element *x, float *sums, int64_t num_rows
 PUBLIC int NAME(quantized_linear)(const element *x, const uint8_t *weight, const element *bias, const float *means, element *out,
                                   int64_t num_rows, int64_t inputs, int64_t outputs, int64_t is_gelu) {
   if (num_rows == 0) return 0;
-  const int64_t num_groups = (inputs + QUANT_GROUP - 1) / QUANT_GROUP;
-  const int64_t num_blocks = (outputs + QUANT_BLOCK - 1) / QUANT_BLOCK;
-  const int64_t block_bytes = quant_block_bytes(num_groups);
-  int64_t item_bytes = num_blocks * block_bytes / QUANT_ITEMS;
-  if (item_bytes < QUANT_LEAST_ITEM) item_bytes = QUANT_LEAST_ITEM;
-  if (item_bytes > QUANT_LARGEST_ITEM) item_bytes = QUANT_LARGEST_ITEM;
-  const int64_t blocks_per_item = (item_bytes + block_bytes - 1) / block_bytes;
-  const int64_t items_per_rows = (num_blocks + blocks_per_item - 1) / blocks_per_item;
-  const int64_t least_tiles = (num_rows + QUANT_ROWS - 1) / QUANT_ROWS;
-#if defined(__AMX_INT8__)
-  const int has_tiles = num_rows >= QUANT_TILE_ROWS;
-#else
-  const int has_tiles = 0;
-#endif
-  const int64_t rows_per_tile = has_tiles ? 1 /* a row's codes are neighbours */ : (num_rows + least_tiles - 1) / least_tiles;
-  const int64_t num_tiles = (num_rows + rows_per_tile - 1) / rows_per_tile;
-  const int64_t num_parts = (num_rows + QUANT_MOST_ROWS - 1) / QUANT_MOST_ROWS;
-  const int64_t rows_per_item = (num_tiles + num_parts - 1) / num_parts * rows_per_tile;
-  const int64_t width = num_groups * QUANT_GROUP, most_outliers = quant_most_outliers(width, means != NULL);
-  quant_factor *factors = kept_room((size_t)num_rows * sizeof(quant_factor) + (size_t)(num_rows * width) +
-                                    (size_t)num_rows * (sizeof(quant_rests) + (size_t)most_outliers * sizeof(quant_outlier)));
-  if (!factors) return -1;
-  quant_outlier *outliers = (void *)(factors + num_rows);
-  quant_rests *rests = (void *)(outliers + num_rows * most_outliers);
-  int8_t *codes = (void *)(rests + num_rows);
-  quant_call call = {x, bias, means, out, weight, codes, factors, outliers, rests, num_rows, rows_per_tile,
-                     rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows,
-                     most_outliers, is_gelu != 0, has_tiles, 0};
-  run_items((num_rows + rows_per_tile - 1) / rows_per_tile, 2 * num_rows * inputs, NAME(quant_code_tile), &call);
-  for (int64_t row = 0; row < num_rows; row++) call.is_shifted |= call.rests[row].shift != 0;
-  run_ordered_items(num_rows <= rows_per_tile ? IN_STRETCHES : BY_TURNS,
-                    (num_rows + rows_per_item - 1) / rows_per_item * items_per_rows, inputs * outputs, NAME(quant_item), &call);
+  quant_call call = {.x = x, .bias = bias, .means = means, .out = out, .weight = weight, .num_rows = num_rows,
+                     .inputs = inputs, .outputs = outputs, .is_gelu = is_gelu != 0};
+  quant_plan(&call);
+  void *room = kept_room((size_t)quant_place(&call, 0));
+  if (!room) return -1;
+  quant_place(&call, room);
+  run_items(quant_num_tiles(&call), 2 * num_rows * inputs, NAME(quant_code_tile), &call);
+  quant_note_shifts(&call);
+  run_ordered_items(num_rows <= call.rows_per_tile ? IN_STRETCHES : BY_TURNS, quant_num_items(&call), inputs * outputs,
+                    NAME(quant_item), &call);
   return 0;
 }

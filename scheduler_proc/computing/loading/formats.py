@@ -9,7 +9,7 @@ import torch
 from kernels.arguments.block_rows import FORMS, Segment
 from kernels.formats.packed import PACKED
 from kernels.formats.plain import PLAIN
-from kernels.formats.registry import QUANTIZING, find_block_format
+from kernels.formats.registry import QUANTIZING, find_block_format, has_experts
 from kernels.formats.weight_format import WeightFormat
 from kernels.operations.packed_linear import has_packed_kernel
 from messages.errors import BootError
@@ -28,17 +28,17 @@ def choose_format(
     `segments` are the forms of all its rows; without, they are plain numbers. A quantized tied head is a separate
     parameter; the embedding stays unquantized. Raises `BootError` if ranks would divide blocks.
     """
-    if parameter.role not in ("linear", "tied", "embedding"):
+    role, own = parameter.role, cut_segments(segments, part)
+    if role not in ("linear", "experts", "router", "tied", "embedding"):
         return PLAIN
-    if placement.quantization is not None:
-        return QUANTIZING[placement.quantization] if parameter.role == "linear" else PLAIN
-    own = cut_segments(segments, part)
-    block_format = find_block_format(own, placement.dtype, placement.device)
-    if block_format is not None:
+    if placement.quantization is not None and role != "router":
+        return QUANTIZING[placement.quantization] if role in ("linear", "experts") else PLAIN
+    block_format = None if role == "router" else find_block_format(own, placement.dtype, placement.device)
+    if block_format is not None and (role != "experts" or has_experts(block_format, own)):
         _check_columns(parameter, part, own)
         return block_format
     like = torch.empty(0, *part.shape[1:], dtype=placement.dtype, device=placement.device)
-    return PACKED if parameter.role != "embedding" and has_packed_kernel(like) else PLAIN
+    return PACKED if role != "embedding" and has_packed_kernel(like) else PLAIN
 
 
 def cut_segments(segments: Iterable[Segment], part: Part) -> tuple[Segment, ...]:

@@ -115,9 +115,8 @@ class MlpDescription(Protocol):
     block: ClassVar[str]
     """The name of the file in `blocks/` that computes it."""
 
-    @property
-    def room_sizes(self) -> tuple[int, int]:
-        """The values per token of `Activations.inner` and `Activations.gated`, 0 if it does not use them."""
+    def room_sizes(self, hidden_size: int) -> dict[str, int]:
+        """Returns the values per token that it uses of `Activations`, by the names of its fields."""
         ...
 
     def divided(self, num_ranks: int) -> "MlpDescription":
@@ -147,9 +146,8 @@ class DenseMlpDescription:
         """Outputs of the first linear: a gated MLP has the gate's, then those that it gates."""
         return 2 * self.size if self.is_gated else self.size
 
-    @property
-    def room_sizes(self) -> tuple[int, int]:
-        return self.in_size, self.size if self.is_gated else 0
+    def room_sizes(self, hidden_size: int) -> dict[str, int]:
+        return {"inner": self.in_size, "gated": self.size if self.is_gated else 0}
 
     def divided(self, num_ranks: int) -> "DenseMlpDescription":
         if self.size % num_ranks:

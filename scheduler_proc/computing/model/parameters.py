@@ -10,10 +10,11 @@ from typing import Literal
 
 Shape = tuple[int, ...]
 
-Role = Literal["linear", "router", "embedding", "tied", "positions", "norm", "bias"]
-"""`linear`: the weight of a linear layer, [out, in]. `router`: likewise, of one that chooses experts, never quantized.
-`embedding`: the table of tokens, looked up by rows. `tied`: one that is also the head. `positions`: the table of
-positions."""
+Role = Literal["linear", "experts", "uneven experts", "router", "embedding", "tied", "positions", "norm", "bias"]
+"""`linear`: the weight of a linear layer, [out, in]. `experts`: the weights of several, one after another. `uneven
+experts`: if kernels cannot compute them, as their outputs are no multiple of 32. `router`: the weight of a linear
+that chooses experts, never quantized. `embedding`: the table of tokens, looked up by rows. `tied`: one that is also the
+head. `positions`: the table of positions."""
 
 
 @dataclass(frozen=True)

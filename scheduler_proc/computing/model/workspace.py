@@ -1,9 +1,10 @@
 """Memory for the results of a step's operations, allocated once and used by all steps.
 
 Shape legend: T tokens, E embedding size, H query heads, A = H + 2 G heads with those of G keys and G values, D head
-dimension, F MLP size, N rows, V vocabulary.
+dimension, F MLP size, K chosen experts of a token, N rows, V vocabulary.
 """
 
+from collections import Counter
 from dataclasses import dataclass, fields
 
 import torch
@@ -31,6 +32,10 @@ class Activations:
     """[T, F], or [T, 2 F] for a gated MLP; F is the largest of all layers."""
     gated: Tensor | None = None
     """[T, F]; `None` if no MLP is gated."""
+    copies: Tensor | None = None
+    """[T, K * E]: the inputs and outputs of the experts that tokens go to, K of a token; `None` without experts."""
+    routes: Tensor | None = None
+    """int32 [T, words]: the logits of the router, and routes."""
 
     def take(self, num_tokens: int) -> "Activations":
         """Returns the room of the first tokens; `NEW_MEMORY` if it is too small."""
@@ -57,19 +62,20 @@ class Workspace:
     """
 
     def __init__(self, model: ModelDescription, dtype: torch.dtype, max_tokens: int, max_rows: int):
-        def room(*shape: int) -> Tensor:
+        def room(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return empty_huge((max_tokens, *shape), dtype)
 
-        attention, sizes = model.attention, [layer.mlp.room_sizes for layer in model.layers]
-        inner_size, gated_size = (max(each) for each in zip(*sizes, strict=True))
+        attention, sizes = model.attention, Counter[str]()
+        for layer in model.layers:
+            sizes |= Counter(layer.mlp.room_sizes(model.hidden_size))
         self._activations = Activations(
             residual=room(model.hidden_size),
             normed=room(model.hidden_size),
             heads=room(attention.qkv_size),
             attended=room(attention.num_heads, attention.head_dim),
             update=room(model.hidden_size),
-            inner=room(inner_size) if inner_size else None,
-            gated=room(gated_size) if gated_size else None,
+            routes=room(sizes.pop("routes"), dtype=torch.int32) if "routes" in sizes else None,
+            **{name: room(size) for name, size in sizes.items()},
         )
         self._logits_NV = empty_huge((max_rows, model.vocab_size), dtype)
 

@@ -9,16 +9,22 @@ from typing import Any
 
 import torch
 
+from kernels.arguments.block_rows import Segment
 from kernels.arguments.packed_blocks import FORMS, PackedBlocks, packed_bytes
+from kernels.arguments.routes import Routing
 from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
 from kernels.cpu.build import built_isas
 from kernels.cpu.capture import capture_calls
 from kernels.cpu.library import use_library
 from kernels.formats.embed import embed
+from kernels.formats.packed import PackedWeight
+from kernels.formats.packed_blocks import PackedBlocksFormat
 from kernels.formats.packed_fp8 import PackedFp8Format
 from kernels.formats.plain import PlainWeight
+from kernels.formats.quantized import QUANTIZED
 from kernels.operations.apply_bitmask import apply_bitmask
 from kernels.operations.block_linear import block_linear, look_up_rows, pack_block_rows, quantize_blocks
+from kernels.operations.experts import combine_experts, gather_rows, route_tokens
 from kernels.operations.gelu import gelu
 from kernels.operations.gelu_mul import gelu_mul
 from kernels.operations.layer_norm import layer_norm
@@ -139,6 +145,21 @@ def multiply_blocks(num_tokens: int, dtype: torch.dtype) -> None:
         assert bool(look_up_rows(weight, torch.arange(36), dtype).isfinite().all())
 
 
+def route(num_tokens: int, dtype: torch.dtype) -> None:
+    """Experts of 64 outputs, in each kind of weight, and the sum of their outputs."""
+    x, logits = torch.randn(num_tokens, 256).to(dtype), torch.randn(num_tokens, 7).to(dtype)
+    values = torch.randn(7 * 64, 256).to(dtype)
+    blocks = PackedBlocksFormat([Segment("Q4_K", 7 * 64)]).allocate((7 * 64, 256), dtype, x.device)
+    blocks.set_rows(0, plausible_rows("Q4_K", 7 * 64, 256))
+    routes = route_tokens(logits, Routing(num_chosen=3, is_renormalized=True), logits[0])
+    rows = gather_rows(x, routes)
+    for weight in (PackedWeight(pack(values), 7 * 64), *(QUANTIZED[bits].quantize(values) for bits in (8, 4)), blocks):
+        out = combine_experts(
+            weight.experts()(rows, routes, None), routes, logits[:, :1].contiguous(), x[:, :64].clone()
+        )
+        assert bool(out.isfinite().all())
+
+
 def main(library: Path) -> None:
     torch.manual_seed(0)
     for isa in built_isas():
@@ -157,6 +178,8 @@ def main(library: Path) -> None:
                 replay(size, dtype)
             for num_tokens, num_inputs in ((1, 32), (17, 64), (70, 288), (300, 32), (3, 1120)):
                 multiply(num_tokens, num_inputs, dtype)
+            for num_tokens in (1, 3, 90):
+                route(num_tokens, dtype)
             for num_tokens in (1, 3, 20):
                 multiply_blocks(num_tokens, dtype)
         print(isa, flush=True)

@@ -22,7 +22,8 @@ GATES = {"silu_gated": silu_mul, "gelu_tanh_gated": gelu_mul}
 
 class Block:
     def __init__(self, layer: str, mlp: DenseMlpDescription, weights: Weights, parallel: ParallelGroup):
-        self._sizes, self._gate = mlp.room_sizes, GATES.get(mlp.activation)
+        self._sizes = mlp.in_size, mlp.size if mlp.is_gated else 0
+        self._gate = GATES.get(mlp.activation)
         self._linear_in = pop_linear(weights, f"{layer}.mlp_in", GELUS.get(mlp.activation))
         self._linear_out = pop_row_parallel(weights, f"{layer}.mlp_out", parallel)
 

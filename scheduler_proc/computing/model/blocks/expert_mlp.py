@@ -1,17 +1,21 @@
-"""A mixture of experts, computed by plain torch: the reference, and slow.
+"""A mixture of experts. On a CPU kernels read the routes from memory, so that steps with this block are captured.
 
-Which experts compute depends on the data, so steps with this block are not captured.
+Elsewhere plain torch computes the experts one after another. That waits for the routes: nothing is captured, and it is
+slow.
 
-Shape legend: T tokens, E embedding size, X experts, K chosen experts of a token, N tokens of one expert.
+Shape legend: T tokens, E embedding size, X experts, K chosen experts of a token, R = T * K rows, F inner values of an
+expert.
 """
 
-import torch
 from torch import Tensor
 
+from kernels.arguments.routes import Routing
+from kernels.operations.experts import combine_experts, gather_rows, route_tokens
 from kernels.operations.silu_mul import silu_mul
-from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear
-from scheduler_proc.computing.model.families.qwen3_moe import ExpertMlpDescription
-from scheduler_proc.computing.model.workspace import Activations
+from scheduler_proc.computing.model.blocks import dense_mlp
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_tensor
+from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
+from scheduler_proc.computing.model.workspace import Activations, fit
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.inputs import StepRows
 
@@ -20,21 +24,40 @@ class Block:
     def __init__(self, layer: str, mlp: ExpertMlpDescription, weights: Weights, parallel: ParallelGroup):
         assert parallel.size == 1
         self._mlp = mlp
+        self._routing = Routing(
+            num_chosen=mlp.num_chosen, scoring=mlp.scoring, is_renormalized=mlp.is_renormalized, scale=mlp.scale
+        )
         self._router = pop_linear(weights, f"{layer}.router")
-        names = [f"{layer}.experts.{expert}" for expert in range(mlp.num_experts)]
-        self._experts = [(pop_linear(weights, f"{name}.in"), pop_linear(weights, f"{name}.out")) for name in names]
+        self._correction_X = pop_tensor(weights, f"{layer}.router_correction") if mlp.has_correction else None
+        self._linear_in = weights.pop(f"{layer}.experts_in.weight").experts()
+        self._linear_out = weights.pop(f"{layer}.experts_out.weight").experts()
+        self._shared = dense_mlp.Block(f"{layer}.shared", mlp.shared, weights, parallel) if mlp.shared else None
+        self._shared_gate = pop_linear(weights, f"{layer}.shared_gate") if mlp.has_shared_gate else None
 
     def __call__(self, normed_TE: Tensor, rows: StepRows, room: Activations) -> Tensor:
-        probabilities_TX = self._router(normed_TE, rows).softmax(dim=-1, dtype=torch.float32)
-        shares_TK, experts_TK = probabilities_TX.topk(self._mlp.num_chosen, dim=-1)
-        if self._mlp.is_renormalized:
-            shares_TK = shares_TK / shares_TK.sum(dim=-1, keepdim=True)
-        update_TE = torch.zeros_like(normed_TE)
-        for expert in experts_TK.unique().tolist():
-            linear_in, linear_out = self._experts[expert]
-            tokens_N, places_N = (experts_TK == expert).nonzero(as_tuple=True)
-            own_rows = rows.narrowed(tokens_N)
-            out_NE = linear_out(silu_mul(linear_in(normed_TE[tokens_N], own_rows)), own_rows)
-            shares_N = shares_TK[tokens_N, places_N].to(out_NE.dtype)
-            update_TE.index_add_(0, tokens_N, out_NE * shares_N[:, None])
-        return update_TE
+        mlp, (num_tokens, hidden_size) = self._mlp, normed_TE.shape
+        num_rows, num_logits = num_tokens * mlp.num_chosen, num_tokens * mlp.num_experts
+        memory = None if room.routes is None else room.routes.view(-1)
+
+        def take(begin: int, *shape: int) -> Tensor | None:
+            """Returns a tensor in the words of `room.routes` from `begin` on."""
+            count = shape[0] * shape[1]
+            return None if memory is None else memory[begin : begin + count].view(normed_TE.dtype)[:count].view(shape)
+
+        def of_rows(part: Tensor | None, size: int) -> Tensor | None:
+            fitted = fit(part, size * mlp.num_chosen)
+            return None if fitted is None else fitted.view(num_rows, size)
+
+        gate_T1, update_TE = None, room.update
+        if self._shared is not None:
+            update_TE = self._shared(normed_TE, rows, room)
+        if self._shared_gate is not None:
+            gate_T1 = self._shared_gate(normed_TE, rows, take(num_logits, num_tokens, 1))
+        logits_TX = self._router(normed_TE, rows, take(0, num_tokens, mlp.num_experts))
+        own = None if memory is None else memory[num_logits + num_tokens :]
+        routes = route_tokens(logits_TX, self._routing, self._correction_X, own)
+        x_RE = gather_rows(normed_TE, routes, of_rows(room.copies, hidden_size))
+        inner_RF = self._linear_in(x_RE, routes, of_rows(room.inner, 2 * mlp.size))
+        gated_RF = silu_mul(inner_RF, of_rows(room.gated, mlp.size))
+        out_RE = self._linear_out(gated_RF, routes, x_RE)
+        return combine_experts(out_RE, routes, gate_T1, update_TE)

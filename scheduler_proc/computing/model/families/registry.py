@@ -13,10 +13,12 @@ from scheduler_proc.computing.model.families import (
     granite4,
     llama,
     ministral3,
+    mixtral,
     olmo2,
     olmo3,
     phi3,
     qwen2,
+    qwen2_moe,
     qwen3,
     qwen3_moe,
     smollm3,
@@ -24,13 +26,12 @@ from scheduler_proc.computing.model.families import (
 from scheduler_proc.computing.model.families.family import Family
 
 MODULES = (
-    *(gpt2, llama, qwen2, qwen3, qwen3_moe, gemma2, gemma3, olmo2, olmo3, cohere2, exaone4),
+    *(gpt2, llama, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma2, gemma3, olmo2, olmo3, cohere2, exaone4),
     *(phi3, smollm3, granite, granite4, glm4, ministral3),
 )
 FAMILIES = tuple(module.FAMILY for module in MODULES)
 UNSUPPORTED_KINDS = {
     "Moe": "a mixture of experts",
-    "Mixtral": "a mixture of experts",
     "VL": "a model of images and text",
     "Audio": "a model of sound and text",
     "Omni": "a model of images, sound and text",

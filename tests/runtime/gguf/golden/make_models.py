@@ -86,6 +86,12 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "mistral3": transformers.Ministral3Config(
         **SIZES | ONE_LAYER, head_dim=8, rope_parameters=MINISTRAL3 | {"llama_4_scaling_beta": 0.1}
     ),
+    "mixtral": transformers.MixtralConfig(
+        **SIZES, head_dim=6, num_local_experts=3, num_experts_per_tok=2, sliding_window=None
+    ),
+    "qwen2moe": transformers.Qwen2MoeConfig(
+        **SIZES, **EXPERTS | {"norm_topk_prob": False}, shared_expert_intermediate_size=28
+    ),
     "gemma2": transformers.Gemma2Config(**SIZES, head_dim=8, query_pre_attn_scalar=8, sliding_window=7),
     "gemma3": transformers.Gemma3TextConfig(
         **SIZES | LAYERS | {"num_hidden_layers": 7},

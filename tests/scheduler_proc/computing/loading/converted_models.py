@@ -35,6 +35,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3", SMALL | {"num_hidden_layers": 6, "head_dim": 8, "query_pre_attn_scalar": 8}),
     "cohere2": ("cohere2", SMALL | {"sliding_window_pattern": 4, "rotary_pct": 1.0}),
     "gpt2": ("gpt2", {"n_embd": 24, "n_layer": 1, "n_head": 3, "vocab_size": VOCAB_SIZE, "n_positions": 16}),
+    "mixtral": ("mixtral", LLAMA_SIZES),
+    "qwen2moe": ("qwen2moe", LLAMA_SIZES),
+    "qwen3moe": ("qwen3moe", LLAMA_SIZES),
 }
 
 

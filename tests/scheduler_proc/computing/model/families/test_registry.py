@@ -27,9 +27,7 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("architecture", "kind"),
     [
-        ("Qwen2MoeForCausalLM", "a mixture of experts"),
         ("GraniteMoeForCausalLM", "a mixture of experts"),
-        ("MixtralForCausalLM", "a mixture of experts"),
         ("Qwen2VLForConditionalGeneration", "a model of images and text"),
     ],
 )

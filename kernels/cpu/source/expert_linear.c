@@ -1,0 +1,152 @@
+/* The linear layers of a mixture's experts, whose weights are stacked: see kernels/operations/expert_linear.py.
+
+   Each expert with rows is a call of the dense kernel on its part of the weight; the items of all these calls are run as those
+   of one operation. So a row's outputs are those of the dense kernel, and no other expert's weight is read. */
+
+#ifndef SLUICE_EXPERT_LINEAR
+#define SLUICE_EXPERT_LINEAR
+enum { EXPERT_CALL_BYTES = 2048 /* at most, of a dense call */ };
+
+/* How to make a call of a dense kernel. */
+typedef struct {
+  /* Makes the call of `num_rows` rows from `row` on; `whole` has the operands of expert and row 0. */
+  void (*plan)(const void *whole, int64_t expert, int64_t row, int64_t num_rows, void *call);
+  int64_t (*place)(void *call, void *room); /* as quant_place */
+  int64_t (*num_preparations)(const void *call);
+  int64_t (*num_items)(const void *call);
+  void (*check)(void *call); /* after the preparations */
+  item_fn prepare, run_item;
+  int64_t call_bytes, inputs, outputs;
+} expert_kind;
+
+typedef struct {
+  char *calls;
+  int64_t *ends; /* of each call's items among all */
+  int64_t call_bytes, num_calls;
+  item_fn run_item;
+} expert_calls;
+
+static void expert_item(const void *data, int64_t item) {
+  const expert_calls *of = data;
+  int64_t first = 0, last = of->num_calls - 1;
+  while (first < last) {
+    const int64_t middle = (first + last) / 2;
+    if (item < of->ends[middle]) last = middle;
+    else first = middle + 1;
+  }
+  of->run_item(of->calls + first * of->call_bytes, item - (first ? of->ends[first - 1] : 0));
+}
+
+static void expert_run_items(expert_calls *of, int64_t (*num_items)(const void *), item_fn run_item, int64_t work) {
+  int64_t end = 0;
+  for (int64_t i = 0; i < of->num_calls; i++) of->ends[i] = end += num_items(of->calls + i * of->call_bytes);
+  of->run_item = run_item;
+  run_items(end, work, expert_item, of);
+}
+
+INLINE int64_t expert_aligned(int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
+
+/* row_ends [num_experts]: the end of each expert's rows. Returns 0, or -1 without memory. */
+static int expert_run(const expert_kind *kind, const void *whole, const int32_t *row_ends, int64_t num_experts) {
+  const int64_t call_bytes = expert_aligned(kind->call_bytes), num_rows = row_ends[num_experts - 1];
+  int64_t at = num_experts * (call_bytes + 64), num_bytes = at;
+  char scratch[EXPERT_CALL_BYTES] __attribute__((aligned(64)));
+  for (int64_t expert = 0, begin = 0; expert < num_experts; begin = row_ends[expert++]) {
+    if (row_ends[expert] == begin) continue;
+    kind->plan(whole, expert, begin, row_ends[expert] - begin, scratch);
+    num_bytes += expert_aligned(kind->place(scratch, 0));
+  }
+  char *room = kept_room((size_t)num_bytes + 64);
+  if (!room) return -1;
+  room += -(uintptr_t)room % 64;
+  expert_calls calls = {room, (int64_t *)(void *)(room + num_experts * call_bytes), call_bytes, 0, 0};
+  for (int64_t expert = 0, begin = 0; expert < num_experts; begin = row_ends[expert++]) {
+    if (row_ends[expert] == begin) continue;
+    char *call = room + call_bytes * calls.num_calls++;
+    kind->plan(whole, expert, begin, row_ends[expert] - begin, call);
+    at += expert_aligned(kind->place(call, room + at));
+  }
+  expert_run_items(&calls, kind->num_preparations, kind->prepare, 2 * num_rows * kind->inputs);
+  for (int64_t i = 0; kind->check && i < calls.num_calls; i++) kind->check(calls.calls + i * call_bytes);
+  expert_run_items(&calls, kind->num_items, kind->run_item, num_rows * kind->inputs * kind->outputs);
+  return 0;
+}
+
+static int64_t expert_quant_place(void *call, void *room) { return quant_place(call, room); }
+static int64_t expert_quant_preparations(const void *call) { return quant_num_tiles(call); }
+static int64_t expert_quant_items(const void *call) { return quant_num_items(call); }
+static void expert_quant_check(void *call) { quant_note_shifts(call); }
+static int64_t expert_block_place(void *call, void *room) { return block_place(call, room); }
+static int64_t expert_block_preparations(const void *call) { return block_num_tiles(call); }
+static int64_t expert_block_items(const void *call) { return block_num_items(call); }
+#endif
+
+static void NAME(expert_quant_plan)(const void *whole, int64_t expert, int64_t row, int64_t num_rows, void *planned) {
+  quant_call *call = planned;
+  *call = *(const quant_call *)whole;
+  call->x = (const element *)call->x + row * call->inputs;
+  call->out = (element *)call->out + row * call->outputs;
+  call->num_rows = num_rows;
+  quant_plan(call);
+  call->weight += expert * call->num_blocks * quant_block_bytes(call->num_groups);
+}
+
+/* x: [rows, inputs], weight: [experts * outputs / 32, bytes of a block], row_ends: [experts], out: [rows, outputs], whose number
+   is a multiple of 32. Returns 0, or -1 without memory; so do the others. */
+PUBLIC int NAME(expert_quantized_linear)(const element *x, const uint8_t *weight, const int32_t *row_ends, element *out,
+                                         int64_t num_experts, int64_t inputs, int64_t outputs) {
+  const quant_call whole = {.x = x, .out = out, .weight = weight, .inputs = inputs, .outputs = outputs};
+  const expert_kind kind = {NAME(expert_quant_plan), expert_quant_place, expert_quant_preparations, expert_quant_items,
+                            expert_quant_check, NAME(quant_code_tile), NAME(quant_item), sizeof(quant_call), inputs, outputs};
+  return expert_run(&kind, &whole, row_ends, num_experts);
+}
+
+static void NAME(expert_block_plan)(const void *whole, int64_t expert, int64_t row, int64_t num_rows, void *planned) {
+  block_call *call = planned;
+  *call = *(const block_call *)whole;
+  const block_segment segment = call->parts[0].form;
+  call->x = (const element *)call->x + row * call->inputs;
+  call->out = (element *)call->out + row * segment.outputs;
+  call->num_rows = num_rows;
+  const block_part all = call->parts[0];
+  block_plan(call, all.weight + expert * all.num_blocks * all.num_units * all.unit_bytes, &segment, 1);
+}
+
+/* weight: the blocks of all experts' rows; `segment` describes those of all. */
+PUBLIC int NAME(expert_block_linear)(const element *x, const uint8_t *weight, const block_segment *segment, const int32_t *row_ends,
+                                     element *out, int64_t num_experts, int64_t inputs) {
+  block_segment of_one = *segment;
+  of_one.outputs /= (int32_t)num_experts;
+  block_call whole = {.x = x, .out = out, .inputs = inputs};
+  block_parts(weight, &of_one, 1, inputs, whole.parts);
+  const expert_kind kind = {NAME(expert_block_plan), expert_block_place, expert_block_preparations, expert_block_items, 0,
+                            NAME(block_code_tile), NAME(block_item), sizeof(block_call), inputs, of_one.outputs};
+  return expert_run(&kind, &whole, row_ends, num_experts);
+}
+
+#if defined(__AVX2__)
+static void NAME(expert_packed_plan)(const void *whole, int64_t expert, int64_t row, int64_t num_rows, void *planned) {
+  linear_call *call = planned;
+  *call = *(const linear_call *)whole;
+  call->weight += expert * call->outputs * call->inputs;
+  call->x += row * call->inputs;
+  call->out += row * call->outputs;
+  call->num_rows = num_rows;
+  linear_plan(call);
+}
+
+static int64_t NAME(expert_packed_place)(void *call, void *room) { return linear_place(call, room); }
+static int64_t NAME(expert_packed_items)(const void *call) { return linear_num_items(call); }
+static int64_t NAME(expert_packed_preparations)(const void *call) {
+  return ((const linear_call *)call)->prepared ? linear_num_groups(call) : 0;
+}
+
+/* weight: [experts * outputs / 32, inputs / 2, 32, 2], of float32 [experts * outputs / 32, inputs, 32, 1]. */
+PUBLIC int NAME(expert_packed_linear)(const element *x, const element *weight, const int32_t *row_ends, element *out,
+                                      int64_t num_experts, int64_t inputs, int64_t outputs) {
+  const linear_call whole = {.x = x, .weight = weight, .out = out, .inputs = inputs, .outputs = outputs};
+  const expert_kind kind = {NAME(expert_packed_plan), NAME(expert_packed_place), NAME(expert_packed_preparations),
+                            NAME(expert_packed_items), 0, linear_prepare, linear_any_item, sizeof(linear_call), inputs, outputs};
+  return expert_run(&kind, &whole, row_ends, num_experts);
+}
+#endif

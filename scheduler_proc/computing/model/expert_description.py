@@ -1,0 +1,72 @@
+"""Describes a mixture of experts as plain values. Needs no torch."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from messages.errors import BootError
+from scheduler_proc.computing.model.description import DenseMlpDescription
+from scheduler_proc.computing.model.parameters import Parameter
+
+MOST_EXPERTS = 1024
+"""The C kernels have room for that many scores of a token."""
+
+BLOCK = 32
+"""Kernels compute as many outputs of an expert together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertMlpDescription:
+    """Gated experts of `size` inner values, of which a router chooses `num_chosen` for each token.
+
+    `scoring`, `is_renormalized` and `scale` are those of `kernels.arguments.routes.Routing`. `has_correction`: a bias
+    per expert is added to the scores to choose by. `shared`: an MLP of all tokens, whose output is added; with
+    `has_shared_gate` it is first multiplied by the sigmoid of a linear.
+    """
+
+    num_experts: int
+    num_chosen: int
+    size: int
+    is_renormalized: bool
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scale: float = 1.0
+    has_correction: bool = False
+    shared: DenseMlpDescription | None = None
+    has_shared_gate: bool = False
+    block: ClassVar[str] = "expert_mlp"
+
+    def __post_init__(self) -> None:
+        if self.num_experts > MOST_EXPERTS:
+            raise BootError(f"config.json: {self.num_experts} experts: supported are {MOST_EXPERTS}")
+        if self.num_chosen > self.num_experts:
+            raise BootError(
+                f"config.json: num_experts_per_tok is {self.num_chosen}: there are {self.num_experts} experts"
+            )
+
+    def room_sizes(self, hidden_size: int) -> dict[str, int]:
+        own = {
+            "inner": 2 * self.size * self.num_chosen,
+            "gated": self.size * self.num_chosen,
+            "copies": hidden_size * self.num_chosen,
+            "routes": 2 * self.num_experts + 3 * self.num_chosen + 1,
+        }
+        shared = self.shared.room_sizes(hidden_size) if self.shared else {}
+        return {name: max(size, shared.get(name, 0)) for name, size in own.items()}
+
+    def divided(self, num_ranks: int) -> "ExpertMlpDescription":
+        if num_ranks > 1:
+            raise BootError(f"--tensor-parallel {num_ranks}: models with experts are not divided yet")
+        return self
+
+    def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
+        """The outputs of all experts are rows of one weight."""
+        parameters = [Parameter(f"{layer}.router.weight", (self.num_experts, hidden_size), "router")]
+        if self.has_correction:
+            parameters.append(Parameter(f"{layer}.router_correction", (self.num_experts,), "bias"))
+        for name, num_out, num_in in (("in", 2 * self.size, hidden_size), ("out", hidden_size, self.size)):
+            role = "uneven experts" if num_out % BLOCK else "experts"
+            parameters.append(Parameter(f"{layer}.experts_{name}.weight", (self.num_experts * num_out, num_in), role))
+        if self.shared is not None:
+            parameters += self.shared.parameters(f"{layer}.shared", hidden_size)
+        if self.has_shared_gate:
+            parameters.append(Parameter(f"{layer}.shared_gate.weight", (1, hidden_size), "router"))
+        return parameters

@@ -1,0 +1,42 @@
+"""Mixtral: Mistral with experts in place of the MLP of each layer."""
+
+from dataclasses import replace
+
+from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.model.description import MlpDescription, ModelDescription
+from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
+from scheduler_proc.computing.model.families import llama
+from scheduler_proc.computing.model.families.experts import ExpertNames, expert_sources
+from scheduler_proc.computing.model.families.family import Source
+
+
+def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
+    experts = ExpertMlpDescription(
+        num_experts=hf_config.count("num_local_experts"),
+        num_chosen=hf_config.count("num_experts_per_tok", 2),
+        size=hf_config.count("intermediate_size"),
+        is_renormalized=True,
+    )
+    attention = llama.describe_attention(hf_config, has_qkv_bias=False, has_out_bias=False)
+    window = llama.fit_window(hf_config.optional_count("sliding_window"), max_model_len)
+    layers = [replace(attention, window=window)] * hf_config.count("num_hidden_layers", most=MAX_LAYERS)
+    return llama.describe_model(hf_config, layers, [experts] * len(layers))
+
+
+def list_sources(model: ModelDescription) -> list[Source]:
+    return llama.list_sources(model, _mlp_sources)
+
+
+def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
+    assert isinstance(mlp, ExpertMlpDescription)
+    moe = f"{name.removesuffix('.mlp')}.block_sparse_moe"
+    return expert_sources(moe, layer, mlp, hidden, ExpertNames(gate="w1", up="w3", down="w2"))
+
+
+FAMILY = replace(
+    llama.FAMILY,
+    architectures=("MixtralForCausalLM",),
+    model_types=("mixtral",),
+    describe=describe,
+    list_sources=list_sources,
+)

@@ -1,0 +1,28 @@
+"""Qwen2-MoE: Qwen2 with experts in place of the MLP of most layers, and an expert of all tokens with a gate."""
+
+from dataclasses import replace
+
+from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.description import DenseMlpDescription, ModelDescription
+from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
+from scheduler_proc.computing.model.families import llama, qwen2, qwen3_moe
+
+
+def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
+    experts = ExpertMlpDescription(
+        num_experts=hf_config.optional_count("num_experts") or hf_config.count("num_local_experts"),
+        num_chosen=hf_config.count("num_experts_per_tok"),
+        size=hf_config.count("moe_intermediate_size"),
+        is_renormalized=hf_config.flag("norm_topk_prob", False),
+        shared=DenseMlpDescription(size=hf_config.count("shared_expert_intermediate_size"), activation="silu_gated"),
+        has_shared_gate=True,
+    )
+    has_bias = hf_config.flag("qkv_bias", True)
+    attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=False)
+    layers = qwen2.with_windows(hf_config, attention, max_model_len)
+    return llama.describe_model(hf_config, layers, qwen3_moe.alternate(hf_config, experts))
+
+
+FAMILY = replace(
+    qwen3_moe.FAMILY, architectures=("Qwen2MoeForCausalLM",), model_types=("qwen2_moe",), describe=describe
+)
