@@ -21,7 +21,8 @@ from kernels.operations.block_linear import (
     look_up_rows,
     pack_block_rows,
 )
-from kernels.operations.expert_linear import ExpertLinear, block_experts
+from kernels.operations.expert_codes import block_experts
+from kernels.operations.expert_linear import ExpertLinear
 from kernels.operations.gelu import GeluKind, gelu
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -14,7 +14,8 @@ from kernels.formats.packed_blocks import PackedBlocksWeight
 from kernels.formats.plain import PLAIN, PlainWeight
 from kernels.formats.weight_format import AllReduce, Linear, Rows, Weight, WeightFormat
 from kernels.operations.block_linear import quantize_blocks
-from kernels.operations.expert_linear import ExpertLinear, quantized_experts
+from kernels.operations.expert_codes import quantized_experts
+from kernels.operations.expert_linear import ExpertLinear
 from kernels.operations.gelu import GeluKind, gelu
 from kernels.operations.quantized_linear import dequantize, quantize, quantized_linear, sum_magnitudes
 

@@ -13,13 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.arguments.codes import Codes
-from kernels.arguments.packed_blocks import PackedBlocks
 from kernels.arguments.routes import Routes
 from kernels.dispatch import call
-from kernels.operations.block_linear import block_linear_reference
 from kernels.operations.packed_linear import packed_linear_reference
-from kernels.operations.quantized_linear import quantized_linear_reference
 
 ExpertLinear = Callable[[Tensor, Routes, Tensor | None], Tensor]
 """Takes x [R, I], the routes, and where [R, O] may be put; returns [R, O]."""
@@ -32,7 +28,7 @@ def plain_experts(weight_OI: Tensor, x_RI: Tensor, routes: Routes) -> Tensor:
     def apply(expert: int, x_NI: Tensor) -> Tensor:
         return functional.linear(x_NI, weight_OI[expert * num_outputs : (expert + 1) * num_outputs])
 
-    return _by_expert(apply, x_RI, routes)
+    return by_expert(apply, x_RI, routes)
 
 
 def packed_experts(packed: Tensor, x_RI: Tensor, routes: Routes, out_RO: Tensor | None = None) -> Tensor:
@@ -47,42 +43,11 @@ def _packed_reference(packed: Tensor, x_RI: Tensor, routes: Routes, _out_RO: Ten
     def apply(expert: int, x_NI: Tensor) -> Tensor:
         return packed_linear_reference(x_NI, blocks[expert], None, num_outputs, None)
 
-    return _by_expert(apply, x_RI, routes)
+    return by_expert(apply, x_RI, routes)
 
 
-def quantized_experts(weight: Codes, x_RI: Tensor, routes: Routes, out_RO: Tensor | None = None) -> Tensor:
-    return call("expert_quantized_linear", x_RI, _quantized_reference, weight, x_RI, routes, out_RO)
-
-
-def _quantized_reference(weight: Codes, x_RI: Tensor, routes: Routes, _out_RO: Tensor | None) -> Tensor:
-    num_experts = len(routes.ends)
-    blocks = weight.packed.unflatten(0, (num_experts, -1))
-
-    def apply(expert: int, x_NI: Tensor) -> Tensor:
-        own = Codes(blocks[expert], weight.num_outputs // num_experts, weight.num_inputs)
-        return quantized_linear_reference(x_NI, own, None, None)
-
-    return _by_expert(apply, x_RI, routes)
-
-
-def block_experts(weight: PackedBlocks, x_RI: Tensor, routes: Routes, out_RO: Tensor | None = None) -> Tensor:
-    """The weight has one segment."""
-    assert len(weight.segments) == 1
-    return call("expert_block_linear", x_RI, _block_reference, weight, x_RI, routes, out_RO)
-
-
-def _block_reference(weight: PackedBlocks, x_RI: Tensor, routes: Routes, _out_RO: Tensor | None) -> Tensor:
-    num_experts, ((form, num_outputs),) = len(routes.ends), weight.segments
-    bytes_XB = weight.stored.view(num_experts, -1)
-
-    def apply(expert: int, x_NI: Tensor) -> Tensor:
-        own = PackedBlocks(bytes_XB[expert], ((form, num_outputs // num_experts),), weight.num_inputs)
-        return block_linear_reference(x_NI, own, None, None)
-
-    return _by_expert(apply, x_RI, routes)
-
-
-def _by_expert(apply: Callable[[int, Tensor], Tensor], x_RI: Tensor, routes: Routes) -> Tensor:
+def by_expert(apply: Callable[[int, Tensor], Tensor], x_RI: Tensor, routes: Routes) -> Tensor:
+    """Returns what `apply` computes for each expert with rows, from its number and its rows."""
     ends = [0, *routes.ends.tolist()]
     parts = [apply(expert, x_RI[begin:end]) for expert, (begin, end) in enumerate(pairwise(ends)) if end > begin]
     return torch.cat(parts)

@@ -1,0 +1,46 @@
+"""Linear layers of experts, as in `expert_linear.py`, whose weights are codes: int8, or blocks of some form.
+
+Shape legend: R rows, sorted by expert, I inputs, O outputs of an expert, X experts.
+"""
+
+from torch import Tensor
+
+from kernels.arguments.codes import Codes
+from kernels.arguments.packed_blocks import PackedBlocks
+from kernels.arguments.routes import Routes
+from kernels.dispatch import call
+from kernels.operations.block_linear import block_linear_reference
+from kernels.operations.expert_linear import by_expert
+from kernels.operations.quantized_linear import quantized_linear_reference
+
+
+def quantized_experts(weight: Codes, x_RI: Tensor, routes: Routes, out_RO: Tensor | None = None) -> Tensor:
+    return call("expert_quantized_linear", x_RI, _quantized_reference, weight, x_RI, routes, out_RO)
+
+
+def _quantized_reference(weight: Codes, x_RI: Tensor, routes: Routes, _out_RO: Tensor | None) -> Tensor:
+    num_experts = len(routes.ends)
+    blocks = weight.packed.unflatten(0, (num_experts, -1))
+
+    def apply(expert: int, x_NI: Tensor) -> Tensor:
+        own = Codes(blocks[expert], weight.num_outputs // num_experts, weight.num_inputs)
+        return quantized_linear_reference(x_NI, own, None, None)
+
+    return by_expert(apply, x_RI, routes)
+
+
+def block_experts(weight: PackedBlocks, x_RI: Tensor, routes: Routes, out_RO: Tensor | None = None) -> Tensor:
+    """The weight has one segment."""
+    assert len(weight.segments) == 1
+    return call("expert_block_linear", x_RI, _block_reference, weight, x_RI, routes, out_RO)
+
+
+def _block_reference(weight: PackedBlocks, x_RI: Tensor, routes: Routes, _out_RO: Tensor | None) -> Tensor:
+    num_experts, ((form, num_outputs),) = len(routes.ends), weight.segments
+    bytes_XB = weight.stored.view(num_experts, -1)
+
+    def apply(expert: int, x_NI: Tensor) -> Tensor:
+        own = PackedBlocks(bytes_XB[expert], ((form, num_outputs // num_experts),), weight.num_inputs)
+        return block_linear_reference(x_NI, own, None, None)
+
+    return by_expert(apply, x_RI, routes)
