@@ -44,9 +44,10 @@ class ModelFields:
 
     def flags(self, key: str, num_flags: int, period: int) -> list[bool]:
         """Returns an array of flags. A file may have a number in place of it, as `period`: each such flag is false."""
-        value = self._get(key, period)
-        if isinstance(value, list) and len(value) == num_flags and all(isinstance(flag, bool) for flag in value):
-            return value
+        value: object = self._get(key, period)
+        flags = cast("list[object]", value) if isinstance(value, list) else []
+        if len(flags) == num_flags and all(isinstance(flag, bool) for flag in flags):
+            return [flag is True for flag in flags]
         return [index % self.count(key, period) > 0 for index in range(1, num_flags + 1)]
 
     def require(self, key: str, *supported: object) -> object:

@@ -94,7 +94,7 @@ def describe_model(
     norm = norm or describe_norm(hf_config, hf_config.count("hidden_size"))
     own_norms: dict[str, Any] = dict.fromkeys(norms.values(), norm)
     layers = (
-        LayerDescription(attention=attention, mlp=mlp, **own_norms)
+        replace(LayerDescription(attention=attention, mlp=mlp), **own_norms)
         for attention, mlp in zip(attentions, mlps, strict=True)
     )
     return ModelDescription(

@@ -1,0 +1,7 @@
+"""The specializations of `gelu_mul` that are compiled in tests."""
+
+from dataclasses import replace
+
+from tests.kernels.gpu.cases.silu_mul import COMPILE_CASES as SILU_CASES
+
+COMPILE_CASES = tuple(replace(case, constants=case.constants | {"IS_GELU": True}) for case in SILU_CASES)
