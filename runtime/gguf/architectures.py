@@ -28,6 +28,7 @@ from runtime.gguf.llama_configs import (
     phi3_config,
     smollm3_config,
 )
+from runtime.gguf.window_configs import cohere2_config, exaone4_config, gemma2_config, gemma3_config, olmo_config
 
 LAYER = re.compile(r"blk\.(?P<number>\d+)\.(?P<name>.+)", re.ASCII)
 
@@ -45,26 +46,31 @@ class HfTensor:
     """A tensor of a checkpoint, as a part of a GGUF file, and what to undo.
 
     `interleaved_heads`: the number of heads if in each head the rows of its first and second half alternate, 0 if
-    they do not. `is_transposed`: the checkpoint has [in, out], the file [out, in].
+    they do not. `is_transposed`: the checkpoint has [in, out], the file [out, in]. `is_one_more`: values are
+    larger by 1 in the file.
     """
 
     tensor: GgufTensor
     interleaved_heads: int = 0
     is_transposed: bool = False
+    is_one_more: bool = False
 
 
 LLAMA_MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-LLAMA_ATTENTION = {
-    "attn_norm": "input_layernorm",
+PROJECTIONS = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
 }
+LLAMA_ATTENTION = PROJECTIONS | {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 LLAMA_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 QWEN3_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+NORMS_AFTER = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 QWEN3_EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
@@ -79,7 +85,8 @@ class Architecture:
 
     `model_names` and `layer_names` map names in the file, without `blk.N.` and `.weight`, to those of a checkpoint;
     `{}` is the number of an expert, whose tensors the file has stacked. `interleaved` maps names whose rows have the
-    halves of each head interleaved to the field of config.json with their number of heads.
+    halves of each head interleaved to the field of config.json with their number of heads. `has_whole_norms`:
+    norms are larger by 1 in the file.
     """
 
     hf_name: str
@@ -90,6 +97,7 @@ class Architecture:
     layer_prefix: str = "model.layers."
     interleaved: Mapping[str, str] = field(default_factory=dict[str, str])
     transposed: frozenset[str] = frozenset()
+    has_whole_norms: bool = False
 
 
 QWEN2 = Architecture(
@@ -104,6 +112,21 @@ LLAMA = replace(
     hf_name="LlamaForCausalLM",
     model_type="llama",
     interleaved={"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"},
+)
+GEMMA2 = replace(
+    QWEN2,
+    hf_name="Gemma2ForCausalLM",
+    model_type="gemma2",
+    config=gemma2_config,
+    layer_names=LLAMA_ATTENTION | NORMS_AFTER | {"ffn_norm": "pre_feedforward_layernorm"} | LLAMA_MLP,
+    has_whole_norms=True,
+)
+OLMO2 = replace(
+    QWEN2,
+    hf_name="Olmo2ForCausalLM",
+    model_type="olmo2",
+    config=olmo_config,
+    layer_names=PROJECTIONS | QWEN3_NORMS | NORMS_AFTER | LLAMA_MLP,
 )
 ARCHITECTURES = {
     "llama": LLAMA,
@@ -143,6 +166,23 @@ ARCHITECTURES = {
         model_type="qwen3_moe",
         config=qwen3_moe_config,
         layer_names=LLAMA_ATTENTION | QWEN3_NORMS | QWEN3_EXPERTS,
+    ),
+    "gemma2": GEMMA2,
+    "gemma3": replace(
+        GEMMA2,
+        hf_name="Gemma3ForCausalLM",
+        model_type="gemma3_text",
+        config=gemma3_config,
+        layer_names={**GEMMA2.layer_names, **QWEN3_NORMS},
+    ),
+    "olmo2": OLMO2,
+    "exaone4": replace(OLMO2, hf_name="Exaone4ForCausalLM", model_type="exaone4", config=exaone4_config),
+    "cohere2": replace(
+        QWEN2,
+        hf_name="Cohere2ForCausalLM",
+        model_type="cohere2",
+        config=cohere2_config,
+        layer_names=PROJECTIONS | {"attn_norm": "input_layernorm"} | LLAMA_MLP,
     ),
     "gpt2": Architecture(
         hf_name="GPT2LMHeadModel",
@@ -212,6 +252,7 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
             tensor,
             interleaved_heads=config[architecture.interleaved[name]] if name in architecture.interleaved else 0,
             is_transposed=name in architecture.transposed and hf_name.endswith(".weight"),
+            is_one_more=architecture.has_whole_norms and name.endswith("norm"),
         )
     return tensors
 

@@ -9,6 +9,7 @@ from runtime.gguf.header import GgufTensor
 
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+NORM_EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 
 
 class ModelFields:
@@ -17,6 +18,9 @@ class ModelFields:
     def __init__(self, file: GgufFile, architecture: str):
         self.file = file
         self._architecture = architecture
+
+    def has_key(self, key: str) -> bool:
+        return f"{self._architecture}.{key}" in self.file.metadata
 
     def has(self, tensor: str) -> bool:
         return tensor in self.file.tensors
@@ -37,6 +41,13 @@ class ModelFields:
             raise self.fault(key, value, "it must be a positive number")
         rounded = (float(f"{value:.{digits}g}") for digits in range(1, 10))
         return next((number for number in rounded if _float32(number) == _float32(value)), float(value))
+
+    def flags(self, key: str, num_flags: int, period: int) -> list[bool]:
+        """Returns an array of flags. A file may have a number in place of it, as `period`: each such flag is false."""
+        value = self._get(key, period)
+        if isinstance(value, list) and len(value) == num_flags and all(isinstance(flag, bool) for flag in value):
+            return value
+        return [index % self.count(key, period) > 0 for index in range(1, num_flags + 1)]
 
     def require(self, key: str, *supported: object) -> object:
         """Returns a value. Raises `BootError` if it is not supported; the first is that of a file without the key."""
@@ -78,7 +89,7 @@ def llama_config(fields: ModelFields, *, rotates_parts: bool = False) -> dict[st
         "num_key_value_heads": fields.count("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "max_position_embeddings": fields.count("context_length"),
-        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": fields.number(next(filter(fields.has_key, NORM_EPS), NORM_EPS[0])),
         "rope_parameters": _rope_parameters(fields, head_dim),
         "attention_bias": fields.has("blk.0.attn_q.bias"),
         "mlp_bias": fields.has("blk.0.ffn_gate.bias"),

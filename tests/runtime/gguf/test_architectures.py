@@ -20,6 +20,14 @@ from tests.runtime.gguf.test_mutated_headers import LAYER, METADATA
 GOLDEN = Path(__file__).parent / "golden"
 MODELS: dict[str, Any] = json.loads((GOLDEN / "models.json").read_text())
 YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+OTHER_FIELDS = {
+    "llama3": ["rope_parameters"],
+    "exaone4": ["rope_parameters"],
+    "gemma2": ["hidden_act"],
+    "gemma3": ["hidden_act"],
+    "cohere2": ["rms_norm_eps"],
+}
+"""Fields that the checkpoint has in another form, or lacks because its family does not use them."""
 DTYPES = {"F32": numpy.float32, "F16": numpy.float16}
 TENSORS = {"token_embd.weight": Stored("Q8_0", (40, 64)), "output_norm.weight": Stored("F32", (64,))}
 TENSORS |= {f"blk.0.{name}": tensor for name, tensor in LAYER.items()}
@@ -33,6 +41,8 @@ def in_checkpoint(found: HfTensor) -> numpy.ndarray[Any, Any]:
     if found.interleaved_heads:
         halves = values.reshape(found.interleaved_heads, -1, 2, *values.shape[1:])
         values = halves.swapaxes(1, 2).reshape(values.shape)
+    if found.is_one_more:
+        values = values - 1
     return values.T if found.is_transposed else values
 
 
@@ -53,8 +63,8 @@ def test_the_configuration_is_that_of_the_checkpoint(name: str):
         assert found.pop("architectures") == ["LlamaForCausalLM"]
         assert found.pop("model_type") == "llama"
         assert (found.pop("attention_bias"), found.pop("mlp_bias")) == (False, False)
-    if name == "llama3":
-        found.pop("rope_parameters")
+    for key in OTHER_FIELDS.get(name, ()):
+        found.pop(key)
     if name.startswith("phi3"):
         rope = found["rope_parameters"]
         rope.setdefault("partial_rotary_factor", 1.0)
@@ -173,3 +183,32 @@ def test_experts_that_do_not_fit(tmp_path: Path):
         BootError, match=r"'blk.0.ffn_gate_exps.weight': its shape is \[3, 8, 8\], but there are 4 experts"
     ):
         list_tensors(file)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "metadata", "fields"),
+    [
+        ("gemma3", {"block_count": 62, "embedding_length": 5376, "attention.head_count": 32}, {"scale": 168}),
+        ("gemma3", {"block_count": 48, "attention.key_length": 256}, {"scale": 256}),
+        ("gemma2", {"block_count": 46, "embedding_length": 4608, "attention.head_count": 32}, {"scale": 144}),
+        ("gemma2", {"block_count": 4}, {"window": 4096, "kinds": "sfsf", "theta": 1e4}),
+        ("gemma3", {"block_count": 7, "attention.sliding_window": 9}, {"window": 9, "kinds": "sssssfs"}),
+        ("gemma3", {"block_count": 2}, {"window": None, "kinds": "ff"}),
+        ("exaone4", {"block_count": 2}, {"window": None, "kinds": "ff"}),
+    ],
+)
+def test_what_files_with_windows_leave_out(
+    tmp_path: Path, architecture: str, metadata: dict[str, Any], fields: dict[str, Any]
+):
+    given = {key.replace("llama", architecture): value for key, value in METADATA.items()}
+    given |= {f"{architecture}.{key}": value for key, value in metadata.items()}
+    given["general.architecture"] = architecture
+    del given[f"{architecture}.rope.freq_base"]
+    config = read_config(read_gguf(write_gguf(tmp_path / "m.gguf", given, TENSORS)))
+    found = {
+        "scale": config.get("query_pre_attn_scalar"),
+        "window": config["sliding_window"],
+        "kinds": "".join(kind[0] for kind in config["layer_types"]),
+        "theta": config["rope_parameters"].get("rope_theta"),
+    }
+    assert {key: found[key] for key in fields} == fields

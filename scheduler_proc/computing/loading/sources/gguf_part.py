@@ -79,4 +79,6 @@ def _as_tensor(bytes_B: Tensor, stored: HfTensor) -> StoredTensor:
     dtype = DTYPES[form]
     aligned_B = bytes_B if bytes_B.data_ptr() % dtype.itemsize == 0 else bytes_B.clone()
     values = with_whole_heads(aligned_B.view(dtype).view(shape), stored.interleaved_heads)
+    if stored.is_one_more:
+        values = values - 1
     return values.T if stored.is_transposed else values

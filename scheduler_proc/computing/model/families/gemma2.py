@@ -25,7 +25,7 @@ DEFAULTS = HfConfig(
         "tie_word_embeddings": True,
     }
 )
-"""Of the fields that config.json may lack."""
+"""The values of fields that config.json may lack."""
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:

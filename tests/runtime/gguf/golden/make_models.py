@@ -51,6 +51,7 @@ MINISTRAL3 = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscal
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 ONE_LAYER = {"num_hidden_layers": 1}
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True}
+LAYERS = {"num_hidden_layers": 4, "sliding_window": 7}
 CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "llama": transformers.LlamaConfig(
         **SIZES, attention_bias=True, mlp_bias=True, rms_norm_eps=1e-5, rope_parameters={"rope_theta": 5e5}
@@ -66,6 +67,17 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "qwen3": transformers.Qwen3Config(**SIZES, head_dim=8),
     "qwen3moe": transformers.Qwen3MoeConfig(**SIZES, head_dim=8, **EXPERTS),
     "gpt2": transformers.GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=4, n_positions=96, n_ctx=96),
+    "gemma2": transformers.Gemma2Config(**SIZES, head_dim=8, query_pre_attn_scalar=8, sliding_window=7),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SIZES | LAYERS | {"num_hidden_layers": 7},
+        head_dim=4,
+        query_pre_attn_scalar=4,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    ),
+    "olmo2": transformers.Olmo2Config(**SIZES, rope_parameters={"rope_theta": 5e5}),
+    "olmo3": transformers.Olmo3Config(**SIZES | LAYERS),
+    "cohere2": transformers.Cohere2Config(**SIZES | LAYERS, logit_scale=0.25, rotary_pct=1.0),
+    "exaone4": transformers.Exaone4Config(**SIZES | LAYERS, rope_parameters=LLAMA3 | {"rope_theta": 1e6}),
     "qwen2-yarn": transformers.Qwen2Config(**SIZES | ONE_LAYER, rope_parameters=YARN),
     "phi3": transformers.Phi3Config(
         **SIZES | ONE_LAYER | NO_TOKENS | {"hidden_size": 32, "rope_parameters": LONGROPE},
@@ -92,6 +104,7 @@ def convert(llama_cpp: str, directory: Path, outfile: Path) -> None:
     sys.path[:0] = [llama_cpp, f"{llama_cpp}/gguf-py"]
     model_class: Any = import_module("conversion.base").TextModel
     model_class._set_vocab_sentencepiece = model_class._set_vocab_gpt2 = lambda self: None
+    import_module("conversion.exaone").Exaone4Model.set_vocab = lambda self: None
     for module, name in (("phi", "Phi3MiniModel"), ("glm", "Glm4Model")):
         getattr(import_module(f"conversion.{module}"), name).set_vocab = lambda self: None
     sys.argv = ["convert", str(directory), "--outtype", "f16", "--outfile", str(outfile)]
@@ -112,6 +125,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             directory = Path(scratch) / name  # whose name is in the file, as general.name
             model.save_pretrained(directory)
+            if name == "gemma3":  # for its number of tokens
+                vocabulary = {"model": {"vocab": dict.fromkeys(map(str, range(24)))}, "added_tokens": []}
+                (directory / "tokenizer.json").write_text(json.dumps(vocabulary), encoding="utf-8")
             convert(sys.argv[1], directory, HERE / f"{name}.gguf")
             fields = json.loads((directory / "config.json").read_text())
             tensors = load_file(directory / "model.safetensors")

@@ -5,6 +5,7 @@ FOLDER, where FOLDER has llama.cpp's `conversion` package.
 """
 
 import importlib
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +20,11 @@ FOLDER = Path(__file__).with_name("converted")
 VOCAB_SIZE = 64
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 53, 58, 9, 7]
 LLAMA_SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "vocab_size": VOCAB_SIZE}
+SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "vocab_size": VOCAB_SIZE} | {
+    "sliding_window": 5,
+    "sliding_window_pattern": 6,
+    "rope_local_base_freq": 1e4,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama-biases", {**LLAMA_SIZES, "tie_word_embeddings": True}),
     "qwen3": ("qwen3-gqa-tied", {**LLAMA_SIZES, "head_dim": 8}),
@@ -26,6 +32,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", LLAMA_SIZES),
     "glm4": ("glm4", {**LLAMA_SIZES, "head_dim": 16}),
     "ministral3": ("ministral3", {**LLAMA_SIZES, "head_dim": 8}),
+    "gemma3": ("gemma3", SMALL | {"num_hidden_layers": 6, "head_dim": 8, "query_pre_attn_scalar": 8}),
+    "cohere2": ("cohere2", SMALL | {"sliding_window_pattern": 4, "rotary_pct": 1.0}),
     "gpt2": ("gpt2", {"n_embd": 24, "n_layer": 1, "n_head": 3, "vocab_size": VOCAB_SIZE, "n_positions": 16}),
 }
 
@@ -41,6 +49,9 @@ def convert(name: str, converter: Any) -> torch.Tensor:
                 parameter.copy_(parameter.half())  # the file has float16
             logits = model(torch.tensor([PROMPT])).logits[0]
         model.save_pretrained(model_dir)
+        if name == "gemma3":  # for its number of tokens
+            vocabulary = {"model": {"vocab": dict.fromkeys(map(str, range(VOCAB_SIZE)))}, "added_tokens": []}
+            (model_dir / "tokenizer.json").write_text(json.dumps(vocabulary), encoding="utf-8")
         hparams: dict[str, Any] = converter.ModelBase.load_hparams(model_dir, False)
         architecture = converter.get_model_architecture(hparams, converter.ModelType.TEXT)
         gguf = importlib.import_module("gguf")
