@@ -4,7 +4,6 @@ Shape legend: T tokens, X experts, K chosen experts of a token, R = T * K rows, 
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,16 +14,14 @@ MOST_EXPERTS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """How experts are chosen: those with the best scores, the softmax or the sigmoid of the router's logits.
+    """How experts are chosen: those with the best scores, the softmax of the router's logits.
 
-    A chosen expert's share is its score times `scale`; if `is_renormalized`, scores are first divided by their sum.
-    That makes a softmax the same before and after the choice.
+    A chosen expert's share is its score; if `is_renormalized`, it is divided by the sum of the chosen ones'. That makes
+    a softmax the same before and after the choice.
     """
 
     num_chosen: int
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
     is_renormalized: bool = False
-    scale: float = 1.0
 
 
 @dataclass(frozen=True)

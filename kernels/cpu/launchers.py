@@ -300,12 +300,10 @@ def pack_blocks(kernel: Kernel, weight: PackedBlocks, segment: int, first_row: i
     kernel(*addresses, segment, first_row, len(rows), weight.num_inputs, rows.shape[1])
 
 
-def route_tokens(kernel: Kernel, logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, routes: Routes) -> None:
+def route_tokens(kernel: Kernel, logits_TX: Tensor, routing: Routing, routes: Routes) -> None:
     assert logits_TX.shape[1] <= MOST_EXPERTS
-    assert bias_X is None or bias_X.dtype == logits_TX.dtype
-    addresses = _addresses(logits_TX, bias_X, routes.shares, routes.rows, routes.tokens, routes.ends)
-    flags = routing.scoring == "sigmoid", routing.is_renormalized
-    kernel(*addresses, *logits_TX.shape, routing.num_chosen, *flags, routing.scale)
+    addresses = _addresses(logits_TX, routes.shares, routes.rows, routes.tokens, routes.ends)
+    kernel(*addresses, *logits_TX.shape, routing.num_chosen, routing.is_renormalized)
 
 
 def gather_rows(kernel: Kernel, x_TE: Tensor, routes: Routes, out_RE: Tensor | None) -> Tensor:

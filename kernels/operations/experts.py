@@ -11,29 +11,22 @@ from kernels.arguments.routes import Routes, Routing
 from kernels.dispatch import call
 
 
-def route_tokens(logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, memory: Tensor | None = None) -> Routes:
-    """Returns the routes of tokens, in `memory` if it is given: int32, of X + 3 R words.
-
-    `bias_X` is added to the scores to choose by, not to those of shares.
-    """
+def route_tokens(logits_TX: Tensor, routing: Routing, memory: Tensor | None = None) -> Routes:
+    """Returns the routes of tokens, in `memory` if it is given: int32, of X + 3 R words."""
     num_tokens, num_experts = logits_TX.shape
     if memory is None:
         size = num_experts + 3 * routing.num_chosen * num_tokens
         memory = torch.empty(size, dtype=torch.int32, device=logits_TX.device)
     routes = Routes.take(memory, num_tokens, num_experts, routing.num_chosen)
-    call("route_tokens", logits_TX, route_tokens_reference, logits_TX.contiguous(), routing, bias_X, routes)
+    call("route_tokens", logits_TX, route_tokens_reference, logits_TX.contiguous(), routing, routes)
     return routes
 
 
-def route_tokens_reference(logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, routes: Routes) -> None:
-    logits_TX = logits_TX.float()
-    scores_TX = logits_TX.sigmoid() if routing.scoring == "sigmoid" else logits_TX.softmax(-1)
-    ranks_TX = scores_TX if bias_X is None else scores_TX + bias_X.float()
-    chosen_TK = ranks_TX.topk(routing.num_chosen, dim=-1).indices
-    shares_TK = scores_TX.gather(-1, chosen_TK)
+def route_tokens_reference(logits_TX: Tensor, routing: Routing, routes: Routes) -> None:
+    shares_TK, chosen_TK = logits_TX.float().softmax(-1).topk(routing.num_chosen, dim=-1)
     if routing.is_renormalized:
         shares_TK = shares_TK / shares_TK.sum(-1, keepdim=True)
-    routes.shares.copy_(shares_TK * routing.scale)
+    routes.shares.copy_(shares_TK)
     order_R = chosen_TK.flatten().sort(stable=True).indices
     routes.tokens.copy_(order_R // routing.num_chosen)
     routes.rows.view(-1)[order_R] = torch.arange(len(order_R), dtype=torch.int32, device=logits_TX.device)

@@ -7,11 +7,10 @@ enum { MOST_EXPERTS = 1024 };
 #endif
 
 typedef struct {
-  const element *logits, *biases;
+  const element *logits;
   float *shares;
   int32_t *chosen; /* [num_tokens, num_chosen] */
-  int64_t num_experts, num_chosen, is_sigmoid, is_renormalized;
-  float scale;
+  int64_t num_experts, num_chosen, is_renormalized;
 } NAME(route_call);
 
 /* Chooses the experts of a token, the best first; equal ones by their numbers. */
@@ -21,14 +20,10 @@ static void NAME(route_token)(const void *data, int64_t token) {
   float scores[MOST_EXPERTS], ranks[MOST_EXPERTS], largest = -INFINITY, total = 0.0f, sum = 0.0f;
   for (int64_t i = 0; i < call->num_experts; i++) largest = WIDEN(logits[i]) > largest ? WIDEN(logits[i]) : largest;
   for (int64_t i = 0; i < call->num_experts; i++) {
-    const float x = WIDEN(logits[i]);
-    scores[i] = call->is_sigmoid ? 1.0f / (1.0f + expf(-x)) : expf(x - largest);
+    scores[i] = expf(WIDEN(logits[i]) - largest);
     total += scores[i];
   }
-  for (int64_t i = 0; i < call->num_experts; i++) {
-    if (!call->is_sigmoid) scores[i] /= total;
-    ranks[i] = scores[i] + (call->biases ? WIDEN(call->biases[i]) : 0.0f);
-  }
+  for (int64_t i = 0; i < call->num_experts; i++) ranks[i] = scores[i] /= total;
   for (int64_t k = 0; k < call->num_chosen; k++) {
     int64_t best = -1;
     for (int64_t i = 0; i < call->num_experts; i++)
@@ -39,17 +34,16 @@ static void NAME(route_token)(const void *data, int64_t token) {
     call->shares[token * call->num_chosen + k] = scores[best];
     sum += scores[best];
   }
-  const float factor = call->is_renormalized ? call->scale / sum : call->scale;
+  const float factor = call->is_renormalized ? 1.0f / sum : 1.0f;
   for (int64_t k = 0; k < call->num_chosen; k++) call->shares[token * call->num_chosen + k] *= factor;
 }
 
-/* logits: [num_tokens, num_experts], biases (or null): [num_experts]. Sets shares and rows [num_tokens, num_chosen]; rows are
+/* logits: [num_tokens, num_experts]. Sets shares and rows [num_tokens, num_chosen]; rows are
    the places of tokens among those of all experts, sorted by expert, then by token; `tokens` [num_tokens * num_chosen] has the
    token in each place, `ends` [num_experts] the end of each expert's places. */
-PUBLIC void NAME(route_tokens)(const element *logits, const element *biases, float *shares, int32_t *rows, int32_t *tokens,
-                               int32_t *ends, int64_t num_tokens, int64_t num_experts, int64_t num_chosen, int64_t is_sigmoid,
-                               int64_t is_renormalized, float scale) {
-  const NAME(route_call) call = {logits, biases, shares, rows, num_experts, num_chosen, is_sigmoid, is_renormalized, scale};
+PUBLIC void NAME(route_tokens)(const element *logits, float *shares, int32_t *rows, int32_t *tokens, int32_t *ends,
+                               int64_t num_tokens, int64_t num_experts, int64_t num_chosen, int64_t is_renormalized) {
+  const NAME(route_call) call = {logits, shares, rows, num_experts, num_chosen, is_renormalized};
   run_items(num_tokens, 8 * num_tokens * num_experts, NAME(route_token), &call);
   memset(ends, 0, sizeof(int32_t) * (size_t)num_experts);
   for (int64_t i = 0; i < num_tokens * num_chosen; i++) ends[rows[i]]++;

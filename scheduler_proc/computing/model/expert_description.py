@@ -1,7 +1,7 @@
 """Describes a mixture of experts as plain values. Needs no torch."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from messages.errors import BootError
 from scheduler_proc.computing.model.description import DenseMlpDescription
@@ -18,18 +18,14 @@ BLOCK = 32
 class ExpertMlpDescription:
     """Gated experts of `size` inner values, of which a router chooses `num_chosen` for each token.
 
-    `scoring`, `is_renormalized` and `scale` are those of `kernels.arguments.routes.Routing`. `has_correction`: a bias
-    per expert is added to the scores to choose by. `shared`: an MLP of all tokens, whose output is added; with
-    `has_shared_gate` it is first multiplied by the sigmoid of a linear.
+    `is_renormalized` is that of `kernels.arguments.routes.Routing`. `shared`: an MLP of all tokens, whose output is
+    added; with `has_shared_gate` it is first multiplied by the sigmoid of a linear.
     """
 
     num_experts: int
     num_chosen: int
     size: int
     is_renormalized: bool
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
-    scale: float = 1.0
-    has_correction: bool = False
     shared: DenseMlpDescription | None = None
     has_shared_gate: bool = False
     block: ClassVar[str] = "expert_mlp"
@@ -60,8 +56,6 @@ class ExpertMlpDescription:
     def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
         """The outputs of all experts are rows of one weight."""
         parameters = [Parameter(f"{layer}.router.weight", (self.num_experts, hidden_size), "router")]
-        if self.has_correction:
-            parameters.append(Parameter(f"{layer}.router_correction", (self.num_experts,), "bias"))
         for name, num_out, num_in in (("in", 2 * self.size, hidden_size), ("out", hidden_size, self.size)):
             role = "uneven experts" if num_out % BLOCK else "experts"
             parameters.append(Parameter(f"{layer}.experts_{name}.weight", (self.num_experts * num_out, num_in), role))

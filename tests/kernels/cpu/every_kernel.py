@@ -151,7 +151,7 @@ def route(num_tokens: int, dtype: torch.dtype) -> None:
     values = torch.randn(7 * 64, 256).to(dtype)
     blocks = PackedBlocksFormat([Segment("Q4_K", 7 * 64)]).allocate((7 * 64, 256), dtype, x.device)
     blocks.set_rows(0, plausible_rows("Q4_K", 7 * 64, 256))
-    routes = route_tokens(logits, Routing(num_chosen=3, is_renormalized=True), logits[0])
+    routes = route_tokens(logits, Routing(num_chosen=3, is_renormalized=True))
     rows = gather_rows(x, routes)
     for weight in (PackedWeight(pack(values), 7 * 64), *(QUANTIZED[bits].quantize(values) for bits in (8, 4)), blocks):
         out = combine_experts(

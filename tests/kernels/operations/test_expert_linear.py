@@ -61,7 +61,7 @@ def make_routes(num_tokens: int, seed: int = 0) -> Routes:
     """The expert 3 has no tokens."""
     logits = torch.randn(num_tokens, NUM_EXPERTS, generator=torch.Generator().manual_seed(seed))
     logits[:, 3] = -100.0
-    return route_tokens(logits, Routing(num_chosen=2), None)
+    return route_tokens(logits, Routing(num_chosen=2))
 
 
 def make_rows(num_rows: int, dtype: torch.dtype) -> Tensor:

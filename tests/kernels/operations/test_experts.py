@@ -10,8 +10,8 @@ from kernels.operations.experts import combine_experts, gather_rows, route_token
 ROUTINGS = [
     Routing(num_chosen=2),
     Routing(num_chosen=3, is_renormalized=True),
-    Routing(num_chosen=1, scoring="sigmoid", is_renormalized=True, scale=2.5),
-    Routing(num_chosen=5, scoring="sigmoid", scale=0.5),
+    Routing(num_chosen=1, is_renormalized=True),
+    Routing(num_chosen=5),
 ]
 
 
@@ -21,14 +21,12 @@ def test_routes(routing: Routing, dtype: torch.dtype) -> None:
     """By a loop over tokens, as the definitions say."""
     generator = torch.Generator().manual_seed(routing.num_chosen)
     logits = (2 * torch.randn(11, 7, generator=generator)).to(dtype)
-    bias = torch.randn(7, generator=generator).to(dtype) if routing.scoring == "sigmoid" else None
-    routes = route_tokens(logits, routing, bias)
+    routes = route_tokens(logits, routing)
     placed: list[tuple[int, int]] = []
     for token, row in enumerate(logits.double()):
-        scores = row.sigmoid() if routing.scoring == "sigmoid" else row.softmax(0)
-        ranks = scores if bias is None else scores + bias.double()
-        chosen = sorted(range(7), key=lambda expert, ranks=ranks: -float(ranks[expert]))[: routing.num_chosen]
-        shares = scores[chosen] / (scores[chosen].sum() if routing.is_renormalized else 1.0) * routing.scale
+        scores = row.softmax(0)
+        chosen = sorted(range(7), key=lambda expert, scores=scores: -float(scores[expert]))[: routing.num_chosen]
+        shares = scores[chosen] / (scores[chosen].sum() if routing.is_renormalized else 1.0)
         torch.testing.assert_close(routes.shares[token].double(), shares, rtol=1e-5, atol=1e-6)
         placed += [(expert, token) for expert in chosen]
     order = sorted(placed)
@@ -41,7 +39,7 @@ def test_equal_scores_and_numbers_that_are_not_finite() -> None:
     """Each token goes to different experts, whatever its logits are."""
     logits = torch.zeros(5, 6)
     logits[1], logits[2, 3], logits[3] = torch.nan, torch.inf, -torch.inf
-    routes = route_tokens(logits, Routing(num_chosen=4), None)
+    routes = route_tokens(logits, Routing(num_chosen=4))
     assert int(routes.ends[-1]) == 20
     assert sorted(routes.rows.flatten().tolist()) == list(range(20))
     assert sorted(routes.tokens.tolist()) == sorted(4 * list(range(5)))
@@ -55,7 +53,7 @@ def test_rows_are_gathered_and_combined(size: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(size)
     x, out = torch.randn(2, 9, size, generator=generator).to(dtype)
     gates = torch.randn(9, 1, generator=generator).to(dtype)
-    routes = route_tokens(torch.randn(9, 5, generator=generator).to(dtype), Routing(num_chosen=3), None)
+    routes = route_tokens(torch.randn(9, 5, generator=generator).to(dtype), Routing(num_chosen=3))
     rows = gather_rows(x, routes)
     assert torch.equal(rows, x[routes.tokens])
     total = routes.shares.sum(1, keepdim=True)  # all rows of a token are the same
@@ -72,7 +70,7 @@ def test_a_captured_step_follows_the_logits(backend: str) -> None:
     logits, x = torch.randn(6, 8), torch.randn(6, 40)
 
     def compute() -> torch.Tensor:
-        routes = route_tokens(logits, Routing(num_chosen=2), None)
+        routes = route_tokens(logits, Routing(num_chosen=2))
         return combine_experts(gather_rows(x, routes), routes)
 
     out, calls, _ = capture_calls(compute)

@@ -13,7 +13,7 @@ from kernels.arguments.routes import Routing
 from kernels.operations.experts import combine_experts, gather_rows, route_tokens
 from kernels.operations.silu_mul import silu_mul
 from scheduler_proc.computing.model.blocks import dense_mlp
-from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_tensor
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.workspace import Activations, fit
 from scheduler_proc.computing.parallel import ParallelGroup
@@ -24,11 +24,8 @@ class Block:
     def __init__(self, layer: str, mlp: ExpertMlpDescription, weights: Weights, parallel: ParallelGroup):
         assert parallel.size == 1
         self._mlp = mlp
-        self._routing = Routing(
-            num_chosen=mlp.num_chosen, scoring=mlp.scoring, is_renormalized=mlp.is_renormalized, scale=mlp.scale
-        )
+        self._routing = Routing(num_chosen=mlp.num_chosen, is_renormalized=mlp.is_renormalized)
         self._router = pop_linear(weights, f"{layer}.router")
-        self._correction_X = pop_tensor(weights, f"{layer}.router_correction") if mlp.has_correction else None
         self._linear_in = weights.pop(f"{layer}.experts_in.weight").experts()
         self._linear_out = weights.pop(f"{layer}.experts_out.weight").experts()
         self._shared = dense_mlp.Block(f"{layer}.shared", mlp.shared, weights, parallel) if mlp.shared else None
@@ -55,7 +52,7 @@ class Block:
             gate_T1 = self._shared_gate(normed_TE, rows, take(num_logits, num_tokens, 1))
         logits_TX = self._router(normed_TE, rows, take(0, num_tokens, mlp.num_experts))
         own = None if memory is None else memory[num_logits + num_tokens :]
-        routes = route_tokens(logits_TX, self._routing, self._correction_X, own)
+        routes = route_tokens(logits_TX, self._routing, own)
         x_RE = gather_rows(normed_TE, routes, of_rows(room.copies, hidden_size))
         inner_RF = self._linear_in(x_RE, routes, of_rows(room.inner, 2 * mlp.size))
         gated_RF = silu_mul(inner_RF, of_rows(room.gated, mlp.size))

@@ -15,15 +15,12 @@ class ExpertNames:
     down: str = "down_proj"
     shared: str = "shared_expert"
     shared_gate: str = "shared_expert_gate"
-    correction: str = "gate.e_score_correction_bias"
 
 
 def expert_sources(
     name: str, layer: str, mlp: ExpertMlpDescription, hidden: int, names: ExpertNames = ExpertNames()
 ) -> list[Source]:
     sources = linear_sources(f"{name}.gate", f"{layer}.router", mlp.num_experts, hidden, has_bias=False)
-    if mlp.has_correction:
-        sources.append(Source(f"{name}.{names.correction}", (mlp.num_experts,), f"{layer}.router_correction"))
     into, out = f"{layer}.experts_in.weight", f"{layer}.experts_out.weight"
     for expert in range(mlp.num_experts):
         theirs, first = f"{name}.experts.{expert}", 2 * mlp.size * expert

@@ -140,6 +140,6 @@ def test_experts_in_blocks_are_one_weight(forms: tuple[str, str]) -> None:
     assert weight.format.name == ("packed blocks" if len(set(forms)) == 1 else "packed")
     values = PlainWeight(torch.cat([dequantize_blocks(piece) for piece in pieces]))
     x = torch.randn(6, 256, generator=torch.Generator().manual_seed(1))
-    routes = route_tokens(x[:, :5].contiguous(), Routing(num_chosen=1), None)
+    routes = route_tokens(x[:, :5].contiguous(), Routing(num_chosen=1))
     expected = values.experts()(x, routes, None)
     assert float((weight.experts()(x, routes, None) - expected).norm() / expected.norm()) < 0.02
