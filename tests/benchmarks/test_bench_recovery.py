@@ -11,6 +11,7 @@ from benchmarks.load.answer import StreamResult
 from benchmarks.load.connection import Target
 from benchmarks.load.drive import Limits, Load
 from benchmarks.load.workloads import SamplingFields
+from supervisor.model.lookup import BUNDLED_MODEL
 
 
 def test_a_silence_is_of_all_streams_together() -> None:
@@ -41,7 +42,7 @@ def test_a_killed_process_is_seen_to_come_back(monkeypatch: pytest.MonkeyPatch, 
     for name, value in (("SETTLE_S", 0.2), ("AFTERMATH_S", 0.2), ("NUM_STREAMS", 2)):
         monkeypatch.setattr(bench_recovery, name, value)
     file = tmp_path / "recovery.json"
-    flags = ["--cpu-threads", "1", "--drain-timeout-s", "200"]
+    flags = ["--model", str(BUNDLED_MODEL), "--cpu-threads", "1", "--drain-timeout-s", "200"]
     assert bench_recovery.main(["--kills", "1", "--json", str(file), "--", *flags]) == 0
     results = json.loads(file.read_text(encoding="utf-8"))["results"]
     first, second = results["kills"]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ring.client import BARD, BARD_DIR, RingClient
+from supervisor.model.lookup import CHAT_MODEL
+from tests.ring.conftest import Start
 
 pytestmark = pytest.mark.ring
 
@@ -21,15 +22,16 @@ def snippet_of(page: str) -> str:
     return code
 
 
+@pytest.mark.skipif(not CHAT_MODEL.is_file(), reason=f"{CHAT_MODEL} was not fetched")
 @pytest.mark.parametrize("page", ["README.md", "docs/start/clients.md"])
-def test_the_client_of_openai_in_four_lines(bard_ring: RingClient, page: str, capsys: pytest.CaptureFixture[str]):
+def test_the_client_of_openai_in_five_lines(start_ring: Start, page: str, capsys: pytest.CaptureFixture[str]):
+    """The first question to the model that `make serve` serves has a right answer."""
     code = snippet_of(page)
     assert ADDRESS in code
-    assert BARD_DIR.name in code
-    assert sum(bool(line) for line in code.splitlines()) == 4
+    assert sum(bool(line) for line in code.splitlines()) == 5
     names: dict[str, object] = {}
-    exec(code.replace(ADDRESS, bard_ring.url).replace(BARD_DIR.name, BARD) + "client.close()\n", names)
-    assert len(capsys.readouterr().out.split()) > 5
+    exec(code.replace(ADDRESS, start_ring(CHAT_MODEL).url) + "client.close()\n", names)
+    assert capsys.readouterr().out == "The capital of France is Paris.\n"
 
 
 def test_the_engine_without_a_server():
