@@ -101,7 +101,8 @@ static void block_plan(block_call *call, const uint8_t *weight, const block_segm
 #endif
   const int64_t least_tiles = (num_rows + most_rows - 1) / most_rows;
   call->rows_per_tile = (num_rows + least_tiles - 1) / least_tiles;
-  const int64_t num_parts = (num_rows + BLOCK_MOST_ROWS - 1) / BLOCK_MOST_ROWS;
+  const int64_t most_tiles = BLOCK_MOST_ROWS / call->rows_per_tile;
+  const int64_t num_parts = (block_num_tiles(call) + most_tiles - 1) / most_tiles;
   call->rows_per_item = (block_num_tiles(call) + num_parts - 1) / num_parts * call->rows_per_tile;
 }
 

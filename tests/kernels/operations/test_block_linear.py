@@ -113,6 +113,15 @@ def test_a_row_is_the_same_bits_in_any_batch(form: str) -> None:
         assert torch.equal(block_linear(x[begin:end], weight, None), together[begin:end])
 
 
+@pytest.mark.parametrize("num_rows", [257, 258, 300, 511, 512, 513, 514, 769, 1023, 2050])
+def test_rows_of_several_items(num_rows: int) -> None:
+    """Items have at most 256 rows, in whole tiles."""
+    weight, x = make_weight((("Q5_0", 33),), 64), make_rows(num_rows, 64, torch.bfloat16)
+    together = block_linear(x, weight, None)
+    for begin in range(0, num_rows, 250):
+        assert torch.equal(block_linear(x[begin : begin + 250], weight, None), together[begin : begin + 250])
+
+
 @pytest.mark.parametrize("form", ["Q4_0", "Q4_K", "Q6_K", "Q8_0"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_stays_in_its_row(form: str, bad: float) -> None:
