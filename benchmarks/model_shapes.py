@@ -105,21 +105,6 @@ SHAPES: dict[str, dict[str, object]] = {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     },
-    "qwen3-1.7b": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-    },
     "qwen3-14b": {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -150,6 +135,7 @@ SHAPES: dict[str, dict[str, object]] = {
         "tie_word_embeddings": False,
     },
 }
+SHAPES["qwen3-1.7b"] = {**SHAPES["qwen3-0.6b"], "hidden_size": 2048, "intermediate_size": 6144}
 SHAPES["llama-135m-16k"] = {**SHAPES["llama-135m"], "max_position_embeddings": 16384, "rope_theta": 100000.0}
 
 

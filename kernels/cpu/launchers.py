@@ -321,19 +321,21 @@ def combine_experts(
 
 
 def expert_packed_linear(kernel: Kernel, packed: Tensor, x_RI: Tensor, routes: Routes, out_RO: Tensor | None) -> Tensor:
-    num_experts = len(routes.ends)
-    out_RO = _output(out_RO, len(x_RI), BLOCK * len(packed) // num_experts, x_RI.dtype)
-    kernel(*_addresses(x_RI, packed, routes.ends, out_RO), num_experts, x_RI.shape[1], out_RO.shape[1])
-    return out_RO
+    return _expert_linear(kernel, packed, BLOCK * len(packed), x_RI, routes, out_RO)
 
 
 def expert_quantized_linear(
     kernel: Kernel, weight: Codes, x_RI: Tensor, routes: Routes, out_RO: Tensor | None
 ) -> Tensor:
+    return _expert_linear(kernel, weight.packed, weight.num_outputs, x_RI, routes, out_RO)
+
+
+def _expert_linear(
+    kernel: Kernel, stored: Tensor, num_outputs: int, x_RI: Tensor, routes: Routes, out_RO: Tensor | None
+) -> Tensor:
     num_experts = len(routes.ends)
-    out_RO = _output(out_RO, len(x_RI), weight.num_outputs // num_experts, x_RI.dtype)
-    addresses = _addresses(x_RI, weight.packed, routes.ends, out_RO)
-    kernel(*addresses, num_experts, x_RI.shape[1], out_RO.shape[1])
+    out_RO = _output(out_RO, len(x_RI), num_outputs // num_experts, x_RI.dtype)
+    kernel(*_addresses(x_RI, stored, routes.ends, out_RO), num_experts, x_RI.shape[1], out_RO.shape[1])
     return out_RO
 
 

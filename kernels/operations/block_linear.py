@@ -26,6 +26,7 @@ from kernels.arguments.packed_blocks import (
     PackedForm,
 )
 from kernels.dispatch import call
+from kernels.operations.packed_linear import torch_linear
 
 LEAST_MAGNITUDE = 1e-30
 ROWS_AT_ONCE = 8192
@@ -69,11 +70,8 @@ def block_linear_reference(
     activation: Literal["tanh"] | None,
     _out_TO: Tensor | None = None,
 ) -> Tensor:
-    bias = None if bias_O is None else bias_O.float()
-    out_TO = functional.linear(_round_activations(x_TI.float()), unpack(weight), bias)
-    if activation is not None:
-        out_TO = functional.gelu(out_TO, approximate=activation)
-    return out_TO.to(x_TI.dtype)
+    rounded_TI = _round_activations(x_TI.float())
+    return torch_linear(rounded_TI, unpack(weight), bias_O, activation).to(x_TI.dtype)
 
 
 def look_up_rows(weight: PackedBlocks, row_T: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -98,16 +98,6 @@ def set_planes(planes: CodePlanes, first_output: int, rows: BlockRows) -> None:
                 plane[:, outputs] = functional.pad(filled_OG, (0, len(plane) - filled_OG.shape[1])).T.to(plane.dtype)
 
 
-def make_planes(rows: BlockRows) -> CodePlanes:
-    """Returns the planes of whole rows, on the rows' device."""
-    num_outputs = len(rows.blocks)
-    num_bytes = num_plane_bytes(rows.form, num_outputs, rows.num_inputs)
-    stored = torch.empty(num_bytes, dtype=torch.uint8, device=rows.blocks.device)
-    planes = view_planes(stored, rows.form, num_outputs, rows.num_inputs)
-    set_planes(planes, 0, rows)
-    return planes
-
-
 def take_outputs(planes: CodePlanes, output_T: Tensor) -> CodePlanes:
     """Returns the planes of these outputs alone, in this order."""
 

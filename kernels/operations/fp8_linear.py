@@ -10,11 +10,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kernels.arguments.block_rows import FORMS, BlockRows
 from kernels.arguments.packed_fp8 import BLOCK, HALF, SCALE_BYTES, PackedFp8
 from kernels.dispatch import call
+from kernels.operations.packed_linear import torch_linear
 
 
 def pack_fp8_rows(weight: PackedFp8, first_output: int, rows: BlockRows) -> None:
@@ -63,7 +63,4 @@ def fp8_linear_reference(
     activation: Literal["tanh"] | None,
     _out_TO: Tensor | None = None,
 ) -> Tensor:
-    out_TO = functional.linear(x_TI.float(), unpack_fp8(weight), None if bias_O is None else bias_O.float())
-    if activation is not None:
-        out_TO = functional.gelu(out_TO, approximate=activation)
-    return out_TO.to(x_TI.dtype)
+    return torch_linear(x_TI.float(), unpack_fp8(weight), bias_O, activation).to(x_TI.dtype)

@@ -94,5 +94,10 @@ def packed_linear_reference(
     _out_TO: Tensor | None = None,
 ) -> Tensor:
     weight_OI = packed.transpose(1, 2).reshape(-1, x_TI.shape[1])[:num_outputs]
-    out_TO = functional.linear(x_TI, weight_OI, bias_O)
+    return torch_linear(x_TI, weight_OI, bias_O, activation)
+
+
+def torch_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, activation: Literal["tanh"] | None) -> Tensor:
+    """Returns x W^T + b [T, O], followed by the tanh GELU if `activation` is set, in the dtype of x and W."""
+    out_TO = functional.linear(x_TI, weight_OI, None if bias_O is None else bias_O.to(x_TI.dtype))
     return out_TO if activation is None else functional.gelu(out_TO, approximate=activation)

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from kernels.arguments.codes import BLOCK, GROUP, Codes
 from kernels.dispatch import call
+from kernels.operations.packed_linear import torch_linear
 
 STEPS = 24.0
 """kernels/cpu/source/quantized_codes.h repeats it."""
@@ -80,11 +81,8 @@ def quantized_linear_reference(
     mean_T: Tensor | None = None,
     _out_TO: Tensor | None = None,
 ) -> Tensor:
-    bias = None if bias_O is None else bias_O.float()
-    out_TO = functional.linear(_round_activations(x_TI.float(), mean_T), dequantize(weight), bias)
-    if activation is not None:
-        out_TO = functional.gelu(out_TO, approximate=activation)
-    return out_TO.to(x_TI.dtype)
+    rounded_TI = _round_activations(x_TI.float(), mean_T)
+    return torch_linear(rounded_TI, dequantize(weight), bias_O, activation).to(x_TI.dtype)
 
 
 def _round_activations(x_TI: Tensor, mean_T: Tensor | None) -> Tensor:

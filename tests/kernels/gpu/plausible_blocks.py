@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.block_rows import FLOAT_FORMS, FORMS, INTEGER_FORMS, BlockRows
+from kernels.arguments.code_planes import CodePlanes
+from kernels.operations.code_planes import num_plane_bytes, set_planes, view_planes
 from tests.kernels.operations.block_forms import random_blocks
 
 NAN_CODE = 0x7F
@@ -31,3 +33,13 @@ def plausible_rows(form: str, num_outputs: int, num_inputs: int) -> BlockRows:
         case _:
             pass
     return BlockRows(blocks.view(num_outputs, -1), form, num_inputs)
+
+
+def make_planes(rows: BlockRows) -> CodePlanes:
+    """Returns the planes of whole rows, on the rows' device."""
+    num_outputs = len(rows.blocks)
+    num_bytes = num_plane_bytes(rows.form, num_outputs, rows.num_inputs)
+    stored = torch.empty(num_bytes, dtype=torch.uint8, device=rows.blocks.device)
+    planes = view_planes(stored, rows.form, num_outputs, rows.num_inputs)
+    set_planes(planes, 0, rows)
+    return planes

@@ -7,10 +7,9 @@ import torch
 
 from kernels.arguments.block_rows import FORMS, BlockRows
 from kernels.gpu.look_up_planes import dequantize_slice
-from kernels.operations.code_planes import make_planes
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference
 from kernels.operations.planes_linear import look_up_planes
-from tests.kernels.gpu.plausible_blocks import plausible_rows
+from tests.kernels.gpu.plausible_blocks import make_planes, plausible_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -9,10 +9,9 @@ from torch import Tensor
 from kernels.arguments.block_rows import FORMS, BlockRows
 from kernels.arguments.code_planes import CodePlanes
 from kernels.gpu import planes_linear as module
-from kernels.operations.code_planes import make_planes
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference
 from kernels.operations.planes_linear import planes_linear
-from tests.kernels.gpu.plausible_blocks import plausible_rows
+from tests.kernels.gpu.plausible_blocks import make_planes, plausible_rows
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Relative to the sum of the magnitudes of a product. The result is rounded once; the weight is not."""

@@ -4,9 +4,9 @@ from torch import Tensor
 
 from kernels.arguments.block_rows import FORMS, GGUF_FORMS, BlockRows
 from kernels.operations import code_planes
-from kernels.operations.code_planes import dequantize_planes, make_planes, take_outputs
+from kernels.operations.code_planes import dequantize_planes, take_outputs
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference
-from tests.kernels.gpu.plausible_blocks import plausible_rows
+from tests.kernels.gpu.plausible_blocks import make_planes, plausible_rows
 from tests.kernels.operations.block_forms import random_blocks
 
 
