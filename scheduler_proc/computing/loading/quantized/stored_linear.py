@@ -40,7 +40,9 @@ class StoredLinear:
             wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise self.error(ending, f"expected {wanted}, got {str(tensor.dtype).removeprefix('torch.')}")
         if tuple(tensor.shape) not in shapes if shapes else tensor.dim() != num_dimensions:
-            wanted = " or ".join(str(list(shape)) for shape in shapes) or f"{num_dimensions} dimensions"
+            wanted = " or ".join(str(list(shape)) for shape in shapes) or {2: "a matrix"}.get(
+                num_dimensions, f"{num_dimensions} dimensions"
+            )
             raise self.error(ending, f"expected {wanted}, got {list(tensor.shape)}")
         return tensor
 

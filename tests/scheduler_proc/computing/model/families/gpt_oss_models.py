@@ -1,4 +1,4 @@
-"""Small random checkpoints of gpt-oss, with experts in plain numbers or in MXFP4."""
+"""Small random checkpoints of gpt-oss, with experts in plain numbers or in MXFP4. All numbers are float16."""
 
 import json
 from pathlib import Path
@@ -45,6 +45,7 @@ def build_gpt_oss(path: Path, *, is_quantized: bool = False, **fields: Any) -> "
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.2, generator=generator)
+            parameter.copy_(parameter.half())  # as GGUF files have them
     stored: dict[str, torch.Tensor] = {}
     if is_quantized:
         for name, parameter in model.named_parameters():
