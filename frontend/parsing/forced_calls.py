@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from frontend.parsing.formats import CallSyntax
+from frontend.parsing.marked_format import CallSyntax
 
 DEFINITIONS = ("$defs", "definitions")
 NAME = "{name}"

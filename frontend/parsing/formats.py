@@ -1,29 +1,9 @@
-"""The built-in formats, and how `auto` finds those of a model.
-
-Each is a part of a response template of transformers (`regions.py`). The length of a mark is bounded, because it is
-matched again with each token until it is complete.
-"""
+"""The built-in formats, and how `auto` finds those of a model."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
+from frontend.parsing.marked_format import BARE_CALL, CALL, END_MARKS, NAMED_CALL, CallSyntax, MarkedFormat
 from messages.ring.requests import Thought
-
-CALL = {"type": "function", "function": "{content}"}
-NAMED_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-
-FENCE = "```"
-WRAPPERS = "tools?|function_call|response|json|xml"
-BARE_CALL = {
-    "open_pattern": rf"(?:{FENCE}(?:json|xml)?\s{{0,8}})?(?:<(?:{WRAPPERS})>\s{{0,8}})?(?:\[\s{{0,8}})?"
-    r'(?=\{\s{0,8}"name"\s{0,8}:)',
-    "close_pattern": rf"</(?:{WRAPPERS}|tool_call)>|{FENCE}(?!\w)",
-    "content": "json",
-    "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
-    "known_names_only": True,
-}
-"""A call without the marks of its format, as written by Qwen2.5-Coder and other small models: plain, in a Markdown
-fence, or in invented tags."""
 
 FUNCTION_TAG = {
     "open_pattern": r"<function=(?P<name>[^>\n]{1,128})>",
@@ -35,10 +15,6 @@ FUNCTION_TAG = {
 """Qwen3-Coder often omits `<tool_call>` or `</tool_call>`. An optional group at the end of a pattern would not wait
 for text that it could match, so the pattern lists what else may follow."""
 
-END_MARKS = r"<\|(?:im_end|endoftext|eot_id|eom_id)\|>\s{0,8}\Z"
-"""Special tokens that end a turn. If special tokens are shown, one at the end of an answer is dropped; elsewhere it is
-text. `</s>` is always text, because HTML has it."""
-
 HARMONY_REST = (
     r"<\|start\|>assistant(?=<\|channel\|>)|<\|channel\|>(?:final|commentary)[^<]{0,64}<\|message\|>"
     r"|<\|(?:end|return|call)\|>"
@@ -49,35 +25,6 @@ HARMONY_CALLS = (
     rf"<\|channel\|>(?:commentary|analysis) {HARMONY_NAME}{HARMONY_TYPE}",
     rf"<\|start\|>assistant {HARMONY_NAME}<\|channel\|>\w{{1,16}}{HARMONY_TYPE}",
 )
-
-
-class CallSyntax(NamedTuple):
-    """The syntax of a forced call. `{name}` in `begin` is the tool's name; without it, the JSON contains the name."""
-
-    begin: str
-    end: str = ""
-    is_list: bool = False
-    arguments_key: str = "arguments"
-    separator: str = ""
-    """Text between calls. Without it, and if calls are not a list, only one call is possible."""
-    is_json: bool = True
-    """False for arguments in another format, which cannot follow a schema: a call can be allowed but not forced."""
-
-
-class MarkedFormat(NamedTuple):
-    """The syntax of calls or of reasoning. `fields`: fields of a response template. `found_by`: see `find_format`.
-
-    `forced`, `thought`: how a grammar writes calls and reasoning.
-    """
-
-    fields: tuple[dict[str, Any], ...]
-    found_by: tuple[tuple[str, ...], ...]
-    needs_special_tokens: bool = False
-    content_close: Mapping[str, Any] = {}
-    has_short_ids: bool = False
-    """The ids of calls must be 9 letters and digits: the model's template refuses others."""
-    forced: CallSyntax | None = None
-    thought: Thought | None = None
 
 
 TOOL_FORMATS: dict[str, MarkedFormat] = {

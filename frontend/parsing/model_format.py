@@ -6,7 +6,8 @@ import string
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS, CallSyntax, MarkedFormat, find_format
+from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS, find_format
+from frontend.parsing.marked_format import CallSyntax, MarkedFormat
 from frontend.parsing.regions import KINDS, Format, FormatError, Kind, Region, read_region, read_template
 from messages.config.server import Config
 from messages.ring.requests import Thought
