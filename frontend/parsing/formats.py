@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from frontend.parsing.family_formats import FAMILY_REASONING_FORMATS, FAMILY_TOOL_FORMATS
 from frontend.parsing.marked_format import BARE_CALL, CALL, END_MARKS, NAMED_CALL, CallSyntax, MarkedFormat
 from messages.ring.requests import Thought
 
@@ -28,6 +29,7 @@ HARMONY_CALLS = (
 
 
 TOOL_FORMATS: dict[str, MarkedFormat] = {
+    **FAMILY_TOOL_FORMATS,
     "openai": MarkedFormat(
         tuple(
             {"open_pattern": pattern, "close": ["<|call|>", "<|end|>"], "content": "json", "transform": NAMED_CALL}
@@ -47,7 +49,12 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         found_by=(("<tool_call>", "<function="),),
         needs_special_tokens=True,
         content_close={"close_pattern": END_MARKS},
-        forced=CallSyntax("<tool_call>\n<function={name}>\n", "</tool_call>", separator="\n", is_json=False),
+        forced=CallSyntax(
+            *("<tool_call>\n<function={name}>\n", "</function>\n</tool_call>"),
+            separator="\n",
+            is_json=False,
+            tag=("<parameter={name}>\n", "\n</parameter>\n"),
+        ),
     ),
     "hermes": MarkedFormat(
         ({"open": "<tool_call>", "close": "</tool_call>", "content": "json", "transform": CALL}, BARE_CALL),
@@ -77,6 +84,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         content_close={"close_pattern": END_MARKS},
         has_short_ids=True,
         forced=CallSyntax("[TOOL_CALLS]", is_list=True),
+        forced_by={"[ARGS]": CallSyntax("[TOOL_CALLS]{name}[ARGS]")},
     ),
     "pythonic": MarkedFormat(
         (
@@ -117,6 +125,7 @@ HARMONY_THOUGHT = Thought(
 )
 
 REASONING_FORMATS: dict[str, MarkedFormat] = {
+    **FAMILY_REASONING_FORMATS,
     "openai_gptoss": MarkedFormat(
         ({"open_pattern": r"<\|channel\|>analysis(?: [^<]{0,64})?<\|message\|>", "close": ["<|end|>", "<|return|>"]},),
         found_by=(("<|channel|>", "<|message|>"),),
@@ -135,8 +144,14 @@ REASONING_FORMATS: dict[str, MarkedFormat] = {
 }
 
 
+UNREADABLE = ("]<]minimax[>[",)
+"""Marks of formats that cannot be read and contain the marks of others."""
+
+
 def find_format(formats: Mapping[str, MarkedFormat], chat_template: str) -> str | None:
     """Returns the first format of which all texts in one group of `found_by` occur in the chat template."""
+    if any(mark in chat_template for mark in UNREADABLE):
+        return None
     for name, entry in formats.items():
         if any(all(text in chat_template for text in texts) for texts in entry.found_by):
             return name

@@ -35,17 +35,22 @@ class CallSyntax(NamedTuple):
     begin: str
     end: str = ""
     is_list: bool = False
+    name_key: str | None = "name"
+    """`None`: the only key of a call is the tool's name, and its value the arguments."""
     arguments_key: str = "arguments"
     separator: str = ""
     """Text between calls. Without it, and if calls are not a list, only one call is possible."""
     is_json: bool = True
-    """False for arguments in another format, which cannot follow a schema: a call can be allowed but not forced."""
+    """False for arguments in another format: without a `tag`, a call can be allowed but not forced."""
+    tag: tuple[str, str] | None = None
+    """The texts around the value of each argument; `{name}` is the parameter's name."""
 
 
 class MarkedFormat(NamedTuple):
     """The syntax of calls or of reasoning. `fields`: fields of a response template. `found_by`: see `find_format`.
 
-    `forced`, `thought`: how a grammar writes calls and reasoning.
+    `forced`, `thought`: how a grammar writes calls and reasoning. `forced_by`: other ways to write calls, by a text of
+    the chat templates that show them.
     """
 
     fields: tuple[dict[str, Any], ...]
@@ -56,3 +61,7 @@ class MarkedFormat(NamedTuple):
     """The ids of calls must be 9 letters and digits: the model's template refuses others."""
     forced: CallSyntax | None = None
     thought: Thought | None = None
+    forced_by: Mapping[str, CallSyntax] = {}
+
+    def find_forced(self, chat_template: str) -> CallSyntax | None:
+        return next((syntax for text, syntax in self.forced_by.items() if text in chat_template), self.forced)
