@@ -30,7 +30,7 @@ CONTENT = {
     "content_args": {"strip": False},
     "join": "\n",
 }
-"""The text that is dropped: headers of channels that the user sees, ends, and a header that the end of the answer cuts."""
+"""The text that is dropped: headers of channels that the user sees, ends, and a header that the answer's end cuts."""
 
 CALL_FIELD = {"close_pattern": END, "content": "json", "transform": NAMED_CALL}
 
