@@ -34,6 +34,7 @@ CONTENT = {
 
 CALL_FIELD = {"close_pattern": END, "content": "json", "transform": NAMED_CALL}
 
+# `<|call|>` ends the model's output, so no grammar can have it before the end.
 HARMONY_CALLS = MarkedFormat(
     (
         *({**CALL_FIELD, "open_pattern": pattern} for pattern in CALLS),
@@ -42,7 +43,7 @@ HARMONY_CALLS = MarkedFormat(
     found_by=(("<|channel|>", "<|message|>", "functions"),),
     needs_special_tokens=True,
     content_close=CONTENT,
-    forced=CallSyntax("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", "<|call|>"),
+    forced=CallSyntax("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"),
 )
 HARMONY_REASONING = MarkedFormat(
     ({"open_pattern": THOUGHT, "close_pattern": END, "content_args": {"strip": False}, "join": "\n"},),
