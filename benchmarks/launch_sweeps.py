@@ -112,8 +112,10 @@ DECODE_PROGRAMS = (2, 3, 4, 6, 8)
 def _decode_in_use(codes: torch.dtype | None, shape: ModelShape, device: torch.device) -> Candidate:
     heads = DecodeShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, PAGE_SIZE, torch.bfloat16, codes)
     programs = max(1, count_programs(heads, device) // count_processors(device))
-    launch = pick(find_launch("paged_decode", *launch_shape(shape, codes)), DECODE.entries["paged_decode"])
-    return {**launch, "programs": programs, "merges": find_launch("decode_work", *launch_shape(shape, codes))["merges"]}
+    launch = find_launch("paged_decode", *launch_shape(shape, codes))
+    names = (DECODE if codes is None else DECODE_FP8).entries["paged_decode"]
+    merges = find_launch("decode_work", *launch_shape(shape, codes))["merges"]
+    return {**pick(launch, names), "merges": merges, "programs": programs}
 
 
 def _decode_candidates(in_use: Candidate) -> list[Candidate]:
@@ -123,6 +125,20 @@ def _decode_candidates(in_use: Candidate) -> list[Candidate]:
     every: list[Candidate] = [
         {"BLOCK_N": block, "num_warps": warps, "num_stages": stages, "programs": programs, "merges": merges}
         for ((block, warps, stages), merges), programs in product(ways, DECODE_PROGRAMS)
+    ]
+    return [candidate for candidate in every if candidate != in_use]
+
+
+FP8_LAUNCHES = ((64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 4, 2), (128, 8, 2), (32, 4, 2))
+FP8_REGISTERS = (128, 168, 248)
+"""Of a thread, at most."""
+
+
+def _fp8_candidates(in_use: Candidate) -> list[Candidate]:
+    every: list[Candidate] = [
+        dict(zip(DECODE_FP8.entries["paged_decode"], (*launch, registers), strict=True))
+        | {"programs": programs, "merges": in_use["merges"]}
+        for launch, registers, programs in product(FP8_LAUNCHES, FP8_REGISTERS, (2, 3, 4))
     ]
     return [candidate for candidate in every if candidate != in_use]
 
@@ -147,7 +163,8 @@ def _decode_trial(codes: torch.dtype | None, shape: ModelShape, size: tuple[int,
         cut = candidate["programs"], candidate["merges"]
         if cut not in works:
             works[cut] = plan_decode(made, num_keys, *cut)
-        return DECODE.with_parameters(candidate, partial(attend, works[cut]))
+        sweep = DECODE if codes is None else DECODE_FP8
+        return sweep.with_parameters(candidate, partial(attend, works[cut]))
 
     num_bytes = 2 * num_rows * context * shape.num_kv_heads * shape.head_dim * made.cache.keys.itemsize
     return Trial(f"{num_rows} x {context}", num_bytes, made.out, made.out.float().clone(), call)
@@ -174,7 +191,12 @@ DECODE = Sweep(
 )
 FP8 = torch.float8_e4m3fn
 DECODE_FP8 = replace(
-    DECODE, find_in_use=partial(_decode_in_use, FP8), make_trial=partial(_decode_trial, FP8), codes=FP8
+    DECODE,
+    entries={**DECODE.entries, "paged_decode": ("BLOCK_N", "num_warps", "num_stages", "maxnreg")},
+    list_candidates=_fp8_candidates,
+    find_in_use=partial(_decode_in_use, FP8),
+    make_trial=partial(_decode_trial, FP8),
+    codes=FP8,
 )
 
 PREFILL_LAUNCHES = tuple(product((64, 128), (32, 64, 128), (4, 8), (2, 3)))
