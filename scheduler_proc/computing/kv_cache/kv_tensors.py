@@ -29,18 +29,21 @@ class KVTensors:
     """K and V of all layers; a page has slots in each of them.
 
     `stacks`: by the indices of layers with equal heads, their K and V, each [L, S, G, D], and the scales of both,
-    [L, S, G], if they are codes. A slot that no step has written is uninitialised and may hold NaN.
+    [L, S, G], if they are codes. `kv_layers`: the layer whose K and V each layer reads. A slot that no step has written
+    is uninitialised and may hold NaN.
     """
 
-    def __init__(self, stacks: Mapping[tuple[int, ...], Sequence[Tensor]], page_size: int):
+    def __init__(self, stacks: Mapping[tuple[int, ...], Sequence[Tensor]], page_size: int, kv_layers: Sequence[int]):
         self.tensors = [tensor for stack in stacks.values() for tensor in stack]
         """All tensors that pages consist of."""
         self.num_pages = self.tensors[0].shape[1] // page_size
-        layers: dict[int, PagedKV] = {}
+        stored: dict[int, PagedKV] = {}
         for indices, stack in stacks.items():
             for index, (key_SGD, value_SGD, *scales_SG) in zip(indices, zip(*stack, strict=True), strict=True):
-                layers[index] = PagedKV(key_SGD, value_SGD, page_size, *scales_SG)
-        self.layers = [layers[index] for index in range(len(layers))]
+                stored[index] = PagedKV(key_SGD, value_SGD, page_size, *scales_SG)
+        self.layers = [stored[index] for index in kv_layers]
+        """By layer; some may have the same."""
+        self.stored = [stored[index] for index in sorted(stored)]
 
 
 def allocate_cache(
@@ -51,7 +54,8 @@ def allocate_cache(
     If it is in `memory`, it may contain a predecessor's pages.
     """
     indices: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for index, attention in enumerate(model.attentions):
+    for index in sorted(set(model.kv_layers)):
+        attention = model.attentions[index]
         indices[attention.num_kv_heads, attention.head_dim].append(index)
 
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -71,15 +75,16 @@ def allocate_cache(
             f"the KV cache of {num_pages:,} pages needs {needed:.2f} GiB, which {placement.device} does not give: "
             f"{str(error).splitlines()[0]}; lower --num-pages or --kv-cache-memory-gb"
         ) from None
-    return KVTensors(stacks, page_size)
+    return KVTensors(stacks, page_size, model.kv_layers)
 
 
 def page_bytes(model: ModelDescription, page_size: int, placement: Placement) -> int:
-    """Returns the bytes of one page: K and V of `page_size` tokens in all layers."""
+    """Returns the bytes of one page: K and V of `page_size` tokens in all layers that have some."""
     itemsize, scale_bytes = placement.kv_dtype.itemsize, SCALE_DTYPE.itemsize if placement.kv_codes else 0
     return sum(
         2 * page_size * attention.num_kv_heads * (attention.head_dim * itemsize + scale_bytes)
         for attention in model.attentions
+        if attention.kv_layer is None
     )
 
 
