@@ -106,6 +106,13 @@ def gelu_mul(kernel: Kernel, gate_up: Tensor, out_TF: Tensor | None, up_TF: Tens
     return out_TF
 
 
+def swiglu_oai(kernel: Kernel, gate_up_RF2: Tensor, alpha: float, limit: float, out_RF: Tensor | None) -> Tensor:
+    num_rows, size = gate_up_RF2.shape[0], gate_up_RF2.shape[1] // 2
+    out_RF = _output(out_RF, num_rows, size, gate_up_RF2.dtype)
+    kernel(*_addresses(gate_up_RF2, out_RF), num_rows, size, alpha, limit)
+    return out_RF
+
+
 def rescale(kernel: Kernel, x_TE: Tensor, factor: float, added_TE: Tensor | None, softcap: float) -> Tensor:
     kernel(*_addresses(x_TE, added_TE), *x_TE.shape, factor, softcap)
     return x_TE
@@ -330,32 +337,37 @@ def combine_experts(
     return out_TE
 
 
-def expert_packed_linear(kernel: Kernel, packed: Tensor, x_RI: Tensor, routes: Routes, out_RO: Tensor | None) -> Tensor:
-    return _expert_linear(kernel, packed, BLOCK * len(packed), x_RI, routes, out_RO)
+def expert_packed_linear(kernel: Kernel, packed: Tensor, *arguments: Any) -> Tensor:
+    return _expert_linear(kernel, packed, BLOCK * len(packed), *arguments)
 
 
-def expert_quantized_linear(
-    kernel: Kernel, weight: Codes, x_RI: Tensor, routes: Routes, out_RO: Tensor | None
-) -> Tensor:
-    return _expert_linear(kernel, weight.packed, weight.num_outputs, x_RI, routes, out_RO)
+def expert_quantized_linear(kernel: Kernel, weight: Codes, *arguments: Any) -> Tensor:
+    return _expert_linear(kernel, weight.packed, weight.num_outputs, *arguments)
 
 
 def _expert_linear(
-    kernel: Kernel, stored: Tensor, num_outputs: int, x_RI: Tensor, routes: Routes, out_RO: Tensor | None
+    kernel: Kernel,
+    stored: Tensor,
+    num_outputs: int,
+    bias_O: Tensor | None,
+    x_RI: Tensor,
+    routes: Routes,
+    out_RO: Tensor | None,
 ) -> Tensor:
     num_experts = len(routes.ends)
     out_RO = _output(out_RO, len(x_RI), num_outputs // num_experts, x_RI.dtype)
-    kernel(*_addresses(x_RI, stored, routes.ends, out_RO), num_experts, x_RI.shape[1], out_RO.shape[1])
+    addresses = _addresses(x_RI, stored, bias_O, routes.ends, out_RO)
+    kernel(*addresses, num_experts, x_RI.shape[1], out_RO.shape[1])
     return out_RO
 
 
 def expert_block_linear(
-    kernel: Kernel, weight: PackedBlocks, x_RI: Tensor, routes: Routes, out_RO: Tensor | None
+    kernel: Kernel, weight: PackedBlocks, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out_RO: Tensor | None
 ) -> Tensor:
     num_experts = len(routes.ends)
     out_RO = _output(out_RO, len(x_RI), weight.num_outputs // num_experts, x_RI.dtype)
     addresses = *_addresses(x_RI, weight.stored), ctypes.addressof(weight.description)
-    kernel(*addresses, *_addresses(routes.ends, out_RO), num_experts, x_RI.shape[1])
+    kernel(*addresses, *_addresses(bias_O, routes.ends, out_RO), num_experts, x_RI.shape[1])
     return out_RO
 
 
@@ -374,7 +386,8 @@ def apply_bitmask(kernel: Kernel, logits_SV: Tensor, rows_A: Tensor, bitmask_AW:
 LAUNCHERS: dict[str, Callable[..., Any]] = {
     launcher.__name__: launcher
     for launcher in (
-        *(embed, layer_norm, rms_norm, rescale, gelu, silu_mul, gelu_mul, rotate_store, paged_decode, paged_prefill),
+        *(embed, layer_norm, rms_norm, rescale, gelu, silu_mul, gelu_mul, swiglu_oai, rotate_store),
+        *(paged_decode, paged_prefill),
         *(pack_linear, packed_linear, fp8_linear, quantize, sum_magnitudes, quantized_linear, apply_bitmask),
         *(block_linear, look_up_blocks, pack_blocks, route_tokens, gather_rows, combine_experts),
         *(expert_packed_linear, expert_quantized_linear, expert_block_linear),

@@ -1,5 +1,5 @@
-/* The tanh approximation of GELU and the gated activations: see kernels/operations/gelu.py, gelu_mul.py and silu_mul.py;
-   and rescale.py. */
+/* The tanh approximation of GELU and the gated activations: see kernels/operations/gelu.py, gelu_mul.py, silu_mul.py
+   and swiglu_oai.py; and rescale.py. */
 
 #ifndef SLUICE_ACTIVATIONS
 #define SLUICE_ACTIVATIONS
@@ -60,6 +60,28 @@ static void NAME(gelu_mul_token)(const void *data, int64_t token) {
 }
 
 typedef struct {
+  NAME(activation_call) gated;
+  float alpha, limit;
+} NAME(swiglu_call);
+
+static void NAME(swiglu_token)(const void *data, int64_t token) {
+  const NAME(swiglu_call) *call = data;
+  const int64_t size = call->gated.size;
+  const element *gate = call->gated.x + 2 * token * size, *up = gate + size;
+  element *out = call->gated.out + token * size;
+  const float rate = -LOG2_E * call->alpha, limit = call->limit;
+  SIMD for (int64_t i = 0; i < size; i++) {
+    float x = WIDEN(gate[i]), y = WIDEN(up[i]);
+    x = x > limit ? limit : x; /* NaN stays NaN */
+    y = y > limit ? limit : y;
+    y = y < -limit ? -limit : y;
+    float power = rate * x;
+    power = power > 126.0f ? 126.0f : power;
+    out[i] = NARROW((y + 1.0f) * (x / (1.0f + power_of_2(power))));
+  }
+}
+
+typedef struct {
   element *x;
   const element *added; /* or null */
   int64_t size;
@@ -93,6 +115,12 @@ PUBLIC void NAME(gelu_mul)(const element *gate_up, const element *up, element *o
                            int64_t up_stride) {
   const NAME(activation_call) call = {gate_up, out, size, up, up_stride};
   run_items(num_tokens, num_tokens * size * 4, NAME(gelu_mul_token), &call);
+}
+
+/* As silu_mul. */
+PUBLIC void NAME(swiglu_oai)(const element *gate_up, element *out, int64_t num_tokens, int64_t size, float alpha, float limit) {
+  const NAME(swiglu_call) call = {{.x = gate_up, .out = out, .size = size}, alpha, limit};
+  run_items(num_tokens, num_tokens * size * 4, NAME(swiglu_token), &call);
 }
 
 /* x and added (or null): [num_tokens, size]; softcap 0 for none. */
