@@ -190,6 +190,11 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Qwen3Moe": {"qwen3moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}},
 }
 VARIANTS = [*GPT2_VARIANTS, *(variant for variants in LLAMA_LIKE.values() for variant in variants)]
+EVERY_ARCHITECTURE: dict[str, tuple[str, ...]] = {
+    "GPT2LMHeadModel": tuple(GPT2_VARIANTS),
+    **{f"{prefix}ForCausalLM": tuple(variants) for prefix, variants in (LLAMA_LIKE | EXPERT_VARIANTS).items()},
+}
+"""The variants of each architecture."""
 
 
 def build_checkpoint(
