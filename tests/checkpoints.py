@@ -18,6 +18,7 @@ from messages.config.server import (
     RunConfig,
     SchedulingConfig,
 )
+from runtime.model_files import read_config
 from tests.tiny_llama import VOCAB_SIZE
 
 SavedAs = Literal["safetensors", "sharded", "pt", "pt-sharded"]
@@ -265,7 +266,7 @@ def _save(model: "transformers.PreTrainedModel", path: Path, saved_as: SavedAs) 
 
 def _read_hf_config(model_dir: Path) -> tuple[dict[str, Any], int]:
     """Returns config.json and its context length."""
-    hf_config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    hf_config = read_config(model_dir / "config.json")
     return hf_config, hf_config.get("n_positions") or hf_config["max_position_embeddings"]
 
 
