@@ -18,6 +18,7 @@ from messages.config.server import (
     RunConfig,
     SchedulingConfig,
 )
+from runtime.model_files import read_config
 from tests.tiny_llama import VOCAB_SIZE
 
 SavedAs = Literal["safetensors", "sharded", "pt", "pt-sharded"]
@@ -213,6 +214,11 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Qwen3Moe": {"qwen3moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}},
 }
 VARIANTS = [*GPT2_VARIANTS, *(variant for variants in LLAMA_LIKE.values() for variant in variants)]
+EVERY_ARCHITECTURE: dict[str, tuple[str, ...]] = {
+    "GPT2LMHeadModel": tuple(GPT2_VARIANTS),
+    **{f"{prefix}ForCausalLM": tuple(variants) for prefix, variants in (LLAMA_LIKE | EXPERT_VARIANTS).items()},
+}
+"""The variants of each architecture."""
 
 
 def build_checkpoint(
@@ -284,7 +290,7 @@ def _save(model: "transformers.PreTrainedModel", path: Path, saved_as: SavedAs) 
 
 def _read_hf_config(model_dir: Path) -> tuple[dict[str, Any], int]:
     """Returns config.json and its context length."""
-    hf_config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    hf_config = read_config(model_dir / "config.json")
     return hf_config, hf_config.get("n_positions") or hf_config["max_position_embeddings"]
 
 

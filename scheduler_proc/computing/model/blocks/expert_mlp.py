@@ -39,6 +39,8 @@ class Block:
 
     def __call__(self, normed_TE: Tensor, rows: StepRows, room: Activations) -> Tensor:
         mlp, (num_tokens, hidden_size) = self._mlp, normed_TE.shape
+        if num_tokens == 0:
+            return normed_TE  # the last layer of a step of prompt chunks that end no prompt
         num_rows, num_logits = num_tokens * mlp.num_chosen, num_tokens * mlp.num_experts
         memory = None if room.routes is None else room.routes.view(-1)
 
