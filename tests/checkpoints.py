@@ -176,6 +176,17 @@ GEMMA4_VARIANTS: dict[str, dict[str, Any]] = {
         "num_global_key_value_heads": 1,
         "hidden_size_per_layer_input": 0,
     },
+    "gemma4-experts": GEMMA4_WINDOWS
+    | {
+        "layer_types": PERIOD_OF_3,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 32,
+    },
 }
 OLMO2_VARIANTS: dict[str, dict[str, Any]] = {"olmo2": {"attention_bias": True}}
 OLMO3_VARIANTS: dict[str, dict[str, Any]] = {"olmo3": WINDOWS | {"rope_scaling": LLAMA3_ROPE, "rope_theta": 500.0}}

@@ -33,6 +33,8 @@ class Activations:
     """[T, F], or [T, 2 F] for a gated MLP."""
     gated: Tensor | None = None
     """[T, F]; `None` if no MLP is gated."""
+    beside: Tensor | None = None
+    """[T, E]; `None` if no layer has experts next to its MLP."""
     layer_inputs: Tensor | None = None
     """[T, values of all layers]; `None` if layers have no inputs of their own."""
     copies: Tensor | None = None

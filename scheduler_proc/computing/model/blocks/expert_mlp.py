@@ -37,7 +37,9 @@ class Block:
             return swiglu_oai(inner_RF2, mlp.swiglu_alpha, mlp.swiglu_limit, out_RF)
         return dense_mlp.GATES[mlp.activation](inner_RF2, out_RF)
 
-    def __call__(self, normed_TE: Tensor, rows: StepRows, room: Activations) -> Tensor:
+    def __call__(self, normed_TE: Tensor, rows: StepRows, room: Activations, router_TE: Tensor | None = None) -> Tensor:
+        """See `Mlp`. The router reads `router_TE`, if given."""
+        router_TE = normed_TE if router_TE is None else router_TE
         mlp, (num_tokens, hidden_size) = self._mlp, normed_TE.shape
         if num_tokens == 0:
             return normed_TE  # the last layer of a step of prompt chunks that end no prompt
@@ -58,7 +60,9 @@ class Block:
             update_TE = self._shared(normed_TE, rows, room)
         if self._shared_gate is not None:
             gate_T1 = self._shared_gate(normed_TE, rows, take(num_logits, num_tokens, 1))
-        logits_TX = self._router(normed_TE, rows, take(0, num_tokens, mlp.num_experts))
+        logits_TX = self._router(
+            normed_TE if router_TE is None else router_TE, rows, take(0, num_tokens, mlp.num_experts)
+        )
         own = None if memory is None else memory[num_logits + num_tokens :]
         routes = route_tokens(logits_TX, self._routing, own)
         x_RE = gather_rows(normed_TE, routes, of_rows(room.copies, hidden_size))

@@ -12,13 +12,26 @@ from scheduler_proc.computing.model.description import (
     AttentionDescription,
     DenseMlpDescription,
     LayerDescription,
+    MlpDescription,
     ModelDescription,
+    NormDescription,
 )
+from scheduler_proc.computing.model.expert_description import DenseAndExpertsDescription, ExpertMlpDescription
 from scheduler_proc.computing.model.families import gemma2, llama
+from scheduler_proc.computing.model.families.experts import ExpertNames, FusedExperts, expert_sources
 from scheduler_proc.computing.model.families.family import Source, linear_sources
 from scheduler_proc.computing.model.families.layer_kinds import WHOLE_CONTEXT, WINDOW, read_kinds, read_ropes
 
 PERIOD = 6
+SIDE_NORMS = {
+    "pre_feedforward_layernorm": "dense_norm",
+    "post_feedforward_layernorm_1": "dense_out_norm",
+    "pre_feedforward_layernorm_2": "experts_norm",
+    "post_feedforward_layernorm_2": "experts_out_norm",
+}
+"""The norms of a dense MLP and of experts by their names in a checkpoint."""
+
+EXPERTS = ExpertNames(router="router.proj", fused=FusedExperts())
 DEFAULTS = HfConfig(
     {
         "num_attention_heads": 8,
@@ -43,10 +56,11 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config.choice("hidden_activation", [gemma2.ACTIVATION], gemma2.ACTIVATION)
     attentions = _describe_attentions(hf_config, max_model_len)
     norm = llama.describe_norm(hf_config, hf_config.count("hidden_size"))
-    mlp = DenseMlpDescription(size=hf_config.count("intermediate_size"), activation="gelu_tanh_gated")
-    last = replace(mlp, size=2 * mlp.size) if hf_config.flag("use_double_wide_mlp", False) else mlp
-    mlps = [mlp if attention.kv_layer is None else last for attention in attentions]
-    model = llama.describe_model(hf_config, attentions, mlps, norm, gemma2.NORMS)
+    mlps = [_describe_mlp(hf_config, norm, is_last=attention.kv_layer is not None) for attention in attentions]
+    norms = dict(gemma2.NORMS)
+    if hf_config.flag("enable_moe_block", False):
+        del norms["pre_feedforward_layernorm"]
+    model = llama.describe_model(hf_config, attentions, mlps, norm, norms)
     input_size = hf_config.count("hidden_size_per_layer_input", 256, least=0)
     if input_size:
         hf_config.choice("vocab_size_per_layer_input", [model.vocab_size], 262_144)
@@ -59,6 +73,22 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
         rounds_embedding_scale=True,
         logit_softcap=hf_config.optional_number("final_logit_softcapping"),
     )
+
+
+def _describe_mlp(hf_config: HfConfig, norm: NormDescription, *, is_last: bool) -> MlpDescription:
+    """`is_last`: the layer is one of those that read the K and V of others."""
+    num_parts = 2 if is_last and hf_config.flag("use_double_wide_mlp", False) else 1
+    dense = DenseMlpDescription(size=num_parts * hf_config.count("intermediate_size"), activation="gelu_tanh_gated")
+    if not hf_config.flag("enable_moe_block", False):
+        return dense
+    experts = ExpertMlpDescription(
+        num_experts=hf_config.count("num_experts"),
+        num_chosen=hf_config.count("top_k_experts"),
+        size=hf_config.count("moe_intermediate_size"),
+        is_renormalized=True,
+        activation="gelu_tanh_gated",
+    )
+    return DenseAndExpertsDescription(dense=dense, experts=experts, norm=norm)
 
 
 def _describe_attentions(hf_config: HfConfig, max_model_len: int) -> list[AttentionDescription]:
@@ -118,7 +148,9 @@ def _share_kv(
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
-    sources = llama.list_sources(model, norms=gemma2.NORMS, attention_sources=_attention_sources)
+    has_experts = isinstance(model.layers[0].mlp, DenseAndExpertsDescription)
+    norms = {**gemma2.NORMS, **(SIDE_NORMS if has_experts else {})}
+    sources = llama.list_sources(model, _mlp_sources, norms, _attention_sources)
     for index, layer in enumerate(model.layers):
         sources += _layer_sources(f"model.layers.{index}", f"layers.{index}", layer, model.hidden_size)
     if (norm := model.layer_input_norm) is not None:
@@ -142,6 +174,17 @@ def _layer_sources(block: str, name: str, layer: LayerDescription, hidden: int) 
     return sources
 
 
+def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
+    if not isinstance(mlp, DenseAndExpertsDescription):
+        return llama.dense_mlp_sources(name, layer, mlp, hidden)
+    block = name.removesuffix(".mlp")
+    return [
+        *llama.dense_mlp_sources(name, layer, mlp.dense, hidden),
+        *expert_sources(block, layer, mlp.experts, hidden, EXPERTS),
+        Source(f"{block}.router.scale", (hidden,), f"{layer}.router_norm.weight"),
+    ]
+
+
 def _attention_sources(name: str, layer: str, attention: AttentionDescription, hidden: int) -> list[Source]:
     sources = llama.attention_sources(name, layer, attention, hidden)
     if attention.kv_layer is not None:
@@ -158,8 +201,8 @@ SHARED = r"(model\.)?layers\.\d+\.self_attn\.([kv]_proj|[kv]_norm)\..*"
 
 FAMILY = replace(
     llama.FAMILY,
-    architectures=("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
-    model_types=("gemma4_text", "gemma4"),
+    architectures=("Gemma4ForCausalLM",),
+    model_types=("gemma4_text",),
     describe=describe,
     list_sources=list_sources,
     ignored=re.compile(f"{ENCODERS}|{SHARED}|lm_head\\.weight"),
