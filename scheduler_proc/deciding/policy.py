@@ -218,7 +218,9 @@ class Policy:
         num_pages = -(-(len(pending.token_ids) + 1) // self._cache.page_size)
         has_pages = num_pages + num_running <= self._cache.num_available
         if self._cache.windows is not None:
-            has_pages &= min(num_pages, self._cache.windows.num_steady) + num_running <= self._cache.windows.num_available
+            has_pages &= (
+                min(num_pages, self._cache.windows.num_steady) + num_running <= self._cache.windows.num_available
+            )
         return has_pages and num_running < min(budget.max_num_seqs, budget.max_num_batched_tokens)
 
     def _make_room(self, req: Req, num_tokens: int, plan: _Plan) -> bool:

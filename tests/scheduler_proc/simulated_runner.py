@@ -113,6 +113,7 @@ class SimulatedRunner:
     draft_runner = None
     page_memory = None
     page_store = None
+    windows = None
 
     def __init__(self, num_pages: int, page_size: int, vocab_size: int, max_num_batched_tokens: int = 32):
         self.num_pages = num_pages

@@ -194,7 +194,10 @@ class StepShape:
 
     def columns(self) -> PackedColumns:
         """Returns the layout of the columns of `StepInputs`, and of the plans."""
-        layout = {name: (column.dtype, self.places(column)) for name, column in _columns_of(has_windows=self.has_windows).items()}
+        layout = {
+            name: (column.dtype, self.places(column))
+            for name, column in _columns_of(has_windows=self.has_windows).items()
+        }
         for index, plan in enumerate(self.decode_layouts):
             layout[f"decode_plan_{index}"] = (torch.int32, (plan.num_words,))
         for index, num_tiles in enumerate(self.num_tiles):

@@ -5,14 +5,20 @@ from scheduler_proc.deciding.pages.page_journal import PageJournal, PageMemory
 from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.page_tiers import PageStore, PageTiers
 from scheduler_proc.deciding.pages.radix import RadixTree
+from scheduler_proc.deciding.pages.window_pages import WindowPages
 
 
 def open_cache(
-    num_pages: int, page_size: int, is_sharing: bool, memory: PageMemory | None, store: PageStore | None
+    num_pages: int,
+    page_size: int,
+    is_sharing: bool,
+    memory: PageMemory | None,
+    store: PageStore | None,
+    windows: tuple[int, int] | None = None,
 ) -> BlockAllocator:
     """Returns an allocator in which the intact pages that a predecessor left in `memory` are cached.
 
-    Evicted pages go to `store`.
+    Evicted pages go to `store`. `windows`: the window of windowed layers, and the number of their pages.
     """
     observers: list[PageObserver] = []
     tree, digests = RadixTree(page_size), dict[int, bytes]()
@@ -21,8 +27,9 @@ def open_cache(
         tree = RadixTree(page_size, journal.stamps)
         digests = {page: journal.digest(page) for page in journal.recover(tree)}
         observers.append(journal)
+    window_pages = None if windows is None else WindowPages(*windows, page_size)
     if store is None:
-        return BlockAllocator(num_pages, page_size, is_sharing, tree, observers)
+        return BlockAllocator(num_pages, page_size, is_sharing, tree, observers, windows=window_pages)
     tiers = PageTiers(store, num_pages, page_size)
     for page, digest in digests.items():
         tiers.set_digest(page, digest)
