@@ -193,6 +193,8 @@ class BlockAllocator:
         for observer in self.observers:
             observer.on_cached(req, start, end)
         self._extend_shared(req, node, end)
+        if self.windows is not None:
+            self.windows.advance(req)
 
     def close(self, req: Req, is_reusable: bool = True) -> None:
         """Ends the request's use of its pages: full ones stay cached, others are freed.
