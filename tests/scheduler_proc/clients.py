@@ -154,7 +154,7 @@ class Bench:
         self.runner.windows = windows
         self.draft_runner: SimulatedRunner | None = None
         if pages is not None:
-            self.runner.slots = pages.slots
+            self.runner.slots, self.runner.window_slots = pages.slots, pages.window_slots
         if store is not None:
             store.slots = self.runner.slots
         self.inbox = Inbox()

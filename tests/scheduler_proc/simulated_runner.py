@@ -81,12 +81,16 @@ def pack_logprobs(values: Sequence[tuple[int, int]], num_top: int, vocab_size: i
 class SimulatedPages:
     """The slots of a runner and notes about its pages, where they outlive both."""
 
-    def __init__(self, num_pages: int, page_size: int):
+    def __init__(self, num_pages: int, page_size: int, num_window_pages: int = 0):
         self.page_size = page_size
         self.slots: list[tuple[int, int] | None] = [None] * (num_pages * page_size)
-        self.notes = memoryview(bytearray(num_pages * (80 + 4 * page_size)))
+        self.notes = memoryview(bytearray(num_pages * (80 + 4 * page_size) + 16 * num_window_pages))
+        self.window_slots: dict[int, tuple[int, int]] = {}
 
-    def checksum(self, page: int) -> int:
+    def checksum(self, page: int, *, is_window: bool = False) -> int:
+        if is_window:
+            slots = range(page * self.page_size, (page + 1) * self.page_size)
+            return zlib.crc32(repr([self.window_slots.get(slot) for slot in slots]).encode())
         return zlib.crc32(repr(self.slots[page * self.page_size : (page + 1) * self.page_size]).encode())
 
     def damage(self, page: int) -> None:

@@ -1,13 +1,13 @@
 """The memory of the paged KV cache: how many pages there are, and the tensors.
 
-Shape legend: L layers with equal heads and as many pages, S slots (pages * page size), G key/value heads, D head dimension.
+Shape legend: L layers with equal heads and numbers of pages, S slots (pages * page size), G key/value heads, D head
+dimension.
 """
 
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
@@ -58,29 +58,32 @@ def allocate_cache(
 
     If it is in `memory`, it may contain a predecessor's pages. Without window pages all layers have the same pages.
     """
-    indices: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    indices: dict[tuple[bool, int, int], list[int]] = defaultdict(list)
     for index, attention in enumerate(model.attentions):
-        own_pages = num_window_pages if num_window_pages and attention.window is not None else num_pages
-        indices[own_pages * page_size, attention.num_kv_heads, attention.head_dim].append(index)
+        has_own_pages = num_window_pages > 0 and attention.window is not None
+        indices[has_own_pages, attention.num_kv_heads, attention.head_dim].append(index)
     num_bytes = num_pages * page_bytes(model, page_size, placement)
     if num_window_pages:
         num_bytes -= (num_pages - num_window_pages) * page_bytes(model, page_size, placement, has_window=True)
-
-    def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return PLAIN.allocate(shape, dtype, placement.device).stored if memory is None else memory.take(shape, dtype)
-
     stacks: dict[tuple[int, ...], list[Tensor]] = {}
     try:
         if memory is not None:
-            memory.map(num_pages, page_size, num_bytes)
-        for sizes, layers in indices.items():
-            shape = (len(layers), *sizes)
-            scales = [(shape[:-1], SCALE_DTYPE)] * 2 if placement.kv_codes else []
-            stacks[tuple(layers)] = [empty(*each) for each in [(shape, placement.kv_dtype)] * 2 + scales]
+            memory.map(num_pages, page_size, num_bytes, num_window_pages)
+        for (is_window, *heads), layers in indices.items():
+            own_pages = num_window_pages if is_window else num_pages
+            shape = (len(layers), own_pages * page_size, *heads)
+            parts = [(shape, placement.kv_dtype)] * 2
+            parts += [(shape[:-1], SCALE_DTYPE)] * 2 if placement.kv_codes else []
+            stacks[tuple(layers)] = [
+                PLAIN.allocate(*part, placement.device).stored
+                if memory is None
+                else memory.take(*part, num_window_pages if is_window else 0)
+                for part in parts
+            ]
     except (RuntimeError, OSError) as error:
         raise BootError(
-            f"the KV cache of {num_pages:,} pages needs {num_bytes / GIB:.2f} GiB, which {placement.device} does not give: "
-            f"{str(error).splitlines()[0]}; lower --num-pages or --kv-cache-memory-gb"
+            f"the KV cache of {num_pages:,} pages needs {num_bytes / GIB:.2f} GiB, which {placement.device} does not "
+            f"give: {str(error).splitlines()[0]}; lower --num-pages or --kv-cache-memory-gb"
         ) from None
     return KVTensors(stacks, page_size, num_pages)
 

@@ -128,7 +128,7 @@ class StepInputs:
     """The prefill rows with only their tokens among `head_tokens`, which are then in the order of all tokens and begin
     with those of the decode rows. `None` if that is not known."""
     window_slots: Tensor | None = None
-    """int64 [T]: `slots` for windowed layers; `None` if they have no pages of their own. The same holds for the tables."""
+    """int64 [T]: `slots` for windowed layers. `None` if they have no pages of their own, as are their tables."""
     window_decode_tables: Tensor | None = None
     window_prefill_tables: Tensor | None = None
 

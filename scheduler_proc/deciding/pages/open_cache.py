@@ -22,14 +22,19 @@ def open_cache(
     """
     observers: list[PageObserver] = []
     tree, digests = RadixTree(page_size), dict[int, bytes]()
-    if memory is not None:
-        journal = PageJournal(memory, num_pages, page_size)
+    journal = None if memory is None else PageJournal(memory, num_pages, page_size, windows[1] if windows else 0)
+    if journal is not None:
         tree = RadixTree(page_size, journal.stamps)
         digests = {page: journal.digest(page) for page in journal.recover(tree)}
         observers.append(journal)
-    window_pages = None if windows is None else WindowPages(*windows, page_size)
-    if store is None:
+    if windows is not None:
+        found = {} if journal is None else journal.find_windows()
+        window_pages = WindowPages(*windows, page_size, found)
+        if journal is not None:
+            journal.windows = window_pages
         return BlockAllocator(num_pages, page_size, is_sharing, tree, observers, windows=window_pages)
+    if store is None:
+        return BlockAllocator(num_pages, page_size, is_sharing, tree, observers)
     tiers = PageTiers(store, num_pages, page_size)
     for page, digest in digests.items():
         tiers.set_digest(page, digest)

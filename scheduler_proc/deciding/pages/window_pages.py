@@ -1,7 +1,7 @@
 """The pages of windowed layers: freed behind the window of each request, and cached and evicted on their own.
 
-A *window page* is attached to a page, for the same tokens: it holds their K and V of the windowed layers, the page those of
-all others. The pages of a running request:
+A *window page* is attached to a page, for the same tokens: it holds their K and V of windowed layers, the page those of
+all other layers. The pages of a running request:
 
     0 ........ req.window_start   before the window of every token that can still be computed: not used by the request
     .......... len(req.pages)     each has a window page, which the request uses
@@ -22,7 +22,7 @@ from scheduler_proc.deciding.pages.running_request import Req
 NOTHING: Mapping[int, int] = {}
 
 SPARE_PAGES = 2
-"""The number of window pages that are kept before the window of a likely place: the next prompt may differ just before."""
+"""The number of window pages kept before the window of a likely place: the next prompt may differ just before it."""
 
 
 class WindowPages:
@@ -120,7 +120,7 @@ class WindowPages:
         req.window_start = end
 
     def merge(self, req: Req, start: int, cached: Sequence[int]) -> None:
-        """Lets `cached` replace the pages of `req` from `start` on; pages without a window page get the request's own."""
+        """Lets `cached` replace the pages of `req` from `start` on; those that lack a window page get that of `req`."""
         for index, page in enumerate(cached, start):
             own = req.pages[index]
             if page == own or index < req.window_start:

@@ -1,4 +1,4 @@
-"""Window pages: what a request uses, what stays cached, where a prefix hits, and that no page is lost or read too late."""
+"""Window pages: what requests use, what stays cached, where a prefix hits; that none is lost, or read too late."""
 
 import random
 
