@@ -11,6 +11,8 @@ typedef struct {
   const element *x;
   element *out;
   int64_t size;
+  const element *up; /* rows that are `up_stride` elements apart, or null if `x` has both halves */
+  int64_t up_stride;
 } NAME(activation_call);
 
 static void NAME(gelu_token)(const void *data, int64_t token) {
@@ -50,7 +52,8 @@ static void NAME(silu_mul_token)(const void *data, int64_t token) {
 
 static void NAME(gelu_mul_token)(const void *data, int64_t token) {
   const NAME(activation_call) *call = data;
-  const element *gate = call->x + 2 * token * call->size, *up = gate + call->size;
+  const element *gate = call->x + (call->up ? 1 : 2) * token * call->size;
+  const element *up = call->up ? call->up + token * call->up_stride : gate + call->size;
   element *out = call->out + token * call->size;
   SIMD for (int64_t i = 0; i < call->size; i++)
       out[i] = NARROW(WIDEN(NARROW(gelu_tanh(WIDEN(gate[i])))) * WIDEN(up[i]));
@@ -97,25 +100,26 @@ static void NAME(rescale_token)(const void *data, int64_t token) {
 
 /* x and out: [num_tokens, size]. */
 PUBLIC void NAME(gelu)(const element *x, element *out, int64_t num_tokens, int64_t size) {
-  const NAME(activation_call) call = {x, out, size};
+  const NAME(activation_call) call = {.x = x, .out = out, .size = size};
   run_items(num_tokens, num_tokens * size * 4, NAME(gelu_token), &call);
 }
 
 /* gate_up: [num_tokens, 2 * size]; out: [num_tokens, size]. */
 PUBLIC void NAME(silu_mul)(const element *gate_up, element *out, int64_t num_tokens, int64_t size) {
-  const NAME(activation_call) call = {gate_up, out, size};
+  const NAME(activation_call) call = {.x = gate_up, .out = out, .size = size};
   run_items(num_tokens, num_tokens * size * 4, NAME(silu_mul_token), &call);
 }
 
-/* As silu_mul. */
-PUBLIC void NAME(gelu_mul)(const element *gate_up, element *out, int64_t num_tokens, int64_t size) {
-  const NAME(activation_call) call = {gate_up, out, size};
+/* As silu_mul; or with `up`, rows that are `up_stride` elements apart, and then the gate alone: [num_tokens, size]. */
+PUBLIC void NAME(gelu_mul)(const element *gate_up, const element *up, element *out, int64_t num_tokens, int64_t size,
+                           int64_t up_stride) {
+  const NAME(activation_call) call = {gate_up, out, size, up, up_stride};
   run_items(num_tokens, num_tokens * size * 4, NAME(gelu_mul_token), &call);
 }
 
 /* As silu_mul. */
 PUBLIC void NAME(swiglu_oai)(const element *gate_up, element *out, int64_t num_tokens, int64_t size, float alpha, float limit) {
-  const NAME(swiglu_call) call = {{gate_up, out, size}, alpha, limit};
+  const NAME(swiglu_call) call = {{.x = gate_up, .out = out, .size = size}, alpha, limit};
   run_items(num_tokens, num_tokens * size * 4, NAME(swiglu_token), &call);
 }
 

@@ -1,10 +1,11 @@
 """Describes a mixture of experts as plain values. Needs no torch."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from messages.errors import BootError
-from scheduler_proc.computing.model.description import DenseMlpDescription
+from scheduler_proc.computing.model.description import DenseMlpDescription, NormDescription
 from scheduler_proc.computing.model.parameters import Parameter
 
 MOST_EXPERTS = 1024
@@ -74,3 +75,35 @@ class ExpertMlpDescription:
         if self.has_shared_gate:
             parameters.append(Parameter(f"{layer}.shared_gate.weight", (1, hidden_size), "router"))
         return parameters
+
+
+SIDE_NORMS = ("router_norm", "experts_norm", "experts_out_norm", "dense_norm", "dense_out_norm")
+"""The norms of `DenseAndExpertsDescription`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseAndExpertsDescription:
+    """A dense MLP and experts side by side, as in Gemma 4. The sum of their outputs is the output.
+
+    They read the residual stream, each through a norm of its own, as does the router, and each output has a norm. The
+    router's norm is divided by the square root of its size.
+    """
+
+    dense: DenseMlpDescription
+    experts: ExpertMlpDescription
+    norm: NormDescription
+    block: ClassVar[str] = "dense_and_experts"
+
+    def room_sizes(self, hidden_size: int) -> dict[str, int]:
+        sizes = Counter(self.dense.room_sizes(hidden_size)) | Counter(self.experts.room_sizes(hidden_size))
+        return {**sizes, "beside": hidden_size}
+
+    def divided(self, num_ranks: int) -> "DenseAndExpertsDescription":
+        return replace(self, dense=self.dense.divided(num_ranks), experts=self.experts.divided(num_ranks))
+
+    def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
+        return [
+            *self.dense.parameters(layer, hidden_size),
+            *self.experts.parameters(layer, hidden_size),
+            *(Parameter(f"{layer}.{name}.weight", (hidden_size,), "norm") for name in SIDE_NORMS),
+        ]

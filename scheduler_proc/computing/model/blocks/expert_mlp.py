@@ -1,7 +1,7 @@
-"""A mixture of experts. On a CPU kernels read the routes from memory, so that steps with this block are captured.
+"""A mixture of experts. Kernels read the routes from memory, so that steps with this block are captured.
 
-Elsewhere plain torch computes the experts one after another. That waits for the routes: nothing is captured, and it is
-slow.
+Without a kernel plain torch computes the experts one after another. That waits for the routes: nothing is captured, and
+it is slow.
 
 Shape legend: T tokens, E embedding size, X experts, K chosen experts of a token, R = T * K rows, F inner values of an
 expert.
@@ -37,8 +37,11 @@ class Block:
             return swiglu_oai(inner_RF2, mlp.swiglu_alpha, mlp.swiglu_limit, out_RF)
         return dense_mlp.GATES[mlp.activation](inner_RF2, out_RF)
 
-    def __call__(self, normed_TE: Tensor, rows: StepRows, room: Activations) -> Tensor:
+    def __call__(self, normed_TE: Tensor, rows: StepRows, room: Activations, router_TE: Tensor | None = None) -> Tensor:
+        """See `Mlp`. The router reads `router_TE`, if given."""
         mlp, (num_tokens, hidden_size) = self._mlp, normed_TE.shape
+        if num_tokens == 0:
+            return normed_TE  # the last layer of a step of prompt chunks that end no prompt
         num_rows, num_logits = num_tokens * mlp.num_chosen, num_tokens * mlp.num_experts
         memory = None if room.routes is None else room.routes.view(-1)
 
@@ -56,11 +59,14 @@ class Block:
             update_TE = self._shared(normed_TE, rows, room)
         if self._shared_gate is not None:
             gate_T1 = self._shared_gate(normed_TE, rows, take(num_logits, num_tokens, 1))
-        logits_TX = self._router(normed_TE, rows, take(0, num_tokens, mlp.num_experts))
+        logits_TX = self._router(
+            normed_TE if router_TE is None else router_TE, rows, take(0, num_tokens, mlp.num_experts)
+        )
         own = None if memory is None else memory[num_logits + num_tokens :]
         routes = route_tokens(logits_TX, self._routing, own)
         x_RE = gather_rows(normed_TE, routes, of_rows(room.copies, hidden_size))
         inner_RF = self._linear_in(x_RE, routes, of_rows(room.inner, 2 * mlp.size))
         gated_RF = self._gate(inner_RF, of_rows(room.gated, mlp.size))
         out_RE = self._linear_out(gated_RF, routes, x_RE)
-        return combine_experts(out_RE, routes, gate_T1, update_TE)
+        shared_TE = None if self._shared is None else update_TE
+        return combine_experts(out_RE, routes, shared_TE, gate_T1, update_TE)
