@@ -56,8 +56,8 @@ class PlainWeight:
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
-    def experts(self) -> ExpertLinear:
-        return partial(plain_experts, self.stored, None)
+    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
+        return partial(plain_experts, self.stored, bias_O)
 
     def look_up(self, row_T: Tensor) -> Tensor:
         return functional.embedding(row_T, self.stored)

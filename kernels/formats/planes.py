@@ -74,9 +74,9 @@ class PlanesWeight:
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
-    def experts(self) -> ExpertLinear:
+    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
         (planes,) = self.parts
-        return partial(planes_experts, planes, None)
+        return partial(planes_experts, planes, bias_O)
 
     def look_up(self, row_T: Tensor) -> Tensor:
         (planes,) = self.parts

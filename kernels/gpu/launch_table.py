@@ -215,15 +215,26 @@ RULES: dict[str, Callable[..., Launch]] = {
 }
 """By kernel, or by operation if it has one kernel."""
 
-_MODEL_HEADS = ((1, 64), (2, 128), (4, 128), (5, 128))
+_HEADS_OF_128 = ((2, 128), (4, 128), (5, 128))
 TUNED: dict[tuple[Any, ...], Launch] = {
-    **{(HOPPER, "decode_work", *heads, size): {"merges": 1} for heads in _MODEL_HEADS for size in (1, 2)},
+    (HOPPER, "decode_work", 1, 64, 1): {"merges": 1},
+    (HOPPER, "decode_work", 1, 64, 2): {"merges": 1},
+    **{
+        (HOPPER, "decode_work", *heads, size): {"programs": 2, "merges": 1}
+        for heads in _HEADS_OF_128
+        for size in (1, 2)
+    },
+    **{(HOPPER, "paged_decode", *heads, 1): {"BLOCK_N": 64, "num_stages": 2} for heads in _HEADS_OF_128},
+    **{(HOPPER, "paged_decode", *heads, 2): {"num_warps": 2} for heads in _HEADS_OF_128},
     **{
         (HOPPER, "paged_prefill", *heads, size): {"BLOCK_M": 128, "num_warps": 8}
-        for heads in _MODEL_HEADS
+        for heads in ((1, 64), *_HEADS_OF_128)
         for size in (1, 2, 4)
+        if heads == (1, 64) or size != 2
     },
+    **{(HOPPER, "paged_prefill", *heads, 2): {"num_stages": 2} for heads in _HEADS_OF_128},
 }
-"""By (compute capability, kernel, *shape). They come from the compile report; none was measured on a GPU yet.
+"""By (compute capability, kernel, *shape). Those of `_HEADS_OF_128` with 16 bits, and of decode with an fp8 cache, were
+measured on an H100 (`benchmarks/results/gpu.json`); the others come from the compile report.
 
 The rules alone must fit an Ada GPU, which has less than half of Hopper's shared memory."""

@@ -70,7 +70,8 @@ def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_s
     num_rows, num_decode_rows = len(query_lens), query_lens.count(1)
     num_pages = -(-max(query_lens) // page_size)
     positions = [position for query_len in query_lens for position in range(query_len)]
-    num_tokens = len(positions)
+    num_tokens, slots = len(positions), pack_int64(positions)
+    page_tables = pack_int32(list(range(num_pages)) * num_rows)
     sizes = {ROW: num_rows, TOKEN: num_tokens, SAMPLED: num_rows, BIAS: num_rows, PENALIZED: num_rows}
     dummy = fill_columns(
         Batch,
@@ -79,8 +80,10 @@ def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_s
         uids=pack_int64(range(num_rows)),
         query_lens=pack_int32(query_lens),
         positions=pack_int32(positions),
-        slots=pack_int64(positions),
-        page_tables=pack_int32(list(range(num_pages)) * num_rows),
+        slots=slots,
+        window_slots=slots,
+        page_tables=page_tables,
+        window_page_tables=page_tables,
         sample_tokens=pack_int32(end - 1 for end in accumulate(query_lens)),
         sample_positions=pack_int64(query_lens),
     )
