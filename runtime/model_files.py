@@ -28,6 +28,7 @@ OTHER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 
 TEXT_ALONE: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
+    "Gemma4ForConditionalGeneration": {"vocab_size": 262_144, "max_position_embeddings": 131_072},
     "Mistral3ForConditionalGeneration": {},
 }
 """Models of images and text whose language model is served alone, and fields that their config.json may lack."""

@@ -18,6 +18,7 @@ from tests.scheduler_proc.computing.reference import assert_greedy
 
 ATTENTION = {"paged_decode", "paged_prefill"} & set(NAMES)
 GATED = {"rms_norm", "silu_mul", "rotate_store"}
+EXPERTS = {"route_tokens", "gather_rows", "expert_plain_linear", "combine_experts"}
 OPERATIONS = {
     "gpt2": {"layer_norm", "gelu", "rotate_store"},
     "cohere2": {"layer_norm", "silu_mul", "rotate_store"},
@@ -25,7 +26,7 @@ OPERATIONS = {
     "gemma3": {"rms_norm", "gelu_mul", "rotate_store"},
     **dict.fromkeys(("llama-gqa-tied", "mistral-window", "qwen2-windows", "qwen3-gqa-tied", "olmo2", "olmo3"), GATED),
     **dict.fromkeys(("phi3-long", "smollm3", "granite", "granite4", "glm4", "ministral3", "exaone4"), GATED),
-    **dict.fromkeys(("mixtral", "qwen2moe", "qwen3moe"), GATED),
+    **dict.fromkeys(("mixtral", "qwen2moe", "qwen3moe"), GATED | EXPERTS),
 }
 """By variant, one of each architecture."""
 
@@ -45,9 +46,11 @@ FEW_LAYERS: dict[str, dict[str, Any]] = {
     "smollm3": {"num_hidden_layers": 2},
     "granite4": ONE_LAYER | {"layer_types": ["full_attention"]},
     "qwen2-windows": TWO_KINDS,
+    "mixtral": ONE_LAYER | {"intermediate_size": 20},
+    **dict.fromkeys(("qwen2moe", "qwen3moe"), ONE_LAYER | {"moe_intermediate_size": 20}),
     **dict.fromkeys(("cohere2", "gemma2", "gemma3", "olmo3", "exaone4"), TWO_KINDS),
 }
-"""One layer of each kind; windows are shorter than the texts."""
+"""One layer of each kind; windows are shorter than the texts, and the sizes of experts those of plain weights."""
 
 PROMPTS = [[5], [7, 300, 12, 90, 41]]
 NUM_TOKENS = 3
