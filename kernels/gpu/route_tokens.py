@@ -1,4 +1,4 @@
-"""The Triton kernels of `route_tokens`: the first chooses the experts of each token, the second orders rows by expert.
+"""The Triton kernels of `route_tokens`: first a program chooses a token's experts, then one places an expert's rows.
 
 Shape legend: X experts, K chosen experts of a token, R rows.
 """
@@ -58,7 +58,7 @@ def choose_experts(
     bias,
     shares,
     chosen,
-    scale: tl.float32,
+    scale,
     num_experts,
     HAS_BIAS: tl.constexpr,
     IS_SIGMOID: tl.constexpr,

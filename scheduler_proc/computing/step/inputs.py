@@ -53,7 +53,7 @@ def _find_head_tokens(batch: Batch) -> bytes:
 class InputColumn(NamedTuple):
     """A column of `StepInputs`: what it has an entry for, a whole page table if `is_table`.
 
-    Those that are `is_windowed` exist if windowed layers have pages of their own.
+    Columns with `is_windowed` exist if windowed layers have pages of their own.
 
     `read` returns the entries of a batch without padding; those of decode rows come before those of prefill rows.
     """
