@@ -6,7 +6,6 @@ An answer is what the template renders for an assistant's message after the prom
 """
 
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -66,22 +65,21 @@ PROMPT = re.compile(r"<\|START_OF_TURN_TOKEN\|><\|CHATBOT_TOKEN\|>(?:<\|START_TH
 
 
 def make_entry(source: str) -> dict[str, Any]:
-    """Returns the formats that a template shows, by which marks, and its answers or the reason for having none."""
+    """Returns the formats that a template shows, by which marks, and with tools its answers or why it renders none."""
     groups = [entry.found_by for formats in (TOOL_FORMATS, REASONING_FORMATS) for entry in formats.values()]
     texts = {text for found_by in groups for group in found_by for text in group} | {*UNREADABLE}
     templates = ChatTemplates(ChatFiles({DEFAULT: source}, SPECIAL_TOKENS))
+    tools, reasoning = find_format(TOOL_FORMATS, source), find_format(REASONING_FORMATS, source)
+    entry = {"tools": tools, "reasoning": reasoning, "marks": sorted(text for text in texts if text in source)}
+    if tools is None:
+        return entry
     answers: dict[str, Any] = {}
     for name, message in MESSAGES.items():
         try:
             answers[name] = _answer(templates, message)
         except RequestError as error:
             answers[name] = error.info.message.removeprefix("The chat template refused the messages: ")
-    return {
-        "tools": find_format(TOOL_FORMATS, source),
-        "reasoning": find_format(REASONING_FORMATS, source),
-        "marks": sorted(text for text in texts if text in source),
-        "answers": answers,
-    }
+    return {**entry, "answers": answers}
 
 
 def _answer(templates: ChatTemplates, message: dict[str, Any]) -> list[str]:
@@ -95,7 +93,7 @@ def _answer(templates: ChatTemplates, message: dict[str, Any]) -> list[str]:
 
     user = {"role": "user", "content": "Hi"}
     prompt, whole = render(user, is_prompt=True), render(user, {"role": "assistant", **message}, is_prompt=False)
-    start = len(os.path.commonprefix([prompt, whole]))
+    start = next((i for i, (one, other) in enumerate(zip(prompt, whole, strict=False)) if one != other), len(prompt))
     if whole.rfind("<", 0, start) > whole.rfind(">", 0, start):
         start = whole.rfind("<", 0, start)
     whole = TURN_END.sub("", PROMPT.sub("", whole))
