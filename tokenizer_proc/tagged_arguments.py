@@ -35,7 +35,7 @@ def tagged_rules(
     numbered = [(f"{name}_{number}", *item) for number, item in enumerate(properties.items())]
     rules = [f"{name}: " + (" ".join(rule if key in required else f"{rule}?" for rule, key, _ in numbered) or '""')]
     for rule, key, value in numbered:
-        begin, end = marks(tag[0].replace("{name}", key), tokenizer), marks(tag[1], tokenizer)
+        begin, end = marks(tag[0].replace("{key}", key), tokenizer), marks(tag[1], tokenizer)
         choices = value.get("enum", [value["const"]] if "const" in value else None) if isinstance(value, dict) else None
         if not _is_text(value, schema):
             json_value = {**simplify({**definitions, **value}), "x-guidance": options}

@@ -59,7 +59,7 @@ class CallGrammar(msgspec.Struct, frozen=True):
     A schema of `None` allows any text. If `separator` is set, more calls may follow, each after a separator. `names`
     are the tools: either each has its own entry in `calls`, with the schema of its parameters, or all share one entry
     whose schema has an alternative per tool. `tag`: the texts around the value of each argument, whose name replaces
-    `{name}`; `None` if the arguments of a call are one JSON object.
+    `{key}`; `None` if the arguments of a call are one JSON object.
     """
 
     calls: tuple[tuple[str, dict[str, Any] | None, str], ...]

@@ -78,7 +78,7 @@ def write(parser: str, name: str, arguments: dict[str, str]) -> str:
     forced = forced_of(parser)
     assert forced.tag is not None
     begin, end = forced.tag
-    tags = "".join(begin.replace("{name}", key) + value + end for key, value in arguments.items())
+    tags = "".join(begin.replace("{key}", key) + value + end for key, value in arguments.items())
     return forced.begin.replace("{name}", name) + tags + forced.end
 
 

@@ -17,8 +17,9 @@ from frontend.parsing.parser import ResponseParser
 from frontend.parsing.regions import Format, read_template
 from tests.frontend.parsing.reading import add_up, read
 from tests.frontend.parsing.recorded import MALFORMED, RECORDED, TOOLS, Recorded
+from tests.frontend.parsing.recorded_families import BROKEN, FAMILIES
 
-by_name = pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.name)
+by_name = pytest.mark.parametrize("recorded", [*RECORDED, *FAMILIES], ids=lambda recorded: recorded.name)
 
 
 def format_of(tool_call_parser: str, reasoning_parser: str = "none") -> Format:
@@ -108,7 +109,7 @@ def test_any_text_cut_anywhere(
         assert all(isinstance(json.loads(arguments), dict) for _, arguments in whole.calls)
 
 
-@pytest.mark.parametrize(("parser", "text"), MALFORMED)
+@pytest.mark.parametrize(("parser", "text"), [*MALFORMED, *BROKEN])
 def test_what_is_no_call_is_content(parser: str, text: str):
     for cuts in ([], range(len(text)), [len(text) // 2]):
         reading = read(format_of(parser), text, TOOLS, cuts=cuts)
