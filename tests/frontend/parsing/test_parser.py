@@ -83,6 +83,12 @@ PIECES = st.one_of(
                 " ",
                 "<|start|>assistant",
             ),
+            *("<|tool_call>call:now{", "a:", '<|"|>', "<tool_call|>", "<|channel>thought", "<channel|>", "now\n"),
+            *("<arg_key>a</arg_key>", "<arg_value>", "</arg_value>", "<function_calls>", "</function_calls>"),
+            *("<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>", "now<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "now:0"),
+            *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_call|>", "functools"),
+            *("<|START_ACTION|>", "<|END_ACTION|>", "<|tools_prefix|>", '{"now": {', "<|tools_suffix|>", "</response>"),
+            *('<invoke name="now">', '<parameter name="a">', "</invoke>", "<minimax:tool_call>", "Here is my "),
         ]
     ),
     st.text(max_size=4),
@@ -93,7 +99,7 @@ PIECES = st.one_of(
 @given(
     pieces=st.lists(PIECES, max_size=14),
     parser=st.sampled_from(sorted(TOOL_FORMATS)),
-    reasoning=st.sampled_from(["none", "qwen3", "openai_gptoss"]),
+    reasoning=st.sampled_from(["none", "qwen3", "openai_gptoss", "gemma4", "granite"]),
     cuts=st.lists(st.integers(0, 80), max_size=8),
     is_streamed=st.booleans(),
     is_cut=st.booleans(),
