@@ -75,6 +75,12 @@ GEMMA3 = of("Gemma3", head_dim=256, query_pre_attn_scalar=256, sliding_window=10
     "sliding_window_pattern": 6,
 }
 GEMMA3_LARGE = GEMMA3 | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+GEMMA4 = of("Gemma4", head_dim=256, sliding_window=512, final_logit_softcapping=30.0, **TIED)
+GEMMA4_LARGE = GEMMA4 | {"sliding_window": 1024, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0}
+GPT_OSS_ROPE: Fields = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+GPT_OSS_ROPE |= {"original_max_position_embeddings": 4096}
+GPT_OSS = of("GptOss", rope_theta=150000, rope_scaling=GPT_OSS_ROPE, head_dim=64, sliding_window=128)
+GPT_OSS |= {"num_experts_per_tok": 4, "attention_bias": True}
 LONGROPE: Fields = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.1] * 48}
 PHI3 = of("Phi3", original_max_position_embeddings=4096, rope_scaling=None, sliding_window=2047)
 PHI3_LONG = PHI3 | {"rope_scaling": LONGROPE, "sliding_window": 262144}
@@ -171,6 +177,40 @@ REAL = {
         GEMMA3_LARGE | {"head_dim": 128, "query_pre_attn_scalar": 168},
         131072,
         {1024: 52},
+    ),
+    "Gemma 4 E2B": Real(
+        4.65,
+        (1536, 6144, 35, 8, 1, 262144),
+        GEMMA4 | {"layer_types": kinds(35, 5), "num_kv_shared_layers": 20, "use_double_wide_mlp": True},
+        131072,
+        {512: 28},
+    ),
+    "Gemma 4 E4B": Real(
+        7.52,
+        (2560, 10240, 42, 8, 2, 262144),
+        GEMMA4 | {"layer_types": kinds(42, 6), "num_kv_shared_layers": 18},
+        131072,
+        {512: 35},
+    ),
+    "Gemma 4 26B-A4B": Real(
+        25.2,
+        (2816, 2112, 30, 16, 8, 262144),
+        GEMMA4_LARGE
+        | {"layer_types": kinds(30, 6), "num_global_key_value_heads": 2, "enable_moe_block": True}
+        | {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
+        262144,
+        {1024: 25},
+    ),
+    "Gemma 4 31B": Real(
+        30.7,
+        (5376, 21504, 60, 32, 16, 262144),
+        GEMMA4_LARGE | {"layer_types": kinds(60, 6), "num_global_key_value_heads": 4},
+        262144,
+        {1024: 50},
+    ),
+    "gpt-oss 20B": Real(20.91, (2880, 2880, 24, 64, 8, 201088), GPT_OSS | {"num_local_experts": 32}, 131072, {128: 12}),
+    "gpt-oss 120B": Real(
+        116.8, (2880, 2880, 36, 64, 8, 201088), GPT_OSS | {"num_local_experts": 128}, 131072, {128: 18}
     ),
     "Phi-3-mini 4k": Real(3.821, (3072, 8192, 32, 32, 32, 32064), PHI3, 4096, {2047: 32}),
     "Phi-3-mini 128k": Real(3.821, (3072, 8192, 32, 32, 32, 32064), PHI3_LONG, 131072),

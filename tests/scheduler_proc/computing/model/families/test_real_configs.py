@@ -19,17 +19,20 @@ def num_parameters_of_transformers(fields: Fields) -> int:
     fields = copy.deepcopy(fields)
     model_class = getattr(transformers, fields.pop("architectures")[0])
     with torch.device("meta"):
-        return model_class(model_class.config_class(**fields)).num_parameters()
+        model = model_class(model_class.config_class(**fields))
+    scalars = [buffer for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]  # Gemma 4's
+    return model.num_parameters() + len(scalars)
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_the_description_has_the_numbers_of_the_checkpoint(name: str) -> None:
     real, hf_config = REAL[name], HfConfig(REAL[name].config)
     model = find_family(hf_config).describe(hf_config, real.context)
-    num_parameters = sum(math.prod(parameter.shape) for parameter in model_parameters(model))
+    attentions = [layer.attention for layer in model.layers]
+    num_copied = sum(model.hidden_size * each.kv_size for each in attentions if each.shares_kv_weight)
+    num_parameters = sum(math.prod(parameter.shape) for parameter in model_parameters(model)) - num_copied
     assert num_parameters / 1e9 == pytest.approx(real.billions, rel=0.01)
     assert num_parameters == num_parameters_of_transformers(real.config)
-    attentions = [layer.attention for layer in model.layers]
     assert Counter(attention.window for attention in attentions if attention.window) == real.windows
     assert sum(attention.rope is None for attention in attentions) == real.num_unrotated
 
