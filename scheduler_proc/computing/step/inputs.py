@@ -8,6 +8,7 @@ the tokens of its prefill rows after *all* places for decode rows. Unused places
 K and V are stored nowhere), no keys, no query tokens, no source.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -116,6 +117,13 @@ class StepInputs:
     head_rows: PrefillRows | None = None
     """The prefill rows with only their tokens among `head_tokens`, which are then in the order of all tokens and begin
     with those of the decode rows. `None` if that is not known."""
+
+    def at_head(self) -> "StepInputs":
+        """Returns the step with only the tokens that go to the head; `head_rows` must be known."""
+        assert self.head_rows is not None
+        columns = {name: getattr(self, name)[self.head_tokens] for name in ("token_ids", "positions", "slots")}
+        lens = {"prefill_query_lens": self.head_rows.query_lens, "prefill_context_lens": self.head_rows.context_lens}
+        return dataclasses.replace(self, all_go_to_head=True, head_rows=None, **columns, **lens)
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,9 @@ _CASES = {
         },
         launch=_launch_of(shape, torch.bfloat16),
         max_registers=168 if shape.head_dim == 64 else 224,
-        has_wgmma=True,
-        max_loop_stalls=0,
-        max_shared_bytes=MAX_ADA_BYTES if shape is HEADS_OF_256 else MAX_SHARED_BYTES,
+        has_wgmma=shape is not HEADS_OF_512,
+        max_loop_stalls=None if shape is HEADS_OF_512 else 0,
+        max_shared_bytes=MAX_ADA_BYTES if model in WIDE_SHAPES else MAX_SHARED_BYTES,
     )
     for model, shape in (MODEL_SHAPES | WIDE_SHAPES).items()
 }
@@ -58,6 +58,12 @@ COMPILE_CASES = (
             max_registers=248,
         )
         for model in ("GPT-2 124M", "Qwen3-0.6B")
+    ),
+    with_codes(
+        _CASES["heads of 512"],
+        {"HAS_SCALES": True},
+        launch=_launch_of(HEADS_OF_512, torch.float8_e4m3fn),
+        max_registers=248,
     ),
     *(
         in_float32(_CASES[model], launch=_launch_of(MODEL_SHAPES[model], torch.float32), max_registers=255, **more)
