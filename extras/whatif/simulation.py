@@ -41,6 +41,7 @@ class SimulatedRunner:
     draft_runner = None
     page_memory = None
     page_store = None
+    windows = None
 
     def __init__(
         self,

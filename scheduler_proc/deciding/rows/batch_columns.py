@@ -7,6 +7,7 @@ from messages.columns import INT32, INT64, pack_int32
 from messages.ring.steps import Batch, LogitsProcessing
 from scheduler_proc.deciding.drafting.draft_state import AcceptanceRate
 from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.pages.window_pages import WindowPages
 from scheduler_proc.deciding.requests import PendingReq
 from scheduler_proc.deciding.rows.decode_rows import NO_SLOT, DecodeRows
 from scheduler_proc.deciding.sampling.logits_processing import LogitsProcessingColumns
@@ -61,7 +62,8 @@ class _ChunkColumns:
 class BatchBuilder:
     """Builds steps as columns. Keeps arrays of all positions and all slots, from which slices are copied."""
 
-    def __init__(self, num_pages: int, page_size: int, max_model_len: int):
+    def __init__(self, num_pages: int, page_size: int, max_model_len: int, windows: WindowPages | None = None):
+        self._windows = windows
         self._page_size = page_size
         self._positions: array[int] = array(INT32, range(max_model_len))
         self._slots: array[int] = array(INT64, range(num_pages * page_size))
@@ -98,7 +100,25 @@ class BatchBuilder:
             **{field: chunks[0].task.kind.pack(chunks) for field, chunks in columns.tasks.items()},
             future_token_indices=decode.future_token_indices.tobytes(),
             num_drafts=bytes(4 * num_decode_rows) + columns.num_drafts.tobytes() if any(columns.num_drafts) else b"",
+            **({} if self._windows is None else self._window_columns(decode, chunks, width, self._windows)),
         )
+
+    def _window_columns(
+        self, decode: DecodeRows, chunks: list[Chunk], width: int, windows: WindowPages
+    ) -> dict[str, bytes]:
+        """Returns the slots and page tables of windowed layers."""
+        size, tables, slots = self._page_size, list[bytes](), array(INT64)
+        ends = [context_len + 1 for context_len in decode.context_lens]
+        rows = [(req, end - 1, end) for req, end in zip(decode.reqs, ends, strict=True)]
+        rows += [(chunk.req, chunk.start, chunk.end + len(chunk.draft_ids)) for chunk in chunks]
+        for req, start, end in rows:
+            first, num_pages = req.window_start, -(-end // size)
+            pages = windows.find(req.pages[first:num_pages])
+            tables.append(NO_PAGE_BYTES * first + pages.tobytes() + NO_PAGE_BYTES * (width - num_pages))
+            for index in range(start // size, num_pages):
+                offset = (pages[index - first] - index) * size
+                slots.extend(range(offset + max(start, index * size), offset + min(end, (index + 1) * size)))
+        return {"window_slots": slots.tobytes(), "window_page_tables": b"".join(tables)}
 
     def _append(self, columns: _ChunkColumns, chunk: Chunk) -> None:
         req, start, num_drafts, num_sampled = chunk.req, chunk.start, len(chunk.draft_ids), chunk.wanted.num_tokens

@@ -92,7 +92,7 @@ class Attention:
 
         With `narrow`, the update covers only those rows, and is in that room. Overwrites `attended`.
         """
-        step = rows.step
+        step = rows.step if self._options.window is None else rows.step.windowed
         heads_TA = self._qkv(normed_TE, rows, fit(room.heads, self._qkv_size))
         heads_TAD = heads_TA.view(len(heads_TA), -1, self._head_dim)
         if self._whole_norms is not None:
