@@ -18,7 +18,8 @@ class ExpertMlpDescription:
 
     `is_renormalized` is that of `kernels.arguments.routes.Routing`. `shared`: an MLP of all tokens, whose output is
     added; with `has_shared_gate` it is first multiplied by the sigmoid of a linear. `has_bias`: all linears of the
-    router and the experts have one. `swiglu_alpha` and `swiglu_limit` are those of `swiglu_oai`.
+    router and the experts have one. `swiglu_alpha` and `swiglu_limit` are those of `swiglu_oai`. `has_scales`: the
+    share of a chosen expert is multiplied by a number of its own.
     """
 
     num_experts: int
@@ -31,6 +32,7 @@ class ExpertMlpDescription:
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
     has_bias: bool = False
+    has_scales: bool = False
     block: ClassVar[str] = "expert_mlp"
 
     def __post_init__(self) -> None:
@@ -76,6 +78,8 @@ class ExpertMlpDescription:
                 parameters.append(Parameter(f"{linear}.bias", (num_rows,), "bias", bias_split))
         if self.has_bias:
             parameters.append(Parameter(f"{layer}.router.bias", (num_experts,), "bias"))
+        if self.has_scales:
+            parameters.append(Parameter(f"{layer}.router.scales", (num_experts,), "norm"))
         if self.shared is not None:
             parameters += self.shared.parameters(f"{layer}.shared", hidden_size)
         if self.has_shared_gate:
