@@ -126,9 +126,9 @@ def _read_heads(hf_config: HfConfig, kinds: Iterable[str]) -> list[tuple[int, in
     of_layers = hf_config.section("per_layer_config")
     if of_layers is None:
         return [whole if kind == WHOLE_CONTEXT else local for kind in kinds]
-    own = of_layers.sections()
-    nothing = HfConfig({})
-    layers = [own.get(str(index), nothing) for index, _ in enumerate(kinds)]
+    # Transformers writes the numbers of layers with as many digits as the last one has.
+    own = {name.lstrip("0") or "0": layer for name, layer in of_layers.sections().items()}
+    layers = [own.get(str(index), HfConfig({})) for index, _ in enumerate(kinds)]
     return [(layer.count("num_key_value_heads", local[0]), layer.count("head_dim", local[1])) for layer in layers]
 
 
