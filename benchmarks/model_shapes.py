@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from messages.columns import pack_float32, pack_int32, pack_int64
+from messages.columns import INT32, INT64, pack_float32, pack_int32, pack_int64, unpack_int32
 from messages.config.server import Config
 from messages.errors import UsageError
 from messages.ring.axes import fill_columns
@@ -266,6 +267,22 @@ def plan_prefill(num_tokens: int) -> Batch:
         sample_positions=pack_int64([num_tokens]),
     )
     return Batch(step_id=0, num_decode_rows=0, num_pages_per_row=num_pages, **columns)
+
+
+def with_window_pages(batch: Batch, windows: tuple[int, int] | None) -> Batch:
+    """Returns the step with window pages for what its tokens see; `windows` is that of its runner."""
+    if windows is None:
+        return batch
+    window, num_pages = windows
+    slots, tables, num_used = array(INT64), array(INT32), 0
+    for length, context in zip(unpack_int32(batch.query_lens), unpack_int32(batch.context_lens), strict=True):
+        first, end = max(0, context - window + 1) // PAGE_SIZE, -(-(context + length) // PAGE_SIZE)
+        pages = [(num_used + index) % num_pages for index in range(end - first)]
+        num_used += len(pages)
+        tables.extend([-1] * first + pages + [-1] * (batch.num_pages_per_row - end))
+        for place in range(context, context + length):
+            slots.append(pages[place // PAGE_SIZE - first] * PAGE_SIZE + place % PAGE_SIZE)
+    return msgspec.structs.replace(batch, window_slots=slots.tobytes(), window_page_tables=tables.tobytes())
 
 
 def prefill_flop(shape: dict[str, object], num_tokens: int) -> int:

@@ -8,7 +8,6 @@ the tokens of its prefill rows after *all* places for decode rows. Unused places
 K and V are stored nowhere), no keys, no query tokens, no source.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -54,7 +53,7 @@ def _find_head_tokens(batch: Batch) -> bytes:
 class InputColumn(NamedTuple):
     """A column of `StepInputs`: what it has an entry for, a whole page table if `is_table`.
 
-    Those that are `is_windowed` exist if windowed layers have pages of their own.
+    Columns with `is_windowed` exist if windowed layers have pages of their own.
 
     `read` returns the entries of a batch without padding; those of decode rows come before those of prefill rows.
     """
@@ -149,7 +148,7 @@ class StepInputs:
         names = ("token_ids", "positions", "slots", "window_slots")
         columns = {name: column[self.head_tokens] for name in names if (column := getattr(self, name)) is not None}
         lens = {"prefill_query_lens": self.head_rows.query_lens, "prefill_context_lens": self.head_rows.context_lens}
-        return dataclasses.replace(self, all_go_to_head=True, head_rows=None, **columns, **lens)
+        return replace(self, all_go_to_head=True, head_rows=None, **columns, **lens)
 
 
 @dataclass(frozen=True)

