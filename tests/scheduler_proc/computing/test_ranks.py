@@ -64,6 +64,11 @@ DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("ministral3", {}, 2, {"kv_cache_dtype": "int8"}),
     ("llama-mha", {}, 2, {"quantization": "int8"}),
     ("llama-gqa-tied", WIDE, 2, {"quantization": "int4"}),
+    ("mixtral", {}, 2, {}),
+    ("qwen2moe", {}, 2, {}),
+    ("qwen3moe", {}, 4, {}),
+    ("qwen3moe", {**WIDE, "moe_intermediate_size": 128, "head_dim": 32}, 2, {"quantization": "int4"}),
+    ("gpt-oss", {}, 2, {}),
 ]
 """Variant, changed fields of config.json, ranks, and flags."""
 
