@@ -27,7 +27,7 @@ Calls = Sequence[Call]
 
 
 class RepeatedCalls:
-    """The calls of consecutive parts. Parts of a kind differ from their leader in addresses that never change."""
+    """The calls of consecutive parts. Parts of a kind differ from their leader in what never changes in any step."""
 
     def __init__(self, leaders: Mapping[int, Calls], parts: Sequence[tuple[int, Calls]]):
         self._calls = CapturedCalls([call for _, calls in parts for call in calls], [])
@@ -146,13 +146,13 @@ def _noted_calls() -> Iterator[list[Call]]:
 
 
 def _is_like(part: Calls | None, other: Calls | None) -> bool:
-    """True if both parts call the same kernels, with different addresses at most."""
+    """True if both parts call the same kernels, with different addresses and constants (floats) at most."""
     if not part or not other or len(part) != len(other):
         return False
     return all(
         mine.captured_address is not None
         and mine.captured_address == its.captured_address
-        and all(a == b or kind == "P" for kind, a, b in zip(mine.kinds, arguments, others, strict=True))
+        and all(a == b or kind in "PF" for kind, a, b in zip(mine.kinds, arguments, others, strict=True))
         for (mine, arguments), (its, others) in zip(part, other, strict=True)
     )
 

@@ -55,9 +55,9 @@ class PlainWeight:
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
-    def experts(self) -> ExpertLinear:
+    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
         weight_OI = self.stored
-        return lambda x_RI, routes, _=None: plain_experts(weight_OI, x_RI, routes)
+        return lambda x_RI, routes, _=None: plain_experts(weight_OI, bias_O, x_RI, routes)
 
     def look_up(self, row_T: Tensor) -> Tensor:
         return functional.embedding(row_T, self.stored)

@@ -14,33 +14,41 @@ from kernels.operations.expert_linear import by_expert
 from kernels.operations.quantized_linear import quantized_linear_reference
 
 
-def quantized_experts(weight: Codes, x_RI: Tensor, routes: Routes, out_RO: Tensor | None = None) -> Tensor:
-    return call("expert_quantized_linear", x_RI, _quantized_reference, weight, x_RI, routes, out_RO)
+def quantized_experts(
+    weight: Codes, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out_RO: Tensor | None = None
+) -> Tensor:
+    return call("expert_quantized_linear", x_RI, _quantized_reference, weight, bias_O, x_RI, routes, out_RO)
 
 
-def _quantized_reference(weight: Codes, x_RI: Tensor, routes: Routes, _out_RO: Tensor | None) -> Tensor:
+def _quantized_reference(
+    weight: Codes, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, _out_RO: Tensor | None
+) -> Tensor:
     num_experts = len(routes.ends)
     blocks = weight.packed.unflatten(0, (num_experts, -1))
 
-    def apply(expert: int, x_NI: Tensor) -> Tensor:
+    def apply(expert: int, bias_O: Tensor | None, x_NI: Tensor) -> Tensor:
         own = Codes(blocks[expert], weight.num_outputs // num_experts, weight.num_inputs)
-        return quantized_linear_reference(x_NI, own, None, None)
+        return quantized_linear_reference(x_NI, own, bias_O, None)
 
-    return by_expert(apply, x_RI, routes)
+    return by_expert(apply, bias_O, x_RI, routes)
 
 
-def block_experts(weight: PackedBlocks, x_RI: Tensor, routes: Routes, out_RO: Tensor | None = None) -> Tensor:
+def block_experts(
+    weight: PackedBlocks, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out_RO: Tensor | None = None
+) -> Tensor:
     """The weight has one segment."""
     assert len(weight.segments) == 1
-    return call("expert_block_linear", x_RI, _block_reference, weight, x_RI, routes, out_RO)
+    return call("expert_block_linear", x_RI, _block_reference, weight, bias_O, x_RI, routes, out_RO)
 
 
-def _block_reference(weight: PackedBlocks, x_RI: Tensor, routes: Routes, _out_RO: Tensor | None) -> Tensor:
+def _block_reference(
+    weight: PackedBlocks, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, _out_RO: Tensor | None
+) -> Tensor:
     num_experts, ((form, num_outputs),) = len(routes.ends), weight.segments
     bytes_XB = weight.stored.view(num_experts, -1)
 
-    def apply(expert: int, x_NI: Tensor) -> Tensor:
+    def apply(expert: int, bias_O: Tensor | None, x_NI: Tensor) -> Tensor:
         own = PackedBlocks(bytes_XB[expert], ((form, num_outputs // num_experts),), weight.num_inputs)
-        return block_linear_reference(x_NI, own, None, None)
+        return block_linear_reference(x_NI, own, bias_O, None)
 
-    return by_expert(apply, x_RI, routes)
+    return by_expert(apply, bias_O, x_RI, routes)

@@ -30,20 +30,27 @@ class KVTensors:
     """K and V of all layers. A page has slots in each, or in each without a window if there are window pages.
 
     `stacks`: by the indices of layers with equal heads, their K and V, each [L, S, G, D], and the scales of both,
-    [L, S, G], if they are codes. A slot that no step has written is uninitialised and may hold NaN.
+    [L, S, G], if they are codes. `kv_layers`: the layer whose K and V each layer reads. A slot that no step has written
+    is uninitialised and may hold NaN.
     """
 
     def __init__(
-        self, stacks: Mapping[tuple[int, ...], Sequence[Tensor]], page_size: int, num_pages: int | None = None
+        self,
+        stacks: Mapping[tuple[int, ...], Sequence[Tensor]],
+        page_size: int,
+        kv_layers: Sequence[int],
+        num_pages: int | None = None,
     ):
         self.tensors = [tensor for stack in stacks.values() for tensor in stack]
         """All tensors that pages consist of."""
         self.num_pages = self.tensors[0].shape[1] // page_size if num_pages is None else num_pages
-        layers: dict[int, PagedKV] = {}
+        stored: dict[int, PagedKV] = {}
         for indices, stack in stacks.items():
             for index, (key_SGD, value_SGD, *scales_SG) in zip(indices, zip(*stack, strict=True), strict=True):
-                layers[index] = PagedKV(key_SGD, value_SGD, page_size, *scales_SG)
-        self.layers = [layers[index] for index in range(len(layers))]
+                stored[index] = PagedKV(key_SGD, value_SGD, page_size, *scales_SG)
+        self.layers = [stored[index] for index in kv_layers]
+        """By layer; some may have the same."""
+        self.stored = [stored[index] for index in sorted(stored)]
 
 
 def allocate_cache(
@@ -59,7 +66,8 @@ def allocate_cache(
     If it is in `memory`, it may contain a predecessor's pages. Without window pages all layers have the same pages.
     """
     indices: dict[tuple[bool, int, int], list[int]] = defaultdict(list)
-    for index, attention in enumerate(model.attentions):
+    for index in sorted(set(model.kv_layers)):
+        attention = model.attentions[index]
         has_own_pages = num_window_pages > 0 and attention.window is not None
         indices[has_own_pages, attention.num_kv_heads, attention.head_dim].append(index)
     num_bytes = num_pages * page_bytes(model, page_size, placement)
@@ -85,7 +93,7 @@ def allocate_cache(
             f"the KV cache of {num_pages:,} pages needs {num_bytes / GIB:.2f} GiB, which {placement.device} does not "
             f"give: {str(error).splitlines()[0]}; lower --num-pages or --kv-cache-memory-gb"
         ) from None
-    return KVTensors(stacks, page_size, num_pages)
+    return KVTensors(stacks, page_size, model.kv_layers, num_pages)
 
 
 def choose_num_pages(config: Config, sizes: PageSizes, free_bytes: int) -> int:

@@ -13,6 +13,7 @@ from kernels.arguments.rows import RopeTables
 from scheduler_proc.computing.model.blocks.embedding import Embedding, embedding_parameters
 from scheduler_proc.computing.model.blocks.head import Head, head_parameters
 from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_parameters
+from scheduler_proc.computing.model.blocks.layer_inputs import LayerInputs, input_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.description import LayerDescription, ModelDescription, RopeDescription
@@ -34,6 +35,7 @@ def model_parameters(model: ModelDescription) -> list[Parameter]:
     layers = (layer_parameters(f"layers.{index}", layer, model.hidden_size) for index, layer in enumerate(model.layers))
     return [
         *embedding_parameters(model),
+        *input_parameters(model),
         *(parameter for layer in layers for parameter in layer),
         *norm_parameters("final_norm", model.final_norm),
         *head_parameters(model),
@@ -51,6 +53,7 @@ class Decoder:
         self.parallel = parallel
         self._final_norm = Norm("final_norm", model.final_norm, weights)
         self.embedding = Embedding(model, weights, parallel, self.activation_dtype)
+        self._layer_inputs = LayerInputs(model, weights) if model.layer_inputs_size else None
         tables: dict[tuple[RopeDescription | None, int], RopeTables | None] = {}
         self._layers: list[Layer] = []
         self.layer_kinds: list[LayerKind] = []
@@ -62,7 +65,7 @@ class Decoder:
             names = [parameter.name for parameter in layer_parameters(f"layers.{index}", layer, model.hidden_size)]
             formats = tuple(weights[name].format.name for name in names if name in weights)
             self.layer_kinds.append((layer, formats))
-            self._layers.append(Layer(f"layers.{index}", layer, weights, tables[rope, head_dim], parallel))
+            self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel))
         self.logits = Head(model, weights, self.embedding.tokens_VE, parallel)
 
     @property
@@ -86,7 +89,8 @@ class Decoder:
         if attended_TA is None:
             size = max(attention.query_size for attention in self.model.attentions)
             attended_TA = residual_TE.new_empty(len(residual_TE), size)
-        stream = Stream(residual_TE, None, attended_TA, room, StepRows(step))
+        inputs = None if self._layer_inputs is None else self._layer_inputs(step, residual_TE, room)
+        stream = Stream(residual_TE, None, attended_TA, room, StepRows(step), inputs)
         last = len(self._layers) - 1
 
         def compute(index: int) -> None:

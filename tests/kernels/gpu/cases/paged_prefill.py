@@ -12,7 +12,7 @@ from tests.kernels.gpu.cases.compile_case import (
     with_codes,
     with_options,
 )
-from tests.kernels.gpu.cases.model_shapes import HEADS_OF_256, MODEL_SHAPES, ModelShape
+from tests.kernels.gpu.cases.model_shapes import HEADS_OF_256, HEADS_OF_512, MODEL_SHAPES, WIDE_SHAPES, ModelShape
 
 
 def _launch_of(shape: ModelShape, cached: torch.dtype) -> Launch:
@@ -45,7 +45,7 @@ _CASES = {
         max_loop_stalls=0,
         max_shared_bytes=MAX_ADA_BYTES if shape is HEADS_OF_256 else MAX_SHARED_BYTES,
     )
-    for model, shape in (MODEL_SHAPES | {"heads of 256": HEADS_OF_256}).items()
+    for model, shape in (MODEL_SHAPES | WIDE_SHAPES).items()
 }
 COMPILE_CASES = (
     *_CASES.values(),

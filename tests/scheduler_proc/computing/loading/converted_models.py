@@ -25,6 +25,7 @@ SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "vo
     "sliding_window_pattern": 6,
     "rope_local_base_freq": 1e4,
 }
+GEMMA4 = {**LLAMA_SIZES, "hidden_size": 16, "head_dim": 8, "global_head_dim": 16, "sliding_window": 5}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama-biases", {**LLAMA_SIZES, "tie_word_embeddings": True}),
     "qwen3": ("qwen3-gqa-tied", {**LLAMA_SIZES, "head_dim": 8}),
@@ -33,6 +34,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", {**LLAMA_SIZES, "head_dim": 16}),
     "ministral3": ("ministral3", {**LLAMA_SIZES, "head_dim": 8}),
     "gemma3": ("gemma3", SMALL | {"num_hidden_layers": 6, "head_dim": 8, "query_pre_attn_scalar": 8}),
+    "gemma4-shared-kv": (
+        "gemma4-shared-kv",
+        GEMMA4
+        | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        | {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": VOCAB_SIZE},
+    ),
+    "gemma4-experts": (
+        "gemma4-experts",
+        GEMMA4 | {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "cohere2": ("cohere2", SMALL | {"sliding_window_pattern": 4, "rotary_pct": 1.0}),
     "gpt2": ("gpt2", {"n_embd": 24, "n_layer": 1, "n_head": 3, "vocab_size": VOCAB_SIZE, "n_positions": 16}),
     "mixtral": ("mixtral", LLAMA_SIZES),
@@ -52,7 +63,7 @@ def convert(name: str, converter: Any) -> torch.Tensor:
                 parameter.copy_(parameter.half())  # the file has float16
             logits = model(torch.tensor([PROMPT])).logits[0]
         model.save_pretrained(model_dir)
-        if name == "gemma3":  # for its number of tokens
+        if name.startswith("gemma"):  # for its number of tokens
             vocabulary = {"model": {"vocab": dict.fromkeys(map(str, range(VOCAB_SIZE)))}, "added_tokens": []}
             (model_dir / "tokenizer.json").write_text(json.dumps(vocabulary), encoding="utf-8")
         hparams: dict[str, Any] = converter.ModelBase.load_hparams(model_dir, False)
