@@ -48,6 +48,7 @@ def list_parts() -> list[Part]:
         *(offline(MAIN, suffix, flags) for suffix, flags in OFFLINE_VARIANTS.items()),
         step(MAIN, "_fp8_cache", OFFLINE_VARIANTS["_fp8_cache"]),
         tuning("decode", "Qwen3-0.6B"),
+        tuning("decode_fp8", "Qwen3-0.6B"),
         tuning("prefill", "Qwen3-0.6B"),
         *list_kernel_parts(),
         step("llama-3-8b"),

@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from frontend.parsing.formats import CallSyntax
+from frontend.parsing.marked_format import CallSyntax
 
 DEFINITIONS = ("$defs", "definitions")
 NAME = "{name}"
@@ -48,18 +48,22 @@ def force_calls(forced: CallSyntax, tools: Mapping[str, Any], *, allows_several:
         )
     definitions: dict[str, Any] = {}
     calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, forced.arguments_key: _hoist(schema, f"{number}.", definitions)},
-            "required": ["name", forced.arguments_key],
-            "additionalProperties": False,
-        }
+        _call(forced, name, _hoist(schema, f"{number}.", definitions))
         for number, (name, schema) in enumerate(parameters.items())
     ]
     schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
     if forced.is_list:
         schema = {"type": "array", "items": schema, "minItems": 1, **({} if allows_several else {"maxItems": 1})}
     return (ForcedCalls(forced.begin, {**schema, **({"$defs": definitions} if definitions else {})}, forced.end),)
+
+
+def _call(forced: CallSyntax, name: str, arguments: Any) -> dict[str, Any]:
+    """Returns the schema of a call of the tool `name`."""
+    if forced.name_key is None:
+        properties = {name: arguments}
+    else:
+        properties = {forced.name_key: {"const": name}, forced.arguments_key: arguments}
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 def _hoist(schema: Any, prefix: str, definitions: dict[str, Any]) -> Any:

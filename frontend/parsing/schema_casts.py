@@ -1,11 +1,13 @@
 """Casts arguments that a model wrote as plain text to the types in the tool's schema.
 
-The rules are those of `transformers.utils.chat_parsing` (5.23): the first type that fits the text.
+The rules are those of `transformers.utils.chat_parsing` (5.23): the first type that fits the text. Objects and lists
+may also be Python literals.
 """
 
 # pyright: basic
 # (values here are whatever JSON holds)
 
+import ast
 import json
 import math
 from typing import Any
@@ -71,7 +73,18 @@ def _read(text: str, name: str) -> Any:
         case "null":
             return None if text.strip() in ("null", "None") else NOT_READ
         case "object" | "array":
-            value = json.loads(text)
+            value = _read_container(text)
             return value if isinstance(value, dict if name == "object" else list) else NOT_READ
         case _:
             return NOT_READ
+
+
+def _read_container(text: str) -> Any:
+    """Returns the value of JSON or of a Python literal, which some chat templates show. Raises `ValueError`."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        try:
+            return ast.literal_eval(text.strip())
+        except (SyntaxError, TypeError, MemoryError):
+            raise ValueError(text) from None

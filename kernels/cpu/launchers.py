@@ -317,10 +317,11 @@ def pack_blocks(kernel: Kernel, weight: PackedBlocks, segment: int, first_row: i
     kernel(*addresses, segment, first_row, len(rows), weight.num_inputs, rows.shape[1])
 
 
-def route_tokens(kernel: Kernel, logits_TX: Tensor, routing: Routing, routes: Routes) -> None:
+def route_tokens(kernel: Kernel, logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, routes: Routes) -> None:
     assert logits_TX.shape[1] <= MOST_EXPERTS
-    addresses = _addresses(logits_TX, routes.shares, routes.rows, routes.tokens, routes.ends)
-    kernel(*addresses, *logits_TX.shape, routing.num_chosen, routing.is_renormalized)
+    addresses = _addresses(logits_TX, bias_X, routes.shares, routes.rows, routes.tokens, routes.ends)
+    sizes = *logits_TX.shape, routing.num_chosen, routing.num_groups, routing.num_chosen_groups
+    kernel(*addresses, *sizes, routing.score == "sigmoid", routing.is_renormalized, routing.scale)
 
 
 def gather_rows(kernel: Kernel, x_TE: Tensor, routes: Routes, out_RE: Tensor | None) -> Tensor:
@@ -330,10 +331,16 @@ def gather_rows(kernel: Kernel, x_TE: Tensor, routes: Routes, out_RE: Tensor | N
 
 
 def combine_experts(
-    kernel: Kernel, x_RE: Tensor, routes: Routes, gate_T1: Tensor | None, out_TE: Tensor | None
+    kernel: Kernel,
+    x_RE: Tensor,
+    routes: Routes,
+    shared_TE: Tensor | None,
+    gate_T1: Tensor | None,
+    out_TE: Tensor | None,
 ) -> Tensor:
     out_TE = _output(out_TE, len(routes.rows), x_RE.shape[1], x_RE.dtype)
-    kernel(*_addresses(x_RE, routes.shares, routes.rows, gate_T1, out_TE), *routes.rows.shape, x_RE.shape[1])
+    addresses = _addresses(x_RE, routes.shares, routes.rows, shared_TE, gate_T1, out_TE)
+    kernel(*addresses, *routes.rows.shape, x_RE.shape[1])
     return out_TE
 
 

@@ -4,6 +4,7 @@ Shape legend: T tokens, I inputs, O outputs.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -56,8 +57,7 @@ class PlainWeight:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
     def experts(self, bias_O: Tensor | None) -> ExpertLinear:
-        weight_OI = self.stored
-        return lambda x_RI, routes, _=None: plain_experts(weight_OI, bias_O, x_RI, routes)
+        return partial(plain_experts, self.stored, bias_O)
 
     def look_up(self, row_T: Tensor) -> Tensor:
         return functional.embedding(row_T, self.stored)

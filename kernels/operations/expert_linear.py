@@ -21,8 +21,16 @@ ExpertLinear = Callable[[Tensor, Routes, Tensor | None], Tensor]
 """Takes x [R, I], the routes, and where [R, O] may be put; returns [R, O]."""
 
 
-def plain_experts(weight_OI: Tensor, bias_O: Tensor | None, x_RI: Tensor, routes: Routes) -> Tensor:
-    """Waits for the routes: they decide what is computed, so no step with it is captured."""
+def plain_experts(
+    weight_OI: Tensor, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out_RO: Tensor | None = None
+) -> Tensor:
+    """Without a kernel it waits for the routes, which decide what is computed: no step with it is captured."""
+    return call("expert_plain_linear", x_RI, _plain_reference, weight_OI, bias_O, x_RI, routes, out_RO)
+
+
+def _plain_reference(
+    weight_OI: Tensor, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, _out_RO: Tensor | None
+) -> Tensor:
     num_outputs = len(weight_OI) // len(routes.ends)
 
     def apply(expert: int, bias_O: Tensor | None, x_NI: Tensor) -> Tensor:

@@ -31,7 +31,14 @@ from runtime.gguf.llama_configs import (
     phi3_config,
     smollm3_config,
 )
-from runtime.gguf.window_configs import cohere2_config, exaone4_config, gemma2_config, gemma3_config, olmo_config
+from runtime.gguf.window_configs import (
+    cohere2_config,
+    exaone4_config,
+    gemma2_config,
+    gemma3_config,
+    gpt_oss_config,
+    olmo_config,
+)
 
 LAYER = re.compile(r"blk\.(?P<number>\d+)\.(?P<name>.+)", re.ASCII)
 
@@ -88,6 +95,13 @@ QWEN2_EXPERTS = QWEN3_EXPERTS | {
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+GPT_OSS_LAYER = PROJECTIONS | {
+    "attn_norm": "input_layernorm",
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    **QWEN3_EXPERTS,
+    "ffn_gate_inp": "mlp.router",
 }
 MIXTRAL_EXPERTS = {
     "ffn_gate_inp": "block_sparse_moe.gate",
@@ -246,6 +260,9 @@ ARCHITECTURES = {
         config=cohere2_config,
         layer_names=PROJECTIONS | {"attn_norm": "input_layernorm"} | LLAMA_MLP,
     ),
+    "gpt-oss": replace(
+        QWEN2, hf_name="GptOssForCausalLM", model_type="gpt_oss", config=gpt_oss_config, layer_names=GPT_OSS_LAYER
+    ),
     "gpt2": Architecture(
         hf_name="GPT2LMHeadModel",
         model_type="gpt2",
@@ -335,7 +352,7 @@ def _find_name(architecture: Architecture, tensor: GgufTensor) -> tuple[str, str
 
 
 def _split_experts(tensor: GgufTensor, num_experts: int) -> list[GgufTensor]:
-    if len(tensor.shape) != 3 or tensor.shape[0] != num_experts:
+    if len(tensor.shape) not in (2, 3) or tensor.shape[0] != num_experts:
         reason = f"its shape is {list(tensor.shape)}, but there are {num_experts} experts"
         raise BootError(f"{tensor.path}: tensor {tensor.name!r}: {reason}")
     size = tensor.num_bytes // num_experts

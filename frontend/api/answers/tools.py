@@ -9,7 +9,7 @@ from msgspec import Meta
 from frontend.api.parameters.grammar import MAX_GRAMMAR_BYTES
 from frontend.http.field_names import find_meant, shown_name
 from frontend.parsing.forced_calls import find_without_object, force_calls
-from frontend.parsing.formats import CallSyntax
+from frontend.parsing.marked_format import CallSyntax
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
 from messages.ring.requests import CallGrammar, Grammar

@@ -17,7 +17,7 @@ MAX_WINDOW_RATIO = 2 / 3
 
 
 def page_bytes(model: ModelDescription, page_size: int, placement: Placement, has_window: bool | None = None) -> int:
-    """Returns the bytes of K and V of `page_size` tokens in all layers, or only those with (or without) a window."""
+    """Returns the bytes of `page_size` tokens in all layers with K and V, or in those with (or without) a window."""
     itemsize, scale_bytes = placement.kv_dtype.itemsize, SCALE_DTYPE.itemsize if placement.kv_codes else 0
     return sum(
         2 * page_size * attention.num_kv_heads * (attention.head_dim * itemsize + scale_bytes)

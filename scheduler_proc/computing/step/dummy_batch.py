@@ -43,7 +43,8 @@ def plan_warm_up(config: Config, max_num_batched_tokens: int, num_tokens: int = 
 
 
 def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
-    """Returns small steps that choose tokens in every way, with a single decode row and with several rows.
+    """Returns small steps that choose tokens in every way, with a single decode row and with several rows, and the
+    largest step, whose tiles may be others.
 
     They use every specialization of every Triton kernel, so that none is compiled while requests wait.
     """
@@ -56,7 +57,8 @@ def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
         drawn = replace(full, logits_processing=None, prompt_logprobs=None, **without)
         filtered = replace(drawn, **{name: getattr(full, name) for name in FILTERS_ONE_READ})
         batches += [full, filtered, drawn, replace(drawn, temperatures=plain["temperatures"])]
-    return batches
+    largest = plan_warm_up(config, max_num_batched_tokens, max_num_batched_tokens)
+    return [*batches, replace(largest, logits_processing=None, prompt_logprobs=None)]
 
 
 def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_size: int, vocab_size: int) -> Batch:

@@ -15,6 +15,8 @@ from kernels.operations.paged_decode import paged_decode
 from kernels.plans.decode_work import UNCOMPILED, DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch
 
 HOPPER = SimpleNamespace(
+    major=9,
+    minor=0,
     regs_per_multiprocessor=65536,
     shared_memory_per_multiprocessor=233472,
     max_threads_per_multi_processor=2048,

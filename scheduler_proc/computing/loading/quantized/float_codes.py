@@ -52,14 +52,10 @@ def fp8_weight(linear: StoredLinear, scale_ending: str, block: tuple[int, int] |
     return LinearWeight(form, read)
 
 
-def mxfp4_weight(bytes_OB: Tensor, exponent_ON: Tensor) -> LinearWeight:
+def mxfp4_rows(bytes_OB: Tensor, exponent_ON: Tensor) -> BlockRows:
     """Returns E2M1 codes, the even ones in low halves, with a power of two (uint8, 127 is 1) per 32 inputs."""
-
-    def read() -> BlockRows:
-        codes_ONI = split_nibbles(bytes_OB).unflatten(1, (-1, BLOCK))
-        return _join("MXFP4", 2 * bytes_OB.shape[1], exponent_ON[:, :, None], pack_nibbles(codes_ONI))
-
-    return LinearWeight("MXFP4", read)
+    codes_ONI = split_nibbles(bytes_OB).unflatten(1, (-1, BLOCK))
+    return _join("MXFP4", 2 * bytes_OB.shape[1], exponent_ON[:, :, None], pack_nibbles(codes_ONI))
 
 
 def nvfp4_weight(bytes_OB: Tensor, scale_OG: Tensor) -> LinearWeight:

@@ -1,7 +1,7 @@
-"""A mixture of experts. On a CPU kernels read the routes from memory, so that steps with this block are captured.
+"""A mixture of experts. Kernels read the routes from memory, so that steps with this block are captured.
 
-Elsewhere plain torch computes the experts one after another. That waits for the routes: nothing is captured, and it is
-slow.
+Without a kernel plain torch computes the experts one after another. That waits for the routes: nothing is captured, and
+it is slow.
 
 Shape legend: T tokens, E embedding size, X experts, K chosen experts of a token, R = T * K rows, F inner values of an
 expert.
@@ -39,7 +39,6 @@ class Block:
 
     def __call__(self, normed_TE: Tensor, rows: StepRows, room: Activations, router_TE: Tensor | None = None) -> Tensor:
         """See `Mlp`. The router reads `router_TE`, if given."""
-        router_TE = normed_TE if router_TE is None else router_TE
         mlp, (num_tokens, hidden_size) = self._mlp, normed_TE.shape
         if num_tokens == 0:
             return normed_TE  # the last layer of a step of prompt chunks that end no prompt
@@ -69,4 +68,5 @@ class Block:
         inner_RF = self._linear_in(x_RE, routes, of_rows(room.inner, 2 * mlp.size))
         gated_RF = self._gate(inner_RF, of_rows(room.gated, mlp.size))
         out_RE = self._linear_out(gated_RF, routes, x_RE)
-        return combine_experts(out_RE, routes, gate_T1, update_TE)
+        shared_TE = None if self._shared is None else update_TE
+        return combine_experts(out_RE, routes, shared_TE, gate_T1, update_TE)

@@ -19,8 +19,9 @@ _SIGNATURE = (
     | dict.fromkeys(("partials", "lses", "sinks"), "*fp32:16")
     | {"scale_log2": "fp32", "cap_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
 )
-_MAX_REGISTERS = 168
-"""With them a processor has 3 programs, with 128 it has 4: which of the two differs with Triton's version."""
+_MAX_REGISTERS = {2: 232, 4: 168, 8: 168}
+"""By warps. With 2 warps a processor has 4 programs; with 4 warps it has 3, or 4 with 128 registers: which of the two
+differs with Triton's version."""
 _SPILLED_BYTES = {"Qwen3-14B, merges": 24}
 """With Triton 3.6, of a thread."""
 _CASES = {
@@ -31,7 +32,7 @@ _CASES = {
         constants={"HEAD_DIM": shape.head_dim, "PAGE_SIZE": 16, "HAS_SCALES": False}
         | constants_of(DecodeLayout(256, shape.num_heads, shape.num_kv_heads, 528, True, merges)),
         launch=_launch_of(shape, torch.bfloat16),
-        max_registers=_MAX_REGISTERS,
+        max_registers=_MAX_REGISTERS[_launch_of(shape, torch.bfloat16)["num_warps"]],
         max_spilled_bytes=_SPILLED_BYTES.get(f"{model}{', merges' if merges else ''}", 0),
         max_loop_stalls=0,
     )

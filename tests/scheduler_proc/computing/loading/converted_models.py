@@ -8,6 +8,7 @@ import importlib
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.checkpoints import build_checkpoint
+from tests.scheduler_proc.computing.model.families.gpt_oss_models import build_gpt_oss
 
 FOLDER = Path(__file__).with_name("converted")
 VOCAB_SIZE = 64
@@ -24,6 +26,12 @@ SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "vo
     "sliding_window": 5,
     "sliding_window_pattern": 6,
     "rope_local_base_freq": 1e4,
+}
+GPT_OSS_SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": VOCAB_SIZE} | {
+    "num_local_experts": 3,
+    "head_dim": 16,
+    "sliding_window": 5,
+    "swiglu_limit": 7.0,
 }
 GEMMA4 = {**LLAMA_SIZES, "hidden_size": 16, "head_dim": 8, "global_head_dim": 16, "sliding_window": 5}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -49,6 +57,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", LLAMA_SIZES),
     "qwen2moe": ("qwen2moe", LLAMA_SIZES),
     "qwen3moe": ("qwen3moe", LLAMA_SIZES),
+    "gpt_oss": ("gpt_oss", GPT_OSS_SIZES),
+    "gpt_oss_mxfp4": ("gpt_oss", {**GPT_OSS_SIZES, "is_quantized": True}),
 }
 
 
@@ -57,12 +67,14 @@ def convert(name: str, converter: Any) -> torch.Tensor:
     variant, overrides = MODELS[name]
     with tempfile.TemporaryDirectory() as scratch:
         model_dir = Path(scratch)
-        model = build_checkpoint(model_dir, variant, **overrides)
+        build = build_gpt_oss if variant == "gpt_oss" else partial(build_checkpoint, variant=variant)
+        model: Any = build(model_dir, **overrides)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(parameter.half())  # the file has float16
             logits = model(torch.tensor([PROMPT])).logits[0]
-        model.save_pretrained(model_dir)
+        if not overrides.get("is_quantized"):
+            model.save_pretrained(model_dir)
         if name.startswith("gemma"):  # for its number of tokens
             vocabulary = {"model": {"vocab": dict.fromkeys(map(str, range(VOCAB_SIZE)))}, "added_tokens": []}
             (model_dir / "tokenizer.json").write_text(json.dumps(vocabulary), encoding="utf-8")

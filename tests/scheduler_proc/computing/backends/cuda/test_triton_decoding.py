@@ -21,14 +21,17 @@ OPERATIONS = {
     "llama-gqa-tied": {"rms_norm", "silu_mul", "rotate_store"},
     "qwen2-windows": {"rms_norm", "silu_mul", "rotate_store"},
     "qwen3-gqa-tied": {"rms_norm", "silu_mul", "rotate_store"},
+    "qwen2moe": {"route_tokens", "gather_rows", "expert_plain_linear", "combine_experts"},
 }
 FORMS = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0", "ffn_": "Q4_1", "": "Q8_0"}
 """By a part of a tensor's name in GGUF."""
 
 TWO_LAYERS = {
+    "qwen2moe": {"num_hidden_layers": 2, "moe_intermediate_size": 20},
     "gpt2": {"n_layer": 2},
     "qwen2-windows": {"num_hidden_layers": 2, "max_window_layers": 1, "sliding_window": 4},
 }
+"""The sizes of the experts are those of plain weights."""
 PROMPTS = [[5], [7, 300, 12, 90, 41]]
 NUM_TOKENS = 3
 
