@@ -33,7 +33,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
             *("<tool_call>\n<function={name}>\n", "</function>\n</tool_call>"),
             separator="\n",
             is_json=False,
-            tag=("<parameter={name}>\n", "\n</parameter>\n"),
+            tag=("<parameter={key}>\n", "\n</parameter>\n"),
         ),
     ),
     "hermes": MarkedFormat(

@@ -43,7 +43,7 @@ class CallSyntax(NamedTuple):
     is_json: bool = True
     """False for arguments in another format: without a `tag`, a call can be allowed but not forced."""
     tag: tuple[str, str] | None = None
-    """The texts around the value of each argument; `{name}` is the parameter's name."""
+    """The texts around the value of each argument; `{key}` is the parameter's name."""
 
 
 class MarkedFormat(NamedTuple):

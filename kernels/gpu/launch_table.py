@@ -145,8 +145,8 @@ def _decode_merge(head_dim: int) -> Launch:
 
 def _prefill(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     """Like decode, with `BLOCK_M` rows of products: the query heads of a key/value head are side by side. Products of a
-    warp group (wgmma) take at least 64 rows, for which float32 heads of 256 leave no registers."""
-    rows = 64 if head_dim * itemsize <= 512 else 16
+    warp group (wgmma) take at least 64 rows, for which float32 heads of 256 leave no registers, nor do any of 512."""
+    rows = 64 if head_dim <= 256 and head_dim * itemsize <= 512 else 16 if itemsize == 4 else 32
     return {**_key_blocks(head_dim, itemsize), "BLOCK_M": max(rows, power_of_2(queries_a_head))}
 
 

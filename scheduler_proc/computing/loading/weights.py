@@ -71,8 +71,9 @@ class ShardWeights:
     def _allocate(self, name: str, weight_format: WeightFormat, form: str) -> Weight:
         """Returns the weight with its filling, in blocks of `form` if it is one of blocks."""
         shape, placement = self.parts[name].shape, self._placement
+        dtype = torch.float32 if self.parameters[name].role == "float32" else placement.dtype
         try:
-            weight = weight_format.allocate(shape, placement.dtype, placement.device)
+            weight = weight_format.allocate(shape, dtype, placement.device)
         except (RuntimeError, OSError) as error:
             num_bytes = sum(each.stored.nbytes for each in self.weights.values())
             raise BootError(
@@ -236,7 +237,7 @@ def make_dummy_weights(shard: Shard, placement: Placement, report: Report) -> We
         match shard_weights.parameters[name].role:
             case "norm":
                 values.fill_(1.0)
-            case "bias":
+            case "bias" | "float32":
                 pass
             case _:
                 values.normal_(std=DUMMY_STD, generator=generator)

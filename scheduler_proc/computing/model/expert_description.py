@@ -6,13 +6,10 @@ from typing import ClassVar, Literal
 
 from messages.errors import BootError
 from scheduler_proc.computing.model.description import DenseMlpDescription, NormDescription
-from scheduler_proc.computing.model.parameters import Parameter
+from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, Split
 
 MOST_EXPERTS = 1024
 """The C kernels have room for that many scores of a token."""
-
-BLOCK = 32
-"""Kernels compute as many outputs of an expert together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +18,8 @@ class ExpertMlpDescription:
 
     `is_renormalized` is that of `kernels.arguments.routes.Routing`. `shared`: an MLP of all tokens, whose output is
     added; with `has_shared_gate` it is first multiplied by the sigmoid of a linear. `has_bias`: all linears of the
-    router and the experts have one. `swiglu_alpha` and `swiglu_limit` are those of `swiglu_oai`.
+    router and the experts have one. `swiglu_alpha` and `swiglu_limit` are those of `swiglu_oai`. `has_scales`: the
+    share of a chosen expert is multiplied by a number of its own.
     """
 
     num_experts: int
@@ -34,6 +32,7 @@ class ExpertMlpDescription:
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
     has_bias: bool = False
+    has_scales: bool = False
     block: ClassVar[str] = "expert_mlp"
 
     def __post_init__(self) -> None:
@@ -55,21 +54,32 @@ class ExpertMlpDescription:
         return {name: max(size, shared.get(name, 0)) for name, size in own.items()}
 
     def divided(self, num_ranks: int) -> "ExpertMlpDescription":
-        if num_ranks > 1:
-            raise BootError(f"--tensor-parallel {num_ranks}: models with experts are not divided yet")
-        return self
+        """Each rank has a part of the inner values of every expert, and the whole router."""
+        if self.size % num_ranks:
+            raise BootError(
+                f"--tensor-parallel {num_ranks}: it does not divide the {self.size} inner values of an expert"
+            )
+        shared = self.shared and self.shared.divided(num_ranks)
+        return replace(self, size=self.size // num_ranks, shared=shared)
 
     def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
         """The outputs of all experts are rows of one weight."""
-        parameters = [Parameter(f"{layer}.router.weight", (self.num_experts, hidden_size), "router")]
-        for name, num_out, num_in in (("in", 2 * self.size, hidden_size), ("out", hidden_size, self.size)):
-            role = "uneven experts" if num_out % BLOCK else "experts"
-            num_rows = self.num_experts * num_out
-            parameters.append(Parameter(f"{layer}.experts_{name}.weight", (num_rows, num_in), role))
+        num_experts, by_inner = self.num_experts, ByRows(((self.size, 1),) * (2 * self.num_experts))
+        parameters = [Parameter(f"{layer}.router.weight", (num_experts, hidden_size), "router")]
+        linears: tuple[tuple[str, int, int, Split], ...] = (
+            ("in", 2 * self.size, hidden_size, by_inner),
+            ("out", hidden_size, self.size, ByColumns()),
+        )
+        for name, num_out, num_in, split in linears:
+            linear, num_rows = f"{layer}.experts_{name}", num_experts * num_out
+            parameters.append(Parameter(f"{linear}.weight", (num_rows, num_in), "experts", split, num_experts))
             if self.has_bias:
-                parameters.append(Parameter(f"{layer}.experts_{name}.bias", (num_rows,), "bias"))
+                bias_split = None if name == "out" else split
+                parameters.append(Parameter(f"{linear}.bias", (num_rows,), "bias", bias_split))
         if self.has_bias:
-            parameters.append(Parameter(f"{layer}.router.bias", (self.num_experts,), "bias"))
+            parameters.append(Parameter(f"{layer}.router.bias", (num_experts,), "bias"))
+        if self.has_scales:
+            parameters.append(Parameter(f"{layer}.router.scales", (num_experts,), "norm"))
         if self.shared is not None:
             parameters += self.shared.parameters(f"{layer}.shared", hidden_size)
         if self.has_shared_gate:

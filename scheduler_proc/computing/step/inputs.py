@@ -142,6 +142,14 @@ class StepInputs:
         changes = {"slots": slots, "decode_page_tables": decode_tables, "prefill_page_tables": tables}
         return replace(self, head_rows=head_rows, **changes)
 
+    def at_head(self) -> "StepInputs":
+        """Returns the step with only the tokens that go to the head; `head_rows` must be known."""
+        assert self.head_rows is not None
+        names = ("token_ids", "positions", "slots", "window_slots")
+        columns = {name: column[self.head_tokens] for name in names if (column := getattr(self, name)) is not None}
+        lens = {"prefill_query_lens": self.head_rows.query_lens, "prefill_context_lens": self.head_rows.context_lens}
+        return replace(self, all_go_to_head=True, head_rows=None, **columns, **lens)
+
 
 @dataclass(frozen=True)
 class StepRows:

@@ -13,7 +13,7 @@ from kernels.arguments.routes import Routing
 from kernels.operations.experts import combine_experts, gather_rows, route_tokens
 from kernels.operations.swiglu_oai import swiglu_oai
 from scheduler_proc.computing.model.blocks import dense_mlp
-from scheduler_proc.computing.model.blocks.weights import Weights, pop_experts, pop_linear
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_experts, pop_linear, pop_tensor
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.workspace import Activations, fit
 from scheduler_proc.computing.parallel import ParallelGroup
@@ -22,12 +22,13 @@ from scheduler_proc.computing.step.inputs import StepRows
 
 class Block:
     def __init__(self, layer: str, mlp: ExpertMlpDescription, weights: Weights, parallel: ParallelGroup):
-        assert parallel.size == 1
         self._mlp = mlp
+        self._parallel = parallel
         self._routing = Routing(num_chosen=mlp.num_chosen, is_renormalized=mlp.is_renormalized)
         self._router = pop_linear(weights, f"{layer}.router")
+        self._scales = pop_tensor(weights, f"{layer}.router.scales").float() if mlp.has_scales else None
         self._linear_in = pop_experts(weights, f"{layer}.experts_in")
-        self._linear_out = pop_experts(weights, f"{layer}.experts_out")
+        self._linear_out = pop_experts(weights, f"{layer}.experts_out", has_bias=parallel.rank == 0)
         self._shared = dense_mlp.Block(f"{layer}.shared", mlp.shared, weights, parallel) if mlp.shared else None
         self._shared_gate = pop_linear(weights, f"{layer}.shared_gate") if mlp.has_shared_gate else None
 
@@ -63,10 +64,12 @@ class Block:
             normed_TE if router_TE is None else router_TE, rows, take(0, num_tokens, mlp.num_experts)
         )
         own = None if memory is None else memory[num_logits + num_tokens :]
-        routes = route_tokens(logits_TX, self._routing, own)
+        routes = route_tokens(logits_TX, self._routing, own, scales_X=self._scales)
         x_RE = gather_rows(normed_TE, routes, of_rows(room.copies, hidden_size))
         inner_RF = self._linear_in(x_RE, routes, of_rows(room.inner, 2 * mlp.size))
         gated_RF = self._gate(inner_RF, of_rows(room.gated, mlp.size))
         out_RE = self._linear_out(gated_RF, routes, x_RE)
-        shared_TE = None if self._shared is None else update_TE
-        return combine_experts(out_RE, routes, shared_TE, gate_T1, update_TE)
+        # The shared expert's output is that of all ranks: one of them adds it.
+        shared_TE = None if self._shared is None or self._parallel.rank else update_TE
+        gate_T1 = None if shared_TE is None else gate_T1
+        return self._parallel.all_reduce(combine_experts(out_RE, routes, shared_TE, gate_T1, update_TE))

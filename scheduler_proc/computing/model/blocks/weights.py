@@ -31,9 +31,10 @@ def pop_linear(weights: Weights, name: str, activation: GeluKind | None = None) 
     return _of_step(weights.pop(f"{name}.weight").linear(_pop_bias(weights, name), activation))
 
 
-def pop_experts(weights: Weights, name: str) -> ExpertLinear:
-    """Returns the linear layers `name` of experts, with their biases if they have some."""
-    return weights.pop(f"{name}.weight").experts(_pop_bias(weights, name))
+def pop_experts(weights: Weights, name: str, *, has_bias: bool = True) -> ExpertLinear:
+    """Returns the linear layers `name` of experts, with their biases if they have some and `has_bias`."""
+    weight, bias_O = weights.pop(f"{name}.weight"), _pop_bias(weights, name)
+    return weight.experts(bias_O if has_bias else None)
 
 
 def pop_row_parallel(weights: Weights, name: str, parallel: ParallelGroup) -> StepLinear:

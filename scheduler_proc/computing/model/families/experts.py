@@ -30,7 +30,7 @@ class ExpertNames:
     down: str = "down_proj"
     shared: str = "shared_expert"
     shared_gate: str = "shared_expert_gate"
-    fused: FusedExperts | None = None
+    fused: FusedExperts = FusedExperts()
 
 
 def expert_sources(
@@ -44,9 +44,6 @@ def expert_sources(
         gate = linear_sources(f"{theirs}.{names.gate}", into, size, hidden, has_bias, first)
         up = linear_sources(f"{theirs}.{names.up}", into, size, hidden, has_bias, first + size)
         down = linear_sources(f"{theirs}.{names.down}", out, hidden, size, has_bias, hidden * expert)
-        if names.fused is None:
-            sources += gate + up + down
-            continue
         fused, step = names.fused, 2 if names.fused.is_interleaved else 1
         stack = Stack(f"{name}.{fused.gate_up}", (mlp.num_experts, 2 * size, hidden), expert, 0, step)
         sources += _stacked(gate, stack, fused)

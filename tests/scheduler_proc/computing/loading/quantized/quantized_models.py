@@ -192,9 +192,11 @@ METHODS: dict[str, Quantized] = {
 }
 
 
-def build_quantized(quantized: Path, plain: Path, method: str, variant: str = "llama-mha") -> Any:
+def build_quantized(
+    quantized: Path, plain: Path, method: str, variant: str = "llama-mha", sizes: dict[str, Any] = SIZES
+) -> Any:
     """Writes a checkpoint of the method, and one with its values; returns the float32 model with the values."""
-    model = build_checkpoint(plain, variant, **SIZES)
+    model = build_checkpoint(plain, variant, **sizes)
     config, make, config_file = METHODS[method]
     generator = torch.Generator().manual_seed(9)
     stored, values = load_file(plain / "model.safetensors"), load_file(plain / "model.safetensors")
@@ -217,4 +219,4 @@ def build_quantized(quantized: Path, plain: Path, method: str, variant: str = "l
 
 
 def _is_linear(module: str) -> bool:
-    return module == "lm_head" or module.endswith("_proj")
+    return module == "lm_head" or module.endswith(("_proj", "_linear", ".w1", ".w2", ".w3"))

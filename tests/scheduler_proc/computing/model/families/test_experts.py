@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from kernels.arguments.routes import Routing
 from kernels.cpu.library import load_kernels
@@ -80,6 +81,17 @@ def test_logits_are_those_of_transformers(model: tuple[Any, Path]) -> None:
     assert float((ours - expected).abs().max() / expected.std()) < 1e-4
 
 
+def test_fused_experts_are_those_of_each(model: tuple[Any, Path], tmp_path: Path) -> None:
+    """transformers 5 holds the experts of a layer in two tensors, and can save them so."""
+    theirs, path = model
+    theirs.save_pretrained(tmp_path, save_original_format=False)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert any(name.endswith("experts.gate_up_proj") for name in names)
+    assert not any("experts.0." in name for name in names)
+    of_each, fused = (our_logits(make_config(each, dtype="float32"), PROMPTS) for each in (path, tmp_path))
+    assert torch.equal(of_each, fused)
+
+
 def test_tokens_are_those_of_transformers_in_any_schedule(model: tuple[Any, Path]) -> None:
     """Chunks, decode rows and both; decode steps are captured, unless the sizes of experts are uneven."""
     theirs, path = model
@@ -129,8 +141,8 @@ def test_what_cannot_run_is_refused() -> None:
         read(MIXTRAL | {"num_local_experts": 2000})
     with pytest.raises(BootError, match='mlp_only_layers must be a list of indices, not "all"'):
         read(QWEN3_MOE | {"mlp_only_layers": "all"})
-    with pytest.raises(BootError, match="--tensor-parallel 2: models with experts are not divided yet"):
-        Shard(read(QWEN3_MOE)[1], 0, 2)
+    with pytest.raises(BootError, match="--tensor-parallel 2: it does not divide the 13 inner values of an expert"):
+        Shard(read(QWEN3_MOE | {"moe_intermediate_size": 13})[1], 0, 2)
 
 
 @pytest.mark.parametrize("forms", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K")])
