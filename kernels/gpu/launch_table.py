@@ -224,7 +224,7 @@ TUNED: dict[tuple[Any, ...], Launch] = {
         for heads in _HEADS_OF_128
         for size in (1, 2)
     },
-    **{(HOPPER, "paged_decode", *heads, 1): {"BLOCK_N": 64, "num_stages": 2} for heads in _HEADS_OF_128},
+    **{(HOPPER, "paged_decode", *heads, 1): {"BLOCK_N": 128, "num_stages": 2} for heads in _HEADS_OF_128},
     **{(HOPPER, "paged_decode", *heads, 2): {"num_warps": 2} for heads in _HEADS_OF_128},
     **{
         (HOPPER, "paged_prefill", *heads, size): {"BLOCK_M": 128, "num_warps": 8}
