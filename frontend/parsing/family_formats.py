@@ -61,7 +61,8 @@ def _tagged(sample: str, *found_by: str, value: str = VALUE) -> MarkedFormat:
         "transform": NAMED_CALL,
     }
     tag = None if "{any}" in argument else (before, behind)
-    forced = CallSyntax(group + begin, end + group_end, is_json=False, tag=tag)
+    separator = None if group else "\n"
+    forced = CallSyntax(group + begin, end + group_end, separator=separator, is_json=False, tag=tag)
     rest = f"{_pattern(group_end)}|{END_MARKS}" if group_end else END_MARKS
     return _calls(field, found_by=(found_by,), forced=forced, rest=rest)
 
@@ -80,7 +81,7 @@ def _dictionary(begin: str, quote: str, end: str, rest: str = END_MARKS) -> Mark
         **_json(rf"{regex.escape(begin)}call:{NAME}\s{{0,4}}(?=\{{)", regex.escape(end), NAMED_CALL),
         "content_args": {"unquoted_keys": True, "string_delims": [[quote, quote]]},
     }
-    forced = CallSyntax(f"{begin}call:{{name}}", end, is_json=False)
+    forced = CallSyntax(f"{begin}call:{{name}}", end, separator="", is_json=False)
     return _calls(field, found_by=((begin, "call:"),), forced=forced, rest=rest)
 
 
@@ -164,7 +165,7 @@ FAMILY_TOOL_FORMATS: dict[str, MarkedFormat] = {
     "functionary": _calls(
         _json(rf"<function={NAME}>{LINES}(?=\{{)", "</function>", NAMED_CALL),
         found_by=(("<function=", "<|eom_id|>"),),
-        forced=CallSyntax("<function={name}>", "</function>"),
+        forced=CallSyntax("<function={name}>", "</function>", separator=""),
     ),
     "olmo3": _pythonic("<function_calls>", "</function_calls>"),
     "lfm2": _pythonic(*("<|tool_call_start|>[", "]<|tool_call_end|>"), ("<|tool_list_start|>",), ("List of tools: [",)),
