@@ -45,7 +45,7 @@ class CompiledTemplate:
         """Returns the text. Raises `TemplateError` or any other exception of the template."""
         given = {**self._special_tokens, "tools": None, "documents": None, "add_generation_prompt": False, **variables}
         if self._reads_xml_tools and isinstance(given["tools"], list) and given["tools"]:
-            given = {XML_TOOLS: functions_of(given["tools"]), **given}
+            given = {XML_TOOLS: functions_of(given["tools"]), **given}  # pyright: ignore[reportUnknownArgumentType]
         return self._template.render({**given, "messages": messages})
 
 
