@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from frontend.parsing.family_formats import FAMILY_REASONING_FORMATS, FAMILY_TOOL_FORMATS
+from frontend.parsing.harmony import HARMONY_CALLS, HARMONY_REASONING
 from frontend.parsing.marked_format import BARE_CALL, CALL, END_MARKS, NAMED_CALL, CallSyntax, MarkedFormat
 from messages.ring.requests import Thought
 
@@ -16,30 +17,9 @@ FUNCTION_TAG = {
 """Qwen3-Coder often omits `<tool_call>` or `</tool_call>`. An optional group at the end of a pattern would not wait
 for text that it could match, so the pattern lists what else may follow."""
 
-HARMONY_REST = (
-    r"<\|start\|>assistant(?=<\|channel\|>)|<\|channel\|>(?:final|commentary)[^<]{0,64}<\|message\|>"
-    r"|<\|(?:end|return|call)\|>"
-)
-HARMONY_NAME = r"to=functions\.(?P<name>[\w.-]{1,128})\s{0,4}"
-HARMONY_TYPE = r"\s{0,4}(?:<\|constrain\|>)?\w{0,16}\s{0,4}<\|message\|>"
-HARMONY_CALLS = (
-    rf"<\|channel\|>(?:commentary|analysis) {HARMONY_NAME}{HARMONY_TYPE}",
-    rf"<\|start\|>assistant {HARMONY_NAME}<\|channel\|>\w{{1,16}}{HARMONY_TYPE}",
-)
-
-
 TOOL_FORMATS: dict[str, MarkedFormat] = {
     **FAMILY_TOOL_FORMATS,
-    "openai": MarkedFormat(
-        tuple(
-            {"open_pattern": pattern, "close": ["<|call|>", "<|end|>"], "content": "json", "transform": NAMED_CALL}
-            for pattern in HARMONY_CALLS
-        ),
-        found_by=(("<|channel|>", "<|message|>", "functions"),),
-        needs_special_tokens=True,
-        content_close={"close_pattern": HARMONY_REST},
-        forced=CallSyntax("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", "<|call|>"),
-    ),
+    "openai": HARMONY_CALLS,
     "qwen3_coder": MarkedFormat(
         (
             {**FUNCTION_TAG, "open_pattern": rf"<tool_call>\s{{0,8}}{FUNCTION_TAG['open_pattern']}"},
@@ -117,22 +97,9 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
 THINK = ({"open_pattern": r"\s{0,8}<think>", "close": "</think>", "starts_content": True},)
 """Within content the mark is plain text, as in an answer about it."""
 THINK_THOUGHT = Thought("<think>", "</think>", empty="<think>\n\n</think>\n\n")
-HARMONY_THOUGHT = Thought(
-    "<|channel|>analysis<|message|>",
-    "<|end|>",
-    resume="<|start|>assistant",
-    answer="<|channel|>final<|message|>",
-)
-
 REASONING_FORMATS: dict[str, MarkedFormat] = {
     **FAMILY_REASONING_FORMATS,
-    "openai_gptoss": MarkedFormat(
-        ({"open_pattern": r"<\|channel\|>analysis(?: [^<]{0,64})?<\|message\|>", "close": ["<|end|>", "<|return|>"]},),
-        found_by=(("<|channel|>", "<|message|>"),),
-        needs_special_tokens=True,
-        content_close={"close_pattern": HARMONY_REST},
-        thought=HARMONY_THOUGHT,
-    ),
+    "openai_gptoss": HARMONY_REASONING,
     "qwen3": MarkedFormat(THINK, found_by=(("<think>", "enable_thinking"),), thought=THINK_THOUGHT),
     "deepseek_r1": MarkedFormat(THINK, found_by=(("<think>",), ("</think>",)), thought=THINK_THOUGHT),
     "mistral": MarkedFormat(

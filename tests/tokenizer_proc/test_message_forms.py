@@ -73,6 +73,17 @@ TOOLS_IN_SYSTEM = """\
 
 ANY_SYSTEM = "{% for message in messages %}{{ message.role + ':' + message.content + ';' }}{% endfor %}"
 
+ONE_CALL = """\
+{%- for message in messages %}
+{%- if message.tool_calls %}
+{%- if message.content and message.thinking %}{{ raise_exception('Cannot pass both') }}{% endif %}
+{{- 'thought:' + (message.content or message.thinking or '') + ';' }}
+{{- 'call:' + message.tool_calls[0].function.arguments | tojson + ';' }}
+{%- else %}{{ message.role + ':' + message.content + ';' }}
+{%- endif %}
+{%- endfor %}"""
+"""A message has one call and one thought, as in gpt-oss."""
+
 
 def system(content: Any) -> dict[str, Any]:
     return {"role": "system", "content": content}
@@ -122,6 +133,32 @@ def test_arguments_are_json_text_for_a_template_that_adds_them_to_text() -> None
 def test_arguments_stay_objects_for_a_template_that_loops_over_them() -> None:
     text = templates_of(OBJECT_ARGUMENTS).render(chat(user("a"), CALL, RESULT))
     assert text == "user:a;assistant:;<city>Zürich</city>tool:sunny;"
+
+
+def call(call_id: str, city: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {"city": city}}}
+
+
+def result(call_id: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def test_calls_are_messages_with_their_results_for_a_template_that_shows_one() -> None:
+    calls = assistant("Two") | {"tool_calls": [call("a", "Rom"), call("b", "Ulm")]}
+    messages = [user("?"), calls, result("b", "rain"), result("a", "sun"), user("And?"), result("x", "lost")]
+    text = templates_of(ONE_CALL).render(chat(*messages))
+    calls_and_results = 'thought:Two;call:{"city": "Rom"};tool:sun;thought:;call:{"city": "Ulm"};tool:rain;'
+    assert text == f"user:?;{calls_and_results}user:And?;tool:lost;"
+    both = templates_of(OBJECT_ARGUMENTS).render(chat(*messages[:4]))
+    assert both == "user:?;assistant:Two;<city>Rom</city><city>Ulm</city>tool:rain;tool:sun;"
+
+
+def test_reasoning_and_a_text_before_a_call_are_one_for_a_template_that_shows_one() -> None:
+    message = assistant("I look.") | {"reasoning_content": "Hm.", "tool_calls": [call("a", "Rom")]}
+    text = templates_of(ONE_CALL).render(chat(user("?"), message, result("a", "sun")))
+    assert text == 'user:?;thought:Hm.\n\nI look.;call:{"city": "Rom"};tool:sun;'
+    other = templates_of(OBJECT_ARGUMENTS).render(chat(user("?"), message))
+    assert other == "user:?;assistant:I look.;<city>Rom</city>"
 
 
 @pytest.mark.parametrize("template", [SYSTEM_FIRST, LAST_SYSTEM])

@@ -19,7 +19,7 @@ from scheduler_proc.computing.model.blocks.norm import norm_parameters, pop_scal
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.description import AttentionDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
-from scheduler_proc.computing.model.workspace import Activations
+from scheduler_proc.computing.model.workspace import Activations, fit
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.inputs import StepInputs, StepRows
 
@@ -28,6 +28,8 @@ QK_NORMS = ("query_norm", "key_norm")
 
 def attention_parameters(layer: str, attention: AttentionDescription, hidden_size: int) -> list[Parameter]:
     heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
+    if attention.kv_layer is not None:
+        heads = heads[:1]
     by_heads = ByRows(tuple((num, attention.head_dim) for num in heads))
     parameters = linear_parameters(f"{layer}.qkv", attention.qkv_size, hidden_size, attention.has_qkv_bias, by_heads)
     if attention.qk_norm is not None:
@@ -47,6 +49,9 @@ def attention_parameters(layer: str, attention: AttentionDescription, hidden_siz
 class Attention:
     """`rope_tables`: the tables of the description's `rope`."""
 
+    _head_norms: HeadNorms | None = None
+    _whole_norms: HeadNorms | None = None
+
     def __init__(
         self,
         layer: str,
@@ -55,14 +60,17 @@ class Attention:
         rope_tables: RopeTables | None,
         parallel: ParallelGroup,
     ):
-        self._head_dim = attention.head_dim
+        self._kind = attention.kind
+        self._head_dim, self._qkv_size = attention.head_dim, attention.qkv_size
         sinks = pop_tensor(weights, f"{layer}.sinks").float() if attention.has_sinks else None
         self._options = AttentionOptions(attention.scale, attention.window, attention.softcap, sinks)
         self._qkv = pop_linear(weights, f"{layer}.qkv")
-        self._head_norms, self._whole_norms = None, None
+        self._stores = attention.kv_layer is None
         if attention.qk_norm is not None:
-            query, key = (pop_scale(weights, f"{layer}.{name}", attention.qk_norm) for name in QK_NORMS)
-            norms = HeadNorms(query, key, attention.qk_norm.eps)
+            names = QK_NORMS if self._stores else QK_NORMS[:1]
+            query, *keys = (pop_scale(weights, f"{layer}.{name}", attention.qk_norm) for name in names)
+            value = torch.ones_like(query) if attention.norms_values else None
+            norms = HeadNorms(query, keys[0] if keys else query, attention.qk_norm.eps, value)
             if attention.norms_whole_qk:
                 self._whole_norms = norms
             else:
@@ -76,20 +84,22 @@ class Attention:
         normed_TE: Tensor,
         rows: StepRows,
         cache: PagedKV,
-        attended_THD: Tensor,
+        attended: Tensor,
         room: Activations,
         narrow: tuple[StepRows, Activations] | None,
     ) -> Tensor:
-        """Stores the tokens' K and V in the layer's `cache`; returns the update of the residual stream, [T, E].
+        """Returns the update of the residual stream, [T, E]; first stores K and V in `cache`, unless it is another's.
 
-        With `narrow`, the update covers only those rows, and is in that room. Overwrites `attended_THD`.
+        With `narrow`, the update covers only those rows, and is in that room. Overwrites `attended`.
         """
-        step = rows.step
-        heads_TA = self._qkv(normed_TE, rows, room.heads)
+        step = rows.step if self._options.window is None else rows.step.windowed
+        heads_TA = self._qkv(normed_TE, rows, fit(room.heads, self._qkv_size))
         heads_TAD = heads_TA.view(len(heads_TA), -1, self._head_dim)
         if self._whole_norms is not None:
             _norm_whole(heads_TA, self._whole_norms, self._parallel)
-        query_THD = rotate_store(heads_TAD, cache, self._rope_tables, step.positions, step.slots, self._head_norms)
+        own = cache if self._stores else None
+        query_THD = rotate_store(heads_TAD, own, self._rope_tables, step.positions, step.slots, self._head_norms)
+        attended_THD = fit(attended, query_THD.shape[1] * self._head_dim).view(query_THD.shape)
         attended_TA = self._attend(query_THD, step, cache, attended_THD, is_narrow=narrow is not None)
         out_rows, out_room = narrow or (rows, room)
         return self._out(attended_TA, out_rows, out_room.update)
@@ -99,9 +109,8 @@ class Attention:
     ) -> Tensor:
         """Returns the attention's output, [T, H * D], which may be a view of `out_THD`."""
         num_tokens, num_decode = len(query_THD), step.num_decode_rows
-        rows = PrefillRows(
-            step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, step.prefill_tiles
-        )
+        tiles = None if step.prefill_tiles is None else step.prefill_tiles[self._kind]
+        rows = PrefillRows(step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, tiles)
         wanted = step.head_tokens if is_narrow else None
         if is_narrow and step.head_rows is not None:
             query_THD, rows, wanted = query_THD[step.head_tokens], step.head_rows, None
@@ -116,7 +125,7 @@ class Attention:
                 step.decode_num_keys,
                 self._options,
                 out_THD[:num_decode] if has_others else out_THD,
-                None if step.decode_works is None else step.decode_works[self._options.window],
+                None if step.decode_works is None else step.decode_works[self._kind],
             )
         if num_decode < num_tokens:
             paged_prefill(query_THD[num_decode:], cache, rows, self._options, out_THD[num_decode:])
