@@ -26,6 +26,8 @@ OPERATIONS = {
     "gemma3": {"rms_norm", "gelu_mul", "rotate_store"},
     **dict.fromkeys(("llama-gqa-tied", "mistral-window", "qwen2-windows", "qwen3-gqa-tied", "olmo2", "olmo3"), GATED),
     **dict.fromkeys(("phi3-long", "smollm3", "granite", "granite4", "glm4", "ministral3", "exaone4"), GATED),
+    "gemma4-one-kv": {"rms_norm", "gelu_mul", "rotate_store"},
+    "gpt-oss": {"rms_norm", "rotate_store"},
     **dict.fromkeys(("mixtral", "qwen2moe", "qwen3moe"), GATED | EXPERTS),
 }
 """By variant, one of each architecture."""
@@ -48,7 +50,7 @@ FEW_LAYERS: dict[str, dict[str, Any]] = {
     "qwen2-windows": TWO_KINDS,
     "mixtral": ONE_LAYER | {"intermediate_size": 20},
     **dict.fromkeys(("qwen2moe", "qwen3moe"), ONE_LAYER | {"moe_intermediate_size": 20}),
-    **dict.fromkeys(("cohere2", "gemma2", "gemma3", "olmo3", "exaone4"), TWO_KINDS),
+    **dict.fromkeys(("cohere2", "gemma2", "gemma3", "gemma4-one-kv", "gpt-oss", "olmo3", "exaone4"), TWO_KINDS),
 }
 """One layer of each kind; windows are shorter than the texts, and the sizes of experts those of plain weights."""
 

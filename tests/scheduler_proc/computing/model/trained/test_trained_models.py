@@ -31,12 +31,17 @@ STEP_TOKENS = 100
 """Prompts are computed in chunks, of two prompts in some steps."""
 
 Weights = dict[str, Tensor]
-Mistake = Callable[[dict[str, Any], Weights], object]
+Fields = dict[str, Any]
+Mistake = Callable[[Fields, Weights], object]
 """Changes the fields of config.json or the weights."""
 
 
 def swap_rows(weights: Weights, name: str) -> None:
     weights[name][[0, 1]] = weights[name][[1, 0]]
+
+
+def change_window(fields: Fields, change: int) -> None:
+    fields["sliding_window"] += change
 
 
 MISTAKES: dict[str, dict[str, Mistake]] = {
@@ -46,8 +51,8 @@ MISTAKES: dict[str, dict[str, Mistake]] = {
         "one expert of each token": lambda fields, weights: fields.update(num_experts_per_tok=1),
     },
     "gemma3": {
-        "the window is one longer": lambda fields, weights: fields.update(sliding_window=33),
-        "the window is one shorter": lambda fields, weights: fields.update(sliding_window=31),
+        "the window is one longer": lambda fields, weights: change_window(fields, 1),
+        "the window is one shorter": lambda fields, weights: change_window(fields, -1),
         "one rope for all layers": lambda fields, weights: fields["rope_parameters"].update(
             sliding_attention=fields["rope_parameters"]["full_attention"]
         ),
@@ -57,6 +62,17 @@ MISTAKES: dict[str, dict[str, Mistake]] = {
         "the layer of the whole context is another": lambda fields, weights: fields["layer_types"].insert(
             0, fields["layer_types"].pop()
         ),
+    },
+    "gpt_oss": {
+        "the window is one longer": lambda fields, weights: change_window(fields, 1),
+        "the window is one shorter": lambda fields, weights: change_window(fields, -1),
+        "one head has no sink": lambda fields, weights: weights["model.layers.1.self_attn.sinks"][:1].fill_(-1e4),
+        "the biases of two experts are swapped": lambda fields, weights: swap_rows(
+            weights, "model.layers.1.mlp.experts.down_proj_bias"
+        ),
+        "two experts are swapped": lambda fields, weights: swap_rows(weights, "model.layers.1.mlp.router.weight"),
+        "YaRN has another factor": lambda fields, weights: fields["rope_parameters"].update(factor=8.0),
+        "the activation is SiLU": lambda fields, weights: fields.update(swiglu_alpha=1.0),
     },
 }
 
