@@ -202,7 +202,8 @@ def build_quantized(
     stored, values = load_file(plain / "model.safetensors"), load_file(plain / "model.safetensors")
     for name, tensor in values.items():
         module = name.removesuffix(".weight")
-        linear = make(module, (tensor.shape[0], tensor.shape[1]), generator) if _is_linear(module) else None
+        is_linear = tensor.dim() == 2 and _is_linear(module)
+        linear = make(module, (tensor.shape[0], tensor.shape[1]), generator) if is_linear else None
         if linear is not None:
             del stored[name]
             stored |= {f"{module}.{ending}": part for ending, part in linear[0].items()}
