@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from runtime.gguf.architectures import find_architecture
 from runtime.gguf.gguf_file import read_gguf
 from scheduler_proc.computing.model.families.registry import FAMILIES
 from tests.checkpoints import EVERY_ARCHITECTURE
@@ -66,14 +67,12 @@ def _gguf_checks() -> dict[str, str]:
     """By architecture of config.json: that of GGUF, and whether logits are compared or only tensors."""
     found: dict[str, str] = {}
     for stem, model in json.loads((GOLDEN / "models.json").read_text(encoding="utf-8")).items():
-        found |= dict.fromkeys(model["config"]["architectures"], f"`{_gguf_name(GOLDEN, stem)}`: tensors")
-    for stem, (variant, _) in converted_models.MODELS.items():
-        found[ARCHITECTURE_OF[variant]] = f"`{_gguf_name(converted_models.FOLDER, stem)}`: logits"
+        name = read_gguf(GOLDEN / f"{stem}.gguf").metadata["general.architecture"]
+        found |= dict.fromkeys(model["config"]["architectures"], f"`{name}`: tensors")
+    for stem in converted_models.MODELS:
+        file = read_gguf(converted_models.FOLDER / f"{stem}.gguf")
+        found[find_architecture(file).hf_name] = f"`{file.metadata['general.architecture']}`: logits"
     return found
-
-
-def _gguf_name(folder: Path, stem: str) -> object:
-    return read_gguf(folder / f"{stem}.gguf").metadata["general.architecture"]
 
 
 if __name__ == "__main__":
