@@ -26,6 +26,9 @@ END = "<!-- End of the table. -->\n"
 HEAD = """| architecture | checkpoints | bf16, fp32 | GGUF | quantized | ranks | GPU |
 |---|---|---|---|---|---|---|
 """
+QUANTIZED_ALONE = {"GptOssForCausalLM": "MXFP4"}
+"""Methods of families that are published in no other: their own tests have them."""
+
 ARCHITECTURE_OF = {variant: name for name, variants in EVERY_ARCHITECTURE.items() for variant in variants}
 
 
@@ -47,7 +50,7 @@ def make_table() -> str:
             ", ".join(name for name, real in REAL.items() if architecture in real.config["architectures"]),
             "tokens, text" if architecture in trained else "tokens",
             in_gguf.get(architecture, "—"),
-            "weights" if architecture in QUANTIZED else "—",
+            QUANTIZED_ALONE.get(architecture) or ("AWQ, GPTQ, fp8" if architecture in QUANTIZED else "—"),
             ", ".join(sorted({str(ranks) for variant, _, ranks, _ in DIVIDED if _is(variant, architecture)})) or "—",
             "interpreter" if architecture in on_gpu else "—",
         )

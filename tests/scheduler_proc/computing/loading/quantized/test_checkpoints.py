@@ -30,7 +30,7 @@ CPU = Placement(torch.device("cpu"), torch.float32)
 Q_PROJ = "model.layers.1.self_attn.q_proj"
 UP_PROJ = "model.layers.1.mlp.up_proj"
 DOWN_PROJ = "model.layers.0.mlp.down_proj"
-ARCHITECTURES = [name for name in EVERY_ARCHITECTURE if name != "GPT2LMHeadModel"]
+ARCHITECTURES = [name for name in EVERY_ARCHITECTURE if name not in ("GPT2LMHeadModel", "GptOssForCausalLM")]
 WHOLE_GROUPS = {
     "hidden_size": 128,
     "intermediate_size": 256,
