@@ -14,7 +14,7 @@ from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.expert_description import DenseAndExpertsDescription
 from scheduler_proc.computing.model.families import gemma4
 from scheduler_proc.computing.placement import Placement
-from tests.checkpoints import GEMMA4_VARIANTS, build_checkpoint, make_config
+from tests.checkpoints import KNOWN, build_checkpoint, make_config
 from tests.scheduler_proc.computing.model.families.configs import check_sources, read
 from tests.scheduler_proc.computing.model.test_decoder import our_logits, their_logits
 
@@ -104,7 +104,7 @@ def test_experts_are_next_to_the_dense_mlp_of_each_layer() -> None:
         assert (layer.mlp.experts.num_experts, layer.mlp.experts.num_chosen) == (128, 8)
 
 
-@pytest.mark.parametrize("variant", GEMMA4_VARIANTS)
+@pytest.mark.parametrize("variant", KNOWN["Gemma4"])
 def test_logits_with_heads_of_512_are_those_of_transformers(tmp_path: Path, variant: str) -> None:
     model = build_checkpoint(tmp_path, variant, head_dim=256, global_head_dim=512)
     prompts = [[5, 6, 7], list(range(40)), [9], list(range(50, 20, -1))]
