@@ -234,7 +234,7 @@ TUNED: dict[tuple[Any, ...], Launch] = {
     },
     **{(HOPPER, "paged_prefill", *heads, 2): {"num_stages": 2} for heads in _HEADS_OF_128},
 }
-"""By (compute capability, kernel, *shape). Those of `_HEADS_OF_128` with 16 bits, and of decode with an fp8 cache, were
-measured on an H100 (`benchmarks/results/gpu.json`); the others come from the compile report.
+"""By (compute capability, kernel, *shape). The lines of `_HEADS_OF_128` with 16 bits, and for decode with an fp8 cache,
+were measured on an H100 and an H200 (`benchmarks/results/gpu*.json`); the others come from the compile report.
 
 The rules alone must fit an Ada GPU, which has less than half of Hopper's shared memory."""

@@ -1,7 +1,7 @@
 """Builds the `Batch` of a planned step."""
 
 from array import array
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from messages.columns import INT32, INT64, pack_int32
 from messages.ring.steps import Batch, LogitsProcessing
@@ -105,7 +105,7 @@ class BatchBuilder:
 
     def _window_columns(
         self, decode: DecodeRows, chunks: list[Chunk], width: int, windows: WindowPages
-    ) -> dict[str, bytes]:
+    ) -> dict[str, Any]:
         """Returns the slots and page tables of windowed layers."""
         size, slots = self._page_size, array(INT64)
         tables: list[bytes] = []

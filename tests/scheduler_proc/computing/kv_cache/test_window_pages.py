@@ -29,8 +29,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "no cache": {"enable_prefix_caching": False, "block_size": 4, "num_pages": 40},
     "n-grams": {"speculative": "ngram", "block_size": 4, "num_pages": 48},
 }
-OURS = ["gemma3", "qwen2-windows", "mistral-window"]
-"""One layer of three is global; half of the layers are; none is."""
+OURS = ["gemma3", "gemma4-shared-kv", "qwen2-windows", "mistral-window"]
+"""One layer of three is global; some have K and V of others, and other heads; half of the layers are; none is."""
 
 
 @pytest.fixture(scope="module", params=OURS)
