@@ -175,8 +175,8 @@ PERIOD_OF_3 = ["sliding_attention", "sliding_attention", "full_attention"]
 GEMMA4_VARIANTS: dict[str, dict[str, Any]] = {
     "gemma4-shared-kv": GEMMA4_WINDOWS
     | {
-        "layer_types": PERIOD_OF_3 * 3,
-        "num_hidden_layers": 9,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2 + ["full_attention"],
+        "num_hidden_layers": 7,
         "num_kv_shared_layers": 4,
         "num_key_value_heads": 1,
         "use_double_wide_mlp": True,
@@ -190,17 +190,6 @@ GEMMA4_VARIANTS: dict[str, dict[str, Any]] = {
         "attention_k_eq_v": True,
         "num_global_key_value_heads": 1,
         "hidden_size_per_layer_input": 0,
-    },
-    "gemma4-experts": GEMMA4_WINDOWS
-    | {
-        "layer_types": PERIOD_OF_3,
-        "attention_k_eq_v": True,
-        "num_global_key_value_heads": 1,
-        "hidden_size_per_layer_input": 0,
-        "enable_moe_block": True,
-        "num_experts": 8,
-        "top_k_experts": 3,
-        "moe_intermediate_size": 32,
     },
 }
 OLMO2_VARIANTS: dict[str, dict[str, Any]] = {"olmo2": {"attention_bias": True}}
@@ -237,6 +226,19 @@ LLAMA_LIKE = {
 ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
 ROUTED |= {"n_shared_experts": 1}
 EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "Gemma4": {
+        "gemma4-experts": GEMMA4_WINDOWS
+        | {
+            "layer_types": PERIOD_OF_3,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+        },
+    },
     "Mixtral": {"mixtral": {"num_local_experts": 4, "sliding_window": None}},
     "Qwen2Moe": {"qwen2moe": {**EXPERTS, "shared_expert_intermediate_size": 64}},
     "Qwen3Moe": {"qwen3moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}},
@@ -254,10 +256,13 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "Olmoe": {"olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}},
 }
+KNOWN = {
+    family: LLAMA_LIKE.get(family, {}) | EXPERT_VARIANTS.get(family, {}) for family in LLAMA_LIKE | EXPERT_VARIANTS
+}
 VARIANTS = [*GPT2_VARIANTS, *(variant for variants in LLAMA_LIKE.values() for variant in variants)]
 EVERY_ARCHITECTURE: dict[str, tuple[str, ...]] = {
     "GPT2LMHeadModel": tuple(GPT2_VARIANTS),
-    **{f"{prefix}ForCausalLM": tuple(variants) for prefix, variants in (LLAMA_LIKE | EXPERT_VARIANTS).items()},
+    **{f"{prefix}ForCausalLM": tuple(variants) for prefix, variants in KNOWN.items()},
 }
 """The variants of each architecture."""
 
@@ -304,10 +309,9 @@ def _make_llama_like(variant: str, overrides: dict[str, Any]) -> "transformers.P
         "num_key_value_heads": 2,
     }
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    known = LLAMA_LIKE | EXPERT_VARIANTS
-    family = next(family for family, variants in known.items() if variant in variants)
+    family = next(family for family, variants in KNOWN.items() if variant in variants)
     config_class = f"{family}{'TextConfig' if family in ('Gemma3', 'Gemma4') else 'Config'}"
-    hf_config = getattr(transformers, config_class)(**(shape | ends | known[family][variant] | overrides))
+    hf_config = getattr(transformers, config_class)(**(shape | ends | KNOWN[family][variant] | overrides))
     return getattr(transformers, f"{family}ForCausalLM")(hf_config)
 
 
