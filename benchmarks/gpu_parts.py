@@ -33,7 +33,7 @@ QUICK_OFFLINE = (*QUICK, "--num-sequences", "2", "--max-tokens", "16", "--shared
 
 KERNELS = (
     *("limits", "paged_decode", "paged_prefill", "draw", "draw_filtered"),
-    *("apply_bitmask", "filter_top", "gelu", "greedy", "layer_norm", "rms_norm", "rotate_store", "silu_mul"),
+    *("apply_bitmask", "experts", "filter_top", "gelu", "greedy", "layer_norm", "rms_norm", "rotate_store", "silu_mul"),
     "top_logprobs",
 )
 """The operations of `benchmarks.kernels` that run on a GPU: the device's limits, attention, then the others."""

@@ -119,7 +119,7 @@ def _decode_in_use(codes: torch.dtype | None, shape: ModelShape, device: torch.d
 
 
 def _decode_candidates(in_use: Candidate) -> list[Candidate]:
-    """Of the two ways to merge, that not in use is tried with the launch in use alone: it is compiled for each."""
+    """The way to merge that is not in use is tried with the launch in use alone, because each way is compiled."""
     launch = in_use["BLOCK_N"], in_use["num_warps"], in_use["num_stages"]
     ways = [*product(DECODE_LAUNCHES, (in_use["merges"],)), (launch, 1 - in_use["merges"])]
     every: list[Candidate] = [
@@ -131,7 +131,7 @@ def _decode_candidates(in_use: Candidate) -> list[Candidate]:
 
 FP8_LAUNCHES = ((64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 4, 2), (128, 8, 2), (32, 4, 2))
 FP8_REGISTERS = (128, 168, 248)
-"""Of a thread, at most."""
+"""The most registers of a thread."""
 
 
 def _fp8_candidates(in_use: Candidate) -> list[Candidate]:

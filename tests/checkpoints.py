@@ -75,6 +75,21 @@ QWEN3_VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-biases-untied": {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": False},
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GPT_OSS = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 32,
+    "head_dim": 16,
+    "sliding_window": 11,
+    "swiglu_limit": 1.5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150_000.0,
+        "factor": 32.0,
+        "truncate": False,
+        "original_max_position_embeddings": 24,
+    },
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
@@ -223,6 +238,7 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Mixtral": {"mixtral": {"num_local_experts": 4, "sliding_window": None}},
     "Qwen2Moe": {"qwen2moe": {**EXPERTS, "shared_expert_intermediate_size": 64}},
     "Qwen3Moe": {"qwen3moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}},
+    "GptOss": {"gpt-oss": GPT_OSS},
 }
 VARIANTS = [*GPT2_VARIANTS, *(variant for variants in LLAMA_LIKE.values() for variant in variants)]
 EVERY_ARCHITECTURE: dict[str, tuple[str, ...]] = {

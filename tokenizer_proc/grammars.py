@@ -15,6 +15,7 @@ from tokenizer_proc.marked_text import marks, text_until
 from tokenizer_proc.schema_faults import explain_calls, find_fault
 from tokenizer_proc.schema_rules import BOUNDED_WHITESPACE, read_schema, simplify, simplify_within
 from tokenizer_proc.structural_tags import structural_tag_grammar
+from tokenizer_proc.tagged_arguments import tagged_rules
 from tokenizer_proc.thoughts import join_grammars, limit_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def call_grammar(text: str, tokenizer: "LLTokenizer", options: dict[str, Any] | 
     """
     asked = msgspec.json.decode(text, type=CallGrammar)
     numbers = range(len(asked.calls))
-    more = f" ({json.dumps(asked.separator)} call)*" if asked.separator else ""
+    more = "" if asked.separator is None else f" ({json.dumps(asked.separator)} call)*"
     rules = [f"start: call{more}", "call: " + " | ".join(f"call_{number}" for number in numbers)]
     for number, (begin, schema, end) in zip(numbers, asked.calls, strict=True):
         if schema is None:
@@ -39,6 +40,9 @@ def call_grammar(text: str, tokenizer: "LLTokenizer", options: dict[str, Any] | 
             rules.append(text_until(f"arguments_{number}", end, tokenizer))
             continue
         rules.append(f"call_{number}: {marks(begin, tokenizer)} arguments_{number} {marks(end, tokenizer)}")
+        if asked.tag is not None:
+            rules += tagged_rules(f"arguments_{number}", schema, asked.tag, OPTIONS, tokenizer)
+            continue
         guidance = OPTIONS if begin or options is None else options
         rules.append(f"arguments_{number}: %json {json.dumps(simplify(schema) | {'x-guidance': guidance})}")
     library: Any = import_module("llguidance")

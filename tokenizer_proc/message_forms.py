@@ -25,7 +25,7 @@ PROBED_ROLES = ("system", "user", "assistant", "tool")
 
 CALL_ID = "call00001"
 RESULT: Message = {"role": "tool", "content": "a", "tool_call_id": CALL_ID, "name": "look_up"}
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "look_up",
@@ -43,9 +43,12 @@ class MessageForms:
         self._is_read: dict[tuple[str, str], bool] = {}
         """By role and form of a content: "text" or "parts"."""
 
-    def adapt(self, messages: list[Message]) -> list[Message]:
+    def adapt(self, messages: list[Message], tools: Any = None) -> list[Message]:
         """Returns the messages in forms that the template reads, unchanged if it reads none."""
-        return [self._adapt(message) for message in self._separate_calls(self._place_system(messages))]
+        adapted = [self._adapt(message) for message in self._separate_calls(self._place_system(messages))]
+        if not isinstance(tools, list) or not tools or not self._reads_tools_in_system:
+            return adapted
+        return _with_tools_in_system(tools, adapted)  # pyright: ignore[reportUnknownArgumentType]
 
     def _adapt(self, message: Message) -> Message:
         role, content = message["role"], message.get("content")
@@ -138,6 +141,14 @@ class MessageForms:
         return self._shows(chat(first, second), lambda rendered: all(text in rendered for text in texts))
 
     @cached_property
+    def _reads_tools_in_system(self) -> bool:
+        """Whether the template shows tools only as a text in the system message, like that of Phi-4-mini."""
+        system = {"role": "system", "content": "a", "tools": NEEDLE}
+        chat = [self._user()]
+        shows_tools = self._try(chat, [TOOL], lambda text: TOOL["function"]["name"] in text)
+        return not shows_tools and self._try([system, *chat], None, lambda text: NEEDLE in text)
+
+    @cached_property
     def _call_form(self) -> "CallForm":
         for form in CALL_FORMS:
             chat = [self._user(), form.apply(_call(NEEDLE)), RESULT]
@@ -202,6 +213,20 @@ def _with_text_of_user(text: str, messages: list[Message]) -> list[Message] | No
             begun = message | {"content": f"{text}\n\n{text_of(message.get('content'))}"}
             return [*messages[:i], begun, *messages[i + 1 :]]
     return None
+
+
+def _with_tools_in_system(tools: list[Any], messages: list[Message]) -> list[Message]:
+    """Adds the tools to the first system message, or to one with the words of Phi-4-mini's documentation."""
+    text = json.dumps(functions_of(tools), ensure_ascii=False)
+    if messages and messages[0]["role"] == "system":
+        return [messages[0] | {"tools": text}, *messages[1:]]
+    system = {"role": "system", "content": "You are a helpful assistant with some tools.", "tools": text}
+    return [system, *messages]
+
+
+def functions_of(tools: list[Any]) -> list[Any]:
+    """Returns the functions of tools, as templates want them that have no variable `tools`."""
+    return [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in tools]  # pyright: ignore
 
 
 EMPTY_FIELDS: dict[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}

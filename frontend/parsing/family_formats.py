@@ -41,41 +41,37 @@ def _listed(begin: str, end: str, rest: str = END_MARKS, *others: Any, **keys: s
     field = _json(
         rf"{regex.escape(begin)}{LINES}(?=[\[{{])", regex.escape(end), {"type": "function", "function": function}
     )
-    if forced.name_key is None:
-        field["keyed_by_name"] = True
+    field["keyed_by_name"] = forced.name_key is None
     return _calls(field, *others, found_by=((begin,),), forced=forced, rest=rest)
 
 
-def _tagged(
-    begin: str,
-    tag: tuple[str, str],
-    end: str,
-    *found_by: str,
-    around: tuple[str, str] = ("", ""),
-    value: str = VALUE,
-) -> MarkedFormat:
-    """Returns a format that writes each argument between the two texts of `tag`; `around` stands around all calls.
+def _tagged(sample: str, *found_by: str, value: str = VALUE) -> MarkedFormat:
+    """Returns the format that writes each argument between tags.
 
-    `{name}` is the name of the tool or of the parameter, and `{any}` any word.
+    The parts of `sample`, separated by "§", are what begins a group of calls, what begins a call, an argument, and what
+    ends a call and a group. `{any}` is any word.
     """
-    tag_begin, tag_end = (_pattern(text, r"(?P<key>[^<>\"\n]{1,256})", r"\n?") for text in tag)
+    group, begin, argument, end, group_end = sample.split("§")
+    before, _, behind = argument.partition("{value}")
     field = {
-        "open_pattern": (f"(?:{_pattern(around[0])})?" if around[0] else "") + _pattern(begin.rstrip()),
+        "open_pattern": (f"(?:{_pattern(group)})?" if group else "") + _pattern(begin.rstrip()),
         "close_pattern": _pattern(end),
         "content": "xml-inline",
-        "content_args": {"tag_pattern": tag_begin + value + tag_end},
+        "content_args": {"tag_pattern": _pattern(before, r"\n?") + value + _pattern(behind, r"\n?")},
         "transform": NAMED_CALL,
     }
-    first, last = (text.replace("{any}", "tool_calls") for text in around)
-    forced = CallSyntax(first + begin, end + last, is_json=False, tag=None if "{any}" in tag[0] else tag)
-    rest = rf"{_pattern(around[1])}|{END_MARKS}" if around[1] else END_MARKS
+    tag = None if "{any}" in argument else (before, behind)
+    separator = None if group else "\n"
+    forced = CallSyntax(group + begin, end + group_end, separator=separator, is_json=False, tag=tag)
+    rest = f"{_pattern(group_end)}|{END_MARKS}" if group_end else END_MARKS
     return _calls(field, found_by=(found_by,), forced=forced, rest=rest)
 
 
-def _pattern(text: str, name: str = NAME, edge: str = LINES) -> str:
+def _pattern(text: str, edge: str = LINES) -> str:
     """Returns a pattern for `text`; `edge` matches a line end at its beginning or end."""
     inner = LINES.join(regex.escape(line, literal_spaces=True) for line in text.strip("\n").split("\n"))
-    inner = inner.replace(r"\{name\}", name).replace(r"\{any\}", r"\w{1,16}")
+    for name, pattern in (("name", NAME), ("key", r"(?P<key>[^<>\"\n]{1,256})"), ("any", r"\w{1,16}")):
+        inner = inner.replace(rf"\{{{name}\}}", pattern)
     return (edge if text.startswith("\n") else "") + inner + (edge if text.endswith("\n") else "")
 
 
@@ -85,11 +81,21 @@ def _dictionary(begin: str, quote: str, end: str, rest: str = END_MARKS) -> Mark
         **_json(rf"{regex.escape(begin)}call:{NAME}\s{{0,4}}(?=\{{)", regex.escape(end), NAMED_CALL),
         "content_args": {"unquoted_keys": True, "string_delims": [[quote, quote]]},
     }
-    forced = CallSyntax(f"{begin}call:{{name}}", end, is_json=False)
+    forced = CallSyntax(f"{begin}call:{{name}}", end, separator="", is_json=False)
     return _calls(field, found_by=((begin, "call:"),), forced=forced, rest=rest)
 
 
-GEMMA_REST = r"<channel\|>|<turn\|>|<\|tool_response>|<eos>"
+def _pythonic(begin: str, end: str, *found_by: tuple[str, ...]) -> MarkedFormat:
+    """Returns a format with calls in Python's syntax, a list of them or one a line."""
+    field = {"open": begin.rstrip("["), "close": end.lstrip("]"), "content": "pythonic"}
+    forced = CallSyntax(f"{begin}{{name}}(", end.lstrip("]"), is_json=False)
+    return _calls(field, found_by=((field["open"],), *found_by), forced=forced)
+
+
+FUNCTOOLS = {**_json(r"\s{0,8}functools\s{0,4}(?=\[\s{0,8}\{)", ""), "starts_content": True}
+GEMMA_REST = r"<channel\|>|(?:<turn\|>|<\|tool_response>|<eos>)\s{0,8}\Z"
+GRANITE_REST = r"(?<=</think>\s{0,8})<response>|</response>\s{0,8}\Z"
+APRIEL_REST = r"\[END FINAL RESPONSE\]\s{0,8}\Z"
 COHERE_REST = r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>"
 DEEPSEEK_CALL, DEEPSEEK_END = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 KIMI_CALL = "<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>"
@@ -98,42 +104,31 @@ FAMILY_TOOL_FORMATS: dict[str, MarkedFormat] = {
     "gemma4": _dictionary("<|tool_call>", '<|"|>', "<tool_call|>", GEMMA_REST),
     "functiongemma": _dictionary("<start_function_call>", "<escape>", "<end_function_call>"),
     "glm45": _tagged(
-        "<tool_call>{name}\n",
-        ("<arg_key>{name}</arg_key>\n<arg_value>", "</arg_value>\n"),
-        "</tool_call>",
-        *("<tool_call>", "<arg_key>"),
+        "§<tool_call>{name}\n§<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n§</tool_call>§", "<arg_key>"
     ),
     "seed_oss": _tagged(
-        "<seed:tool_call>\n<function={name}>\n",
-        ("<parameter={name}>", "</parameter>\n"),
-        "</function>\n</seed:tool_call>",
+        "§<seed:tool_call>\n<function={name}>\n§<parameter={key}>{value}</parameter>\n§</function>\n</seed:tool_call>§",
         *("seed:tool_call", "<function="),
     ),
     "minimax_m2": _tagged(
-        '<invoke name="{name}">\n',
-        ('<parameter name="{name}">', "</parameter>\n"),
-        "</invoke>",
+        '<minimax:tool_call>\n§<invoke name="{name}">\n§<parameter name="{key}">{value}</parameter>\n§</invoke>§\n'
+        "</minimax:tool_call>",
         *("minimax:tool_call", "<invoke name="),
-        around=("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
     ),
     "deepseek_v32": _tagged(
-        '<｜DSML｜invoke name="{name}">\n',
-        ('<｜DSML｜parameter name="{name}" string="{any}">', "</｜DSML｜parameter>\n"),
-        "</｜DSML｜invoke>",
+        '<｜DSML｜{any}>\n§<｜DSML｜invoke name="{name}">\n§<｜DSML｜parameter name="{key}" string="{any}">{value}'
+        "</｜DSML｜parameter>\n§</｜DSML｜invoke>§\n</｜DSML｜{any}>",
         *("｜DSML｜", "invoke name="),
-        around=("<｜DSML｜{any}>\n", "\n</｜DSML｜{any}>"),
     ),
     "minicpm5": _tagged(
-        '<function name="{name}">',
-        ('<param name="{name}">', "</param>"),
-        "</function>",
+        '§<function name="{name}">§<param name="{key}">{value}</param>§</function>§',
         *('<function name="', '<param name="'),
         value=rf"(?:<!\[CDATA\[)?{VALUE}(?:\]\]>)?",
     ),
     "deepseek_v3": _calls(
         _json(
-            r"(?:<｜tool▁calls▁begin｜>\s{0,4})?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?"
-            rf"{NAME}(?:<｜tool▁sep｜>|\s{{0,4}}```json)\s{{0,4}}",
+            r"(?:<｜tool▁calls▁begin｜>\s{0,4})?<｜tool▁call▁begin｜>"
+            rf"(?:function<｜tool▁sep｜>{NAME}\s{{0,4}}```json|(?!function<){NAME}<｜tool▁sep｜>)\s{{0,4}}",
             r"(?:```\s{0,4})?<｜tool▁call▁end｜>",
             NAMED_CALL,
         ),
@@ -142,7 +137,7 @@ FAMILY_TOOL_FORMATS: dict[str, MarkedFormat] = {
         forced_by={
             "```json": CallSyntax(DEEPSEEK_CALL + "function<｜tool▁sep｜>{name}\n```json\n", "\n```" + DEEPSEEK_END)
         },
-        rest="<｜tool▁calls▁end｜>|<｜end▁of▁sentence｜>",
+        rest=r"<｜tool▁calls▁end｜>|<｜end▁of▁sentence｜>\s{0,8}\Z",
     ),
     "kimi_k2": _calls(
         _json(
@@ -159,32 +154,23 @@ FAMILY_TOOL_FORMATS: dict[str, MarkedFormat] = {
         *("<|START_ACTION|>", "<|END_ACTION|>", COHERE_REST), name_key="tool_name", arguments_key="parameters"
     ),
     "apertus": _listed("<|tools_prefix|>", "<|tools_suffix|>", name_key=None),
-    "minimax": _listed("<tool_calls>", "</tool_calls>", rf"\[END FINAL RESPONSE\]|{END_MARKS}"),
+    "minimax": _listed("<tool_calls>", "</tool_calls>", f"{APRIEL_REST}|{END_MARKS}"),
     "nemotron_json": _listed("<TOOLCALL>", "</TOOLCALL>"),
-    "granite": _listed("<|tool_call|>", "", f"</?response>|{END_MARKS}", BARE_CALL),
-    "phi4_mini_json": _calls(
-        {**_json(r"\s{0,8}functools\s{0,4}(?=\[\s{0,8}\{)", ""), "starts_content": True},
-        _json(rf"<\|tool_call\|>{LINES}(?=[\[{{])", r"<\|/tool_call\|>"),
-        BARE_CALL,
+    "granite": _listed(
+        *("<|tool_call|>", "", f"{GRANITE_REST}|{END_MARKS}"),
+        *(_json(rf"<tool_call>{LINES}(?=[\[{{])", "</tool_call>"), BARE_CALL),
+    ),
+    "phi4_mini_json": _listed("<|tool_call|>", "<|/tool_call|>", END_MARKS, FUNCTOOLS, BARE_CALL)._replace(
         found_by=(("functools[",), ("<|tool|>", "<|/tool|>")),
-        forced=CallSyntax("<|tool_call|>", "<|/tool_call|>", is_list=True),
         forced_by={"functools[": CallSyntax("functools", is_list=True)},
     ),
     "functionary": _calls(
         _json(rf"<function={NAME}>{LINES}(?=\{{)", "</function>", NAMED_CALL),
         found_by=(("<function=", "<|eom_id|>"),),
-        forced=CallSyntax("<function={name}>", "</function>"),
+        forced=CallSyntax("<function={name}>", "</function>", separator=""),
     ),
-    "olmo3": _calls(
-        {"open": "<function_calls>", "close": "</function_calls>", "content": "pythonic"},
-        found_by=(("<function_calls>",),),
-        forced=CallSyntax("<function_calls>{name}(", "</function_calls>", is_json=False),
-    ),
-    "lfm2": _calls(
-        {"open": "<|tool_call_start|>", "close": "<|tool_call_end|>", "content": "pythonic"},
-        found_by=(("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [",)),
-        forced=CallSyntax("<|tool_call_start|>[{name}(", "<|tool_call_end|>", is_json=False),
-    ),
+    "olmo3": _pythonic("<function_calls>", "</function_calls>"),
+    "lfm2": _pythonic(*("<|tool_call_start|>[", "]<|tool_call_end|>"), ("<|tool_list_start|>",), ("List of tools: [",)),
 }
 
 
@@ -208,7 +194,7 @@ FAMILY_REASONING_FORMATS: dict[str, MarkedFormat] = {
     "apriel": MarkedFormat(
         (_first("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),),
         found_by=(("[BEGIN FINAL RESPONSE]",),),
-        content_close={"close_pattern": r"\[END FINAL RESPONSE\]"},
+        content_close={"close_pattern": APRIEL_REST},
         thought=Thought("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     ),
     "granite": MarkedFormat(
@@ -217,7 +203,7 @@ FAMILY_REASONING_FORMATS: dict[str, MarkedFormat] = {
             _first("Here(?: i|')s my thought process:", "Here is my response:", "Here's my response:"),
         ),
         found_by=(("<think></think>", "<response></response>"), ("Here is my thought process:",)),
-        content_close={"close_pattern": "</?response>"},
+        content_close={"close_pattern": GRANITE_REST},
         thought=Thought("<think>", "</think>"),
     ),
 }

@@ -35,15 +35,16 @@ def _of_object(schema: Any) -> dict[str, Any]:
 
 
 def force_calls(forced: CallSyntax, tools: Mapping[str, Any], *, allows_several: bool) -> tuple[ForcedCalls, ...]:
-    """Returns the ways to call one of `tools`, whose values are the schemas of their parameters.
+    """Returns the ways to call one of `tools`, whose values are the schemas of their parameters, `None` for any.
 
     The answer must be one of them. If the mark contains the name, each tool has its own. If calls are a list, the
     answer may have several with `allows_several`.
     """
     parameters = {name: _of_object(schema) for name, schema in tools.items()}
     if NAME in forced.begin:
+        follows_schema = forced.is_json or (forced.tag is not None and None not in tools.values())
         return tuple(
-            ForcedCalls(forced.begin.replace(NAME, name), schema if forced.is_json else None, forced.end)
+            ForcedCalls(forced.begin.replace(NAME, name), schema if follows_schema else None, forced.end)
             for name, schema in parameters.items()
         )
     definitions: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """Casts arguments that a model wrote as plain text to the types in the tool's schema.
 
 The rules are those of `transformers.utils.chat_parsing` (5.23): the first type that fits the text. Objects and lists
-may also be Python literals.
+may also be Python literals, and types may be references to definitions.
 """
 
 # pyright: basic
@@ -13,6 +13,8 @@ import math
 from typing import Any
 
 NOT_READ = object()
+MAX_REFERENCES = 8
+"""More in a row are a cycle."""
 
 
 def cast_arguments(arguments: dict[str, Any], parameters: Any) -> dict[str, Any]:
@@ -21,20 +23,23 @@ def cast_arguments(arguments: dict[str, Any], parameters: Any) -> dict[str, Any]
     if not isinstance(properties, dict):
         return arguments
     return {
-        name: _cast(value, _types_of(properties[name])) if name in properties else value
+        name: _cast(value, _types_of(properties[name], parameters)) if name in properties else value
         for name, value in arguments.items()
     }
 
 
-def _types_of(schema: Any) -> list[str]:
-    """Returns the types in a schema, in order."""
-    if not isinstance(schema, dict):
+def _types_of(schema: Any, whole: dict[str, Any], num_references: int = 0) -> list[str]:
+    """Returns the types in a schema, in order; references are to the definitions in `whole`."""
+    if not isinstance(schema, dict) or num_references > MAX_REFERENCES:
         return []
+    where, _, key = str(schema.get("$ref", "")).removeprefix("#/").partition("/")
+    if key:
+        return _types_of((whole.get(where) or {}).get(key), whole, num_references + 1)
     declared = schema.get("type")
     types = [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []
     types = [name for name in types if isinstance(name, str)]
     for choice in [*(schema.get("anyOf") or []), *(schema.get("oneOf") or [])]:
-        types += _types_of(choice)
+        types += _types_of(choice, whole, num_references)
     return [*types, "null"] if schema.get("nullable") and "null" not in types else types
 
 

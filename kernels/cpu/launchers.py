@@ -317,9 +317,11 @@ def pack_blocks(kernel: Kernel, weight: PackedBlocks, segment: int, first_row: i
     kernel(*addresses, segment, first_row, len(rows), weight.num_inputs, rows.shape[1])
 
 
-def route_tokens(kernel: Kernel, logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, routes: Routes) -> None:
+def route_tokens(
+    kernel: Kernel, logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, scales_X: Tensor | None, routes: Routes
+) -> None:
     assert logits_TX.shape[1] <= MOST_EXPERTS
-    addresses = _addresses(logits_TX, bias_X, routes.shares, routes.rows, routes.tokens, routes.ends)
+    addresses = _addresses(logits_TX, bias_X, scales_X, routes.shares, routes.rows, routes.tokens, routes.ends)
     sizes = *logits_TX.shape, routing.num_chosen, routing.num_groups, routing.num_chosen_groups
     kernel(*addresses, *sizes, routing.score == "sigmoid", routing.is_renormalized, routing.scale)
 

@@ -19,6 +19,7 @@ from kernels.cpu.build import (
     SOURCE,
     BuildError,
     build,
+    build_once,
     built_isas,
     can_keep,
     find_compiler,
@@ -134,7 +135,7 @@ def load_kernels(report: Report) -> str | None:
         report(BUILDING, None)
         if can_keep():
             log.info("building the C kernels with %s: once, and kept as %s", compiler[0], path)
-            build(compiler, path, tell=lambda fraction: report(BUILDING, fraction))
+            build_once(path, lambda: build(compiler, path, tell=lambda fraction: report(BUILDING, fraction)))
             return use_library(path, wanted)
         log.warning("building the C kernels with %s: %s cannot be written, so at each start", compiler[0], path.parent)
         with tempfile.TemporaryDirectory(prefix="sluice-kernels-") as scratch:

@@ -62,8 +62,8 @@ class Repeats:
     """Computes parts one after another, most of them by replays; `kinds` has the kind of each part."""
 
     def __init__(self, kinds: Sequence[Hashable]):
-        self.known: dict[Names, Program | None] = {}
-        """By the names of the kernels that the first part calls; None: no part can be replayed."""
+        self.known: dict[tuple[int, Names], Program | None] = {}
+        """By the first part and the names of the kernels that it calls; None: no part can be replayed."""
         numbers: dict[Hashable, int] = {}
         self._kinds = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
 
@@ -71,11 +71,11 @@ class Repeats:
         """Computes all parts. Raises what `compute` raises, and `MemoryError`."""
         with _noted_calls() as first:
             compute(parts[0])
-        names = _names(first)
-        if names not in self.known:
-            self.known[names] = self._learn(compute, parts, first)
+        key = parts[0], _names(first)
+        if key not in self.known:
+            self.known[key] = self._learn(compute, parts, first)
             return
-        program, leaders = self.known[names], {self._kinds[parts[0]]: first}
+        program, leaders = self.known[key], {self._kinds[parts[0]]: first}
         for step in parts[1:] if program is None else program.steps:
             if isinstance(step, RepeatedCalls):
                 step.replay(leaders)

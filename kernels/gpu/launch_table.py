@@ -145,8 +145,8 @@ def _decode_merge(head_dim: int) -> Launch:
 
 def _prefill(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     """Like decode, with `BLOCK_M` rows of products: the query heads of a key/value head are side by side. Products of a
-    warp group (wgmma) take at least 64 rows, for which float32 heads of 256 leave no registers."""
-    rows = 64 if head_dim * itemsize <= 512 else 16
+    warp group (wgmma) take at least 64 rows, for which float32 heads of 256 leave no registers, nor do any of 512."""
+    rows = 64 if head_dim <= 256 and head_dim * itemsize <= 512 else 16 if itemsize == 4 else 32
     return {**_key_blocks(head_dim, itemsize), "BLOCK_M": max(rows, power_of_2(queries_a_head))}
 
 
@@ -224,7 +224,7 @@ TUNED: dict[tuple[Any, ...], Launch] = {
         for heads in _HEADS_OF_128
         for size in (1, 2)
     },
-    **{(HOPPER, "paged_decode", *heads, 1): {"BLOCK_N": 64, "num_stages": 2} for heads in _HEADS_OF_128},
+    **{(HOPPER, "paged_decode", *heads, 1): {"BLOCK_N": 128, "num_stages": 2} for heads in _HEADS_OF_128},
     **{(HOPPER, "paged_decode", *heads, 2): {"num_warps": 2} for heads in _HEADS_OF_128},
     **{
         (HOPPER, "paged_prefill", *heads, size): {"BLOCK_M": 128, "num_warps": 8}
@@ -234,7 +234,7 @@ TUNED: dict[tuple[Any, ...], Launch] = {
     },
     **{(HOPPER, "paged_prefill", *heads, 2): {"num_stages": 2} for heads in _HEADS_OF_128},
 }
-"""By (compute capability, kernel, *shape). Those of `_HEADS_OF_128` with 16 bits, and of decode with an fp8 cache, were
-measured on an H100 (`benchmarks/results/gpu.json`); the others come from the compile report.
+"""By (compute capability, kernel, *shape). The lines of `_HEADS_OF_128` with 16 bits, and for decode with an fp8 cache,
+were measured on an H100 and an H200 (`benchmarks/results/gpu*.json`); the others come from the compile report.
 
 The rules alone must fit an Ada GPU, which has less than half of Hopper's shared memory."""

@@ -13,7 +13,9 @@ from kernels.gpu.key_blocks import LOWEST
 from kernels.gpu.launch_table import find_launch
 
 
-def route_tokens(logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, routes: Routes) -> None:
+def route_tokens(
+    logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, scales_X: Tensor | None, routes: Routes
+) -> None:
     (num_tokens, num_experts), num_chosen = logits_TX.shape, routing.num_chosen
     if not num_tokens:
         routes.ends.zero_()
@@ -22,11 +24,13 @@ def route_tokens(logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, rou
     choose_experts[(num_tokens,)](
         logits_TX,
         logits_TX if bias_X is None else bias_X,
+        logits_TX if scales_X is None else scales_X,
         routes.shares,
         chosen_TK,
         routing.scale,
         num_experts,
         HAS_BIAS=bias_X is not None,
+        HAS_SCALES=scales_X is not None,
         IS_SIGMOID=routing.score == "sigmoid",
         IS_RENORMALIZED=routing.is_renormalized,
         NUM_CHOSEN=num_chosen,
@@ -52,15 +56,19 @@ def pop_best(rank_X, index_X):
     return best, tl.where(index_X == best, float("-inf"), rank_X)
 
 
-@triton.jit(do_not_specialize=["num_experts"], do_not_specialize_on_alignment=["logits", "bias", "shares", "chosen"])
+@triton.jit(
+    do_not_specialize=["num_experts"], do_not_specialize_on_alignment=["logits", "bias", "scales", "shares", "chosen"]
+)
 def choose_experts(
     logits,
     bias,
+    scales,
     shares,
     chosen,
     scale,
     num_experts,
     HAS_BIAS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
     IS_RENORMALIZED: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
@@ -96,6 +104,8 @@ def choose_experts(
         share_K = tl.where(index_K == place, share, share_K)
     if IS_RENORMALIZED:
         share_K = share_K / tl.sum(share_K, 0)
+    if HAS_SCALES:
+        share_K *= tl.load(scales + chosen_K)
     out_K = token * NUM_CHOSEN + index_K
     tl.store(shares + out_K, share_K * scale, mask=index_K < NUM_CHOSEN)
     tl.store(chosen + out_K, chosen_K, mask=index_K < NUM_CHOSEN)

@@ -12,22 +12,29 @@ from kernels.dispatch import call
 
 
 def route_tokens(
-    logits_TX: Tensor, routing: Routing, memory: Tensor | None = None, bias_X: Tensor | None = None
+    logits_TX: Tensor,
+    routing: Routing,
+    memory: Tensor | None = None,
+    bias_X: Tensor | None = None,
+    scales_X: Tensor | None = None,
 ) -> Routes:
     """Returns the routes of tokens, in `memory` if it is given: int32, of X + 3 R words.
 
-    `bias_X` (float32) is added to the scores for the choice alone; shares do not have it.
+    `bias_X` (float32) is added to the scores for the choice alone; shares do not have it. Shares are multiplied by
+    their experts' `scales_X` (float32).
     """
     num_tokens, num_experts = logits_TX.shape
     if memory is None:
         size = num_experts + 3 * routing.num_chosen * num_tokens
         memory = torch.empty(size, dtype=torch.int32, device=logits_TX.device)
     routes = Routes.take(memory, num_tokens, num_experts, routing.num_chosen)
-    call("route_tokens", logits_TX, route_tokens_reference, logits_TX.contiguous(), routing, bias_X, routes)
+    call("route_tokens", logits_TX, route_tokens_reference, logits_TX.contiguous(), routing, bias_X, scales_X, routes)
     return routes
 
 
-def route_tokens_reference(logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, routes: Routes) -> None:
+def route_tokens_reference(
+    logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, scales_X: Tensor | None, routes: Routes
+) -> None:
     scores_TX = logits_TX.float().sigmoid() if routing.score == "sigmoid" else logits_TX.float().softmax(-1)
     ranks_TX = scores_TX if bias_X is None else scores_TX + bias_X
     if routing.num_groups > 1:
@@ -36,7 +43,8 @@ def route_tokens_reference(logits_TX: Tensor, routing: Routing, bias_X: Tensor |
     shares_TK = scores_TX.gather(1, chosen_TK)
     if routing.is_renormalized:
         shares_TK = shares_TK / shares_TK.sum(-1, keepdim=True)
-    routes.shares.copy_(shares_TK * routing.scale)
+    scales = routing.scale if scales_X is None else routing.scale * scales_X[chosen_TK]
+    routes.shares.copy_(shares_TK * scales)
     order_R = chosen_TK.flatten().sort(stable=True).indices
     routes.tokens.copy_(order_R // routing.num_chosen)
     routes.rows.view(-1)[order_R] = torch.arange(len(order_R), dtype=torch.int32, device=logits_TX.device)

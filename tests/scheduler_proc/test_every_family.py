@@ -20,6 +20,7 @@ from scheduler_proc.computing.model.families.registry import FAMILIES
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.deciding.drafting.drafts import Draft, NgramDrafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
@@ -84,7 +85,9 @@ class Run:
     """A scheduler with an empty cache, before the model. It asks for logprobs with each request."""
 
     def __init__(self, served: Served, num_pages: int = PLENTY, *, budget: Budget, is_drafting: bool = False):
-        cache, self.served, self.inbox = BlockAllocator(num_pages, PAGE_SIZE), served, Inbox()
+        windows = served.runner.windows and (served.runner.windows[0], min(served.runner.windows[1], num_pages))
+        cache = open_cache(num_pages, PAGE_SIZE, True, None, None, windows)
+        self.served, self.inbox = served, Inbox()
         planner = plan_all_drafts(cache, SpoiledDrafter(cache)) if is_drafting else None
         self.scheduler = Scheduler(cache, Limits(CONTEXT, VOCAB_SIZE), budget, planner)
 

@@ -12,6 +12,7 @@ from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.pages.window_pages import WindowPages
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
@@ -122,7 +123,11 @@ def run(
     **params: object,
 ) -> tuple[list[list[int]], Scheduler]:
     """Runs all prompts, to the end of the context unless `params` say otherwise, and returns their output ids."""
-    cache = BlockAllocator(num_pages, page_size)
+    windows = None
+    if runner.windows is not None:
+        window, num_window_pages = runner.windows
+        windows = WindowPages(window, min(num_pages, num_window_pages), page_size)
+    cache = BlockAllocator(num_pages, page_size, windows=windows)
     scheduler = Scheduler(
         cache,
         Limits(CONTEXT, VOCAB_SIZE),

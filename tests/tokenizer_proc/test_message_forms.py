@@ -65,6 +65,12 @@ NO_SYSTEM = """\
 {{- message.role + ':' + message.content + ';' }}
 {%- endfor %}"""
 
+TOOLS_IN_SYSTEM = """\
+{%- for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}
+{%- if message['role'] == 'system' and message['tools'] %}{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}{% endif %}
+{{- '<|end|>' }}
+{%- endfor %}"""
+
 ANY_SYSTEM = "{% for message in messages %}{{ message.role + ':' + message.content + ';' }}{% endfor %}"
 
 ONE_CALL = """\
@@ -214,3 +220,29 @@ def test_each_form_is_looked_for_once() -> None:
     num_rendered = len(rendered)
     forms.adapt(messages)
     assert len(rendered) == num_rendered < 10
+
+
+def test_tools_are_a_text_in_the_system_message_if_the_template_shows_them_only_there():
+    tool = {"type": "function", "function": {"name": "now", "description": "die Zeit in Zürich"}}
+    templates = templates_of(TOOLS_IN_SYSTEM)
+    shown = '<|tool|>[{"name": "now", "description": "die Zeit in Zürich"}]<|/tool|><|end|><|user|>Hi<|end|>'
+    given = {"tools": [tool]}
+    assert templates.render(chat(system("Be brief."), user(), template_kwargs=given)) == f"<|system|>Be brief.{shown}"
+    told = "You are a helpful assistant with some tools."
+    assert templates.render(chat(user(), template_kwargs=given)) == f"<|system|>{told}{shown}"
+    assert templates.render(chat(user(), template_kwargs={"tools": []})) == "<|user|>Hi<|end|>"
+    assert templates.render(chat(user(), template_kwargs={"tools": "none"})) == "<|user|>Hi<|end|>"
+    both = TOOLS_IN_SYSTEM + "{{ tools[0].function.name }}"
+    assert templates_of(both).render(chat(user(), template_kwargs=given)) == "<|user|>Hi<|end|>now"
+
+
+@pytest.mark.parametrize("condition", ["xml_tools", "xml_tools is defined"])
+def test_tools_have_another_name_in_templates_like_smollm3s(condition: str):
+    template = f"{{% if {condition} %}}{{% for tool in xml_tools %}}[{{{{ tool.name }}}}]{{% endfor %}}{{% endif %}}"
+    tools = [{"type": "function", "function": {"name": "now"}}, {"name": "later"}]
+    templates = templates_of(template + "{{ messages[0].content }}")
+    assert templates.render(chat(user(), template_kwargs={"tools": tools})) == "[now][later]Hi"
+    assert templates.render(chat(user(), template_kwargs={"tools": tools, "xml_tools": [{"name": "own"}]})) == "[own]Hi"
+    assert templates.render(chat(user())) == "Hi"
+    both = templates_of(template + "{{ tools | length }}")
+    assert both.render(chat(user(), template_kwargs={"tools": tools})) == "2"

@@ -206,7 +206,7 @@ def _only(tools: ToolUse, names: Collection[str]) -> ToolUse:
 def _force(schemas: Mapping[str, Any], model_format: ModelFormat, allows_several: bool) -> Grammar:
     """Returns the grammar of an answer that calls one or several of the tools. Raises `RequestError` (400)."""
     forced = model_format.forced
-    if forced is None or not forced.is_json:
+    if forced is None or not (forced.is_json or forced.tag):
         why = "the arguments are not JSON in the model's format of calls"
         text = f'tool_choice must be "auto" or "none", for a call cannot be forced: {why}'
         raise bad_request(text, "tool_choice", "not_supported")
@@ -235,9 +235,9 @@ def with_calls(answer: Grammar, tools: ToolUse, model_format: ModelFormat, *, al
 
 
 def _call_grammar(schemas: Mapping[str, Any], forced: CallSyntax, allows_several: bool) -> str:
-    separator = forced.separator if allows_several else ""
-    calls = CallGrammar(force_calls(forced, schemas, allows_several=allows_several), separator, tuple(schemas))
-    return msgspec.json.encode(calls).decode()
+    separator = forced.separator if allows_several else None
+    calls = force_calls(forced, schemas, allows_several=allows_several)
+    return msgspec.json.encode(CallGrammar(calls, separator, tuple(schemas), forced.tag)).decode()
 
 
 def _check_choice(choice: Choice, tools: ToolUse) -> None:

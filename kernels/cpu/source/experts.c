@@ -8,7 +8,7 @@ enum { MOST_EXPERTS = 1024 };
 
 typedef struct {
   const element *logits;
-  const float *bias;
+  const float *bias, *scales; /* [num_experts], or null */
   float *shares;
   int32_t *chosen; /* [num_tokens, num_chosen] */
   int64_t num_experts, num_chosen, num_groups, num_chosen_groups, is_sigmoid, is_renormalized;
@@ -64,17 +64,18 @@ static void NAME(route_token)(const void *data, int64_t token) {
     sum += scores[best];
   }
   const float factor = call->is_renormalized ? call->scale / sum : call->scale;
-  for (int64_t k = 0; k < call->num_chosen; k++) call->shares[token * call->num_chosen + k] *= factor;
+  for (int64_t i = token * call->num_chosen; i < (token + 1) * call->num_chosen; i++)
+    call->shares[i] *= factor * (call->scales ? call->scales[call->chosen[i]] : 1.0f);
 }
 
-/* logits: [num_tokens, num_experts], bias: [num_experts], or null. Sets shares and rows [num_tokens, num_chosen]; rows are
-   the places of tokens among those of all experts, sorted by expert, then by token; `tokens` [num_tokens * num_chosen] has the
+/* logits: [num_tokens, num_experts], bias and scales: [num_experts], or null. Sets shares and rows [num_tokens, num_chosen];
+   rows are the places of tokens among those of all experts, sorted by expert, then by token; `tokens` [num_tokens * num_chosen] has the
    token in each place, `ends` [num_experts] the end of each expert's places. */
-PUBLIC void NAME(route_tokens)(const element *logits, const float *bias, float *shares, int32_t *rows, int32_t *tokens,
-                               int32_t *ends, int64_t num_tokens, int64_t num_experts, int64_t num_chosen, int64_t num_groups,
-                               int64_t num_chosen_groups, int64_t is_sigmoid, int64_t is_renormalized, float scale) {
-  const NAME(route_call) call = {logits,     bias,              shares,     rows,            num_experts, num_chosen,
-                                 num_groups, num_chosen_groups, is_sigmoid, is_renormalized, scale};
+PUBLIC void NAME(route_tokens)(const element *logits, const float *bias, const float *scales, float *shares, int32_t *rows,
+                               int32_t *tokens, int32_t *ends, int64_t num_tokens, int64_t num_experts, int64_t num_chosen,
+                               int64_t num_groups, int64_t num_chosen_groups, int64_t is_sigmoid, int64_t is_renormalized, float scale) {
+  const NAME(route_call) call = {logits,     bias,       scales,            shares,     rows,            num_experts,
+                                 num_chosen, num_groups, num_chosen_groups, is_sigmoid, is_renormalized, scale};
   run_items(num_tokens, 8 * num_tokens * num_experts, NAME(route_token), &call);
   memset(ends, 0, sizeof(int32_t) * (size_t)num_experts);
   for (int64_t i = 0; i < num_tokens * num_chosen; i++) ends[rows[i]]++;

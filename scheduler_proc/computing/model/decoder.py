@@ -55,6 +55,7 @@ class Decoder:
         self.embedding = Embedding(model, weights, parallel, self.activation_dtype)
         self._layer_inputs = LayerInputs(model, weights) if model.layer_inputs_size else None
         tables: dict[tuple[RopeDescription | None, int], RopeTables | None] = {}
+        self._last_storing = max(model.kv_layers)
         self._layers: list[Layer] = []
         self.layer_kinds: list[LayerKind] = []
         for index, layer in enumerate(model.layers):
@@ -82,7 +83,8 @@ class Decoder:
         """Returns the final hidden states of `step.head_tokens`, [N, E], and stores all tokens' K and V in the caches.
 
         Results of operations, including the returned one, may be placed in `room`. `compute_middle`, if given, computes
-        the layers between the second and the last.
+        the layers between the first one, the last one that stores K and V, and the last one. After the one that stores,
+        only the head's tokens are computed, if `step.head_rows` are known.
         """
         residual_TE = self.embedding(step, room.residual)
         attended_TA = room.attended
@@ -92,17 +94,23 @@ class Decoder:
         inputs = None if self._layer_inputs is None else self._layer_inputs(step, residual_TE, room)
         stream = Stream(residual_TE, None, attended_TA, room, StepRows(step), inputs)
         last = len(self._layers) - 1
+        narrow_at = last if step.head_rows is None else self._last_storing
 
         def compute(index: int) -> None:
-            is_narrow = index == last and not step.all_go_to_head
+            if index > narrow_at and not len(stream.residual):
+                return
+            is_narrow = index == narrow_at and not step.all_go_to_head
             self._layers[index].apply(stream, layer_caches[index], is_narrow=is_narrow)
+            if is_narrow and index < last:
+                stream.rows, stream.attended = StepRows(step.at_head()), stream.attended[: len(stream.residual)]
 
-        middle = range(1, last)
-        if compute_middle is None or len(middle) < 2:
-            for index in range(last + 1):
-                compute(index)
-        else:
-            compute(0)
-            compute_middle(compute, middle)
-            compute(last)
+        for first, end in ((0, narrow_at), (narrow_at, last), (last, last + 1)):
+            middle = range(first + 1, end)
+            if first < end:
+                compute(first)
+            if compute_middle is None or len(middle) < 2:
+                for index in middle:
+                    compute(index)
+            else:
+                compute_middle(compute, middle)
         return self._final_norm(stream.residual, stream.update, stream.room.normed)

@@ -16,6 +16,10 @@ MOST_EXPERTS = 1024
 class ExpertMlpDescription:
     """Gated experts of `size` inner values, of which a router chooses `num_chosen` for each token.
 
+    `is_renormalized` is that of `kernels.arguments.routes.Routing`. `shared`: an MLP of all tokens, whose output is
+    added; with `has_shared_gate` it is first multiplied by the sigmoid of a linear. `has_bias`: all linears of the
+    router and the experts have one. `swiglu_alpha` and `swiglu_limit` are those of `swiglu_oai`. `has_scales`: the
+    share of a chosen expert is multiplied by a number of its own.
     `is_renormalized`, `score`, the numbers of groups and `share_scale` are those of `kernels.arguments.routes.Routing`;
     with `has_correction` learned numbers are added to the scores for the choice. `shared`: an MLP of all tokens, whose
     output is added; with `has_shared_gate` it is first multiplied by the sigmoid of a linear. `has_bias`: all linears
@@ -37,6 +41,7 @@ class ExpertMlpDescription:
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
     has_bias: bool = False
+    has_scales: bool = False
     block: ClassVar[str] = "expert_mlp"
 
     def __post_init__(self) -> None:
@@ -90,6 +95,8 @@ class ExpertMlpDescription:
                 parameters.append(Parameter(f"{linear}.bias", (num_rows,), "bias", bias_split))
         if self.has_bias:
             parameters.append(Parameter(f"{layer}.router.bias", (num_experts,), "bias"))
+        if self.has_scales:
+            parameters.append(Parameter(f"{layer}.router.scales", (num_experts,), "norm"))
         if self.has_correction:
             parameters.append(Parameter(f"{layer}.router_correction", (num_experts,), "float32"))
         if self.shared is not None:

@@ -53,7 +53,7 @@ def _find_head_tokens(batch: Batch) -> bytes:
 class InputColumn(NamedTuple):
     """A column of `StepInputs`: what it has an entry for, a whole page table if `is_table`.
 
-    Those that are `is_windowed` exist if windowed layers have pages of their own.
+    Columns with `is_windowed` exist if windowed layers have pages of their own.
 
     `read` returns the entries of a batch without padding; those of decode rows come before those of prefill rows.
     """
@@ -141,6 +141,14 @@ class StepInputs:
         head_rows = None if self.head_rows is None else replace(self.head_rows, page_tables=tables)
         changes = {"slots": slots, "decode_page_tables": decode_tables, "prefill_page_tables": tables}
         return replace(self, head_rows=head_rows, **changes)
+
+    def at_head(self) -> "StepInputs":
+        """Returns the step with only the tokens that go to the head; `head_rows` must be known."""
+        assert self.head_rows is not None
+        names = ("token_ids", "positions", "slots", "window_slots")
+        columns = {name: column[self.head_tokens] for name in names if (column := getattr(self, name)) is not None}
+        lens = {"prefill_query_lens": self.head_rows.query_lens, "prefill_context_lens": self.head_rows.context_lens}
+        return replace(self, all_go_to_head=True, head_rows=None, **columns, **lens)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ class Req:
         self.is_loading = False
         self.window_start = 0
         self.num_matched_pages = 0
+        self.window_table: tuple[tuple[int, int, int] | None, bytes, int] = None, b"", 0
+        """The row's table of window pages in its latest step in DECODE, after what it depends on."""
         self._num_prefilled = 0
 
     def twin(self, token_ids: "array[int]") -> "Req":

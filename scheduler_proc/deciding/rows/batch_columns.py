@@ -1,7 +1,7 @@
 """Builds the `Batch` of a planned step."""
 
 from array import array
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from messages.columns import INT32, INT64, pack_int32
 from messages.ring.steps import Batch, LogitsProcessing
@@ -105,19 +105,21 @@ class BatchBuilder:
 
     def _window_columns(
         self, decode: DecodeRows, chunks: list[Chunk], width: int, windows: WindowPages
-    ) -> dict[str, bytes]:
+    ) -> dict[str, Any]:
         """Returns the slots and page tables of windowed layers."""
-        size, tables, slots = self._page_size, list[bytes](), array(INT64)
-        ends = [context_len + 1 for context_len in decode.context_lens]
-        rows = [(req, end - 1, end) for req, end in zip(decode.reqs, ends, strict=True)]
-        rows += [(chunk.req, chunk.start, chunk.end + len(chunk.draft_ids)) for chunk in chunks]
-        for req, start, end in rows:
-            first, num_pages = req.window_start, -(-end // size)
-            pages = windows.find(req.pages[first:num_pages])
-            tables.append(NO_PAGE_BYTES * first + pages.tobytes() + NO_PAGE_BYTES * (width - num_pages))
-            for index in range(start // size, num_pages):
-                offset = (pages[index - first] - index) * size
-                slots.extend(range(offset + max(start, index * size), offset + min(end, (index + 1) * size)))
+        size, slots = self._page_size, array(INT64)
+        tables: list[bytes] = []
+        for req, context_len in zip(decode.reqs, decode.context_lens, strict=True):
+            place = req.window_start, context_len // size + 1, width
+            if req.window_table[0] != place:  # once a page: nothing else moves the window pages of a row in DECODE
+                req.window_table = place, *_window_table(req, *place, windows)
+            tables.append(req.window_table[1])
+            slots.append(req.window_table[2] * size + context_len % size)
+        for chunk in chunks:
+            req, end = chunk.req, chunk.end + len(chunk.draft_ids)
+            tables.append(_window_table(req, req.window_start, -(-end // size), width, windows)[0])
+            pages = [-1] * req.window_start + windows.find(req.pages[req.window_start :]).tolist()
+            self._append_slots(slots, pages, chunk.start, end)
         return {"window_slots": slots.tobytes(), "window_page_tables": b"".join(tables)}
 
     def _append(self, columns: _ChunkColumns, chunk: Chunk) -> None:
@@ -184,3 +186,9 @@ def _page_tables(decode: DecodeRows, chunks: list[Chunk], width: int) -> bytes:
         tables = b"".join(tables[start : start + row_bytes] + padding for start in range(0, len(tables), row_bytes))
     rows = [pack_int32(req.pages) + NO_PAGE_BYTES * (width - len(req.pages)) for req, *_ in chunks]
     return tables + b"".join(rows)
+
+
+def _window_table(req: Req, start: int, end: int, width: int, windows: WindowPages) -> tuple[bytes, int]:
+    """Returns the table of the window pages `start` to `end` (exclusive) of a row, padded, and the last of them."""
+    pages = windows.find(req.pages[start:end])
+    return NO_PAGE_BYTES * start + pages.tobytes() + NO_PAGE_BYTES * (width - end), pages[-1]

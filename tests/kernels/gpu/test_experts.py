@@ -30,11 +30,11 @@ ROUTINGS = {
 }
 
 
-def reference_routes(logits: Tensor, routing: Routing, bias: Tensor | None) -> Routes:
+def reference_routes(logits: Tensor, routing: Routing, bias: Tensor | None, scales: Tensor | None = None) -> Routes:
     num_tokens, num_experts = logits.shape
     memory = torch.full((num_experts + 3 * num_tokens * routing.num_chosen,), -1, dtype=torch.int32)
     routes = Routes.take(memory, num_tokens, num_experts, routing.num_chosen)
-    route_tokens_reference(logits, routing, bias, routes)
+    route_tokens_reference(logits, routing, bias, scales, routes)
     return routes
 
 
@@ -51,8 +51,10 @@ def test_routes_are_the_references(name: str, dtype: torch.dtype, device: str, b
     generator = torch.Generator().manual_seed(len(name))
     logits = torch.stack([torch.randperm(12, generator=generator) for _ in range(9)]).to(dtype) / 4 - 1
     bias = torch.randn(12, generator=generator) if "group" in name else None
-    routes = route_tokens(logits.to(device), ROUTINGS[name], None, None if bias is None else bias.to(device))
-    check_routes(routes, reference_routes(logits, ROUTINGS[name], bias))
+    scales = torch.rand(12, generator=generator) if name == "renormalized" else None
+    here = [None if each is None else each.to(device) for each in (bias, scales)]
+    routes = route_tokens(logits.to(device), ROUTINGS[name], None, *here)
+    check_routes(routes, reference_routes(logits, ROUTINGS[name], bias, scales))
     assert backend["route_tokens"] == 1
 
 

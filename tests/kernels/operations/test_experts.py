@@ -21,12 +21,14 @@ def test_routes(routing: Routing, dtype: torch.dtype) -> None:
     """By a loop over tokens, as the definitions say."""
     generator = torch.Generator().manual_seed(routing.num_chosen)
     logits = (2 * torch.randn(11, 7, generator=generator)).to(dtype)
-    routes = route_tokens(logits, routing)
+    scales = torch.rand(7, generator=generator) if routing.is_renormalized else None
+    routes = route_tokens(logits, routing, scales_X=scales)
     placed: list[tuple[int, int]] = []
     for token, row in enumerate(logits.double()):
         scores = row.softmax(0)
         chosen = sorted(range(7), key=lambda expert, scores=scores: -float(scores[expert]))[: routing.num_chosen]
         shares = scores[chosen] / (scores[chosen].sum() if routing.is_renormalized else 1.0)
+        shares = shares if scales is None else shares * scales[chosen]
         torch.testing.assert_close(routes.shares[token].double(), shares, rtol=1e-5, atol=1e-6)
         placed += [(expert, token) for expert in chosen]
     order = sorted(placed)

@@ -105,8 +105,9 @@ class Layer:
         stream.update = _norm_output(self._attention_out_norm, update_TE)
         if narrow is not None:
             stream.residual = stream.residual[rows.step.head_tokens]
-            stream.inputs = None if stream.inputs is None else stream.inputs[rows.step.head_tokens]
             stream.rows, stream.room = narrow
+            if stream.inputs is not None:
+                stream.inputs = _keep(stream.inputs[rows.step.head_tokens], stream.room.layer_inputs)
         if self._is_parallel:
             self._add_parallel(stream, stream.rows.select(normed_TE))
             return
@@ -126,6 +127,11 @@ class Layer:
             normed_TE = self._mlp_norm(stream.residual, None, stream.room.normed)
         rescale(stream.residual, added_TE=stream.update)
         stream.update = _norm_output(self._mlp_out_norm, self._mlp(normed_TE, stream.rows, stream.room))
+
+
+def _keep(inputs: Tensor, room: Tensor | None) -> Tensor:
+    """Returns the tensor in `room`, if given: calls of later layers are replayed with its address."""
+    return inputs if room is None else room.copy_(inputs)
 
 
 def _add_and_norm(norm: Norm | None, stream: Stream) -> Tensor:

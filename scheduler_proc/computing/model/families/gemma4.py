@@ -18,7 +18,7 @@ from scheduler_proc.computing.model.description import (
 )
 from scheduler_proc.computing.model.expert_description import DenseAndExpertsDescription, ExpertMlpDescription
 from scheduler_proc.computing.model.families import gemma2, llama
-from scheduler_proc.computing.model.families.experts import ExpertNames, FusedExperts, expert_sources
+from scheduler_proc.computing.model.families.experts import ExpertNames, expert_sources
 from scheduler_proc.computing.model.families.family import Source, linear_sources
 from scheduler_proc.computing.model.families.layer_kinds import WHOLE_CONTEXT, WINDOW, read_kinds, read_ropes
 
@@ -31,7 +31,7 @@ SIDE_NORMS = {
 }
 """The norms of a dense MLP and of experts by their names in a checkpoint."""
 
-EXPERTS = ExpertNames(router="router.proj", fused=FusedExperts())
+EXPERTS = ExpertNames(router="router.proj")
 DEFAULTS = HfConfig(
     {
         "num_attention_heads": 8,
@@ -87,6 +87,7 @@ def _describe_mlp(hf_config: HfConfig, norm: NormDescription, *, is_last: bool) 
         size=hf_config.count("moe_intermediate_size"),
         is_renormalized=True,
         activation="gelu_tanh_gated",
+        has_scales=True,
     )
     return DenseAndExpertsDescription(dense=dense, experts=experts, norm=norm)
 
@@ -125,9 +126,9 @@ def _read_heads(hf_config: HfConfig, kinds: Iterable[str]) -> list[tuple[int, in
     of_layers = hf_config.section("per_layer_config")
     if of_layers is None:
         return [whole if kind == WHOLE_CONTEXT else local for kind in kinds]
-    own = of_layers.sections()
-    nothing = HfConfig({})
-    layers = [own.get(str(index), nothing) for index, _ in enumerate(kinds)]
+    # Transformers writes the numbers of layers with as many digits as the last one has.
+    own = {name.lstrip("0") or "0": layer for name, layer in of_layers.sections().items()}
+    layers = [own.get(str(index), HfConfig({})) for index, _ in enumerate(kinds)]
     return [(layer.count("num_key_value_heads", local[0]), layer.count("head_dim", local[1])) for layer in layers]
 
 
@@ -182,6 +183,7 @@ def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> lis
         *llama.dense_mlp_sources(name, layer, mlp.dense, hidden),
         *expert_sources(block, layer, mlp.experts, hidden, EXPERTS),
         Source(f"{block}.router.scale", (hidden,), f"{layer}.router_norm.weight"),
+        Source(f"{block}.router.per_expert_scale", (mlp.experts.num_experts,), f"{layer}.router.scales"),
     ]
 
 

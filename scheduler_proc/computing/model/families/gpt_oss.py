@@ -31,8 +31,8 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     )
     has_bias = hf_config.flag("attention_bias", True)
     attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias)
-    attention, ropes = replace(attention, has_sinks=True), dict.fromkeys((WHOLE_CONTEXT, WINDOW), attention.rope)
-    layers = describe_kinds(hf_config, attention, max_model_len, 2, ropes)
+    attention, rope = replace(attention, has_sinks=True), attention.rope
+    layers = describe_kinds(hf_config, attention, max_model_len, 2, {WHOLE_CONTEXT: rope, WINDOW: rope})
     return llama.describe_model(hf_config, layers, [experts] * len(layers))
 
 

@@ -4,9 +4,17 @@ from kernels.gpu.launch_table import HOPPER, launch_on
 from kernels.gpu.route_tokens import choose_experts, place_rows
 from tests.kernels.gpu.cases.compile_case import CompileCase
 
-_POINTERS = {"logits": "*bf16", "bias": "*fp32", "shares": "*fp32", "chosen": "*i32", "scale": "fp32"}
+_POINTERS = {
+    "logits": "*bf16",
+    "bias": "*fp32",
+    "scales": "*fp32",
+    "shares": "*fp32",
+    "chosen": "*i32",
+    "scale": "fp32",
+}
 _SOFTMAX = {
     "HAS_BIAS": False,
+    "HAS_SCALES": False,
     "IS_SIGMOID": False,
     "IS_RENORMALIZED": True,
     "NUM_CHOSEN": 8,
@@ -25,7 +33,10 @@ COMPILE_CASES = (
             launch=launch_on(HOPPER, "choose_experts", num_experts, 8),
             max_registers=64,
         )
-        for label, num_experts, changes in (("128 experts", 128, {}), ("256 experts in groups", 256, _GROUPS))
+        for label, num_experts, changes in (
+            ("128 experts", 128, {"HAS_SCALES": True}),
+            ("256 experts in groups", 256, _GROUPS),
+        )
     ),
     CompileCase(
         label="rows",

@@ -114,6 +114,27 @@ def test_a_prompt_that_does_not_fit_gets_nothing():
     cache.check([req, other])
 
 
+def test_requests_with_the_same_output_share_pages_but_not_what_each_has_passed():
+    """Their pages are cached when they end; the second finds those of the first, some without a window page."""
+    cache = make_cache(30)
+    reqs = [start(cache, uid, IDS[:10]) for uid in (1, 2)]
+    for req in reqs:
+        assert cache.grow(req, 10)
+        req.num_computed_tokens = 10
+        cache.share(req)
+        req.pending.state = State.DECODE
+    for token in IDS[10:50]:
+        for req in reqs:
+            req.token_ids.append(token)
+            assert cache.grow(req, len(req.token_ids))
+        cache.check(reqs)
+    for req in reqs:
+        cache.close(req)
+    cache.check([])
+    assert cache.num_cached == 12
+    assert run(cache, 3, [*IDS[:48], 1]) == 48
+
+
 def windows_for(seed: int, page_size: int, max_num_batched_tokens: int, num_pages: int) -> tuple[int, int]:
     """Returns a window, and enough window pages for one request, now and then for more."""
     chance = random.Random(seed)
@@ -186,3 +207,29 @@ def test_hundreds_of_mixed_requests_lose_nothing():
     assert bench.gauge("preemptions") > 0
     assert bench.gauge("prefix_hit_tokens") > 170
     assert bench.gauge("window_pages_evicted") > 100
+
+
+@pytest.mark.parametrize(("num_global", "num_windowed", "window"), [(4, 22, 512), (5, 29, 1024)])
+def test_a_context_of_32_k_tokens_takes_less_than_a_third(num_global, num_windowed, window):
+    """The shapes of Gemma 3 1B and 4B, chunks of 2,048 tokens, then 1,024 tokens one by one: pages at the peak."""
+    windows = WindowPages(window, 400, 16)
+    cache = BlockAllocator(2048, 16, windows=windows)
+    pending = PendingReq(user_msg(1, [1] * 31_744, 1024), Limits(32_768, VOCAB_SIZE, ()), 1)
+    req = cache.open(pending)
+    pending.state = State.PREFILL
+    peak = 0
+    for end in (*range(2048, 31_744, 2048), 31_744):
+        assert cache.grow(req, end)
+        peak = max(peak, len(req.pages) - req.window_start)
+        req.num_computed_tokens = end
+        cache.share(req)
+    pending.state = State.DECODE
+    for _ in range(1024):
+        req.token_ids.append(1)
+        assert cache.grow(req, len(req.token_ids))
+        assert len(req.pages) - req.window_start <= windows.num_steady
+    cache.check([req])
+    assert len(req.pages) == 2048
+    assert peak == windows.num_steady + 128 - 1
+    share = (num_global * 2048 + num_windowed * peak) / (2048 * (num_global + num_windowed))
+    assert share < 0.24

@@ -95,12 +95,13 @@ def load(path: Path) -> Weights:
 @pytest.mark.parametrize(("fields", "num_experts"), [(GPT_OSS_20B, 32), (GPT_OSS_120B, 128)])
 def test_the_real_models(fields: dict[str, Any], num_experts: int) -> None:
     _, model = read(fields, 131072)
-    assert model.attention.heads == (64, 8, 64)
+    attention = model.layers[0].attention
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (64, 8, 64)
     assert [layer.attention.window for layer in model.layers[:3]] == [128, None, 128]
-    assert model.attention.has_sinks
-    assert model.attention.rope is not None
-    assert not model.attention.rope.has_whole_bounds
-    assert model.attention.rope.attention_factor == pytest.approx(1.3465735902799727)
+    assert attention.has_sinks
+    assert attention.rope is not None
+    assert not attention.rope.has_whole_bounds
+    assert attention.rope.attention_factor == pytest.approx(1.3465735902799727)
     mlp = model.layers[1].mlp
     assert isinstance(mlp, ExpertMlpDescription)
     assert (mlp.num_experts, mlp.num_chosen, mlp.size, mlp.has_bias) == (num_experts, 4, 2880, True)

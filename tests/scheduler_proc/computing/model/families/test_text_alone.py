@@ -45,6 +45,13 @@ def gemma3() -> transformers.PreTrainedConfig:
     )
 
 
+def gemma4() -> transformers.PreTrainedConfig:
+    own = {"global_head_dim": 32, "num_kv_shared_layers": 2, "num_hidden_layers": 6, "hidden_size_per_layer_input": 8}
+    own |= {"vocab_size_per_layer_input": VOCAB_SIZE, "layer_types": ["sliding_attention", "full_attention"] * 3}
+    encoder = {**VISION, "num_key_value_heads": 2, "head_dim": 16}
+    return transformers.Gemma4Config(text_config={**TEXT, **own}, vision_config=encoder)
+
+
 def small3() -> transformers.PreTrainedConfig:
     text = {**TEXT, "model_type": "mistral"}
     return transformers.Mistral3Config(text_config=text, vision_config={**VISION, "model_type": "pixtral"})
@@ -55,7 +62,7 @@ def ministral3() -> transformers.PreTrainedConfig:
     return transformers.Mistral3Config(text_config=text, vision_config={**VISION, "model_type": "pixtral"})
 
 
-@pytest.mark.parametrize("make", [gemma3, small3, ministral3])
+@pytest.mark.parametrize("make", [gemma3, gemma4, small3, ministral3])
 def test_logits_are_those_of_the_whole_model(tmp_path: Path, make: Any) -> None:
     model: Any = transformers.AutoModelForImageTextToText.from_config(make(), dtype=torch.float32)
     generator = torch.Generator().manual_seed(17)
