@@ -333,17 +333,12 @@ def gather_rows(kernel: Kernel, x_TE: Tensor, routes: Routes, out_RE: Tensor | N
 
 
 def combine_experts(
-    kernel: Kernel,
-    x_RE: Tensor,
-    routes: Routes,
-    shared_TE: Tensor | None,
-    gate_T1: Tensor | None,
-    out_TE: Tensor | None,
+    kernel: Kernel, x_RE: Tensor, routes: Routes, shared_TE: Tensor | None, gate_T1: Tensor | None, out: Tensor | None
 ) -> Tensor:
-    out_TE = _output(out_TE, len(routes.rows), x_RE.shape[1], x_RE.dtype)
-    addresses = _addresses(x_RE, routes.shares, routes.rows, shared_TE, gate_T1, out_TE)
+    out = _output(out, len(routes.rows), x_RE.shape[1], x_RE.dtype)
+    addresses = _addresses(x_RE, routes.shares, routes.rows, shared_TE, gate_T1, out)
     kernel(*addresses, *routes.rows.shape, x_RE.shape[1])
-    return out_TE
+    return out
 
 
 def expert_packed_linear(kernel: Kernel, packed: Tensor, *arguments: Any) -> Tensor:
