@@ -350,16 +350,10 @@ def expert_quantized_linear(kernel: Kernel, weight: Codes, *arguments: Any) -> T
 
 
 def _expert_linear(
-    kernel: Kernel,
-    stored: Tensor,
-    num_outputs: int,
-    bias_O: Tensor | None,
-    x_RI: Tensor,
-    routes: Routes,
-    out_RO: Tensor | None,
+    kernel: Kernel, stored: Tensor, num_outputs: int, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out: Any
 ) -> Tensor:
     num_experts = len(routes.ends)
-    out_RO = _output(out_RO, len(x_RI), num_outputs // num_experts, x_RI.dtype)
+    out_RO = _output(out, len(x_RI), num_outputs // num_experts, x_RI.dtype)
     addresses = _addresses(x_RI, stored, bias_O, routes.ends, out_RO)
     kernel(*addresses, num_experts, x_RI.shape[1], out_RO.shape[1])
     return out_RO
