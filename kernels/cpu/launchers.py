@@ -326,17 +326,12 @@ def gather_rows(kernel: Kernel, x_TE: Tensor, routes: Routes, out_RE: Tensor | N
 
 
 def combine_experts(
-    kernel: Kernel,
-    x_RE: Tensor,
-    routes: Routes,
-    shared_TE: Tensor | None,
-    gate_T1: Tensor | None,
-    out_TE: Tensor | None,
+    kernel: Kernel, x_RE: Tensor, routes: Routes, shared_TE: Tensor | None, gate_T1: Tensor | None, out: Tensor | None
 ) -> Tensor:
-    out_TE = _output(out_TE, len(routes.rows), x_RE.shape[1], x_RE.dtype)
-    addresses = _addresses(x_RE, routes.shares, routes.rows, shared_TE, gate_T1, out_TE)
+    out = _output(out, len(routes.rows), x_RE.shape[1], x_RE.dtype)
+    addresses = _addresses(x_RE, routes.shares, routes.rows, shared_TE, gate_T1, out)
     kernel(*addresses, *routes.rows.shape, x_RE.shape[1])
-    return out_TE
+    return out
 
 
 def expert_packed_linear(kernel: Kernel, packed: Tensor, *arguments: Any) -> Tensor:
@@ -348,16 +343,10 @@ def expert_quantized_linear(kernel: Kernel, weight: Codes, *arguments: Any) -> T
 
 
 def _expert_linear(
-    kernel: Kernel,
-    stored: Tensor,
-    num_outputs: int,
-    bias_O: Tensor | None,
-    x_RI: Tensor,
-    routes: Routes,
-    out_RO: Tensor | None,
+    kernel: Kernel, stored: Tensor, num_outputs: int, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out: Any
 ) -> Tensor:
     num_experts = len(routes.ends)
-    out_RO = _output(out_RO, len(x_RI), num_outputs // num_experts, x_RI.dtype)
+    out_RO = _output(out, len(x_RI), num_outputs // num_experts, x_RI.dtype)
     addresses = _addresses(x_RI, stored, bias_O, routes.ends, out_RO)
     kernel(*addresses, num_experts, x_RI.shape[1], out_RO.shape[1])
     return out_RO
