@@ -31,7 +31,7 @@ from scheduler_proc.computing.kv_cache.kv_tensors import (
 from scheduler_proc.computing.loading.identity import identity_of
 from scheduler_proc.computing.loading.weights import find_segments, has_own_head, make_dummy_weights, most_bytes
 from scheduler_proc.computing.model.blocks.weights import Weights
-from scheduler_proc.computing.model.decoder import Decoder, model_parameters
+from scheduler_proc.computing.model.decoder import Decoder, DescribedDecoder, model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.registry import find_family
@@ -225,7 +225,7 @@ def _load(
                 weights = memory.load(load_weights, report, num_bytes)
         if weights is None:
             return None
-        decoder = Decoder(shard.own, weights, config.facts.max_model_len, parallel)
+        decoder = DescribedDecoder(shard.own, weights, config.facts.max_model_len, parallel)
         return LoadedModel(config, backend, place, placement, limits, decoder, identity)
 
     model = load_one(config, hf_config, weights_file)

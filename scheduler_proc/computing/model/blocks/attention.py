@@ -90,37 +90,42 @@ class Attention:
         if self._whole_norms is not None:
             _norm_whole(heads_TA, self._whole_norms, self._parallel)
         query_THD = rotate_store(heads_TAD, cache, self._rope_tables, step.positions, step.slots, self._head_norms)
-        attended_TA = self._attend(query_THD, step, cache, attended_THD, is_narrow=narrow is not None)
+        attended_TA = attend(query_THD, step, cache, self._options, attended_THD, is_narrow=narrow is not None)
         out_rows, out_room = narrow or (rows, room)
         return self._out(attended_TA, out_rows, out_room.update)
 
-    def _attend(
-        self, query_THD: Tensor, step: StepInputs, cache: PagedKV, out_THD: Tensor, *, is_narrow: bool
-    ) -> Tensor:
-        """Returns the attention's output, [T, H * D], which may be a view of `out_THD`."""
-        num_tokens, num_decode = len(query_THD), step.num_decode_rows
-        rows = PrefillRows(
-            step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, step.prefill_tiles
+
+def attend(
+    query_THD: Tensor,
+    step: StepInputs,
+    cache: PagedKV,
+    options: AttentionOptions,
+    out_THD: Tensor,
+    *,
+    is_narrow: bool = False,
+) -> Tensor:
+    """Returns the output of all tokens, or if `is_narrow` of `step.head_tokens`: [T, H * D], maybe a view of `out_THD`."""
+    num_tokens, num_decode = len(query_THD), step.num_decode_rows
+    rows = PrefillRows(step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, step.prefill_tiles)
+    wanted = step.head_tokens if is_narrow else None
+    if is_narrow and step.head_rows is not None:
+        query_THD, rows, wanted = query_THD[step.head_tokens], step.head_rows, None
+        num_tokens = len(query_THD)
+        out_THD = out_THD[:num_tokens]
+    if num_decode:
+        has_others = num_decode < num_tokens
+        paged_decode(
+            query_THD[:num_decode] if has_others else query_THD,
+            cache,
+            step.decode_page_tables,
+            step.decode_num_keys,
+            options,
+            out_THD[:num_decode] if has_others else out_THD,
+            None if step.decode_works is None else step.decode_works[options.window],
         )
-        wanted = step.head_tokens if is_narrow else None
-        if is_narrow and step.head_rows is not None:
-            query_THD, rows, wanted = query_THD[step.head_tokens], step.head_rows, None
-            num_tokens = len(query_THD)
-            out_THD = out_THD[:num_tokens]
-        if num_decode:
-            has_others = num_decode < num_tokens
-            paged_decode(
-                query_THD[:num_decode] if has_others else query_THD,
-                cache,
-                step.decode_page_tables,
-                step.decode_num_keys,
-                self._options,
-                out_THD[:num_decode] if has_others else out_THD,
-                None if step.decode_works is None else step.decode_works[self._options.window],
-            )
-        if num_decode < num_tokens:
-            paged_prefill(query_THD[num_decode:], cache, rows, self._options, out_THD[num_decode:])
-        return _select(out_THD, wanted)
+    if num_decode < num_tokens:
+        paged_prefill(query_THD[num_decode:], cache, rows, options, out_THD[num_decode:])
+    return _select(out_THD, wanted)
 
 
 def _norm_whole(heads_TA: Tensor, norms: HeadNorms, parallel: ParallelGroup) -> None:
