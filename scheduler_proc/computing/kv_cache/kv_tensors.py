@@ -1,10 +1,11 @@
 """The memory of the paged KV cache: how many pages there are, and the tensors.
 
-Shape legend: L layers, S slots (pages * page size), G key/value heads, D head dimension.
+Shape legend: L layers with equal heads, S slots (pages * page size), G key/value heads, D head dimension.
 """
 
 import logging
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,17 +26,21 @@ log = logging.getLogger("sluice.kv_cache")
 
 
 class KVTensors:
-    """K and V of all layers, each [L, S, G, D], and their scales [L, S, G] if they are codes.
+    """K and V of all layers; a page has slots in each of them.
 
-    A slot that no step has written is uninitialised and may hold NaN.
+    `stacks`: by the indices of layers with equal heads, their K and V, each [L, S, G, D], and the scales of both,
+    [L, S, G], if they are codes. A slot that no step has written is uninitialised and may hold NaN.
     """
 
-    def __init__(self, key_LSGD: Tensor, value_LSGD: Tensor, page_size: int, scales: Sequence[Tensor] = ()):
-        self.num_pages = key_LSGD.shape[1] // page_size
-        self.tensors = [key_LSGD, value_LSGD, *scales]
+    def __init__(self, stacks: Mapping[tuple[int, ...], Sequence[Tensor]], page_size: int):
+        self.tensors = [tensor for stack in stacks.values() for tensor in stack]
         """All tensors that pages consist of."""
-        parts = zip(*self.tensors, strict=True)
-        self.layers = [PagedKV(key_SGD, value_SGD, page_size, *scales_SG) for key_SGD, value_SGD, *scales_SG in parts]
+        self.num_pages = self.tensors[0].shape[1] // page_size
+        layers: dict[int, PagedKV] = {}
+        for indices, stack in stacks.items():
+            for index, (key_SGD, value_SGD, *scales_SG) in zip(indices, zip(*stack, strict=True), strict=True):
+                layers[index] = PagedKV(key_SGD, value_SGD, page_size, *scales_SG)
+        self.layers = [layers[index] for index in range(len(layers))]
 
 
 def allocate_cache(
@@ -45,31 +50,37 @@ def allocate_cache(
 
     If it is in `memory`, it may contain a predecessor's pages.
     """
-    attention = model.attention
-    shape = (len(model.layers), num_pages * page_size, attention.num_kv_heads, attention.head_dim)
+    indices: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, attention in enumerate(model.attentions):
+        indices[attention.num_kv_heads, attention.head_dim].append(index)
 
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return PLAIN.allocate(shape, dtype, placement.device).stored if memory is None else memory.take(shape, dtype)
 
+    stacks: dict[tuple[int, ...], list[Tensor]] = {}
     try:
         if memory is not None:
             memory.map(num_pages, page_size, num_pages * page_bytes(model, page_size, placement))
-        key, value = (empty(shape, placement.kv_dtype) for _ in range(2))
-        scales = [empty(shape[:-1], SCALE_DTYPE) for _ in range(2)] if placement.kv_codes else []
+        for heads, layers in indices.items():
+            shape = (len(layers), num_pages * page_size, *heads)
+            scales = [(shape[:-1], SCALE_DTYPE)] * 2 if placement.kv_codes else []
+            stacks[tuple(layers)] = [empty(*each) for each in [(shape, placement.kv_dtype)] * 2 + scales]
     except (RuntimeError, OSError) as error:
         needed = num_pages * page_bytes(model, page_size, placement) / GIB
         raise BootError(
             f"the KV cache of {num_pages:,} pages needs {needed:.2f} GiB, which {placement.device} does not give: "
             f"{str(error).splitlines()[0]}; lower --num-pages or --kv-cache-memory-gb"
         ) from None
-    return KVTensors(key, value, page_size, scales)
+    return KVTensors(stacks, page_size)
 
 
 def page_bytes(model: ModelDescription, page_size: int, placement: Placement) -> int:
     """Returns the bytes of one page: K and V of `page_size` tokens in all layers."""
-    attention, scale_bytes = model.attention, SCALE_DTYPE.itemsize if placement.kv_codes else 0
-    head_bytes = attention.head_dim * placement.kv_dtype.itemsize + scale_bytes
-    return 2 * len(model.layers) * page_size * attention.num_kv_heads * head_bytes
+    itemsize, scale_bytes = placement.kv_dtype.itemsize, SCALE_DTYPE.itemsize if placement.kv_codes else 0
+    return sum(
+        2 * page_size * attention.num_kv_heads * (attention.head_dim * itemsize + scale_bytes)
+        for attention in model.attentions
+    )
 
 
 def pages_per_context(config: Config) -> int:

@@ -1,7 +1,6 @@
 """The forward pass of a decoder-only transformer over the paged KV cache.
 
-Shape legend: T tokens of the step, E embedding size, H query heads, D head dimension, N tokens with logits,
-V vocabulary.
+Shape legend: T tokens of the step, E embedding size, A values of all query heads, N tokens with logits, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -110,12 +109,11 @@ class DescribedDecoder:
     ) -> Tensor:
         """Returns the final hidden states of `step.head_tokens`, [N, E]."""
         residual_TE = self.embedding(step, room.residual)
-        attended_THD = room.attended
-        if attended_THD is None:
-            attention = self.model.attention
-            heads = len(residual_TE), attention.num_heads, attention.head_dim
-            attended_THD = torch.empty(heads, dtype=residual_TE.dtype, device=residual_TE.device)
-        stream = Stream(residual_TE, None, attended_THD, room, StepRows(step))
+        attended_TA = room.attended
+        if attended_TA is None:
+            size = max(attention.query_size for attention in self.model.attentions)
+            attended_TA = residual_TE.new_empty(len(residual_TE), size)
+        stream = Stream(residual_TE, None, attended_TA, room, StepRows(step))
         last = len(self._layers) - 1
 
         def compute(index: int) -> None:

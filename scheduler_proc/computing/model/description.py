@@ -97,6 +97,11 @@ class AttentionDescription:
         return self.num_heads, self.num_kv_heads, self.head_dim
 
     @property
+    def kind(self) -> tuple[int, int, int, int | None]:
+        """The heads and the window: a step has one plan for all layers of a kind."""
+        return *self.heads, self.window
+
+    @property
     def query_size(self) -> int:
         return self.num_heads * self.head_dim
 
@@ -209,21 +214,6 @@ class ModelDescription:
         return -(-self.vocab_size // self.num_ranks)
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The windows of the layers, each once."""
-        return tuple(dict.fromkeys(layer.attention.window for layer in self.layers))
-
-    @property
-    def attention(self) -> AttentionDescription:
-        """The first layer's attention, whose heads all layers have.
-
-        Raises `BootError` if another layer has other heads: the KV cache and the plans of a step have one shape.
-        """
-        first = self.layers[0].attention
-        for index, layer in enumerate(self.layers):
-            if layer.attention.heads != first.heads:
-                raise BootError(
-                    f"config.json: layer {index} has {layer.attention.heads} query heads, key/value heads and values "
-                    f"per head, layer 0 has {first.heads}: layers with different heads are not supported"
-                )
-        return first
+    def attentions(self) -> tuple[AttentionDescription, ...]:
+        """The attention of each layer. Layers may have different heads."""
+        return tuple(layer.attention for layer in self.layers)

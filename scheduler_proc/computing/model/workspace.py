@@ -1,7 +1,8 @@
 """Memory for the results of a step's operations, allocated once and used by all steps.
 
 Shape legend: T tokens, E embedding size, H query heads, A = H + 2 G heads with those of G keys and G values, D head
-dimension, F MLP size, K chosen experts of a token, N rows, V vocabulary.
+dimension, F MLP size, K chosen experts of a token, N rows, V vocabulary. H * D, A * D and F are the largest of all
+layers.
 """
 
 from collections import Counter
@@ -25,11 +26,11 @@ class Activations:
     heads: Tensor | None = None
     """[T, A * D]"""
     attended: Tensor | None = None
-    """[T, H, D]"""
+    """[T, H * D]"""
     update: Tensor | None = None
     """[T, E]"""
     inner: Tensor | None = None
-    """[T, F], or [T, 2 F] for a gated MLP; F is the largest of all layers."""
+    """[T, F], or [T, 2 F] for a gated MLP."""
     gated: Tensor | None = None
     """[T, F]; `None` if no MLP is gated."""
     copies: Tensor | None = None
@@ -65,14 +66,14 @@ class Workspace:
         def room(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return empty_huge((max_tokens, *shape), dtype)
 
-        attention, sizes = model.attention, Counter[str]()
+        sizes = Counter[str]()
         for layer in model.layers:
             sizes |= Counter(layer.mlp.room_sizes(model.hidden_size))
         self._activations = Activations(
             residual=room(model.hidden_size),
             normed=room(model.hidden_size),
-            heads=room(attention.qkv_size),
-            attended=room(attention.num_heads, attention.head_dim),
+            heads=room(max(attention.qkv_size for attention in model.attentions)),
+            attended=room(max(attention.query_size for attention in model.attentions)),
             update=room(model.hidden_size),
             routes=room(sizes.pop("routes"), dtype=torch.int32) if "routes" in sizes else None,
             **{name: room(size) for name, size in sizes.items()},

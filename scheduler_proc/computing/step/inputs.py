@@ -30,6 +30,9 @@ Arrays = dict[str, np.ndarray]
 
 Axis = Literal["token", "decode row", "prefill row", "head token"]
 
+AttentionKind = tuple[int, int, int, int | None]
+"""`AttentionDescription.kind`, of some layers."""
+
 
 def _read_sources(batch: Batch) -> bytes:
     return batch.future_token_indices or pack_int32([-1]) * batch.num_decode_rows
@@ -106,11 +109,10 @@ class StepInputs:
     tokens with logprobs."""
     all_go_to_head: bool = False
     """`head_tokens` are all tokens, in order; known without waiting for the device."""
-    decode_works: Mapping[int | None, DecodeWork] | None = None
-    """By the window of a layer, the plan of decode attention: which program computes what; `None` for kernels without
-    a plan."""
-    prefill_tiles: Tensor | None = None
-    """int32 [L, 4]: the plan for prefill rows."""
+    decode_works: Mapping[AttentionKind, DecodeWork] | None = None
+    """The plans of decode attention: which program computes what; `None` for kernels without a plan."""
+    prefill_tiles: Mapping[AttentionKind, Tensor] | None = None
+    """int32 [L, 4]: the plans for prefill rows."""
     head_rows: PrefillRows | None = None
     """The prefill rows with only their tokens among `head_tokens`, which are then in the order of all tokens and begin
     with those of the decode rows. `None` if that is not known."""
@@ -144,10 +146,10 @@ class StepShape:
     num_prefill_rows: int
     num_pages: int
     num_head_tokens: int
-    decode_layout: DecodeLayout | None = None
-    windows: tuple[int | None, ...] = (None,)
-    """The windows of the layers, each once: decode attention has a plan for each."""
-    num_tiles: int = 0
+    decode_layouts: tuple[DecodeLayout, ...] = ()
+    """The layout of each plan of decode attention; the layers of a kind share one."""
+    num_tiles: tuple[int, ...] = ()
+    """The size of each plan for prefill rows; all layers whose tiles have as many tokens share one."""
 
     @property
     def num_tokens(self) -> int:
@@ -166,10 +168,10 @@ class StepShape:
     def columns(self) -> PackedColumns:
         """Returns the layout of the columns of `StepInputs`, and of the plans."""
         layout = {name: (column.dtype, self.places(column)) for name, column in INPUT_COLUMNS.items()}
-        if self.decode_layout is not None:
-            layout["decode_plan"] = (torch.int32, (len(self.windows), self.decode_layout.num_words))
-        if self.num_tiles:
-            layout["prefill_tiles"] = (torch.int32, (self.num_tiles, TILE_WORDS))
+        for index, plan in enumerate(self.decode_layouts):
+            layout[f"decode_plan_{index}"] = (torch.int32, (plan.num_words,))
+        for index, num_tiles in enumerate(self.num_tiles):
+            layout[f"prefill_tiles_{index}"] = (torch.int32, (num_tiles, TILE_WORDS))
         return PackedColumns(layout)
 
 

@@ -153,7 +153,7 @@ def test_a_rank_has_its_part_of_weights_and_cache_and_no_more(tmp_path: Path) ->
     with ranks_of(tmp_path, 2, tmp_path / "ranks") as runners:
         for rank, runner in enumerate(runners):
             model = decoder_of(runner).model
-            assert model.attention.heads[:2] == (2, 1)
+            assert model.attentions[0].heads[:2] == (2, 1)
             assert model.layers[0].mlp.room_sizes(64) == {"inner": 88, "gated": 44}
             whole, part = (embedding_of(decoder_of(one)) for one in (alone, runner))
             assert torch.equal(part, whole.chunk(2)[rank])

@@ -153,7 +153,7 @@ def _load_kernels(device: CudaDevice) -> bool:
 
 def _make_attention(model: ModelParts, device: CudaDevice) -> AttentionPlans:
     cache, decoder = model.config.cache, model.decoder
-    heads = decoder.model.attention.heads
-    shape = DecodeShape(*heads, cache.block_size, decoder.activation_dtype, model.placement.kv_codes)
+    values = cache.block_size, decoder.activation_dtype, model.placement.kv_codes
+    shapes = {attention.kind: DecodeShape(*attention.heads, *values) for attention in decoder.model.attentions}
     max_rows, shares = model.config.scheduling.max_num_seqs, cache.shared_prefix_attention
-    return AttentionPlans(shape, decoder.model.windows, max_rows, shares, device.torch_device)
+    return AttentionPlans(shapes, max_rows, shares, device.torch_device)

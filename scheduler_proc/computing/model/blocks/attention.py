@@ -19,9 +19,9 @@ from scheduler_proc.computing.model.blocks.norm import norm_parameters, pop_scal
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.description import AttentionDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
-from scheduler_proc.computing.model.workspace import Activations
+from scheduler_proc.computing.model.workspace import Activations, fit
 from scheduler_proc.computing.parallel import ParallelGroup
-from scheduler_proc.computing.step.inputs import StepInputs, StepRows
+from scheduler_proc.computing.step.inputs import AttentionKind, StepInputs, StepRows
 
 QK_NORMS = ("query_norm", "key_norm")
 
@@ -55,7 +55,8 @@ class Attention:
         rope_tables: RopeTables | None,
         parallel: ParallelGroup,
     ):
-        self._head_dim = attention.head_dim
+        self._kind = attention.kind
+        self._head_dim, self._qkv_size = attention.head_dim, attention.qkv_size
         sinks = pop_tensor(weights, f"{layer}.sinks").float() if attention.has_sinks else None
         self._options = AttentionOptions(attention.scale, attention.window, attention.softcap, sinks)
         self._qkv = pop_linear(weights, f"{layer}.qkv")
@@ -76,21 +77,23 @@ class Attention:
         normed_TE: Tensor,
         rows: StepRows,
         cache: PagedKV,
-        attended_THD: Tensor,
+        attended: Tensor,
         room: Activations,
         narrow: tuple[StepRows, Activations] | None,
     ) -> Tensor:
         """Stores the tokens' K and V in the layer's `cache`; returns the update of the residual stream, [T, E].
 
-        With `narrow`, the update covers only those rows, and is in that room. Overwrites `attended_THD`.
+        With `narrow`, the update covers only those rows, and is in that room. Overwrites `attended`.
         """
         step = rows.step
-        heads_TA = self._qkv(normed_TE, rows, room.heads)
+        heads_TA = self._qkv(normed_TE, rows, fit(room.heads, self._qkv_size))
         heads_TAD = heads_TA.view(len(heads_TA), -1, self._head_dim)
         if self._whole_norms is not None:
             _norm_whole(heads_TA, self._whole_norms, self._parallel)
         query_THD = rotate_store(heads_TAD, cache, self._rope_tables, step.positions, step.slots, self._head_norms)
-        attended_TA = attend(query_THD, step, cache, self._options, attended_THD, is_narrow=narrow is not None)
+        attended_THD = fit(attended, query_THD.shape[1] * self._head_dim).view(query_THD.shape)
+        is_narrow = narrow is not None
+        attended_TA = attend(query_THD, step, cache, self._kind, self._options, attended_THD, is_narrow=is_narrow)
         out_rows, out_room = narrow or (rows, room)
         return self._out(attended_TA, out_rows, out_room.update)
 
@@ -99,14 +102,19 @@ def attend(
     query_THD: Tensor,
     step: StepInputs,
     cache: PagedKV,
+    kind: AttentionKind,
     options: AttentionOptions,
     out_THD: Tensor,
     *,
     is_narrow: bool = False,
 ) -> Tensor:
-    """Returns the output of all tokens, or if `is_narrow` of `step.head_tokens`: [T, H * D], maybe a view of `out_THD`."""
+    """Returns the attention's output, [T, H * D], which may be a view of `out_THD`.
+
+    With `is_narrow` it has only the rows of `step.head_tokens`.
+    """
     num_tokens, num_decode = len(query_THD), step.num_decode_rows
-    rows = PrefillRows(step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, step.prefill_tiles)
+    tiles = None if step.prefill_tiles is None else step.prefill_tiles[kind]
+    rows = PrefillRows(step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, tiles)
     wanted = step.head_tokens if is_narrow else None
     if is_narrow and step.head_rows is not None:
         query_THD, rows, wanted = query_THD[step.head_tokens], step.head_rows, None
@@ -121,7 +129,7 @@ def attend(
             step.decode_num_keys,
             options,
             out_THD[:num_decode] if has_others else out_THD,
-            None if step.decode_works is None else step.decode_works[options.window],
+            None if step.decode_works is None else step.decode_works[kind],
         )
     if num_decode < num_tokens:
         paged_prefill(query_THD[num_decode:], cache, rows, options, out_THD[num_decode:])

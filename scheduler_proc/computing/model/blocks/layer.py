@@ -1,6 +1,6 @@
 """A layer: attention, an MLP and their norms, and the residual stream that passes through all layers.
 
-Shape legend: T tokens, E embedding size, H query heads, D head dimension.
+Shape legend: T tokens, E embedding size, A values of all query heads in the layer that has the most.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Stream:
     update: Tensor | None
     """[T, E]: the update that the next norm adds to it."""
     attended: Tensor
-    """[T, H, D]: buffer for one layer's attention output, which is read before the next layer overwrites it."""
+    """[T, A]: buffer for one layer's attention output, which is read before the next layer overwrites it."""
     room: Activations
     rows: StepRows
 

@@ -31,7 +31,8 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
-    heads = {"q_proj": model.attention.num_heads, "k_proj": model.attention.num_kv_heads}
+    attention = model.attentions[0]
+    heads = {"q_proj": attention.num_heads, "k_proj": attention.num_kv_heads}
     return [
         replace(source, interleaved_heads=heads.get(source.name.split(".")[-2], 0))
         for source in llama.list_sources(model, norms=NORMS)

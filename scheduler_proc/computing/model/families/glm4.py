@@ -30,7 +30,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
-    attention = model.attention
+    attention = model.attentions[0]
     heads = {"q_proj": attention.num_heads, "k_proj": attention.num_kv_heads}
     return [
         replace(source, interleaved_heads=heads[part], num_interleaved=attention.num_rotated)

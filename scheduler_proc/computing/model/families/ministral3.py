@@ -10,7 +10,7 @@ from scheduler_proc.computing.model.families.rope import ORIGINAL
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     model = llama.describe(hf_config, max_model_len)
-    rope, parameters = model.attention.rope, hf_config.section("rope_parameters")
+    rope, parameters = model.attentions[0].rope, hf_config.section("rope_parameters")
     if parameters is None or rope is None:
         raise hf_config.error("rope_parameters", None, "an object")
     if rope.part != 1:

@@ -13,8 +13,7 @@ from torch.nn import functional
 from kernels.cpu.library import load_kernels, unload_kernels
 from kernels.formats.plain import PlainWeight
 from messages.columns import pack_int32, unpack_int32
-from messages.errors import BootError
-from scheduler_proc.computing.kv_cache.kv_tensors import allocate_cache
+from scheduler_proc.computing.kv_cache.kv_tensors import allocate_cache, page_bytes
 from scheduler_proc.computing.model.decoder import DescribedDecoder, model_parameters
 from scheduler_proc.computing.model.description import (
     AttentionDescription,
@@ -93,6 +92,17 @@ CASES: dict[str, tuple[tuple[LayerDescription, ...], dict[str, Any]]] = {
         {},
     ),
     "layer norms without a bias": ((replace(PRE, attention_norm=UNBIASED, mlp_norm=UNBIASED),) * 2, {}),
+    "different heads": (
+        (
+            replace(PRE, attention=replace(ROTATED, num_heads=2, num_kv_heads=1, head_dim=24)),
+            replace(PRE, attention=replace(ROTATED, num_kv_heads=2, window=3)),
+            PRE,
+            replace(PRE, attention=replace(ROTATED, num_heads=2, num_kv_heads=1, head_dim=24, window=3)),
+            replace(PRE, attention=replace(ROTATED, num_kv_heads=2)),
+            PRE,
+        ),
+        {},
+    ),
     "norms of all query heads and all key heads": (
         (replace(PRE, attention=replace(ROTATED, qk_norm=replace(RMS, size=HEAD_DIM), norms_whole_qk=True)),) * 3,
         {},
@@ -124,20 +134,24 @@ def norm(x: Tensor, values: dict[str, Tensor], name: str, description: NormDescr
 
 
 def rotate(heads_THD: Tensor, theta: float) -> Tensor:
-    angles_TX = torch.arange(len(heads_THD))[:, None] / theta ** (torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    head_dim = heads_THD.shape[-1]
+    angles_TX = torch.arange(len(heads_THD))[:, None] / theta ** (torch.arange(0, head_dim, 2) / head_dim)
     cos, sin = angles_TX.cos()[:, None], angles_TX.sin()[:, None]
     first, second = heads_THD.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 def attend(x: Tensor, values: dict[str, Tensor], name: str, description: AttentionDescription) -> Tensor:
-    query, key, value = (x @ values[f"{name}.qkv.weight"].T).view(len(x), 3, HEADS, HEAD_DIM).unbind(1)
+    num_heads, num_kv_heads, head_dim = description.heads
+    heads = (x @ values[f"{name}.qkv.weight"].T).view(len(x), -1, head_dim)
+    query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if description.norms_whole_qk:
         query, key = query.flatten(1), key.flatten(1)
-    query = norm(query, values, f"{name}.query_norm", description.qk_norm).view_as(value)
+    query = norm(query, values, f"{name}.query_norm", description.qk_norm).view(len(x), num_heads, head_dim)
     key = norm(key, values, f"{name}.key_norm", description.qk_norm).view_as(value)
     if description.rope is not None:
         query, key = (rotate(heads, description.rope.theta) for heads in (query, key))
+    key, value = (heads.repeat_interleave(num_heads // num_kv_heads, 1) for heads in (key, value))
     scores_HTL = torch.einsum("thd,lhd->htl", query, key) * description.scale
     if description.softcap is not None:
         scores_HTL = (scores_HTL / description.softcap).tanh() * description.softcap
@@ -148,7 +162,7 @@ def attend(x: Tensor, values: dict[str, Tensor], name: str, description: Attenti
     if description.has_sinks:
         totals_HT1 += values[f"{name}.sinks"].exp()[:, None, None]
     attended = torch.einsum("htl,lhd->thd", weights_HTL / totals_HT1, value)
-    return attended.reshape(len(x), HIDDEN) @ values[f"{name}.attention_out.weight"].T
+    return attended.flatten(1) @ values[f"{name}.attention_out.weight"].T
 
 
 def apply_mlp(x: Tensor, values: dict[str, Tensor], name: str, description: DenseMlpDescription) -> Tensor:
@@ -221,7 +235,11 @@ def test_each_rank_has_the_sinks_of_its_heads() -> None:
     assert [sinks.part(rank, 2).rows for rank in range(2)] == [(range(2),), (range(2, 4),)]
 
 
-def test_layers_with_different_heads_are_refused() -> None:
-    layers = (PRE, replace(PRE, attention=replace(ATTENTION, num_kv_heads=2)))
-    with pytest.raises(BootError, match=r"layer 1 has \(4, 2, 8\) query heads.* layer 0 has \(4, 4, 8\)"):
-        allocate_cache(replace(describe("before"), layers=layers), 4, 16, Placement(torch.device("cpu"), torch.float32))
+def test_each_layer_has_a_cache_for_its_own_heads() -> None:
+    """Bytes are counted as allocated, and layers with equal heads lie together."""
+    model, placement = describe("different heads"), Placement(torch.device("cpu"), torch.float32)
+    cache = allocate_cache(model, 4, 16, placement)
+    assert [(layer.num_heads, layer.head_dim) for layer in cache.layers] == [(1, 24), (2, 8), (4, 8)] * 2
+    assert sum(tensor.nbytes for tensor in cache.tensors) == 4 * page_bytes(model, 16, placement)
+    assert [tensor.shape[0] for tensor in cache.tensors] == [2] * 6
+    assert cache.layers[3].keys.data_ptr() == cache.tensors[0][1].data_ptr()

@@ -47,7 +47,7 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
 
 def tables_of(parameters: dict[str, Any] | None, positions: int, served: int, **fields: Any) -> RopeTables:
     config = LLAMA | {"head_dim": 128, "rope_parameters": parameters, "max_position_embeddings": positions, **fields}
-    rope = read(config)[1].attention.rope
+    rope = read(config)[1].attentions[0].rope
     assert rope is not None
     return make_rope_tables(rope, 128, served, torch.device("cpu"))
 

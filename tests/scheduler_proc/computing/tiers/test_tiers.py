@@ -226,10 +226,13 @@ Cache = tuple[KVTensors, torch.Tensor]
 
 
 def make_cache(dtype: torch.dtype) -> KVTensors:
-    shape = (3, NUM_PAGES * PAGE_SIZE, 2, 5)
-    key, value = (torch.randint(-99, 99, shape).to(dtype) for _ in range(2))
-    scales = [torch.rand(shape[:-1]).to(SCALE_DTYPE) for _ in range(2)] if dtype == torch.int8 else []
-    return KVTensors(key, value, PAGE_SIZE, scales)
+    """Returns a cache of three layers, of which the second has other heads."""
+    stacks: dict[tuple[int, ...], list[torch.Tensor]] = {}
+    for layers, heads in (((0, 2), (2, 5)), ((1,), (1, 8))):
+        shape = (len(layers), NUM_PAGES * PAGE_SIZE, *heads)
+        scales = [torch.rand(shape[:-1]).to(SCALE_DTYPE) for _ in range(2)] if dtype == torch.int8 else []
+        stacks[layers] = [*(torch.randint(-99, 99, shape).to(dtype) for _ in range(2)), *scales]
+    return KVTensors(stacks, PAGE_SIZE)
 
 
 def contents(cache: KVTensors, page: int) -> list[torch.Tensor]:

@@ -171,9 +171,9 @@ def test_both_spellings_of_two_ropes_mean_the_same() -> None:
 def test_fields_that_gemma_alone_has() -> None:
     model = read(GEMMA_2_2B, CONTEXT)[1]
     assert (model.embedding_scale, model.logit_softcap, model.has_tied_head) == (48.0, 30.0, True)
-    assert (model.attention.scale, model.attention.softcap) == (1 / 16, 50.0)
-    assert read(GEMMA_2_2B | {"query_pre_attn_scalar": 144}, CONTEXT)[1].attention.scale == 1 / 12
-    assert read(GEMMA_3_4B, CONTEXT)[1].attention.heads == (8, 4, 256)
+    assert (model.attentions[0].scale, model.attentions[0].softcap) == (1 / 16, 50.0)
+    assert read(GEMMA_2_2B | {"query_pre_attn_scalar": 144}, CONTEXT)[1].attentions[0].scale == 1 / 12
+    assert read(GEMMA_3_4B, CONTEXT)[1].attentions[0].heads == (8, 4, 256)
 
 
 @pytest.mark.parametrize("architecture", ["Gemma2", "Gemma3", "Olmo2", "Olmo3", "Cohere2", "Exaone4"])

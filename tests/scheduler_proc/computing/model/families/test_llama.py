@@ -76,7 +76,7 @@ def test_a_window_shorter_than_the_context_is_that_of_all_layers(window: int | N
     ],
 )
 def test_both_spellings_of_rope_mean_the_same(old: dict[str, Any], new: dict[str, Any]) -> None:
-    ours = read(LLAMA | old)[1].attention.rope
-    assert ours == read(LLAMA | {"rope_parameters": new})[1].attention.rope
+    ours = read(LLAMA | old)[1].attentions[0].rope
+    assert ours == read(LLAMA | {"rope_parameters": new})[1].attentions[0].rope
     assert ours is not None
     assert ours.theta == old["rope_theta"]

@@ -73,7 +73,7 @@ def test_qwen2_is_llama_with_a_bias_on_query_key_and_value() -> None:
     ],
 )
 def test_both_spellings_of_rope_mean_the_same(old: dict[str, Any], new: dict[str, Any]) -> None:
-    ours = read(QWEN2 | old)[1].attention.rope
-    assert ours == read(QWEN2 | {"rope_parameters": new})[1].attention.rope
+    ours = read(QWEN2 | old)[1].attentions[0].rope
+    assert ours == read(QWEN2 | {"rope_parameters": new})[1].attentions[0].rope
     assert ours is not None
     assert ours.theta == old["rope_theta"]

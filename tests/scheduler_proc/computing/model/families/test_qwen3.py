@@ -40,7 +40,7 @@ def test_qwen3_norms_its_heads_and_has_a_head_size_of_its_own() -> None:
     ours, theirs = (read(fields)[1].layers[0] for fields in (QWEN3, LLAMA | {"head_dim": 10}))
     head_norm = replace(theirs.attention_norm, size=10)
     assert ours == replace(theirs, attention=replace(theirs.attention, qk_norm=head_norm))
-    assert read({name: value for name, value in QWEN3.items() if name != "head_dim"})[1].attention.head_dim == 128
+    assert read({name: value for name, value in QWEN3.items() if name != "head_dim"})[1].attentions[0].head_dim == 128
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_qwen3_norms_its_heads_and_has_a_head_size_of_its_own() -> None:
     ],
 )
 def test_both_spellings_of_rope_mean_the_same(old: dict[str, Any], new: dict[str, Any]) -> None:
-    ours = read(QWEN3 | old)[1].attention.rope
-    assert ours == read(QWEN3 | {"rope_parameters": new})[1].attention.rope
+    ours = read(QWEN3 | old)[1].attentions[0].rope
+    assert ours == read(QWEN3 | {"rope_parameters": new})[1].attentions[0].rope
     assert ours is not None
     assert ours.theta == old["rope_theta"]

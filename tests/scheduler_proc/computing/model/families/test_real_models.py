@@ -122,7 +122,7 @@ def test_sources_fill_every_element_of_every_parameter_once(name: str) -> None:
 
 
 def test_heads_and_parts_that_are_rotated() -> None:
-    found = {name: (read_real(name).attention.heads, read_real(name).attention.num_rotated) for name in REAL}
+    found = {name: (read_real(name).attentions[0].heads, read_real(name).attentions[0].num_rotated) for name in REAL}
     assert found == {
         "Phi-3-mini": ((32, 32, 96), 96),
         "Phi-4-mini": ((24, 8, 128), 96),
@@ -135,8 +135,8 @@ def test_heads_and_parts_that_are_rotated() -> None:
 
 
 def test_a_window_shorter_than_the_context() -> None:
-    assert read_real("Phi-3-mini").windows == (2047,)
-    assert read_real("Phi-4-mini").windows == (None,)
+    assert {attention.window for attention in read_real("Phi-3-mini").attentions} == {2047}
+    assert {attention.window for attention in read_real("Phi-4-mini").attentions} == {None}
 
 
 def test_each_fourth_layer_of_smollm3_is_not_rotated() -> None:
@@ -151,14 +151,14 @@ def test_granite_scales_what_enters_the_residual_stream_in_place_of_updates() ->
     model = read_real("Granite")
     assert model.embedding_scale == pytest.approx(12 / 0.22)
     assert model.final_norm.eps == model.layers[3].mlp_norm.eps == pytest.approx(1e-5 / 0.22**2)  # pyright: ignore[reportOptionalMemberAccess]
-    assert (model.attention.scale, model.logit_scale) == (0.015625, 0.125)
+    assert (model.attentions[0].scale, model.logit_scale) == (0.015625, 0.125)
 
 
 def test_norms_of_glm_4_are_before_and_after() -> None:
     layer = read_real("GLM-4").layers[0]
     assert None not in (layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm)
     assert (layer.attention.has_qkv_bias, layer.attention.has_out_bias) == (True, False)
-    assert not read({**GLM4, "attention_bias": False})[1].attention.has_qkv_bias
+    assert not read({**GLM4, "attention_bias": False})[1].attentions[0].has_qkv_bias
 
 
 @pytest.mark.parametrize(
