@@ -34,7 +34,7 @@ from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import Decoder, DescribedDecoder, model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.family import Family
-from scheduler_proc.computing.model.families.registry import find_family
+from scheduler_proc.computing.model.families.registry import find_family, match_family
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.placement import Placement
@@ -43,6 +43,7 @@ from scheduler_proc.computing.runner import Publish, Runner, RunnerParts
 from scheduler_proc.computing.step.shapes import StepLimits
 from scheduler_proc.computing.tiers.open_tiers import open_tiers
 from scheduler_proc.computing.tiers.page_copies import PageCopies
+from scheduler_proc.computing.torch_import import import_fake_tensors
 
 if TYPE_CHECKING:
     from scheduler_proc.computing.loading.checkpoint import Checkpoint
@@ -203,6 +204,12 @@ def _load(
     limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
 
     def load_one(config: Config, hf_config: HfConfig, weights_file: Path | None) -> LoadedModel | None:
+        if _is_for_transformers(config, hf_config):
+            if is_shared_only:
+                return None
+            config, decoder = _load_with_transformers(config, placement, report)
+            identity = identity_of(config, decoder.model, placement, config.model, config.facts)
+            return LoadedModel(config, backend, place, placement, limits, decoder, identity)
         family = find_family(hf_config)
         open_once = cache(lambda: _open_checkpoint(config))
         shard = Shard(_describe(config, family, hf_config, open_once), parallel.rank, parallel.size)
@@ -235,6 +242,21 @@ def _load(
     assert draft is not None
     _warn_if_large(model.decoder, draft.decoder)
     return dataclasses.replace(model, draft=draft)
+
+
+def _is_for_transformers(config: Config, hf_config: HfConfig) -> bool:
+    impl = config.model.model_impl
+    return impl == "transformers" or (impl == "auto" and match_family(hf_config) is None)
+
+
+def _load_with_transformers(config: Config, placement: Placement, report: Report) -> tuple[Config, Decoder]:
+    """Returns the model, and the configuration without captured steps. Raises `BootError`."""
+    report("importing transformers", None)
+    import_fake_tensors()
+    # Imported here: it takes seconds, and other models do not need it.
+    from scheduler_proc.computing.transformers_model.loading import load_decoder
+
+    return replace(config, model=replace(config.model, enforce_eager=True)), load_decoder(config, placement, report)
 
 
 def _join(config: Config, backend: Backend, place: Place, report: Report) -> ParallelGroup:

@@ -1,0 +1,91 @@
+"""The attention that transformers' models call here: each forward pass chooses what computes it.
+
+Shape legend: T tokens, H query heads, G key/value heads, D values per head, A = H + 2 G.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from kernels.arguments.attention_options import AttentionOptions
+from kernels.arguments.paged_kv import PagedKV
+from kernels.operations.rotate_store import rotate_store
+from scheduler_proc.computing.model.blocks.attention import attend
+from scheduler_proc.computing.model.description import AttentionDescription
+from scheduler_proc.computing.step.inputs import StepInputs
+
+NAME = "sluice"
+"""The name in transformers. No mask is registered under it: transformers then makes none."""
+
+
+class Attention(Protocol):
+    """Computes one call of attention in a forward pass over a single sequence of T tokens.
+
+    `query_1HTD` may have other values per head than `value_1GTD`. The result is [1, T, H, values per head of V].
+    """
+
+    def __call__(
+        self, module: nn.Module, query_1HTD: Tensor, key_1GTD: Tensor, value_1GTD: Tensor, mask: Any, arguments: Any
+    ) -> Tensor: ...
+
+
+_chosen: ContextVar[Attention] = ContextVar("attention")
+
+
+def call_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **arguments: Any
+) -> tuple[Tensor, None]:
+    """Is what transformers' attention modules call."""
+    return _chosen.get()(module, query, key, value, attention_mask, arguments), None
+
+
+AttentionInterface.register(NAME, call_attention)
+
+
+@contextmanager
+def attention_by(attention: Attention) -> Iterator[None]:
+    """Makes `attention` compute all calls of the block."""
+    token = _chosen.set(attention)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+class PagedAttention:
+    """The attention of one step. The nth call is that of `attentions[n]` and has the nth cache."""
+
+    def __init__(self, step: StepInputs, attentions: Sequence[AttentionDescription], caches: Sequence[PagedKV]):
+        self._step = step
+        self._layers = zip(attentions, caches, strict=True)
+
+    def __call__(
+        self, module: nn.Module, query_1HTD: Tensor, key_1GTD: Tensor, value_1GTD: Tensor, mask: Any, arguments: Any
+    ) -> Tensor:
+        attention, cache = next(self._layers)
+        options = read_options(query_1HTD, arguments, attention.window)
+        parts = (
+            functional.pad(part[0].transpose(0, 1), (0, attention.head_dim - part.shape[3]))
+            for part in (query_1HTD, key_1GTD, value_1GTD)
+        )
+        heads_TAD, step = torch.cat(tuple(parts), dim=1), self._step
+        query_THD = rotate_store(heads_TAD, cache, None, step.positions, step.slots)
+        out_THD = torch.empty(query_THD.shape, dtype=query_THD.dtype, device=query_THD.device)
+        attend(query_THD, step, cache, attention.kind, options, out_THD)
+        return out_THD[None, :, :, : value_1GTD.shape[3]]
+
+
+def read_options(query_1HTD: Tensor, arguments: Any, window: int | None) -> AttentionOptions:
+    scale, sinks = arguments.get("scaling"), arguments.get("s_aux")
+    return AttentionOptions(
+        query_1HTD.shape[3] ** -0.5 if scale is None else scale,
+        window,
+        arguments.get("softcap"),
+        None if sinks is None else sinks.float(),
+    )
