@@ -189,6 +189,19 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Qwen2Moe": {"qwen2moe": {**EXPERTS, "shared_expert_intermediate_size": 64}},
     "Qwen3Moe": {"qwen3moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}},
 }
+MLA = {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+TRANSFORMERS_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "GPTNeoX": {"gpt_neox": {"rotary_pct": 0.25}},
+    "OPT": {"opt": {"ffn_dim": 88, "word_embed_proj_dim": 32, "do_layer_norm_before": False}},
+    "Starcoder2": {"starcoder2": {"sliding_window": 11}},
+    "GptOss": {"gpt_oss": EXPERTS | {"num_local_experts": 4, "head_dim": 16, "sliding_window": 11}},
+    "DeepseekV3": {
+        "deepseek_v3": MLA
+        | {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        | {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+    },
+}
+"""Likewise, families that only transformers computes, or that tests let it compute."""
 VARIANTS = [*GPT2_VARIANTS, *(variant for variants in LLAMA_LIKE.values() for variant in variants)]
 
 
@@ -230,7 +243,7 @@ def _make_llama_like(variant: str, overrides: dict[str, Any]) -> "transformers.P
         "num_key_value_heads": 2,
     }
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    known = LLAMA_LIKE | EXPERT_VARIANTS
+    known = LLAMA_LIKE | EXPERT_VARIANTS | TRANSFORMERS_VARIANTS
     family = next(family for family, variants in known.items() if variant in variants)
     config_class = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
     hf_config = getattr(transformers, config_class)(**(shape | ends | known[family][variant] | overrides))

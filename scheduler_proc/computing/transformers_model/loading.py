@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from messages.config.server import Config
 from messages.errors import BootError
+from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.transformers_model.decoder import TransformersDecoder
@@ -32,6 +33,12 @@ def load_decoder(config: Config, placement: Placement, report: Report) -> Transf
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     model_dir, max_model_len = Path(config.facts.model_dir), config.facts.max_model_len
+    model_type = read_hf_config(model_dir).text("model_type", "none")
+    if model_type not in CONFIG_MAPPING:
+        raise BootError(
+            f"config.json: model_type {model_type}: neither this server nor transformers {transformers.__version__} "
+            "has it, and this server runs no code of a checkpoint (auto_map)"
+        )
     hf_config = _try(lambda: AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False))
     _refuse_model(hf_config, max_model_len)
     report("loading weights with transformers", None)
