@@ -28,7 +28,7 @@ log = logging.getLogger("sluice.transformers")
 
 
 def load_decoder(config: Config, placement: Placement, report: Report) -> TransformersDecoder:
-    """Returns the model, checked against transformers' own attention. Raises `BootError` that says what is wrong."""
+    """Returns the model, checked against transformers' own attention. Raises `BootError` if it cannot be served."""
     _refuse_flags(config, placement)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

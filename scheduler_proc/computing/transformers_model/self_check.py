@@ -1,7 +1,7 @@
 """Compares a model of transformers as it is run here with transformers' own eager attention, before it serves.
 
-Both compute in float32: in 16 bits the effect of a wrong mask can be as small as rounding. Of a model in another format
-the first layers, up to the first of each kind, and a part of the vocabulary are copied.
+Both compute in float32: in 16 bits the effect of a wrong mask can be as small as rounding. A model in another format is
+copied for this, but only its first layers, up to the first of each kind, and a part of the vocabulary.
 
 """
 
@@ -35,7 +35,8 @@ STEPS = (((0, 0, 16), (1, 0, 11)), ((1, 11, 12), (0, 16, 38)), ((0, 38, 39),))
 """Steps of rows (prompt, first token, end): two prompts in chunks, then a decode row with a chunk, then one alone."""
 
 TOLERANCE = 1e-3
-"""Of the largest value of an output: float32 rounds to 6e-8, and the longest sums have some thousand terms."""
+"""Relative to the mean magnitude of an output. Rounding made 1e-5 at most in 45 families, and a scale that is 1 % off
+exceeds it."""
 
 
 Outputs = list[tuple[str, Tensor]]
@@ -65,12 +66,12 @@ def check(module: Any, calls: list[AttentionCall], model: ModelDescription, max_
         expected = _run_eager(checked, prompts)
         found = _run_paged(checked, prompts)
     for (where, theirs), (_, ours) in zip(expected, found, strict=True):
-        largest, difference = float(theirs.abs().max()), float((theirs - ours).abs().max())
-        if not difference <= TOLERANCE * largest:
+        size, difference = float(theirs.abs().mean()), float((theirs - ours).abs().max())
+        if not difference <= TOLERANCE * size:
             raise BootError(
                 f"with this server's attention the model computes something else: {where} differs first, by "
-                f"{difference:.2g} of values up to {largest:.2g}. It may keep another state than K and V, depend on "
-                "other rows of a step, or change attention in a way that its call does not show"
+                f"{difference:.2g} at a mean magnitude of {size:.2g}. It may keep another state than K and V, depend "
+                "on other rows of a step, or change attention in a way that its call does not show"
             )
 
 
