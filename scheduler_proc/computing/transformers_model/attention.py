@@ -70,15 +70,17 @@ class PagedAttention:
     ) -> Tensor:
         attention, cache = next(self._layers)
         options = read_options(query_1HTD, arguments, attention.window)
-        parts = (
-            functional.pad(part[0].transpose(0, 1), (0, attention.head_dim - part.shape[3]))
-            for part in (query_1HTD, key_1GTD, value_1GTD)
-        )
-        heads_TAD, step = torch.cat(tuple(parts), dim=1), self._step
+        parts = [_fit(part[0].transpose(0, 1), attention.head_dim) for part in (query_1HTD, key_1GTD, value_1GTD)]
+        heads_TAD, step = torch.cat(parts, dim=1), self._step
         query_THD = rotate_store(heads_TAD, cache, None, step.positions, step.slots)
         out_THD = torch.empty(query_THD.shape, dtype=query_THD.dtype, device=query_THD.device)
         attend(query_THD, step, cache, attention.kind, options, out_THD)
         return out_THD[None, :, :, : value_1GTD.shape[3]]
+
+
+def _fit(heads: Tensor, head_dim: int) -> Tensor:
+    """Returns the heads with zeros up to `head_dim` values: they change no product, and those of V are cut off."""
+    return heads if heads.shape[-1] == head_dim else functional.pad(heads, (0, head_dim - heads.shape[-1]))
 
 
 def read_options(query_1HTD: Tensor, arguments: Any, window: int | None) -> AttentionOptions:
