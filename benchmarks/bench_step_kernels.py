@@ -19,7 +19,16 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from benchmarks.kernels.measure import product_rate, read_bandwidth
-from benchmarks.model_shapes import PAGE_SIZE, SHAPES, load_shape, plan_decode, read_shape, step_bytes, weight_bytes
+from benchmarks.model_shapes import (
+    PAGE_SIZE,
+    SHAPES,
+    load_shape,
+    plan_decode,
+    read_shape,
+    step_bytes,
+    weight_bytes,
+    with_window_pages,
+)
 from benchmarks.result_file import write_result
 from kernels.cpu.capture import timed_kernels
 from messages.columns import pack_float32, pack_int32, pack_int64
@@ -124,7 +133,7 @@ def measure(shape: dict[str, object], weight_format: str, rounds: int, flags: li
     times: dict[Kind, dict[str, list[float]]] = {kind: defaultdict(list) for kind in KINDS}
     for round_index in range(-2, rounds):  # the first two capture, and warm up
         for kind in KINDS:
-            step = _time_step(runner.run, kind.plan())
+            step = _time_step(runner.run, with_window_pages(kind.plan(), runner.windows))
             for name, ms in step.items() if round_index >= 0 else ():
                 times[kind][name].append(ms)
     least_ms = {kind: kind.least_ms(shape, weight_format, limits) for kind in KINDS}

@@ -33,7 +33,7 @@ QUICK_OFFLINE = (*QUICK, "--num-sequences", "2", "--max-tokens", "16", "--shared
 
 KERNELS = (
     *("limits", "paged_decode", "paged_prefill", "draw", "draw_filtered"),
-    *("apply_bitmask", "filter_top", "gelu", "greedy", "layer_norm", "rms_norm", "rotate_store", "silu_mul"),
+    *("apply_bitmask", "experts", "filter_top", "gelu", "greedy", "layer_norm", "rms_norm", "rotate_store", "silu_mul"),
     "top_logprobs",
 )
 """The operations of `benchmarks.kernels` that run on a GPU: the device's limits, attention, then the others."""
@@ -48,6 +48,7 @@ def list_parts() -> list[Part]:
         *(offline(MAIN, suffix, flags) for suffix, flags in OFFLINE_VARIANTS.items()),
         step(MAIN, "_fp8_cache", OFFLINE_VARIANTS["_fp8_cache"]),
         tuning("decode", "Qwen3-0.6B"),
+        tuning("decode_fp8", "Qwen3-0.6B"),
         tuning("prefill", "Qwen3-0.6B"),
         *list_kernel_parts(),
         step("llama-3-8b"),

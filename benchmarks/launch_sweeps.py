@@ -20,7 +20,14 @@ from kernels.gpu import paged_prefill as triton_prefill
 from kernels.gpu.launch_table import Launch, find_launch
 from kernels.operations.paged_decode import paged_decode, paged_decode_reference
 from kernels.operations.paged_prefill import paged_prefill, paged_prefill_reference
-from kernels.plans.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
+from kernels.plans.decode_work import (
+    DecodeLayout,
+    DecodeShape,
+    DecodeWork,
+    launch_shape_of,
+    make_decode_scratch,
+    plan_decode_work,
+)
 from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 from tests.kernels.gpu.cases.model_shapes import ModelShape
 
@@ -51,6 +58,8 @@ class Sweep:
     """Alternatives to the parameters in use, which they exclude."""
     find_in_use: Callable[[ModelShape, torch.device], Candidate]
     make_trial: Callable[[ModelShape, tuple[int, int], torch.device], Trial]
+    codes: torch.dtype | None = None
+    """The dtype of the cache's codes, if it has codes."""
 
     def with_parameters(self, candidate: Candidate, call: Callable[[], object]) -> Form:
         """Returns `call` with these parameters in place of the table's, until `put_back_afterwards` ends."""
@@ -77,55 +86,66 @@ def pick(candidate: Candidate, names: Sequence[str]) -> dict[str, int]:
     return {name: candidate[name] for name in names}
 
 
-def launch_shape(shape: ModelShape) -> tuple[int, int, int]:
-    """By which the table knows attention of bfloat16."""
-    return shape.queries_a_head, shape.head_dim, 2
+def launch_shape(shape: ModelShape, codes: torch.dtype | None = None) -> tuple[int, int, int]:
+    """By which the table knows attention of bfloat16, whose cache may have codes."""
+    return launch_shape_of(shape.queries_a_head, shape.head_dim, torch.bfloat16, codes or torch.bfloat16)
 
 
-def _random_case(shape: ModelShape, num_rows: int, num_new: int, num_before: int, device: torch.device) -> MadeCase:
+def _random_case(
+    shape: ModelShape, num_rows: int, num_new: int, num_before: int, device: torch.device, codes: torch.dtype | None
+) -> MadeCase:
     case = Case(shape.num_heads, shape.num_kv_heads, shape.head_dim, num_rows, num_new, num_before)
     # The interpreter is right for float32; its times mean nothing anyway.
-    return make_case(case, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    return make_case(case, device, torch.bfloat16 if device.type == "cuda" else torch.float32, codes)
 
 
 def count_processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-DECODE_LAUNCHES = (
-    (64, 4, 3),
-    (64, 4, 4),
-    (64, 4, 2),
-    (64, 2, 3),
-    (32, 4, 3),
-    (32, 2, 4),
-    (128, 4, 2),
-    (128, 4, 3),
-    (128, 8, 3),
-)
+DECODE_LAUNCHES = ((64, 4, 3), (64, 4, 4), (64, 4, 2), (64, 2, 3), (32, 4, 3), (32, 4, 4), (128, 4, 2), (128, 8, 3))
 """Keys of a block, warps, stages."""
 DECODE_PROGRAMS = (2, 3, 4, 6, 8)
 """A processor: the work list is cut until about as many have an item."""
 
 
-def _decode_in_use(shape: ModelShape, device: torch.device) -> Candidate:
-    heads = DecodeShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, PAGE_SIZE, torch.bfloat16)
+def _decode_in_use(codes: torch.dtype | None, shape: ModelShape, device: torch.device) -> Candidate:
+    heads = DecodeShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, PAGE_SIZE, torch.bfloat16, codes)
     programs = max(1, count_programs(heads, device) // count_processors(device))
-    launch = pick(find_launch("paged_decode", *launch_shape(shape)), DECODE.entries["paged_decode"])
-    return {**launch, "programs": programs, "merges": find_launch("decode_work", *launch_shape(shape))["merges"]}
+    launch = find_launch("paged_decode", *launch_shape(shape, codes))
+    names = (DECODE if codes is None else DECODE_FP8).entries["paged_decode"]
+    merges = find_launch("decode_work", *launch_shape(shape, codes))["merges"]
+    return {**pick(launch, names), "merges": merges, "programs": programs}
 
 
 def _decode_candidates(in_use: Candidate) -> list[Candidate]:
+    """The way to merge that is not in use is tried with the launch in use alone, because each way is compiled."""
+    launch = in_use["BLOCK_N"], in_use["num_warps"], in_use["num_stages"]
+    ways = [*product(DECODE_LAUNCHES, (in_use["merges"],)), (launch, 1 - in_use["merges"])]
     every: list[Candidate] = [
         {"BLOCK_N": block, "num_warps": warps, "num_stages": stages, "programs": programs, "merges": merges}
-        for (block, warps, stages), programs, merges in product(DECODE_LAUNCHES, DECODE_PROGRAMS, (0, 1))
+        for ((block, warps, stages), merges), programs in product(ways, DECODE_PROGRAMS)
     ]
     return [candidate for candidate in every if candidate != in_use]
 
 
-def _decode_trial(shape: ModelShape, size: tuple[int, int], device: torch.device) -> Trial:
+FP8_LAUNCHES = ((64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 4, 2), (128, 8, 2), (32, 4, 2))
+FP8_REGISTERS = (128, 168, 248)
+"""The most registers of a thread."""
+
+
+def _fp8_candidates(in_use: Candidate) -> list[Candidate]:
+    every: list[Candidate] = [
+        dict(zip(DECODE_FP8.entries["paged_decode"], (*launch, registers), strict=True))
+        | {"programs": programs, "merges": in_use["merges"]}
+        for launch, registers, programs in product(FP8_LAUNCHES, FP8_REGISTERS, (2, 3, 4))
+    ]
+    return [candidate for candidate in every if candidate != in_use]
+
+
+def _decode_trial(codes: torch.dtype | None, shape: ModelShape, size: tuple[int, int], device: torch.device) -> Trial:
     num_rows, context = size
-    made = _random_case(shape, num_rows, 1, context - 1, device)
+    made = _random_case(shape, num_rows, 1, context - 1, device, codes)
     num_keys = torch.full((num_rows,), context, dtype=torch.int32, device=device)
     attend = partial(
         paged_decode,
@@ -143,9 +163,10 @@ def _decode_trial(shape: ModelShape, size: tuple[int, int], device: torch.device
         cut = candidate["programs"], candidate["merges"]
         if cut not in works:
             works[cut] = plan_decode(made, num_keys, *cut)
-        return DECODE.with_parameters(candidate, partial(attend, works[cut]))
+        sweep = DECODE if codes is None else DECODE_FP8
+        return sweep.with_parameters(candidate, partial(attend, works[cut]))
 
-    num_bytes = 2 * num_rows * context * shape.num_kv_heads * shape.head_dim * 2
+    num_bytes = 2 * num_rows * context * shape.num_kv_heads * shape.head_dim * made.cache.keys.itemsize
     return Trial(f"{num_rows} x {context}", num_bytes, made.out, made.out.float().clone(), call)
 
 
@@ -162,11 +183,20 @@ def plan_decode(made: MadeCase, num_keys: torch.Tensor, programs: int, merges: i
 DECODE = Sweep(
     module=triton_decode,
     entries={"paged_decode": ("BLOCK_N", "num_warps", "num_stages"), "decode_work": ("programs", "merges")},
-    sizes=((256, 512), (64, 512), (1, 512), (64, 8192), (256, 1024), (1, 8192)),
+    sizes=((256, 512), (32, 512), (1, 512), (64, 8192), (256, 1024), (1, 8192)),
     quick_size=(2, 100),
     list_candidates=_decode_candidates,
-    find_in_use=_decode_in_use,
-    make_trial=_decode_trial,
+    find_in_use=partial(_decode_in_use, None),
+    make_trial=partial(_decode_trial, None),
+)
+FP8 = torch.float8_e4m3fn
+DECODE_FP8 = replace(
+    DECODE,
+    entries={**DECODE.entries, "paged_decode": ("BLOCK_N", "num_warps", "num_stages", "maxnreg")},
+    list_candidates=_fp8_candidates,
+    find_in_use=partial(_decode_in_use, FP8),
+    make_trial=partial(_decode_trial, FP8),
+    codes=FP8,
 )
 
 PREFILL_LAUNCHES = tuple(product((64, 128), (32, 64, 128), (4, 8), (2, 3)))
@@ -184,7 +214,7 @@ def _prefill_candidates(in_use: Candidate) -> list[Candidate]:
 
 def _prefill_trial(shape: ModelShape, size: tuple[int, int], device: torch.device) -> Trial:
     num_rows, num_new = size
-    made = _random_case(shape, num_rows, num_new, 0, device)
+    made = _random_case(shape, num_rows, num_new, 0, device, None)
     lens = torch.tensor([[num_new] * num_rows, [0] * num_rows], dtype=torch.int32)
     rows = PrefillRows(made.page_tables, lens[0].to(device), lens[1].to(device))
     options = AttentionOptions(shape.head_dim**-0.5)
@@ -212,5 +242,5 @@ PREFILL = Sweep(
     make_trial=_prefill_trial,
 )
 
-SWEEPS = {"decode": DECODE, "prefill": PREFILL}
+SWEEPS = {"decode": DECODE, "decode_fp8": DECODE_FP8, "prefill": PREFILL}
 """By what to call them."""

@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from messages.columns import pack_float32, pack_int32, pack_int64
+from messages.columns import INT32, INT64, pack_float32, pack_int32, pack_int64, unpack_int32
 from messages.config.server import Config
 from messages.errors import UsageError
 from messages.ring.axes import fill_columns
@@ -20,6 +21,7 @@ from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.model.decoder import model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.runner import Runner
 from supervisor.flags import parse_flags
@@ -149,12 +151,24 @@ def read_shape(shape: dict[str, object], max_model_len: int) -> ModelDescription
     return find_family(hf_config).describe(hf_config, max_model_len)
 
 
-def weight_bytes(model: ModelDescription, itemsize: int) -> int:
-    """Returns the bytes of the weights that one step reads: embeddings are looked up, except for a tied head."""
+def weight_bytes(model: ModelDescription, itemsize: int, num_rows: int | None = None) -> int:
+    """Returns the bytes of the weights that one step reads: embeddings are looked up, except for a tied head.
+
+    A step of `num_rows` rows reads the experts that its rows choose, on average, if all are equally likely.
+    """
+    share = 1.0 if num_rows is None else _share_of_experts(model, num_rows)
     read = (
-        parameter.shape for parameter in model_parameters(model) if parameter.role not in ("embedding", "positions")
+        prod(parameter.shape) * (share if "experts" in parameter.role else 1)
+        for parameter in model_parameters(model)
+        if parameter.role not in ("embedding", "positions")
     )
-    return itemsize * sum(map(prod, read))
+    return round(itemsize * sum(read))
+
+
+def _share_of_experts(model: ModelDescription, num_rows: int) -> float:
+    mlps = (layer.mlp for layer in model.layers)
+    experts = next((mlp for mlp in mlps if isinstance(mlp, ExpertMlpDescription)), None)
+    return 1.0 if experts is None else 1 - (1 - experts.num_chosen / experts.num_experts) ** num_rows
 
 
 def kv_bytes(model: ModelDescription, itemsize: int) -> int:
@@ -268,22 +282,39 @@ def plan_prefill(num_tokens: int) -> Batch:
     return Batch(step_id=0, num_decode_rows=0, num_pages_per_row=num_pages, **columns)
 
 
+def with_window_pages(batch: Batch, windows: tuple[int, int] | None) -> Batch:
+    """Returns the step with window pages for what its tokens see; `windows` is that of its runner."""
+    if windows is None:
+        return batch
+    window, num_pages = windows
+    slots, tables, num_used = array(INT64), array(INT32), 0
+    for length, context in zip(unpack_int32(batch.query_lens), unpack_int32(batch.context_lens), strict=True):
+        first, end = max(0, context - window + 1) // PAGE_SIZE, -(-(context + length) // PAGE_SIZE)
+        pages = [(num_used + index) % num_pages for index in range(end - first)]
+        num_used += len(pages)
+        tables.extend([-1] * first + pages + [-1] * (batch.num_pages_per_row - end))
+        for place in range(context, context + length):
+            slots.append(pages[place // PAGE_SIZE - first] * PAGE_SIZE + place % PAGE_SIZE)
+    return msgspec.structs.replace(batch, window_slots=slots.tobytes(), window_page_tables=tables.tobytes())
+
+
 def prefill_flop(shape: dict[str, object], num_tokens: int) -> int:
     """Returns the operations of `plan_prefill`'s step: only the last token reaches the head."""
     model = read_shape(shape, num_tokens)
     head = model.vocab_size * model.hidden_size
     attention = 4 * sum(layer.attention.query_size for layer in model.layers) * (num_tokens + 1) // 2
-    return num_tokens * (2 * (weight_bytes(model, 1) - head) + attention) + 2 * head
+    return num_tokens * (2 * (weight_bytes(model, 1, 1) - head) + attention) + 2 * head
 
 
 def step_bytes(shape: dict[str, object], num_rows: int, num_keys: int, weight_format: str = "bfloat16") -> float:
     """Returns what a step must at least read: the weights, and the K and V of every row, in bfloat16."""
     model = read_shape(shape, num_keys)
-    return weight_bytes(model, 1) * WEIGHT_BITS[weight_format] / 8 + num_rows * num_keys * kv_bytes(model, ITEMSIZE)
+    num_weights = weight_bytes(model, 1, num_rows)
+    return num_weights * WEIGHT_BITS[weight_format] / 8 + num_rows * num_keys * kv_bytes(model, ITEMSIZE)
 
 
 def step_flop(shape: dict[str, object], num_rows: int, num_keys: int) -> int:
     """Returns the operations of a decode step: two for each weight and row, and attention's two products."""
     model = read_shape(shape, num_keys)
     attention = 4 * sum(layer.attention.query_size for layer in model.layers) * num_keys
-    return num_rows * (2 * weight_bytes(model, 1) + attention)
+    return num_rows * (2 * weight_bytes(model, 1, 1) + attention)

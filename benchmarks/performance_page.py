@@ -1,4 +1,4 @@
-"""Makes docs/speed/performance.md and parts.md from the result files, so that every number names its run.
+"""Makes the pages of performance in docs/speed/ from the result files, so that every number names its run.
 
 python -m benchmarks.performance_page
 """
@@ -6,7 +6,7 @@ python -m benchmarks.performance_page
 from pathlib import Path
 
 from benchmarks.page.cpu_engine import cpu_parts, one_stream_parts, step_kernels_parts
-from benchmarks.page.gpu import make_gpu_part
+from benchmarks.page.gpu import make_gpu_page
 from benchmarks.page.serving import (
     engine_death_text,
     footprint_text,
@@ -33,7 +33,11 @@ def main() -> int:
 
 def make_pages(results: Path) -> dict[str, str]:
     """Returns the pages made from a directory of result files, by path below `docs/`."""
-    return {"speed/performance.md": _make_summary(results), "speed/parts.md": _make_parts(results)}
+    return {
+        "speed/performance.md": _make_summary(results),
+        "speed/performance-gpu.md": MARK + make_gpu_page(results),
+        "speed/parts.md": _make_parts(results),
+    }
 
 
 def _make_summary(results: Path) -> str:
@@ -42,15 +46,15 @@ def _make_summary(results: Path) -> str:
     footprint, recovery = read_result(results, "footprint"), read_result(results, "recovery#processes")
     parts = [
         f"{MARK}# Performance\n\nEach table is made from a file in `benchmarks/results/`; `make bench` measures again. "
-        "Unless a section names another model, it is the bundled one, and each number is from one run. All sections "
-        "but the last ran on a CPU, with the C kernels and torch. Throughput of equal runs differed by up to half.\n\n"
-        "[The parts](parts.md) of these numbers have a separate page. [Choices](choices.md) and "
-        "[measurements](measurements.md) are the numbers behind kernels, defaults and decisions.\n",
+        "Unless a section names another model, it is the bundled one, and each number is from one run. All ran on a "
+        "CPU, with the C kernels and torch. Throughput of equal runs differed by up to half.\n\n"
+        "[GPUs](performance-gpu.md) and [the parts](parts.md) of these numbers have pages of their own. "
+        "[Choices](choices.md) and [measurements](measurements.md) are the numbers behind kernels, defaults and "
+        "decisions.\n",
         "## A running server under load\n\n" + load_table(loads) + name_source(loads[0], len(loads)),
         *cpu_parts(results),
         "## Start, memory and idle\n\n" + footprint_text(footprint) + name_source(footprint),
         "## When a process is killed\n\n" + recovery_table(recovery) + name_source(recovery),
-        make_gpu_part(results),
     ]
     return "\n".join(parts)
 

@@ -154,7 +154,7 @@ def summarize(
         in_use = _times_best(found, 0)
         times = {"times_best": times_best, "times_best_of_that_in_use": in_use if math.isfinite(in_use) else None}
         for kernel, names in SWEEPS[operation].entries.items():
-            key = (find_capability(), kernel, *launch_shape(MODEL_SHAPES[model]))
+            key = (find_capability(), kernel, *launch_shape(MODEL_SHAPES[model], SWEEPS[operation].codes))
             table.append({"line": f"{key}: {pick(candidates[best], names)},".replace("'", '"'), **times})
     return {"operation": operation, "in_use": dict(candidates[0]), "cases": cases, "table": table}
 

@@ -26,6 +26,13 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 OTHER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 """Patterns of configuration, tokenizer and chat template files."""
 
+TEXT_ALONE: dict[str, dict[str, Any]] = {
+    "Gemma3ForConditionalGeneration": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
+    "Gemma4ForConditionalGeneration": {"vocab_size": 262_144, "max_position_embeddings": 131_072},
+    "Mistral3ForConditionalGeneration": {},
+}
+"""Models of images and text whose language model is served alone, and fields that their config.json may lack."""
+
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -46,6 +53,21 @@ def read_object(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BootError(f"{file}: is not a JSON object")
     return cast("dict[str, Any]", value)
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Returns the fields of a config.json, those of the language model alone if the model is one of `TEXT_ALONE`.
+
+    Its model type then decides its family, since the architecture is that of the whole.
+    """
+    fields = read_object(file)
+    text, named = fields.get("text_config"), fields.get("architectures")
+    name = str(cast("list[object]", named)[0]) if isinstance(named, list) and named else ""
+    if name not in TEXT_ALONE or not isinstance(text, dict):
+        return fields
+    text, tied = cast("dict[str, Any]", text), "tie_word_embeddings"  # which either of them may say
+    own = {"architectures": [], "model_type": text.get("model_type"), tied: fields.get(tied) or text.get(tied)}
+    return {**TEXT_ALONE[name], **text, **fields, **own}
 
 
 def find_other_content(file: Path) -> str | None:

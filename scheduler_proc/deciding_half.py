@@ -44,7 +44,7 @@ def make_scheduler(
     memory, store = runner.page_memory, runner.page_store
     if store is not None and wake is not None:
         store.wake = wake
-    cache = open_cache(runner.num_pages, page_size, config.cache.enable_prefix_caching, memory, store)
+    cache = open_cache(runner.num_pages, page_size, config.cache.enable_prefix_caching, memory, store, runner.windows)
     journal = cache.find_observer(PageJournal)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)

@@ -38,7 +38,8 @@ class Runner(Protocol):
     before the result of the first is requested, and it may refer to tokens of the first
     (`Batch.future_token_indices`). `can_plan_ahead`: it may be planned before then and launched right after, with the
     same kind of references. `draft_runner` runs the draft model, on pages with the same numbers. `page_memory` is the
-    memory of its pages, if it outlives the process. `page_store` keeps evicted pages, if there is one. `degraded`
+    memory of its pages, if it outlives the process. `page_store` keeps evicted pages, if there is one. `windows`: the
+    window of the layers that have window pages, and the number of these, if any have. `degraded`
     reports to operators what is missing or slower than it should be; empty if nothing is. `placement` reports the
     device and formats of the model.
     """
@@ -55,6 +56,9 @@ class Runner(Protocol):
 
     @property
     def page_memory(self) -> PageMemory | None: ...
+
+    @property
+    def windows(self) -> tuple[int, int] | None: ...
 
     @property
     def page_store(self) -> PageStore | None: ...

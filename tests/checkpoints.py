@@ -18,6 +18,7 @@ from messages.config.server import (
     RunConfig,
     SchedulingConfig,
 )
+from runtime.model_files import read_config
 from tests.tiny_llama import VOCAB_SIZE
 
 SavedAs = Literal["safetensors", "sharded", "pt", "pt-sharded"]
@@ -74,6 +75,21 @@ QWEN3_VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-biases-untied": {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": False},
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GPT_OSS = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 32,
+    "head_dim": 16,
+    "sliding_window": 11,
+    "swiglu_limit": 1.5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150_000.0,
+        "factor": 32.0,
+        "truncate": False,
+        "original_max_position_embeddings": 24,
+    },
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
@@ -154,6 +170,39 @@ GEMMA3_VARIANTS: dict[str, dict[str, Any]] = {
     },
     "gemma3-capped": {"head_dim": 16, "final_logit_softcapping": 2.0, "layer_types": ["full_attention"] * 3},
 }
+GEMMA4_WINDOWS = {"sliding_window": 11, "head_dim": 16, "global_head_dim": 32, "final_logit_softcapping": 30.0}
+PERIOD_OF_3 = ["sliding_attention", "sliding_attention", "full_attention"]
+GEMMA4_VARIANTS: dict[str, dict[str, Any]] = {
+    "gemma4-shared-kv": GEMMA4_WINDOWS
+    | {
+        "layer_types": PERIOD_OF_3 * 3,
+        "num_hidden_layers": 9,
+        "num_kv_shared_layers": 4,
+        "num_key_value_heads": 1,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+    },
+    "gemma4-one-kv": GEMMA4_WINDOWS
+    | {
+        "layer_types": PERIOD_OF_3 * 2,
+        "num_hidden_layers": 6,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+    },
+    "gemma4-experts": GEMMA4_WINDOWS
+    | {
+        "layer_types": PERIOD_OF_3,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 32,
+    },
+}
 OLMO2_VARIANTS: dict[str, dict[str, Any]] = {"olmo2": {"attention_bias": True}}
 OLMO3_VARIANTS: dict[str, dict[str, Any]] = {"olmo3": WINDOWS | {"rope_scaling": LLAMA3_ROPE, "rope_theta": 500.0}}
 COHERE2_VARIANTS: dict[str, dict[str, Any]] = {
@@ -177,6 +226,7 @@ LLAMA_LIKE = {
     "Glm4": GLM4_VARIANTS,
     "Gemma2": GEMMA2_VARIANTS,
     "Gemma3": GEMMA3_VARIANTS,
+    "Gemma4": GEMMA4_VARIANTS,
     "Olmo2": OLMO2_VARIANTS,
     "Olmo3": OLMO3_VARIANTS,
     "Cohere2": COHERE2_VARIANTS,
@@ -188,6 +238,7 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Mixtral": {"mixtral": {"num_local_experts": 4, "sliding_window": None}},
     "Qwen2Moe": {"qwen2moe": {**EXPERTS, "shared_expert_intermediate_size": 64}},
     "Qwen3Moe": {"qwen3moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}},
+    "GptOss": {"gpt-oss": GPT_OSS},
 }
 MLA = {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 TRANSFORMERS_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -203,6 +254,11 @@ TRANSFORMERS_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 """Likewise, families that only transformers computes, or that tests let it compute."""
 VARIANTS = [*GPT2_VARIANTS, *(variant for variants in LLAMA_LIKE.values() for variant in variants)]
+EVERY_ARCHITECTURE: dict[str, tuple[str, ...]] = {
+    "GPT2LMHeadModel": tuple(GPT2_VARIANTS),
+    **{f"{prefix}ForCausalLM": tuple(variants) for prefix, variants in (LLAMA_LIKE | EXPERT_VARIANTS).items()},
+}
+"""The variants of each architecture."""
 
 
 def build_checkpoint(
@@ -219,7 +275,8 @@ def build_checkpoint(
         model = _make_llama_like(variant, overrides)
     generator = torch.Generator().manual_seed(17)
     with torch.no_grad():
-        for parameter in model.parameters():
+        scales = [buffer for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]
+        for parameter in [*model.parameters(), *scales]:
             center = 1.0 if parameter.dim() == 1 and bool((parameter == 1).all()) else 0.0
             parameter.normal_(center, 0.2, generator=generator)
     _save(model, path, saved_as)
@@ -245,7 +302,7 @@ def _make_llama_like(variant: str, overrides: dict[str, Any]) -> "transformers.P
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     known = LLAMA_LIKE | EXPERT_VARIANTS | TRANSFORMERS_VARIANTS
     family = next(family for family, variants in known.items() if variant in variants)
-    config_class = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    config_class = f"{family}{'TextConfig' if family in ('Gemma3', 'Gemma4') else 'Config'}"
     hf_config = getattr(transformers, config_class)(**(shape | ends | known[family][variant] | overrides))
     return getattr(transformers, f"{family}ForCausalLM")(hf_config)
 
@@ -273,7 +330,7 @@ def _save(model: "transformers.PreTrainedModel", path: Path, saved_as: SavedAs) 
 
 def _read_hf_config(model_dir: Path) -> tuple[dict[str, Any], int]:
     """Returns config.json and its context length."""
-    hf_config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    hf_config = read_config(model_dir / "config.json")
     return hf_config, hf_config.get("n_positions") or hf_config["max_position_embeddings"]
 
 

@@ -69,7 +69,7 @@ class ChatTemplates:
             raise bad_request("The chat is empty: it must have at least one message", "messages")
         template = self._choose(template_kwargs)
         messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
-        messages = template.forms.adapt(messages)
+        messages = template.forms.adapt(messages, template_kwargs.get("tools"))
         final_text = _mark_end(messages) if chat.continue_final_message else None
         template_kwargs["add_generation_prompt"] = chat.add_generation_prompt and not chat.continue_final_message
         try:

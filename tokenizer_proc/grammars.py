@@ -15,6 +15,7 @@ from tokenizer_proc.marked_text import marks, text_until
 from tokenizer_proc.schema_faults import explain_calls, find_fault
 from tokenizer_proc.schema_rules import BOUNDED_WHITESPACE, read_schema, simplify, simplify_within
 from tokenizer_proc.structural_tags import structural_tag_grammar
+from tokenizer_proc.tagged_arguments import tagged_rules
 from tokenizer_proc.thoughts import join_grammars, limit_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ def call_grammar(text: str, tokenizer: "LLTokenizer", options: dict[str, Any] | 
             rules.append(text_until(f"arguments_{number}", end, tokenizer))
             continue
         rules.append(f"call_{number}: {marks(begin, tokenizer)} arguments_{number} {marks(end, tokenizer)}")
+        if asked.tag is not None:
+            rules += tagged_rules(f"arguments_{number}", schema, asked.tag, OPTIONS, tokenizer)
+            continue
         guidance = OPTIONS if begin or options is None else options
         rules.append(f"arguments_{number}: %json {json.dumps(simplify(schema) | {'x-guidance': guidance})}")
     library: Any = import_module("llguidance")

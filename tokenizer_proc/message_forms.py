@@ -25,7 +25,7 @@ PROBED_ROLES = ("system", "user", "assistant", "tool")
 
 CALL_ID = "call00001"
 RESULT: Message = {"role": "tool", "content": "a", "tool_call_id": CALL_ID, "name": "look_up"}
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "look_up",
@@ -43,9 +43,12 @@ class MessageForms:
         self._is_read: dict[tuple[str, str], bool] = {}
         """By role and form of a content: "text" or "parts"."""
 
-    def adapt(self, messages: list[Message]) -> list[Message]:
+    def adapt(self, messages: list[Message], tools: Any = None) -> list[Message]:
         """Returns the messages in forms that the template reads, unchanged if it reads none."""
-        return [self._adapt(message) for message in self._place_system(messages)]
+        adapted = [self._adapt(message) for message in self._separate_calls(self._place_system(messages))]
+        if not isinstance(tools, list) or not tools or not self._reads_tools_in_system:
+            return adapted
+        return _with_tools_in_system(tools, adapted)  # pyright: ignore[reportUnknownArgumentType]
 
     def _adapt(self, message: Message) -> Message:
         role, content = message["role"], message.get("content")
@@ -54,8 +57,32 @@ class MessageForms:
         elif isinstance(content, str) and not self._reads(role, "text") and self._reads(role, "parts"):
             message = message | {"content": [{"type": "text", "text": content}]}
         if message.get("tool_calls"):
-            message = self._call_form.apply(message)
+            message = self._call_form.apply(self._with_thinking(message))
         return message
+
+    def _with_thinking(self, message: Message) -> Message:
+        """Joins the reasoning and the text before a call if the template shows only one of them."""
+        reasoning, text = message.get("reasoning_content"), text_of(message.get("content"))
+        if not reasoning or not text or not self._shows_one_thought:
+            return message
+        return message | {"thinking": f"{reasoning}\n\n{text}", "content": ""}
+
+    def _separate_calls(self, messages: list[Message]) -> list[Message]:
+        """Returns the chat with one call a message, each followed by its result, if the template shows only one."""
+        if all(len(message.get("tool_calls") or ()) < 2 for message in messages) or self._reads_two_calls:
+            return messages
+        separated: list[Message] = []
+        for message in messages:
+            place, call_id = len(separated), message.get("tool_call_id")
+            if message["role"] == "tool":
+                for index in reversed(range(place)):
+                    if any(call.get("id") == call_id for call in separated[index].get("tool_calls") or ()):
+                        place = index + 1
+                        break
+            calls = message.get("tool_calls") or ()
+            separated.insert(place, message | {"tool_calls": [calls[0]]} if calls else message)
+            separated += [{"role": message["role"], "content": "", "tool_calls": [call]} for call in calls[1:]]
+        return separated
 
     def _place_system(self, messages: list[Message]) -> list[Message]:
         """Returns the messages with the system messages moved to the beginning, or merged, if the template requires it.
@@ -114,12 +141,38 @@ class MessageForms:
         return self._shows(chat(first, second), lambda rendered: all(text in rendered for text in texts))
 
     @cached_property
+    def _reads_tools_in_system(self) -> bool:
+        """Whether the template shows tools only as a text in the system message, like that of Phi-4-mini."""
+        system = {"role": "system", "content": "a", "tools": NEEDLE}
+        chat = [self._user()]
+        shows_tools = self._try(chat, [TOOL], lambda text: TOOL["function"]["name"] in text)
+        return not shows_tools and self._try([system, *chat], None, lambda text: NEEDLE in text)
+
+    @cached_property
     def _call_form(self) -> "CallForm":
         for form in CALL_FORMS:
             chat = [self._user(), form.apply(_call(NEEDLE)), RESULT]
             if self._shows(chat, lambda text: NEEDLE in text and DUMPED_OBJECT not in text):
                 return form
         return CALL_FORMS[0]
+
+    @cached_property
+    def _reads_two_calls(self) -> bool:
+        """Whether a message may have two calls."""
+        texts = f"{NEEDLE}1", f"{NEEDLE}2"
+        calls = [call for text in texts for call in _call(text)["tool_calls"]]
+        message = self._call_form.apply({"role": "assistant", "tool_calls": calls})
+        return self._shows([self._user(), message, RESULT], lambda rendered: all(text in rendered for text in texts))
+
+    @cached_property
+    def _shows_one_thought(self) -> bool:
+        """Whether the field `thinking` is shown before a call, but not with a content."""
+
+        def shows(content: str) -> bool:
+            message = self._call_form.apply(_call("what") | {"thinking": NEEDLE, "content": content})
+            return self._shows([self._user(), message, RESULT], lambda rendered: NEEDLE in rendered)
+
+        return shows("") and not shows("a")
 
     def _user(self) -> Message:
         is_text = self._reads("user", "text") or not self._reads("user", "parts")
@@ -160,6 +213,16 @@ def _with_text_of_user(text: str, messages: list[Message]) -> list[Message] | No
             begun = message | {"content": f"{text}\n\n{text_of(message.get('content'))}"}
             return [*messages[:i], begun, *messages[i + 1 :]]
     return None
+
+
+def _with_tools_in_system(tools: list[Any], messages: list[Message]) -> list[Message]:
+    """Adds the tools to the first system message, or to one with the words of Phi-4-mini's documentation."""
+    functions = [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in tools]  # pyright: ignore
+    text = json.dumps(functions, ensure_ascii=False)
+    if messages and messages[0]["role"] == "system":
+        return [messages[0] | {"tools": text}, *messages[1:]]
+    system = {"role": "system", "content": "You are a helpful assistant with some tools.", "tools": text}
+    return [system, *messages]
 
 
 EMPTY_FIELDS: dict[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}

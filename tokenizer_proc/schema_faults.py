@@ -59,7 +59,7 @@ def _parameters(asked: CallGrammar) -> Iterator[Schema]:
     definitions: Schema = {name: schema[name] for name in DEFINITIONS if name in schema}
     calls = schema.get("items", schema)
     for call in calls.get("anyOf", [calls]):
-        _, parameters = call["properties"].values()
+        *_, parameters = call["properties"].values()
         yield definitions | parameters
 
 

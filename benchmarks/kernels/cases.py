@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES, ModelShape
 
 PAGE_SIZE = 16
@@ -42,8 +42,10 @@ class MadeCase:
         return keys.transpose(1, 2).contiguous(), values.transpose(1, 2).contiguous()
 
 
-def make_case(case: Case, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> MadeCase:
-    """Returns the tensors of the case."""
+def make_case(
+    case: Case, device: torch.device, dtype: torch.dtype = torch.bfloat16, codes: torch.dtype | None = None
+) -> MadeCase:
+    """Returns the tensors of the case; its cache has codes of the dtype `codes`, if given."""
     torch.manual_seed(0)
     pages_a_row = -(-(case.num_before + case.num_new) // PAGE_SIZE)
     num_pages = case.num_rows * pages_a_row
@@ -53,7 +55,12 @@ def make_case(case: Case, device: torch.device, dtype: torch.dtype = torch.bfloa
     query = torch.randn(num_tokens, case.num_heads, case.head_dim, dtype=dtype, device=device)
     page_tables = torch.randperm(num_pages, dtype=torch.int32, device=device).view(case.num_rows, pages_a_row)
     page_tables[:, : case.num_shared // PAGE_SIZE] = page_tables[0, : case.num_shared // PAGE_SIZE].clone()
-    return MadeCase(query, PagedKV(kv[0], kv[1], PAGE_SIZE), page_tables, torch.empty_like(query))
+    if codes is None:
+        cache = PagedKV(kv[0], kv[1], PAGE_SIZE)
+    else:
+        scales = torch.rand(2, num_slots, case.num_kv_heads, device=device).to(SCALE_DTYPE)
+        cache = PagedKV(kv[0].to(codes), kv[1].to(codes), PAGE_SIZE, scales[0], scales[1])
+    return MadeCase(query, cache, page_tables, torch.empty_like(query))
 
 
 NUM_TOKENS = {"cpu": (1, 16, 256), "cuda": (1, 64, 256, 2048, 8192)}

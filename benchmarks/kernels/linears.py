@@ -1,4 +1,4 @@
-"""Linear layers of GPT-2 124M on a CPU (packed, int8, int4), and the device's rates of copies and products."""
+"""Linear layers of GPT-2 124M on a CPU (packed, int8, int4), experts, and the device's rates of copies and products."""
 
 import argparse
 import itertools
@@ -19,13 +19,19 @@ from benchmarks.kernels.measure import (
     product_rate,
     read_bandwidth,
 )
+from kernels.arguments.block_rows import FORMS, Segment
 from kernels.arguments.codes import Bits
+from kernels.arguments.routes import Routing
 from kernels.cpu.huge_pages import empty_huge
 from kernels.formats.packed import PackedWeight
 from kernels.formats.plain import PlainWeight, on_onednn, onednn_has_bfloat16
 from kernels.formats.quantized import QUANTIZED
+from kernels.formats.registry import find_block_format
 from kernels.formats.weight_format import Linear, Weight
+from kernels.operations.experts import combine_experts, gather_rows, route_tokens
 from kernels.operations.packed_linear import has_packed_kernel, pack
+from kernels.operations.silu_mul import silu_mul
+from tests.kernels.gpu.plausible_blocks import plausible_rows
 
 SHAPES = {"768 to 2304": (768, 2304), "3072 to 768": (3072, 768), "768 to 50257": (768, 50257)}
 BITS: list[Bits] = [8, 4]
@@ -151,7 +157,76 @@ def make_limit(size: Size, device: torch.device) -> Work:
     return Work({"torch": lambda: x @ weight.T}, num_bytes, 2 * rows * inner * columns)
 
 
+@dataclass(frozen=True)
+class ExpertCase:
+    """The experts of a layer of Qwen3-30B-A3B; `form` is that of GGUF's blocks, int8, or bfloat16."""
+
+    num_tokens: int
+    form: str
+    num_experts: int = 128
+    num_chosen: int = 8
+    hidden_size: int = 2048
+    size: int = 768
+
+
+NUM_ROUTES = 8
+"""Calls take turns with these: no cache keeps the experts until they are chosen again."""
+EXPERT_TOKENS = {"cpu": (1, 4, 16, 256), "cuda": (1, 4, 16, 64, 256, 2048, 8192)}
+EXPERT_FORMS = {"cpu": ("bfloat16", "int8", "Q4_K", "Q8_0"), "cuda": ("bfloat16", "Q4_K", "MXFP4")}
+
+
+def make_expert_weight(case: ExpertCase, num_outputs: int, num_inputs: int, device: torch.device) -> Weight:
+    num_rows = case.num_experts * num_outputs
+    if case.form in FORMS:
+        block_format = find_block_format([Segment(case.form, num_rows)], torch.bfloat16, device)
+        assert block_format is not None
+        weight = block_format.allocate((num_rows, num_inputs), torch.bfloat16, device)
+        rows = plausible_rows(case.form, num_outputs, num_inputs)
+        for expert in range(case.num_experts):
+            weight.set_rows(expert * num_outputs, rows)
+        return weight.finish()
+    values = torch.randn(num_rows, num_inputs, device=device, dtype=torch.bfloat16) / num_inputs**0.5
+    if case.form == "int8":
+        return QUANTIZED[8].quantize(values)
+    return PackedWeight(pack(values), num_rows) if has_packed_kernel(values) else PlainWeight(values)
+
+
+def make_experts(case: ExpertCase, device: torch.device) -> Work:
+    """The products of a layer's experts and what is around them: routes, rows, activation and sum."""
+    weights = [
+        make_expert_weight(case, *sizes, device)
+        for sizes in ((2 * case.size, case.hidden_size), (case.hidden_size, case.size))
+    ]
+    into, out = (weight.experts() for weight in weights)
+    x = torch.randn(case.num_tokens, case.hidden_size, device=device).bfloat16()
+    routing = Routing(num_chosen=case.num_chosen, is_renormalized=True)
+    logits = torch.randn(NUM_ROUTES, case.num_tokens, case.num_experts, device=device).bfloat16()
+    turns = itertools.cycle(logits)
+
+    def compute() -> Tensor:
+        routes = route_tokens(next(turns), routing)
+        inner = silu_mul(into(gather_rows(x, routes), routes, None))
+        return combine_experts(out(inner, routes, None), routes)
+
+    num_used = [len(of_step.topk(case.num_chosen).indices.unique()) for of_step in logits]
+    share = sum(num_used) / NUM_ROUTES / case.num_experts
+    num_products = 6 * case.num_tokens * case.num_chosen * case.hidden_size * case.size
+    num_bytes = int(share * sum(weight.stored.nbytes for weight in weights))
+    return Work({"experts": compute}, num_bytes, num_products if case.num_tokens > MANY_TOKENS else 0)
+
+
+MANY_TOKENS = 256
+"""With more of them experts are bound by their products."""
+
+EXPERT_CASES = {
+    device: {
+        f"{form}, {num} tokens": ExpertCase(num, form) for form in EXPERT_FORMS[device] for num in EXPERT_TOKENS[device]
+    }
+    for device in EXPERT_FORMS
+}
+
 BENCHMARKS = {
+    "experts": of_operation("a mixture of experts: routes, products and sums", EXPERT_CASES, make_experts),
     "limits": of_operation("the device's own limits: copies and products by torch", LIMIT_CASES, make_limit),
     "packed_linear": Benchmark("packed weights and oneDNN's, in float32 and bfloat16", measure_packed, ("cpu",)),
     "quantized_linear": Benchmark("int8 and int4 weights and bfloat16's", measure_quantized, ("cpu",)),

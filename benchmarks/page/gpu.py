@@ -1,4 +1,4 @@
-"""The section of docs/speed/performance.md about GPUs, made from the result file of `make bench-gpu`."""
+"""docs/speed/performance-gpu.md, made from the result files of `make bench-gpu`: one for each kind of GPU."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,28 +7,29 @@ from typing import Any
 from benchmarks.page.serving import load_table
 from benchmarks.result_file import Result, make_table, read_result
 
-NAME = "gpu"
-NOT_RUN = (
-    "Not run on a GPU yet: there are no results. `make bench-gpu` checks the tokens of trained models and measures "
-    "steps, the offline benchmark, every kernel and the device's limits, a server, and transformers. Its result file "
-    "becomes this section ([the plan of a first run](gpu-run.md)).\n"
+FILES = "gpu*.json"
+ABOUT = (
+    "# Performance on GPUs\n\nA section for each result file of `make bench-gpu` in `benchmarks/results/` "
+    "([how to make one](gpu-run.md)). Medians; kernels run with a cold cache. Compare times of one kind of GPU only.\n"
 )
 OWN_FORM = "Triton"
-SHOWN_KERNELS = 8
+SHOWN_KERNELS = 5
 
 Parts = dict[str, Result]
 
 
-def make_gpu_part(results: Path) -> str:
-    """Returns the section for the result file in a directory; without one, a section that states this."""
-    if not (results / f"{NAME}.json").is_file():
-        return f"## On a GPU\n\n{NOT_RUN}"
-    parts: Parts = read_result(results, NAME)["results"]["parts"]
+def make_gpu_page(results: Path) -> str:
+    """Returns the page for the result files in a directory."""
+    return "\n".join([ABOUT, *(make_gpu_part(results, path.stem) for path in sorted(results.glob(FILES)))])
+
+
+def make_gpu_part(results: Path, name: str) -> str:
+    """Returns the section for a result file in a directory."""
+    parts: Parts = read_result(results, name)["results"]["parts"]
     found = {name: part for name, part in parts.items() if "results" in part}
     facts: Result = next((part["results"] for part in found.values() if "gpu" in part["results"]), {})
     versions = [f"{what} {facts[what.lower()]}" for what in ("torch", "CUDA", "Triton") if what.lower() in facts]
-    where = ", ".join([facts.get("gpu", "no GPU"), *versions])
-    text = [f"## On a GPU\n\n{where}. Medians; kernels run with a cold cache.\n"]
+    text = [f"## {facts.get('gpu', 'No GPU')}\n\n{', '.join(versions)} (`{name}.json`).\n"]
     text += [_golden_part(found["golden"])] if "golden" in found else []
     text += [_steps_part(found)] if _named(found, "step_") else []
     text += [_step_kernels_part(found)] if any(_kernels_of(part) for part in _named(found, "step_").values()) else []
@@ -49,19 +50,15 @@ def _named(found: Parts, prefix: str) -> Parts:
 
 
 def _golden_part(part: Result) -> str:
-    """A row for each model, number format and form."""
-    rows = [
-        (
-            line["model"],
-            line["dtype"],
-            line["form"],
-            line["error"] or f"{line['num_same_tokens']} of {line['num_tokens']}",
-        )
-        for line in part["results"]["findings"]
-    ]
+    """A row for each model and number format, with the tokens that each form has alike."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for line in part["results"]["findings"]:
+        row = rows.setdefault((line["model"], line["dtype"]), [f"{line['num_tokens']:,}"])
+        row.append(f"{line['form']}: {line['error'] or line['num_same_tokens']}")
+    cells = [[*which, tokens, ", ".join(forms)] for which, (tokens, *forms) in rows.items()]
     about = "In float32 all must be alike; in bfloat16 rounding may choose another token, and what follows differs.\n\n"
-    heads = ["model", "dtype", "form", "tokens as recorded"]
-    return "### Recorded tokens of trained models\n\n" + about + make_table(heads, rows) + _name_run(part)
+    heads = ["model", "dtype", "tokens", "as recorded"]
+    return "### Recorded tokens of trained models\n\n" + about + make_table(heads, cells) + _name_run(part)
 
 
 def _kernel_part(name: str, part: Result) -> str:

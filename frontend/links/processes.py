@@ -28,6 +28,8 @@ from messages.ring.uids import find_gone
 
 ServerState = Literal["ready", "starting", "draining", "unhealthy"]
 
+PAGE_KINDS = "pages", "window_pages"
+"""The prefixes of the gauges of pages, and of those of layers with a window."""
 
 SILENCE_S = 3.0
 """A running main loop sends a beat once a second."""
@@ -202,7 +204,8 @@ class ProcessView:
     @property
     def kv_cache_usage(self) -> float:
         """The fraction of all pages that running requests use, by the schedulers' gauges."""
-        return kv_cache_usage({key: self._sum_gauge(key) for key in ("pages_in_use", "pages_all")})
+        names = [f"{kind}_{part}" for kind in PAGE_KINDS for part in ("in_use", "all")]
+        return kv_cache_usage({name: self._sum_gauge(name) for name in names})
 
     def counted(self) -> dict[int, CounterTotals]:
         """Returns the counts of each scheduler and its predecessors since the run began, by number."""
@@ -251,8 +254,11 @@ class ProcessView:
 
 
 def kv_cache_usage(gauges: Mapping[str, float]) -> float:
-    """Returns the fraction of all pages that running requests use, by a scheduler's gauges."""
-    return gauges.get("pages_in_use", 0.0) / max(1.0, gauges.get("pages_all", 0.0))
+    """Returns the fraction of all pages that running requests use, by a scheduler's gauges.
+
+    For models with windows, it is that of the pages or of the window pages, whichever is larger.
+    """
+    return max(gauges.get(f"{kind}_in_use", 0.0) / max(1.0, gauges.get(f"{kind}_all", 0.0)) for kind in PAGE_KINDS)
 
 
 def _returns(status: ProcessStatus) -> bool:

@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from frontend.parsing.formats import CallSyntax
+from frontend.parsing.marked_format import CallSyntax
 
 DEFINITIONS = ("$defs", "definitions")
 NAME = "{name}"
@@ -35,31 +35,36 @@ def _of_object(schema: Any) -> dict[str, Any]:
 
 
 def force_calls(forced: CallSyntax, tools: Mapping[str, Any], *, allows_several: bool) -> tuple[ForcedCalls, ...]:
-    """Returns the ways to call one of `tools`, whose values are the schemas of their parameters.
+    """Returns the ways to call one of `tools`, whose values are the schemas of their parameters, `None` for any.
 
     The answer must be one of them. If the mark contains the name, each tool has its own. If calls are a list, the
     answer may have several with `allows_several`.
     """
     parameters = {name: _of_object(schema) for name, schema in tools.items()}
     if NAME in forced.begin:
+        follows_schema = forced.is_json or (forced.tag is not None and None not in tools.values())
         return tuple(
-            ForcedCalls(forced.begin.replace(NAME, name), schema if forced.is_json else None, forced.end)
+            ForcedCalls(forced.begin.replace(NAME, name), schema if follows_schema else None, forced.end)
             for name, schema in parameters.items()
         )
     definitions: dict[str, Any] = {}
     calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, forced.arguments_key: _hoist(schema, f"{number}.", definitions)},
-            "required": ["name", forced.arguments_key],
-            "additionalProperties": False,
-        }
+        _call(forced, name, _hoist(schema, f"{number}.", definitions))
         for number, (name, schema) in enumerate(parameters.items())
     ]
     schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
     if forced.is_list:
         schema = {"type": "array", "items": schema, "minItems": 1, **({} if allows_several else {"maxItems": 1})}
     return (ForcedCalls(forced.begin, {**schema, **({"$defs": definitions} if definitions else {})}, forced.end),)
+
+
+def _call(forced: CallSyntax, name: str, arguments: Any) -> dict[str, Any]:
+    """Returns the schema of a call of the tool `name`."""
+    if forced.name_key is None:
+        properties = {name: arguments}
+    else:
+        properties = {forced.name_key: {"const": name}, forced.arguments_key: arguments}
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 def _hoist(schema: Any, prefix: str, definitions: dict[str, Any]) -> Any:

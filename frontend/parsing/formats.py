@@ -1,29 +1,11 @@
-"""The built-in formats, and how `auto` finds those of a model.
-
-Each is a part of a response template of transformers (`regions.py`). The length of a mark is bounded, because it is
-matched again with each token until it is complete.
-"""
+"""The built-in formats, and how `auto` finds those of a model."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
+from frontend.parsing.family_formats import FAMILY_REASONING_FORMATS, FAMILY_TOOL_FORMATS
+from frontend.parsing.harmony import HARMONY_CALLS, HARMONY_REASONING
+from frontend.parsing.marked_format import BARE_CALL, CALL, END_MARKS, NAMED_CALL, CallSyntax, MarkedFormat
 from messages.ring.requests import Thought
-
-CALL = {"type": "function", "function": "{content}"}
-NAMED_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-
-FENCE = "```"
-WRAPPERS = "tools?|function_call|response|json|xml"
-BARE_CALL = {
-    "open_pattern": rf"(?:{FENCE}(?:json|xml)?\s{{0,8}})?(?:<(?:{WRAPPERS})>\s{{0,8}})?(?:\[\s{{0,8}})?"
-    r'(?=\{\s{0,8}"name"\s{0,8}:)',
-    "close_pattern": rf"</(?:{WRAPPERS}|tool_call)>|{FENCE}(?!\w)",
-    "content": "json",
-    "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
-    "known_names_only": True,
-}
-"""A call without the marks of its format, as written by Qwen2.5-Coder and other small models: plain, in a Markdown
-fence, or in invented tags."""
 
 FUNCTION_TAG = {
     "open_pattern": r"<function=(?P<name>[^>\n]{1,128})>",
@@ -35,62 +17,9 @@ FUNCTION_TAG = {
 """Qwen3-Coder often omits `<tool_call>` or `</tool_call>`. An optional group at the end of a pattern would not wait
 for text that it could match, so the pattern lists what else may follow."""
 
-END_MARKS = r"<\|(?:im_end|endoftext|eot_id|eom_id)\|>\s{0,8}\Z"
-"""Special tokens that end a turn. If special tokens are shown, one at the end of an answer is dropped; elsewhere it is
-text. `</s>` is always text, because HTML has it."""
-
-HARMONY_REST = (
-    r"<\|start\|>assistant(?=<\|channel\|>)|<\|channel\|>(?:final|commentary)[^<]{0,64}<\|message\|>"
-    r"|<\|(?:end|return|call)\|>"
-)
-HARMONY_NAME = r"to=functions\.(?P<name>[\w.-]{1,128})\s{0,4}"
-HARMONY_TYPE = r"\s{0,4}(?:<\|constrain\|>)?\w{0,16}\s{0,4}<\|message\|>"
-HARMONY_CALLS = (
-    rf"<\|channel\|>(?:commentary|analysis) {HARMONY_NAME}{HARMONY_TYPE}",
-    rf"<\|start\|>assistant {HARMONY_NAME}<\|channel\|>\w{{1,16}}{HARMONY_TYPE}",
-)
-
-
-class CallSyntax(NamedTuple):
-    """The syntax of a forced call. `{name}` in `begin` is the tool's name; without it, the JSON contains the name."""
-
-    begin: str
-    end: str = ""
-    is_list: bool = False
-    arguments_key: str = "arguments"
-    separator: str = ""
-    """Text between calls. Without it, and if calls are not a list, only one call is possible."""
-    is_json: bool = True
-    """False for arguments in another format, which cannot follow a schema: a call can be allowed but not forced."""
-
-
-class MarkedFormat(NamedTuple):
-    """The syntax of calls or of reasoning. `fields`: fields of a response template. `found_by`: see `find_format`.
-
-    `forced`, `thought`: how a grammar writes calls and reasoning.
-    """
-
-    fields: tuple[dict[str, Any], ...]
-    found_by: tuple[tuple[str, ...], ...]
-    needs_special_tokens: bool = False
-    content_close: Mapping[str, Any] = {}
-    has_short_ids: bool = False
-    """The ids of calls must be 9 letters and digits: the model's template refuses others."""
-    forced: CallSyntax | None = None
-    thought: Thought | None = None
-
-
 TOOL_FORMATS: dict[str, MarkedFormat] = {
-    "openai": MarkedFormat(
-        tuple(
-            {"open_pattern": pattern, "close": ["<|call|>", "<|end|>"], "content": "json", "transform": NAMED_CALL}
-            for pattern in HARMONY_CALLS
-        ),
-        found_by=(("<|channel|>", "<|message|>", "functions"),),
-        needs_special_tokens=True,
-        content_close={"close_pattern": HARMONY_REST},
-        forced=CallSyntax("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", "<|call|>"),
-    ),
+    **FAMILY_TOOL_FORMATS,
+    "openai": HARMONY_CALLS,
     "qwen3_coder": MarkedFormat(
         (
             {**FUNCTION_TAG, "open_pattern": rf"<tool_call>\s{{0,8}}{FUNCTION_TAG['open_pattern']}"},
@@ -100,7 +29,12 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         found_by=(("<tool_call>", "<function="),),
         needs_special_tokens=True,
         content_close={"close_pattern": END_MARKS},
-        forced=CallSyntax("<tool_call>\n<function={name}>\n", "</tool_call>", separator="\n", is_json=False),
+        forced=CallSyntax(
+            *("<tool_call>\n<function={name}>\n", "</function>\n</tool_call>"),
+            separator="\n",
+            is_json=False,
+            tag=("<parameter={key}>\n", "\n</parameter>\n"),
+        ),
     ),
     "hermes": MarkedFormat(
         ({"open": "<tool_call>", "close": "</tool_call>", "content": "json", "transform": CALL}, BARE_CALL),
@@ -130,6 +64,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         content_close={"close_pattern": END_MARKS},
         has_short_ids=True,
         forced=CallSyntax("[TOOL_CALLS]", is_list=True),
+        forced_by={"[ARGS]": CallSyntax("[TOOL_CALLS]{name}[ARGS]")},
     ),
     "pythonic": MarkedFormat(
         (
@@ -162,21 +97,9 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
 THINK = ({"open_pattern": r"\s{0,8}<think>", "close": "</think>", "starts_content": True},)
 """Within content the mark is plain text, as in an answer about it."""
 THINK_THOUGHT = Thought("<think>", "</think>", empty="<think>\n\n</think>\n\n")
-HARMONY_THOUGHT = Thought(
-    "<|channel|>analysis<|message|>",
-    "<|end|>",
-    resume="<|start|>assistant",
-    answer="<|channel|>final<|message|>",
-)
-
 REASONING_FORMATS: dict[str, MarkedFormat] = {
-    "openai_gptoss": MarkedFormat(
-        ({"open_pattern": r"<\|channel\|>analysis(?: [^<]{0,64})?<\|message\|>", "close": ["<|end|>", "<|return|>"]},),
-        found_by=(("<|channel|>", "<|message|>"),),
-        needs_special_tokens=True,
-        content_close={"close_pattern": HARMONY_REST},
-        thought=HARMONY_THOUGHT,
-    ),
+    **FAMILY_REASONING_FORMATS,
+    "openai_gptoss": HARMONY_REASONING,
     "qwen3": MarkedFormat(THINK, found_by=(("<think>", "enable_thinking"),), thought=THINK_THOUGHT),
     "deepseek_r1": MarkedFormat(THINK, found_by=(("<think>",), ("</think>",)), thought=THINK_THOUGHT),
     "mistral": MarkedFormat(
@@ -188,8 +111,14 @@ REASONING_FORMATS: dict[str, MarkedFormat] = {
 }
 
 
+UNREADABLE = ("]<]minimax[>[",)
+"""Marks of formats that cannot be read and contain the marks of others."""
+
+
 def find_format(formats: Mapping[str, MarkedFormat], chat_template: str) -> str | None:
     """Returns the first format of which all texts in one group of `found_by` occur in the chat template."""
+    if any(mark in chat_template for mark in UNREADABLE):
+        return None
     for name, entry in formats.items():
         if any(all(text in chat_template for text in texts) for texts in entry.found_by):
             return name

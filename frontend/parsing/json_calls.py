@@ -20,7 +20,7 @@ PassOn = Callable[[str], object]
 
 
 class JsonCalls(CallScanner):
-    """`name_key` has the name, any of `arguments_keys` the arguments.
+    """`name_key` has the name, any of `arguments_keys` the arguments; `None`: the first key is the name.
 
     With `known_names`, an object with another name or without arguments is not a call: no mark distinguishes a call
     from other JSON there.
@@ -32,7 +32,7 @@ class JsonCalls(CallScanner):
         self,
         deltas: Deltas,
         opening: str,
-        name_key: str,
+        name_key: str | None,
         arguments_keys: Collection[str],
         known_names: Collection[str] | None,
     ):
@@ -55,6 +55,8 @@ class JsonCalls(CallScanner):
             key: Any = yield from self._read_string()
             yield from self._expect(":")
             character = yield from self._skip(SPACE)
+            if self._name_key is None and name is None:
+                name, key = self._checked_name(key), next(iter(self._arguments_keys))
             if key == self._name_key and name is None:
                 name = self._checked_name((yield from self._read_string()))
             elif key in self._arguments_keys and character == "{" and name is not None and not is_begun:

@@ -6,7 +6,8 @@ import string
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS, CallSyntax, MarkedFormat, find_format
+from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS, find_format
+from frontend.parsing.marked_format import CallSyntax, MarkedFormat
 from frontend.parsing.regions import KINDS, Format, FormatError, Kind, Region, read_region, read_template
 from messages.config.server import Config
 from messages.ring.requests import Thought
@@ -86,7 +87,7 @@ def choose_format(tool_call_parser: str, reasoning_parser: str, chat_template: s
         with_tools=with_tools if with_tools.regions else None,
         without_tools=base if base.regions else None,
         has_short_ids=find_format(TOOL_FORMATS, chat_template) == "mistral" or bool(entry and entry.has_short_ids),
-        forced=entry.forced if entry else None,
+        forced=entry.find_forced(chat_template) if entry else None,
         thought=reasoning.entry.thought if reasoning.entry else _own_thought(own) if reasoning.regions else None,
     )
 

@@ -1,6 +1,7 @@
 """Calls in Python syntax: `[get_weather(city="Rome", days=2), now()]`."""
 
 import ast
+import keyword
 import re
 import warnings
 from typing import Any
@@ -10,6 +11,11 @@ from frontend.parsing.call_scanner import SPACE, CallScanner, NotACallError, Ste
 
 NAME_CHARACTER = re.compile(r"[\w.]")
 STRUCTURE = re.compile(r"""[()\[\]{}"']""")
+WORD = re.compile(rf"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\b(?:{"|".join(keyword.kwlist)})(?=\s*=)""", re.DOTALL)
+"""A string, or a parameter whose name is a keyword of Python."""
+ESCAPES = {ord("\n"): "\\n", ord("\r"): "\\r", 0: "\\0"}
+"""Escapes of the characters that models write into strings, but Python does not allow there."""
+NO_KEYWORD = "_no_keyword"
 JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
@@ -73,15 +79,19 @@ def _to_json(arguments: str) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about escapes that Python does not know
-            call = ast.parse(f"f{arguments}", mode="eval").body
+            call = ast.parse("f" + WORD.sub(_to_python, arguments), mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise NotACallError
-        values = {keyword.arg: _value_of(keyword.value) for keyword in call.keywords}
+        values = {argument.arg: _value_of(argument.value) for argument in call.keywords}
         if None in values:
             raise NotACallError
-        return write_arguments(values)
+        return write_arguments({(name or "").removesuffix(NO_KEYWORD): value for name, value in values.items()})
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise NotACallError from None
+
+
+def _to_python(word: re.Match[str]) -> str:
+    return word[0].translate(ESCAPES) if word[1] else word[0] + NO_KEYWORD
 
 
 def _value_of(node: ast.expr) -> Any:

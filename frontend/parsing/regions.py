@@ -2,7 +2,8 @@
 
 A response template (`transformers.utils.chat_parsing`, 5.23) names for each field of a message the marks around it and
 how its text is read. We add `starts_content` (the region can only be the first thing in the answer), `known_names_only`
-(only the name of a given tool makes it a call; `starts_content` implies it) and the content "pythonic".
+(only the name of a given tool makes it a call; `starts_content` implies it), `keyed_by_name` (a call is `{name:
+arguments}`) and the content "pythonic".
 """
 
 # pyright: basic
@@ -34,7 +35,7 @@ KINDS: dict[str, Kind] = {
 CONTENTS = {"text", "int", "float", "bool", "json", "xml-inline", "kv-lines", "pythonic"}
 FIELD_KEYS = {
     *("open", "open_pattern", "close", "close_pattern", "content", "content_args", "repeats", "join", "optional"),
-    *("transform", "transform_each", "starts_content", "known_names_only"),
+    *("transform", "transform_each", "starts_content", "known_names_only", "keyed_by_name"),
 }
 TEMPLATE_KEYS = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
 ARGUMENTS_KEYS = ("arguments", "parameters")
@@ -55,7 +56,7 @@ class CallRule(NamedTuple):
     has_mark: bool
     whole: WholeRule
     name_group: str = ""
-    name_key: str = "name"
+    name_key: str | None = "name"
     arguments_keys: tuple[str, ...] = ARGUMENTS_KEYS
 
     def open(self, deltas: Deltas, opening: str, captures: dict[str, str], tools: Mapping[str, Any]) -> CallScanner:
@@ -185,6 +186,8 @@ def _read_calls(field: dict[str, Any], opening: Mark) -> CallRule:
         return whole._replace(style="pythonic")
     if field.get("content") != "json" or field.get("content_args"):
         return whole
+    if field.get("keyed_by_name"):
+        return whole._replace(style="json", name_key=None)
     transform = field.get("transform")
     function = transform.get("function", transform) if isinstance(transform, dict) else transform
     if function in (None, "{content}"):

@@ -120,7 +120,7 @@ def _parse_json(text: str, arguments: dict[str, Any]) -> Any:
             raise ValueError("a character that stands for a string")
         plain = regex.sub(regex.escape(opening) + "(.*?)" + regex.escape(closing), replace, plain, flags=regex.DOTALL)
     if arguments.get("unquoted_keys"):
-        plain = regex.sub(r"(?<=[{,])(\w+):", r'"\1":', plain)
+        plain = regex.sub(r"(?<=[{,])\s*([\w.-]+)\s*:", r'"\1":', plain)
     plain = regex.sub("\x01(\\d+)\x02", lambda match: json.dumps(strings[int(match[1])]), plain)
     try:
         return json.loads(plain)

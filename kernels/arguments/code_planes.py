@@ -30,6 +30,13 @@ class PlaneForm(NamedTuple):
     has_scale_factors: bool
     has_minimums: bool
     has_minimum_factors: bool
+    is_fp4: bool
+    """The table has twice the numbers with the codes as sign, 2 bits of exponent and 1 of mantissa."""
+
+    @property
+    def looks_up(self) -> bool:
+        """True if kernels read the table."""
+        return self.has_table and not self.is_fp4
 
 
 @dataclass(frozen=True)

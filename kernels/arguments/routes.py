@@ -4,6 +4,7 @@ Shape legend: T tokens, X experts, K chosen experts of a token, R = T * K rows, 
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,14 +15,19 @@ MOST_EXPERTS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """How experts are chosen: those with the best scores, the softmax of the router's logits.
+    """How experts are chosen: those with the best scores, the softmax or the sigmoids of the router's logits.
 
     A chosen expert's share is its score; if `is_renormalized`, it is divided by the sum of the chosen ones'. That makes
-    a softmax the same before and after the choice.
+    a softmax the same before and after the choice. Shares are multiplied by `scale`. With groups, equal numbers of
+    neighbouring experts, only those of `num_chosen_groups` can be chosen: a group's score is the sum of its best two.
     """
 
     num_chosen: int
     is_renormalized: bool = False
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,6 @@ class Routes:
     def take(cls, memory: Tensor, num_tokens: int, num_experts: int, num_chosen: int) -> "Routes":
         """Returns routes in int32 memory of at least X + 3 R."""
         num_rows, shape = num_tokens * num_chosen, (num_tokens, num_chosen)
-        parts = [memory[begin : begin + num_rows] for begin in range(0, 3 * num_rows, num_rows)]
+        parts = [memory[begin : begin + num_rows] for begin in (0, num_rows, 2 * num_rows)]
         ends_X = memory[3 * num_rows : 3 * num_rows + num_experts]
         return cls(parts[0].view(torch.float32).view(shape), parts[1].view(shape), parts[2], ends_X)

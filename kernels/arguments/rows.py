@@ -37,11 +37,19 @@ class PrefillRows:
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """The norms of all query heads and of all key heads; each weight is [D], of the heads' dtype."""
+    """The norms of all query heads, of all key heads and, possibly, of all value heads.
+
+    Each weight is [D], of the heads' dtype.
+    """
 
     query_weight: Tensor
     key_weight: Tensor
     eps: float
+    value_weight: Tensor | None = None
+
+    @property
+    def weights(self) -> tuple[Tensor | None, ...]:
+        return self.query_weight, self.key_weight, self.value_weight
 
 
 class RowDraws(NamedTuple):

@@ -3,6 +3,8 @@
 A start keeps the result in the user's cache directory.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import platform
@@ -109,11 +111,32 @@ def build(
         raise BuildError(f"{target.parent}: {error.strerror or error}") from None
 
 
+def build_once(path: Path, build_it: Callable[[], None]) -> None:
+    """Calls `build_it` if there is no library at `path`, and none after a process that builds it now has ended.
+
+    Raises `BuildError`.
+    """
+    if is_trusted(path):
+        return
+    lock_file = path.with_suffix(".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with lock_file.open("w") as lock:
+            with contextlib.suppress(OSError):  # of a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                if not is_trusted(path):
+                    build_it()
+            finally:
+                lock_file.unlink(missing_ok=True)
+    except OSError as error:
+        raise BuildError(f"{path.parent}: {error.strerror or error}") from None
+
+
 def build_kept(compiler: Sequence[str]) -> Path:
     """Returns the kept library, after building it if it does not exist. Raises `BuildError`."""
     path = library_path(compiler)
-    if not is_trusted(path):
-        build(compiler, path)
+    build_once(path, lambda: build(compiler, path))
     return path
 
 

@@ -23,6 +23,8 @@ from kernels.cpu.attention_arguments import ALL_KEYS, AttentionArguments
 from kernels.cpu.huge_pages import empty_huge
 from kernels.cpu.library import MAX_HEAD_DIM, MAX_QUERIES_A_HEAD, Kernel, find_kernel
 
+NO_NORMS = (None, None, None)
+
 
 def find_launcher(name: str, dtype: torch.dtype) -> Callable[..., Any] | None:
     """Returns the launcher of an operation, or `None` if no C kernel of it is loaded for this dtype."""
@@ -88,12 +90,27 @@ def rms_norm(
     return out_TE
 
 
-def gate_mul(kernel: Kernel, gate_up_TF2: Tensor, out_TF: Tensor | None) -> Tensor:
-    """`silu_mul` and `gelu_mul`."""
+def silu_mul(kernel: Kernel, gate_up_TF2: Tensor, out_TF: Tensor | None) -> Tensor:
     num_tokens, size = gate_up_TF2.shape[0], gate_up_TF2.shape[1] // 2
     out_TF = _output(out_TF, num_tokens, size, gate_up_TF2.dtype)
     kernel(*_addresses(gate_up_TF2, out_TF), num_tokens, size)
     return out_TF
+
+
+def gelu_mul(kernel: Kernel, gate_up: Tensor, out_TF: Tensor | None, up_TF: Tensor | None) -> Tensor:
+    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // (2 if up_TF is None else 1)
+    out_TF = _output(out_TF, num_tokens, size, gate_up.dtype)
+    assert up_TF is None or up_TF.stride(1) == 1
+    up = (None, 0) if up_TF is None else (up_TF.data_ptr(), up_TF.stride(0))
+    kernel(_address(gate_up), up[0], _address(out_TF), num_tokens, size, up[1])
+    return out_TF
+
+
+def swiglu_oai(kernel: Kernel, gate_up_RF2: Tensor, alpha: float, limit: float, out_RF: Tensor | None) -> Tensor:
+    num_rows, size = gate_up_RF2.shape[0], gate_up_RF2.shape[1] // 2
+    out_RF = _output(out_RF, num_rows, size, gate_up_RF2.dtype)
+    kernel(*_addresses(gate_up_RF2, out_RF), num_rows, size, alpha, limit)
+    return out_RF
 
 
 def rescale(kernel: Kernel, x_TE: Tensor, factor: float, added_TE: Tensor | None, softcap: float) -> Tensor:
@@ -112,23 +129,23 @@ def gelu(kernel: Kernel, x_TF: Tensor, kind: str) -> Tensor:
 def rotate_store(
     kernel: Kernel,
     heads_TAD: Tensor,
-    cache: PagedKV,
+    cache: PagedKV | None,
     tables: RopeTables | None,
     positions_T: Tensor,
     slots_T: Tensor,
     norms: HeadNorms | None,
 ) -> Tensor:
-    if not _has_kernel(cache):
+    if cache is not None and not _has_kernel(cache):
         return NotImplemented
     num_tokens, num_all_heads, head_dim = heads_TAD.shape
-    num_heads = num_all_heads - 2 * cache.num_heads
+    num_kv_heads, addresses = (0, (None,) * 4) if cache is None else (cache.num_heads, cache.addresses)
+    num_heads = num_all_heads - 2 * num_kv_heads
     cos_MX, sin_MX, query_row = tables or (None, None, 0)
-    weights = (None, None) if norms is None else (norms.query_weight, norms.key_weight)
     kernel(
         *_addresses(heads_TAD, cos_MX, sin_MX, positions_T, slots_T),
-        *cache.addresses,
-        *_addresses(*weights),
-        *(num_tokens, num_heads, cache.num_heads, head_dim),
+        *addresses,
+        *_addresses(*(NO_NORMS if norms is None else norms.weights)),
+        *(num_tokens, num_heads, num_kv_heads, head_dim),
         0 if cos_MX is None else cos_MX.shape[1],
         query_row,
         0.0 if norms is None else norms.eps,
@@ -300,10 +317,13 @@ def pack_blocks(kernel: Kernel, weight: PackedBlocks, segment: int, first_row: i
     kernel(*addresses, segment, first_row, len(rows), weight.num_inputs, rows.shape[1])
 
 
-def route_tokens(kernel: Kernel, logits_TX: Tensor, routing: Routing, routes: Routes) -> None:
+def route_tokens(
+    kernel: Kernel, logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, scales_X: Tensor | None, routes: Routes
+) -> None:
     assert logits_TX.shape[1] <= MOST_EXPERTS
-    addresses = _addresses(logits_TX, routes.shares, routes.rows, routes.tokens, routes.ends)
-    kernel(*addresses, *logits_TX.shape, routing.num_chosen, routing.is_renormalized)
+    addresses = _addresses(logits_TX, bias_X, scales_X, routes.shares, routes.rows, routes.tokens, routes.ends)
+    sizes = *logits_TX.shape, routing.num_chosen, routing.num_groups, routing.num_chosen_groups
+    kernel(*addresses, *sizes, routing.score == "sigmoid", routing.is_renormalized, routing.scale)
 
 
 def gather_rows(kernel: Kernel, x_TE: Tensor, routes: Routes, out_RE: Tensor | None) -> Tensor:
@@ -313,39 +333,50 @@ def gather_rows(kernel: Kernel, x_TE: Tensor, routes: Routes, out_RE: Tensor | N
 
 
 def combine_experts(
-    kernel: Kernel, x_RE: Tensor, routes: Routes, gate_T1: Tensor | None, out_TE: Tensor | None
+    kernel: Kernel,
+    x_RE: Tensor,
+    routes: Routes,
+    shared_TE: Tensor | None,
+    gate_T1: Tensor | None,
+    out_TE: Tensor | None,
 ) -> Tensor:
     out_TE = _output(out_TE, len(routes.rows), x_RE.shape[1], x_RE.dtype)
-    kernel(*_addresses(x_RE, routes.shares, routes.rows, gate_T1, out_TE), *routes.rows.shape, x_RE.shape[1])
+    addresses = _addresses(x_RE, routes.shares, routes.rows, shared_TE, gate_T1, out_TE)
+    kernel(*addresses, *routes.rows.shape, x_RE.shape[1])
     return out_TE
 
 
-def expert_packed_linear(kernel: Kernel, packed: Tensor, x_RI: Tensor, routes: Routes, out_RO: Tensor | None) -> Tensor:
-    return _expert_linear(kernel, packed, BLOCK * len(packed), x_RI, routes, out_RO)
+def expert_packed_linear(kernel: Kernel, packed: Tensor, *arguments: Any) -> Tensor:
+    return _expert_linear(kernel, packed, BLOCK * len(packed), *arguments)
 
 
-def expert_quantized_linear(
-    kernel: Kernel, weight: Codes, x_RI: Tensor, routes: Routes, out_RO: Tensor | None
-) -> Tensor:
-    return _expert_linear(kernel, weight.packed, weight.num_outputs, x_RI, routes, out_RO)
+def expert_quantized_linear(kernel: Kernel, weight: Codes, *arguments: Any) -> Tensor:
+    return _expert_linear(kernel, weight.packed, weight.num_outputs, *arguments)
 
 
 def _expert_linear(
-    kernel: Kernel, stored: Tensor, num_outputs: int, x_RI: Tensor, routes: Routes, out_RO: Tensor | None
+    kernel: Kernel,
+    stored: Tensor,
+    num_outputs: int,
+    bias_O: Tensor | None,
+    x_RI: Tensor,
+    routes: Routes,
+    out_RO: Tensor | None,
 ) -> Tensor:
     num_experts = len(routes.ends)
     out_RO = _output(out_RO, len(x_RI), num_outputs // num_experts, x_RI.dtype)
-    kernel(*_addresses(x_RI, stored, routes.ends, out_RO), num_experts, x_RI.shape[1], out_RO.shape[1])
+    addresses = _addresses(x_RI, stored, bias_O, routes.ends, out_RO)
+    kernel(*addresses, num_experts, x_RI.shape[1], out_RO.shape[1])
     return out_RO
 
 
 def expert_block_linear(
-    kernel: Kernel, weight: PackedBlocks, x_RI: Tensor, routes: Routes, out_RO: Tensor | None
+    kernel: Kernel, weight: PackedBlocks, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out_RO: Tensor | None
 ) -> Tensor:
     num_experts = len(routes.ends)
     out_RO = _output(out_RO, len(x_RI), weight.num_outputs // num_experts, x_RI.dtype)
     addresses = *_addresses(x_RI, weight.stored), ctypes.addressof(weight.description)
-    kernel(*addresses, *_addresses(routes.ends, out_RO), num_experts, x_RI.shape[1])
+    kernel(*addresses, *_addresses(bias_O, routes.ends, out_RO), num_experts, x_RI.shape[1])
     return out_RO
 
 
@@ -364,13 +395,12 @@ def apply_bitmask(kernel: Kernel, logits_SV: Tensor, rows_A: Tensor, bitmask_AW:
 LAUNCHERS: dict[str, Callable[..., Any]] = {
     launcher.__name__: launcher
     for launcher in (
-        *(embed, layer_norm, rms_norm, rescale, gelu, rotate_store, paged_decode, paged_prefill),
+        *(embed, layer_norm, rms_norm, rescale, gelu, silu_mul, gelu_mul, swiglu_oai, rotate_store),
+        *(paged_decode, paged_prefill),
         *(pack_linear, packed_linear, fp8_linear, quantize, sum_magnitudes, quantized_linear, apply_bitmask),
         *(block_linear, look_up_blocks, pack_blocks, route_tokens, gather_rows, combine_experts),
         *(expert_packed_linear, expert_quantized_linear, expert_block_linear),
     )
 }
-LAUNCHERS |= dict.fromkeys(("greedy", "sample", "draw"), choose_tokens) | dict.fromkeys(
-    ("silu_mul", "gelu_mul"), gate_mul
-)
+LAUNCHERS |= dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)
 """By operation."""

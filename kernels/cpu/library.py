@@ -19,6 +19,7 @@ from kernels.cpu.build import (
     SOURCE,
     BuildError,
     build,
+    build_once,
     built_isas,
     can_keep,
     find_compiler,
@@ -39,7 +40,7 @@ BUILDING = "building the C kernels"
 ISA_VARIABLE = "SLUICE_CPU_ISA"
 ISA_NUMBERS = {"portable": 0, "avx2": 1, "avx512": 2, "amx": 3}
 FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-MAX_HEAD_DIM, MAX_QUERIES_A_HEAD = 256, 64
+MAX_HEAD_DIM, MAX_QUERIES_A_HEAD = 512, 64
 
 POINTER, INTEGER, FLOAT, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_double
 KINDS = {"P": POINTER, "I": INTEGER, "F": FLOAT, "N": NUMBER}
@@ -134,7 +135,7 @@ def load_kernels(report: Report) -> str | None:
         report(BUILDING, None)
         if can_keep():
             log.info("building the C kernels with %s: once, and kept as %s", compiler[0], path)
-            build(compiler, path, tell=lambda fraction: report(BUILDING, fraction))
+            build_once(path, lambda: build(compiler, path, tell=lambda fraction: report(BUILDING, fraction)))
             return use_library(path, wanted)
         log.warning("building the C kernels with %s: %s cannot be written, so at each start", compiler[0], path.parent)
         with tempfile.TemporaryDirectory(prefix="sluice-kernels-") as scratch:

@@ -27,7 +27,7 @@ Calls = Sequence[Call]
 
 
 class RepeatedCalls:
-    """The calls of consecutive parts. Parts of a kind differ from their leader in addresses that never change."""
+    """The calls of consecutive parts. Parts of a kind differ from their leader in what never changes in any step."""
 
     def __init__(self, leaders: Mapping[int, Calls], parts: Sequence[tuple[int, Calls]]):
         self._calls = CapturedCalls([call for _, calls in parts for call in calls], [])
@@ -62,8 +62,8 @@ class Repeats:
     """Computes parts one after another, most of them by replays; `kinds` has the kind of each part."""
 
     def __init__(self, kinds: Sequence[Hashable]):
-        self.known: dict[Names, Program | None] = {}
-        """By the names of the kernels that the first part calls; None: no part can be replayed."""
+        self.known: dict[tuple[int, Names], Program | None] = {}
+        """By the first part and the names of the kernels that it calls; None: no part can be replayed."""
         numbers: dict[Hashable, int] = {}
         self._kinds = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
 
@@ -71,11 +71,11 @@ class Repeats:
         """Computes all parts. Raises what `compute` raises, and `MemoryError`."""
         with _noted_calls() as first:
             compute(parts[0])
-        names = _names(first)
-        if names not in self.known:
-            self.known[names] = self._learn(compute, parts, first)
+        key = parts[0], _names(first)
+        if key not in self.known:
+            self.known[key] = self._learn(compute, parts, first)
             return
-        program, leaders = self.known[names], {self._kinds[parts[0]]: first}
+        program, leaders = self.known[key], {self._kinds[parts[0]]: first}
         for step in parts[1:] if program is None else program.steps:
             if isinstance(step, RepeatedCalls):
                 step.replay(leaders)
@@ -146,13 +146,13 @@ def _noted_calls() -> Iterator[list[Call]]:
 
 
 def _is_like(part: Calls | None, other: Calls | None) -> bool:
-    """True if both parts call the same kernels, with different addresses at most."""
+    """True if both parts call the same kernels, with different addresses and constants (floats) at most."""
     if not part or not other or len(part) != len(other):
         return False
     return all(
         mine.captured_address is not None
         and mine.captured_address == its.captured_address
-        and all(a == b or kind == "P" for kind, a, b in zip(mine.kinds, arguments, others, strict=True))
+        and all(a == b or kind in "PF" for kind, a, b in zip(mine.kinds, arguments, others, strict=True))
         for (mine, arguments), (its, others) in zip(part, other, strict=True)
     )
 

@@ -49,8 +49,8 @@ class PackedWeight:
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
-    def experts(self) -> ExpertLinear:
-        return partial(packed_experts, self.stored)
+    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
+        return partial(packed_experts, self.stored, bias_O)
 
     def look_up(self, row_T: Tensor) -> Tensor:
         return unpack_rows(self.stored, row_T)

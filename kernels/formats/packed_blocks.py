@@ -78,8 +78,8 @@ class PackedBlocksWeight:
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
-    def experts(self) -> ExpertLinear:
-        return partial(block_experts, self.blocks)
+    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
+        return partial(block_experts, self.blocks, bias_O)
 
     def look_up(self, row_T: Tensor) -> Tensor:
         return look_up_rows(self.blocks, row_T, self.dtype)

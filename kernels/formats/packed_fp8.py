@@ -53,7 +53,7 @@ class PackedFp8Weight:
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
-    def experts(self) -> ExpertLinear:
+    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
         raise AssertionError("experts have other formats")
 
     def look_up(self, row_T: Tensor) -> Tensor:

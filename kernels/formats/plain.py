@@ -4,6 +4,7 @@ Shape legend: T tokens, I inputs, O outputs.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -55,9 +56,8 @@ class PlainWeight:
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
-    def experts(self) -> ExpertLinear:
-        weight_OI = self.stored
-        return lambda x_RI, routes, _=None: plain_experts(weight_OI, x_RI, routes)
+    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
+        return partial(plain_experts, self.stored, bias_O)
 
     def look_up(self, row_T: Tensor) -> Tensor:
         return functional.embedding(row_T, self.stored)

@@ -5,6 +5,7 @@ Shape legend: T tokens, I inputs, O outputs of all segments.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from kernels.dispatch import has_fp8
 from kernels.formats.weight_format import AllReduce, Linear, Rows, sum_of_ranks
 from kernels.operations.code_planes import num_plane_bytes, set_planes, view_planes
 from kernels.operations.dequantize_blocks import has_finite_scales
+from kernels.operations.expert_codes import planes_experts
 from kernels.operations.expert_linear import ExpertLinear
 from kernels.operations.gelu import GeluKind, gelu
 from kernels.operations.planes_linear import look_up_planes, planes_linear
@@ -72,8 +74,9 @@ class PlanesWeight:
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
-    def experts(self) -> ExpertLinear:
-        raise AssertionError("experts have other formats")
+    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
+        (planes,) = self.parts
+        return partial(planes_experts, planes, bias_O)
 
     def look_up(self, row_T: Tensor) -> Tensor:
         (planes,) = self.parts

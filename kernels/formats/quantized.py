@@ -60,8 +60,8 @@ class QuantizedWeight:
 
         return apply
 
-    def experts(self) -> ExpertLinear:
-        return partial(quantized_experts, self.codes)
+    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
+        return partial(quantized_experts, self.codes, bias_O)
 
     def look_up(self, row_T: Tensor) -> Tensor:
         codes = self.codes

@@ -27,7 +27,7 @@ BLOCK_FORMATS = frozenset({PLANES, PACKED_BLOCKS.name, PACKED_FP8.name})
 
 def has_experts(block_format: WeightFormat, segments: Sequence[Segment]) -> bool:
     """True if weights of several experts are computed in this format: rows that all have the same form."""
-    return block_format.name == PACKED_BLOCKS.name and len(segments) == 1
+    return block_format.name in (PACKED_BLOCKS.name, PLANES) and len(segments) == 1
 
 
 def find_block_format(segments: Sequence[Segment], dtype: torch.dtype, device: torch.device) -> WeightFormat | None:

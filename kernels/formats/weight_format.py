@@ -64,8 +64,11 @@ class Weight(Protocol):
         """Like `linear`, for a rank with a part of the inputs; it sums over all ranks. One rank has the bias."""
         ...
 
-    def experts(self) -> ExpertLinear:
-        """Returns the linear layers of experts, whose outputs are rows of this weight, one expert's after another's."""
+    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
+        """Returns the linear layers of experts, whose outputs are rows of this weight, one expert's after another's.
+
+        `bias_O` has the biases of all of them.
+        """
         ...
 
     def look_up(self, row_T: Tensor) -> Tensor:

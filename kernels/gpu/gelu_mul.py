@@ -5,5 +5,5 @@ from torch import Tensor
 from kernels.gpu.silu_mul import multiply
 
 
-def gelu_mul(gate_up_TF2: Tensor, _out_TF: Tensor | None) -> Tensor:
-    return multiply(gate_up_TF2, is_gelu=True)
+def gelu_mul(gate_up: Tensor, _out_TF: Tensor | None, up_TF: Tensor | None) -> Tensor:
+    return multiply(gate_up, is_gelu=True) if up_TF is None else NotImplemented

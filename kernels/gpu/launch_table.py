@@ -53,7 +53,8 @@ def find_capability() -> int:
     return 10 * major + minor
 
 
-def _power_of_2(size: int) -> int:
+def power_of_2(size: int) -> int:
+    """Returns the smallest power of 2 that is not smaller."""
     return 1 << (size - 1).bit_length()
 
 
@@ -63,19 +64,19 @@ def _blocks(block: int) -> Callable[[], Launch]:
 
 def _row(size: int) -> Launch:
     """A program holds a whole row in its registers: 16 elements per thread, two loads of 16 bytes per operand."""
-    block = _power_of_2(size)
+    block = power_of_2(size)
     return {"BLOCK": block, "num_warps": min(16, max(1, block // 512))}
 
 
 def _heads(num_heads: int, num_kv_heads: int, head_dim: int) -> Launch:
     """As many heads per program as both kinds fill, and half a head dimension."""
-    heads, half = min(8, _power_of_2(min(num_heads, num_kv_heads))), _power_of_2((head_dim + 1) // 2)
+    heads, half = min(8, power_of_2(min(num_heads, num_kv_heads))), power_of_2((head_dim + 1) // 2)
     return {"HEADS": heads, "HALF": half, "num_warps": max(1, heads * half // 128)}
 
 
 def _part(vocab_size: int) -> Launch:
     """A part of a row of the vocabulary: many multiprocessors read one row."""
-    block = min(4096, max(128, _power_of_2(vocab_size)))
+    block = min(4096, max(128, power_of_2(vocab_size)))
     return {"BLOCK": block, "num_warps": 8 if block == 4096 else 4}
 
 
@@ -90,11 +91,11 @@ def _drawn_part(vocab_size: int) -> Launch:
 
 
 def _best_of_parts(num_parts: int) -> Launch:
-    return {"BLOCK": _power_of_2(num_parts), "num_warps": 1}
+    return {"BLOCK": power_of_2(num_parts), "num_warps": 1}
 
 
 def _keys_of_parts(num_keys: int) -> Launch:
-    block = _power_of_2(num_keys)
+    block = power_of_2(num_keys)
     return {"BLOCK": block, "num_warps": max(1, min(8, block // 256))}
 
 
@@ -106,7 +107,7 @@ def _candidates(vocab_size: int) -> Launch:
 
 def _lanes(num_tokens: int) -> Launch:
     """The tokens of a row, or its candidates, that a program handles together."""
-    block = min(8192, max(128, _power_of_2(num_tokens)))
+    block = min(8192, max(128, power_of_2(num_tokens)))
     return {"BLOCK": block, "num_warps": max(1, block // 512)}
 
 
@@ -118,7 +119,7 @@ def _candidates_of_row(num_lanes: int) -> Launch:
 def _key_blocks(head_dim: int, itemsize: int) -> Launch:
     """With 3 stages the page numbers of a block are read before its K and V are loaded; float32 heads of 256 leave
     registers for one. `itemsize`: as of `launch_shape_of`."""
-    block_dim = max(16, _power_of_2(head_dim))
+    block_dim = max(16, power_of_2(head_dim))
     head_bytes = block_dim * itemsize
     block_keys = min(MAX_KEYS[itemsize], max(16, MAX_BLOCK_BYTES[itemsize] // head_bytes))
     num_warps, num_stages = 4 if block_dim <= 128 else 8, 3 if head_bytes <= 512 else 1
@@ -139,14 +140,14 @@ def _decode_work(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
 
 def _decode_merge(head_dim: int) -> Launch:
     """`BLOCK_P`: parts read at a time."""
-    return {"BLOCK_P": 32, "BLOCK_D": max(16, _power_of_2(head_dim)), "num_warps": 4}
+    return {"BLOCK_P": 32, "BLOCK_D": max(16, power_of_2(head_dim)), "num_warps": 4}
 
 
 def _prefill(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     """Like decode, with `BLOCK_M` rows of products: the query heads of a key/value head are side by side. Products of a
-    warp group (wgmma) take at least 64 rows, for which float32 heads of 256 leave no registers."""
-    rows = 64 if head_dim * itemsize <= 512 else 16
-    return {**_key_blocks(head_dim, itemsize), "BLOCK_M": max(rows, _power_of_2(queries_a_head))}
+    warp group (wgmma) take at least 64 rows, for which float32 heads of 256 leave no registers, nor do any of 512."""
+    rows = 64 if head_dim <= 256 and head_dim * itemsize <= 512 else 16 if itemsize == 4 else 32
+    return {**_key_blocks(head_dim, itemsize), "BLOCK_M": max(rows, power_of_2(queries_a_head))}
 
 
 def _planes_linear(itemsize: int) -> Launch:
@@ -156,16 +157,43 @@ def _planes_linear(itemsize: int) -> Launch:
     return {"BLOCK_O": 64, "BLOCK_T": block_tokens, "num_warps": 4, "num_stages": num_stages}
 
 
+def _choose_experts(num_experts: int, num_chosen: int) -> Launch:
+    """A token is chosen for by a warp or two: reductions across more take longer."""
+    block = power_of_2(num_experts)
+    return {"BLOCK_X": block, "BLOCK_K": power_of_2(num_chosen), "num_warps": max(1, min(4, block // 256))}
+
+
+def _expert_plain_linear(has_many_rows: bool, itemsize: int) -> Launch:
+    """An expert with few rows is read as fast as memory allows; with many, its weight is used for 64 rows at a time."""
+    if itemsize == 4:
+        return {"BLOCK_O": 64, "BLOCK_R": 64 if has_many_rows else 16, "BLOCK_I": 32, "num_warps": 4, "num_stages": 3}
+    if has_many_rows:
+        return {"BLOCK_O": 128, "BLOCK_R": 64, "BLOCK_I": 64, "num_warps": 4, "num_stages": 3}
+    return {"BLOCK_O": 64, "BLOCK_R": 16, "BLOCK_I": 128, "num_warps": 4, "num_stages": 4}
+
+
+def _expert_planes_linear(has_many_rows: bool, looks_up: bool, itemsize: int) -> Launch:
+    """As `_planes_linear`; the fewest rows of a tile are those that a product takes. Look-ups in tables, and codes in
+    float32, take the registers of more."""
+    many_rows = 64 if itemsize < 4 and not looks_up else 32
+    return {**_planes_linear(itemsize), "BLOCK_T": many_rows if has_many_rows else 16}
+
+
 RULES: dict[str, Callable[..., Launch]] = {
     "allow_tokens": _blocks(4096),
     "apply_bitmask": _blocks(4096),
     "best_of_row": _best_of_parts,
+    "choose_experts": _choose_experts,
+    "combine_experts": _blocks(1024),
     "decode_work": _decode_work,
     "draw": _drawn_part,
     "draw_filtered": _candidates,
     "draw_filtered_row": _candidates_of_row,
+    "expert_plain_linear": _expert_plain_linear,
+    "expert_planes_linear": _expert_planes_linear,
     "filter_min_p": _lanes,
     "filter_top": _lanes,
+    "gather_rows": _blocks(1024),
     "gelu": _blocks(1024),  # 16 bytes a thread and operand
     "greedy": _part,
     "layer_norm": _row,
@@ -174,6 +202,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "paged_decode": _decode,
     "paged_decode_merge": _decode_merge,
     "paged_prefill": _prefill,
+    "place_rows": _blocks(1024),
     "planes_linear": _planes_linear,
     "planes_linear_sum": _blocks(256),
     "rms_norm": _row,
@@ -186,15 +215,26 @@ RULES: dict[str, Callable[..., Launch]] = {
 }
 """By kernel, or by operation if it has one kernel."""
 
-_MODEL_HEADS = ((1, 64), (2, 128), (4, 128), (5, 128))
+_HEADS_OF_128 = ((2, 128), (4, 128), (5, 128))
 TUNED: dict[tuple[Any, ...], Launch] = {
-    **{(HOPPER, "decode_work", *heads, size): {"merges": 1} for heads in _MODEL_HEADS for size in (1, 2)},
+    (HOPPER, "decode_work", 1, 64, 1): {"merges": 1},
+    (HOPPER, "decode_work", 1, 64, 2): {"merges": 1},
+    **{
+        (HOPPER, "decode_work", *heads, size): {"programs": 2, "merges": 1}
+        for heads in _HEADS_OF_128
+        for size in (1, 2)
+    },
+    **{(HOPPER, "paged_decode", *heads, 1): {"BLOCK_N": 128, "num_stages": 2} for heads in _HEADS_OF_128},
+    **{(HOPPER, "paged_decode", *heads, 2): {"num_warps": 2} for heads in _HEADS_OF_128},
     **{
         (HOPPER, "paged_prefill", *heads, size): {"BLOCK_M": 128, "num_warps": 8}
-        for heads in _MODEL_HEADS
+        for heads in ((1, 64), *_HEADS_OF_128)
         for size in (1, 2, 4)
+        if heads == (1, 64) or size != 2
     },
+    **{(HOPPER, "paged_prefill", *heads, 2): {"num_stages": 2} for heads in _HEADS_OF_128},
 }
-"""By (compute capability, kernel, *shape). They come from the compile report; none was measured on a GPU yet.
+"""By (compute capability, kernel, *shape). The lines of `_HEADS_OF_128` with 16 bits, and for decode with an fp8 cache,
+were measured on an H100 and an H200 (`benchmarks/results/gpu*.json`); the others come from the compile report.
 
 The rules alone must fit an Ada GPU, which has less than half of Hopper's shared memory."""

@@ -46,13 +46,30 @@ def decode(
         if FORM.high_bits:
             high_bits_OW = (high_OW.to(tl.int32) >> (FIELD * FORM.high_bits)) & ((1 << FORM.high_bits) - 1)
             code_OW |= high_bits_OW << FORM.low_bits
-        if FORM.has_table:
+        if FORM.is_fp4:
+            value_OW = decode_fp4(code_OW, WIDE)
+        elif FORM.has_table:
             value_OW = tl.load(table + code_OW).to(WIDE)
         elif tl.bfloat16 == WIDE:
             # The bits of 128 are 0x4300: the code becomes the last digits of a number, with no conversion.
             value_OW = (code_OW | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True) - (128 + FORM.offset)
         else:
             value_OW = (code_OW - FORM.offset).to(WIDE)
+    return value_OW
+
+
+@triton.jit
+def decode_fp4(code_OW, WIDE: tl.constexpr):
+    """Returns twice the numbers, exactly: their bits in WIDE mean them times a power of 2, also if subnormal."""
+    if tl.float32 == WIDE:
+        bits_OW = ((code_OW & 7) << 22) | ((code_OW & 8) << 28)
+        value_OW = bits_OW.to(tl.float32, bitcast=True) * 2.0**127
+    elif tl.bfloat16 == WIDE:
+        bits_OW = ((code_OW & 7) << 6) | ((code_OW & 8) << 12)
+        value_OW = bits_OW.to(tl.int16).to(tl.bfloat16, bitcast=True) * 2.0**127
+    else:
+        bits_OW = ((code_OW & 7) << 9) | ((code_OW & 8) << 12)
+        value_OW = bits_OW.to(tl.int16).to(tl.float16, bitcast=True) * 2.0**15
     return value_OW
 
 

@@ -85,6 +85,49 @@ def _multiply_values(x_TI: Tensor, planes: CodePlanes, bias_O: Tensor | None, ou
             torch.addmm(bias_O[first : first + num_rows], x_TI, weight_OI.T, out=out)
 
 
+@triton.jit
+def multiply_spans(
+    acc_OT,
+    x_T,
+    low,
+    high,
+    scales,
+    scale_factors,
+    minimums,
+    minimum_factors,
+    table,
+    output_O,
+    num_inputs,
+    num_outputs,
+    num_spans,
+    first_span,
+    end_span,
+    FORM: tl.constexpr,
+):
+    """Returns `acc_OT` plus the products of these spans; `x_T` are the addresses of the tokens' inputs."""
+    row_O = output_O.to(tl.int64)
+    num_words = num_spans * FORM.group
+    dtype: tl.constexpr = x_T.dtype.element_ty
+    for span in range(first_span, end_span):
+        low_OW, high_OW = load_words(low, high, row_O, num_words, span, FORM)
+        for field in tl.static_range(NUM_FIELDS):
+            group = span * NUM_FIELDS + field
+            input_W = group * FORM.group + tl.arange(0, FORM.group)
+            x_WT = tl.load(x_T[None, :] + input_W[:, None], mask=(input_W < num_inputs)[:, None], other=0.0)
+            code_OW = decode(low_OW, high_OW, low, table, row_O, num_words, span, field, FORM, dtype)
+            scale_O = load_scale(
+                scales, scale_factors, span, output_O, num_outputs, field, FORM, FORM.has_scale_factors
+            )
+            acc_OT += tl.dot(code_OW, x_WT, input_precision=PRECISION) * scale_O[:, None]
+            if FORM.has_minimums:
+                minimum_O = load_scale(
+                    minimums, minimum_factors, span, output_O, num_outputs, field, FORM, FORM.has_minimum_factors
+                )
+                ones_OW = tl.full(code_OW.shape, 1.0, dtype)
+                acc_OT -= tl.dot(ones_OW, x_WT, input_precision=PRECISION) * minimum_O[:, None]
+    return acc_OT
+
+
 @triton.jit(
     do_not_specialize=["num_tokens", "num_outputs", "num_spans", "spans_a_part", "out_stride"],
     do_not_specialize_on_alignment=["out", "bias"],
@@ -116,26 +159,26 @@ def multiply_codes(
     part = tl.program_id(1)
     token_T = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
     real_O = tl.minimum(output_O, num_outputs - 1)
-    row_O = real_O.to(tl.int64)
     x_T = x + tl.minimum(token_T, num_tokens - 1) * num_inputs
-    num_words = num_spans * FORM.group
     first = part * spans_a_part
-    acc_OT = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
-    for span in range(first, tl.minimum(first + spans_a_part, num_spans)):
-        low_OW, high_OW = load_words(low, high, row_O, num_words, span, FORM)
-        for field in tl.static_range(NUM_FIELDS):
-            group = span * NUM_FIELDS + field
-            input_W = group * FORM.group + tl.arange(0, FORM.group)
-            x_WT = tl.load(x_T[None, :] + input_W[:, None], mask=(input_W < num_inputs)[:, None], other=0.0)
-            code_OW = decode(low_OW, high_OW, low, table, row_O, num_words, span, field, FORM, x.dtype.element_ty)
-            scale_O = load_scale(scales, scale_factors, span, real_O, num_outputs, field, FORM, FORM.has_scale_factors)
-            acc_OT += tl.dot(code_OW, x_WT, input_precision=PRECISION) * scale_O[:, None]
-            if FORM.has_minimums:
-                minimum_O = load_scale(
-                    minimums, minimum_factors, span, real_O, num_outputs, field, FORM, FORM.has_minimum_factors
-                )
-                ones_OW = tl.full([BLOCK_O, FORM.group], 1.0, x.dtype.element_ty)
-                acc_OT -= tl.dot(ones_OW, x_WT, input_precision=PRECISION) * minimum_O[:, None]
+    acc_OT = multiply_spans(
+        tl.zeros([BLOCK_O, BLOCK_T], tl.float32),
+        x_T,
+        low,
+        high,
+        scales,
+        scale_factors,
+        minimums,
+        minimum_factors,
+        table,
+        real_O,
+        num_inputs,
+        num_outputs,
+        num_spans,
+        first,
+        tl.minimum(first + spans_a_part, num_spans),
+        FORM,
+    )
     if HAS_BIAS:
         acc_OT += tl.load(bias + real_O).to(tl.float32)[:, None]
     out_T = (part * num_tokens + token_T).to(tl.int64) * out_stride

@@ -19,43 +19,46 @@ from kernels.gpu.launch_table import find_launch
 
 def rotate_store(
     heads_TAD: Tensor,
-    cache: PagedKV,
+    cache: PagedKV | None,
     tables: RopeTables | None,
     positions_T: Tensor,
     slots_T: Tensor,
     norms: HeadNorms | None,
 ) -> Tensor:
     num_tokens, num_all_heads, head_dim = heads_TAD.shape
-    num_heads = num_all_heads - 2 * cache.num_heads
+    num_kv_heads = 0 if cache is None else cache.num_heads
+    num_heads = num_all_heads - 2 * num_kv_heads
+    keys, values = (heads_TAD, heads_TAD) if cache is None else (cache.keys, cache.values)
+    scales = (heads_TAD, heads_TAD) if cache is None else scales_of(cache)
     assert heads_TAD.is_contiguous()
     assert positions_T.is_contiguous()
     assert slots_T.is_contiguous()
-    cos_MX, sin_MX, query_row = tables or (cache.keys, cache.keys, 0)
+    cos_MX, sin_MX, query_row = tables or (keys, keys, 0)
     half = cos_MX.shape[1] if tables else (head_dim + 1) // 2
-    query_weight_D, key_weight_D = (norms.query_weight, norms.key_weight) if norms else (heads_TAD, heads_TAD)
-    assert all(operand.is_contiguous() for operand in (cos_MX, sin_MX, query_weight_D, key_weight_D))
-    launch = find_launch("rotate_store", num_heads, cache.num_heads, 2 * max(half, head_dim - half))
-    num_programs = triton.cdiv(num_heads, launch["HEADS"]) + 2 * triton.cdiv(cache.num_heads, launch["HEADS"])
+    weights = [heads_TAD if weight is None else weight for weight in (norms.weights if norms else (None,) * 3)]
+    assert all(operand.is_contiguous() for operand in (cos_MX, sin_MX, *weights))
+    launch = find_launch("rotate_store", num_heads, num_kv_heads or num_heads, 2 * max(half, head_dim - half))
+    num_programs = triton.cdiv(num_heads, launch["HEADS"]) + 2 * triton.cdiv(num_kv_heads, launch["HEADS"])
     rotate_store_kernel[(num_tokens, num_programs)](
         heads_TAD,
-        cache.keys,
-        cache.values,
-        *scales_of(cache),
+        keys,
+        values,
+        *scales,
         cos_MX,
         sin_MX,
         positions_T,
         slots_T,
-        query_weight_D,
-        key_weight_D,
+        *weights,
         norms.eps if norms else 0.0,
         NUM_HEADS=num_heads,
-        NUM_KV_HEADS=cache.num_heads,
+        NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         X=half,
         QUERY_ROW=query_row,
         HAS_ROPE=tables is not None,
         HAS_NORM=norms is not None,
-        MAX_CODE=MAX_CODES[cache.keys.dtype] if cache.key_scales is not None else 0.0,
+        HAS_VALUE_NORM=norms is not None and norms.value_weight is not None,
+        MAX_CODE=MAX_CODES[keys.dtype] if cache is not None and cache.key_scales is not None else 0.0,
         **launch,
     )
     return heads_TAD[:, :num_heads]
@@ -74,6 +77,7 @@ def rotate_store_kernel(
     slots_ptr,
     query_weight_ptr,
     key_weight_ptr,
+    value_weight_ptr,
     eps,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -82,6 +86,7 @@ def rotate_store_kernel(
     QUERY_ROW: tl.constexpr,
     HAS_ROPE: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_VALUE_NORM: tl.constexpr,
     MAX_CODE: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
@@ -96,7 +101,7 @@ def rotate_store_kernel(
     if is_query | (slot >= 0):
         num_heads = tl.where(is_query, NUM_HEADS, NUM_KV_HEADS)
         first_head = tl.where(is_query, 0, tl.where(has_angle, NUM_HEADS, NUM_HEADS + NUM_KV_HEADS))
-        program_of_kind = tl.where(is_query, program, (program - NUM_QUERY_PROGRAMS) % NUM_KEY_PROGRAMS)
+        program_of_kind = tl.where(is_query, program, (program - NUM_QUERY_PROGRAMS) % max(NUM_KEY_PROGRAMS, 1))
         head = program_of_kind * HEADS + tl.arange(0, HEADS)
         column = tl.arange(0, HALF)
         mask_1 = (head < num_heads)[:, None] & (column < X)[None, :]
@@ -119,6 +124,8 @@ def rotate_store_kernel(
                 wide_1, wide_2 = half_1.to(tl.float32), half_2.to(tl.float32)
                 half_1 = (wide_1 * cos - wide_2 * sin).to(half_1.dtype)
                 half_2 = (wide_2 * cos + wide_1 * sin).to(half_2.dtype)
+        elif HAS_VALUE_NORM:
+            half_1, half_2 = _norm(half_1, half_2, value_weight_ptr, eps, HEAD_DIM, X, HALF)
         if is_query:
             if HAS_NORM or HAS_ROPE:
                 tl.store(source_ptr + offsets, half_1, mask=mask_1)

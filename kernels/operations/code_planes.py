@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from kernels.arguments.block_rows import FLOAT_FORMS, FORMS, INTEGER_FORMS, BlockRows
 from kernels.arguments.code_planes import FIELDS, CodePlanes, PlaneForm
-from kernels.operations.dequantize_blocks import LAYOUTS, split_blocks
+from kernels.operations.dequantize_blocks import DOUBLED_E2M1, LAYOUTS, split_blocks
 
 ROWS_AT_ONCE = 4096
 """Outputs that are laid out at a time, which bounds the memory that it takes."""
@@ -50,6 +50,7 @@ def plane_form(name: str) -> PlaneForm:
         factors is not None,
         scales.minimum is not None,
         scales.minimum_factors is not None,
+        table is DOUBLED_E2M1,
     )
 
 

@@ -9,12 +9,15 @@ from kernels.dispatch import call
 from kernels.operations.gelu import gelu_reference
 
 
-def gelu_mul(gate_up_TF2: Tensor, out_TF: Tensor | None = None) -> Tensor:
-    """Returns gelu(gate) * up as [T, F], as `silu_mul` does, with the tanh approximation of GELU."""
-    assert gate_up_TF2.shape[-1] % 2 == 0
-    return call("gelu_mul", gate_up_TF2, gelu_mul_reference, gate_up_TF2.contiguous(), out_TF)
+def gelu_mul(gate_up: Tensor, out_TF: Tensor | None = None, up_TF: Tensor | None = None) -> Tensor:
+    """Returns gelu(gate) * up as [T, F], as `silu_mul` does, with the tanh approximation of GELU.
+
+    With `up_TF`, whose rows may lie apart, `gate_up` is the gate alone.
+    """
+    assert gate_up.shape[-1] % 2 == 0 if up_TF is None else up_TF.shape == gate_up.shape
+    return call("gelu_mul", gate_up, gelu_mul_reference, gate_up.contiguous(), out_TF, up_TF)
 
 
-def gelu_mul_reference(gate_up_TF2: Tensor, _out_TF: Tensor | None = None) -> Tensor:
-    gate_TF, up_TF = gate_up_TF2.chunk(2, dim=-1)
+def gelu_mul_reference(gate_up: Tensor, _out_TF: Tensor | None = None, up_TF: Tensor | None = None) -> Tensor:
+    gate_TF, up_TF = gate_up.chunk(2, dim=-1) if up_TF is None else (gate_up, up_TF)
     return gelu_reference(gate_TF, "tanh").mul_(up_TF)

@@ -10,13 +10,14 @@ from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.dispatch import call
 from kernels.operations.qk_norm import qk_norm_reference
+from kernels.operations.rms_norm import rms_norm_reference
 from kernels.operations.rope import rope
 from kernels.operations.store_kv import store_kv
 
 
 def rotate_store(
     heads_TAD: Tensor,
-    cache: PagedKV,
+    cache: PagedKV | None,
     tables: RopeTables | None,
     positions_T: Tensor,
     slots_T: Tensor,
@@ -24,21 +25,18 @@ def rotate_store(
 ) -> Tensor:
     """Stores the K and V of token t in slot `slots_T[t]` (int64, no slot twice; -1 skips the token).
 
-    `heads_TAD` holds query, key and value heads; returns the query heads, a view of it. With `norms`, queries and keys
-    are normalized (`qk_norm_reference`); then, with `tables`, they are rotated by the angles of `positions_T` (int32).
-    A cache of codes gets the codes of these values (`quantized_kv.py`). The keys in `heads_TAD` are undefined
-    afterwards.
+    `heads_TAD` holds query, key and value heads, or without `cache` only query heads; returns the query heads, a view
+    of it. With `norms`, each head is normalized, as `rms_norm` does; then, with `tables`, queries and keys are rotated
+    by the angles of `positions_T` (int32). A cache of codes gets the codes of these values (`quantized_kv.py`). The
+    keys and values in `heads_TAD` are undefined afterwards.
     """
     num_tokens, num_all_heads, head_dim = heads_TAD.shape
-    num_kv_heads = cache.num_heads
-    num_heads = num_all_heads - 2 * num_kv_heads
-    assert num_heads > 0
-    assert head_dim == cache.head_dim
-    assert cache.holds(heads_TAD.dtype)
+    assert cache is None or num_all_heads > 2 * cache.num_heads
+    assert cache is None or (head_dim == cache.head_dim and cache.holds(heads_TAD.dtype))
     assert slots_T.dtype == torch.int64
     assert positions_T.dtype == torch.int32
     assert slots_T.shape == positions_T.shape == (num_tokens,)
-    weights = () if norms is None else (norms.query_weight, norms.key_weight)
+    weights = () if norms is None else [weight for weight in norms.weights if weight is not None]
     assert all(weight.shape == (head_dim,) and weight.dtype == heads_TAD.dtype for weight in weights)
     arguments = heads_TAD, cache, tables, positions_T, slots_T, norms
     return call("rotate_store", heads_TAD, rotate_store_reference, *arguments)
@@ -46,18 +44,21 @@ def rotate_store(
 
 def rotate_store_reference(
     heads_TAD: Tensor,
-    cache: PagedKV,
+    cache: PagedKV | None,
     tables: RopeTables | None,
     positions_T: Tensor,
     slots_T: Tensor,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    num_kv_heads = cache.num_heads
+    num_kv_heads = 0 if cache is None else cache.num_heads
     num_heads = heads_TAD.shape[1] - 2 * num_kv_heads
+    query_THD, key_TGD, value_TGD = heads_TAD.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if norms is not None:
         qk_norm_reference(heads_TAD, norms.query_weight, norms.key_weight, num_heads, norms.eps)
-    query_THD, key_TGD, value_TGD = heads_TAD.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        if norms.value_weight is not None:
+            value_TGD.copy_(rms_norm_reference(value_TGD, norms.value_weight, norms.eps, None))
     if tables is not None:
         rope(query_THD, key_TGD, tables, positions_T)
-    store_kv(key_TGD, value_TGD, cache, slots_T)
+    if cache is not None:
+        store_kv(key_TGD, value_TGD, cache, slots_T)
     return query_THD

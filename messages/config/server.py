@@ -103,17 +103,27 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: Annotated[
         str, Meta(description="file with the chat template, in Jinja (default: the model's own, or else a plain one)")
     ] = ""
+    # fmt: off
     tool_call_parser: Annotated[
-        Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic", "openai"],
+        Literal[
+            "auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic", "openai", "gemma4",
+            "functiongemma", "glm45", "seed_oss", "minimax_m2", "minimax", "deepseek_v3", "deepseek_v32", "kimi_k2",
+            "cohere_command3", "apertus", "nemotron_json", "granite", "phi4_mini_json", "functionary", "olmo3", "lfm2",
+            "minicpm5",
+        ],
         Meta(
             description="how tool calls are found in answers; auto: by the model's response template, or else by "
             "its chat template"
         ),
     ] = "auto"
     reasoning_parser: Annotated[
-        Literal["auto", "none", "deepseek_r1", "qwen3", "mistral", "openai_gptoss"],
+        Literal[
+            "auto", "none", "deepseek_r1", "qwen3", "mistral", "openai_gptoss", "gemma4", "cohere_command3", "seed_oss",
+            "apertus", "apriel", "granite",
+        ],
         Meta(description="how reasoning is separated from the rest of an answer; auto: likewise"),
     ] = "auto"
+    # fmt: on
     cpu_threads: Annotated[
         int, Meta(ge=0, description="threads of each engine on a CPU; 0: one for each core, divided by --data-parallel")
     ] = 0

@@ -25,6 +25,7 @@ COUNTERS = (
     "prompt_tokens",
     "prefix_hit_tokens",
     "pages_evicted",
+    "window_pages_evicted",
     "pages_recovered",
     "pages_dropped",
     "resumed_tokens",

@@ -6,10 +6,10 @@ import msgspec
 
 from messages.columns import Int32s
 
-MatchEnd = Literal["page_not_full", "different_token", "not_cached", "evicted", "salt", "disabled"]
+MatchEnd = Literal["page_not_full", "different_token", "not_cached", "evicted", "salt", "disabled", "window_evicted"]
 """Why the cache hit of a prompt ends: the rest, without the token that must be computed, fills no page; the cached text
 has a different token there; nothing cached continues from there; it was cached and has been evicted; it is cached for
-another `cache_salt`; the cache is disabled."""
+another `cache_salt`; the cache is disabled; what windowed layers need to continue further on has been evicted."""
 
 
 class ExplainCache(msgspec.Struct, frozen=True, array_like=True, tag=True):

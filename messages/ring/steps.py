@@ -150,6 +150,10 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     typical_ps: Annotated[bytes, Column(FLOAT32, SAMPLED, fill=1.0, dummy=0.9, is_optional=True)] = b""
     xtc_probabilities: Annotated[bytes, Column(FLOAT32, SAMPLED, dummy=0.5, is_optional=True)] = b""
     xtc_thresholds: Annotated[bytes, Column(FLOAT32, SAMPLED, fill=0.1, dummy=0.1, is_optional=True)] = b""
+    window_slots: Annotated[bytes, Column(INT64, TOKEN, fill=-1, is_optional=True)] = b""
+    """As `slots`, for windowed layers, whose pages have numbers of their own. Empty if they have not."""
+    window_page_tables: Annotated[bytes, Column(INT32, PAGE, fill=-1, is_optional=True)] = b""
+    """As `page_tables`, for windowed layers: also -1 before a row's window."""
 
     @property
     def num_rows(self) -> int:

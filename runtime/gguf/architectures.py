@@ -21,6 +21,7 @@ from runtime.gguf.configs import (
     qwen2_moe_config,
     qwen3_moe_config,
 )
+from runtime.gguf.gemma4_config import gemma4_config
 from runtime.gguf.gguf_file import GgufFile
 from runtime.gguf.header import GgufTensor
 from runtime.gguf.llama_configs import (
@@ -30,7 +31,14 @@ from runtime.gguf.llama_configs import (
     phi3_config,
     smollm3_config,
 )
-from runtime.gguf.window_configs import cohere2_config, exaone4_config, gemma2_config, gemma3_config, olmo_config
+from runtime.gguf.window_configs import (
+    cohere2_config,
+    exaone4_config,
+    gemma2_config,
+    gemma3_config,
+    gpt_oss_config,
+    olmo_config,
+)
 
 LAYER = re.compile(r"blk\.(?P<number>\d+)\.(?P<name>.+)", re.ASCII)
 
@@ -88,11 +96,32 @@ QWEN2_EXPERTS = QWEN3_EXPERTS | {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+GPT_OSS_LAYER = PROJECTIONS | {
+    "attn_norm": "input_layernorm",
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    **QWEN3_EXPERTS,
+    "ffn_gate_inp": "mlp.router",
+}
 MIXTRAL_EXPERTS = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+GEMMA4_LAYER = {
+    "layer_output_scale.weight": "layer_scalar",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_down_exps.weight": "experts.down_proj",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
 }
 
 
@@ -100,10 +129,10 @@ MIXTRAL_EXPERTS = {
 class Architecture:
     """An architecture of GGUF files.
 
-    `model_names` and `layer_names` map names in the file, without `blk.N.` and `.weight`, to those of a checkpoint;
-    `{}` is the number of an expert, whose tensors the file has stacked. `interleaved` maps names whose rows have the
-    halves of each head interleaved to the field of config.json with their number of heads. `has_whole_norms`:
-    norms are larger by 1 in the file.
+    `model_names` and `layer_names` map names in the file, without `blk.N.` and `.weight`, to those of a checkpoint; or
+    names with their last part (`.weight`, `.scale`) to whole ones. `{}` is the number of an expert, whose tensors the
+    file has stacked. `interleaved` maps names whose rows have the halves of each head interleaved to the field of
+    config.json with their number of heads. `has_whole_norms`: norms are larger by 1 in the file.
     """
 
     hf_name: str
@@ -208,6 +237,20 @@ ARCHITECTURES = {
         config=gemma3_config,
         layer_names={**GEMMA2.layer_names, **QWEN3_NORMS},
     ),
+    "gemma4": replace(
+        GEMMA2,
+        hf_name="Gemma4ForCausalLM",
+        model_type="gemma4_text",
+        config=gemma4_config,
+        model_names=LLAMA_MODEL
+        | {
+            "per_layer_token_embd": "model.embed_tokens_per_layer",
+            "per_layer_model_proj": "model.per_layer_model_projection",
+            "per_layer_proj_norm": "model.per_layer_projection_norm",
+        },
+        layer_names={**GEMMA2.layer_names, **QWEN3_NORMS, **GEMMA4_LAYER},
+        has_whole_norms=False,
+    ),
     "olmo2": OLMO2,
     "exaone4": replace(OLMO2, hf_name="Exaone4ForCausalLM", model_type="exaone4", config=exaone4_config),
     "cohere2": replace(
@@ -216,6 +259,9 @@ ARCHITECTURES = {
         model_type="cohere2",
         config=cohere2_config,
         layer_names=PROJECTIONS | {"attn_norm": "input_layernorm"} | LLAMA_MLP,
+    ),
+    "gpt-oss": replace(
+        QWEN2, hf_name="GptOssForCausalLM", model_type="gpt_oss", config=gpt_oss_config, layer_names=GPT_OSS_LAYER
     ),
     "gpt2": Architecture(
         hf_name="GPT2LMHeadModel",
@@ -296,15 +342,17 @@ def _find_name(architecture: Architecture, tensor: GgufTensor) -> tuple[str, str
     stem, _, suffix = tensor.name.rpartition(".")
     layer = LAYER.fullmatch(stem)
     name, names = (layer["name"], architecture.layer_names) if layer else (stem, architecture.model_names)
+    prefix = f"{architecture.layer_prefix}{layer['number']}." if layer else ""
+    if whole := names.get(f"{name}.{suffix}"):
+        return name, prefix + whole
     if suffix not in ("weight", "bias") or name not in names:
         reason = f"{architecture.hf_name} has none of this name, and would compute other text without it"
         raise BootError(f"{tensor.path}: tensor {tensor.name!r}: {reason}")
-    prefix = f"{architecture.layer_prefix}{layer['number']}." if layer else ""
     return name, f"{prefix}{names[name]}.{suffix}"
 
 
 def _split_experts(tensor: GgufTensor, num_experts: int) -> list[GgufTensor]:
-    if len(tensor.shape) != 3 or tensor.shape[0] != num_experts:
+    if len(tensor.shape) not in (2, 3) or tensor.shape[0] != num_experts:
         reason = f"its shape is {list(tensor.shape)}, but there are {num_experts} experts"
         raise BootError(f"{tensor.path}: tensor {tensor.name!r}: {reason}")
     size = tensor.num_bytes // num_experts

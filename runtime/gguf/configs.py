@@ -34,6 +34,14 @@ class ModelFields:
             raise self.fault(key, value, "it must be a positive whole number")
         return value
 
+    def counts(self, key: str, num_layers: int, default: int | None = None) -> list[int]:
+        """Returns a positive integer for each layer; a file may have one for all."""
+        found: Any = self._get(key, default)
+        values = cast("list[object]", found if isinstance(found, list) else [found] * num_layers)
+        if len(values) != num_layers or not all(type(value) is int and value > 0 for value in values):
+            raise self.fault(key, found, f"it must be {num_layers} positive whole numbers")
+        return cast("list[int]", values)
+
     def number(self, key: str, default: float | None = None) -> float:
         """Returns a number that is not negative, with the fewest digits that give the same float32."""
         value = self._get(key, default)
@@ -117,11 +125,11 @@ def _rope_scaling(fields: ModelFields, num_factors: int) -> dict[str, Any]:
     original = fields.count("rope.scaling.original_context_length", fields.count("context_length"))
     attention_factor = fields.number("rope.scaling.attn_factor", 1.0)
     if fields.has(ROPE_FACTORS):
-        factors = [factor * each for each in _read_floats(fields.file.tensors[ROPE_FACTORS], num_factors)]
+        factors = [factor * each for each in read_floats(fields.file.tensors[ROPE_FACTORS], num_factors)]
         return _longrope(original, attention_factor, factors, factors)
     if kind == "longrope" or fields.has(LONG_FACTORS):
         both = [fields.file.tensors.get(name) for name in (SHORT_FACTORS, LONG_FACTORS)]
-        found = [_read_floats(tensor, num_factors) for tensor in both if tensor is not None]
+        found = [read_floats(tensor, num_factors) for tensor in both if tensor is not None]
         if len(found) < 2:
             raise fields.fault("rope.scaling.type", kind, f"there is no {SHORT_FACTORS} or no {LONG_FACTORS}")
         return _longrope(original, attention_factor, *found)
@@ -155,7 +163,7 @@ def _linear_key(fields: ModelFields) -> str:
     return next((key for key in keys if fields.number(key, 0.0)), keys[0])
 
 
-def _read_floats(tensor: GgufTensor, num_values: int) -> list[float]:
+def read_floats(tensor: GgufTensor, num_values: int) -> list[float]:
     if tensor.type.name != "F32" or tensor.shape != (num_values,):
         raise BootError(
             f"{tensor.path}: tensor {tensor.name!r} is {tensor.type.name} {list(tensor.shape)}, not F32 [{num_values}]"
@@ -166,7 +174,7 @@ def _read_floats(tensor: GgufTensor, num_values: int) -> list[float]:
             values = struct.unpack(f"<{num_values}f", file.read(tensor.num_bytes))
     except (OSError, struct.error) as error:
         raise BootError(f"{tensor.path}: cannot be read: {error}") from None
-    if not all(0 < value < 1e30 for value in values):
+    if not all(0 < value < 1e31 for value in values):
         raise BootError(f"{tensor.path}: tensor {tensor.name!r} has values that are not positive numbers")
     return list(values)
 

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from runtime.gguf.configs import ModelFields, dense_llama_config
+from runtime.gguf.configs import ModelFields, dense_llama_config, llama_config
 
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 
 
 def _with_windows(fields: ModelFields, period: int, default: int | None = None) -> dict[str, Any]:
     """Returns config.json with the kinds of layers; `period`: by default, each layer of this number has no window."""
-    config = dense_llama_config(fields)
+    config = llama_config(fields)
     size = fields.count(WINDOW, default) if default or fields.has_key(WINDOW) else None
     flags = fields.flags(PATTERN, config["num_hidden_layers"], period)
     kinds = ["sliding_attention" if size and has_window else "full_attention" for has_window in flags]
@@ -52,6 +52,18 @@ def _of_kinds(config: dict[str, Any], theta: float) -> dict[str, Any]:
     """Returns the ropes by kind of layer; in layers with a window it is not scaled."""
     local = {"rope_type": "default", "rope_theta": theta}
     return {"full_attention": config["rope_parameters"], "sliding_attention": local}
+
+
+def gpt_oss_config(fields: ModelFields) -> dict[str, Any]:
+    """llama.cpp rounds the bounds of YaRN, which the model's own code does not (`truncate`)."""
+    config = _with_windows(fields, 2)
+    return {
+        **config,
+        "intermediate_size": fields.count("expert_feed_forward_length", config["intermediate_size"]),
+        "num_local_experts": fields.count("expert_count"),
+        "num_experts_per_tok": fields.count("expert_used_count"),
+        "rope_parameters": config["rope_parameters"] | {"truncate": False},
+    }
 
 
 def exaone4_config(fields: ModelFields) -> dict[str, Any]:

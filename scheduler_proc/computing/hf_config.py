@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from messages.errors import BootError
-from runtime.model_files import read_object
+from runtime.model_files import read_config
 
 MAX_COUNT = 1 << 24
 """The maximum of any count in config.json, since counts determine loops and allocations."""
@@ -134,7 +134,7 @@ class HfConfig:
 
 def read_hf_config(model_dir: Path) -> HfConfig:
     """Raises `BootError` if there is no config.json or it is not a JSON object."""
-    return HfConfig(read_object(model_dir / "config.json"))
+    return HfConfig(read_config(model_dir / "config.json"))
 
 
 def _shown(value: object) -> str:

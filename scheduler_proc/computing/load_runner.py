@@ -25,6 +25,11 @@ from scheduler_proc.computing.kv_cache.kv_tensors import (
     KVTensors,
     allocate_cache,
     choose_num_pages,
+)
+from scheduler_proc.computing.kv_cache.page_sizes import (
+    PageSizes,
+    count_steady,
+    find_window,
     page_bytes,
     pages_per_context,
 )
@@ -63,6 +68,8 @@ class LoadedModel:
     decoder: Decoder
     identity: bytes
     draft: "LoadedModel | None" = None
+    window: int | None = None
+    """The window of the layers that have window pages, if any have; those of a draft model have none."""
     is_warm: bool = False
     """At least one step has been run with it."""
 
@@ -93,14 +100,17 @@ class LoadedModel:
             store, missing = open_tiers(self.config.cache, copies, identity, self.place.engine)
             degraded.append(missing)
         texts, placement = "; ".join(filter(None, degraded)), self.placement.texts
-        return runner.with_parts(RunnerParts(texts, placement, memory, store, draft_runner, publish))
+        windows = None if self.window is None else (self.window, self._sizes.count_window_pages(num_pages))
+        return runner.with_parts(RunnerParts(texts, placement, memory, store, draft_runner, publish, windows))
 
     def _make_factory(self, report: Report, main: RunnerFactory | None = None) -> RunnerFactory:
         parts = ModelParts(self.config, self.decoder, self.limits, self.placement)
         return self.backend.make_factory(parts, report, main)
 
     def _allocate(self, num_pages: int, memory: KVMemory | None = None) -> KVTensors:
-        return allocate_cache(self.decoder.model, num_pages, self.config.cache.block_size, self.placement, memory)
+        num_window_pages = self._sizes.count_window_pages(num_pages)
+        page_size = self.config.cache.block_size
+        return allocate_cache(self.decoder.model, num_pages, page_size, self.placement, memory, num_window_pages)
 
     def _count_pages(self, factory: RunnerFactory, draft_factory: RunnerFactory | None, memory: KVMemory | None) -> int:
         """Returns the pages of the KV cache: as many as in `memory`, or as the flags and the free memory allow."""
@@ -115,19 +125,34 @@ class LoadedModel:
         if memory is not None and memory.num_pages:
             num_pages = memory.num_pages
         else:
-            free_bytes = factory.measure_cache_bytes(make_runner, self._page_bytes)
-            num_pages = choose_num_pages(self.config, self._page_bytes, free_bytes)
+            least = self.limits.num_pages
+            free_bytes = factory.measure_cache_bytes(make_runner, -(-self._sizes.num_bytes(least) // least))
+            num_pages = choose_num_pages(self.config, self._sizes, free_bytes)
         return self.decoder.parallel.smallest(num_pages, self.placement.device)
 
     @property
-    def _page_bytes(self) -> int:
-        """The bytes of a page, including the draft model's part."""
-        own = page_bytes(self.decoder.model, self.config.cache.block_size, self.placement)
-        return own if self.draft is None else own + self.draft._page_bytes
+    def _sizes(self) -> PageSizes:
+        """The bytes of pages, including the draft model's part."""
+        page_size, limits = self.config.cache.block_size, self.limits
+
+        def count(has_window: bool | None) -> int:
+            return page_bytes(self.decoder.model, page_size, self.placement, has_window)
+
+        drafted = 0 if self.draft is None else self.draft._sizes.page_bytes
+        if self.window is None:
+            return PageSizes(count(None) + drafted)
+        steady, chunk = count_steady(self.window, page_size), -(-limits.max_num_batched_tokens // page_size)
+        own, windowed = count(False) + drafted, count(True)
+        return PageSizes(own, windowed, self.window, steady, chunk, limits.max_num_seqs, limits.num_pages)
 
     def _log_cache(self, num_pages: int) -> None:
-        num_tokens, cache_gib = num_pages * self.config.cache.block_size, num_pages * self._page_bytes / GIB
-        log.info("KV cache: %d tokens in %s, %.2f GiB", num_tokens, self.placement.texts["kv_cache_dtype"], cache_gib)
+        sizes, page_size = self._sizes, self.config.cache.block_size
+        dtype, cache_gib = self.placement.texts["kv_cache_dtype"], sizes.num_bytes(num_pages) / GIB
+        log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype, cache_gib)
+        if self.window is not None:
+            num_pages = sizes.count_window_pages(num_pages)
+            windowed = num_pages * page_size, num_pages * sizes.window_bytes / GIB, self.window
+            log.info("of these, layers with a window have %d tokens, %.2f GiB; a request uses the last %d", *windowed)
 
     def _ready(
         self, factory: RunnerFactory, cache: KVTensors, report: Report, *, is_file: bool
@@ -203,16 +228,17 @@ def _load(
     num_tokens = scheduling.max_num_batched_tokens or backend.default_step_tokens
     limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
 
-    def load_one(config: Config, hf_config: HfConfig, weights_file: Path | None) -> LoadedModel | None:
+    def load_one(
+        config: Config, hf_config: HfConfig, weights_file: Path | None, *, is_draft: bool = False
+    ) -> LoadedModel | None:
         if _is_for_transformers(config, hf_config):
-            if is_shared_only:
-                return None
-            config, decoder = _load_with_transformers(config, placement, report)
-            identity = identity_of(config, decoder.model, placement, config.model, config.facts)
-            return LoadedModel(config, backend, place, placement, limits, decoder, identity)
+            parts = config, backend, place, placement, limits, report
+            return None if is_shared_only else _load_with_transformers(*parts, is_draft=is_draft)
         family = find_family(hf_config)
         open_once = cache(lambda: _open_checkpoint(config))
         shard = Shard(_describe(config, family, hf_config, open_once), parallel.rank, parallel.size)
+        window = None if is_draft else find_window(config, shard.own)
+        own_limits = dataclasses.replace(limits, has_windows=window is not None)
         identity = b""
         if backend.keeps_memory:
             identity = identity_of(config, shard.own, placement, config.model, config.cache, config.facts)
@@ -233,12 +259,12 @@ def _load(
         if weights is None:
             return None
         decoder = DescribedDecoder(shard.own, weights, config.facts.max_model_len, parallel)
-        return LoadedModel(config, backend, place, placement, limits, decoder, identity)
+        return LoadedModel(config, backend, place, placement, own_limits, decoder, identity, window=window)
 
     model = load_one(config, hf_config, weights_file)
     if model is None or config.facts.draft is None:
         return model
-    draft = load_one(*_read_draft_config(config, config.facts.draft), None)
+    draft = load_one(*_read_draft_config(config, config.facts.draft), None, is_draft=True)
     assert draft is not None
     _warn_if_large(model.decoder, draft.decoder)
     return dataclasses.replace(model, draft=draft)
@@ -249,14 +275,28 @@ def _is_for_transformers(config: Config, hf_config: HfConfig) -> bool:
     return impl == "transformers" or (impl == "auto" and match_family(hf_config) is None)
 
 
-def _load_with_transformers(config: Config, placement: Placement, report: Report) -> tuple[Config, Decoder]:
-    """Returns the model, and the configuration without captured steps. Raises `BootError`."""
+def _load_with_transformers(
+    config: Config,
+    backend: Backend,
+    place: Place,
+    placement: Placement,
+    limits: StepLimits,
+    report: Report,
+    *,
+    is_draft: bool,
+) -> LoadedModel:
+    """Returns the model, none of whose steps is captured. Raises `BootError`."""
     report("importing transformers", None)
     import_fake_tensors()
     # Imported here: it takes seconds, and other models do not need it.
     from scheduler_proc.computing.transformers_model.loading import load_decoder
 
-    return replace(config, model=replace(config.model, enforce_eager=True)), load_decoder(config, placement, report)
+    config = replace(config, model=replace(config.model, enforce_eager=True))
+    decoder = load_decoder(config, placement, report)
+    window = None if is_draft else find_window(config, decoder.model)
+    limits = dataclasses.replace(limits, has_windows=window is not None)
+    identity = identity_of(config, decoder.model, placement, config.model, config.cache, config.facts)
+    return LoadedModel(config, backend, place, placement, limits, decoder, identity, window=window)
 
 
 def _join(config: Config, backend: Backend, place: Place, report: Report) -> ParallelGroup:

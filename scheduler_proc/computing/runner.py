@@ -44,7 +44,8 @@ class RunnerParts:
     """What belongs to a runner besides the steps.
 
     `degraded` reports to operators what is missing or slower than it should be; `placement` has the device and the
-    formats. `publish` makes the other ranks run the step that is about to run here.
+    formats. `publish` makes the other ranks run the step that is about to run here. `windows`: the window of the layers
+    with window pages, and the number of these.
     """
 
     degraded: str = ""
@@ -53,6 +54,7 @@ class RunnerParts:
     page_store: TieredPages | None = None
     draft_runner: "Runner | None" = None
     publish: Publish | None = None
+    windows: tuple[int, int] | None = None
 
 
 NO_PARTS = RunnerParts()
@@ -82,6 +84,7 @@ class Runner:
         self.page_memory = parts.page_memory
         self.page_store = parts.page_store
         self.draft_runner = parts.draft_runner
+        self.windows = parts.windows
         self.forward_passes = forward_passes
         self._publish = parts.publish
         self._limits = limits

@@ -11,6 +11,7 @@ from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_tiers import PageTiers
 from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.pages.window_pages import WindowPages
 from scheduler_proc.deciding.plan_notes import AdmissionRate, PlanNotes
 from scheduler_proc.deciding.requests import PendingReq, State
 from scheduler_proc.deciding.rows.batch_columns import Chunk
@@ -216,6 +217,10 @@ class Policy:
         num_running = stages.num_active
         num_pages = -(-(len(pending.token_ids) + 1) // self._cache.page_size)
         has_pages = num_pages + num_running <= self._cache.num_available
+        if self._cache.windows is not None:
+            has_pages &= (
+                min(num_pages, self._cache.windows.num_steady) + num_running <= self._cache.windows.num_available
+            )
         return has_pages and num_running < min(budget.max_num_seqs, budget.max_num_batched_tokens)
 
     def _make_room(self, req: Req, num_tokens: int, plan: _Plan) -> bool:
@@ -308,6 +313,8 @@ class Policy:
             req = stages.open_next(pending)
             num_needed = cache.num_missing(req, _num_next_tokens(req))
             lacking = num_promised + num_needed + stages.num_active - cache.num_available
+            if cache.windows is not None:
+                lacking = max(lacking, self._count_lacking_windows([*stages.prefilling, req], cache.windows))
             yielding = self._find_yielding(plan, lacking) if lacking > 0 and not pending.gives_way else []
             if yielding:
                 stages.close_next(req)
@@ -331,6 +338,10 @@ class Policy:
     def _num_promised(self) -> int:
         """Returns the number of pages that the running prefills still need."""
         return sum(self._cache.num_missing(req, _num_next_tokens(req)) for req in self._stages.prefilling)
+
+    def _count_lacking_windows(self, reqs: Sequence[Req], windows: WindowPages) -> int:
+        """Returns how many window pages are missing for the prompts of `reqs` and a page for each running row."""
+        return windows.num_lacking(reqs, self.budget.max_num_batched_tokens) + self._stages.num_active
 
     def _note_delay(self, req: Req, by_uid: int) -> None:
         self.notes.delayed.append(DelayedRow(req.uid, req.pending.attempt, by_uid))

@@ -74,7 +74,7 @@ class Scheduler:
         self._policy = Policy(self._stages, cache, budget, draft_planner, self._tiers)
         self._reports = ScheduleReports(self._stages, cache, self._policy)
         self._results = Results(self._stages, cache)
-        self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len)
+        self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len, cache.windows)
         self._grammars = grammars
         self._plans_decodes_alone = plans_decodes_alone
         self._in_flight: deque[StepInFlight] = deque()
@@ -288,8 +288,8 @@ class Scheduler:
             "draft_tokens": results.num_draft_tokens,
             "accepted_tokens": results.num_accepted_tokens,
         }
-        for observer in cache.observers:
-            gauges |= observer.gauges()
+        for part in [*cache.observers, *filter(None, [cache.windows])]:
+            gauges |= part.gauges()
         gauges.update((f"finished_{reason}", count) for reason, count in results.num_finished.items())
         return gauges
 

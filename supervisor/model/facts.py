@@ -7,7 +7,7 @@ from typing import Any, cast
 from messages.config.server import ModelConfig, ModelFacts
 from messages.errors import BootError, UsageError
 from runtime.chat_files import read_chat_files
-from runtime.model_files import read_object
+from runtime.model_files import read_config, read_object
 from runtime.special_tokens import find_token_id, read_fields, special_texts
 
 CONTEXT_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")
@@ -28,7 +28,7 @@ def read_model_facts(model: ModelConfig, model_dir: Path, tokenizer_dir: Path, n
     config_file = model_dir / "config.json"
     if not config_file.is_file():
         raise BootError(f"{model_dir} contains no model: there is no config.json in it")
-    config = read_object(config_file)
+    config = read_config(config_file)
     generation_file = model_dir / "generation_config.json"
     generation = read_object(generation_file) if generation_file.is_file() else {}
     vocab_size = _positive_int(config, "vocab_size", config_file)

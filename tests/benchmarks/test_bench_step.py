@@ -27,6 +27,7 @@ class FakeRunner:
     """Writes down what it is asked for; its steps take no time."""
 
     can_overlap = True
+    windows = None
 
     def __init__(self, seen: list[str]):
         self.seen = seen

@@ -14,7 +14,7 @@ from benchmarks import run_gpu
 from benchmarks.bench_offline import offline_workload
 from benchmarks.gpu_parts import KERNELS, Part, list_parts
 from benchmarks.kernels.__main__ import BENCHMARKS
-from benchmarks.page.gpu import NOT_RUN, make_gpu_part
+from benchmarks.page.gpu import make_gpu_page
 from benchmarks.result_file import ROOT
 
 DEADLINE_S = 30.0
@@ -151,9 +151,9 @@ def test_real_parts_run_on_the_cpu_and_make_a_page(tmp_path: Path, monkeypatch: 
     flags = ["--device", "cpu", "--quick", "--results", str(tmp_path), "--only", "golden", "kernel_gelu"]
     assert run_gpu.main(flags) == 0
     assert set(read_parts(tmp_path)) == {"golden", "kernel_gelu"}
-    page = make_gpu_part(tmp_path)
+    page = make_gpu_page(tmp_path)
     assert "### gelu" in page
-    assert "| shakespeare-gpt2 | float32 | default | 672 of 672 |" in page
+    assert "| shakespeare-gpt2 | float32 | 672 | default: 672 |" in page
 
 
 def test_the_page_has_a_line_for_each_form_shape_and_variant(tmp_path: Path) -> None:
@@ -197,8 +197,9 @@ def test_the_page_has_a_line_for_each_form_shape_and_variant(tmp_path: Path) -> 
     }
     parts["http_qwen3-0.6b"] = {"state": "failed", "reason": "stopped after 150 s"}
     (tmp_path / "gpu.json").write_text(json.dumps({"results": {"parts": parts}}), encoding="utf-8")
-    lines = make_gpu_part(tmp_path).splitlines()
-    assert lines[2].startswith("a card, torch 2.11, CUDA 13.0, Triton 3.6.0.")
+    lines = make_gpu_page(tmp_path).splitlines()
+    assert "## a card" in lines
+    assert "torch 2.11, CUDA 13.0, Triton 3.6.0 (`gpu.json`)." in lines
     assert "| 64 tokens | GB/s | 1,500 | 3,000 | 75% |" in lines
     assert "| qwen3-0.6b | 32 | 2.00 | 1.75 | 0.40 | 2.50 | 1.00 | 2.00 | 31.00 |" in lines
     assert "| qwen3-0.6b_eager | 32 |  |  | 0.40 | 5.00 | 1.00 | 2.00 |  |" in lines
@@ -211,7 +212,3 @@ def test_the_page_has_a_line_for_each_form_shape_and_variant(tmp_path: Path) -> 
     assert "| qwen3-0.6b | transformers' continuous batching | ValueError: no |  |" in lines
     assert f"| decode_qwen3-0.6b | `{line}` | 1.04 | failed |" in lines
     assert "| http_qwen3-0.6b | stopped after 150 s |" in lines
-
-
-def test_without_results_the_page_says_so(tmp_path: Path) -> None:
-    assert make_gpu_part(tmp_path) == f"## On a GPU\n\n{NOT_RUN}"

@@ -1,11 +1,10 @@
 """The libraries of C kernels for tests: each is built once for all processes that run tests, and kept."""
 
-import fcntl
 import functools
 import hashlib
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from kernels.cpu.build import (
     SOURCE,
     BuildError,
     build,
-    cache_dir,
+    build_once,
     find_compiler,
     library_path,
     prebuilt_name,
@@ -44,7 +43,7 @@ def built_library() -> Path:
     try:
         compiler = find_compiler()
         path = library_path(compiler)
-        _build_once(path, lambda: build(compiler, path))
+        build_once(path, lambda: build(compiler, path))
     except BuildError as error:
         pytest.skip(str(error))
     return path
@@ -61,7 +60,7 @@ def library_with_software_tiles(isa: str) -> Path:
     tiles_key = hashlib.sha256(SOFTWARE_TILES.read_bytes()).hexdigest()
     flags = [*TILE_FLAGS[isa], "-include", str(SOFTWARE_TILES), f"-DISA={isa}", "-O1"]
     path = library_path(compiler, [tiles_key, *flags])
-    _build_once(path, lambda: _build_with_tiles(compiler, path, flags))
+    build_once(path, lambda: _build_with_tiles(compiler, path, flags))
     return path
 
 
@@ -73,22 +72,10 @@ def sanitized_library(isas: Sequence[str], flags: Sequence[str]) -> Path:
     try:
         compiler = find_compiler()
         path = library_path(compiler, [*isas, *flags])
-        _build_once(path, lambda: build(compiler, path, flags))
+        build_once(path, lambda: build(compiler, path, flags))
     except BuildError as error:
         pytest.skip(str(error))
     return path
-
-
-def _build_once(path: Path, build_it: Callable[[], None]) -> None:
-    """`path` exists afterwards. Other processes that want it wait for the one that builds it."""
-    if path.exists():
-        return
-    cache_dir().mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            build_it()
-    path.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def _build_with_tiles(compiler: Sequence[str], target: Path, tile_flags: Sequence[str]) -> None:

@@ -140,9 +140,10 @@ class Bench:
         store: SimulatedStore | None = None,
         plans_decodes_alone: bool = False,
         yielding: tuple[int, int] = (2, 3),
+        windows: tuple[int, int] | None = None,
     ):
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
-        self.cache = open_cache(num_pages, page_size, is_sharing, pages, store)
+        self.cache = open_cache(num_pages, page_size, is_sharing, pages, store, windows)
         self.grammars = SimulatedGrammars(self.limits)
         self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding)
         planner = None if drafter is None else plan_all_drafts(self.cache, drafter)
@@ -150,9 +151,10 @@ class Bench:
             self.cache, self.limits, self.budget, planner, self.grammars, plans_decodes_alone=plans_decodes_alone
         )
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
+        self.runner.windows = windows
         self.draft_runner: SimulatedRunner | None = None
         if pages is not None:
-            self.runner.slots = pages.slots
+            self.runner.slots, self.runner.window_slots = pages.slots, pages.window_slots
         if store is not None:
             store.slots = self.runner.slots
         self.inbox = Inbox()

@@ -81,12 +81,16 @@ def pack_logprobs(values: Sequence[tuple[int, int]], num_top: int, vocab_size: i
 class SimulatedPages:
     """The slots of a runner and notes about its pages, where they outlive both."""
 
-    def __init__(self, num_pages: int, page_size: int):
+    def __init__(self, num_pages: int, page_size: int, num_window_pages: int = 0):
         self.page_size = page_size
         self.slots: list[tuple[int, int] | None] = [None] * (num_pages * page_size)
-        self.notes = memoryview(bytearray(num_pages * (80 + 4 * page_size)))
+        self.notes = memoryview(bytearray(num_pages * (80 + 4 * page_size) + 16 * num_window_pages))
+        self.window_slots: dict[int, tuple[int, int]] = {}
 
-    def checksum(self, page: int) -> int:
+    def checksum(self, page: int, *, is_window: bool = False) -> int:
+        if is_window:
+            slots = range(page * self.page_size, (page + 1) * self.page_size)
+            return zlib.crc32(repr([self.window_slots.get(slot) for slot in slots]).encode())
         return zlib.crc32(repr(self.slots[page * self.page_size : (page + 1) * self.page_size]).encode())
 
     def damage(self, page: int) -> None:
@@ -113,6 +117,7 @@ class SimulatedRunner:
     draft_runner = None
     page_memory = None
     page_store = None
+    windows: tuple[int, int] | None = None
 
     def __init__(self, num_pages: int, page_size: int, vocab_size: int, max_num_batched_tokens: int = 32):
         self.num_pages = num_pages
@@ -120,6 +125,7 @@ class SimulatedRunner:
         self.page_size = page_size
         self.vocab_size = vocab_size
         self.slots: list[tuple[int, int] | None] = [None] * (num_pages * page_size)
+        self.window_slots: dict[int, tuple[int, int]] = {}
         self.poison: set[int] = set()
         self.nan: set[int] = set()
         self.withholds: random.Random | None = None
@@ -147,6 +153,8 @@ class SimulatedRunner:
             self._write(table, token_ids[start:end], context_len)
             row_tables.append(table)
             start = end
+        if self.windows is not None:
+            self._run_windowed(batch, *self.windows)
         sampled = self._sample(batch, row_tables)
         wanted = unpack_int32(batch.num_logprobs) or [-1] * len(sampled)
         is_told, counts = self._withhold(sampled)
@@ -155,6 +163,33 @@ class SimulatedRunner:
         logprobs = pack_logprobs(positions, max(wanted), self.vocab_size) if positions else None
         next_tokens = pack_int32(one.token_id for one, _ in told)
         return ForwardOutput(batch.step_id, next_tokens, logprobs, self._logprob(batch, slots), counts)
+
+    def _run_windowed(self, batch: Batch, window: int, num_pages: int) -> None:
+        """Writes the tokens to their window slots, and reads what each token sees: the same as in the other slots."""
+        slots, tables = unpack_int64(batch.window_slots), unpack_int32(batch.window_page_tables)
+        assert len(set(slots)) == len(slots), "two tokens are written to one window slot"
+        assert len(batch.window_page_tables) == len(batch.page_tables)
+        whole_tables, width, start = unpack_int32(batch.page_tables), batch.num_pages_per_row, 0
+        rows: list[tuple[array[int], array[int], int, int]] = []
+        for row, (length, context) in enumerate(
+            zip(unpack_int32(batch.query_lens), unpack_int32(batch.context_lens), strict=True)
+        ):
+            place = slice(row * width, (row + 1) * width)
+            table, whole = tables[place], whole_tables[place]
+            for position in range(context, context + length):
+                slot = self._slot(table, position)
+                assert slot == slots[start], "the window slots are not those of the page table"
+                assert slot < num_pages * self.page_size
+                held = self.slots[self._slot(whole, position)]
+                assert held is not None
+                self.window_slots[slot] = held
+                start += 1
+            rows.append((table, whole, context, context + length))
+        for table, whole, begin, end in rows:
+            for position in range(max(0, begin - window + 1), end):
+                held = self.window_slots.get(self._slot(table, position))
+                assert held is not None, "a window slot is read that was never written"
+                assert held == self.slots[self._slot(whole, position)], "a window slot holds another token"
 
     def _withhold(self, sampled: list[Sampled]) -> tuple[list[bool], bytes]:
         """Returns which of the tokens are in the result, and the column with their number per row."""

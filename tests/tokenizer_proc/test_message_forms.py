@@ -65,7 +65,24 @@ NO_SYSTEM = """\
 {{- message.role + ':' + message.content + ';' }}
 {%- endfor %}"""
 
+TOOLS_IN_SYSTEM = """\
+{%- for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}
+{%- if message['role'] == 'system' and message['tools'] %}{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}{% endif %}
+{{- '<|end|>' }}
+{%- endfor %}"""
+
 ANY_SYSTEM = "{% for message in messages %}{{ message.role + ':' + message.content + ';' }}{% endfor %}"
+
+ONE_CALL = """\
+{%- for message in messages %}
+{%- if message.tool_calls %}
+{%- if message.content and message.thinking %}{{ raise_exception('Cannot pass both') }}{% endif %}
+{{- 'thought:' + (message.content or message.thinking or '') + ';' }}
+{{- 'call:' + message.tool_calls[0].function.arguments | tojson + ';' }}
+{%- else %}{{ message.role + ':' + message.content + ';' }}
+{%- endif %}
+{%- endfor %}"""
+"""A message has one call and one thought, as in gpt-oss."""
 
 
 def system(content: Any) -> dict[str, Any]:
@@ -116,6 +133,32 @@ def test_arguments_are_json_text_for_a_template_that_adds_them_to_text() -> None
 def test_arguments_stay_objects_for_a_template_that_loops_over_them() -> None:
     text = templates_of(OBJECT_ARGUMENTS).render(chat(user("a"), CALL, RESULT))
     assert text == "user:a;assistant:;<city>Zürich</city>tool:sunny;"
+
+
+def call(call_id: str, city: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {"city": city}}}
+
+
+def result(call_id: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def test_calls_are_messages_with_their_results_for_a_template_that_shows_one() -> None:
+    calls = assistant("Two") | {"tool_calls": [call("a", "Rom"), call("b", "Ulm")]}
+    messages = [user("?"), calls, result("b", "rain"), result("a", "sun"), user("And?"), result("x", "lost")]
+    text = templates_of(ONE_CALL).render(chat(*messages))
+    calls_and_results = 'thought:Two;call:{"city": "Rom"};tool:sun;thought:;call:{"city": "Ulm"};tool:rain;'
+    assert text == f"user:?;{calls_and_results}user:And?;tool:lost;"
+    both = templates_of(OBJECT_ARGUMENTS).render(chat(*messages[:4]))
+    assert both == "user:?;assistant:Two;<city>Rom</city><city>Ulm</city>tool:rain;tool:sun;"
+
+
+def test_reasoning_and_a_text_before_a_call_are_one_for_a_template_that_shows_one() -> None:
+    message = assistant("I look.") | {"reasoning_content": "Hm.", "tool_calls": [call("a", "Rom")]}
+    text = templates_of(ONE_CALL).render(chat(user("?"), message, result("a", "sun")))
+    assert text == 'user:?;thought:Hm.\n\nI look.;call:{"city": "Rom"};tool:sun;'
+    other = templates_of(OBJECT_ARGUMENTS).render(chat(user("?"), message))
+    assert other == "user:?;assistant:I look.;<city>Rom</city>"
 
 
 @pytest.mark.parametrize("template", [SYSTEM_FIRST, LAST_SYSTEM])
@@ -177,3 +220,17 @@ def test_each_form_is_looked_for_once() -> None:
     num_rendered = len(rendered)
     forms.adapt(messages)
     assert len(rendered) == num_rendered < 10
+
+
+def test_tools_are_a_text_in_the_system_message_if_the_template_shows_them_only_there():
+    tool = {"type": "function", "function": {"name": "now", "description": "die Zeit in Zürich"}}
+    templates = templates_of(TOOLS_IN_SYSTEM)
+    shown = '<|tool|>[{"name": "now", "description": "die Zeit in Zürich"}]<|/tool|><|end|><|user|>Hi<|end|>'
+    given = {"tools": [tool]}
+    assert templates.render(chat(system("Be brief."), user(), template_kwargs=given)) == f"<|system|>Be brief.{shown}"
+    told = "You are a helpful assistant with some tools."
+    assert templates.render(chat(user(), template_kwargs=given)) == f"<|system|>{told}{shown}"
+    assert templates.render(chat(user(), template_kwargs={"tools": []})) == "<|user|>Hi<|end|>"
+    assert templates.render(chat(user(), template_kwargs={"tools": "none"})) == "<|user|>Hi<|end|>"
+    both = TOOLS_IN_SYSTEM + "{{ tools[0].function.name }}"
+    assert templates_of(both).render(chat(user(), template_kwargs=given)) == "<|user|>Hi<|end|>now"

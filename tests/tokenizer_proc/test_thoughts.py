@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
@@ -39,14 +40,14 @@ FORMAT = choose_format("hermes", "auto", "<think> enable_thinking")
 THOUGHT = FORMAT.thought or Thought("", "")
 
 
-def make_checks(path: Path, vocab_size: int, eos_id: int) -> GrammarReader:
+def make_checks(path: Path, vocab_size: int, *eos_ids: int) -> GrammarReader:
     facts = ModelFacts(
         model_dir=str(path),
         tokenizer_dir=str(path),
         served_names=("m",),
         vocab_size=vocab_size,
         max_model_len=4096,
-        eos_token_ids=(eos_id,),
+        eos_token_ids=eos_ids,
     )
     return GrammarReader(facts)
 
@@ -187,11 +188,33 @@ def test_the_channels_of_gpt_oss(checks: GrammarReader) -> None:
     grammar = msgspec.structs.replace(grammar, thought=model_format.thought)
     analysis = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
     final = '<|channel|>final<|message|>{"ok":true}'
-    call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>"
+    call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
     for text in (final, call, analysis + final, analysis + call):
         assert takes(checks, grammar, text), text
     assert not takes(checks, grammar, '{"ok":true}')
     assert not takes(checks, grammar, f"{analysis}{analysis}{final}")
+
+
+def test_a_call_of_gpt_oss_ends_with_an_end_token(tmp_path: Path) -> None:
+    """`<|call|>` ends the output: a grammar that has it in its text would leave no token."""
+    tokenizer = json.loads((ASSETS / "tool-caller" / "tokenizer.json").read_text())
+    marks = ("channel", "message", "constrain", "start", "end", "return", "call")
+    for index, mark in enumerate(marks):
+        tokenizer["added_tokens"].append({**tokenizer["added_tokens"][-1], "id": 595 + index, "content": f"<|{mark}|>"})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    ends = (600, 601)
+    checks = make_checks(tmp_path, 602, *ends)
+    model_format = choose_format("openai", "openai_gptoss", "")
+    forced = choose_tools(TOOLS, "required", model_format, allows_several=True).forced
+    assert forced is not None
+    checked = checks.check(msgspec.structs.replace(forced, thought=model_format.thought)).text
+    matcher = checks._compiler.compile(checked)
+    tokens = checks._compiler.tokenizer().tokenize_str(
+        "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}", parse_special=True
+    )
+    assert matcher.try_consume_tokens(tokens) == len(tokens)
+    mask = numpy.unpackbits(numpy.frombuffer(matcher.compute_bitmask(), numpy.uint8), bitorder="little")
+    assert mask.nonzero()[0].tolist() == [*ends]
 
 
 def test_a_budget_is_a_limit_beside_the_grammar(checks: GrammarReader) -> None:

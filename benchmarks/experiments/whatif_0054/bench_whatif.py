@@ -56,6 +56,7 @@ class LimitedRunner:
     draft_runner = None
     page_memory = None
     page_store = None
+    windows = None
 
     def __init__(self, runner: Runner, setting: Setting):
         self.num_pages = setting.num_pages

@@ -9,7 +9,7 @@ from msgspec import Meta
 from frontend.api.parameters.grammar import MAX_GRAMMAR_BYTES
 from frontend.http.field_names import find_meant, shown_name
 from frontend.parsing.forced_calls import find_without_object, force_calls
-from frontend.parsing.formats import CallSyntax
+from frontend.parsing.marked_format import CallSyntax
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
 from messages.ring.requests import CallGrammar, Grammar
@@ -206,7 +206,7 @@ def _only(tools: ToolUse, names: Collection[str]) -> ToolUse:
 def _force(schemas: Mapping[str, Any], model_format: ModelFormat, allows_several: bool) -> Grammar:
     """Returns the grammar of an answer that calls one or several of the tools. Raises `RequestError` (400)."""
     forced = model_format.forced
-    if forced is None or not forced.is_json:
+    if forced is None or not (forced.is_json or forced.tag):
         why = "the arguments are not JSON in the model's format of calls"
         text = f'tool_choice must be "auto" or "none", for a call cannot be forced: {why}'
         raise bad_request(text, "tool_choice", "not_supported")
@@ -236,8 +236,8 @@ def with_calls(answer: Grammar, tools: ToolUse, model_format: ModelFormat, *, al
 
 def _call_grammar(schemas: Mapping[str, Any], forced: CallSyntax, allows_several: bool) -> str:
     separator = forced.separator if allows_several else ""
-    calls = CallGrammar(force_calls(forced, schemas, allows_several=allows_several), separator, tuple(schemas))
-    return msgspec.json.encode(calls).decode()
+    calls = force_calls(forced, schemas, allows_several=allows_several)
+    return msgspec.json.encode(CallGrammar(calls, separator, tuple(schemas), forced.tag)).decode()
 
 
 def _check_choice(choice: Choice, tools: ToolUse) -> None:

@@ -217,6 +217,10 @@ def _text_of(answer: CacheExplained, num_tokens: int, page_tokens: int) -> str:
             )
         case "evicted":
             return f"tokens from {hit} on were cached and evicted {answer.evicted_s:.1f} s ago (--kv-cache-memory-gb)"
+        case "window_evicted":
+            return (
+                f"more is cached, but layers with a window lack the tokens before its end; from {hit} on are computed"
+            )
         case "salt":
             return "nothing with this cache_salt begins like it, but something with another one does"
         case "disabled":

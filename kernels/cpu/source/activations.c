@@ -1,5 +1,5 @@
-/* The tanh approximation of GELU and the gated activations: see kernels/operations/gelu.py, gelu_mul.py and silu_mul.py;
-   and rescale.py. */
+/* The tanh approximation of GELU and the gated activations: see kernels/operations/gelu.py, gelu_mul.py, silu_mul.py
+   and swiglu_oai.py; and rescale.py. */
 
 #ifndef SLUICE_ACTIVATIONS
 #define SLUICE_ACTIVATIONS
@@ -11,6 +11,8 @@ typedef struct {
   const element *x;
   element *out;
   int64_t size;
+  const element *up; /* rows that are `up_stride` elements apart, or null if `x` has both halves */
+  int64_t up_stride;
 } NAME(activation_call);
 
 static void NAME(gelu_token)(const void *data, int64_t token) {
@@ -50,10 +52,33 @@ static void NAME(silu_mul_token)(const void *data, int64_t token) {
 
 static void NAME(gelu_mul_token)(const void *data, int64_t token) {
   const NAME(activation_call) *call = data;
-  const element *gate = call->x + 2 * token * call->size, *up = gate + call->size;
+  const element *gate = call->x + (call->up ? 1 : 2) * token * call->size;
+  const element *up = call->up ? call->up + token * call->up_stride : gate + call->size;
   element *out = call->out + token * call->size;
   SIMD for (int64_t i = 0; i < call->size; i++)
       out[i] = NARROW(WIDEN(NARROW(gelu_tanh(WIDEN(gate[i])))) * WIDEN(up[i]));
+}
+
+typedef struct {
+  NAME(activation_call) gated;
+  float alpha, limit;
+} NAME(swiglu_call);
+
+static void NAME(swiglu_token)(const void *data, int64_t token) {
+  const NAME(swiglu_call) *call = data;
+  const int64_t size = call->gated.size;
+  const element *gate = call->gated.x + 2 * token * size, *up = gate + size;
+  element *out = call->gated.out + token * size;
+  const float rate = -LOG2_E * call->alpha, limit = call->limit;
+  SIMD for (int64_t i = 0; i < size; i++) {
+    float x = WIDEN(gate[i]), y = WIDEN(up[i]);
+    x = x > limit ? limit : x; /* NaN stays NaN */
+    y = y > limit ? limit : y;
+    y = y < -limit ? -limit : y;
+    float power = rate * x;
+    power = power > 126.0f ? 126.0f : power;
+    out[i] = NARROW((y + 1.0f) * (x / (1.0f + power_of_2(power))));
+  }
 }
 
 typedef struct {
@@ -75,20 +100,27 @@ static void NAME(rescale_token)(const void *data, int64_t token) {
 
 /* x and out: [num_tokens, size]. */
 PUBLIC void NAME(gelu)(const element *x, element *out, int64_t num_tokens, int64_t size) {
-  const NAME(activation_call) call = {x, out, size};
+  const NAME(activation_call) call = {.x = x, .out = out, .size = size};
   run_items(num_tokens, num_tokens * size * 4, NAME(gelu_token), &call);
 }
 
 /* gate_up: [num_tokens, 2 * size]; out: [num_tokens, size]. */
 PUBLIC void NAME(silu_mul)(const element *gate_up, element *out, int64_t num_tokens, int64_t size) {
-  const NAME(activation_call) call = {gate_up, out, size};
+  const NAME(activation_call) call = {.x = gate_up, .out = out, .size = size};
   run_items(num_tokens, num_tokens * size * 4, NAME(silu_mul_token), &call);
 }
 
-/* As silu_mul. */
-PUBLIC void NAME(gelu_mul)(const element *gate_up, element *out, int64_t num_tokens, int64_t size) {
-  const NAME(activation_call) call = {gate_up, out, size};
+/* As silu_mul; or with `up`, rows that are `up_stride` elements apart, and then the gate alone: [num_tokens, size]. */
+PUBLIC void NAME(gelu_mul)(const element *gate_up, const element *up, element *out, int64_t num_tokens, int64_t size,
+                           int64_t up_stride) {
+  const NAME(activation_call) call = {gate_up, out, size, up, up_stride};
   run_items(num_tokens, num_tokens * size * 4, NAME(gelu_mul_token), &call);
+}
+
+/* As silu_mul. */
+PUBLIC void NAME(swiglu_oai)(const element *gate_up, element *out, int64_t num_tokens, int64_t size, float alpha, float limit) {
+  const NAME(swiglu_call) call = {{.x = gate_up, .out = out, .size = size}, alpha, limit};
+  run_items(num_tokens, num_tokens * size * 4, NAME(swiglu_token), &call);
 }
 
 /* x and added (or null): [num_tokens, size]; softcap 0 for none. */

@@ -1,6 +1,6 @@
 /* Decode attention of a few int8 keys, for processors that sum products of int16 pairs.
 
-   Queries and weights become whole numbers of up to 32767, so that sums are exact: 127 * 32767 * 256 is less than 2^31. */
+   Queries and weights become whole numbers of up to 32767, so that sums are exact: 127 * 32767 * 512 is less than 2^31. */
 
 /* 16 numbers as int16, in units of 1 / inverse. */
 INLINE __m256i KV(to_int16)(__m512 x, float inverse) {

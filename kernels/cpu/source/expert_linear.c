@@ -87,15 +87,16 @@ static void NAME(expert_quant_plan)(const void *whole, int64_t expert, int64_t r
   call->x = (const element *)call->x + row * call->inputs;
   call->out = (element *)call->out + row * call->outputs;
   call->num_rows = num_rows;
+  if (call->bias) call->bias = (const element *)call->bias + expert * call->outputs;
   quant_plan(call);
   call->weight += expert * call->num_blocks * quant_block_bytes(call->num_groups);
 }
 
-/* x: [rows, inputs], weight: [experts * outputs / 32, bytes of a block], row_ends: [experts], out: [rows, outputs], whose number
-   is a multiple of 32. Returns 0, or -1 without memory; so do the others. */
-PUBLIC int NAME(expert_quantized_linear)(const element *x, const uint8_t *weight, const int32_t *row_ends, element *out,
-                                         int64_t num_experts, int64_t inputs, int64_t outputs) {
-  const quant_call whole = {.x = x, .out = out, .weight = weight, .inputs = inputs, .outputs = outputs};
+/* x: [rows, inputs], weight: [experts * outputs / 32, bytes of a block], biases (or null): [experts, outputs], row_ends: [experts],
+   out: [rows, outputs], whose number is a multiple of 32. Returns 0, or -1 without memory; so do the others. */
+PUBLIC int NAME(expert_quantized_linear)(const element *x, const uint8_t *weight, const element *biases, const int32_t *row_ends,
+                                         element *out, int64_t num_experts, int64_t inputs, int64_t outputs) {
+  const quant_call whole = {.x = x, .bias = biases, .out = out, .weight = weight, .inputs = inputs, .outputs = outputs};
   const expert_kind kind = {NAME(expert_quant_plan), expert_quant_place, expert_quant_preparations, expert_quant_items,
                             expert_quant_check, NAME(quant_code_tile), NAME(quant_item), sizeof(quant_call), inputs, outputs};
   return expert_run(&kind, &whole, row_ends, num_experts);
@@ -108,16 +109,17 @@ static void NAME(expert_block_plan)(const void *whole, int64_t expert, int64_t r
   call->x = (const element *)call->x + row * call->inputs;
   call->out = (element *)call->out + row * segment.outputs;
   call->num_rows = num_rows;
+  if (call->bias) call->bias = (const element *)call->bias + expert * segment.outputs;
   const block_part all = call->parts[0];
   block_plan(call, all.weight + expert * all.num_blocks * all.num_units * all.unit_bytes, &segment, 1);
 }
 
 /* weight: the blocks of all experts' rows; `segment` describes those of all. */
-PUBLIC int NAME(expert_block_linear)(const element *x, const uint8_t *weight, const block_segment *segment, const int32_t *row_ends,
-                                     element *out, int64_t num_experts, int64_t inputs) {
+PUBLIC int NAME(expert_block_linear)(const element *x, const uint8_t *weight, const block_segment *segment, const element *biases,
+                                     const int32_t *row_ends, element *out, int64_t num_experts, int64_t inputs) {
   block_segment of_one = *segment;
   of_one.outputs /= (int32_t)num_experts;
-  block_call whole = {.x = x, .out = out, .inputs = inputs};
+  block_call whole = {.x = x, .bias = biases, .out = out, .inputs = inputs};
   block_parts(weight, &of_one, 1, inputs, whole.parts);
   const expert_kind kind = {NAME(expert_block_plan), expert_block_place, expert_block_preparations, expert_block_items, 0,
                             NAME(block_code_tile), NAME(block_item), sizeof(block_call), inputs, of_one.outputs};
@@ -129,6 +131,7 @@ static void NAME(expert_packed_plan)(const void *whole, int64_t expert, int64_t 
   linear_call *call = planned;
   *call = *(const linear_call *)whole;
   call->weight += expert * call->outputs * call->inputs;
+  if (call->bias) call->bias += expert * call->outputs;
   call->x += row * call->inputs;
   call->out += row * call->outputs;
   call->num_rows = num_rows;
@@ -142,9 +145,9 @@ static int64_t NAME(expert_packed_preparations)(const void *call) {
 }
 
 /* weight: [experts * outputs / 32, inputs / 2, 32, 2], of float32 [experts * outputs / 32, inputs, 32, 1]. */
-PUBLIC int NAME(expert_packed_linear)(const element *x, const element *weight, const int32_t *row_ends, element *out,
-                                      int64_t num_experts, int64_t inputs, int64_t outputs) {
-  const linear_call whole = {.x = x, .weight = weight, .out = out, .inputs = inputs, .outputs = outputs};
+PUBLIC int NAME(expert_packed_linear)(const element *x, const element *weight, const element *biases, const int32_t *row_ends,
+                                      element *out, int64_t num_experts, int64_t inputs, int64_t outputs) {
+  const linear_call whole = {.x = x, .weight = weight, .bias = biases, .out = out, .inputs = inputs, .outputs = outputs};
   const expert_kind kind = {NAME(expert_packed_plan), NAME(expert_packed_place), NAME(expert_packed_preparations),
                             NAME(expert_packed_items), 0, linear_prepare, linear_any_item, sizeof(linear_call), inputs, outputs};
   return expert_run(&kind, &whole, row_ends, num_experts);

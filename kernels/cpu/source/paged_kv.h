@@ -2,7 +2,7 @@
 
 #ifndef SLUICE_PAGED_KV
 #define SLUICE_PAGED_KV
-enum { BLOCK = 64 /* keys at a time */, MAX_HEAD_DIM = 256, LINE_BYTES = 64 };
+enum { BLOCK = 64 /* keys at a time */, MAX_HEAD_DIM = 512, LINE_BYTES = 64 };
 
 /* Queries that share K and V in one item, and queries per group, whose columns are side by side. Without AVX-512 a group is
    as large as one product in registers, so that its scores stay in the L1 cache. */

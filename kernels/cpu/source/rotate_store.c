@@ -7,7 +7,7 @@ typedef struct {
   const int64_t *slots;
   void *keys, *values;
   uint16_t *key_scales, *value_scales;
-  const element *query_weight, *key_weight;
+  const element *query_weight, *key_weight, *value_weight;
   int64_t num_heads, num_kv_heads, head_dim, half, query_row;
   float eps;
 } NAME(rotate_store_call);
@@ -121,28 +121,30 @@ static void NAME(rotate_store_token)(const void *data, int64_t token) {
   const int64_t head_dim = call->head_dim, kv_size = call->num_kv_heads * head_dim;
   const int64_t slot = call->slots[token], query_size = call->num_heads * head_dim;
   element *query = call->heads + token * (query_size + 2 * kv_size), *key = query + query_size;
-  const element *value = key + kv_size;
+  element *value = key + kv_size;
   const float *cosines = call->cosines ? call->cosines + call->positions[token] * call->half : 0;
   const float *sines = cosines ? call->sines + call->positions[token] * call->half : 0;
   const int64_t to_query = call->query_row * call->half;
   NAME(turn_heads)(call, query, query, call->query_weight, call->num_heads, cosines + to_query, sines + to_query);
-  if (slot < 0) return;
+  if (slot < 0 || !kv_size) return;
   element *out = call->key_scales ? key : (element *)call->keys + slot * kv_size;
   NAME(turn_heads)(call, key, out, call->key_weight, call->num_kv_heads, cosines, sines);
+  out = call->key_scales ? value : (element *)call->values + slot * kv_size;
+  NAME(turn_heads)(call, value, out, call->value_weight, call->num_kv_heads, 0, 0);
   if (call->key_scales) NAME(store_codes)(call, key, value, slot);
-  else memcpy((element *)call->values + slot * kv_size, value, (size_t)kv_size * sizeof(element));
 }
 
 /* heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key and value heads. cosines and sines: [positions,
    half], or null for no rotation; those of queries are `query_row` rows later. keys, values: [slots, num_kv_heads, head_dim], codes if there are scales
-   [slots, num_kv_heads]. query_weight, key_weight: [head_dim], or null for no norms. */
+   [slots, num_kv_heads]. query_weight, key_weight, value_weight: [head_dim], or null for no norm.
+   With no key/value heads only queries are turned. */
 PUBLIC void NAME(rotate_store)(element *heads, const float *cosines, const float *sines, const int32_t *positions,
                            const int64_t *slots, void *keys, void *values, uint16_t *key_scales,
                            uint16_t *value_scales, const element *query_weight, const element *key_weight,
-                           int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t half,
-                           int64_t query_row, float eps) {
+                           const element *value_weight, int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads,
+                           int64_t head_dim, int64_t half, int64_t query_row, float eps) {
   NAME(rotate_store_call)
   call = {heads, cosines, sines, positions, slots, keys, values, key_scales, value_scales, query_weight, key_weight,
-          num_heads, num_kv_heads, head_dim, half, query_row, eps};
+          value_weight, num_heads, num_kv_heads, head_dim, half, query_row, eps};
   run_items(num_tokens, num_tokens * (num_heads + 2 * num_kv_heads) * head_dim, NAME(rotate_store_token), &call);
 }

@@ -25,6 +25,9 @@ NOTES = 4096
 NOTE_BYTES = 80
 """Per page, in addition to 4 for each of its tokens."""
 
+WINDOW_NOTE_BYTES = 16
+"""Per window page."""
+
 MASK = 2**64 - 1
 
 
@@ -49,21 +52,24 @@ class KVMemory:
         if not self.num_pages:
             os.ftruncate(self._descriptor, 0)
 
-    def map(self, num_pages: int, page_size: int, num_bytes: int) -> None:
-        """Maps memory for a cache of `num_pages` pages and `num_bytes` bytes. Raises `OSError`."""
-        num_note_bytes = num_pages * (NOTE_BYTES + 4 * page_size)
+    def map(self, num_pages: int, page_size: int, num_bytes: int, num_window_pages: int = 0) -> None:
+        """Maps memory for a cache of `num_pages` pages, window pages and `num_bytes` bytes. Raises `OSError`."""
+        num_note_bytes = num_pages * (NOTE_BYTES + 4 * page_size) + num_window_pages * WINDOW_NOTE_BYTES
         num_bytes += NOTES + num_note_bytes + HUGE_PAGE
         os.ftruncate(self._descriptor, num_bytes)
         self._chunk = Chunk(num_bytes, self._descriptor)
-        self._words: list[np.ndarray] = []
+        self._words: dict[bool, list[np.ndarray]] = {False: [], True: []}
         self.notes = self._take((NOTES + num_note_bytes,), torch.uint8).numpy().data[NOTES:]
         self.num_pages = num_pages
         os.pwrite(self._descriptor, HEADER.pack(self._identity, num_pages), 0)
 
-    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Returns one of the cache's tensors, [L, S, …], which are taken in the same order by each scheduler."""
+    def take(self, shape: Sequence[int], dtype: torch.dtype, num_window_pages: int = 0) -> Tensor:
+        """Returns one of the cache's tensors, [L, S, …], which are taken in the same order by each scheduler.
+
+        It has the slots of the window pages, if their number is given, otherwise those of the pages.
+        """
         tensor = self._take(shape, dtype)
-        self._words.append(_as_words(tensor, self.num_pages))
+        self._words[num_window_pages > 0].append(_as_words(tensor, num_window_pages or self.num_pages))
         return tensor
 
     def _take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -71,16 +77,17 @@ class KVMemory:
         assert tensor is not None, "there is too little memory for the cache"
         return tensor
 
-    def checksum(self, page: int) -> int:
-        """Returns a checksum of a page, over 64-bit words if its size is a multiple of them, otherwise over bytes."""
+    def checksum(self, page: int, *, is_window: bool = False) -> int:
+        """Returns a checksum of a page or window page: over 64-bit words if they divide its size, else over bytes."""
         total = 0
-        for words in self._words:
+        for words in self._words[is_window]:
             total = (total * 31 + int(np.add.reduce(words[:, page], axis=None, dtype=np.uint64))) & MASK
         return total
 
     def damage(self, page: int) -> None:
         """Corrupts the page's K, for injected faults."""
-        np.invert(self._words[0][:, page], out=self._words[0][:, page])
+        for words in self._words[False][:1]:
+            np.invert(words[:, page], out=words[:, page])
 
 
 def _as_words(tensor: Tensor, num_pages: int) -> "np.ndarray":

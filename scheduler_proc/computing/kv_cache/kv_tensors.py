@@ -1,13 +1,13 @@
 """The memory of the paged KV cache: how many pages there are, and the tensors.
 
-Shape legend: L layers with equal heads, S slots (pages * page size), G key/value heads, D head dimension.
+Shape legend: L layers with equal heads and numbers of pages, S slots (pages * page size), G key/value heads, D head
+dimension.
 """
 
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
@@ -16,6 +16,7 @@ from messages.config.server import Config
 from messages.errors import BootError
 from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
 from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
+from scheduler_proc.computing.kv_cache.page_sizes import PageSizes, page_bytes, pages_per_context
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.placement import Placement
 
@@ -26,69 +27,76 @@ log = logging.getLogger("sluice.kv_cache")
 
 
 class KVTensors:
-    """K and V of all layers; a page has slots in each of them.
+    """K and V of all layers. A page has slots in each, or in each without a window if there are window pages.
 
     `stacks`: by the indices of layers with equal heads, their K and V, each [L, S, G, D], and the scales of both,
-    [L, S, G], if they are codes. A slot that no step has written is uninitialised and may hold NaN.
+    [L, S, G], if they are codes. `kv_layers`: the layer whose K and V each layer reads. A slot that no step has written
+    is uninitialised and may hold NaN.
     """
 
-    def __init__(self, stacks: Mapping[tuple[int, ...], Sequence[Tensor]], page_size: int):
+    def __init__(
+        self,
+        stacks: Mapping[tuple[int, ...], Sequence[Tensor]],
+        page_size: int,
+        kv_layers: Sequence[int],
+        num_pages: int | None = None,
+    ):
         self.tensors = [tensor for stack in stacks.values() for tensor in stack]
         """All tensors that pages consist of."""
-        self.num_pages = self.tensors[0].shape[1] // page_size
-        layers: dict[int, PagedKV] = {}
+        self.num_pages = self.tensors[0].shape[1] // page_size if num_pages is None else num_pages
+        stored: dict[int, PagedKV] = {}
         for indices, stack in stacks.items():
             for index, (key_SGD, value_SGD, *scales_SG) in zip(indices, zip(*stack, strict=True), strict=True):
-                layers[index] = PagedKV(key_SGD, value_SGD, page_size, *scales_SG)
-        self.layers = [layers[index] for index in range(len(layers))]
+                stored[index] = PagedKV(key_SGD, value_SGD, page_size, *scales_SG)
+        self.layers = [stored[index] for index in kv_layers]
+        """By layer; some may have the same."""
+        self.stored = [stored[index] for index in sorted(stored)]
 
 
 def allocate_cache(
-    model: ModelDescription, num_pages: int, page_size: int, placement: Placement, memory: KVMemory | None = None
+    model: ModelDescription,
+    num_pages: int,
+    page_size: int,
+    placement: Placement,
+    memory: KVMemory | None = None,
+    num_window_pages: int = 0,
 ) -> KVTensors:
     """Returns an uninitialised cache; on a CPU, memory is provided when it is first written. Raises `BootError`.
 
-    If it is in `memory`, it may contain a predecessor's pages.
+    If it is in `memory`, it may contain a predecessor's pages. Without window pages all layers have the same pages.
     """
-    indices: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for index, attention in enumerate(model.attentions):
-        indices[attention.num_kv_heads, attention.head_dim].append(index)
-
-    def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return PLAIN.allocate(shape, dtype, placement.device).stored if memory is None else memory.take(shape, dtype)
-
+    indices: dict[tuple[bool, int, int], list[int]] = defaultdict(list)
+    for index in sorted(set(model.kv_layers)):
+        attention = model.attentions[index]
+        has_own_pages = num_window_pages > 0 and attention.window is not None
+        indices[has_own_pages, attention.num_kv_heads, attention.head_dim].append(index)
+    num_bytes = num_pages * page_bytes(model, page_size, placement)
+    if num_window_pages:
+        num_bytes -= (num_pages - num_window_pages) * page_bytes(model, page_size, placement, has_window=True)
     stacks: dict[tuple[int, ...], list[Tensor]] = {}
     try:
         if memory is not None:
-            memory.map(num_pages, page_size, num_pages * page_bytes(model, page_size, placement))
-        for heads, layers in indices.items():
-            shape = (len(layers), num_pages * page_size, *heads)
-            scales = [(shape[:-1], SCALE_DTYPE)] * 2 if placement.kv_codes else []
-            stacks[tuple(layers)] = [empty(*each) for each in [(shape, placement.kv_dtype)] * 2 + scales]
+            memory.map(num_pages, page_size, num_bytes, num_window_pages)
+        for (is_window, *heads), layers in indices.items():
+            own_pages = num_window_pages if is_window else num_pages
+            shape = (len(layers), own_pages * page_size, *heads)
+            parts = [(shape, placement.kv_dtype)] * 2
+            parts += [(shape[:-1], SCALE_DTYPE)] * 2 if placement.kv_codes else []
+            stacks[tuple(layers)] = [
+                PLAIN.allocate(*part, placement.device).stored
+                if memory is None
+                else memory.take(*part, num_window_pages if is_window else 0)
+                for part in parts
+            ]
     except (RuntimeError, OSError) as error:
-        needed = num_pages * page_bytes(model, page_size, placement) / GIB
         raise BootError(
-            f"the KV cache of {num_pages:,} pages needs {needed:.2f} GiB, which {placement.device} does not give: "
-            f"{str(error).splitlines()[0]}; lower --num-pages or --kv-cache-memory-gb"
+            f"the KV cache of {num_pages:,} pages needs {num_bytes / GIB:.2f} GiB, which {placement.device} does not "
+            f"give: {str(error).splitlines()[0]}; lower --num-pages or --kv-cache-memory-gb"
         ) from None
-    return KVTensors(stacks, page_size)
+    return KVTensors(stacks, page_size, model.kv_layers, num_pages)
 
 
-def page_bytes(model: ModelDescription, page_size: int, placement: Placement) -> int:
-    """Returns the bytes of one page: K and V of `page_size` tokens in all layers."""
-    itemsize, scale_bytes = placement.kv_dtype.itemsize, SCALE_DTYPE.itemsize if placement.kv_codes else 0
-    return sum(
-        2 * page_size * attention.num_kv_heads * (attention.head_dim * itemsize + scale_bytes)
-        for attention in model.attentions
-    )
-
-
-def pages_per_context(config: Config) -> int:
-    """Returns the pages of the longest request."""
-    return -(-config.facts.max_model_len // config.cache.block_size)
-
-
-def choose_num_pages(config: Config, bytes_per_page: int, free_bytes: int) -> int:
+def choose_num_pages(config: Config, sizes: PageSizes, free_bytes: int) -> int:
     """Returns the pages of the cache: from the flags, otherwise as many as fit into `free_bytes` and can be used.
 
     Raises `BootError` if one request of full length does not fit.
@@ -98,23 +106,23 @@ def choose_num_pages(config: Config, bytes_per_page: int, free_bytes: int) -> in
         num_pages, origin = cache.num_pages, f"--num-pages {cache.num_pages}"
     elif cache.kv_cache_memory_gb is not None:
         budget_bytes = int(cache.kv_cache_memory_gb * GIB)
-        num_pages, origin = budget_bytes // bytes_per_page, f"--kv-cache-memory-gb {cache.kv_cache_memory_gb:g}"
+        num_pages, origin = sizes.fit(budget_bytes), f"--kv-cache-memory-gb {cache.kv_cache_memory_gb:g}"
     else:
         most_useful = config.scheduling.max_num_seqs * pages_per_context(config)
-        num_pages, origin = min(max(0, free_bytes) // bytes_per_page, most_useful), "the memory that is free for it"
+        num_pages, origin = min(sizes.fit(max(0, free_bytes)), most_useful), "the memory that is free for it"
     if num_pages < pages_per_context(config):
-        raise _too_small(config, num_pages, bytes_per_page, origin)
-    if num_pages * bytes_per_page > max(0, free_bytes):
-        log.warning("the KV cache may take %.2f GiB, more than is free", num_pages * bytes_per_page / GIB)
+        raise _too_small(config, num_pages, sizes, origin)
+    if sizes.num_bytes(num_pages) > max(0, free_bytes):
+        log.warning("the KV cache may take %.2f GiB, more than is free", sizes.num_bytes(num_pages) / GIB)
     return num_pages
 
 
-def _too_small(config: Config, num_pages: int, bytes_per_page: int, origin: str) -> BootError:
+def _too_small(config: Config, num_pages: int, sizes: PageSizes, origin: str) -> BootError:
     page_size, needed_pages = config.cache.block_size, pages_per_context(config)
     return BootError(
         f"the KV cache is too small for one request of full length: {origin} gives "
-        f"{num_pages * bytes_per_page / GIB:.4f} GiB ({num_pages:,} pages, {num_pages * page_size:,} tokens), but "
-        f"--max-model-len {config.facts.max_model_len} needs {needed_pages * bytes_per_page / GIB:.4f} GiB "
+        f"{sizes.num_bytes(num_pages) / GIB:.4f} GiB ({num_pages:,} pages, {num_pages * page_size:,} tokens), but "
+        f"--max-model-len {config.facts.max_model_len} needs {sizes.num_bytes(needed_pages) / GIB:.4f} GiB "
         f"({needed_pages:,} pages of {page_size} tokens). Lower --max-model-len, raise --kv-cache-memory-gb, "
         "or take a 16-bit --dtype or an 8-bit --kv-cache-dtype"
     )

@@ -11,7 +11,7 @@ from kernels.formats.packed import PACKED
 from kernels.formats.plain import PLAIN
 from kernels.formats.registry import QUANTIZING, find_block_format, has_experts
 from kernels.formats.weight_format import WeightFormat
-from kernels.operations.packed_linear import has_packed_kernel
+from kernels.operations.packed_linear import BLOCK, has_packed_kernel
 from messages.errors import BootError
 from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS
 from scheduler_proc.computing.model.parameters import Parameter, Part
@@ -29,7 +29,8 @@ def choose_format(
     parameter; the embedding stays unquantized. Raises `BootError` if ranks would divide blocks.
     """
     role, own = parameter.role, cut_segments(segments, part)
-    if role not in ("linear", "experts", "router", "tied", "embedding"):
+    is_uneven = part.shape[0] // parameter.num_stacked % BLOCK != 0  # outputs of an expert
+    if role not in ("linear", "experts", "router", "tied", "embedding") or (role == "experts" and is_uneven):
         return PLAIN
     if placement.quantization is not None and role != "router":
         return QUANTIZING[placement.quantization] if role in ("linear", "experts") else PLAIN

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, Source
+from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, Source, Stack
 from scheduler_proc.computing.model.parameters import ByColumns
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
@@ -71,8 +71,9 @@ class ShardWeights:
     def _allocate(self, name: str, weight_format: WeightFormat, form: str) -> Weight:
         """Returns the weight with its filling, in blocks of `form` if it is one of blocks."""
         shape, placement = self.parts[name].shape, self._placement
+        dtype = torch.float32 if self.parameters[name].role == "float32" else placement.dtype
         try:
-            weight = weight_format.allocate(shape, placement.dtype, placement.device)
+            weight = weight_format.allocate(shape, dtype, placement.device)
         except (RuntimeError, OSError) as error:
             num_bytes = sum(each.stored.nbytes for each in self.weights.values())
             raise BootError(
@@ -148,19 +149,20 @@ def load_weights(
     missing_rows = _count_rows(sources)
     pieces: dict[str, dict[int, Rows]] = {}
     for num_done, (name, tensor) in enumerate(checkpoint.read(set(sources)), start=1):
-        source = sources[name]
-        if tuple(tensor.shape) != source.shape:
-            wrong_shapes.append(f"{name}: expected {list(source.shape)}, got {list(tensor.shape)}")
+        shape = _stored_shape(tensor, sources[name][0])
+        if tuple(tensor.shape) != shape:
+            wrong_shapes.append(f"{name}: expected {list(shape)}, got {list(tensor.shape)}")
             continue
-        of_target = pieces.setdefault(source.target, {})
-        of_target[source.first_row] = _rows_of(name, tensor, source)
-        missing_rows[source.target] -= source.num_rows
-        if missing_rows[source.target] == 0:
-            of_target = pieces.pop(source.target)
-            try:
-                shard_weights.add(source.target, [of_target[first_row] for first_row in sorted(of_target)])
-            except ValueError as error:
-                raise _damaged(source.target, sources, of_target) from error
+        for source in sources[name]:
+            of_target = pieces.setdefault(source.target, {})
+            of_target[source.first_row] = _rows_of(name, tensor, source)
+            missing_rows[source.target] -= source.num_rows
+            if missing_rows[source.target] == 0:
+                of_target = pieces.pop(source.target)
+                try:
+                    shard_weights.add(source.target, [of_target[first_row] for first_row in sorted(of_target)])
+                except ValueError as error:
+                    raise _damaged(source.target, sources, of_target) from error
         report("loading weights", num_done / len(sources))
     if wrong_shapes:
         raise BootError(f"weights do not fit config.json: {_shorten(wrong_shapes, '; ')}")
@@ -168,8 +170,33 @@ def load_weights(
     return shard_weights.weights
 
 
+Sources = Mapping[str, Sequence[Source]]
+"""By the tensors' names in a checkpoint; a stack is the source of several parts of a parameter."""
+
+
+def _stored_shape(tensor: StoredTensor, source: Source) -> tuple[int, ...]:
+    """Returns the shape that the tensor of a source should have. Stacks of blocks are one matrix."""
+    if source.stack is None:
+        return source.shape
+    num_experts, *shape = source.stack.shape
+    if not isinstance(tensor, Tensor):
+        return num_experts * shape[0], *shape[1:]
+    return num_experts, *(reversed(shape) if source.stack.is_transposed else shape)
+
+
+def _rows_in_stack(tensor: Tensor | BlockRows, source: Source, stack: Stack) -> Rows:
+    rows = slice(stack.first_row, stack.first_row + stack.step * source.num_rows, stack.step)
+    if isinstance(tensor, Tensor):
+        of_expert = tensor[stack.expert]
+        return (of_expert.T if stack.is_transposed else of_expert)[rows]
+    begin = stack.expert * stack.shape[1]
+    return tensor.part(slice(begin + rows.start, begin + rows.stop, rows.step), slice(None))
+
+
 def _rows_of(name: str, tensor: StoredTensor, source: Source) -> Rows:
-    """Returns the tensor as rows of its parameter."""
+    """Returns the rows of a source's parameter."""
+    if source.stack is not None and not isinstance(tensor, TransposedBlockRows):
+        return _rows_in_stack(tensor, source, source.stack)
     rows = tensor.T if source.is_transposed else tensor
     if isinstance(rows, TransposedBlockRows):
         raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
@@ -179,19 +206,23 @@ def _rows_of(name: str, tensor: StoredTensor, source: Source) -> Rows:
     return with_whole_heads(rows, *heads)
 
 
-def _damaged(target: str, sources: Mapping[str, Source], pieces: Mapping[int, Rows]) -> BootError:
+def _damaged(target: str, sources: Sources, pieces: Mapping[int, Rows]) -> BootError:
     """Returns the error of a parameter with scales that are NaN or infinite, which names the tensor."""
-    for name, source in sources.items():
+    for name, source in _with_names(sources):
         rows = pieces[source.first_row] if source.target == target else None
         if isinstance(rows, BlockRows) and not has_finite_scales(rows):
             return BootError(f"{name}: a scale of its {rows.form} blocks is NaN or infinite; the file is damaged")
     raise AssertionError("no blocks of the parameter have such a scale")
 
 
-def _count_rows(sources: Mapping[str, Source]) -> Counter[str]:
+def _with_names(sources: Sources) -> list[tuple[str, Source]]:
+    return [(name, source) for name, of_name in sources.items() for source in of_name]
+
+
+def _count_rows(sources: Sources) -> Counter[str]:
     """Returns the rows of each parameter."""
     num_rows = Counter[str]()
-    for source in sources.values():
+    for _, source in _with_names(sources):
         num_rows[source.target] += source.num_rows
     return num_rows
 
@@ -206,7 +237,7 @@ def make_dummy_weights(shard: Shard, placement: Placement, report: Report) -> We
         match shard_weights.parameters[name].role:
             case "norm":
                 values.fill_(1.0)
-            case "bias":
+            case "bias" | "float32":
                 pass
             case _:
                 values.normal_(std=DUMMY_STD, generator=generator)
@@ -223,7 +254,7 @@ def find_segments(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Seg
     """Returns the forms that the checkpoint has, `None` if only reading it shows them. Raises `BootError`."""
     segments: dict[str, list[Segment]] = {}
     sources = _find_sources(shard, family, checkpoint)
-    for name, source in sorted(sources.items(), key=lambda item: item[1].first_row):
+    for name, source in sorted(_with_names(sources), key=lambda item: item[1].first_row):
         form = checkpoint.forms.get(name, NUMBERS)
         if form is None:
             return None
@@ -241,24 +272,32 @@ def most_bytes(shard: Shard, placement: Placement, segments: Segments) -> int:
     return num_bytes
 
 
-def _find_sources(shard: Shard, family: Family, checkpoint: "Checkpoint") -> dict[str, Source]:
+def _find_sources(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Sources:
     """Returns the sources under the names they have in the checkpoint: with the family's prefix, or all without it."""
-    sources, prefix, present = family.list_sources(shard.whole), family.prefix, set(checkpoint.files)
-    if not any(name.startswith(prefix) for name in present):
-        sources = [replace(source, name=source.name.removeprefix(prefix)) for source in sources]
-    sources = [
-        replace(source, name=source.other_name)
-        if source.name not in present and source.other_name in present
-        else source
-        for source in sources
-    ]
+    present = set(checkpoint.files)
+    prefix = "" if any(name.startswith(family.prefix) for name in present) else family.prefix
+    sources = [_find_source(source, prefix, present) for source in family.list_sources(shard.whole)]
     missing = [source.name for source in sources if source.name not in present]
     if missing:
         there = _shorten(sorted(present - {source.name for source in sources})) or "no others"
         raise BootError(
             f"the checkpoint lacks {len(missing)} of {len(sources)} tensors: {_shorten(missing)}; it has {there}"
         )
-    return {source.name: source for source in sources}
+    found: dict[str, list[Source]] = {}
+    for source in sources:
+        found.setdefault(source.name, []).append(source)
+    return found
+
+
+def _find_source(source: Source, prefix: str, present: Collection[str]) -> Source:
+    """Returns the source under the name that is present, if one is; names there lack the prefix."""
+    stack = source.stack
+    for name in (source.name, source.other_name):
+        if name.removeprefix(prefix) in present:
+            return replace(source, name=name.removeprefix(prefix), stack=None)
+    if stack is not None and stack.name.removeprefix(prefix) in present:
+        return replace(source, name=stack.name.removeprefix(prefix))
+    return replace(source, name=source.name.removeprefix(prefix))
 
 
 def has_own_head(model: ModelDescription, family: Family, checkpoint: "Checkpoint") -> bool:

@@ -14,6 +14,7 @@ from kernels.arguments.rows import RopeTables
 from scheduler_proc.computing.model.blocks.embedding import Embedding, embedding_parameters
 from scheduler_proc.computing.model.blocks.head import Head, head_parameters
 from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_parameters
+from scheduler_proc.computing.model.blocks.layer_inputs import LayerInputs, input_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.description import LayerDescription, ModelDescription, RopeDescription
@@ -35,6 +36,7 @@ def model_parameters(model: ModelDescription) -> list[Parameter]:
     layers = (layer_parameters(f"layers.{index}", layer, model.hidden_size) for index, layer in enumerate(model.layers))
     return [
         *embedding_parameters(model),
+        *input_parameters(model),
         *(parameter for layer in layers for parameter in layer),
         *norm_parameters("final_norm", model.final_norm),
         *head_parameters(model),
@@ -61,7 +63,7 @@ class Decoder(Protocol):
         """Returns what `logits` takes for `step.head_tokens`, [N, E], and stores all tokens' K and V in the caches.
 
         Results of operations, including the returned one, may be placed in `room`. `compute_middle`, if given, computes
-        the layers between the second and the last.
+        layers in the middle.
         """
         ...
 
@@ -82,7 +84,9 @@ class DescribedDecoder:
         self.parallel = parallel
         self._final_norm = Norm("final_norm", model.final_norm, weights)
         self.embedding = Embedding(model, weights, parallel, self.activation_dtype)
+        self._layer_inputs = LayerInputs(model, weights) if model.layer_inputs_size else None
         tables: dict[tuple[RopeDescription | None, int], RopeTables | None] = {}
+        self._last_storing = max(model.kv_layers)
         self._layers: list[Layer] = []
         self.layer_kinds: list[LayerKind] = []
         for index, layer in enumerate(model.layers):
@@ -93,7 +97,7 @@ class DescribedDecoder:
             names = [parameter.name for parameter in layer_parameters(f"layers.{index}", layer, model.hidden_size)]
             formats = tuple(weights[name].format.name for name in names if name in weights)
             self.layer_kinds.append((layer, formats))
-            self._layers.append(Layer(f"layers.{index}", layer, weights, tables[rope, head_dim], parallel))
+            self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel))
         self.logits = Head(model, weights, self.embedding.tokens_VE, parallel)
 
     @property
@@ -107,25 +111,36 @@ class DescribedDecoder:
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
     ) -> Tensor:
-        """Returns the final hidden states of `step.head_tokens`, [N, E]."""
+        """Returns the final hidden states of `step.head_tokens`, [N, E].
+
+        `compute_middle` gets the layers between the first one, the last one that stores K and V, and the last one.
+        After the one that stores, only the head's tokens are computed, if `step.head_rows` are known.
+        """
         residual_TE = self.embedding(step, room.residual)
         attended_TA = room.attended
         if attended_TA is None:
             size = max(attention.query_size for attention in self.model.attentions)
             attended_TA = residual_TE.new_empty(len(residual_TE), size)
-        stream = Stream(residual_TE, None, attended_TA, room, StepRows(step))
+        inputs = None if self._layer_inputs is None else self._layer_inputs(step, residual_TE, room)
+        stream = Stream(residual_TE, None, attended_TA, room, StepRows(step), inputs)
         last = len(self._layers) - 1
+        narrow_at = last if step.head_rows is None else self._last_storing
 
         def compute(index: int) -> None:
-            is_narrow = index == last and not step.all_go_to_head
+            if index > narrow_at and not len(stream.residual):
+                return
+            is_narrow = index == narrow_at and not step.all_go_to_head
             self._layers[index].apply(stream, layer_caches[index], is_narrow=is_narrow)
+            if is_narrow and index < last:
+                stream.rows, stream.attended = StepRows(step.at_head()), stream.attended[: len(stream.residual)]
 
-        middle = range(1, last)
-        if compute_middle is None or len(middle) < 2:
-            for index in range(last + 1):
-                compute(index)
-        else:
-            compute(0)
-            compute_middle(compute, middle)
-            compute(last)
+        for first, end in ((0, narrow_at), (narrow_at, last), (last, last + 1)):
+            middle = range(first + 1, end)
+            if first < end:
+                compute(first)
+            if compute_middle is None or len(middle) < 2:
+                for index in middle:
+                    compute(index)
+            else:
+                compute_middle(compute, middle)
         return self._final_norm(stream.residual, stream.update, stream.room.normed)

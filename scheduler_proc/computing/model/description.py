@@ -11,6 +11,8 @@ from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Paramet
 class RopeDescription:
     """Rotary positions of the first `part` of each head. The fields after `scaling` describe what is scaled how.
 
+    With `proportional`, values i and i + head_dim / 2 of a head are a pair, and that part of the pairs is rotated.
+
     Cosines and sines are multiplied by `attention_factor`. `short_factors` and `long_factors` are those of `longrope`:
     each frequency is divided by its own. Queries of position p are multiplied by 1 + `query_growth` * ln(1 + floor(p /
     `original_max_positions`)).
@@ -18,7 +20,7 @@ class RopeDescription:
 
     theta: float
     part: float = 1.0
-    scaling: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
+    scaling: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"] = "default"
     factor: float = 1.0
     original_max_positions: int = 0
     attention_factor: float = 1.0
@@ -30,6 +32,10 @@ class RopeDescription:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     query_growth: float = 0.0
+
+    def num_rotated(self, head_dim: int) -> int:
+        """Returns the number of values of a head that have an angle, which may be 0."""
+        return head_dim if self.scaling == "proportional" else int(head_dim * self.part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +55,9 @@ class NormDescription:
 @dataclass(frozen=True, kw_only=True)
 class AttentionDescription:
     """`qk_norm`: the norm of each query and key head, before rotation; with `norms_whole_qk`, instead, of all query
-    heads together and of all key heads together. Without `rope` heads are not rotated.
+    heads together and of all key heads together. `norms_values`: that of each value head, without a weight. Without
+    `rope` heads are not rotated. `kv_layer`: the layer whose K and V are read; this one has none of its own.
+    `shares_kv_weight`: values are the keys before their norm and rotation; a checkpoint has one weight for both.
 
     `window`: the number of last tokens that a token attends to, itself included. `softcap`: scores become
     softcap * tanh(score / softcap). `has_sinks`: each head has a learned logit in the denominator of its softmax.
@@ -62,6 +70,9 @@ class AttentionDescription:
     rope: RopeDescription | None = None
     qk_norm: NormDescription | None = None
     norms_whole_qk: bool = False
+    norms_values: bool = False
+    kv_layer: int | None = None
+    shares_kv_weight: bool = False
     has_qkv_bias: bool = False
     has_out_bias: bool = False
     window: int | None = None
@@ -89,7 +100,7 @@ class AttentionDescription:
     @property
     def num_rotated(self) -> int:
         """The values of each head that are rotated, its first ones."""
-        return 0 if self.rope is None else int(self.head_dim * self.rope.part)
+        return 0 if self.rope is None else self.rope.num_rotated(self.head_dim)
 
     @property
     def heads(self) -> tuple[int, int, int]:
@@ -111,7 +122,7 @@ class AttentionDescription:
 
     @property
     def qkv_size(self) -> int:
-        return self.query_size + 2 * self.kv_size
+        return self.query_size + (2 * self.kv_size if self.kv_layer is None else 0)
 
 
 class MlpDescription(Protocol):
@@ -175,7 +186,9 @@ class LayerDescription:
 
     The norms before them apply to what they read, the norms after them (`…_out_norm`) to their outputs; each may be
     missing. If `is_parallel`, the MLP reads the layer's input as attention does, through its own norm or, without
-    one, through attention's.
+    one, through attention's. `input_size`: the number of values per token that the layer gets in addition to the stream
+    (`blocks/layer_inputs.py`); `input_norm` is that of what they add to it. `has_scale`: the stream is then multiplied
+    by a number.
     """
 
     attention: AttentionDescription
@@ -185,6 +198,9 @@ class LayerDescription:
     attention_out_norm: NormDescription | None = None
     mlp_out_norm: NormDescription | None = None
     is_parallel: bool = False
+    input_size: int = 0
+    input_norm: NormDescription | None = None
+    has_scale: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +209,8 @@ class ModelDescription:
 
     Embeddings of tokens are multiplied by `embedding_scale`, which may be rounded to their number format, and logits by
     `logit_scale`. `logit_softcap`: logits then become softcap * tanh(logit / softcap). `num_ranks`: if the model is
-    divided among several, the layers are those of one rank (`sharding.py`).
+    divided among several, the layers are those of one rank (`sharding.py`). `layer_input_norm`: of each layer's part
+    of the projected embedding, if layers have inputs of their own.
     """
 
     vocab_size: int
@@ -206,6 +223,7 @@ class ModelDescription:
     rounds_embedding_scale: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    layer_input_norm: NormDescription | None = None
     num_ranks: int = 1
 
     @property
@@ -217,3 +235,14 @@ class ModelDescription:
     def attentions(self) -> tuple[AttentionDescription, ...]:
         """The attention of each layer. Layers may have different heads."""
         return tuple(layer.attention for layer in self.layers)
+
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """The layer whose K and V each layer reads, mostly its own."""
+        of_others = (attention.kv_layer for attention in self.attentions)
+        return tuple(index if other is None else other for index, other in enumerate(of_others))
+
+    @property
+    def layer_inputs_size(self) -> int:
+        """The values per token that all layers get in addition to the residual stream."""
+        return sum(layer.input_size for layer in self.layers)

@@ -1,17 +1,15 @@
 """Describes a mixture of experts as plain values. Needs no torch."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from messages.errors import BootError
-from scheduler_proc.computing.model.description import DenseMlpDescription
-from scheduler_proc.computing.model.parameters import Parameter
+from scheduler_proc.computing.model.description import DenseMlpDescription, NormDescription
+from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, Split
 
 MOST_EXPERTS = 1024
 """The C kernels have room for that many scores of a token."""
-
-BLOCK = 32
-"""Kernels compute as many outputs of an expert together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +17,9 @@ class ExpertMlpDescription:
     """Gated experts of `size` inner values, of which a router chooses `num_chosen` for each token.
 
     `is_renormalized` is that of `kernels.arguments.routes.Routing`. `shared`: an MLP of all tokens, whose output is
-    added; with `has_shared_gate` it is first multiplied by the sigmoid of a linear.
+    added; with `has_shared_gate` it is first multiplied by the sigmoid of a linear. `has_bias`: all linears of the
+    router and the experts have one. `swiglu_alpha` and `swiglu_limit` are those of `swiglu_oai`. `has_scales`: the
+    share of a chosen expert is multiplied by a number of its own.
     """
 
     num_experts: int
@@ -28,6 +28,11 @@ class ExpertMlpDescription:
     is_renormalized: bool
     shared: DenseMlpDescription | None = None
     has_shared_gate: bool = False
+    activation: Literal["silu_gated", "gelu_tanh_gated", "swiglu_oai"] = "silu_gated"
+    swiglu_alpha: float = 1.702
+    swiglu_limit: float = 7.0
+    has_bias: bool = False
+    has_scales: bool = False
     block: ClassVar[str] = "expert_mlp"
 
     def __post_init__(self) -> None:
@@ -49,18 +54,66 @@ class ExpertMlpDescription:
         return {name: max(size, shared.get(name, 0)) for name, size in own.items()}
 
     def divided(self, num_ranks: int) -> "ExpertMlpDescription":
-        if num_ranks > 1:
-            raise BootError(f"--tensor-parallel {num_ranks}: models with experts are not divided yet")
-        return self
+        """Each rank has a part of the inner values of every expert, and the whole router."""
+        if self.size % num_ranks:
+            raise BootError(
+                f"--tensor-parallel {num_ranks}: it does not divide the {self.size} inner values of an expert"
+            )
+        shared = self.shared and self.shared.divided(num_ranks)
+        return replace(self, size=self.size // num_ranks, shared=shared)
 
     def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
         """The outputs of all experts are rows of one weight."""
-        parameters = [Parameter(f"{layer}.router.weight", (self.num_experts, hidden_size), "router")]
-        for name, num_out, num_in in (("in", 2 * self.size, hidden_size), ("out", hidden_size, self.size)):
-            role = "uneven experts" if num_out % BLOCK else "experts"
-            parameters.append(Parameter(f"{layer}.experts_{name}.weight", (self.num_experts * num_out, num_in), role))
+        num_experts, by_inner = self.num_experts, ByRows(((self.size, 1),) * (2 * self.num_experts))
+        parameters = [Parameter(f"{layer}.router.weight", (num_experts, hidden_size), "router")]
+        linears: tuple[tuple[str, int, int, Split], ...] = (
+            ("in", 2 * self.size, hidden_size, by_inner),
+            ("out", hidden_size, self.size, ByColumns()),
+        )
+        for name, num_out, num_in, split in linears:
+            linear, num_rows = f"{layer}.experts_{name}", num_experts * num_out
+            parameters.append(Parameter(f"{linear}.weight", (num_rows, num_in), "experts", split, num_experts))
+            if self.has_bias:
+                bias_split = None if name == "out" else split
+                parameters.append(Parameter(f"{linear}.bias", (num_rows,), "bias", bias_split))
+        if self.has_bias:
+            parameters.append(Parameter(f"{layer}.router.bias", (num_experts,), "bias"))
+        if self.has_scales:
+            parameters.append(Parameter(f"{layer}.router.scales", (num_experts,), "norm"))
         if self.shared is not None:
             parameters += self.shared.parameters(f"{layer}.shared", hidden_size)
         if self.has_shared_gate:
             parameters.append(Parameter(f"{layer}.shared_gate.weight", (1, hidden_size), "router"))
         return parameters
+
+
+SIDE_NORMS = ("router_norm", "experts_norm", "experts_out_norm", "dense_norm", "dense_out_norm")
+"""The norms of `DenseAndExpertsDescription`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseAndExpertsDescription:
+    """A dense MLP and experts side by side, as in Gemma 4. The sum of their outputs is the output.
+
+    They read the residual stream, each through a norm of its own, as does the router, and each output has a norm. The
+    router's norm is divided by the square root of its size.
+    """
+
+    dense: DenseMlpDescription
+    experts: ExpertMlpDescription
+    norm: NormDescription
+    block: ClassVar[str] = "dense_and_experts"
+
+    def room_sizes(self, hidden_size: int) -> dict[str, int]:
+        sizes = Counter(self.dense.room_sizes(hidden_size)) | Counter(self.experts.room_sizes(hidden_size))
+        return {**sizes, "beside": hidden_size}
+
+    def divided(self, num_ranks: int) -> "DenseAndExpertsDescription":
+        return replace(self, dense=self.dense.divided(num_ranks), experts=self.experts.divided(num_ranks))
+
+    def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
+        return [
+            *self.dense.parameters(layer, hidden_size),
+            *self.experts.parameters(layer, hidden_size),
+            *(Parameter(f"{layer}.{name}.weight", (hidden_size,), "norm") for name in SIDE_NORMS),
+        ]

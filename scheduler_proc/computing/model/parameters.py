@@ -10,11 +10,10 @@ from typing import Literal
 
 Shape = tuple[int, ...]
 
-Role = Literal["linear", "experts", "uneven experts", "router", "embedding", "tied", "positions", "norm", "bias"]
-"""`linear`: the weight of a linear layer, [out, in]. `experts`: the weights of several, one after another. `uneven
-experts`: if kernels cannot compute them, as their outputs are no multiple of 32. `router`: the weight of a linear
-that chooses experts, never quantized. `embedding`: the table of tokens, looked up by rows. `tied`: one that is also the
-head. `positions`: the table of positions."""
+Role = Literal["linear", "experts", "router", "embedding", "tied", "positions", "norm", "bias", "float32"]
+"""`linear`: the weight of a linear layer, [out, in]. `experts`: the weights of several, one after another. `router`:
+the weight of a linear that chooses experts, never quantized. `embedding`: the table of tokens, looked up by rows.
+`tied`: one that is also the head. `positions`: the table of positions. `float32`: a vector that is never rounded."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the whole model."""
+    """A parameter of the whole model. `num_stacked`: how many weights it has, one after another."""
 
     name: str
     shape: Shape
     role: Role
     split: Split = None
+    num_stacked: int = 1
 
     def part(self, rank: int, num_ranks: int) -> Part:
         """Returns the rank's part of the parameter."""

@@ -22,7 +22,7 @@ log = logging.getLogger("sluice.model")
 
 def make_rope_tables(config: RopeDescription, head_dim: int, num_positions: int, device: torch.device) -> RopeTables:
     """Returns the tables of a model that serves contexts of up to `num_positions`."""
-    rotated = int(head_dim * config.part)
+    rotated = config.num_rotated(head_dim)
     exponents_X = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     frequencies_X = _scale(config, exponents_X, rotated, num_positions)
     positions_M1 = torch.arange(num_positions).float()[:, None]
@@ -46,6 +46,9 @@ def _scale(config: RopeDescription, exponents_X: Tensor, rotated: int, num_posit
         return 1.0 / (torch.tensor(_choose_factors(config, num_positions)) * periods_X)
     frequencies_X = 1.0 / periods_X
     if config.scaling == "linear":
+        return frequencies_X / config.factor
+    if config.scaling == "proportional":
+        frequencies_X[int(config.part * rotated // 2) :] = 0
         return frequencies_X / config.factor
     if config.scaling == "yarn":
         return _scale_yarn(config, periods_X)

@@ -33,6 +33,10 @@ class Activations:
     """[T, F], or [T, 2 F] for a gated MLP."""
     gated: Tensor | None = None
     """[T, F]; `None` if no MLP is gated."""
+    beside: Tensor | None = None
+    """[T, E]; `None` if no layer has experts next to its MLP."""
+    layer_inputs: Tensor | None = None
+    """[T, values of all layers]; `None` if layers have no inputs of their own."""
     copies: Tensor | None = None
     """[T, K * E]: the inputs and outputs of the experts that tokens go to, K of a token; `None` without experts."""
     routes: Tensor | None = None
@@ -69,6 +73,8 @@ class Workspace:
         sizes = Counter[str]()
         for layer in model.layers:
             sizes |= Counter(layer.mlp.room_sizes(model.hidden_size))
+        if num_inputs := model.layer_inputs_size:
+            sizes |= Counter(layer_inputs=num_inputs, inner=num_inputs, gated=num_inputs)
         self._activations = Activations(
             residual=room(model.hidden_size),
             normed=room(model.hidden_size),

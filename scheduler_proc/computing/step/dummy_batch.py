@@ -43,7 +43,8 @@ def plan_warm_up(config: Config, max_num_batched_tokens: int, num_tokens: int = 
 
 
 def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
-    """Returns small steps that choose tokens in every way, with a single decode row and with several rows.
+    """Returns small steps that choose tokens in every way, with a single decode row and with several rows, and the
+    largest step, whose tiles may be others.
 
     They use every specialization of every Triton kernel, so that none is compiled while requests wait.
     """
@@ -56,7 +57,8 @@ def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
         drawn = replace(full, logits_processing=None, prompt_logprobs=None, **without)
         filtered = replace(drawn, **{name: getattr(full, name) for name in FILTERS_ONE_READ})
         batches += [full, filtered, drawn, replace(drawn, temperatures=plain["temperatures"])]
-    return batches
+    largest = plan_warm_up(config, max_num_batched_tokens, max_num_batched_tokens)
+    return [*batches, replace(largest, logits_processing=None, prompt_logprobs=None)]
 
 
 def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_size: int, vocab_size: int) -> Batch:
@@ -68,7 +70,8 @@ def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_s
     num_rows, num_decode_rows = len(query_lens), query_lens.count(1)
     num_pages = -(-max(query_lens) // page_size)
     positions = [position for query_len in query_lens for position in range(query_len)]
-    num_tokens = len(positions)
+    num_tokens, slots = len(positions), pack_int64(positions)
+    page_tables = pack_int32(list(range(num_pages)) * num_rows)
     sizes = {ROW: num_rows, TOKEN: num_tokens, SAMPLED: num_rows, BIAS: num_rows, PENALIZED: num_rows}
     dummy = fill_columns(
         Batch,
@@ -77,8 +80,10 @@ def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_s
         uids=pack_int64(range(num_rows)),
         query_lens=pack_int32(query_lens),
         positions=pack_int32(positions),
-        slots=pack_int64(positions),
-        page_tables=pack_int32(list(range(num_pages)) * num_rows),
+        slots=slots,
+        window_slots=slots,
+        page_tables=page_tables,
+        window_page_tables=page_tables,
         sample_tokens=pack_int32(end - 1 for end in accumulate(query_lens)),
         sample_positions=pack_int64(query_lens),
     )

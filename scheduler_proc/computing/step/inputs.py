@@ -9,13 +9,14 @@ K and V are stored nowhere), no keys, no query tokens, no source.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from kernels.arguments.rows import PrefillRows
@@ -52,6 +53,8 @@ def _find_head_tokens(batch: Batch) -> bytes:
 class InputColumn(NamedTuple):
     """A column of `StepInputs`: what it has an entry for, a whole page table if `is_table`.
 
+    Columns with `is_windowed` exist if windowed layers have pages of their own.
+
     `read` returns the entries of a batch without padding; those of decode rows come before those of prefill rows.
     """
 
@@ -61,6 +64,7 @@ class InputColumn(NamedTuple):
     """The value of places that no entry of the batch takes."""
     read: Callable[[Batch], bytes]
     is_table: bool = False
+    is_windowed: bool = False
 
 
 INPUT_COLUMNS: Mapping[str, InputColumn] = {
@@ -74,6 +78,13 @@ INPUT_COLUMNS: Mapping[str, InputColumn] = {
     "prefill_query_lens": InputColumn(torch.int32, "prefill row", 0, attrgetter("query_lens")),
     "prefill_context_lens": InputColumn(torch.int32, "prefill row", 0, attrgetter("context_lens")),
     "head_tokens": InputColumn(torch.int64, "head token", 0, _find_head_tokens),
+    "window_slots": InputColumn(torch.int64, "token", -1, attrgetter("window_slots"), is_windowed=True),
+    "window_decode_tables": InputColumn(
+        torch.int32, "decode row", -1, attrgetter("window_page_tables"), is_table=True, is_windowed=True
+    ),
+    "window_prefill_tables": InputColumn(
+        torch.int32, "prefill row", -1, attrgetter("window_page_tables"), is_table=True, is_windowed=True
+    ),
 }
 """All columns. A column is read and written by its entry here, on every device."""
 
@@ -116,6 +127,28 @@ class StepInputs:
     head_rows: PrefillRows | None = None
     """The prefill rows with only their tokens among `head_tokens`, which are then in the order of all tokens and begin
     with those of the decode rows. `None` if that is not known."""
+    window_slots: Tensor | None = None
+    """int64 [T]: `slots` for windowed layers. `None` if they have no pages of their own, as are their tables."""
+    window_decode_tables: Tensor | None = None
+    window_prefill_tables: Tensor | None = None
+
+    @cached_property
+    def windowed(self) -> "StepInputs":
+        """The step as windowed layers see it: with the slots and page tables of their own pages, if they have any."""
+        slots, decode_tables, tables = self.window_slots, self.window_decode_tables, self.window_prefill_tables
+        if slots is None or decode_tables is None or tables is None:
+            return self
+        head_rows = None if self.head_rows is None else replace(self.head_rows, page_tables=tables)
+        changes = {"slots": slots, "decode_page_tables": decode_tables, "prefill_page_tables": tables}
+        return replace(self, head_rows=head_rows, **changes)
+
+    def at_head(self) -> "StepInputs":
+        """Returns the step with only the tokens that go to the head; `head_rows` must be known."""
+        assert self.head_rows is not None
+        names = ("token_ids", "positions", "slots", "window_slots")
+        columns = {name: column[self.head_tokens] for name in names if (column := getattr(self, name)) is not None}
+        lens = {"prefill_query_lens": self.head_rows.query_lens, "prefill_context_lens": self.head_rows.context_lens}
+        return replace(self, all_go_to_head=True, head_rows=None, **columns, **lens)
 
 
 @dataclass(frozen=True)
@@ -150,6 +183,8 @@ class StepShape:
     """The layout of each plan of decode attention; the layers of a kind share one."""
     num_tiles: tuple[int, ...] = ()
     """The size of each plan for prefill rows; all layers whose tiles have as many tokens share one."""
+    has_windows: bool = False
+    """Windowed layers have pages of their own."""
 
     @property
     def num_tokens(self) -> int:
@@ -167,12 +202,19 @@ class StepShape:
 
     def columns(self) -> PackedColumns:
         """Returns the layout of the columns of `StepInputs`, and of the plans."""
-        layout = {name: (column.dtype, self.places(column)) for name, column in INPUT_COLUMNS.items()}
+        layout = {
+            name: (column.dtype, self.places(column))
+            for name, column in _columns_of(has_windows=self.has_windows).items()
+        }
         for index, plan in enumerate(self.decode_layouts):
             layout[f"decode_plan_{index}"] = (torch.int32, (plan.num_words,))
         for index, num_tiles in enumerate(self.num_tiles):
             layout[f"prefill_tiles_{index}"] = (torch.int32, (num_tiles, TILE_WORDS))
         return PackedColumns(layout)
+
+
+def _columns_of(*, has_windows: bool) -> Mapping[str, InputColumn]:
+    return {name: column for name, column in INPUT_COLUMNS.items() if has_windows or not column.is_windowed}
 
 
 def shape_of(batch: Batch) -> StepShape:
@@ -183,12 +225,13 @@ def shape_of(batch: Batch) -> StepShape:
         num_prefill_rows=batch.num_rows - batch.num_decode_rows,
         num_pages=batch.num_pages_per_row,
         num_head_tokens=batch.num_sampled + num_int32(batch.hidden_tokens),
+        has_windows=bool(batch.window_slots),
     )
 
 
 def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
     """Returns the columns of `batch` on `device`, unpacked: packing only helps if they are copied."""
-    columns = _read_columns(batch)
+    columns = _read_columns(batch, has_windows=bool(batch.window_slots))
     tensors: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in columns.items()}
     num_last = _count_last_tokens(batch.num_decode_rows, columns)
     head_rows = None
@@ -225,7 +268,7 @@ def with_known_tokens(batch: Batch, next_tokens: bytes) -> Batch:
     for row, source in enumerate(unpack_int32(batch.future_token_indices)):
         if source >= 0:
             token_ids[row] = max(0, known[source])
-    return replace(batch, token_ids=token_ids.tobytes(), future_token_indices=b"")
+    return msgspec.structs.replace(batch, token_ids=token_ids.tobytes(), future_token_indices=b"")
 
 
 def as_decode_rows(batch: Batch) -> Batch:
@@ -237,13 +280,14 @@ def as_decode_rows(batch: Batch) -> Batch:
     if batch.num_decode_rows == num_tokens:
         return batch
     counts = unpack_int32(batch.query_lens)
-    return replace(
+    return msgspec.structs.replace(
         batch,
         num_decode_rows=num_tokens,
         uids=_repeat(batch.uids, counts),
         query_lens=pack_int32([1]) * num_tokens,
         context_lens=batch.positions,
         page_tables=_repeat(batch.page_tables, counts),
+        window_page_tables=_repeat(batch.window_page_tables, counts),
         num_drafts=b"",
     )
 
@@ -256,7 +300,7 @@ def _repeat(column: bytes, counts: Sequence[int]) -> bytes:
 
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
     """Returns the inputs of a step, without plans, whose columns are `tensors`."""
-    columns: dict[str, Any] = {name: tensors[name] for name in INPUT_COLUMNS}
+    columns: dict[str, Any] = {name: tensors[name] for name in _columns_of(has_windows=shape.has_windows)}
     # Each decode row samples, so without other rows and hidden tokens all go to the head.
     all_go_to_head = shape.num_tokens == shape.num_decode_rows == shape.num_head_tokens
     return StepInputs(shape.num_decode_rows, all_go_to_head=all_go_to_head, **columns)
@@ -264,10 +308,11 @@ def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
 
 def pack_step(batch: Batch, shape: StepShape, arrays: Arrays) -> None:
     """Writes the columns of `batch` and the padding into `arrays`, the columns of a shape that has room for it."""
-    columns, num_decode, places = _read_columns(batch), batch.num_decode_rows, shape.num_decode_rows
+    columns = _read_columns(batch, has_windows=shape.has_windows)
+    num_decode, places = batch.num_decode_rows, shape.num_decode_rows
     head_tokens = columns["head_tokens"]
     head_tokens[head_tokens >= num_decode] += places - num_decode
-    for name, column in INPUT_COLUMNS.items():
+    for name, column in _columns_of(has_windows=shape.has_windows).items():
         if column.is_table:
             _fill_tables(arrays[name], columns[name], column.padding)
         elif column.axis == "token":
@@ -277,9 +322,9 @@ def pack_step(batch: Batch, shape: StepShape, arrays: Arrays) -> None:
             _fill(arrays[name], columns[name], column.padding)
 
 
-def _read_columns(batch: Batch) -> Arrays:
+def _read_columns(batch: Batch, *, has_windows: bool) -> Arrays:
     """Returns the columns of `StepInputs` without padding, which may be written."""
-    columns = {name: _read_column(column, batch) for name, column in INPUT_COLUMNS.items()}
+    columns = {name: _read_column(column, batch) for name, column in _columns_of(has_windows=has_windows).items()}
     num_tokens = batch.num_decode_rows + columns["prefill_query_lens"].sum()
     assert len(columns["token_ids"]) == len(columns["positions"]) == len(columns["slots"]) == num_tokens
     return columns

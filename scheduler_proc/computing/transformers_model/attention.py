@@ -71,7 +71,7 @@ class PagedAttention:
         attention, cache = next(self._layers)
         options = read_options(query_1HTD, arguments, attention.window)
         parts = [_fit(part[0].transpose(0, 1), attention.head_dim) for part in (query_1HTD, key_1GTD, value_1GTD)]
-        heads_TAD, step = torch.cat(parts, dim=1), self._step
+        heads_TAD, step = torch.cat(parts, dim=1), self._step if attention.window is None else self._step.windowed
         query_THD = rotate_store(heads_TAD, cache, None, step.positions, step.slots)
         out_THD = torch.empty(query_THD.shape, dtype=query_THD.dtype, device=query_THD.device)
         attend(query_THD, step, cache, attention.kind, options, out_THD)

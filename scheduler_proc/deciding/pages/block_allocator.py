@@ -9,7 +9,7 @@ The tokens of a running request, from its first (page-aligned where marked |):
     ........... len(req.token_ids)     known: the prompt and what has been sampled
 
 A page moves: free → held (`grow`) → cached (`share` after a prefill chunk, `close` at the end) → free (evicted).
-`PageObserver`s are notified of each of these moves.
+`PageObserver`s are notified of each of these moves. Windowed layers have pages of their own (`window_pages.py`).
 """
 
 from array import array
@@ -23,6 +23,7 @@ from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.pages import PagePool
 from scheduler_proc.deciding.pages.radix import Node, RadixTree
 from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.pages.window_pages import WindowPages
 from scheduler_proc.deciding.requests import PendingReq
 
 T = TypeVar("T", bound=PageObserver)
@@ -43,6 +44,7 @@ class BlockAllocator:
         tree: RadixTree | None = None,
         observers: Iterable[PageObserver] = (),
         num_evicted_at_once: int = 0,
+        windows: WindowPages | None = None,
     ):
         self.page_size = page_size
         self.is_sharing = is_sharing
@@ -50,6 +52,7 @@ class BlockAllocator:
         self.num_evicted = 0
         """Cached pages evicted since the start."""
         self.observers = list(observers)
+        self.windows = windows
         self._tree = RadixTree(page_size) if tree is None else tree
         self._pool = PagePool(num_pages, {page for node in self._tree.nodes() for page in node.pages})
         self._num_evicted_at_once = num_evicted_at_once
@@ -105,11 +108,24 @@ class BlockAllocator:
         if end <= start:
             return
         key = req.token_ids[start * size : end * size].tobytes()
+        if self.windows is not None:
+            key = key[: self._count_reusable(req, key, self.windows) * 4 * size]
+            if not key:
+                return
         node, found = self._tree.find(req.node, req.pending.salt, key)
         self._give_back(req.pages[start:])
         req.pages[start:] = found
         self._extend_shared(req, node, start + len(found))
         req.num_computed_tokens = req.num_shared_pages * size
+        if self.windows is not None:
+            self.windows.enter(req, start)
+
+    def _count_reusable(self, req: Req, key: bytes, windows: WindowPages) -> int:
+        """Returns how many cached pages of `key` the request can use: after them its window is cached, too."""
+        path, start = self._tree.match(req.node, req.pending.salt, key), req.num_shared_pages
+        pages = req.pages[:start] + [page for node, num_same in path for page in node.pages[:num_same]]
+        req.num_matched_pages = len(pages)
+        return windows.find_end(pages, start) - start
 
     def next_page(self, req: Req) -> bytes:
         """Returns the token bytes of the page after the shared ones; empty if it cannot be shared."""
@@ -130,6 +146,10 @@ class BlockAllocator:
         """Gives `req` room for `num_tokens` in all, evicting if needed; returns False if there is too little room."""
         self.note_filled(req)
         missing = self.num_missing(req, num_tokens)
+        if self.windows is not None:
+            self.windows.advance(req)
+            if missing > self.windows.num_available:
+                return False
         if missing > self._pool.num_free:
             if missing > self.num_available:
                 return False
@@ -138,7 +158,10 @@ class BlockAllocator:
             for observer in self.observers:
                 observer.on_evicted(evicted)
             self._free(evicted)
-        req.pages += self._pool.allocate(missing)
+        allocated = self._pool.allocate(missing)
+        if self.windows is not None:
+            self.windows.attach(allocated)
+        req.pages += allocated
         self.num_held += missing
         return True
 
@@ -162,12 +185,16 @@ class BlockAllocator:
         own = req.pages[start:end]
         node, cached = self._tree.insert(req.node, req.pending.salt, key, own, req.uid)
         self.num_held -= len(own)
+        if self.windows is not None:
+            self.windows.merge(req, start, cached)
         self._free([page for page, kept in zip(own, cached, strict=True) if page != kept])
         req.pages[start:end] = cached
         self.note_filled(req)
         for observer in self.observers:
             observer.on_cached(req, start, end)
         self._extend_shared(req, node, end)
+        if self.windows is not None:
+            self.windows.advance(req)
 
     def close(self, req: Req, is_reusable: bool = True) -> None:
         """Ends the request's use of its pages: full ones stay cached, others are freed.
@@ -178,6 +205,8 @@ class BlockAllocator:
             observer.on_closed(req)
         if is_reusable:
             self.share(req)
+        if self.windows is not None:
+            self.windows.close(req)
         self._give_back(req.pages[req.num_shared_pages :])
         self._tree.unpin(req.node)
         if not is_reusable:
@@ -188,7 +217,7 @@ class BlockAllocator:
         """Returns what is cached of a prompt, or the largest nodes; changes nothing."""
         match question:
             case ExplainCache():
-                return explain(self._tree, question, is_sharing=self.is_sharing)
+                return explain(self._tree, question, self.windows, is_sharing=self.is_sharing)
             case ListCache():
                 return list_nodes(self._tree, question)
 
@@ -210,6 +239,8 @@ class BlockAllocator:
         assert len(held) == self.num_held, "held pages were miscounted"
         assert len(free) + len(cached) + len(held) == self.num_pages, "free + cached + held is not all pages"
         assert len(free.union(cached, held)) == self.num_pages, "a page has two owners"
+        if self.windows is not None:
+            self.windows.check(reqs, cached)
         for observer in self.observers:
             observer.check(free, cached)
         pins = dict.fromkeys((id(node) for node in self._tree.nodes()), 0)
@@ -222,6 +253,8 @@ class BlockAllocator:
     def _free(self, pages: list[int]) -> None:
         for observer in self.observers:
             observer.on_freed(pages)
+        if self.windows is not None:
+            self.windows.detach(pages)
         self._pool.free(pages)
 
     def _give_back(self, pages: list[int]) -> None:

@@ -9,6 +9,7 @@ from itertools import islice
 from messages.columns import unpack_int32
 from messages.ring.cache import CacheExplained, CacheListed, CacheNode, CacheSource, ExplainCache, ListCache
 from scheduler_proc.deciding.pages.radix import Node, RadixTree
+from scheduler_proc.deciding.pages.window_pages import WindowPages
 from scheduler_proc.deciding.requests import salt_of
 
 MAX_CANDIDATES = 4096
@@ -17,7 +18,9 @@ MAX_CANDIDATES = 4096
 DISABLED = "disabled"
 
 
-def explain(tree: RadixTree, question: ExplainCache, *, is_sharing: bool) -> CacheExplained:
+def explain(
+    tree: RadixTree, question: ExplainCache, windows: WindowPages | None = None, *, is_sharing: bool
+) -> CacheExplained:
     """Returns the cache hit that a prompt would get now: its length, which requests computed it, and what ends it.
 
     At least one token is left to compute, so that a next one can be sampled, and only whole pages are cached.
@@ -28,6 +31,13 @@ def explain(tree: RadixTree, question: ExplainCache, *, is_sharing: bool) -> Cac
         return CacheExplained(question.uid, 0, (), DISABLED, 0)
     key = question.input_ids[: max(0, num_pages) * page_bytes]
     path = tree.match(tree.root, salt, key)
+    if windows is not None:
+        pages = [page for node, num_same in path for page in node.pages[:num_same]]
+        num_usable = windows.find_end(pages, 0)
+        if num_usable < len(pages):
+            num_hit = num_usable * page_bytes // 4
+            sources = _sources(_cut(path, num_usable), page_bytes // 4)
+            return CacheExplained(question.uid, num_hit, sources, "window_evicted", num_hit)
     num_hit_bytes = sum(num_same for _, num_same in path) * page_bytes
     num_hit = num_hit_bytes // 4
     sources = _sources(path, page_bytes // 4)
@@ -100,6 +110,11 @@ class _Place:
         for edge, child in node.children.items():
             if len(edge) == len(self._salt) + size and edge.startswith(self._salt):
                 yield child, edge[len(self._salt) :]
+
+
+def _cut(path: list[tuple[Node, int]], num_pages: int) -> list[tuple[Node, int]]:
+    """Returns the part of a match that has the first `num_pages`."""
+    return [(node, min(num_same, num_pages - node.start)) for node, num_same in path if node.start < num_pages]
 
 
 def _sources(path: list[tuple[Node, int]], page_tokens: int) -> tuple[CacheSource, ...]:

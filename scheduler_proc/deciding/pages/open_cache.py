@@ -5,22 +5,34 @@ from scheduler_proc.deciding.pages.page_journal import PageJournal, PageMemory
 from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.page_tiers import PageStore, PageTiers
 from scheduler_proc.deciding.pages.radix import RadixTree
+from scheduler_proc.deciding.pages.window_pages import WindowPages
 
 
 def open_cache(
-    num_pages: int, page_size: int, is_sharing: bool, memory: PageMemory | None, store: PageStore | None
+    num_pages: int,
+    page_size: int,
+    is_sharing: bool,
+    memory: PageMemory | None,
+    store: PageStore | None,
+    windows: tuple[int, int] | None = None,
 ) -> BlockAllocator:
     """Returns an allocator in which the intact pages that a predecessor left in `memory` are cached.
 
-    Evicted pages go to `store`.
+    Evicted pages go to `store`. `windows`: the window of windowed layers, and the number of their pages.
     """
     observers: list[PageObserver] = []
     tree, digests = RadixTree(page_size), dict[int, bytes]()
-    if memory is not None:
-        journal = PageJournal(memory, num_pages, page_size)
+    journal = None if memory is None else PageJournal(memory, num_pages, page_size, windows[1] if windows else 0)
+    if journal is not None:
         tree = RadixTree(page_size, journal.stamps)
         digests = {page: journal.digest(page) for page in journal.recover(tree)}
         observers.append(journal)
+    if windows is not None:
+        found = {} if journal is None else journal.find_windows()
+        window_pages = WindowPages(*windows, page_size, found)
+        if journal is not None:
+            journal.windows = window_pages
+        return BlockAllocator(num_pages, page_size, is_sharing, tree, observers, windows=window_pages)
     if store is None:
         return BlockAllocator(num_pages, page_size, is_sharing, tree, observers)
     tiers = PageTiers(store, num_pages, page_size)

@@ -4,7 +4,7 @@ A page is sealed when all its slots are computed, and unsealed when it is freed;
 record identifies the contents as vLLM's block hashes do: by a digest of its tokens and the digest of the previous page.
 Pages with equal contents are therefore interchangeable, and a page whose prefix is lost is recognised. The seal is a
 digest of the record and is written last, so a truncated record has none or a wrong one. The record has a checksum of K
-and V.
+and V. A window page is recorded by the digest of its page and a checksum, which shows later whether it was overwritten.
 """
 
 import random
@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.radix import Node, RadixTree
 from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.pages.window_pages import WindowPages
 from scheduler_proc.deciding.requests import SALT_BYTES
 
 DIGEST_BYTES = 16
@@ -28,13 +29,14 @@ WORD_BYTES = 8
 class PageMemory(Protocol):
     """Memory of pages that outlives the process.
 
-    `notes`: bytes that outlive it, too; initially zeros. There are at least 80 per page and 4 per token.
+    `notes`: bytes that outlive it, too; initially zeros. There are at least 80 per page, 4 per token and 16 per window
+    page.
     """
 
     notes: memoryview
 
-    def checksum(self, page: int) -> int:
-        """Returns a 64-bit checksum of K and V of a page."""
+    def checksum(self, page: int, *, is_window: bool = False) -> int:
+        """Returns a 64-bit checksum of K and V of a page or a window page."""
         ...
 
     def damage(self, page: int) -> None:
@@ -59,7 +61,9 @@ class PageJournal(PageObserver):
     their prefix.
     """
 
-    def __init__(self, memory: PageMemory, num_pages: int, page_size: int):
+    def __init__(self, memory: PageMemory, num_pages: int, page_size: int, num_window_pages: int = 0):
+        self.windows: WindowPages | None = None
+        """Set once they are known, if there are window pages."""
         self.num_recovered = 0
         self.num_dropped = 0
         self._memory = memory
@@ -70,6 +74,9 @@ class PageJournal(PageObserver):
         self.stamps = memory.notes[end : 2 * end].cast("Q")
         self._records = memory.notes[2 * end : 2 * end + num_pages * self._num_bytes]
         assert len(self._records) == num_pages * self._num_bytes, "the memory has no room for a record of each page"
+        start = 2 * end + num_pages * self._num_bytes
+        self._window_notes = memory.notes[start : start + 2 * WORD_BYTES * num_window_pages].cast("Q")
+        """By window page: the beginning of its page's digest, and its checksum."""
 
     def digest(self, page: int) -> bytes:
         """Returns the digest of a sealed page."""
@@ -96,6 +103,14 @@ class PageJournal(PageObserver):
             before = req.pages[index - 1] if index else None
             tokens = req.token_ids[index * size : (index + 1) * size].tobytes()
             self.seal(req.pages[index], before, tokens, req.pending.salt, req.uid, clock)
+        if self.windows is not None:
+            pages = req.pages[req.window_start : num_pages]
+            for page, window_page in zip(pages, self.windows.find(pages), strict=True):
+                digest = self._short_digest(page)
+                if self._window_notes[2 * window_page] != digest:
+                    self._window_notes[2 * window_page] = 0  # the old digest and the new checksum never meet
+                    self._window_notes[2 * window_page + 1] = self._memory.checksum(window_page, is_window=True)
+                    self._window_notes[2 * window_page] = digest
 
     def on_freed(self, pages: Collection[int]) -> None:
         """Unseals the pages, which allows writes to them."""
@@ -139,6 +154,20 @@ class PageJournal(PageObserver):
             tree.touch(node)
         self.num_recovered = len(recovered)
         return recovered
+
+    def find_windows(self) -> dict[int, int]:
+        """Returns the intact window pages of a predecessor, by the sealed page that each belongs to."""
+        pages = {self._short_digest(page): page for page in self.sealed_pages()}
+        found: dict[int, int] = {}
+        for window_page in range(len(self._window_notes) // 2):
+            digest, checksum = self._window_notes[2 * window_page : 2 * window_page + 2]
+            page = pages.get(digest)
+            if page is not None and checksum == self._memory.checksum(window_page, is_window=True):
+                found.setdefault(page, window_page)
+        return found
+
+    def _short_digest(self, page: int) -> int:
+        return int.from_bytes(self.digest(page)[:WORD_BYTES], "little")
 
     def _find_intact(self) -> dict[bytes, list[int]]:
         """Returns the intact sealed pages by the digest before them, and unseals the others."""

@@ -11,7 +11,8 @@ class Req:
     """A running request: a `PendingReq` with its place in the KV cache, which only the cache changes.
 
     `pages` hold its tokens in order; the first `num_shared_pages` belong to the radix tree and end at `node`. While it
-    `is_loading`, pages after these are filled from a lower tier (`page_tiers.py`).
+    `is_loading`, pages after these are filled from a lower tier (`page_tiers.py`). From `window_start` on it uses the
+    window pages of its pages (`window_pages.py`); `num_matched_pages` is the part of its prompt that was cached last.
     """
 
     def __init__(self, pending: PendingReq, root: Node):
@@ -22,6 +23,10 @@ class Req:
         self.node = root
         self.num_shared_pages = 0
         self.is_loading = False
+        self.window_start = 0
+        self.num_matched_pages = 0
+        self.window_table: tuple[tuple[int, int, int] | None, bytes, int] = None, b"", 0
+        """The row's table of window pages in its latest step in DECODE, after what it depends on."""
         self._num_prefilled = 0
 
     def twin(self, token_ids: "array[int]") -> "Req":

@@ -39,9 +39,12 @@ def accepted(parser: str, calls: list[tuple[str, Any]], *, allows_several: bool 
     for begin, schema, end in force_calls(forced, TOOLS, allows_several=allows_several):
         assert schema is not None
         Draft202012Validator.check_schema(schema)
-        named = [{"name": name, forced.arguments_key: arguments} for name, arguments in calls]
-        if "functions." in begin:
-            value, is_meant = calls[0][1], calls[0][0] in begin
+        named: list[dict[str, Any]] = [
+            {name: arguments} if forced.name_key is None else {forced.name_key: name, forced.arguments_key: arguments}
+            for name, arguments in calls
+        ]
+        if "{name}" in forced.begin:
+            value, is_meant = calls[0][1], begin == forced.begin.replace("{name}", calls[0][0])
         else:
             value, is_meant = named if forced.is_list else named[0], True
         if is_meant and Draft202012Validator(schema).is_valid(value):
@@ -72,4 +75,7 @@ def test_a_list_may_have_several_calls_where_they_may_be_parallel():
 
 
 def test_every_format_that_is_json_can_be_forced():
-    assert set(TOOL_FORMATS) - set(FORCED) == {"pythonic", "qwen3_coder"}
+    tagged = {name for name, entry in TOOL_FORMATS.items() if entry.forced is not None and entry.forced.tag}
+    assert tagged == {"qwen3_coder", "glm45", "seed_oss", "minimax_m2", "minicpm5"}
+    others = {"pythonic", "olmo3", "lfm2", "gemma4", "functiongemma", "deepseek_v32"}
+    assert set(TOOL_FORMATS) - set(FORCED) - tagged == others

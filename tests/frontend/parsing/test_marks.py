@@ -3,14 +3,15 @@
 import pytest
 import regex
 
-from frontend.parsing.formats import HARMONY_CALLS, REASONING_FORMATS, TOOL_FORMATS
+from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from frontend.parsing.harmony import CALLS
 from frontend.parsing.marks import Mark
 
 MARKS = [
     Mark(["<think>"]),
     Mark(["「", "<<"]),
     Mark(pattern=r"\s*(?=\{)"),
-    Mark(pattern=HARMONY_CALLS[0]),
+    Mark(pattern=CALLS[0]),
     Mark(pattern=r"(?<=a)b"),
     Mark(pattern=r"\w{3}!"),
     Mark(pattern=r"(?i)end"),

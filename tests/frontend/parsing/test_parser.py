@@ -17,8 +17,9 @@ from frontend.parsing.parser import ResponseParser
 from frontend.parsing.regions import Format, read_template
 from tests.frontend.parsing.reading import add_up, read
 from tests.frontend.parsing.recorded import MALFORMED, RECORDED, TOOLS, Recorded
+from tests.frontend.parsing.recorded_families import BROKEN, FAMILIES
 
-by_name = pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.name)
+by_name = pytest.mark.parametrize("recorded", [*RECORDED, *FAMILIES], ids=lambda recorded: recorded.name)
 
 
 def format_of(tool_call_parser: str, reasoning_parser: str = "none") -> Format:
@@ -82,6 +83,12 @@ PIECES = st.one_of(
                 " ",
                 "<|start|>assistant",
             ),
+            *("<|tool_call>call:now{", "a:", '<|"|>', "<tool_call|>", "<|channel>thought", "<channel|>", "now\n"),
+            *("<arg_key>a</arg_key>", "<arg_value>", "</arg_value>", "<function_calls>", "</function_calls>"),
+            *("<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>", "now<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "now:0"),
+            *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_call|>", "functools"),
+            *("<|START_ACTION|>", "<|END_ACTION|>", "<|tools_prefix|>", '{"now": {', "<|tools_suffix|>", "</response>"),
+            *('<invoke name="now">', '<parameter name="a">', "</invoke>", "<minimax:tool_call>", "Here is my "),
         ]
     ),
     st.text(max_size=4),
@@ -92,7 +99,7 @@ PIECES = st.one_of(
 @given(
     pieces=st.lists(PIECES, max_size=14),
     parser=st.sampled_from(sorted(TOOL_FORMATS)),
-    reasoning=st.sampled_from(["none", "qwen3", "openai_gptoss"]),
+    reasoning=st.sampled_from(["none", "qwen3", "openai_gptoss", "gemma4", "granite"]),
     cuts=st.lists(st.integers(0, 80), max_size=8),
     is_streamed=st.booleans(),
     is_cut=st.booleans(),
@@ -108,7 +115,7 @@ def test_any_text_cut_anywhere(
         assert all(isinstance(json.loads(arguments), dict) for _, arguments in whole.calls)
 
 
-@pytest.mark.parametrize(("parser", "text"), MALFORMED)
+@pytest.mark.parametrize(("parser", "text"), [*MALFORMED, *BROKEN])
 def test_what_is_no_call_is_content(parser: str, text: str):
     for cuts in ([], range(len(text)), [len(text) // 2]):
         reading = read(format_of(parser), text, TOOLS, cuts=cuts)

@@ -124,7 +124,7 @@ def own_template(recorded: Recorded) -> dict[str, Any] | None:
     """Returns the built-in format as a response template, if transformers could express it."""
     tools, reasoning = TOOL_FORMATS.get(recorded.tool_call_parser), REASONING_FORMATS.get(recorded.reasoning_parser)
     fields = tools.fields if tools else ()
-    named = [field for field in fields if any(mark in recorded.text for mark in ("<tool_call>", "to=functions."))]
+    named = [field for field in fields if "<tool_call>" in recorded.text]
     if (
         any(other in recorded.name for other in ("no opener", "in a string"))
         or any("starts_content" in field for field in fields)
@@ -132,8 +132,6 @@ def own_template(recorded: Recorded) -> dict[str, Any] | None:
         or recorded.tool_call_parser == "mistral"
     ):
         return None
-    if recorded.tool_call_parser == "openai":
-        named = named[1:] if "assistant to=" in recorded.text else named[:1]
     close = dict(tools.content_close if tools else {})
     return {
         "start_anchor": "the beginning",
@@ -160,7 +158,7 @@ def test_the_built_in_formats_are_response_templates(recorded: Recorded):
 
 
 def test_several_formats_are_compared():
-    assert {recorded.tool_call_parser for recorded in COMPARED} >= {"hermes", "qwen3_coder", "openai", "none"}
+    assert {recorded.tool_call_parser for recorded in COMPARED} >= {"hermes", "qwen3_coder", "none"}
 
 
 def test_a_list_of_calls_and_keys_of_other_names():

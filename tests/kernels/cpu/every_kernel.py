@@ -155,7 +155,10 @@ def route(num_tokens: int, dtype: torch.dtype) -> None:
     rows = gather_rows(x, routes)
     for weight in (PackedWeight(pack(values), 7 * 64), *(QUANTIZED[bits].quantize(values) for bits in (8, 4)), blocks):
         out = combine_experts(
-            weight.experts()(rows, routes, None), routes, logits[:, :1].contiguous(), x[:, :64].clone()
+            weight.experts(torch.randn(7 * 64).to(dtype))(rows, routes, None),
+            routes,
+            logits[:, :1].contiguous(),
+            x[:, :64].clone(),
         )
         assert bool(out.isfinite().all())
 

@@ -103,6 +103,18 @@ def test_they_are_built_once_and_kept(own_cache: Path, monkeypatch: pytest.Monke
     assert find_kernel("gelu", FLOATS.dtype) is None
 
 
+def test_of_several_processes_one_builds_and_the_others_wait(
+    compiler: list[str], own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f'case "$*" in *-mavx*) exit 1;; *-shared*) echo link >> {tmp_path}/links;; esac'
+    take_compiler(tmp_path / "noted-cc", f'{script}\nexec {shlex.join(compiler)} "$@" -O0', monkeypatch)
+    command = [sys.executable, "-m", "kernels.cpu.build"]
+    started = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]
+    assert [process.wait(timeout=120) for process in started] == [0, 0, 0]
+    assert (tmp_path / "links").read_text(encoding="utf-8") == "link\n"
+    assert [path.suffix for path in own_cache.iterdir()] == [".so"]
+
+
 def test_the_name_depends_on_compiler_and_flags(compiler: list[str]) -> None:
     assert library_path(compiler) == library_path(compiler)
     assert library_path(compiler) != library_path(compiler, ["-g"])

@@ -13,8 +13,11 @@ from kernels.gpu.launch_table import find_launch
 from kernels.gpu.occupancy import Processor, count_side_by_side, processor_of
 from kernels.operations.paged_decode import paged_decode
 from kernels.plans.decode_work import UNCOMPILED, DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch
+from tests.kernels.gpu.triton_in_use import DEVICE
 
 HOPPER = SimpleNamespace(
+    major=9,
+    minor=0,
     regs_per_multiprocessor=65536,
     shared_memory_per_multiprocessor=233472,
     max_threads_per_multi_processor=2048,
@@ -98,17 +101,16 @@ def test_counts_what_is_launched_later(
     monkeypatch.setattr(form, "merge", Merge())
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: HOPPER)
     assert count_programs(DecodeShape(8, 2, 64, 16, dtype, codes), torch.device("cuda")) == expected
-    heads = torch.zeros(3, 12, 64, dtype=dtype)
-    halves = [torch.zeros(32, 2, 64).to(codes or dtype) for _ in range(2)]
-    scales = [torch.zeros(32, 2, dtype=SCALE_DTYPE) if codes else None for _ in range(2)]
+    with torch.device(DEVICE):
+        heads = torch.zeros(3, 12, 64, dtype=dtype)
+        halves = [torch.zeros(32, 2, 64).to(codes or dtype) for _ in range(2)]
+        scales = [torch.zeros(32, 2, dtype=SCALE_DTYPE) if codes else None for _ in range(2)]
+        tables, num_keys = torch.zeros(3, 2, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
+        layout = DecodeLayout(3, 8, 2, 8, shares_prefixes=True, merges_in_kernel=merges)
+        plan, out = torch.zeros(layout.num_words, dtype=torch.int32), torch.empty(3, 8, 64, dtype=dtype)
     cache = PagedKV(halves[0], halves[1], 16, scales[0], scales[1])
-    layout = DecodeLayout(3, 8, 2, 8, shares_prefixes=True, merges_in_kernel=merges)
-    plan = torch.zeros(layout.num_words, dtype=torch.int32)
-    work = DecodeWork(layout, plan, make_decode_scratch(layout, 64, torch.device("cpu")))
-    tables, num_keys = torch.zeros(3, 2, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
-    paged_decode(
-        heads[:, :8], cache, tables, num_keys, AttentionOptions(0.125), torch.empty(3, 8, 64, dtype=dtype), work
-    )
+    work = DecodeWork(layout, plan, make_decode_scratch(layout, 64, torch.device(DEVICE)))
+    paged_decode(heads[:, :8], cache, tables, num_keys, AttentionOptions(0.125), out, work)
     (counted, counted_constants), (launched, launched_constants) = calls
     assert counted_constants == launched_constants
     kinds = [argument.dtype if isinstance(argument, torch.Tensor) else type(argument) for argument in launched]

@@ -68,11 +68,11 @@ def test_heads_read_those_of_their_group(dtype: torch.dtype, device: str) -> Non
 
 
 def test_tiles_are_as_large_as_the_table_says(device: str) -> None:
-    """The shape of Qwen3-0.6B's heads has an entry: 128 rows are 64 tokens of two heads."""
-    case = make_paged_case(Shape(4, 2, 128, 16), [65, 3], [0, 70], torch.bfloat16, device)
-    tiles = plan_tiles(case, 68, 2)
+    """GPT-2's heads have an entry: 128 rows are 128 tokens of one head."""
+    case = make_paged_case(Shape(2, 2, 64, 16), [129, 3], [0, 70], torch.bfloat16, device)
+    tiles = plan_tiles(case, 132, 2)
     if find_capability() == HOPPER:
-        assert tiles[:, 3].max() == 64
+        assert tiles[:, 3].max() == 128
     assert_close(run(case, tiles), case.expected, torch.bfloat16)
 
 

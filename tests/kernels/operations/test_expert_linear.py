@@ -48,7 +48,7 @@ def make_weights(name: str, dtype: torch.dtype) -> tuple[Weight, list[Weight]]:
             return whole, list(each)
 
 
-@pytest.fixture(params=["plain", "packed", "int8", "int4", "Q4_K", "Q6_K", "Q8_0", "IQ4_NL"])
+@pytest.fixture(params=["plain", "packed", "int8", "int4", "Q4_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"])
 def form(request: pytest.FixtureRequest, backend: str) -> str:
     if backend == "torch" and request.param not in ("plain", "packed", "int8", "int4"):
         pytest.skip("blocks are packed by C kernels alone")
@@ -71,15 +71,20 @@ def make_rows(num_rows: int, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("num_tokens", [1, 3, 20, 150])
-def test_rows_have_the_outputs_of_their_experts(form: str, num_tokens: int, dtype: torch.dtype) -> None:
+def test_rows_have_the_outputs_of_their_experts(
+    form: str, num_tokens: int, dtype: torch.dtype, *, has_bias: bool
+) -> None:
     whole, each = make_weights(form, dtype)
     routes, x = make_routes(num_tokens), make_rows(2 * num_tokens, dtype)
-    out = whole.experts()(x, routes, torch.full((2 * num_tokens, NUM_OUTPUTS), torch.nan, dtype=dtype))
+    biases = make_rows(NUM_EXPERTS, dtype)[:, :NUM_OUTPUTS].contiguous() if has_bias else None
+    layer = whole.experts(None if biases is None else biases.flatten())
+    out = layer(x, routes, torch.full((2 * num_tokens, NUM_OUTPUTS), torch.nan, dtype=dtype))
     begin = 0
-    for weight, end in zip(each, routes.ends.tolist(), strict=True):
+    for expert, (weight, end) in enumerate(zip(each, routes.ends.tolist(), strict=True)):
         if begin < end:
-            expected = weight.linear(None, None)(x[begin:end])
+            expected = weight.linear(None if biases is None else biases[expert], None)(x[begin:end])
             if form in ("plain", "packed"):
                 torch.testing.assert_close(out[begin:end], expected, rtol=2e-2, atol=2e-2)
             else:
@@ -91,7 +96,7 @@ def test_rows_have_the_outputs_of_their_experts(form: str, num_tokens: int, dtyp
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(form: str, backend: str, dtype: torch.dtype) -> None:
     if backend == "torch":
         pytest.skip("of C kernels")
-    layer = make_weights(form, dtype)[0].experts()
+    layer = make_weights(form, dtype)[0].experts(None)
     if form == "plain":
         pytest.skip("torch computes it")
     routes, x = make_routes(75), make_rows(150, dtype)
@@ -106,7 +111,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(form: str, backend: str, d
 def test_a_captured_step_follows_the_routes(form: str, backend: str) -> None:
     if backend == "torch" or form == "plain":
         pytest.skip("C kernels are captured")
-    layer, x, routes = make_weights(form, torch.float32)[0].experts(), make_rows(16, torch.float32), make_routes(8)
+    layer, x, routes = make_weights(form, torch.float32)[0].experts(None), make_rows(16, torch.float32), make_routes(8)
     out, calls, _ = capture_calls(lambda: layer(x, routes, None))
     assert calls is not None
     other = make_routes(8, seed=5)

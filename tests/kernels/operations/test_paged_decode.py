@@ -16,6 +16,7 @@ SHAPES = [
     Shape(8, 1, 128, 64),
     Shape(3, 3, 8, 16),
     Shape(5, 1, 16, 1),
+    Shape(16, 2, 512, 16),
 ]
 NUM_KEYS = [1, 2, 16, 17, 63, 64, 65, 130]
 LONG_NUM_KEYS = [255, 256, 257, 1, 700]
@@ -25,6 +26,7 @@ SHARING_SHAPES = [
     Shape(4, 4, 80, 16),
     Shape(6, 2, 64, 64),
     Shape(6, 2, 64, 24),
+    Shape(8, 2, 512, 16),
 ]
 SHARING_NUM_KEYS = [300, 300, 300, 290, 257, 256, 280, 300, 300, 150, 400]
 NUM_SHARED = [0, 0, 256, 256, 192, 192, 128, 80, 16, 64, 300]
@@ -32,7 +34,7 @@ NUM_SHARED = [0, 0, 256, 256, 192, 192, 128, 80, 16, 64, 300]
 GRID = [
     Shape(2 * (1 + index % 8), 2, head_dim, page_size)
     for index, (head_dim, page_size) in enumerate(itertools.product((64, 80, 96, 128), (1, 16, 64)))
-]
+] + [Shape(8, 1, 256, 16), Shape(8, 1, 512, 16), Shape(6, 2, 500, 16)]
 """Head dimensions and page sizes, with 1 to 8 query heads a key/value head."""
 
 

@@ -14,7 +14,7 @@ from kernels.operations.quantized_kv import gather_heads, quantize_heads
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import OPTIONS, PagedCase, Shape, assert_close, make_paged_case, with_codes
 
-SHAPES = [Shape(12, 12, 64, 16), Shape(6, 2, 80, 4), Shape(5, 1, 128, 16), Shape(3, 3, 10, 1)]
+SHAPES = [Shape(12, 12, 64, 16), Shape(6, 2, 80, 4), Shape(5, 1, 128, 16), Shape(3, 3, 10, 1), Shape(8, 1, 512, 16)]
 DTYPES = [torch.float32, torch.bfloat16]
 
 

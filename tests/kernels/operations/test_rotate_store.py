@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import DEVICES, assert_close
 
-SHAPES = [(2, 1, 64), (4, 4, 80), (9, 3, 96), (8, 1, 128), (3, 3, 6), (5, 1, 10)]
+SHAPES = [(8, 1, 512), (2, 1, 64), (4, 4, 80), (9, 3, 96), (8, 1, 128), (3, 3, 6), (5, 1, 10)]
 NUM_POSITIONS = 40
 
 
@@ -23,6 +23,10 @@ def make_inputs(
 
 
 def empty_cache(num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str) -> PagedKV:
+    if dtype == torch.int8:
+        caches = torch.zeros(2, 20, num_kv_heads, head_dim, dtype=dtype, device=device)
+        scales = torch.zeros(2, 20, num_kv_heads, dtype=SCALE_DTYPE, device=device)
+        return PagedKV(caches[0], caches[1], 4, scales[0], scales[1])
     caches = torch.full((2, 20, num_kv_heads, head_dim), float("nan"), dtype=dtype, device=device)
     return PagedKV(caches[0], caches[1], 4)
 
@@ -87,6 +91,37 @@ def test_a_part_of_each_head_is_rotated(
     assert_close(cache.keys[slots[slots >= 0]], expected.keys[slots[slots >= 0]], dtype)
     if not has_norms:
         assert torch.equal(query[..., 2 * num_pairs :], untouched)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("codes", [None, torch.int8], ids=["plain", "int8"])
+def test_values_have_a_norm_without_rotation(dtype: torch.dtype, codes: torch.dtype | None, device: str) -> None:
+    heads, tables, positions, slots = make_inputs(4, 2, 64, dtype, device)
+    weights = torch.randn(3, 64, generator=torch.Generator().manual_seed(2)).to(dtype).to(device)
+    norms = HeadNorms(weights[0], weights[1], 1e-2, weights[2])
+    cache, expected = (empty_cache(2, 64, codes or dtype, device) for _ in range(2))
+    query = rotate_store(heads.clone(), cache, tables, positions, slots, norms)
+    assert_close(query, rotate_store_reference(heads.clone(), expected, tables, positions, slots, norms), dtype)
+    written = slots[slots >= 0]
+    values = heads[slots >= 0, 6:].float()
+    normed = values * (values.square().mean(-1, keepdim=True) + 1e-2).rsqrt() * weights[2].float()
+    scales = 1.0 if cache.value_scales is None else cache.value_scales[written, :, None].float()
+    bound = 0.05 if codes else 1e-6 if dtype == torch.float32 else 0.03
+    assert float((cache.values[written].float() * scales - normed).abs().max()) < bound
+    assert_close(cache.keys[written].float(), expected.keys[written].float(), dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_alone_are_those_with_keys(dtype: torch.dtype, device: str) -> None:
+    heads, tables, positions, slots = make_inputs(4, 2, 64, dtype, device)
+    weights = torch.randn(2, 64, generator=torch.Generator().manual_seed(2)).to(dtype).to(device)
+    norms, alone = HeadNorms(weights[0], weights[1], 1e-2), heads[:, :4].clone()
+    expected = rotate_store(heads, empty_cache(2, 64, dtype, device), tables, positions, slots, norms)
+    query = rotate_store(alone, None, tables, positions, slots, norms)
+    assert query.data_ptr() == alone.data_ptr()
+    assert torch.equal(query, expected)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -18,7 +18,10 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 @dataclass
 class Row:
-    """One request: `num_computed` of its `ids` (prompt and output) are in the cache, in `pages`."""
+    """One request: `num_computed` of its `ids` (prompt and output) are in the cache, in `pages`.
+
+    `window_pages`: those of windowed layers, if they have pages of their own; -1 before the window.
+    """
 
     uid: int
     ids: list[int]
@@ -27,6 +30,7 @@ class Row:
     first_step: int = 0
     num_computed: int = 0
     pages: list[int] = field(default_factory=list)
+    window_pages: list[int] = field(default_factory=list)
 
     @property
     def output_ids(self) -> list[int]:
@@ -61,6 +65,9 @@ def generate(
     ]
     free_pages = list(range(runner.num_pages))
     random.Random(schedule.seed).shuffle(free_pages)
+    window, num_window_pages = runner.windows or (0, 0)
+    free_window_pages = list(range(num_window_pages))
+    random.Random(schedule.seed + 1).shuffle(free_window_pages)
     step_id = 0
     running = rows
     while running := [row for row in running if len(row.output_ids) < wanted[row.uid] and row.ids[-1] >= 0]:
@@ -71,6 +78,12 @@ def generate(
             num_new = min(schedule.chunk_tokens, len(row.ids) - row.num_computed)
             while len(row.pages) * schedule.page_size < row.num_computed + num_new:
                 row.pages.append(free_pages.pop())
+            for index in range(max(0, row.num_computed - window + 1) // schedule.page_size):
+                if window and row.window_pages[index] >= 0:
+                    free_window_pages.append(row.window_pages[index])
+                    row.window_pages[index] = -1
+            while window and len(row.window_pages) < len(row.pages):
+                row.window_pages.append(free_window_pages.pop())
             planned.append((row, num_new))
         if planned:
             run_step(runner, step_id, planned, schedule.page_size)
@@ -108,12 +121,14 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
     sampling = [i for i, (row, num_new) in enumerate(planned) if row.num_computed + num_new == len(row.ids)]
     params = [planned[i][0].params for i in sampling]
     ends = list(accumulate(num_new for _, num_new in planned))
-    token_ids, positions, slots = array("i"), array("i"), array("q")
+    token_ids, positions, slots, window_slots = array("i"), array("i"), array("q"), array("q")
     for row, num_new in planned:
         for position in range(row.num_computed, row.num_computed + num_new):
             token_ids.append(row.ids[position])
             positions.append(position)
             slots.append(row.pages[position // page_size] * page_size + position % page_size)
+            if row.window_pages:
+                window_slots.append(row.window_pages[position // page_size] * page_size + position % page_size)
     return Batch(
         step_id=step_id,
         num_decode_rows=num_decode,
@@ -123,9 +138,9 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
         token_ids=token_ids.tobytes(),
         positions=positions.tobytes(),
         slots=slots.tobytes(),
-        page_tables=pack_int32(
-            page for row, _ in planned for page in [*row.pages, *[-1] * (num_pages - len(row.pages))]
-        ),
+        page_tables=_tables([row.pages for row, _ in planned], num_pages),
+        window_slots=window_slots.tobytes(),
+        window_page_tables=_tables([row.window_pages for row, _ in planned], num_pages) if window_slots else b"",
         num_pages_per_row=num_pages,
         sample_tokens=pack_int32(ends[i] - 1 for i in sampling),
         temperatures=pack_float32(0.0 if p.is_greedy else p.temperature for p in params),
@@ -148,6 +163,10 @@ def row_processing(row: Row) -> RowProcessing:
     penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
     allowed_ids = tuple(unpack_int32(params.allowed_token_ids)) or None
     return RowProcessing(allowed_ids, tuple(biases), *penalties, history=tuple(row.ids), num_prompt=row.num_prompt)
+
+
+def _tables(rows: Sequence[list[int]], width: int) -> bytes:
+    return pack_int32(page for pages in rows for page in [*pages, *[-1] * (width - len(pages))])
 
 
 def _plan_logprobs(params: list[SamplingParams]) -> bytes:

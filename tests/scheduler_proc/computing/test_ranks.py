@@ -41,6 +41,38 @@ WIDE = {"hidden_size": 128, "intermediate_size": 256}
 """Each of two ranks has whole groups of int4's inputs."""
 
 
+DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
+    ("gpt2", {"n_head": 4, "vocab_size": 301}, 2, {}),
+    ("gpt2-untied", {"n_head": 4}, 2, {}),
+    ("llama-mqa", {}, 2, {}),
+    ("llama-biases", {}, 2, {}),
+    ("qwen2-mha-untied", {}, 2, {}),
+    ("mistral-window", {}, 2, {}),
+    ("qwen3-gqa-tied", {}, 2, {"kv_cache_dtype": "int8"}),
+    ("qwen3-gqa-tied", {}, 4, {}),
+    ("gemma2", {}, 2, {}),
+    ("gemma3", {}, 2, {}),
+    ("olmo2", {}, 4, {}),
+    ("olmo3", {}, 2, {"quantization": "int8"}),
+    ("cohere2-biases-untied", {}, 2, {}),
+    ("exaone4", {}, 2, {}),
+    ("phi3-long", {}, 2, {}),
+    ("smollm3", {}, 2, {}),
+    ("granite", {}, 2, {"quantization": "int8"}),
+    ("granite4", {}, 2, {}),
+    ("glm4", {}, 4, {}),
+    ("ministral3", {}, 2, {"kv_cache_dtype": "int8"}),
+    ("llama-mha", {}, 2, {"quantization": "int8"}),
+    ("llama-gqa-tied", WIDE, 2, {"quantization": "int4"}),
+    ("mixtral", {}, 2, {}),
+    ("qwen2moe", {}, 2, {}),
+    ("qwen3moe", {}, 4, {}),
+    ("qwen3moe", {**WIDE, "moe_intermediate_size": 128, "head_dim": 32}, 2, {"quantization": "int4"}),
+    ("gpt-oss", {}, 2, {}),
+]
+"""Variant, changed fields of config.json, ranks, and flags."""
+
+
 @pytest.fixture(autouse=True)
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "allowed_cpus", lambda: frozenset(range(8)))
@@ -59,33 +91,7 @@ def cache_bytes(runner: Runner) -> int:
     return sum(part.nbytes for layer in runner.forward_passes.cache.layers for part in layer.tensors)
 
 
-@pytest.mark.parametrize(
-    ("variant", "overrides", "num_ranks", "flags"),
-    [
-        ("gpt2", {"n_head": 4, "vocab_size": 301}, 2, {}),
-        ("gpt2-untied", {"n_head": 4}, 2, {}),
-        ("llama-mqa", {}, 2, {}),
-        ("llama-biases", {}, 2, {}),
-        ("qwen2-mha-untied", {}, 2, {}),
-        ("mistral-window", {}, 2, {}),
-        ("qwen3-gqa-tied", {}, 2, {"kv_cache_dtype": "int8"}),
-        ("qwen3-gqa-tied", {}, 4, {}),
-        ("gemma2", {}, 2, {}),
-        ("gemma3", {}, 2, {}),
-        ("olmo2", {}, 4, {}),
-        ("olmo3", {}, 2, {"quantization": "int8"}),
-        ("cohere2-biases-untied", {}, 2, {}),
-        ("exaone4", {}, 2, {}),
-        ("phi3-long", {}, 2, {}),
-        ("smollm3", {}, 2, {}),
-        ("granite", {}, 2, {"quantization": "int8"}),
-        ("granite4", {}, 2, {}),
-        ("glm4", {}, 4, {}),
-        ("ministral3", {}, 2, {"kv_cache_dtype": "int8"}),
-        ("llama-mha", {}, 2, {"quantization": "int8"}),
-        ("llama-gqa-tied", WIDE, 2, {"quantization": "int4"}),
-    ],
-)
+@pytest.mark.parametrize(("variant", "overrides", "num_ranks", "flags"), DIVIDED)
 def test_several_ranks_give_the_tokens_of_one(
     tmp_path: Path, variant: str, overrides: dict[str, Any], num_ranks: int, flags: dict[str, Any]
 ) -> None:

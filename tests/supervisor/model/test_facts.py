@@ -62,6 +62,12 @@ def test_the_end_token_of_a_nested_configuration_counts(tmp_path: Path):
     assert facts_of(tmp_path).eos_token_ids == (2, 5)
 
 
+def test_the_language_model_of_a_model_of_images_may_have_fields_by_default(tmp_path: Path):
+    nested = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"model_type": "gemma3_text"}}
+    facts = facts_of(write_model(tmp_path, {**nested, "eos_token_id": [1, 106], "vision_config": {}}))
+    assert (facts.vocab_size, facts.max_model_len, facts.eos_token_ids) == (262_208, 131_072, (1, 106))
+
+
 @pytest.mark.parametrize(
     ("tokenizer_config", "tokenizer", "expected"),
     [
@@ -143,8 +149,8 @@ def test_sampling_defaults_are_what_the_file_gives(tmp_path: Path):
         ('{"a":' * 99_999, "config.json: is nested too deeply"),
         ("version https://git-lfs.github.com/spec/v1\noid x", "config.json: is a pointer of Git LFS"),
         (
-            {"text_config": {"vocab_size": 5}, "architectures": ["Gemma3ForConditionalGeneration"]},
-            "'Gemma3For.* in text",
+            {"text_config": {"vocab_size": 5}, "architectures": ["Idefics3ForConditionalGeneration"]},
+            "'Idefics3For.* in text",
         ),
         ({"text_config": {"vocab_size": 5}, "model_type": "llava"}, "'llava' has its language model in text_config"),
         ({"vocab_size": 10**9, "n_ctx": 5}, "vocab_size is 1000000000, more than this server can hold"),

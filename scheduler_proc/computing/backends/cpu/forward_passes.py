@@ -66,7 +66,7 @@ class CpuForwardPasses:
         self._max_rows = max(limits.max_num_seqs, MIN_CAPTURED_TOKENS)
         max_tokens = max(limits.max_num_batched_tokens, self._max_rows)
         self._workspace = Workspace(decoder.model, decoder.activation_dtype, max_tokens, self._max_rows)
-        shape = StepShape(self._max_rows, 0, 0, limits.num_pages, num_head_tokens=0)
+        shape = StepShape(self._max_rows, 0, 0, limits.num_pages, num_head_tokens=0, has_windows=limits.has_windows)
         columns = shape.columns()
         memory = torch.empty(columns.num_bytes, dtype=torch.uint8)
         self._tensors, arrays = columns.tensors(memory), columns.arrays(memory)
@@ -77,7 +77,7 @@ class CpuForwardPasses:
         self._columns = [
             (column, arrays[name].reshape(-1).view(np.uint8).data)
             for name, column in INPUT_COLUMNS.items()
-            if column.axis in ("token", "decode row")
+            if name in arrays and column.axis in ("token", "decode row")
         ]
         self._draws = {name: torch.zeros(self._max_rows, dtype=dtype) for name, dtype in DRAW_COLUMNS.items()}
         self._draw_bytes = {name: tensor.numpy().view(np.uint8).data for name, tensor in self._draws.items()}

@@ -53,4 +53,4 @@ class CpuRunnerFactory:
 
 
 def _tensors(cache: KVTensors) -> list[Tensor]:
-    return [part for layer in cache.layers for part in layer.tensors]
+    return [part for layer in cache.stored for part in layer.tensors]

@@ -13,7 +13,7 @@ from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.loading.quantized.float_codes import (
     NVFP4_GROUP,
     fp8_weight,
-    mxfp4_weight,
+    mxfp4_rows,
     nvfp4_weight,
 )
 from scheduler_proc.computing.loading.quantized.integer_codes import BLOCK, Groups, integer_weight, unpack_words
@@ -125,4 +125,4 @@ def _find_fp4_weight(linear: StoredLinear) -> LinearWeight:
     exponent_ON = linear.tensor("weight_scale", (torch.uint8, torch.float8_e8m0fnu), shape).view(torch.uint8)
     if bool((exponent_ON == 255).any()):
         raise linear.error("weight_scale", "holds NaN")
-    return mxfp4_weight(bytes_OB, exponent_ON)
+    return LinearWeight("MXFP4", lambda: mxfp4_rows(bytes_OB, exponent_ON))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.block_rows import BlockRows
-from scheduler_proc.computing.loading.quantized.integer_codes import BLOCK, BLOCK_SIZES, pack_nibbles
+from scheduler_proc.computing.loading.quantized.integer_codes import BLOCK, BLOCK_SIZES
 from scheduler_proc.computing.loading.quantized.stored_linear import FLOATS, LinearWeight, StoredLinear
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -52,14 +52,14 @@ def fp8_weight(linear: StoredLinear, scale_ending: str, block: tuple[int, int] |
     return LinearWeight(form, read)
 
 
-def mxfp4_weight(bytes_OB: Tensor, exponent_ON: Tensor) -> LinearWeight:
+def mxfp4_rows(bytes_OB: Tensor, exponent_ON: Tensor) -> BlockRows:
     """Returns E2M1 codes, the even ones in low halves, with a power of two (uint8, 127 is 1) per 32 inputs."""
-
-    def read() -> BlockRows:
-        codes_ONI = split_nibbles(bytes_OB).unflatten(1, (-1, BLOCK))
-        return _join("MXFP4", 2 * bytes_OB.shape[1], exponent_ON[:, :, None], pack_nibbles(codes_ONI))
-
-    return LinearWeight("MXFP4", read)
+    first, last = bytes_OB.unflatten(1, (-1, 2, BLOCK // 4)).unbind(2)
+    blocks_ONB = torch.empty(*exponent_ON.shape, 1 + BLOCK // 2, dtype=torch.uint8)
+    blocks_ONB[:, :, 0] = exponent_ON
+    blocks_ONB[:, :, 1::2] = first & 15 | last << 4
+    blocks_ONB[:, :, 2::2] = first >> 4 | last & 0xF0
+    return BlockRows(blocks_ONB.flatten(1), "MXFP4", 2 * bytes_OB.shape[1])
 
 
 def nvfp4_weight(bytes_OB: Tensor, scale_OG: Tensor) -> LinearWeight:

@@ -36,10 +36,10 @@ class QuantizedCheckpoint(Checkpoint):
         self.paths, self._checkpoint, self._name, self._method = checkpoint.paths, checkpoint, name, method
         parts: dict[str, dict[str, str]] = {}
         for tensor_name in checkpoint.files:
-            for module, ending in _splits(tensor_name):
+            for weight, ending in _splits(tensor_name):
                 if ending in method.endings:
-                    parts.setdefault(module, {})[tensor_name] = ending
-        self._parts = {f"{module}.{WEIGHT}": part for module, part in parts.items() if set(part.values()) != {WEIGHT}}
+                    parts.setdefault(weight, {})[tensor_name] = ending
+        self._parts = {weight: part for weight, part in parts.items() if set(part.values()) != {WEIGHT}}
         hidden = {part for linear in self._parts.values() for part in linear}
         hidden |= {name for name in checkpoint.files if name.rpartition(".")[2] in NOT_NEEDED}
         self.files = {name: file for name, file in checkpoint.files.items() if name not in hidden}
@@ -82,6 +82,11 @@ class QuantizedCheckpoint(Checkpoint):
 
 
 def _splits(name: str) -> list[tuple[str, str]]:
-    """Returns a tensor's name divided into module and ending, which has up to three parts, at every place."""
+    """Returns the weights that a tensor may be a part of, with the rest of its name.
+
+    That has up to three words after the module's name, or is a part of a word (`_blocks`).
+    """
     words = name.split(".")
-    return [(".".join(words[:-count]), ".".join(words[-count:])) for count in range(1, min(4, len(words)))]
+    modules = [(".".join(words[:-count]), ".".join(words[-count:])) for count in range(1, min(4, len(words)))]
+    stem, line, last = name.rpartition("_")
+    return [*((f"{module}.{WEIGHT}", ending) for module, ending in modules), (stem, line + last)]

@@ -10,6 +10,7 @@ from scheduler_proc.computing.loading.quantized.compressed_tensors import Compre
 from scheduler_proc.computing.loading.quantized.fp8 import Fp8
 from scheduler_proc.computing.loading.quantized.gptq import Gptq
 from scheduler_proc.computing.loading.quantized.modelopt import Modelopt
+from scheduler_proc.computing.loading.quantized.mxfp4 import Mxfp4
 from scheduler_proc.computing.loading.quantized.stored_linear import QuantizationMethod
 
 METHODS: dict[str, type[QuantizationMethod]] = {
@@ -20,6 +21,7 @@ METHODS: dict[str, type[QuantizationMethod]] = {
     "fp8": Fp8,
     "gptq": Gptq,
     "modelopt": Modelopt,
+    "mxfp4": Mxfp4,
 }
 MODELOPT_FILE = "hf_quant_config.json"
 

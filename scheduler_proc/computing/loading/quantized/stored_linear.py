@@ -29,16 +29,20 @@ class StoredLinear:
     def has(self, ending: str) -> bool:
         return ending in self.tensors
 
-    def tensor(self, ending: str, dtypes: tuple[torch.dtype, ...], *shapes: tuple[int, ...]) -> Tensor:
-        """Returns a tensor of one of these dtypes and shapes; without shapes, a matrix of any size."""
+    def tensor(
+        self, ending: str, dtypes: tuple[torch.dtype, ...], *shapes: tuple[int, ...], num_dimensions: int = 2
+    ) -> Tensor:
+        """Returns a tensor of one of these dtypes and shapes; without shapes, of any size with that many dimensions."""
         tensor = self.tensors.get(ending)
         if tensor is None:
-            raise BootError(f"the checkpoint lacks {self.module}.{ending}, which its quantization_config implies")
+            raise BootError(f"the checkpoint lacks {self._name(ending)}, which its quantization_config implies")
         if tensor.dtype not in dtypes:
             wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise self.error(ending, f"expected {wanted}, got {str(tensor.dtype).removeprefix('torch.')}")
-        if tuple(tensor.shape) not in shapes if shapes else tensor.dim() != 2:
-            wanted = " or ".join(str(list(shape)) for shape in shapes) or "a matrix"
+        if tuple(tensor.shape) not in shapes if shapes else tensor.dim() != num_dimensions:
+            wanted = " or ".join(str(list(shape)) for shape in shapes) or {2: "a matrix"}.get(
+                num_dimensions, f"{num_dimensions} dimensions"
+            )
             raise self.error(ending, f"expected {wanted}, got {list(tensor.shape)}")
         return tensor
 
@@ -69,7 +73,10 @@ class StoredLinear:
         return None if torch.equal(group_I, in_order) else group_I
 
     def error(self, ending: str, complaint: str) -> BootError:
-        return BootError(f"weights do not fit quantization_config: {self.module}.{ending}: {complaint}")
+        return BootError(f"weights do not fit quantization_config: {self._name(ending)}: {complaint}")
+
+    def _name(self, ending: str) -> str:
+        return f"{self.module}{'' if ending.startswith('_') else '.'}{ending}"
 
 
 @dataclass(frozen=True)
@@ -85,8 +92,8 @@ class QuantizationMethod(Protocol):
     """How a checkpoint stores quantized linears. Raises `BootError` for a config that is not supported."""
 
     endings: frozenset[str]
-    """Endings of tensors' names, after the module's name and a dot. A module is quantized if it has one of them that
-    is not "weight"."""
+    """Endings of tensors' names, after the module's name and a dot, or after the weight's if they begin with a line. A
+    module is quantized if it has one of them that is not "weight"."""
 
     def __init__(self, config: HfConfig): ...
 

@@ -5,6 +5,7 @@ Shape legend: O rows, B bytes of a row.
 
 import mmap
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 
 import torch
@@ -73,7 +74,7 @@ def _advise(bytes_B: Tensor, advice: int) -> None:
 def _as_tensor(bytes_B: Tensor, stored: HfTensor) -> StoredTensor:
     form, shape = stored.tensor.type.name, stored.tensor.shape
     if form in GGUF_FORMS:
-        rows_OB = with_whole_heads(bytes_B.view(shape[0], -1), stored.interleaved_heads)
+        rows_OB = with_whole_heads(bytes_B.view(prod(shape[:-1]), -1), stored.interleaved_heads)
         rows = BlockRows(rows_OB, form, shape[-1])
         return rows.T if stored.is_transposed else rows
     dtype = DTYPES[form]

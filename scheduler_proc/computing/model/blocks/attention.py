@@ -28,6 +28,8 @@ QK_NORMS = ("query_norm", "key_norm")
 
 def attention_parameters(layer: str, attention: AttentionDescription, hidden_size: int) -> list[Parameter]:
     heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
+    if attention.kv_layer is not None:
+        heads = heads[:1]
     by_heads = ByRows(tuple((num, attention.head_dim) for num in heads))
     parameters = linear_parameters(f"{layer}.qkv", attention.qkv_size, hidden_size, attention.has_qkv_bias, by_heads)
     if attention.qk_norm is not None:
@@ -47,6 +49,9 @@ def attention_parameters(layer: str, attention: AttentionDescription, hidden_siz
 class Attention:
     """`rope_tables`: the tables of the description's `rope`."""
 
+    _head_norms: HeadNorms | None = None
+    _whole_norms: HeadNorms | None = None
+
     def __init__(
         self,
         layer: str,
@@ -60,10 +65,12 @@ class Attention:
         sinks = pop_tensor(weights, f"{layer}.sinks").float() if attention.has_sinks else None
         self._options = AttentionOptions(attention.scale, attention.window, attention.softcap, sinks)
         self._qkv = pop_linear(weights, f"{layer}.qkv")
-        self._head_norms, self._whole_norms = None, None
+        self._stores = attention.kv_layer is None
         if attention.qk_norm is not None:
-            query, key = (pop_scale(weights, f"{layer}.{name}", attention.qk_norm) for name in QK_NORMS)
-            norms = HeadNorms(query, key, attention.qk_norm.eps)
+            names = QK_NORMS if self._stores else QK_NORMS[:1]
+            query, *keys = (pop_scale(weights, f"{layer}.{name}", attention.qk_norm) for name in names)
+            value = torch.ones_like(query) if attention.norms_values else None
+            norms = HeadNorms(query, keys[0] if keys else query, attention.qk_norm.eps, value)
             if attention.norms_whole_qk:
                 self._whole_norms = norms
             else:
@@ -81,16 +88,17 @@ class Attention:
         room: Activations,
         narrow: tuple[StepRows, Activations] | None,
     ) -> Tensor:
-        """Stores the tokens' K and V in the layer's `cache`; returns the update of the residual stream, [T, E].
+        """Returns the update of the residual stream, [T, E]; first stores K and V in `cache`, unless it is another's.
 
         With `narrow`, the update covers only those rows, and is in that room. Overwrites `attended`.
         """
-        step = rows.step
+        step = rows.step if self._options.window is None else rows.step.windowed
         heads_TA = self._qkv(normed_TE, rows, fit(room.heads, self._qkv_size))
         heads_TAD = heads_TA.view(len(heads_TA), -1, self._head_dim)
         if self._whole_norms is not None:
             _norm_whole(heads_TA, self._whole_norms, self._parallel)
-        query_THD = rotate_store(heads_TAD, cache, self._rope_tables, step.positions, step.slots, self._head_norms)
+        own = cache if self._stores else None
+        query_THD = rotate_store(heads_TAD, own, self._rope_tables, step.positions, step.slots, self._head_norms)
         attended_THD = fit(attended, query_THD.shape[1] * self._head_dim).view(query_THD.shape)
         is_narrow = narrow is not None
         attended_TA = attend(query_THD, step, cache, self._kind, self._options, attended_THD, is_narrow=is_narrow)

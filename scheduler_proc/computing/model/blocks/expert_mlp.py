@@ -1,7 +1,7 @@
-"""A mixture of experts. On a CPU kernels read the routes from memory, so that steps with this block are captured.
+"""A mixture of experts. Kernels read the routes from memory, so that steps with this block are captured.
 
-Elsewhere plain torch computes the experts one after another. That waits for the routes: nothing is captured, and it is
-slow.
+Without a kernel plain torch computes the experts one after another. That waits for the routes: nothing is captured, and
+it is slow.
 
 Shape legend: T tokens, E embedding size, X experts, K chosen experts of a token, R = T * K rows, F inner values of an
 expert.
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from kernels.arguments.routes import Routing
 from kernels.operations.experts import combine_experts, gather_rows, route_tokens
-from kernels.operations.silu_mul import silu_mul
+from kernels.operations.swiglu_oai import swiglu_oai
 from scheduler_proc.computing.model.blocks import dense_mlp
-from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_experts, pop_linear, pop_tensor
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.workspace import Activations, fit
 from scheduler_proc.computing.parallel import ParallelGroup
@@ -22,17 +22,27 @@ from scheduler_proc.computing.step.inputs import StepRows
 
 class Block:
     def __init__(self, layer: str, mlp: ExpertMlpDescription, weights: Weights, parallel: ParallelGroup):
-        assert parallel.size == 1
         self._mlp = mlp
+        self._parallel = parallel
         self._routing = Routing(num_chosen=mlp.num_chosen, is_renormalized=mlp.is_renormalized)
         self._router = pop_linear(weights, f"{layer}.router")
-        self._linear_in = weights.pop(f"{layer}.experts_in.weight").experts()
-        self._linear_out = weights.pop(f"{layer}.experts_out.weight").experts()
+        self._scales = pop_tensor(weights, f"{layer}.router.scales").float() if mlp.has_scales else None
+        self._linear_in = pop_experts(weights, f"{layer}.experts_in")
+        self._linear_out = pop_experts(weights, f"{layer}.experts_out", has_bias=parallel.rank == 0)
         self._shared = dense_mlp.Block(f"{layer}.shared", mlp.shared, weights, parallel) if mlp.shared else None
         self._shared_gate = pop_linear(weights, f"{layer}.shared_gate") if mlp.has_shared_gate else None
 
-    def __call__(self, normed_TE: Tensor, rows: StepRows, room: Activations) -> Tensor:
+    def _gate(self, inner_RF2: Tensor, out_RF: Tensor | None) -> Tensor:
+        mlp = self._mlp
+        if mlp.activation == "swiglu_oai":
+            return swiglu_oai(inner_RF2, mlp.swiglu_alpha, mlp.swiglu_limit, out_RF)
+        return dense_mlp.GATES[mlp.activation](inner_RF2, out_RF)
+
+    def __call__(self, normed_TE: Tensor, rows: StepRows, room: Activations, router_TE: Tensor | None = None) -> Tensor:
+        """See `Mlp`. The router reads `router_TE`, if given."""
         mlp, (num_tokens, hidden_size) = self._mlp, normed_TE.shape
+        if num_tokens == 0:
+            return normed_TE  # the last layer of a step of prompt chunks that end no prompt
         num_rows, num_logits = num_tokens * mlp.num_chosen, num_tokens * mlp.num_experts
         memory = None if room.routes is None else room.routes.view(-1)
 
@@ -50,11 +60,16 @@ class Block:
             update_TE = self._shared(normed_TE, rows, room)
         if self._shared_gate is not None:
             gate_T1 = self._shared_gate(normed_TE, rows, take(num_logits, num_tokens, 1))
-        logits_TX = self._router(normed_TE, rows, take(0, num_tokens, mlp.num_experts))
+        logits_TX = self._router(
+            normed_TE if router_TE is None else router_TE, rows, take(0, num_tokens, mlp.num_experts)
+        )
         own = None if memory is None else memory[num_logits + num_tokens :]
-        routes = route_tokens(logits_TX, self._routing, own)
+        routes = route_tokens(logits_TX, self._routing, own, scales_X=self._scales)
         x_RE = gather_rows(normed_TE, routes, of_rows(room.copies, hidden_size))
         inner_RF = self._linear_in(x_RE, routes, of_rows(room.inner, 2 * mlp.size))
-        gated_RF = silu_mul(inner_RF, of_rows(room.gated, mlp.size))
+        gated_RF = self._gate(inner_RF, of_rows(room.gated, mlp.size))
         out_RE = self._linear_out(gated_RF, routes, x_RE)
-        return combine_experts(out_RE, routes, gate_T1, update_TE)
+        # The shared expert's output is that of all ranks: one of them adds it.
+        shared_TE = None if self._shared is None or self._parallel.rank else update_TE
+        gate_T1 = None if shared_TE is None else gate_T1
+        return self._parallel.all_reduce(combine_experts(out_RE, routes, shared_TE, gate_T1, update_TE))

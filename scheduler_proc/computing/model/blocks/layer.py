@@ -13,8 +13,9 @@ from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import RopeTables
 from kernels.operations.rescale import rescale
 from scheduler_proc.computing.model.blocks.attention import Attention, attention_parameters
+from scheduler_proc.computing.model.blocks.layer_inputs import InputGate, gate_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
-from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import LayerDescription, MlpDescription, NormDescription
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.model.workspace import Activations
@@ -36,6 +37,8 @@ class Stream:
     """[T, A]: buffer for one layer's attention output, which is read before the next layer overwrites it."""
     room: Activations
     rows: StepRows
+    inputs: Tensor | None = None
+    """[T, values of all layers]: further inputs of single layers."""
 
 
 def layer_parameters(name: str, layer: LayerDescription, hidden_size: int) -> list[Parameter]:
@@ -43,12 +46,14 @@ def layer_parameters(name: str, layer: LayerDescription, hidden_size: int) -> li
     return [
         *attention_parameters(name, layer.attention, hidden_size),
         *layer.mlp.parameters(name, hidden_size),
+        *gate_parameters(name, layer, hidden_size),
+        *([Parameter(f"{name}.scale", (1,), "norm")] if layer.has_scale else []),
         *(parameter for norm in norms for parameter in norm),
     ]
 
 
 def _norms_of(layer: LayerDescription) -> dict[str, NormDescription]:
-    names = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
+    names = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm", "input_norm")
     return {name: norm for name in names if (norm := getattr(layer, name)) is not None}
 
 
@@ -68,18 +73,23 @@ def make_mlp(layer: str, mlp: MlpDescription, weights: Weights, parallel: Parall
 class Layer:
     def __init__(
         self,
-        name: str,
+        index: int,
         layer: LayerDescription,
         weights: Weights,
         rope_tables: RopeTables | None,
         parallel: ParallelGroup,
     ):
+        name = f"layers.{index}"
         norms = {norm: Norm(f"{name}.{norm}", description, weights) for norm, description in _norms_of(layer).items()}
         self._attention_norm, self._attention_out_norm = norms.get("attention_norm"), norms.get("attention_out_norm")
         self._mlp_norm, self._mlp_out_norm = norms.get("mlp_norm"), norms.get("mlp_out_norm")
         self._attention = Attention(name, layer.attention, weights, rope_tables, parallel)
         self._mlp = make_mlp(name, layer.mlp, weights, parallel)
         self._is_parallel = layer.is_parallel
+        self._input_norm = norms.get("input_norm")
+        self._input_gate = InputGate(name, weights, layer.input_size) if layer.input_size else None
+        self._inputs = slice(index * layer.input_size, (index + 1) * layer.input_size)
+        self._scale = float(pop_tensor(weights, f"{name}.scale")) if layer.has_scale else 1.0
 
     def apply(self, stream: Stream, cache: PagedKV, *, is_narrow: bool) -> None:
         """Applies this layer to the stream and stores the K and V of all tokens in `cache`.
@@ -96,11 +106,20 @@ class Layer:
         if narrow is not None:
             stream.residual = stream.residual[rows.step.head_tokens]
             stream.rows, stream.room = narrow
+            if stream.inputs is not None:
+                stream.inputs = _keep(stream.inputs[rows.step.head_tokens], stream.room.layer_inputs)
         if self._is_parallel:
             self._add_parallel(stream, stream.rows.select(normed_TE))
             return
         normed_TE = _add_and_norm(self._mlp_norm, stream)
         stream.update = _norm_output(self._mlp_out_norm, self._mlp(normed_TE, stream.rows, stream.room))
+        if self._input_gate is not None and stream.inputs is not None:
+            residual_TE, inputs_TP = _add_and_norm(None, stream), stream.inputs[:, self._inputs]
+            update_TE = self._input_gate(residual_TE, inputs_TP, stream.rows, stream.room)
+            stream.update = _norm_output(self._input_norm, update_TE)
+        if self._scale != 1:
+            rescale(_add_and_norm(None, stream), self._scale)
+            stream.update = None
 
     def _add_parallel(self, stream: Stream, normed_TE: Tensor) -> None:
         """Adds attention's output to the stream after the MLP's input; `normed_TE` is what attention read."""
@@ -108,6 +127,11 @@ class Layer:
             normed_TE = self._mlp_norm(stream.residual, None, stream.room.normed)
         rescale(stream.residual, added_TE=stream.update)
         stream.update = _norm_output(self._mlp_out_norm, self._mlp(normed_TE, stream.rows, stream.room))
+
+
+def _keep(inputs: Tensor, room: Tensor | None) -> Tensor:
+    """Returns the tensor in `room`, if given: calls of later layers are replayed with its address."""
+    return inputs if room is None else room.copy_(inputs)
 
 
 def _add_and_norm(norm: Norm | None, stream: Stream) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kernels.formats.weight_format import Linear, Weight
+from kernels.operations.expert_linear import ExpertLinear
 from kernels.operations.gelu import GeluKind
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.inputs import StepRows
@@ -28,6 +29,12 @@ def pop_tensor(weights: Weights, name: str) -> Tensor:
 def pop_linear(weights: Weights, name: str, activation: GeluKind | None = None) -> StepLinear:
     """Returns the linear layer `name`, with its bias if it has one, followed by the GELU that `activation` names."""
     return _of_step(weights.pop(f"{name}.weight").linear(_pop_bias(weights, name), activation))
+
+
+def pop_experts(weights: Weights, name: str, *, has_bias: bool = True) -> ExpertLinear:
+    """Returns the linear layers `name` of experts, with their biases if they have some and `has_bias`."""
+    weight, bias_O = weights.pop(f"{name}.weight"), _pop_bias(weights, name)
+    return weight.experts(bias_O if has_bias else None)
 
 
 def pop_row_parallel(weights: Weights, name: str, parallel: ParallelGroup) -> StepLinear:

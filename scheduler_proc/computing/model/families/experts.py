@@ -1,35 +1,65 @@
 """Where checkpoints have the parameters of a mixture of experts."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
-from scheduler_proc.computing.model.families.family import Source, linear_sources
+from scheduler_proc.computing.model.families.family import Source, Stack, linear_sources
+
+
+@dataclass(frozen=True)
+class FusedExperts:
+    """Tensors with the weights of all experts, which a checkpoint may have in place of each expert's.
+
+    `is_interleaved`: rows of gates and ups alternate; else the gates are before the ups.
+    """
+
+    gate_up: str = "experts.gate_up_proj"
+    down: str = "experts.down_proj"
+    is_interleaved: bool = False
+    is_transposed: bool = False
 
 
 @dataclass(frozen=True)
 class ExpertNames:
     """Names in the MLP of a layer; `gate`, `up` and `down` are those of an expert."""
 
+    router: str = "gate"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
     shared: str = "shared_expert"
     shared_gate: str = "shared_expert_gate"
+    fused: FusedExperts = FusedExperts()
 
 
 def expert_sources(
     name: str, layer: str, mlp: ExpertMlpDescription, hidden: int, names: ExpertNames = ExpertNames()
 ) -> list[Source]:
-    sources = linear_sources(f"{name}.gate", f"{layer}.router", mlp.num_experts, hidden, has_bias=False)
-    into, out = f"{layer}.experts_in.weight", f"{layer}.experts_out.weight"
+    size, has_bias = mlp.size, mlp.has_bias
+    sources = linear_sources(f"{name}.{names.router}", f"{layer}.router", mlp.num_experts, hidden, has_bias)
+    into, out = f"{layer}.experts_in", f"{layer}.experts_out"
     for expert in range(mlp.num_experts):
-        theirs, first = f"{name}.experts.{expert}", 2 * mlp.size * expert
-        sources += [
-            Source(f"{theirs}.{names.gate}.weight", (mlp.size, hidden), into, first),
-            Source(f"{theirs}.{names.up}.weight", (mlp.size, hidden), into, first + mlp.size),
-            Source(f"{theirs}.{names.down}.weight", (hidden, mlp.size), out, hidden * expert),
-        ]
+        theirs, first = f"{name}.experts.{expert}", 2 * size * expert
+        gate = linear_sources(f"{theirs}.{names.gate}", into, size, hidden, has_bias, first)
+        up = linear_sources(f"{theirs}.{names.up}", into, size, hidden, has_bias, first + size)
+        down = linear_sources(f"{theirs}.{names.down}", out, hidden, size, has_bias, hidden * expert)
+        fused, step = names.fused, 2 if names.fused.is_interleaved else 1
+        stack = Stack(f"{name}.{fused.gate_up}", (mlp.num_experts, 2 * size, hidden), expert, 0, step)
+        sources += _stacked(gate, stack, fused)
+        sources += _stacked(up, replace(stack, first_row=1 if fused.is_interleaved else size), fused)
+        stack = Stack(f"{name}.{fused.down}", (mlp.num_experts, hidden, size), expert)
+        sources += _stacked(down, stack, fused)
     return sources + _shared_sources(name, layer, mlp, hidden, names)
+
+
+def _stacked(sources: list[Source], weights: Stack, fused: FusedExperts) -> Iterator[Source]:
+    """Yields the sources of an expert's linear, which may be in a stack of weights and one of biases."""
+    for source in sources:
+        is_bias = len(source.shape) == 1
+        biases = replace(weights, name=f"{weights.name}_bias", shape=weights.shape[:-1])
+        stack = biases if is_bias else replace(weights, is_transposed=fused.is_transposed)
+        yield replace(source, stack=stack)
 
 
 def _shared_sources(name: str, layer: str, mlp: ExpertMlpDescription, hidden: int, names: ExpertNames) -> list[Source]:

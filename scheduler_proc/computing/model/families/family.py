@@ -12,13 +12,30 @@ HEAD_NAME = "lm_head.weight"
 
 
 @dataclass(frozen=True)
+class Stack:
+    """A tensor of a checkpoint with the matrices of all experts [experts, rows, columns], or their biases.
+
+    It has an expert's rows from `first_row` on, each `step`-th. `is_transposed`: plain numbers are [experts, columns,
+    rows]; blocks never are.
+    """
+
+    name: str
+    shape: Shape
+    expert: int
+    first_row: int = 0
+    step: int = 1
+    is_transposed: bool = False
+
+
+@dataclass(frozen=True)
 class Source:
     """One tensor of a checkpoint, and where it goes: rows of our parameter `target` from `first_row` on.
 
     `shape` is the checkpoint's. `is_transposed`: the checkpoint has [in, out] where we have [out, in]. `other_name` is
     looked for where `name` is absent: of two tied tensors a checkpoint may hold either. `interleaved_heads`: the number
     of heads if neighbouring rows of each are rotated together in the checkpoint, 0 if its halves are, as we do; this is
-    so in the first `num_interleaved` rows of each head, or in all.
+    so in the first `num_interleaved` rows of each head, or in all. `stack`: the tensor that has these rows if there is
+    none of this name.
     """
 
     name: str
@@ -29,6 +46,7 @@ class Source:
     other_name: str = ""
     interleaved_heads: int = 0
     num_interleaved: int | None = None
+    stack: Stack | None = None
 
     @property
     def num_rows(self) -> int:

@@ -28,9 +28,11 @@ def list_sources(model: ModelDescription) -> list[Source]:
 
 
 def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
+    """Fused experts are in a block of another name, with its router."""
     assert isinstance(mlp, ExpertMlpDescription)
-    moe = f"{name.removesuffix('.mlp')}.block_sparse_moe"
-    return expert_sources(moe, layer, mlp, hidden, ExpertNames(gate="w1", up="w3", down="w2"))
+    sources = expert_sources(name, layer, mlp, hidden, ExpertNames(gate="w1", up="w3", down="w2"))
+    named = [(source, source.name.replace(".mlp.", ".block_sparse_moe.")) for source in sources]
+    return [replace(source, name=moe_name, other_name=source.name) for source, moe_name in named]
 
 
 FAMILY = replace(

@@ -7,8 +7,10 @@ from scheduler_proc.computing.model.families import (
     exaone4,
     gemma2,
     gemma3,
+    gemma4,
     glm4,
     gpt2,
+    gpt_oss,
     granite,
     granite4,
     llama,
@@ -26,8 +28,8 @@ from scheduler_proc.computing.model.families import (
 from scheduler_proc.computing.model.families.family import Family
 
 MODULES = (
-    *(gpt2, llama, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma2, gemma3, olmo2, olmo3, cohere2, exaone4),
-    *(phi3, smollm3, granite, granite4, glm4, ministral3),
+    *(gpt2, llama, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma2, gemma3, gemma4, olmo2, olmo3, cohere2, exaone4),
+    *(gpt_oss, phi3, smollm3, granite, granite4, glm4, ministral3),
 )
 FAMILIES = tuple(module.FAMILY for module in MODULES)
 UNSUPPORTED_KINDS = {

@@ -105,6 +105,10 @@ def _read_factor(parameters: HfConfig, hf_config: HfConfig, original: int) -> fl
     return hf_config.count("max_position_embeddings") / original if factor is None else factor
 
 
+def _read_proportional(rope: RopeDescription, parameters: HfConfig, hf_config: HfConfig) -> RopeDescription:
+    return replace(rope, scaling="proportional", factor=parameters.number("factor", 1.0))
+
+
 SCALINGS: dict[str, Callable[[RopeDescription, HfConfig, HfConfig], RopeDescription]] = {
     "default": _read_default,
     "linear": _read_linear,
@@ -112,5 +116,6 @@ SCALINGS: dict[str, Callable[[RopeDescription, HfConfig, HfConfig], RopeDescript
     "llama3": _read_llama3,
     "yarn": _read_yarn,
     "longrope": _read_longrope,
+    "proportional": _read_proportional,
 }
 """By `rope_type`; the arguments are the rotary positions without scaling, their parameters and config.json."""

@@ -25,6 +25,9 @@ MODEL_SHAPES = {
 }
 
 HEADS_OF_256 = ModelShape(16, 8, 256, 2048, 8192, 256000)
-"""The widest heads of published models, which need a launch of their own."""
+HEADS_OF_512 = ModelShape(16, 2, 512, 2816, 2112, 262144)
+"""The widest heads of published models, which need launches of their own."""
+
+WIDE_SHAPES = {"heads of 256": HEADS_OF_256, "heads of 512": HEADS_OF_512}
 
 VOCAB_SIZES = sorted({shape.vocab_size for shape in MODEL_SHAPES.values()})

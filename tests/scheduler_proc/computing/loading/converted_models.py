@@ -8,6 +8,7 @@ import importlib
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.checkpoints import build_checkpoint
+from tests.scheduler_proc.computing.model.families.gpt_oss_models import build_gpt_oss
 
 FOLDER = Path(__file__).with_name("converted")
 VOCAB_SIZE = 64
@@ -25,6 +27,13 @@ SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "vo
     "sliding_window_pattern": 6,
     "rope_local_base_freq": 1e4,
 }
+GPT_OSS_SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": VOCAB_SIZE} | {
+    "num_local_experts": 3,
+    "head_dim": 16,
+    "sliding_window": 5,
+    "swiglu_limit": 7.0,
+}
+GEMMA4 = {**LLAMA_SIZES, "hidden_size": 16, "head_dim": 8, "global_head_dim": 16, "sliding_window": 5}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama-biases", {**LLAMA_SIZES, "tie_word_embeddings": True}),
     "qwen3": ("qwen3-gqa-tied", {**LLAMA_SIZES, "head_dim": 8}),
@@ -33,11 +42,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", {**LLAMA_SIZES, "head_dim": 16}),
     "ministral3": ("ministral3", {**LLAMA_SIZES, "head_dim": 8}),
     "gemma3": ("gemma3", SMALL | {"num_hidden_layers": 6, "head_dim": 8, "query_pre_attn_scalar": 8}),
+    "gemma4-shared-kv": (
+        "gemma4-shared-kv",
+        GEMMA4
+        | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        | {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": VOCAB_SIZE},
+    ),
+    "gemma4-experts": (
+        "gemma4-experts",
+        GEMMA4 | {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "cohere2": ("cohere2", SMALL | {"sliding_window_pattern": 4, "rotary_pct": 1.0}),
     "gpt2": ("gpt2", {"n_embd": 24, "n_layer": 1, "n_head": 3, "vocab_size": VOCAB_SIZE, "n_positions": 16}),
     "mixtral": ("mixtral", LLAMA_SIZES),
     "qwen2moe": ("qwen2moe", LLAMA_SIZES),
     "qwen3moe": ("qwen3moe", LLAMA_SIZES),
+    "gpt_oss": ("gpt_oss", GPT_OSS_SIZES),
+    "gpt_oss_mxfp4": ("gpt_oss", {**GPT_OSS_SIZES, "is_quantized": True}),
 }
 
 
@@ -46,13 +67,15 @@ def convert(name: str, converter: Any) -> torch.Tensor:
     variant, overrides = MODELS[name]
     with tempfile.TemporaryDirectory() as scratch:
         model_dir = Path(scratch)
-        model = build_checkpoint(model_dir, variant, **overrides)
+        build = build_gpt_oss if variant == "gpt_oss" else partial(build_checkpoint, variant=variant)
+        model: Any = build(model_dir, **overrides)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(parameter.half())  # the file has float16
             logits = model(torch.tensor([PROMPT])).logits[0]
-        model.save_pretrained(model_dir)
-        if name == "gemma3":  # for its number of tokens
+        if not overrides.get("is_quantized"):
+            model.save_pretrained(model_dir)
+        if name.startswith("gemma"):  # for its number of tokens
             vocabulary = {"model": {"vocab": dict.fromkeys(map(str, range(VOCAB_SIZE)))}, "added_tokens": []}
             (model_dir / "tokenizer.json").write_text(json.dumps(vocabulary), encoding="utf-8")
         hparams: dict[str, Any] = converter.ModelBase.load_hparams(model_dir, False)

@@ -14,7 +14,7 @@ from messages.config.server import Config
 from scheduler_proc.computing.backends.cpu.backend import CpuBackend
 from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, allocate_cache
-from scheduler_proc.computing.loading.checkpoint import open_checkpoint
+from scheduler_proc.computing.loading.open_weights import open_weights
 from scheduler_proc.computing.loading.weights import load_weights
 from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.families.registry import find_family
@@ -38,7 +38,7 @@ def our_decoder(config: Config) -> tuple[DescribedDecoder, KVTensors, torch.devi
     family, placement = find_family(hf_config), CpuBackend().find_placement(config.model, config.cache, hf_config)
     description = family.describe(hf_config, config.facts.max_model_len)
     shard = Shard(description)
-    weights = load_weights(shard, family, open_checkpoint(path, "auto"), placement, lambda text, part: None)
+    weights = load_weights(shard, family, open_weights(path, "auto"), placement, lambda text, part: None)
     cache = allocate_cache(description, 16, 16, placement)
     return DescribedDecoder(description, weights, config.facts.max_model_len), cache, placement.device
 

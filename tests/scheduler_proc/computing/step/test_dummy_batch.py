@@ -5,7 +5,7 @@ import pytest
 from messages.columns import num_int32, unpack_int32
 from scheduler_proc.computing.sampling.plan import plan_sampling
 from scheduler_proc.computing.step.dummy_batch import plan_dummy_batch, plan_warm_ups
-from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config
+from tests.checkpoints import CONTEXT, VOCAB_SIZE, build_checkpoint, make_config
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,8 @@ def test_a_dummy_batch(
 def test_warm_ups_choose_tokens_in_every_way(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "llama-mqa")
     batches = plan_warm_ups(make_config(tmp_path, max_num_seqs=6), 512)
+    assert num_int32(batches[-1].token_ids) == min(512, 4 * CONTEXT)
+    assert batches.pop().prompt_logprobs is None
     assert [batch.num_sampled for batch in batches] == [1] * 4 + [4] * 4
     assert [batch.phase for batch in batches] == ["decode"] * 4 + ["mixed"] * 4
     plans = [plan_sampling(batch, VOCAB_SIZE) for batch in batches]

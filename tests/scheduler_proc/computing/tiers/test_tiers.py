@@ -232,7 +232,7 @@ def make_cache(dtype: torch.dtype) -> KVTensors:
         shape = (len(layers), NUM_PAGES * PAGE_SIZE, *heads)
         scales = [torch.rand(shape[:-1]).to(SCALE_DTYPE) for _ in range(2)] if dtype == torch.int8 else []
         stacks[layers] = [*(torch.randint(-99, 99, shape).to(dtype) for _ in range(2)), *scales]
-    return KVTensors(stacks, PAGE_SIZE)
+    return KVTensors(stacks, PAGE_SIZE, range(3))
 
 
 def contents(cache: KVTensors, page: int) -> list[torch.Tensor]:

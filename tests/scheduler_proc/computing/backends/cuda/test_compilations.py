@@ -36,6 +36,7 @@ def find_compilations(model_dir: Path, *flags: str) -> dict[str, Any]:
     [
         ("qwen3-gqa-tied", {"vocab_size": 10_000, "num_hidden_layers": 2} | WINDOWS, []),
         ("gpt2", {"vocab_size": 10_001, "n_layer": 1}, ["--enforce-eager"]),
+        ("qwen3moe", {"vocab_size": 10_000, "num_hidden_layers": 1}, ["--enforce-eager"]),
     ],
 )
 def test_all_kernels_are_compiled_at_load(
@@ -57,7 +58,7 @@ def test_all_kernels_are_compiled_at_load(
         "norm_kernel",
         "take_tokens_kernel",
     } <= names
-    assert len(found["loaded"]) < 35, "specializations differ that need not"
+    assert len(found["loaded"]) < (40 if "moe" in variant else 35), "specializations differ that need not"
 
 
 @pytest.mark.timeout(TIMEOUT_S)

@@ -27,7 +27,7 @@ FLAGS = {"device": "cuda", "max_num_seqs": 6, "max_num_batched_tokens": 64}
 GREEDY = [SamplingParams(12, temperature=0.0)] * len(PROMPTS)
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama-gqa-tied", "qwen3-gqa-tied"])
+@pytest.fixture(scope="module", params=["gpt2", "llama-gqa-tied", "qwen3-gqa-tied", "qwen2moe"])
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
     build_checkpoint(path, request.param)

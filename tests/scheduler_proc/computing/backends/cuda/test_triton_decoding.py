@@ -1,6 +1,7 @@
 """Whole models through the Triton kernels of the kernels: the tokens are those of transformers in float32."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,19 +17,41 @@ from tests.scheduler_proc.computing.drive import Schedule, generate
 from tests.scheduler_proc.computing.reference import assert_greedy
 
 ATTENTION = {"paged_decode", "paged_prefill"} & set(NAMES)
+GATED = {"rms_norm", "silu_mul", "rotate_store"}
+EXPERTS = {"route_tokens", "gather_rows", "expert_plain_linear", "combine_experts"}
 OPERATIONS = {
     "gpt2": {"layer_norm", "gelu", "rotate_store"},
-    "llama-gqa-tied": {"rms_norm", "silu_mul", "rotate_store"},
-    "qwen2-windows": {"rms_norm", "silu_mul", "rotate_store"},
-    "qwen3-gqa-tied": {"rms_norm", "silu_mul", "rotate_store"},
+    "cohere2": {"layer_norm", "silu_mul", "rotate_store"},
+    "gemma2": {"rms_norm", "gelu_mul", "rotate_store"},
+    "gemma3": {"rms_norm", "gelu_mul", "rotate_store"},
+    **dict.fromkeys(("llama-gqa-tied", "mistral-window", "qwen2-windows", "qwen3-gqa-tied", "olmo2", "olmo3"), GATED),
+    **dict.fromkeys(("phi3-long", "smollm3", "granite", "granite4", "glm4", "ministral3", "exaone4"), GATED),
+    **dict.fromkeys(("mixtral", "qwen2moe", "qwen3moe"), GATED | EXPERTS),
 }
+"""By variant, one of each architecture."""
+
 FORMS = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0", "ffn_": "Q4_1", "": "Q8_0"}
 """By a part of a tensor's name in GGUF."""
 
-TWO_LAYERS = {
-    "gpt2": {"n_layer": 2},
-    "qwen2-windows": {"num_hidden_layers": 2, "max_window_layers": 1, "sliding_window": 4},
+ONE_LAYER = {"num_hidden_layers": 1}
+TWO_KINDS = {
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 4,
 }
+FEW_LAYERS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_layer": 2},
+    "llama-gqa-tied": {"num_hidden_layers": 2},
+    "mistral-window": ONE_LAYER | {"sliding_window": 4},
+    "smollm3": {"num_hidden_layers": 2},
+    "granite4": ONE_LAYER | {"layer_types": ["full_attention"]},
+    "qwen2-windows": TWO_KINDS,
+    "mixtral": ONE_LAYER | {"intermediate_size": 20},
+    **dict.fromkeys(("qwen2moe", "qwen3moe"), ONE_LAYER | {"moe_intermediate_size": 20}),
+    **dict.fromkeys(("cohere2", "gemma2", "gemma3", "olmo3", "exaone4"), TWO_KINDS),
+}
+"""One layer of each kind; windows are shorter than the texts, and the sizes of experts those of plain weights."""
+
 PROMPTS = [[5], [7, 300, 12, 90, 41]]
 NUM_TOKENS = 3
 
@@ -37,7 +60,7 @@ NUM_TOKENS = 3
 @pytest.mark.parametrize("variant", OPERATIONS)
 def test_triton_kernels_give_the_tokens_of_transformers(variant: str, tmp_path: Path) -> None:
     """Prompts in chunks, decode rows with prefill rows, pages in any order."""
-    model = build_checkpoint(tmp_path, variant, **TWO_LAYERS.get(variant, {"num_hidden_layers": 2}))
+    model = build_checkpoint(tmp_path, variant, **FEW_LAYERS.get(variant, ONE_LAYER))
     runner = load_runner(make_config(tmp_path, block_size=4, num_pages=32), lambda text, fraction: None)
     with triton_in_use() as taken:
         outputs = generate(runner, PROMPTS, NUM_TOKENS, Schedule(chunk_tokens=3, stagger=1, page_size=4))

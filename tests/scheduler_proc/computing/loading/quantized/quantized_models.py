@@ -192,15 +192,18 @@ METHODS: dict[str, Quantized] = {
 }
 
 
-def build_quantized(quantized: Path, plain: Path, method: str, variant: str = "llama-mha") -> Any:
+def build_quantized(
+    quantized: Path, plain: Path, method: str, variant: str = "llama-mha", sizes: dict[str, Any] = SIZES
+) -> Any:
     """Writes a checkpoint of the method, and one with its values; returns the float32 model with the values."""
-    model = build_checkpoint(plain, variant, **SIZES)
+    model = build_checkpoint(plain, variant, **sizes)
     config, make, config_file = METHODS[method]
     generator = torch.Generator().manual_seed(9)
     stored, values = load_file(plain / "model.safetensors"), load_file(plain / "model.safetensors")
     for name, tensor in values.items():
         module = name.removesuffix(".weight")
-        linear = make(module, (tensor.shape[0], tensor.shape[1]), generator) if _is_linear(module) else None
+        is_linear = tensor.dim() == 2 and _is_linear(module)
+        linear = make(module, (tensor.shape[0], tensor.shape[1]), generator) if is_linear else None
         if linear is not None:
             del stored[name]
             stored |= {f"{module}.{ending}": part for ending, part in linear[0].items()}
@@ -217,4 +220,4 @@ def build_quantized(quantized: Path, plain: Path, method: str, variant: str = "l
 
 
 def _is_linear(module: str) -> bool:
-    return module == "lm_head" or module.endswith("_proj")
+    return module == "lm_head" or module.endswith(("_proj", "_linear", ".w1", ".w2", ".w3"))

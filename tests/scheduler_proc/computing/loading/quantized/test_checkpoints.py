@@ -21,7 +21,7 @@ from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
-from tests.checkpoints import CONTEXT, VOCAB_SIZE, make_config
+from tests.checkpoints import CONTEXT, EVERY_ARCHITECTURE, VOCAB_SIZE, make_config
 from tests.kernels.c_library import built_library
 from tests.scheduler_proc.computing.drive import generate
 from tests.scheduler_proc.computing.loading.quantized.quantized_models import METHODS, build_quantized
@@ -30,6 +30,17 @@ CPU = Placement(torch.device("cpu"), torch.float32)
 Q_PROJ = "model.layers.1.self_attn.q_proj"
 UP_PROJ = "model.layers.1.mlp.up_proj"
 DOWN_PROJ = "model.layers.0.mlp.down_proj"
+ARCHITECTURES = [name for name in EVERY_ARCHITECTURE if name != "GPT2LMHeadModel"]
+WHOLE_GROUPS = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "shared_intermediate_size": 128,
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+    "head_dim": 32,
+    "num_hidden_layers": 3,
+}
+"""The inputs of each linear are whole groups of each method."""
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +93,20 @@ def test_weights_are_the_values(folders: tuple[Path, Path], method: str, caplog:
         assert torch.equal(loaded[name].stored, weight.stored), name
     assert f"{method}: 1{5 if method == 'awq' else 4} quantized weights are read" in caplog.text
     assert "tensors not used" not in caplog.text
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_weights_of_every_architecture_are_the_values(
+    folders: tuple[Path, Path], architecture: str, method: str
+) -> None:
+    """Fused linears, experts, and heads whose rows are loaded in another order."""
+    quantized, plain = folders
+    build_quantized(quantized, plain, method, EVERY_ARCHITECTURE[architecture][0], WHOLE_GROUPS)
+    loaded, expected = load(quantized), load(plain)
+    assert loaded.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert torch.equal(loaded[name].stored, weight.stored), name
 
 
 @pytest.mark.parametrize(("method", "dtype"), [*((method, "float32") for method in METHODS), ("fp8", "bfloat16")])

@@ -1,0 +1,290 @@
+"""config.json of popular checkpoints, as far as it decides what is computed, and facts about them to check against.
+
+Sizes are: hidden, MLP, layers, heads, key/value heads, vocabulary. A family adds its checkpoints to `REAL`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Fields = dict[str, Any]
+Sizes = tuple[int, int, int, int, int, int]
+SIZE_FIELDS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "vocab_size"),
+)
+
+
+@dataclass(frozen=True)
+class Real:
+    """A checkpoint with `billions` of parameters, as its card has them.
+
+    `windows`: the number of layers with each window, in the context of config.json. `num_unrotated`: layers without
+    positions.
+    """
+
+    billions: float
+    sizes: Sizes
+    fields: Fields
+    context: int
+    windows: dict[int, int] = field(default_factory=dict[int, int])
+    num_unrotated: int = 0
+
+    @property
+    def config(self) -> Fields:
+        named = dict(zip(SIZE_FIELDS, self.sizes, strict=True))
+        return named | {"max_position_embeddings": self.context} | self.fields
+
+
+def kinds(num_layers: int, period: int) -> list[str]:
+    return ["sliding_attention" if index % period else "full_attention" for index in range(1, num_layers + 1)]
+
+
+def of(architecture: str, **fields: Any) -> Fields:
+    return {"architectures": [f"{architecture}ForCausalLM"], "tie_word_embeddings": False, **fields}
+
+
+TIED: Fields = {"tie_word_embeddings": True}
+LLAMA3: Fields = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8192}
+GPT2: Fields = {"architectures": ["GPT2LMHeadModel"], "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
+LLAMA_3_1 = of("Llama", rope_theta=5e5, rope_scaling=LLAMA3 | {"factor": 8.0})
+LLAMA_3_2 = LLAMA_3_1 | TIED | {"rope_scaling": LLAMA3 | {"factor": 32.0}}
+MISTRAL = of("Mistral", rope_theta=1e6, sliding_window=None, head_dim=128)
+MINISTRAL_ROPE: Fields = {"rope_type": "yarn", "type": "yarn", "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0}
+MINISTRAL_ROPE |= {"original_max_position_embeddings": 16384, "mscale": 1.0, "mscale_all_dim": 1.0}
+MINISTRAL_ROPE |= {"llama_4_scaling_beta": 0.1, "rope_theta": 1e6}
+MINISTRAL = of("Ministral3", rope_parameters=MINISTRAL_ROPE, head_dim=128, sliding_window=None)
+UNUSED_WINDOW: Fields = {"use_sliding_window": False, "sliding_window": 32768}
+QWEN2 = of("Qwen2", rope_theta=1e6, max_window_layers=28, **UNUSED_WINDOW)
+QWEN3 = of("Qwen3", rope_theta=1e6, head_dim=128, attention_bias=False, use_sliding_window=False, sliding_window=None)
+DISTILLED = QWEN2 | {"rope_theta": 1e4, "sliding_window": 4096}
+QWEN2_MOE = of("Qwen2Moe", rope_theta=1e6, norm_topk_prob=False, decoder_sparse_step=1, max_window_layers=21)
+QWEN2_MOE |= UNUSED_WINDOW
+QWEN3_MOE = QWEN3 | of("Qwen3Moe", norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
+QWEN3_MOE |= {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+MIXTRAL = of("Mixtral", rope_theta=1e6, sliding_window=None, num_local_experts=8, num_experts_per_tok=2)
+GEMMA2 = of("Gemma2", head_dim=256, query_pre_attn_scalar=256, sliding_window=4096, **TIED) | {
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+GEMMA3 = of("Gemma3", head_dim=256, query_pre_attn_scalar=256, sliding_window=1024, **TIED) | {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "sliding_window_pattern": 6,
+}
+GEMMA3_LARGE = GEMMA3 | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+GEMMA4 = of("Gemma4", head_dim=256, sliding_window=512, final_logit_softcapping=30.0, **TIED)
+GEMMA4_LARGE = GEMMA4 | {"sliding_window": 1024, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0}
+GPT_OSS_ROPE: Fields = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+GPT_OSS_ROPE |= {"original_max_position_embeddings": 4096}
+GPT_OSS = of("GptOss", rope_theta=150000, rope_scaling=GPT_OSS_ROPE, head_dim=64, sliding_window=128)
+GPT_OSS |= {"num_experts_per_tok": 4, "attention_bias": True}
+LONGROPE: Fields = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.1] * 48}
+PHI3 = of("Phi3", original_max_position_embeddings=4096, rope_scaling=None, sliding_window=2047)
+PHI3_LONG = PHI3 | {"rope_scaling": LONGROPE, "sliding_window": 262144}
+OLMO2 = of("Olmo2", rope_theta=5e5, rms_norm_eps=1e-6)
+YARN_8K: Fields = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+OLMO3 = of(
+    "Olmo3", rope_theta=5e5, sliding_window=4096, rope_scaling=YARN_8K | {"attention_factor": 1.2079441541679836}
+)
+GRANITE3 = of("Granite", embedding_multiplier=12.0, residual_multiplier=0.22, rope_theta=1e7, **TIED) | {
+    "attention_multiplier": 0.015625,
+    "logits_scaling": 8.0,
+}
+GRANITE4 = GRANITE3 | of("GraniteMoeHybrid", num_local_experts=0, position_embedding_type="rope", **TIED)
+GLM4 = of("Glm4", head_dim=128, partial_rotary_factor=0.5, attention_bias=True, rms_norm_eps=1e-5)
+COHERE2 = of("Cohere2", rope_theta=5e4, sliding_window=4096, logit_scale=0.25, head_dim=128, **TIED)
+COHERE2 |= {"layer_switch": 4, "sliding_window_pattern": 4, "use_qk_norm": False}
+EXAONE4 = of("Exaone4", rope_theta=1e6, rope_scaling=LLAMA3 | {"factor": 16.0}, sliding_window=None)
+SMOLLM3 = of("SmolLM3", rope_theta=5e6, no_rope_layers=[1, 1, 1, 0] * 9, layer_types=kinds(36, 1), **TIED)
+
+REAL = {
+    "GPT-2": Real(0.1244, (768, 3072, 12, 12, 12, 50257), GPT2, 1024, num_unrotated=12),
+    "SmolLM2 135M": Real(0.1345, (576, 1536, 30, 9, 3, 49152), of("Llama", rope_theta=1e5, **TIED), 8192),
+    "SmolLM2 1.7B": Real(1.711, (2048, 8192, 24, 32, 32, 49152), of("Llama", rope_theta=130000, **TIED), 8192),
+    "Llama 3.2 1B": Real(1.236, (2048, 8192, 16, 32, 8, 128256), LLAMA_3_2 | {"head_dim": 64}, 131072),
+    "Llama 3.2 3B": Real(3.213, (3072, 8192, 28, 24, 8, 128256), LLAMA_3_2 | {"head_dim": 128}, 131072),
+    "Llama 3.1 8B": Real(8.030, (4096, 14336, 32, 32, 8, 128256), LLAMA_3_1, 131072),
+    "Llama 3.3 70B": Real(70.55, (8192, 28672, 80, 64, 8, 128256), LLAMA_3_1, 131072),
+    "R1 Distill Qwen 1.5B": Real(1.777, (1536, 8960, 28, 12, 2, 151936), DISTILLED, 131072),
+    "R1 Distill Qwen 7B": Real(7.616, (3584, 18944, 28, 28, 4, 152064), DISTILLED, 131072),
+    "R1 Distill Qwen 32B": Real(32.76, (5120, 27648, 64, 40, 8, 152064), DISTILLED | {"rope_theta": 1e6}, 131072),
+    "Mistral 7B v0.1": Real(
+        7.242, (4096, 14336, 32, 32, 8, 32000), MISTRAL | {"sliding_window": 4096, "rope_theta": 1e4}, 32768, {4096: 32}
+    ),
+    "Mistral 7B v0.3": Real(7.248, (4096, 14336, 32, 32, 8, 32768), MISTRAL, 32768),
+    "Mistral Nemo": Real(12.25, (5120, 14336, 40, 32, 8, 131072), MISTRAL, 131072),
+    "Mistral Small 3": Real(23.57, (5120, 32768, 40, 32, 8, 131072), MISTRAL | {"rope_theta": 1e8}, 32768),
+    "Ministral 3 3B": Real(3.43, (3072, 9216, 26, 32, 8, 131072), MINISTRAL | TIED, 262144),
+    "Ministral 3 8B": Real(8.49, (4096, 14336, 34, 32, 8, 131072), MINISTRAL, 262144),
+    "Ministral 3 14B": Real(13.51, (5120, 16384, 40, 32, 8, 131072), MINISTRAL, 262144),
+    "Mixtral 8x7B": Real(46.70, (4096, 14336, 32, 32, 8, 32000), MIXTRAL, 32768),
+    "Mixtral 8x22B": Real(140.6, (6144, 16384, 56, 48, 8, 32768), MIXTRAL, 65536),
+    "Qwen2.5 0.5B": Real(0.494, (896, 4864, 24, 14, 2, 151936), QWEN2 | TIED, 32768),
+    "Qwen2.5 7B": Real(7.616, (3584, 18944, 28, 28, 4, 152064), QWEN2, 32768),
+    "Qwen2.5 72B": Real(72.71, (8192, 29568, 80, 64, 8, 152064), QWEN2 | {"max_window_layers": 80}, 32768),
+    "Qwen1.5-MoE A2.7B": Real(
+        14.32,
+        (2048, 5632, 24, 16, 16, 151936),
+        QWEN2_MOE
+        | {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
+        | {"shared_expert_intermediate_size": 5632},
+        8192,
+    ),
+    "Qwen2 57B-A14B": Real(
+        57.41,
+        (3584, 18944, 28, 28, 4, 151936),
+        QWEN2_MOE
+        | {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 2560}
+        | {"shared_expert_intermediate_size": 20480},
+        32768,
+    ),
+    "Qwen3 0.6B": Real(0.596, (1024, 3072, 28, 16, 8, 151936), QWEN3 | TIED, 40960),
+    "Qwen3 4B": Real(4.022, (2560, 9728, 36, 32, 8, 151936), QWEN3 | TIED, 40960),
+    "Qwen3 8B": Real(8.191, (4096, 12288, 36, 32, 8, 151936), QWEN3, 40960),
+    "Qwen3 14B": Real(14.77, (5120, 17408, 40, 40, 8, 151936), QWEN3, 40960),
+    "Qwen3 32B": Real(32.76, (5120, 25600, 64, 64, 8, 151936), QWEN3, 40960),
+    "Qwen3 30B-A3B": Real(30.53, (2048, 6144, 48, 32, 4, 151936), QWEN3_MOE, 40960),
+    "Qwen3 30B-A3B 2507": Real(30.53, (2048, 6144, 48, 32, 4, 151936), QWEN3_MOE | {"rope_theta": 1e7}, 262144),
+    "Qwen3 Coder 30B-A3B": Real(30.53, (2048, 5472, 48, 32, 4, 151936), QWEN3_MOE | {"rope_theta": 1e7}, 262144),
+    "Qwen3 235B-A22B": Real(
+        235.1, (4096, 12288, 94, 64, 4, 151936), QWEN3_MOE | {"moe_intermediate_size": 1536}, 40960
+    ),
+    "Gemma 2 2B": Real(2.614, (2304, 9216, 26, 8, 4, 256000), GEMMA2, 8192, {4096: 13}),
+    "Gemma 2 9B": Real(9.242, (3584, 14336, 42, 16, 8, 256000), GEMMA2, 8192, {4096: 21}),
+    "Gemma 2 27B": Real(
+        27.23,
+        (4608, 36864, 46, 32, 16, 256000),
+        GEMMA2 | {"head_dim": 128, "query_pre_attn_scalar": 144},
+        8192,
+        {4096: 23},
+    ),
+    "Gemma 3 270M": Real(
+        0.268,
+        (640, 2048, 18, 4, 1, 262144),
+        GEMMA3 | {"sliding_window": 512, "layer_types": kinds(18, 6)},
+        32768,
+        {512: 15},
+    ),
+    "Gemma 3 1B": Real(1.0, (1152, 6912, 26, 4, 1, 262144), GEMMA3 | {"sliding_window": 512}, 32768, {512: 22}),
+    "Gemma 3 4B": Real(3.88, (2560, 10240, 34, 8, 4, 262208), GEMMA3_LARGE, 131072, {1024: 29}),
+    "Gemma 3 12B": Real(11.77, (3840, 15360, 48, 16, 8, 262208), GEMMA3_LARGE, 131072, {1024: 40}),
+    "Gemma 3 27B": Real(
+        27.01,
+        (5376, 21504, 62, 32, 16, 262208),
+        GEMMA3_LARGE | {"head_dim": 128, "query_pre_attn_scalar": 168},
+        131072,
+        {1024: 52},
+    ),
+    "Gemma 4 E2B": Real(
+        4.65,
+        (1536, 6144, 35, 8, 1, 262144),
+        GEMMA4 | {"layer_types": kinds(35, 5), "num_kv_shared_layers": 20, "use_double_wide_mlp": True},
+        131072,
+        {512: 28},
+    ),
+    "Gemma 4 E4B": Real(
+        7.52,
+        (2560, 10240, 42, 8, 2, 262144),
+        GEMMA4 | {"layer_types": kinds(42, 6), "num_kv_shared_layers": 18},
+        131072,
+        {512: 35},
+    ),
+    "Gemma 4 26B-A4B": Real(
+        25.2,
+        (2816, 2112, 30, 16, 8, 262144),
+        GEMMA4_LARGE
+        | {"layer_types": kinds(30, 6), "num_global_key_value_heads": 2, "enable_moe_block": True}
+        | {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
+        262144,
+        {1024: 25},
+    ),
+    "Gemma 4 31B": Real(
+        30.7,
+        (5376, 21504, 60, 32, 16, 262144),
+        GEMMA4_LARGE | {"layer_types": kinds(60, 6), "num_global_key_value_heads": 4},
+        262144,
+        {1024: 50},
+    ),
+    "gpt-oss 20B": Real(20.91, (2880, 2880, 24, 64, 8, 201088), GPT_OSS | {"num_local_experts": 32}, 131072, {128: 12}),
+    "gpt-oss 120B": Real(
+        116.8, (2880, 2880, 36, 64, 8, 201088), GPT_OSS | {"num_local_experts": 128}, 131072, {128: 18}
+    ),
+    "Phi-3-mini 4k": Real(3.821, (3072, 8192, 32, 32, 32, 32064), PHI3, 4096, {2047: 32}),
+    "Phi-3-mini 128k": Real(3.821, (3072, 8192, 32, 32, 32, 32064), PHI3_LONG, 131072),
+    "Phi-3.5-mini": Real(3.821, (3072, 8192, 32, 32, 32, 32064), PHI3_LONG, 131072),
+    "Phi-4": Real(
+        14.66, (5120, 17920, 40, 40, 10, 100352), PHI3 | {"sliding_window": None, "rope_theta": 250000}, 16384
+    ),
+    "Phi-4-mini": Real(
+        3.836, (3072, 8192, 32, 24, 8, 200064), PHI3_LONG | TIED | {"partial_rotary_factor": 0.75}, 131072
+    ),
+    "SmolLM3": Real(3.075, (2048, 11008, 36, 16, 4, 128256), SMOLLM3, 65536, num_unrotated=9),
+    "OLMo 2 1B": Real(1.485, (2048, 8192, 16, 16, 16, 100352), OLMO2, 4096),
+    "OLMo 2 7B": Real(7.299, (4096, 11008, 32, 32, 32, 100352), OLMO2, 4096),
+    "OLMo 2 13B": Real(13.72, (5120, 13824, 40, 40, 40, 100352), OLMO2, 4096),
+    "OLMo 2 32B": Real(32.23, (5120, 27648, 64, 40, 8, 100352), OLMO2, 4096),
+    "OLMo 3 7B": Real(
+        7.298, (4096, 11008, 32, 32, 32, 100278), OLMO3 | {"layer_types": kinds(32, 4)}, 65536, {4096: 24}
+    ),
+    "OLMo 3 32B": Real(
+        32.23, (5120, 27648, 64, 40, 8, 100278), OLMO3 | {"layer_types": kinds(64, 4)}, 65536, {4096: 48}
+    ),
+    "Granite 3.3 2B": Real(2.534, (2048, 8192, 40, 32, 8, 49159), GRANITE3, 131072),
+    "Granite 3.3 8B": Real(
+        8.171,
+        (4096, 12800, 40, 32, 8, 49159),
+        GRANITE3 | {"attention_multiplier": 0.0078125, "logits_scaling": 16.0},
+        131072,
+    ),
+    "Granite 4 micro": Real(
+        3.403,
+        (2560, 8192, 40, 40, 8, 100352),
+        GRANITE4 | {"layer_types": ["attention"] * 40, "shared_intermediate_size": 8192},
+        131072,
+    ),
+    "Granite 4 350M": Real(
+        0.352,
+        (1024, 2048, 28, 16, 4, 100352),
+        GRANITE4 | {"layer_types": ["attention"] * 28, "shared_intermediate_size": 2048},
+        32768,
+    ),
+    "Granite 4 1B": Real(
+        1.632,
+        (2048, 4096, 40, 16, 4, 100352),
+        GRANITE4 | {"layer_types": ["attention"] * 40, "shared_intermediate_size": 4096},
+        131072,
+    ),
+    "GLM-4 9B 0414": Real(9.400, (4096, 13696, 40, 32, 2, 151552), GLM4, 32768),
+    "GLM-Z1 9B 0414": Real(9.400, (4096, 13696, 40, 32, 2, 151552), GLM4, 32768),
+    "GLM-4 32B 0414": Real(32.57, (6144, 23040, 61, 48, 2, 151552), GLM4 | {"attention_bias": False}, 32768),
+    "Command R7B": Real(8.028, (4096, 14336, 32, 32, 8, 256000), COHERE2, 132096, {4096: 24}, num_unrotated=8),
+    "Command A": Real(111.1, (12288, 36864, 64, 96, 8, 256000), COHERE2, 131072, {4096: 48}, num_unrotated=16),
+    "EXAONE 4 1.2B": Real(
+        1.279,
+        (2048, 4096, 30, 32, 8, 102400),
+        EXAONE4 | TIED | {"head_dim": 64, "layer_types": kinds(30, 1)},
+        65536,
+    ),
+    "EXAONE 4 32B": Real(
+        32.00,
+        (5120, 27392, 64, 40, 8, 102400),
+        EXAONE4
+        | {"head_dim": 128, "layer_types": kinds(64, 4), "sliding_window": 4096, "sliding_window_pattern": "LLLG"},
+        131072,
+        {4096: 48},
+        num_unrotated=16,
+    ),
+}
+
+REFUSED: dict[str, tuple[Fields, str]] = {
+    "Granite 4 H": (GRANITE4 | {"layer_types": ["mamba"] * 4 + ["attention"]}, "layer_types is .*mamba"),
+    "Aya Expanse 8B": (of("Cohere"), "names CohereForCausalLM, which is not supported"),
+    "Gemma 2B": (of("Gemma"), "names GemmaForCausalLM, which is not supported"),
+    "Phi-3-small": (of("Phi3Small"), "names Phi3SmallForCausalLM, which is not supported"),
+    "Phi-3.5-MoE": (of("PhiMoE"), "names PhiMoEForCausalLM, which is not supported"),
+    "Qwen2-VL": ({"architectures": ["Qwen2VLForConditionalGeneration"]}, "a model of images and text.*not supported"),
+}
+"""Popular checkpoints that cannot be served, and the reason that is given."""

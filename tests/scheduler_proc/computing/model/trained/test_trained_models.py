@@ -1,0 +1,136 @@
+"""Small trained models: our perplexity of held-out text is transformers', and each mistake made on purpose shows in it.
+
+In a model of noise, a wrong expert or a window that is off by one changes no best token.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from messages.ring.requests import UserMsg
+from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.deciding_half import make_scheduler
+from tests.checkpoints import make_config
+from tests.scheduler_proc.clients import Inbox, user_msg
+from tests.scheduler_proc.computing.model.trained.train_models import CONTEXT, FOLDER, HELD_OUT_ROWS
+from tests.scheduler_proc.computing.reference import assert_greedy
+
+TOLERANCE = 1e-4
+"""The largest relative difference of the perplexity."""
+BFLOAT16_TOLERANCE = 5e-3
+STEP_TOKENS = 100
+"""Prompts are computed in chunks, of two prompts in some steps."""
+
+Weights = dict[str, Tensor]
+Mistake = Callable[[dict[str, Any], Weights], object]
+"""Changes the fields of config.json or the weights."""
+
+
+def swap_rows(weights: Weights, name: str) -> None:
+    weights[name][[0, 1]] = weights[name][[1, 0]]
+
+
+MISTAKES: dict[str, dict[str, Mistake]] = {
+    "qwen3_moe": {
+        "shares are not renormalized": lambda fields, weights: fields.update(norm_topk_prob=False),
+        "two experts are swapped": lambda fields, weights: swap_rows(weights, "model.layers.1.mlp.gate.weight"),
+        "one expert of each token": lambda fields, weights: fields.update(num_experts_per_tok=1),
+    },
+    "gemma3": {
+        "the window is one longer": lambda fields, weights: fields.update(sliding_window=33),
+        "the window is one shorter": lambda fields, weights: fields.update(sliding_window=31),
+        "one rope for all layers": lambda fields, weights: fields["rope_parameters"].update(
+            sliding_attention=fields["rope_parameters"]["full_attention"]
+        ),
+        "the global rope is not scaled": lambda fields, weights: fields["rope_parameters"]["full_attention"].update(
+            rope_type="default"
+        ),
+        "the layer of the whole context is another": lambda fields, weights: fields["layer_types"].insert(
+            0, fields["layer_types"].pop()
+        ),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def held_out() -> Tensor:
+    """Rows of tokens [rows, context]."""
+    ids = torch.tensor(list((FOLDER / "held_out.txt").read_bytes()))
+    assert len(ids) == HELD_OUT_ROWS * CONTEXT
+    return ids.view(-1, CONTEXT)
+
+
+def serve(path: Path, requests: Sequence[UserMsg], **flags: Any) -> Inbox:
+    """Returns what a scheduler and a runner make of the requests; prompts are computed in chunks."""
+    config = make_config(path, max_num_seqs=4, max_num_batched_tokens=STEP_TOKENS, **flags)
+    runner = load_runner(config, lambda text, fraction: None)
+    scheduler, inbox = make_scheduler(config, runner), Inbox()
+    for request in requests:
+        scheduler.receive(request)
+    while (batch := scheduler.schedule()) is not None:
+        scheduler.commit(runner.run(batch))
+        inbox.take(scheduler.pop_replies())
+    return inbox
+
+
+def our_perplexity(path: Path, held_out: Tensor, **flags: Any) -> float:
+    prompts = enumerate(held_out.tolist())
+    requests = [user_msg(uid, prompt, max_tokens=0, num_prompt_logprobs=0, echo=True) for uid, prompt in prompts]
+    logprobs = [logprob for own in serve(path, requests, **flags).prompt_logprobs.values() for _, logprob, _ in own]
+    assert len(logprobs) == HELD_OUT_ROWS * (CONTEXT - 1)
+    return math.exp(-sum(logprobs) / len(logprobs))
+
+
+class Trained:
+    """A model as transformers computes it in float32."""
+
+    def __init__(self, name: str, held_out: Tensor):
+        self.name, self.path = name, FOLDER / name
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32)
+        with torch.inference_mode():
+            logits_BLV = self.model(held_out).logits[:, :-1]
+        self.perplexity = cross_entropy(logits_BLV.flatten(0, 1), held_out[:, 1:].flatten()).exp().item()
+
+
+@pytest.fixture(scope="module", params=MISTAKES)
+def trained(request: pytest.FixtureRequest, held_out: Tensor) -> Trained:
+    return Trained(request.param, held_out)
+
+
+def test_perplexity_is_that_of_transformers(trained: Trained, held_out: Tensor) -> None:
+    assert trained.perplexity < 7, "the model has learned little: noise has 256"
+    assert our_perplexity(trained.path, held_out) == pytest.approx(trained.perplexity, rel=TOLERANCE)
+    in_bfloat16 = our_perplexity(trained.path, held_out, dtype="bfloat16")
+    assert in_bfloat16 == pytest.approx(trained.perplexity, rel=BFLOAT16_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("trained", "mistake"), [(name, mistake) for name in MISTAKES for mistake in MISTAKES[name]], indirect=["trained"]
+)
+def test_a_mistake_shows(trained: Trained, mistake: str, held_out: Tensor, tmp_path: Path) -> None:
+    """The perplexity of the model with the mistake differs by several times the tolerance: nearly always, it rises."""
+    fields = json.loads((trained.path / "config.json").read_text(encoding="utf-8"))
+    weights = load_file(trained.path / "model.safetensors")
+    MISTAKES[trained.name][mistake](fields, weights)
+    (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    save_file(weights, tmp_path / "model.safetensors")
+    change = our_perplexity(tmp_path, held_out) / trained.perplexity - 1
+    print(f"{mistake}: {change:+.2%}")
+    assert abs(change) > 5 * TOLERANCE
+
+
+def test_greedy_text_is_that_of_transformers(trained: Trained, held_out: Tensor) -> None:
+    """200 tokens after a prompt that is longer than the window."""
+    prompt = held_out[0, :120].tolist()
+    output = serve(trained.path, [user_msg(0, prompt, max_tokens=200)]).tokens[0, 0]
+    assert len(output) == 200
+    assert_greedy(trained.model, prompt, output, trained.name)

@@ -1,0 +1,153 @@
+"""Trains the small models of this folder with transformers, on the bytes of one text, and writes what the tests read.
+
+python -m tests.scheduler_proc.computing.model.trained.train_models TEXT [NAME ...]
+
+Some 10 minutes for each model on one thread. A token is a byte. The end of the text is held out: its first bytes are
+`held_out.txt`, on which perplexity is compared.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch.nn.functional import cross_entropy
+
+FOLDER = Path(__file__).parent
+CONTEXT = 512
+"""Tokens of a training row and of a held-out row."""
+HELD_OUT_ROWS = 8
+BATCH_ROWS = 8
+NUM_STEPS = 600
+PEAK_RATE = 3e-3
+WARMUP_STEPS = 50
+HELD_OUT_SHARE = 0.08
+"""Share of the text, its end, that is never trained on."""
+
+SHAPE = {
+    "vocab_size": 256,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+EXPERTS = {
+    "hidden_size": 96,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.01,
+}
+
+
+def qwen3_moe() -> transformers.PreTrainedConfig:
+    return transformers.Qwen3MoeConfig(
+        **SHAPE,
+        **EXPERTS,
+        num_hidden_layers=3,
+        num_experts=8,
+        moe_intermediate_size=64,
+        intermediate_size=64,
+        norm_topk_prob=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+
+
+def gemma3() -> transformers.PreTrainedConfig:
+    ropes = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    }
+    return transformers.Gemma3TextConfig(
+        **SHAPE,
+        hidden_size=128,
+        num_key_value_heads=1,
+        num_hidden_layers=6,
+        intermediate_size=192,
+        query_pre_attn_scalar=32,
+        sliding_window=32,
+        rope_parameters=ropes,
+    )
+
+
+def gpt_oss() -> transformers.PreTrainedConfig:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "truncate": False}
+    return transformers.GptOssConfig(
+        **SHAPE,
+        **EXPERTS,
+        num_hidden_layers=4,
+        num_local_experts=8,
+        intermediate_size=48,
+        sliding_window=32,
+        rope_parameters={**yarn, "rope_theta": 150_000.0, "beta_fast": 32.0, "beta_slow": 1.0},
+    )
+
+
+MODELS: Mapping[str, Callable[[], transformers.PreTrainedConfig]] = {
+    "qwen3_moe": qwen3_moe,
+    "gemma3": gemma3,
+    "gpt_oss": gpt_oss,
+}
+
+
+def learning_rate(step: int) -> float:
+    """Linear warm-up, then a cosine to 2 % of the peak."""
+    warm = min(1.0, (step + 1) / WARMUP_STEPS)
+    return PEAK_RATE * warm * (0.02 + 0.98 * (1 + np.cos(np.pi * step / NUM_STEPS)) / 2)
+
+
+@torch.no_grad()
+def held_out_nats(model: Any, held_out: np.ndarray) -> float:
+    """Mean cross entropy of the held-out rows, in nats per token."""
+    rows_BL = torch.from_numpy(held_out[: HELD_OUT_ROWS * CONTEXT].astype(np.int64)).view(-1, CONTEXT)
+    logits_BLV = model.eval()(input_ids=rows_BL).logits
+    return cross_entropy(logits_BLV[:, :-1].flatten(0, 1), rows_BL[:, 1:].flatten()).item()
+
+
+def train(name: str, text: np.ndarray) -> None:
+    """Trains one model and writes it to its folder in bfloat16."""
+    torch.manual_seed(1)
+    model: Any = transformers.AutoModelForCausalLM.from_config(
+        MODELS[name](), attn_implementation="eager", dtype=torch.float32
+    )
+    cut = int(len(text) * (1 - HELD_OUT_SHARE))
+    draws = np.random.default_rng(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.1, fused=True)
+    began_s = time.monotonic()
+    print(name, sum(p.numel() for p in model.parameters()), "parameters", flush=True)
+    for step in range(NUM_STEPS):
+        starts = draws.integers(cut - CONTEXT, size=BATCH_ROWS)
+        rows_BL = torch.from_numpy(np.stack([text[start : start + CONTEXT] for start in starts]).astype(np.int64))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step)
+        loss = model.train()(input_ids=rows_BL, labels=rows_BL).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 100 == 99 or step < 3:
+            nats = held_out_nats(model, text[cut:])
+            print(f"{step + 1}: {loss.item():.3f} held out {nats:.4f} {time.monotonic() - began_s:.0f} s", flush=True)
+    model.config.output_router_logits = False
+    model.to(torch.bfloat16).save_pretrained(FOLDER / name)
+    (FOLDER / name / "generation_config.json").unlink(missing_ok=True)
+
+
+def main(arguments: list[str]) -> None:
+    torch.set_num_threads(1)
+    text = np.frombuffer(Path(arguments[0]).read_bytes(), np.uint8)
+    cut = int(len(text) * (1 - HELD_OUT_SHARE))
+    (FOLDER / "held_out.txt").write_bytes(text[cut : cut + HELD_OUT_ROWS * CONTEXT].tobytes())
+    for name in arguments[1:] or MODELS:
+        train(name, text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,235 @@
+"""Window pages: what requests use, what stays cached, where a prefix hits; that none is lost, or read too late."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from messages.ring.cache import CacheExplained, ExplainCache
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.pages.window_pages import WindowPages
+from scheduler_proc.deciding.requests import Limits, PendingReq, State
+from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
+from tests.scheduler_proc.overlapped import OverlappedBench
+from tests.scheduler_proc.simulated_drafter import SimulatedDrafter
+from tests.scheduler_proc.soak import MAX_MODEL_LEN, Soak
+
+SIZE, WINDOW = 4, 8
+IDS = [token % VOCAB_SIZE for token in range(200)]
+LIMITS = Limits(200, VOCAB_SIZE, ())
+
+
+def make_cache(num_window_pages: int, num_pages: int = 100, window: int = WINDOW) -> BlockAllocator:
+    return BlockAllocator(num_pages, SIZE, windows=WindowPages(window, num_window_pages, SIZE))
+
+
+def start(cache: BlockAllocator, uid: int, ids: list[int]) -> Req:
+    pending = PendingReq(user_msg(uid, ids), LIMITS, 1)
+    req = cache.open(pending)
+    pending.state = State.PREFILL
+    cache.find_prefix(req)
+    return req
+
+
+def compute(cache: BlockAllocator, req: Req, num_tokens: int) -> bool:
+    if not cache.grow(req, num_tokens):
+        return False
+    req.num_computed_tokens = num_tokens
+    cache.share(req)
+    cache.check([req])
+    return True
+
+
+def run(cache: BlockAllocator, uid: int, ids: list[int], chunk: int = 16) -> int:
+    """Computes a prompt in chunks and ends; returns how many of its tokens were cached."""
+    req = start(cache, uid, ids)
+    num_cached = req.num_computed_tokens
+    for end in (*range(num_cached + chunk, len(ids), chunk), len(ids)):
+        assert compute(cache, req, end)
+    cache.close(req)
+    cache.check([])
+    return num_cached
+
+
+def test_a_long_prompt_uses_few_window_pages_at_a_time():
+    cache = make_cache(num_window_pages=7)
+    req = start(cache, 1, IDS)
+    for end in range(16, 201, 16):
+        assert compute(cache, req, end)
+        assert len(req.pages) - req.window_start <= 7
+    assert cache.windows is not None
+    assert cache.num_available == 100 - len(req.pages)
+    assert cache.windows.gauges()["window_pages_in_use"] <= 7
+    cache.close(req)
+    assert cache.windows.num_available == 7
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 5, 8, 13])
+def test_a_prefix_hits_at_every_page_boundary_while_all_is_cached(window):
+    cache = make_cache(100, window=window)
+    assert run(cache, 1, IDS) == 0
+    for num_same in range(1, 60):
+        other = (IDS[num_same] + 1) % VOCAB_SIZE
+        assert run(cache, 2, [*IDS[:num_same], other, other]) == num_same // SIZE * SIZE
+
+
+def test_the_ends_of_requests_and_prompts_outlive_what_prompts_passed():
+    cache = make_cache(12)
+    first, second = IDS[:60], IDS[60:0:-1]
+    run(cache, 1, first)
+    run(cache, 2, second)  # 15 pages pass through 12 window pages
+    assert run(cache, 3, [*first, 1, 1]) == 60
+    assert run(cache, 4, [*second, 1, 1]) == 60
+    assert run(cache, 5, [*first[:30], 2, 2]) == 0, "the middle of a prompt goes first"
+
+
+def test_what_is_missing_is_computed_and_fills_the_hole():
+    cache = make_cache(7)
+    run(cache, 1, IDS[:60])
+    assert run(cache, 2, [*IDS[:30], 2, 2]) == 0
+    assert cache.num_cached == 15 + 1, "the pages themselves were cached"
+    assert run(cache, 3, [*IDS[:30], 3, 3]) == 28, "where two prompts parted is a likely place"
+
+
+def test_explain_says_that_window_pages_are_missing():
+    cache = make_cache(7)
+    run(cache, 1, IDS[:60])
+    answer = cache.answer(ExplainCache(7, user_msg(7, IDS[:30]).input_ids))
+    assert isinstance(answer, CacheExplained)
+    assert (answer.num_hit_tokens, answer.ended_by, answer.sources) == (0, "window_evicted", ())
+    answer = cache.answer(ExplainCache(7, user_msg(7, IDS[:61]).input_ids))
+    assert isinstance(answer, CacheExplained)
+    assert (answer.num_hit_tokens, answer.ended_by) == (60, "page_not_full")
+
+
+def test_a_prompt_that_does_not_fit_gets_nothing():
+    cache = make_cache(5)
+    req = start(cache, 1, IDS)
+    assert compute(cache, req, 20)
+    other = start(cache, 2, IDS[1:])
+    assert not cache.grow(other, 16), "2 window pages of 5 are in use"
+    assert cache.grow(other, 12)
+    cache.check([req, other])
+
+
+def test_requests_with_the_same_output_share_pages_but_not_what_each_has_passed():
+    """Their pages are cached when they end; the second finds those of the first, some without a window page."""
+    cache = make_cache(30)
+    reqs = [start(cache, uid, IDS[:10]) for uid in (1, 2)]
+    for req in reqs:
+        assert cache.grow(req, 10)
+        req.num_computed_tokens = 10
+        cache.share(req)
+        req.pending.state = State.DECODE
+    for token in IDS[10:50]:
+        for req in reqs:
+            req.token_ids.append(token)
+            assert cache.grow(req, len(req.token_ids))
+        cache.check(reqs)
+    for req in reqs:
+        cache.close(req)
+    cache.check([])
+    assert cache.num_cached == 12
+    assert run(cache, 3, [*IDS[:48], 1]) == 48
+
+
+def windows_for(seed: int, page_size: int, max_num_batched_tokens: int, num_pages: int) -> tuple[int, int]:
+    """Returns a window, and enough window pages for one request, now and then for more."""
+    chance = random.Random(seed)
+    window = chance.choice((1, 5, 8, 16, 23))
+    least = 1 + -(-(window - 1) // page_size) + -(-max_num_batched_tokens // page_size)
+    return window, min(num_pages, least + chance.choice((0, 0, 3, 10)))
+
+
+SHAPES = {
+    "seed": st.integers(0, 2**32),
+    "page_size": st.sampled_from([1, 4, 16]),
+    "num_spare": st.integers(0, 12),
+    "max_num_seqs": st.sampled_from([1, 3, 8, 32]),
+    "max_num_batched_tokens": st.sampled_from([1, 7, 32, 256]),
+}
+
+
+@given(**SHAPES, is_sharing=st.booleans(), max_drafts=st.integers(0, 4), withholds=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_every_slot_that_is_read_was_written_by_the_right_token(
+    seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, is_sharing, max_drafts, withholds
+):
+    num_pages = MAX_MODEL_LEN // page_size + num_spare
+    chance = random.Random(seed)
+    bench = Bench(
+        num_pages,
+        page_size,
+        MAX_MODEL_LEN,
+        max_num_seqs,
+        max_num_batched_tokens,
+        is_sharing,
+        drafter=SimulatedDrafter(chance, VOCAB_SIZE, max_drafts, 0.3) if max_drafts else None,
+        windows=windows_for(seed, page_size, max_num_batched_tokens, num_pages),
+    )
+    bench.runner.withholds = chance if withholds and max_drafts else None
+    soak = Soak(seed, 12, bench)
+    soak.run()
+    soak.check()
+    assert bench.gauge("window_pages_in_use") == 0
+
+
+@given(**SHAPES, is_faulty=st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_the_same_holds_with_a_step_in_flight(
+    seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, is_faulty
+):
+    num_pages = MAX_MODEL_LEN // page_size + num_spare
+    windows = windows_for(seed, page_size, max_num_batched_tokens, num_pages)
+    bench = OverlappedBench(
+        num_pages=num_pages,
+        page_size=page_size,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        windows=windows,
+    )
+    if is_faulty:
+        bench.runner.poison, bench.runner.nan = {41}, {42}
+    soak = Soak(seed, 12, bench, rich_share=0.1)
+    soak.run()
+    soak.check()
+
+
+@pytest.mark.timeout(300)
+def test_hundreds_of_mixed_requests_lose_nothing():
+    bench = Bench(60, 4, MAX_MODEL_LEN, max_num_batched_tokens=48, windows=(9, 30))
+    soak = Soak(20, 500, bench)
+    soak.run()
+    soak.check()
+    assert bench.gauge("preemptions") > 0
+    assert bench.gauge("prefix_hit_tokens") > 170
+    assert bench.gauge("window_pages_evicted") > 100
+
+
+@pytest.mark.parametrize(("num_global", "num_windowed", "window"), [(4, 22, 512), (5, 29, 1024)])
+def test_a_context_of_32_k_tokens_takes_less_than_a_third(num_global, num_windowed, window):
+    """The shapes of Gemma 3 1B and 4B, chunks of 2,048 tokens, then 1,024 tokens one by one: pages at the peak."""
+    windows = WindowPages(window, 400, 16)
+    cache = BlockAllocator(2048, 16, windows=windows)
+    pending = PendingReq(user_msg(1, [1] * 31_744, 1024), Limits(32_768, VOCAB_SIZE, ()), 1)
+    req = cache.open(pending)
+    pending.state = State.PREFILL
+    peak = 0
+    for end in (*range(2048, 31_744, 2048), 31_744):
+        assert cache.grow(req, end)
+        peak = max(peak, len(req.pages) - req.window_start)
+        req.num_computed_tokens = end
+        cache.share(req)
+    pending.state = State.DECODE
+    for _ in range(1024):
+        req.token_ids.append(1)
+        assert cache.grow(req, len(req.token_ids))
+        assert len(req.pages) - req.window_start <= windows.num_steady
+    cache.check([req])
+    assert len(req.pages) == 2048
+    assert peak == windows.num_steady + 128 - 1
+    share = (num_global * 2048 + num_windowed * peak) / (2048 * (num_global + num_windowed))
+    assert share < 0.24

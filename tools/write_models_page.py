@@ -1,0 +1,80 @@
+"""Writes the table of docs/use/models.md: each architecture with what the tests compare, from their own tables.
+
+python -m tools.write_models_page
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from runtime.gguf.gguf_file import read_gguf
+from scheduler_proc.computing.model.families.registry import FAMILIES
+from tests.checkpoints import EVERY_ARCHITECTURE
+from tests.scheduler_proc.computing.backends.cuda.test_triton_decoding import OPERATIONS
+from tests.scheduler_proc.computing.loading import converted_models
+from tests.scheduler_proc.computing.loading.quantized.test_checkpoints import ARCHITECTURES as QUANTIZED
+from tests.scheduler_proc.computing.model.families.real_configs import REAL
+from tests.scheduler_proc.computing.model.trained.train_models import FOLDER as TRAINED
+from tests.scheduler_proc.computing.test_ranks import DIVIDED
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "use" / "models.md"
+GOLDEN = ROOT / "tests" / "runtime" / "gguf" / "golden"
+BEGIN = "<!-- Begin of the table that `python -m tools.write_models_page` writes: do not edit it. -->\n"
+END = "<!-- End of the table. -->\n"
+HEAD = """| architecture | checkpoints | bf16, fp32 | GGUF | quantized | ranks | GPU |
+|---|---|---|---|---|---|---|
+"""
+ARCHITECTURE_OF = {variant: name for name, variants in EVERY_ARCHITECTURE.items() for variant in variants}
+
+
+def make_page() -> str:
+    """Returns the page as it is, with a new table."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    return before + BEGIN + make_table() + END + rest.split(END)[1]
+
+
+def make_table() -> str:
+    """Returns a row for each architecture of the registry."""
+    trained = _architectures_in((*ROOT.glob("assets/*/config.json"), *TRAINED.glob("*/config.json")))
+    on_gpu = {ARCHITECTURE_OF[variant] for variant in OPERATIONS}
+    in_gguf = _gguf_checks()
+    rows = ""
+    for architecture in (name for family in FAMILIES for name in family.architectures):
+        cells = (
+            f"`{architecture}`",
+            ", ".join(name for name, real in REAL.items() if architecture in real.config["architectures"]),
+            "tokens, text" if architecture in trained else "tokens",
+            in_gguf.get(architecture, "—"),
+            "weights" if architecture in QUANTIZED else "—",
+            ", ".join(sorted({str(ranks) for variant, _, ranks, _ in DIVIDED if _is(variant, architecture)})) or "—",
+            "interpreter" if architecture in on_gpu else "—",
+        )
+        rows += f"| {' | '.join(cells)} |\n"
+    return HEAD + rows
+
+
+def _is(variant: str, architecture: str) -> bool:
+    return variant in EVERY_ARCHITECTURE[architecture]
+
+
+def _architectures_in(files: Iterable[Path]) -> set[str]:
+    return {name for file in files for name in json.loads(file.read_text(encoding="utf-8"))["architectures"]}
+
+
+def _gguf_checks() -> dict[str, str]:
+    """By architecture of config.json: that of GGUF, and whether logits are compared or only tensors."""
+    found: dict[str, str] = {}
+    for stem, model in json.loads((GOLDEN / "models.json").read_text(encoding="utf-8")).items():
+        found |= dict.fromkeys(model["config"]["architectures"], f"`{_gguf_name(GOLDEN, stem)}`: tensors")
+    for stem, (variant, _) in converted_models.MODELS.items():
+        found[ARCHITECTURE_OF[variant]] = f"`{_gguf_name(converted_models.FOLDER, stem)}`: logits"
+    return found
+
+
+def _gguf_name(folder: Path, stem: str) -> object:
+    return read_gguf(folder / f"{stem}.gguf").metadata["general.architecture"]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(make_page(), encoding="utf-8")
