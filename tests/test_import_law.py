@@ -53,6 +53,7 @@ RULES = {
     "runtime/grammars.py": rule("runtime messages", "msgspec llguidance"),
     "tokenizer_proc/grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/marked_text.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
+    "tokenizer_proc/tagged_arguments.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/thoughts.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/structural_tags.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "kernels": rule("kernels", "torch triton numpy"),
@@ -175,7 +176,7 @@ LAYERS = {
         "tokenizer_proc/grammar_child.py tokenizer_proc/template_child.py",
         "tokenizer_proc/grammars.py tokenizer_proc/chat.py tokenizer_proc/child_process.py "
         "tokenizer_proc/parameter_texts.py",
-        "tokenizer_proc/thoughts.py tokenizer_proc/encoding.py "
+        "tokenizer_proc/thoughts.py tokenizer_proc/encoding.py tokenizer_proc/tagged_arguments.py "
         "tokenizer_proc/message_forms.py tokenizer_proc/template_sandbox.py",
         "tokenizer_proc/marked_text.py",
         "tokenizer_proc/structural_tags.py",

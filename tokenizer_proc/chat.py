@@ -11,11 +11,13 @@ from jinja2.meta import find_undeclared_variables
 from messages.errors import RequestError, bad_request
 from messages.ring.requests import THINKING_SWITCHES, ChatPrompt
 from runtime.chat_files import DEFAULT, ChatFiles
-from tokenizer_proc.message_forms import Message, MessageForms, with_empty_fields
+from tokenizer_proc.message_forms import Message, MessageForms, functions_of, with_empty_fields
 from tokenizer_proc.template_sandbox import TemplateSandbox
 from tokenizer_proc.thoughts import close_thought
 
 TOOL_USE = "tool_use"
+XML_TOOLS = "xml_tools"
+"""SmolLM3's name for `tools`."""
 END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 """Appended to the message to continue during rendering; the space shows whether the template trims."""
 
@@ -34,12 +36,16 @@ class CompiledTemplate:
         self._template: Template = sandbox.from_string(source)
         self._special_tokens = special_tokens
         self.forms = MessageForms(lambda messages, tools: self.render(messages, {"tools": tools}))
-        self.has_switch = bool(find_undeclared_variables(sandbox.parse(source)).intersection(THINKING_SWITCHES))
+        names = find_undeclared_variables(sandbox.parse(source))
+        self.has_switch = not names.isdisjoint(THINKING_SWITCHES)
         """The template has a variable that switches reasoning off."""
+        self._reads_xml_tools = XML_TOOLS in names and "tools" not in names
 
     def render(self, messages: list[Message], variables: dict[str, Any]) -> str:
         """Returns the text. Raises `TemplateError` or any other exception of the template."""
         given = {**self._special_tokens, "tools": None, "documents": None, "add_generation_prompt": False, **variables}
+        if self._reads_xml_tools and isinstance(given["tools"], list) and given["tools"]:
+            given = {XML_TOOLS: functions_of(given["tools"]), **given}  # pyright: ignore[reportUnknownArgumentType]
         return self._template.render({**given, "messages": messages})
 
 

@@ -32,7 +32,7 @@ def call_grammar(text: str, tokenizer: "LLTokenizer", options: dict[str, Any] | 
     """
     asked = msgspec.json.decode(text, type=CallGrammar)
     numbers = range(len(asked.calls))
-    more = f" ({json.dumps(asked.separator)} call)*" if asked.separator else ""
+    more = "" if asked.separator is None else f" ({json.dumps(asked.separator)} call)*"
     rules = [f"start: call{more}", "call: " + " | ".join(f"call_{number}" for number in numbers)]
     for number, (begin, schema, end) in zip(numbers, asked.calls, strict=True):
         if schema is None:

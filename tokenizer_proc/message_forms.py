@@ -217,12 +217,16 @@ def _with_text_of_user(text: str, messages: list[Message]) -> list[Message] | No
 
 def _with_tools_in_system(tools: list[Any], messages: list[Message]) -> list[Message]:
     """Adds the tools to the first system message, or to one with the words of Phi-4-mini's documentation."""
-    functions = [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in tools]  # pyright: ignore
-    text = json.dumps(functions, ensure_ascii=False)
+    text = json.dumps(functions_of(tools), ensure_ascii=False)
     if messages and messages[0]["role"] == "system":
         return [messages[0] | {"tools": text}, *messages[1:]]
     system = {"role": "system", "content": "You are a helpful assistant with some tools.", "tools": text}
     return [system, *messages]
+
+
+def functions_of(tools: list[Any]) -> list[Any]:
+    """Returns the functions of tools, as templates want them that have no variable `tools`."""
+    return [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in tools]  # pyright: ignore
 
 
 EMPTY_FIELDS: dict[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}

@@ -61,7 +61,8 @@ def _tagged(sample: str, *found_by: str, value: str = VALUE) -> MarkedFormat:
         "transform": NAMED_CALL,
     }
     tag = None if "{any}" in argument else (before, behind)
-    forced = CallSyntax(group + begin, end + group_end, is_json=False, tag=tag)
+    separator = None if group else "\n"
+    forced = CallSyntax(group + begin, end + group_end, separator=separator, is_json=False, tag=tag)
     rest = f"{_pattern(group_end)}|{END_MARKS}" if group_end else END_MARKS
     return _calls(field, found_by=(found_by,), forced=forced, rest=rest)
 
@@ -80,7 +81,7 @@ def _dictionary(begin: str, quote: str, end: str, rest: str = END_MARKS) -> Mark
         **_json(rf"{regex.escape(begin)}call:{NAME}\s{{0,4}}(?=\{{)", regex.escape(end), NAMED_CALL),
         "content_args": {"unquoted_keys": True, "string_delims": [[quote, quote]]},
     }
-    forced = CallSyntax(f"{begin}call:{{name}}", end, is_json=False)
+    forced = CallSyntax(f"{begin}call:{{name}}", end, separator="", is_json=False)
     return _calls(field, found_by=((begin, "call:"),), forced=forced, rest=rest)
 
 
@@ -92,7 +93,9 @@ def _pythonic(begin: str, end: str, *found_by: tuple[str, ...]) -> MarkedFormat:
 
 
 FUNCTOOLS = {**_json(r"\s{0,8}functools\s{0,4}(?=\[\s{0,8}\{)", ""), "starts_content": True}
-GEMMA_REST = r"<channel\|>|<turn\|>|<\|tool_response>|<eos>"
+GEMMA_REST = r"<channel\|>|(?:<turn\|>|<\|tool_response>|<eos>)\s{0,8}\Z"
+GRANITE_REST = r"(?<=</think>\s{0,8})<response>|</response>\s{0,8}\Z"
+APRIEL_REST = r"\[END FINAL RESPONSE\]\s{0,8}\Z"
 COHERE_REST = r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>"
 DEEPSEEK_CALL, DEEPSEEK_END = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 KIMI_CALL = "<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>"
@@ -134,7 +137,7 @@ FAMILY_TOOL_FORMATS: dict[str, MarkedFormat] = {
         forced_by={
             "```json": CallSyntax(DEEPSEEK_CALL + "function<｜tool▁sep｜>{name}\n```json\n", "\n```" + DEEPSEEK_END)
         },
-        rest="<｜tool▁calls▁end｜>|<｜end▁of▁sentence｜>",
+        rest=r"<｜tool▁calls▁end｜>|<｜end▁of▁sentence｜>\s{0,8}\Z",
     ),
     "kimi_k2": _calls(
         _json(
@@ -151,10 +154,10 @@ FAMILY_TOOL_FORMATS: dict[str, MarkedFormat] = {
         *("<|START_ACTION|>", "<|END_ACTION|>", COHERE_REST), name_key="tool_name", arguments_key="parameters"
     ),
     "apertus": _listed("<|tools_prefix|>", "<|tools_suffix|>", name_key=None),
-    "minimax": _listed("<tool_calls>", "</tool_calls>", rf"\[END FINAL RESPONSE\]|{END_MARKS}"),
+    "minimax": _listed("<tool_calls>", "</tool_calls>", f"{APRIEL_REST}|{END_MARKS}"),
     "nemotron_json": _listed("<TOOLCALL>", "</TOOLCALL>"),
     "granite": _listed(
-        *("<|tool_call|>", "", f"</?response>|{END_MARKS}"),
+        *("<|tool_call|>", "", f"{GRANITE_REST}|{END_MARKS}"),
         *(_json(rf"<tool_call>{LINES}(?=[\[{{])", "</tool_call>"), BARE_CALL),
     ),
     "phi4_mini_json": _listed("<|tool_call|>", "<|/tool_call|>", END_MARKS, FUNCTOOLS, BARE_CALL)._replace(
@@ -164,7 +167,7 @@ FAMILY_TOOL_FORMATS: dict[str, MarkedFormat] = {
     "functionary": _calls(
         _json(rf"<function={NAME}>{LINES}(?=\{{)", "</function>", NAMED_CALL),
         found_by=(("<function=", "<|eom_id|>"),),
-        forced=CallSyntax("<function={name}>", "</function>"),
+        forced=CallSyntax("<function={name}>", "</function>", separator=""),
     ),
     "olmo3": _pythonic("<function_calls>", "</function_calls>"),
     "lfm2": _pythonic(*("<|tool_call_start|>[", "]<|tool_call_end|>"), ("<|tool_list_start|>",), ("List of tools: [",)),
@@ -191,7 +194,7 @@ FAMILY_REASONING_FORMATS: dict[str, MarkedFormat] = {
     "apriel": MarkedFormat(
         (_first("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),),
         found_by=(("[BEGIN FINAL RESPONSE]",),),
-        content_close={"close_pattern": r"\[END FINAL RESPONSE\]"},
+        content_close={"close_pattern": APRIEL_REST},
         thought=Thought("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     ),
     "granite": MarkedFormat(
@@ -200,7 +203,7 @@ FAMILY_REASONING_FORMATS: dict[str, MarkedFormat] = {
             _first("Here(?: i|')s my thought process:", "Here is my response:", "Here's my response:"),
         ),
         found_by=(("<think></think>", "<response></response>"), ("Here is my thought process:",)),
-        content_close={"close_pattern": "</?response>"},
+        content_close={"close_pattern": GRANITE_REST},
         thought=Thought("<think>", "</think>"),
     ),
 }

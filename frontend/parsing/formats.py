@@ -64,7 +64,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         content_close={"close_pattern": END_MARKS},
         has_short_ids=True,
         forced=CallSyntax("[TOOL_CALLS]", is_list=True),
-        forced_by={"[ARGS]": CallSyntax("[TOOL_CALLS]{name}[ARGS]")},
+        forced_by={"[ARGS]": CallSyntax("[TOOL_CALLS]{name}[ARGS]", separator="")},
     ),
     "pythonic": MarkedFormat(
         (

@@ -38,8 +38,8 @@ class CallSyntax(NamedTuple):
     name_key: str | None = "name"
     """`None`: the only key of a call is the tool's name, and its value the arguments."""
     arguments_key: str = "arguments"
-    separator: str = ""
-    """Text between calls. Without it, and if calls are not a list, only one call is possible."""
+    separator: str | None = None
+    """Text between calls. With `None`, and if calls are not a list, only one call is possible."""
     is_json: bool = True
     """False for arguments in another format: without a `tag`, a call can be allowed but not forced."""
     tag: tuple[str, str] | None = None

@@ -38,7 +38,8 @@ class PlainWeight:
 
     def set_rows(self, first_row: int, rows: Rows) -> None:
         assert isinstance(rows, Tensor)
-        self.stored[first_row : first_row + len(rows)].copy_(rows)
+        target = self.stored[first_row : first_row + len(rows)]
+        target.copy_(rows.reshape(target.shape))
 
     def finish(self, largest_O: Tensor | None = None) -> "PlainWeight":
         assert largest_O is None

@@ -56,14 +56,14 @@ class ThoughtLimit(msgspec.Struct, frozen=True, array_like=True):
 class CallGrammar(msgspec.Struct, frozen=True):
     """The tool calls that an answer must consist of. It begins with one of `calls`: (begin, JSON schema, end).
 
-    A schema of `None` allows any text. If `separator` is set, more calls may follow, each after a separator. `names`
-    are the tools: either each has its own entry in `calls`, with the schema of its parameters, or all share one entry
-    whose schema has an alternative per tool. `tag`: the texts around the value of each argument, whose name replaces
-    `{key}`; `None` if the arguments of a call are one JSON object.
+    A schema of `None` allows any text. With a `separator`, more calls may follow, each after one. `names` are the
+    tools: either each has its own entry in `calls`, with the schema of its parameters, or all share one entry whose
+    schema has an alternative per tool. `tag`: the texts around the value of each argument, whose name replaces `{key}`;
+    `None` if the arguments of a call are one JSON object.
     """
 
     calls: tuple[tuple[str, dict[str, Any] | None, str], ...]
-    separator: str = ""
+    separator: str | None = None
     names: tuple[str, ...] = ()
     tag: tuple[str, str] | None = None
 

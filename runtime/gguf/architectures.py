@@ -17,13 +17,36 @@ from runtime.gguf.configs import (
     ModelFields,
     dense_llama_config,
     gpt2_config,
+)
+from runtime.gguf.expert_configs import (
+    ernie4_5_moe_config,
+    glm4_moe_config,
+    granite_moe_config,
     mixtral_config,
+    olmoe_config,
     qwen2_moe_config,
     qwen3_moe_config,
 )
 from runtime.gguf.gemma4_config import gemma4_config
 from runtime.gguf.gguf_file import GgufFile
 from runtime.gguf.header import GgufTensor
+from runtime.gguf.layer_names import (
+    ERNIE_CORRECTION,
+    FUSED_MLP,
+    GEMMA4_LAYER,
+    GPT_OSS_LAYER,
+    LLAMA_ATTENTION,
+    LLAMA_MLP,
+    LLAMA_MODEL,
+    MIXTRAL_EXPERTS,
+    NORMS_AFTER,
+    PROJECTIONS,
+    QWEN2_EXPERTS,
+    QWEN3_EXPERTS,
+    QWEN3_NORMS,
+    SHARED_EXPERTS,
+    SHARED_GATE,
+)
 from runtime.gguf.llama_configs import (
     glm4_config,
     granite_config,
@@ -66,63 +89,8 @@ class HfTensor:
     is_one_more: bool = False
 
 
-LLAMA_MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-PROJECTIONS = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-}
-LLAMA_ATTENTION = PROJECTIONS | {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-LLAMA_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
-QWEN3_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-NORMS_AFTER = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-QWEN3_EXPERTS = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
-SHARED_GATE = "ffn_gate_inp_shexp"
-"""A linear with one output, which the file has as a vector."""
-
-QWEN2_EXPERTS = QWEN3_EXPERTS | {
-    SHARED_GATE: "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-GPT_OSS_LAYER = PROJECTIONS | {
-    "attn_norm": "input_layernorm",
-    "attn_sinks": "self_attn.sinks",
-    "post_attention_norm": "post_attention_layernorm",
-    **QWEN3_EXPERTS,
-    "ffn_gate_inp": "mlp.router",
-}
-MIXTRAL_EXPERTS = {
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-}
-GEMMA4_LAYER = {
-    "layer_output_scale.weight": "layer_scalar",
-    "inp_gate": "per_layer_input_gate",
-    "proj": "per_layer_projection",
-    "post_norm": "post_per_layer_input_norm",
-    "ffn_gate_inp": "router.proj",
-    "ffn_gate_inp.scale": "router.scale",
-    "ffn_down_exps.scale": "router.per_expert_scale",
-    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
-    "ffn_down_exps.weight": "experts.down_proj",
-    "post_ffw_norm_1": "post_feedforward_layernorm_1",
-    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-    "post_ffw_norm_2": "post_feedforward_layernorm_2",
-}
+EXPERT_COUNTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
+"""Fields of config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +151,46 @@ OLMO2 = replace(
     config=olmo_config,
     layer_names=PROJECTIONS | QWEN3_NORMS | NORMS_AFTER | LLAMA_MLP,
 )
+GLM4_MOE = replace(
+    QWEN3,
+    hf_name="Glm4MoeForCausalLM",
+    model_type="glm4_moe",
+    config=glm4_moe_config,
+    layer_names={
+        **LLAMA_ATTENTION,
+        "post_attention_norm": "post_attention_layernorm",
+        **QWEN3_NORMS,
+        **LLAMA_MLP,
+        **SHARED_EXPERTS,
+    },
+)
 ARCHITECTURES = {
     "llama": LLAMA,
+    "glm4moe": GLM4_MOE,
+    "dots1": replace(GLM4_MOE, hf_name="Dots1ForCausalLM", model_type="dots1"),
+    "ernie4_5-moe": replace(
+        QWEN2,
+        hf_name="Ernie4_5_MoeForCausalLM",
+        model_type="ernie4_5_moe",
+        config=ernie4_5_moe_config,
+        layer_names=LLAMA_ATTENTION | LLAMA_MLP | SHARED_EXPERTS | {"exp_probs_b.bias": ERNIE_CORRECTION},
+    ),
+    "granitemoe": replace(
+        LLAMA,
+        hf_name="GraniteMoeForCausalLM",
+        model_type="granitemoe",
+        config=granite_moe_config,
+        layer_names=LLAMA_ATTENTION
+        | {name: theirs.replace("mlp.", "block_sparse_moe.") for name, theirs in QWEN3_EXPERTS.items()}
+        | {"ffn_gate_inp": "block_sparse_moe.router.layer"},
+    ),
+    "olmoe": replace(
+        QWEN3,
+        hf_name="OlmoeForCausalLM",
+        model_type="olmoe",
+        config=olmoe_config,
+        layer_names=LLAMA_ATTENTION | QWEN3_NORMS | QWEN3_EXPERTS,
+    ),
     "smollm3": replace(LLAMA, hf_name="SmolLM3ForCausalLM", model_type="smollm3", config=smollm3_config),
     "granite": replace(LLAMA, hf_name="GraniteForCausalLM", model_type="granite", config=granite_config),
     "mistral3": replace(LLAMA, hf_name="Ministral3ForCausalLM", model_type="ministral3", config=mistral3_config),
@@ -322,12 +328,14 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
     for tensor in file.tensors.values():
         if tensor.name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
             continue
+        if "nextn" in tensor.name or _is_beyond(tensor, config):
+            continue
         name, hf_name = _find_name(architecture, tensor)
         if "{}" in hf_name:
-            experts = _split_experts(tensor, config.get("num_experts") or config["num_local_experts"])
+            experts = _split_experts(tensor, next(config[key] for key in EXPERT_COUNTS if key in config))
             tensors |= {hf_name.format(index): HfTensor(expert) for index, expert in enumerate(experts)}
             continue
-        is_vector = name == SHARED_GATE and len(tensor.shape) == 1
+        is_vector = (name == SHARED_GATE or hf_name.endswith(ERNIE_CORRECTION)) and len(tensor.shape) == 1
         tensors[hf_name] = HfTensor(
             replace(tensor, shape=(1, *tensor.shape)) if is_vector else tensor,
             interleaved_heads=config[architecture.interleaved[name]] if name in architecture.interleaved else 0,
@@ -335,6 +343,14 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
             is_one_more=architecture.has_whole_norms and name.endswith("norm"),
         )
     return tensors
+
+
+def _is_beyond(tensor: GgufTensor, config: Mapping[str, Any]) -> bool:
+    """True for a tensor of the layers after the model's, which predict further tokens."""
+    layer = LAYER.match(tensor.name)
+    return bool(
+        layer and config.get("num_nextn_predict_layers") and int(layer["number"]) >= config["num_hidden_layers"]
+    )
 
 
 def _find_name(architecture: Architecture, tensor: GgufTensor) -> tuple[str, str]:

@@ -179,41 +179,6 @@ def read_floats(tensor: GgufTensor, num_values: int) -> list[float]:
     return list(values)
 
 
-def mixtral_config(fields: ModelFields) -> dict[str, Any]:
-    return {
-        **llama_config(fields),
-        "num_local_experts": fields.count("expert_count"),
-        "num_experts_per_tok": fields.count("expert_used_count"),
-        "sliding_window": None,
-    }
-
-
-def qwen2_moe_config(fields: ModelFields) -> dict[str, Any]:
-    return {
-        **qwen3_moe_config(fields),
-        "shared_expert_intermediate_size": fields.count(
-            "expert_shared_feed_forward_length", fields.count("feed_forward_length")
-        ),
-        "norm_topk_prob": False,
-    }
-
-
-def qwen3_moe_config(fields: ModelFields) -> dict[str, Any]:
-    num_chosen = fields.count("expert_used_count")
-    fields.require("expert_group_count", 0, 1)
-    return {
-        **llama_config(fields),
-        "num_experts": fields.count("expert_count"),
-        "num_experts_per_tok": num_chosen,
-        "moe_intermediate_size": fields.count(
-            "expert_feed_forward_length", fields.count("feed_forward_length") // num_chosen
-        ),
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
-
-
 def gpt2_config(fields: ModelFields) -> dict[str, Any]:
     fields.require("attention.causal", True)
     return {

@@ -20,8 +20,14 @@ def smollm3_config(fields: ModelFields) -> dict[str, Any]:
 
 
 def granite_config(fields: ModelFields) -> dict[str, Any]:
+    fields.require("expert_count", 0)
+    return granite_fields(fields)
+
+
+def granite_fields(fields: ModelFields) -> dict[str, Any]:
+    """Returns what all models of Granite have, with experts or without."""
     fields.require("rope.scaling.finetuned", True)  # without it, positions are not rotated
-    config = dense_llama_config(fields)
+    config = llama_config(fields)
     return {
         **config,
         "intermediate_size": fields.count("expert_shared_feed_forward_length", config["intermediate_size"]),

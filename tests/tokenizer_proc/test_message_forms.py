@@ -234,3 +234,15 @@ def test_tools_are_a_text_in_the_system_message_if_the_template_shows_them_only_
     assert templates.render(chat(user(), template_kwargs={"tools": "none"})) == "<|user|>Hi<|end|>"
     both = TOOLS_IN_SYSTEM + "{{ tools[0].function.name }}"
     assert templates_of(both).render(chat(user(), template_kwargs=given)) == "<|user|>Hi<|end|>now"
+
+
+@pytest.mark.parametrize("condition", ["xml_tools", "xml_tools is defined"])
+def test_tools_have_another_name_in_templates_like_smollm3s(condition: str):
+    template = f"{{% if {condition} %}}{{% for tool in xml_tools %}}[{{{{ tool.name }}}}]{{% endfor %}}{{% endif %}}"
+    tools = [{"type": "function", "function": {"name": "now"}}, {"name": "later"}]
+    templates = templates_of(template + "{{ messages[0].content }}")
+    assert templates.render(chat(user(), template_kwargs={"tools": tools})) == "[now][later]Hi"
+    assert templates.render(chat(user(), template_kwargs={"tools": tools, "xml_tools": [{"name": "own"}]})) == "[own]Hi"
+    assert templates.render(chat(user())) == "Hi"
+    both = templates_of(template + "{{ tools | length }}")
+    assert both.render(chat(user(), template_kwargs={"tools": tools})) == "2"

@@ -134,3 +134,14 @@ def test_a_schema_that_relates_arguments_to_each_other_is_refused(
 ):
     with pytest.raises(GrammarError, match=word):
         takes(compiler, "glm45", "", {"now": schema})
+
+
+def test_several_calls_stand_apart_as_the_format_has_it(compiler: GrammarCompiler):
+    for parser, separator in (("glm45", "\n"), ("seed_oss", "\n"), ("minicpm5", "\n"), ("minimax_m2", None)):
+        one = write(parser, "now", {})
+        assert takes(compiler, parser, one + (separator or "\n") + one) == (separator is not None)
+        assert not takes(compiler, parser, one + one)
+    for parser in ("functionary", "gemma4"):
+        forced = forced_of(parser)
+        one = forced.begin.replace("{name}", "now") + "{}" + forced.end
+        assert takes(compiler, parser, one + one)

@@ -235,7 +235,7 @@ def with_calls(answer: Grammar, tools: ToolUse, model_format: ModelFormat, *, al
 
 
 def _call_grammar(schemas: Mapping[str, Any], forced: CallSyntax, allows_several: bool) -> str:
-    separator = forced.separator if allows_several else ""
+    separator = forced.separator if allows_several else None
     calls = force_calls(forced, schemas, allows_several=allows_several)
     return msgspec.json.encode(CallGrammar(calls, separator, tuple(schemas), forced.tag)).decode()
 

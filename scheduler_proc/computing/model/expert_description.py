@@ -20,12 +20,21 @@ class ExpertMlpDescription:
     added; with `has_shared_gate` it is first multiplied by the sigmoid of a linear. `has_bias`: all linears of the
     router and the experts have one. `swiglu_alpha` and `swiglu_limit` are those of `swiglu_oai`. `has_scales`: the
     share of a chosen expert is multiplied by a number of its own.
+    `is_renormalized`, `score`, the numbers of groups and `share_scale` are those of `kernels.arguments.routes.Routing`;
+    with `has_correction` learned numbers are added to the scores for the choice. `shared`: an MLP of all tokens, whose
+    output is added; with `has_shared_gate` it is first multiplied by the sigmoid of a linear. `has_bias`: all linears
+    of the router and the experts have one. `swiglu_alpha` and `swiglu_limit` are those of `swiglu_oai`.
     """
 
     num_experts: int
     num_chosen: int
     size: int
     is_renormalized: bool
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    has_correction: bool = False
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    share_scale: float = 1.0
     shared: DenseMlpDescription | None = None
     has_shared_gate: bool = False
     activation: Literal["silu_gated", "gelu_tanh_gated", "swiglu_oai"] = "silu_gated"
@@ -42,6 +51,14 @@ class ExpertMlpDescription:
             raise BootError(
                 f"config.json: num_experts_per_tok is {self.num_chosen}: there are {self.num_experts} experts"
             )
+        if self.num_experts % self.num_groups or self.num_chosen_groups > self.num_groups:
+            raise BootError(
+                f"config.json: {self.num_chosen_groups} of {self.num_groups} groups cannot be chosen of "
+                f"{self.num_experts} experts"
+            )
+        num_possible = self.num_experts // self.num_groups * self.num_chosen_groups
+        if self.num_chosen > num_possible:
+            raise BootError(f"config.json: the groups chosen have {num_possible} experts, not {self.num_chosen}")
 
     def room_sizes(self, hidden_size: int) -> dict[str, int]:
         own = {
@@ -80,6 +97,8 @@ class ExpertMlpDescription:
             parameters.append(Parameter(f"{layer}.router.bias", (num_experts,), "bias"))
         if self.has_scales:
             parameters.append(Parameter(f"{layer}.router.scales", (num_experts,), "norm"))
+        if self.has_correction:
+            parameters.append(Parameter(f"{layer}.router_correction", (num_experts,), "float32"))
         if self.shared is not None:
             parameters += self.shared.parameters(f"{layer}.shared", hidden_size)
         if self.has_shared_gate:

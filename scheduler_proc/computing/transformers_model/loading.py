@@ -11,7 +11,8 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from messages.config.server import Config
 from messages.errors import BootError
-from scheduler_proc.computing.hf_config import read_hf_config
+from scheduler_proc.computing.hf_config import HfConfig, read_hf_config
+from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.transformers_model.decoder import TransformersDecoder
@@ -33,12 +34,7 @@ def load_decoder(config: Config, placement: Placement, report: Report) -> Transf
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     model_dir, max_model_len = Path(config.facts.model_dir), config.facts.max_model_len
-    model_type = read_hf_config(model_dir).text("model_type", "none")
-    if model_type not in CONFIG_MAPPING:
-        raise BootError(
-            f"config.json: model_type {model_type}: neither this server nor transformers {transformers.__version__} "
-            "has it, and this server runs no code of a checkpoint (auto_map)"
-        )
+    _refuse_unknown(read_hf_config(model_dir), config.model.model_impl)
     hf_config = _try(lambda: AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False))
     _refuse_model(hf_config, max_model_len)
     report("loading weights with transformers", None)
@@ -67,6 +63,20 @@ def _refuse_flags(config: Config, placement: Placement) -> None:
     for flag, is_set in refused.items():
         if is_set:
             raise BootError(f"{flag}: not supported for a model that transformers computes (--model-impl)")
+
+
+def _refuse_unknown(hf_config: HfConfig, impl: str) -> None:
+    """Raises `BootError` for a model type that transformers lacks; if `impl` is auto, with what is known here."""
+    model_type = hf_config.text("model_type", "none")
+    if model_type in CONFIG_MAPPING:
+        return
+    reason = f"transformers {transformers.__version__} has no model_type {model_type}"
+    try:
+        if impl == "auto":
+            find_family(hf_config)
+    except BootError as error:
+        reason = f"{error}; {reason}"
+    raise BootError(f"{reason}, and this server runs no code of a checkpoint (auto_map)")
 
 
 def _refuse_model(config: Any, max_model_len: int) -> None:

@@ -48,7 +48,7 @@ class Checked:
     """A model in float32, with what the check needs to know of it."""
 
     module: Any
-    layers: Sequence[nn.Module]
+    layers: nn.ModuleList
     model: ModelDescription
 
 
@@ -99,7 +99,7 @@ def _kind_of(layer: nn.Module, calls: list[AttentionCall]) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _observed(layers: Sequence[nn.Module]) -> Iterator[Outputs]:
+def _observed(layers: nn.ModuleList) -> Iterator[Outputs]:
     """Collects the outputs of layers during the block, in the order in which they are computed."""
     outputs: Outputs = []
 

@@ -260,3 +260,18 @@ def test_a_mark_of_reasoning_is_text_within_an_answer(reasoning: str, mark: str)
             for cuts in ([], list(range(80))):
                 got = read(format, lead + text, TOOLS, cuts=cuts)
                 assert (got.reasoning, got.content) == (thought, text)
+
+
+@pytest.mark.parametrize(
+    ("parser", "reasoning", "text"),
+    [
+        ("gemma4", "gemma4", "Gemma ends a turn with <turn|>, not with <eos>, as others."),
+        ("granite", "granite", "<answer><response>1</response></answer>"),
+        ("minimax", "apriel", "It is [END FINAL RESPONSE], I think. Here are my reasoning steps: none."),
+        ("deepseek_v3", "deepseek_r1", "<｜end▁of▁sentence｜> is a token."),
+    ],
+)
+def test_marks_of_a_family_are_text_within_an_answer(parser: str, reasoning: str, text: str):
+    for cuts in ([], range(len(text))):
+        got = read(format_of(parser, reasoning), text, TOOLS, cuts=cuts)
+        assert (got.content, got.reasoning, got.calls) == (text, "", [])

@@ -26,6 +26,7 @@ OTHER_FIELDS = {
     "gemma2": ["hidden_act"],
     "gemma3": ["hidden_act"],
     "cohere2": ["rms_norm_eps"],
+    "dots1": ["use_qk_norm", "num_nextn_predict_layers"],
 }
 """Fields that the checkpoint has in another form, or lacks because its family does not use them."""
 DTYPES = {"F32": numpy.float32, "F16": numpy.float16}

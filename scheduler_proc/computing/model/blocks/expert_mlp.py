@@ -24,7 +24,15 @@ class Block:
     def __init__(self, layer: str, mlp: ExpertMlpDescription, weights: Weights, parallel: ParallelGroup):
         self._mlp = mlp
         self._parallel = parallel
-        self._routing = Routing(num_chosen=mlp.num_chosen, is_renormalized=mlp.is_renormalized)
+        self._routing = Routing(
+            num_chosen=mlp.num_chosen,
+            is_renormalized=mlp.is_renormalized,
+            score=mlp.score,
+            num_groups=mlp.num_groups,
+            num_chosen_groups=mlp.num_chosen_groups,
+            scale=mlp.share_scale,
+        )
+        self._correction_X = pop_tensor(weights, f"{layer}.router_correction") if mlp.has_correction else None
         self._router = pop_linear(weights, f"{layer}.router")
         self._scales = pop_tensor(weights, f"{layer}.router.scales").float() if mlp.has_scales else None
         self._linear_in = pop_experts(weights, f"{layer}.experts_in")
@@ -64,7 +72,7 @@ class Block:
             normed_TE if router_TE is None else router_TE, rows, take(0, num_tokens, mlp.num_experts)
         )
         own = None if memory is None else memory[num_logits + num_tokens :]
-        routes = route_tokens(logits_TX, self._routing, own, scales_X=self._scales)
+        routes = route_tokens(logits_TX, self._routing, own, self._correction_X, self._scales)
         x_RE = gather_rows(normed_TE, routes, of_rows(room.copies, hidden_size))
         inner_RF = self._linear_in(x_RE, routes, of_rows(room.inner, 2 * mlp.size))
         gated_RF = self._gate(inner_RF, of_rows(room.gated, mlp.size))

@@ -25,6 +25,7 @@ class ExpertNames:
     """Names in the MLP of a layer; `gate`, `up` and `down` are those of an expert."""
 
     router: str = "gate"
+    correction: str = "gate.e_score_correction_bias"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
@@ -38,6 +39,8 @@ def expert_sources(
 ) -> list[Source]:
     size, has_bias = mlp.size, mlp.has_bias
     sources = linear_sources(f"{name}.{names.router}", f"{layer}.router", mlp.num_experts, hidden, has_bias)
+    if mlp.has_correction:
+        sources.append(Source(f"{name}.{names.correction}", (mlp.num_experts,), f"{layer}.router_correction"))
     into, out = f"{layer}.experts_in", f"{layer}.experts_out"
     for expert in range(mlp.num_experts):
         theirs, first = f"{name}.experts.{expert}", 2 * size * expert

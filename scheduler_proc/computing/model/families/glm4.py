@@ -30,13 +30,17 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
+    return with_interleaved_heads(llama.list_sources(model, phi3.mlp_sources, NORMS), model)
+
+
+def with_interleaved_heads(sources: list[Source], model: ModelDescription) -> list[Source]:
     attention = model.attentions[0]
     heads = {"q_proj": attention.num_heads, "k_proj": attention.num_kv_heads}
     return [
         replace(source, interleaved_heads=heads[part], num_interleaved=attention.num_rotated)
         if (part := source.name.split(".")[-2]) in heads
         else source
-        for source in llama.list_sources(model, phi3.mlp_sources, NORMS)
+        for source in sources
     ]
 
 

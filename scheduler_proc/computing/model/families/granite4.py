@@ -22,10 +22,10 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
-    return llama.list_sources(model, _mlp_sources)
+    return llama.list_sources(model, mlp_sources)
 
 
-def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
+def mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
     assert isinstance(mlp, DenseMlpDescription)
     shared = name.replace(".mlp", ".shared_mlp")
     return [

@@ -4,20 +4,25 @@ from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.families import (
     cohere2,
+    dots1,
+    ernie4_5_moe,
     exaone4,
     gemma2,
     gemma3,
     gemma4,
     glm4,
+    glm4_moe,
     gpt2,
     gpt_oss,
     granite,
     granite4,
+    granitemoe,
     llama,
     ministral3,
     mixtral,
     olmo2,
     olmo3,
+    olmoe,
     phi3,
     qwen2,
     qwen2_moe,
@@ -29,7 +34,7 @@ from scheduler_proc.computing.model.families.family import Family
 
 MODULES = (
     *(gpt2, llama, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma2, gemma3, gemma4, olmo2, olmo3, cohere2, exaone4),
-    *(gpt_oss, phi3, smollm3, granite, granite4, glm4, ministral3),
+    *(gpt_oss, phi3, smollm3, granite, granite4, glm4, ministral3, glm4_moe, dots1, ernie4_5_moe, granitemoe, olmoe),
 )
 FAMILIES = tuple(module.FAMILY for module in MODULES)
 UNSUPPORTED_KINDS = {

@@ -337,7 +337,7 @@ def test_with_tools_the_answer_may_be_calls_instead_of_what_it_must_be(reader: F
     assert (calls.names, calls.separator) == (("get_weather", "now"), "\n")
     _, grammar = grammar_of(reader, tools=TOOLS, parallel_tool_calls=False, **JSON_FORMAT)
     assert grammar is not None
-    assert msgspec.json.decode(grammar.calls, type=CallGrammar).separator == ""
+    assert msgspec.json.decode(grammar.calls, type=CallGrammar).separator is None
     tag = {"type": "structural_tag", "structures": [], "triggers": []}
     for body in ({"tool_choice": "none", **JSON_FORMAT}, {"response_format": tag}):
         _, grammar = grammar_of(reader, tools=TOOLS, **body)
@@ -387,11 +387,13 @@ def test_a_budget_needs_a_format_of_reasoning(server: FrontendRun):
 
 
 HERMES = choose_format("hermes", "none", "")
-CHOICES = [("required", True, 2, "\n"), ("required", False, 2, ""), (CHOSEN, True, 1, "")]
+CHOICES = [("required", True, 2, "\n"), ("required", False, 2, None), (CHOSEN, True, 1, None)]
 
 
 @pytest.mark.parametrize(("choice", "allows_several", "num_calls", "separator"), CHOICES)
-def test_a_call_that_must_be_made_is_a_grammar(choice: Any, allows_several: bool, num_calls: int, separator: str):
+def test_a_call_that_must_be_made_is_a_grammar(
+    choice: Any, allows_several: bool, num_calls: int, separator: str | None
+):
     use = choose_tools(check_tools(TOOLS), read_choice(choice), HERMES, allows_several=allows_several)
     assert use.listed == TOOLS
     assert use.forced is not None

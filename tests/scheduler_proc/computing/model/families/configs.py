@@ -1,5 +1,6 @@
 """The smallest configurations of each family, and what families make of a configuration."""
 
+from math import prod
 from typing import Any
 
 from scheduler_proc.computing.hf_config import HfConfig
@@ -49,7 +50,7 @@ def check_sources(fields: dict[str, Any]) -> None:
     filled = {name: [0] * shape[0] for name, shape in shapes.items()}
     for source in family.list_sources(model):
         shape = source.shape[::-1] if source.is_transposed else source.shape
-        assert shape[1:] == shapes[source.target][1:]
+        assert prod(shape[1:]) == prod(shapes[source.target][1:])
         for row in range(source.first_row, source.first_row + source.num_rows):
             filled[source.target][row] += 1
     assert all(count == 1 for counts in filled.values() for count in counts)

@@ -1,0 +1,96 @@
+"""config.json of models with experts in GGUF."""
+
+from typing import Any
+
+from runtime.gguf.configs import ModelFields, llama_config
+from runtime.gguf.llama_configs import granite_fields
+
+SIGMOID = 2
+"""The number of llama.cpp."""
+
+
+def mixtral_config(fields: ModelFields) -> dict[str, Any]:
+    return {
+        **llama_config(fields),
+        "num_local_experts": fields.count("expert_count"),
+        "num_experts_per_tok": fields.count("expert_used_count"),
+        "sliding_window": None,
+    }
+
+
+def qwen2_moe_config(fields: ModelFields) -> dict[str, Any]:
+    return {
+        **qwen3_moe_config(fields),
+        "shared_expert_intermediate_size": fields.count(
+            "expert_shared_feed_forward_length", fields.count("feed_forward_length")
+        ),
+        "norm_topk_prob": False,
+    }
+
+
+def qwen3_moe_config(fields: ModelFields) -> dict[str, Any]:
+    num_chosen = fields.count("expert_used_count")
+    fields.require("expert_group_count", 0, 1)
+    return {
+        **llama_config(fields),
+        "num_experts": fields.count("expert_count"),
+        "num_experts_per_tok": num_chosen,
+        "moe_intermediate_size": fields.count(
+            "expert_feed_forward_length", fields.count("feed_forward_length") // num_chosen
+        ),
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def olmoe_config(fields: ModelFields) -> dict[str, Any]:
+    return {
+        **llama_config(fields),
+        "num_experts": fields.count("expert_count"),
+        "num_experts_per_tok": fields.count("expert_used_count"),
+        "norm_topk_prob": False,
+    }
+
+
+def granite_moe_config(fields: ModelFields) -> dict[str, Any]:
+    return {
+        **granite_fields(fields),
+        "num_local_experts": fields.count("expert_count"),
+        "num_experts_per_tok": fields.count("expert_used_count"),
+    }
+
+
+def glm4_moe_config(fields: ModelFields) -> dict[str, Any]:
+    """The file may have layers that predict further tokens, after those of the model."""
+    fields.require("expert_gating_func", SIGMOID)
+    config = llama_config(fields, rotates_parts=True)
+    num_nextn = int(fields.number("nextn_predict_layers", 0.0))
+    return {
+        **config,
+        "num_hidden_layers": config["num_hidden_layers"] - num_nextn,
+        "num_nextn_predict_layers": num_nextn,
+        "n_routed_experts": fields.count("expert_count"),
+        "num_experts_per_tok": fields.count("expert_used_count"),
+        "moe_intermediate_size": fields.count("expert_feed_forward_length"),
+        "n_shared_experts": int(fields.number("expert_shared_count", 0.0)),
+        "first_k_dense_replace": int(fields.number("leading_dense_block_count", 0.0)),
+        "routed_scaling_factor": fields.number("expert_weights_scale", 0.0) or 1.0,
+        "norm_topk_prob": fields.require("expert_weights_norm", False, True),
+        "n_group": fields.count("expert_group_count", 1),
+        "topk_group": fields.count("expert_group_used_count", 1),
+        "use_qk_norm": fields.has("blk.0.attn_q_norm.weight"),
+    }
+
+
+def ernie4_5_moe_config(fields: ModelFields) -> dict[str, Any]:
+    return {
+        **llama_config(fields),
+        "moe_num_experts": fields.count("expert_count"),
+        "moe_k": fields.count("expert_used_count"),
+        "moe_intermediate_size": fields.count("expert_feed_forward_length"),
+        "moe_num_shared_experts": int(fields.number("expert_shared_count", 0.0)),
+        "moe_layer_start_index": int(fields.number("leading_dense_block_count", 0.0)),
+        "moe_layer_interval": fields.count("interleave_moe_layer_step", 1),
+        "use_bias": False,
+    }
