@@ -231,7 +231,8 @@ def _load(
     def load_one(
         config: Config, hf_config: HfConfig, weights_file: Path | None, *, is_draft: bool = False
     ) -> LoadedModel | None:
-        if _is_for_transformers(config, hf_config):
+        impl = config.model.model_impl
+        if impl == "transformers" or (impl == "auto" and match_family(hf_config) is None):
             parts = config, backend, place, placement, limits, report
             return None if is_shared_only else _load_with_transformers(*parts, is_draft=is_draft)
         family = find_family(hf_config)
@@ -268,11 +269,6 @@ def _load(
     assert draft is not None
     _warn_if_large(model.decoder, draft.decoder)
     return dataclasses.replace(model, draft=draft)
-
-
-def _is_for_transformers(config: Config, hf_config: HfConfig) -> bool:
-    impl = config.model.model_impl
-    return impl == "transformers" or (impl == "auto" and match_family(hf_config) is None)
 
 
 def _load_with_transformers(

@@ -3,10 +3,10 @@
 Shape legend: T tokens, H query heads, G key/value heads, D values per head, A = H + 2 G.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +24,9 @@ NAME = "sluice"
 """The name in transformers. No mask is registered under it: transformers then makes none."""
 
 
-class Attention(Protocol):
-    """Computes one call of attention in a forward pass over a single sequence of T tokens.
-
-    `query_1HTD` may have other values per head than `value_1GTD`. The result is [1, T, H, values per head of V].
-    """
-
-    def __call__(
-        self, module: nn.Module, query_1HTD: Tensor, key_1GTD: Tensor, value_1GTD: Tensor, mask: Any, arguments: Any
-    ) -> Tensor: ...
-
+Attention = Callable[[nn.Module, Tensor, Tensor, Tensor, Any, Any], Tensor]
+"""Computes a call of attention in a forward pass over one sequence: takes the module that calls it, Q [1, H, T, D],
+K and V [1, G, T, D], the mask and the other arguments by name; returns [1, T, H, D]. V may have another D."""
 
 _chosen: ContextVar[Attention] = ContextVar("attention")
 

@@ -1,9 +1,10 @@
 """Loads a model with transformers, or refuses it with the reason."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import transformers
@@ -16,14 +17,12 @@ from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.transformers_model.decoder import TransformersDecoder
-from scheduler_proc.computing.transformers_model.probe import describe, find_layers, probe_calls
+from scheduler_proc.computing.transformers_model.probe import describe, probe_calls
 from scheduler_proc.computing.transformers_model.self_check import check
 
 MAX_SHOWN = 6
 FILES = {"auto": None, "safetensors": True, "pt": False}
 """By load format, `use_safetensors` of transformers."""
-
-Result = TypeVar("Result")
 
 log = logging.getLogger("sluice.transformers")
 
@@ -35,15 +34,15 @@ def load_decoder(config: Config, placement: Placement, report: Report) -> Transf
     transformers.logging.disable_progress_bar()
     model_dir, max_model_len = Path(config.facts.model_dir), config.facts.max_model_len
     _refuse_unknown(read_hf_config(model_dir), config.model.model_impl)
-    hf_config = _try(lambda: AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False))
-    _refuse_model(hf_config, max_model_len)
-    report("loading weights with transformers", None)
-    module = _try(lambda: _load(hf_config, config, placement)).eval().requires_grad_(False)
-    report("comparing with transformers' own attention", None)
-    calls = _try(lambda: probe_calls(module, max_model_len))
-    find_layers(module, calls)
-    model = describe(module, calls)
-    _try(lambda: check(module, calls, model, max_model_len))
+    with _refused_errors():
+        hf_config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+        _refuse_model(hf_config, max_model_len)
+        report("loading weights with transformers", None)
+        module = _load(hf_config, config, placement).eval().requires_grad_(False)
+        report("comparing with transformers' own attention", None)
+        calls = probe_calls(module, max_model_len)
+        model = describe(module, calls)
+        check(module, calls, model, max_model_len)
     log.info(
         "%s: transformers %s computes the steps, uncaptured, with this server's attention: slower than a model that is "
         "described here",
@@ -125,10 +124,11 @@ def _load(hf_config: Any, config: Config, placement: Placement) -> Any:
     return module.to(placement.device)
 
 
-def _try(work: Callable[[], Result]) -> Result:
-    """Returns the result of `work`, which runs transformers' code. Raises `BootError` for all that it raises."""
+@contextmanager
+def _refused_errors() -> Iterator[None]:
+    """Raises `BootError` for everything that transformers' code raises in the block."""
     try:
-        return work()
+        yield
     except BootError:
         raise
     except Exception as error:

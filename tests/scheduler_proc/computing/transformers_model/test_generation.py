@@ -13,6 +13,8 @@ from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.offline import OfflineEngine
 from tests.checkpoints import CONTEXT, TRANSFORMERS_VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
+from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice
+from tests.scheduler_proc.computing.backends.cuda.test_forward_passes import load_late
 from tests.scheduler_proc.computing.drive import Schedule, generate
 from tests.scheduler_proc.computing.reference import assert_greedy
 
@@ -71,6 +73,17 @@ def test_both_halves_with_cached_prompts(tmp_path: Path, flags: dict[str, Any]) 
             assert_greedy(model, prompt, output.token_ids, f"turn {turn}, prompt of {len(prompt)}")
     assert min(output.usage.cached_tokens for output in outputs) >= 16
     assert (engine.gauges["drafts"] > 0) == ("speculative" in flags)
+
+
+def test_overlapped_steps_on_a_stand_in_for_a_gpu(tmp_path: Path) -> None:
+    model, device = build_checkpoint(tmp_path, "starcoder2"), LateDevice()
+    runner = load_late(tmp_path, device)
+    assert runner.can_overlap
+    prompts = make_prompts([1, 15, 17, 40])
+    outputs = generate(runner, prompts, NUM_TOKENS, SCHEDULES[1])
+    assert device.num_replays == 0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert_greedy(model, prompt, output, f"prompt of {len(prompt)}")
 
 
 def test_bfloat16_and_codes_of_k_and_v(tmp_path: Path) -> None:

@@ -27,8 +27,10 @@ OPERATIONS = {
     **dict.fromkeys(("llama-gqa-tied", "mistral-window", "qwen2-windows", "qwen3-gqa-tied", "olmo2", "olmo3"), GATED),
     **dict.fromkeys(("phi3-long", "smollm3", "granite", "granite4", "glm4", "ministral3", "exaone4"), GATED),
     **dict.fromkeys(("mixtral", "qwen2moe", "qwen3moe"), GATED | EXPERTS),
+    "gpt_neox": {"rotate_store"},
+    "deepseek_v3": {"rotate_store"},
 }
-"""By variant, one of each architecture."""
+"""By variant, one of each architecture, and two that transformers computes."""
 
 FORMS = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0", "ffn_": "Q4_1", "": "Q8_0"}
 """By a part of a tensor's name in GGUF."""
