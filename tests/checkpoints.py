@@ -175,8 +175,8 @@ PERIOD_OF_3 = ["sliding_attention", "sliding_attention", "full_attention"]
 GEMMA4_VARIANTS: dict[str, dict[str, Any]] = {
     "gemma4-shared-kv": GEMMA4_WINDOWS
     | {
-        "layer_types": PERIOD_OF_3 * 3,
-        "num_hidden_layers": 9,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2 + ["full_attention"],
+        "num_hidden_layers": 7,
         "num_kv_shared_layers": 4,
         "num_key_value_heads": 1,
         "use_double_wide_mlp": True,
@@ -190,17 +190,6 @@ GEMMA4_VARIANTS: dict[str, dict[str, Any]] = {
         "attention_k_eq_v": True,
         "num_global_key_value_heads": 1,
         "hidden_size_per_layer_input": 0,
-    },
-    "gemma4-experts": GEMMA4_WINDOWS
-    | {
-        "layer_types": PERIOD_OF_3,
-        "attention_k_eq_v": True,
-        "num_global_key_value_heads": 1,
-        "hidden_size_per_layer_input": 0,
-        "enable_moe_block": True,
-        "num_experts": 8,
-        "top_k_experts": 3,
-        "moe_intermediate_size": 32,
     },
 }
 OLMO2_VARIANTS: dict[str, dict[str, Any]] = {"olmo2": {"attention_bias": True}}
@@ -234,31 +223,63 @@ LLAMA_LIKE = {
 }
 """By the prefix of the classes of transformers."""
 
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+ROUTED |= {"n_shared_experts": 1}
 EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "Gemma4": {
+        "gemma4-experts": GEMMA4_WINDOWS
+        | {
+            "layer_types": PERIOD_OF_3,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+        },
+    },
     "Mixtral": {"mixtral": {"num_local_experts": 4, "sliding_window": None}},
     "Qwen2Moe": {"qwen2moe": {**EXPERTS, "shared_expert_intermediate_size": 64}},
     "Qwen3Moe": {"qwen3moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}},
     "GptOss": {"gpt-oss": GPT_OSS},
+    "Glm4Moe": {
+        "glm4moe": {**ROUTED, "head_dim": 24, "attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 1.5}
+    },
+    "Dots1": {"dots1": {**ROUTED, "norm_topk_prob": True, "n_group": 2, "topk_group": 1}},
+    "Ernie4_5_Moe": {
+        "ernie4-5-moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 1}
+    },
+    "GraniteMoe": {"granitemoe": {**GRANITE_VARIANTS["granite"], "num_local_experts": 4, "num_experts_per_tok": 2}},
+    "GraniteMoeShared": {
+        "granitemoe-shared": {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 64}
+    },
+    "Olmoe": {"olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}},
 }
 MLA = {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 TRANSFORMERS_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "GPTNeoX": {"gpt_neox": {"rotary_pct": 0.25}},
     "OPT": {"opt": {"ffn_dim": 88, "word_embed_proj_dim": 32, "do_layer_norm_before": False}},
     "Starcoder2": {"starcoder2": {"sliding_window": 11}},
-    "GptOss": {"gpt_oss": EXPERTS | {"num_local_experts": 4, "head_dim": 16, "sliding_window": 11}},
     "DeepseekV3": {
         "deepseek_v3": MLA
         | {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
         | {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
     },
 }
-"""Likewise, families that only transformers computes, or that tests let it compute."""
+"""Likewise, families that only transformers computes."""
+KNOWN = {
+    family: LLAMA_LIKE.get(family, {}) | EXPERT_VARIANTS.get(family, {}) for family in LLAMA_LIKE | EXPERT_VARIANTS
+} | TRANSFORMERS_VARIANTS
 VARIANTS = [*GPT2_VARIANTS, *(variant for variants in LLAMA_LIKE.values() for variant in variants)]
 EVERY_ARCHITECTURE: dict[str, tuple[str, ...]] = {
     "GPT2LMHeadModel": tuple(GPT2_VARIANTS),
-    **{f"{prefix}ForCausalLM": tuple(variants) for prefix, variants in (LLAMA_LIKE | EXPERT_VARIANTS).items()},
+    **{f"{prefix}ForCausalLM": tuple(variants) for prefix, variants in KNOWN.items()},
 }
 """The variants of each architecture."""
+
+KEPT_BUFFERS = ("layer_scalar", "e_score_correction_bias")
+"""Ends of the names of parameters that transformers holds as buffers."""
 
 
 def build_checkpoint(
@@ -275,7 +296,7 @@ def build_checkpoint(
         model = _make_llama_like(variant, overrides)
     generator = torch.Generator().manual_seed(17)
     with torch.no_grad():
-        scales = [buffer for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]
+        scales = [buffer for name, buffer in model.named_buffers() if name.endswith(KEPT_BUFFERS)]
         for parameter in [*model.parameters(), *scales]:
             center = 1.0 if parameter.dim() == 1 and bool((parameter == 1).all()) else 0.0
             parameter.normal_(center, 0.2, generator=generator)
@@ -300,10 +321,9 @@ def _make_llama_like(variant: str, overrides: dict[str, Any]) -> "transformers.P
         "num_key_value_heads": 2,
     }
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    known = LLAMA_LIKE | EXPERT_VARIANTS | TRANSFORMERS_VARIANTS
-    family = next(family for family, variants in known.items() if variant in variants)
+    family = next(family for family, variants in KNOWN.items() if variant in variants)
     config_class = f"{family}{'TextConfig' if family in ('Gemma3', 'Gemma4') else 'Config'}"
-    hf_config = getattr(transformers, config_class)(**(shape | ends | known[family][variant] | overrides))
+    hf_config = getattr(transformers, config_class)(**(shape | ends | KNOWN[family][variant] | overrides))
     return getattr(transformers, f"{family}ForCausalLM")(hf_config)
 
 

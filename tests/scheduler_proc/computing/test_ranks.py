@@ -52,6 +52,9 @@ DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("qwen3-gqa-tied", {}, 4, {}),
     ("gemma2", {}, 2, {}),
     ("gemma3", {}, 2, {}),
+    ("gemma4-shared-kv", {}, 2, {}),
+    ("gemma4-one-kv", {}, 2, {"kv_cache_dtype": "int8"}),
+    ("gemma4-experts", {}, 2, {}),
     ("olmo2", {}, 4, {}),
     ("olmo3", {}, 2, {"quantization": "int8"}),
     ("cohere2-biases-untied", {}, 2, {}),
@@ -69,6 +72,14 @@ DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("qwen3moe", {}, 4, {}),
     ("qwen3moe", {**WIDE, "moe_intermediate_size": 128, "head_dim": 32}, 2, {"quantization": "int4"}),
     ("gpt-oss", {}, 2, {}),
+    ("gemma4-shared-kv", {}, 2, {}),
+    ("gemma4-experts", {}, 2, {}),
+    ("glm4moe", {}, 2, {}),
+    ("dots1", {}, 2, {}),
+    ("ernie4-5-moe", {}, 2, {}),
+    ("granitemoe", {}, 2, {}),
+    ("granitemoe-shared", {}, 2, {}),
+    ("olmoe", {}, 2, {}),
 ]
 """Variant, changed fields of config.json, ranks, and flags."""
 

@@ -43,25 +43,28 @@ def gate_parameters(name: str, layer: LayerDescription, hidden_size: int) -> lis
 
 
 class LayerInputs:
-    """The sum of both kinds of values, times 1 / sqrt(2). Table values are multiplied by sqrt(P) first."""
+    """The sum of both kinds of values, of which the table's are multiplied by sqrt(P), divided by sqrt(2)."""
 
     def __init__(self, model: ModelDescription, weights: Weights):
         norm = model.layer_input_norm
         assert norm is not None
+        self._size = model.layer_inputs_size
         self._table = weights.pop(TABLE)
         self._projection = pop_linear(weights, PROJECTION)
-        self._weight_P = pop_scale(weights, NORM, norm) * 2**-0.5
+        self._weight_P = pop_scale(weights, NORM, norm) * norm.size**-0.5
         # The projection is divided by sqrt(E) before its norm, which only changes the norm's epsilon.
         self._eps = norm.eps * model.hidden_size
         self._factor = (norm.size / 2) ** 0.5
 
     def __call__(self, step: StepInputs, embedded_TE: Tensor, room: Activations) -> Tensor:
-        """Returns [T, L * P], possibly in `room`, which it uses."""
-        values = embed(step.token_ids, step.positions, self._table, None, room.layer_inputs)
-        projected = self._projection(embedded_TE, StepRows(step), fit(room.inner, values.shape[1]))
+        """Returns [T, L * P], in `room` if it has room: calls of layers are replayed with its address."""
+        values = embed(step.token_ids, step.positions, self._table, None, fit(room.inner, self._size))
+        projected = self._projection(embedded_TE, StepRows(step), room.layer_inputs)
         projected_P = projected.view(-1, len(self._weight_P))
-        normed = rms_norm(projected_P, self._weight_P, self._eps, None, projected_P).view_as(values)
-        return rescale(values, self._factor, normed)
+        sums = rms_norm(projected_P, self._weight_P, self._eps, None, projected_P).view(values.shape)
+        sums = rescale(rescale(sums, added_TE=values), self._factor)
+        has_room = room.layer_inputs is None or sums.data_ptr() == room.layer_inputs.data_ptr()
+        return sums if has_room else room.layer_inputs.copy_(sums)
 
 
 class InputGate:

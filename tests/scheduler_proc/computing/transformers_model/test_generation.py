@@ -18,7 +18,7 @@ from tests.scheduler_proc.computing.backends.cuda.test_forward_passes import loa
 from tests.scheduler_proc.computing.drive import Schedule, generate
 from tests.scheduler_proc.computing.reference import assert_greedy
 
-NAMES = [*(name for variants in TRANSFORMERS_VARIANTS.values() for name in variants), "gemma2"]
+NAMES = [*(name for variants in TRANSFORMERS_VARIANTS.values() for name in variants), "gemma2", "gpt-oss"]
 NUM_TOKENS = 20
 SCHEDULES = [Schedule(), Schedule(chunk_tokens=7, stagger=1, seed=2), Schedule(chunk_tokens=1, seed=1)]
 
@@ -88,7 +88,7 @@ def test_overlapped_steps_on_a_stand_in_for_a_gpu(tmp_path: Path) -> None:
 
 def test_bfloat16_and_codes_of_k_and_v(tmp_path: Path) -> None:
     """The steps of a checkpoint that is checked on a copy."""
-    build_checkpoint(tmp_path, "gpt_oss")
+    build_checkpoint(tmp_path, "gpt-oss")
     config = make_config(tmp_path, model_impl="transformers", dtype="bfloat16", kv_cache_dtype="int8")
     (output,) = generate(load_runner(config, lambda text, fraction: None), make_prompts([20]), NUM_TOKENS)
     assert len(output) == NUM_TOKENS

@@ -27,8 +27,8 @@ def start(path: Path, dtype: str = "float32") -> None:
     [
         ("gpt_neox", lambda options: replace(options, scale=options.scale * 1.01), "layer 0 .GPTNeoXLayer"),
         ("starcoder2", lambda options: replace(options, window=options.window + 1), "layer 0 .Starcoder2DecoderLayer"),
-        ("gpt_oss", lambda options: replace(options, sinks=None), "layer 0 .GptOssDecoderLayer"),
-        ("gpt_oss", lambda options: replace(options, window=None), "layer 0 .GptOssDecoderLayer"),
+        ("gpt-oss", lambda options: replace(options, sinks=None), "layer 0 .GptOssDecoderLayer"),
+        ("gpt-oss", lambda options: replace(options, window=None), "layer 0 .GptOssDecoderLayer"),
         ("gemma2", lambda options: replace(options, softcap=None), "layer 0 .Gemma2DecoderLayer"),
     ],
     ids=["scale", "window", "sinks", "no window", "softcap"],

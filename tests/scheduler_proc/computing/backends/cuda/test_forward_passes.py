@@ -86,7 +86,9 @@ def make_pair(path: Path, variant: str) -> Pair:
     return Pair(path, cpu, load_late(path, device), device)
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama-gqa-tied", "qwen2-windows", "qwen3-gqa-tied"])
+@pytest.fixture(
+    scope="module", params=["gpt2", "llama-gqa-tied", "qwen2-windows", "qwen3-gqa-tied", "gemma4-shared-kv"]
+)
 def each_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(tmp_path_factory.mktemp(request.param), request.param)
 

@@ -90,6 +90,17 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
     ),
     "olmoe": transformers.OlmoeConfig(**SIZES, num_experts=8, num_experts_per_tok=3),
     "mixtral": transformers.MixtralConfig(**SIZES, head_dim=24, num_local_experts=8, sliding_window=None),
+    "gemma4": transformers.Gemma4TextConfig(
+        **QWEN_SIZES | {"num_experts_per_tok": None},
+        head_dim=16,
+        global_head_dim=32,
+        sliding_window=9,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        top_k_experts=3,
+        final_logit_softcapping=30.0,
+        attention_k_eq_v=True,
+    ),
     "gpt-oss": transformers.GptOssConfig(
         **SIZES, head_dim=64, num_local_experts=8, num_experts_per_tok=3, sliding_window=9, swiglu_limit=1.5
     ),

@@ -8,13 +8,19 @@ import pytest
 import torch
 import transformers
 
+from kernels.cpu.library import use_library
+from kernels.cpu.repeated_calls import RepeatedCalls
 from messages.errors import BootError
+from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.kv_cache.kv_tensors import allocate_cache, page_bytes
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.expert_description import DenseAndExpertsDescription
 from scheduler_proc.computing.model.families import gemma4
 from scheduler_proc.computing.placement import Placement
-from tests.checkpoints import GEMMA4_VARIANTS, build_checkpoint, make_config
+from tests.checkpoints import KNOWN, build_checkpoint, make_config
+from tests.kernels.c_library import built_library
+from tests.scheduler_proc.computing.drive import generate
 from tests.scheduler_proc.computing.model.families.configs import check_sources, read
 from tests.scheduler_proc.computing.model.test_decoder import our_logits, their_logits
 
@@ -104,12 +110,31 @@ def test_experts_are_next_to_the_dense_mlp_of_each_layer() -> None:
         assert (layer.mlp.experts.num_experts, layer.mlp.experts.num_chosen) == (128, 8)
 
 
-@pytest.mark.parametrize("variant", GEMMA4_VARIANTS)
+@pytest.mark.parametrize("variant", KNOWN["Gemma4"])
 def test_logits_with_heads_of_512_are_those_of_transformers(tmp_path: Path, variant: str) -> None:
     model = build_checkpoint(tmp_path, variant, head_dim=256, global_head_dim=512)
     prompts = [[5, 6, 7], list(range(40)), [9], list(range(50, 20, -1))]
     theirs = their_logits(model, prompts, "float32")
     assert float((our_logits(make_config(tmp_path), prompts) - theirs).abs().max()) <= 1e-4
+
+
+@pytest.mark.parametrize("variant", KNOWN["Gemma4"])
+def test_decode_steps_are_captured_and_layers_repeated(tmp_path: Path, variant: str) -> None:
+    """With C kernels. The small model's last four layers compute only the last token; one of them is repeated."""
+    sizes = {"intermediate_size": 96, "head_dim": 32, "global_head_dim": 64}
+    if variant == "gemma4-shared-kv":
+        sizes["hidden_size_per_layer_input"] = 32
+    build_checkpoint(tmp_path, variant, **sizes)
+    use_library(built_library())
+    runner = load_runner(make_config(tmp_path), lambda text, fraction: None)
+    passes = runner.forward_passes
+    assert isinstance(passes, CpuForwardPasses)
+    generate(runner, [list(range(20))], 3)
+    assert passes.captures.keys() == {1}
+    if variant == "gemma4-shared-kv":
+        assert passes.repeats is not None
+        programs = [program for (first, _), program in passes.repeats.known.items() if first == 3]
+        assert [isinstance(step, RepeatedCalls) for step in programs[0].steps] == [False, True]
 
 
 @pytest.mark.parametrize(
