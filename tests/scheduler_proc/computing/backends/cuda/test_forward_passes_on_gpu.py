@@ -55,6 +55,16 @@ def test_graphs_give_the_tokens_of_single_launches(model_dir: Path, captured: Ru
     assert generate(on_cpu, PROMPTS, 12, schedule, GREEDY) == eager
 
 
+@pytest.mark.parametrize("variant", ["gpt_neox", "deepseek_v3", "gpt-oss"])
+def test_what_transformers_computes_has_the_tokens_of_a_cpu(tmp_path: Path, variant: str) -> None:
+    build_checkpoint(tmp_path, variant)
+    schedule, flags = Schedule(chunk_tokens=7, stagger=1, seed=5), {"model_impl": "transformers"}
+    on_cpu = load_runner(make_config(tmp_path, **flags), ignore_report)
+    on_gpu = load(tmp_path, **flags)
+    assert num_graphs(on_gpu) == 0
+    assert generate(on_gpu, PROMPTS, 12, schedule, GREEDY) == generate(on_cpu, PROMPTS, 12, schedule, GREEDY)
+
+
 def test_overlapped_steps_give_the_same_tokens(model_dir: Path) -> None:
     params = [SamplingParams(5 + 7 * i, temperature=0.0) for i in range(len(PROMPTS))]
     engines = [OfflineEngine(make_config(model_dir, **FLAGS, overlap=overlap)) for overlap in (True, False)]
