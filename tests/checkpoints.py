@@ -75,6 +75,7 @@ QWEN3_VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-biases-untied": {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": False},
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GPT_OSS = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
@@ -239,6 +240,15 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Qwen2Moe": {"qwen2moe": {**EXPERTS, "shared_expert_intermediate_size": 64}},
     "Qwen3Moe": {"qwen3moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}},
     "GptOss": {"gpt-oss": GPT_OSS},
+    "Glm4Moe": {
+        "glm4moe": {**ROUTED, "n_shared_experts": 2, "use_qk_norm": True, "attention_bias": True},
+        "glm4moe-groups": {**ROUTED, "n_group": 2, "routed_scaling_factor": 1.5, "norm_topk_prob": False},
+    },
+    "Dots1": {"dots1": {**ROUTED, "n_shared_experts": 1, "norm_topk_prob": True}},
+    "Olmoe": {"olmoe": {"num_experts": 4, "num_experts_per_tok": 2}},
+    "GraniteMoe": {"granitemoe": {"num_local_experts": 4, "residual_multiplier": 0.5, "attention_multiplier": 0.2}},
+    "GraniteMoeShared": {"granitemoeshared": {"num_local_experts": 4, "shared_intermediate_size": 64}},
+    "Ernie4_5_Moe": {"ernie4.5moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}},
 }
 VARIANTS = [*GPT2_VARIANTS, *(variant for variants in LLAMA_LIKE.values() for variant in variants)]
 EVERY_ARCHITECTURE: dict[str, tuple[str, ...]] = {
@@ -262,8 +272,9 @@ def build_checkpoint(
         model = _make_llama_like(variant, overrides)
     generator = torch.Generator().manual_seed(17)
     with torch.no_grad():
-        scales = [buffer for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]
-        for parameter in [*model.parameters(), *scales]:
+        learned = ("layer_scalar", "e_score_correction_bias")
+        buffers = [buffer for name, buffer in model.named_buffers() if name.endswith(learned)]
+        for parameter in [*model.parameters(), *buffers]:
             center = 1.0 if parameter.dim() == 1 and bool((parameter == 1).all()) else 0.0
             parameter.normal_(center, 0.2, generator=generator)
     _save(model, path, saved_as)
