@@ -244,7 +244,14 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Qwen3Moe": {"qwen3moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}},
     "GptOss": {"gpt-oss": GPT_OSS},
     "Glm4Moe": {
-        "glm4moe": {**ROUTED, "head_dim": 24, "attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 1.5}
+        "glm4moe": {
+            **ROUTED,
+            "head_dim": 24,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+        },
+        "glm4moe-groups": {**ROUTED, "n_group": 2, "routed_scaling_factor": 1.5, "norm_topk_prob": False},
     },
     "Dots1": {"dots1": {**ROUTED, "norm_topk_prob": True, "n_group": 2, "topk_group": 1}},
     "Ernie4_5_Moe": {
