@@ -223,6 +223,8 @@ LLAMA_LIKE = {
 }
 """By the prefix of the classes of transformers."""
 
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+ROUTED |= {"n_shared_experts": 1}
 EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Gemma4": {
         "gemma4-experts": GEMMA4_WINDOWS
@@ -241,6 +243,18 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Qwen2Moe": {"qwen2moe": {**EXPERTS, "shared_expert_intermediate_size": 64}},
     "Qwen3Moe": {"qwen3moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}},
     "GptOss": {"gpt-oss": GPT_OSS},
+    "Glm4Moe": {
+        "glm4moe": {**ROUTED, "head_dim": 24, "attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 1.5}
+    },
+    "Dots1": {"dots1": {**ROUTED, "norm_topk_prob": True, "n_group": 2, "topk_group": 1}},
+    "Ernie4_5_Moe": {
+        "ernie4-5-moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 1}
+    },
+    "GraniteMoe": {"granitemoe": {**GRANITE_VARIANTS["granite"], "num_local_experts": 4, "num_experts_per_tok": 2}},
+    "GraniteMoeShared": {
+        "granitemoe-shared": {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 64}
+    },
+    "Olmoe": {"olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}},
 }
 KNOWN = {
     family: LLAMA_LIKE.get(family, {}) | EXPERT_VARIANTS.get(family, {}) for family in LLAMA_LIKE | EXPERT_VARIANTS
@@ -251,6 +265,9 @@ EVERY_ARCHITECTURE: dict[str, tuple[str, ...]] = {
     **{f"{prefix}ForCausalLM": tuple(variants) for prefix, variants in KNOWN.items()},
 }
 """The variants of each architecture."""
+
+KEPT_BUFFERS = ("layer_scalar", "e_score_correction_bias")
+"""Ends of the names of parameters that transformers holds as buffers."""
 
 
 def build_checkpoint(
@@ -267,7 +284,7 @@ def build_checkpoint(
         model = _make_llama_like(variant, overrides)
     generator = torch.Generator().manual_seed(17)
     with torch.no_grad():
-        scales = [buffer for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]
+        scales = [buffer for name, buffer in model.named_buffers() if name.endswith(KEPT_BUFFERS)]
         for parameter in [*model.parameters(), *scales]:
             center = 1.0 if parameter.dim() == 1 and bool((parameter == 1).all()) else 0.0
             parameter.normal_(center, 0.2, generator=generator)

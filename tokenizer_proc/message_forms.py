@@ -69,7 +69,7 @@ class MessageForms:
 
     def _separate_calls(self, messages: list[Message]) -> list[Message]:
         """Returns the chat with one call a message, each followed by its result, if the template shows only one."""
-        if all(len(message.get("tool_calls") or ()) < 2 for message in messages) or self._reads_two_calls:
+        if all(len(message.get("tool_calls") or ()) < 2 for message in messages) or not self._shows_one_call:
             return messages
         separated: list[Message] = []
         for message in messages:
@@ -157,12 +157,15 @@ class MessageForms:
         return CALL_FORMS[0]
 
     @cached_property
-    def _reads_two_calls(self) -> bool:
-        """Whether a message may have two calls."""
-        texts = f"{NEEDLE}1", f"{NEEDLE}2"
-        calls = [call for text in texts for call in _call(text)["tool_calls"]]
-        message = self._call_form.apply({"role": "assistant", "tool_calls": calls})
-        return self._shows([self._user(), message, RESULT], lambda rendered: all(text in rendered for text in texts))
+    def _shows_one_call(self) -> bool:
+        """Whether a message may have one call, but not two."""
+
+        def shows(*texts: str) -> bool:
+            calls = [call for text in texts for call in _call(text)["tool_calls"]]
+            message = self._call_form.apply({"role": "assistant", "tool_calls": calls})
+            return self._shows([self._user(), message, RESULT], lambda shown: all(text in shown for text in texts))
+
+        return shows(f"{NEEDLE}1") and not shows(f"{NEEDLE}1", f"{NEEDLE}2")
 
     @cached_property
     def _shows_one_thought(self) -> bool:

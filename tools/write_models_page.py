@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from runtime.gguf.architectures import find_architecture
 from runtime.gguf.gguf_file import read_gguf
 from scheduler_proc.computing.model.families.registry import FAMILIES
 from tests.checkpoints import EVERY_ARCHITECTURE
@@ -25,6 +26,9 @@ END = "<!-- End of the table. -->\n"
 HEAD = """| architecture | checkpoints | bf16, fp32 | GGUF | quantized | ranks | GPU |
 |---|---|---|---|---|---|---|
 """
+QUANTIZED_ALONE = {"GptOssForCausalLM": "MXFP4"}
+"""Methods of families that are published in no other: their own tests have them."""
+
 ARCHITECTURE_OF = {variant: name for name, variants in EVERY_ARCHITECTURE.items() for variant in variants}
 
 
@@ -46,7 +50,7 @@ def make_table() -> str:
             ", ".join(name for name, real in REAL.items() if architecture in real.config["architectures"]),
             "tokens, text" if architecture in trained else "tokens",
             in_gguf.get(architecture, "—"),
-            "weights" if architecture in QUANTIZED else "—",
+            QUANTIZED_ALONE.get(architecture) or ("AWQ, GPTQ, fp8" if architecture in QUANTIZED else "—"),
             ", ".join(sorted({str(ranks) for variant, _, ranks, _ in DIVIDED if _is(variant, architecture)})) or "—",
             "interpreter" if architecture in on_gpu else "—",
         )
@@ -66,14 +70,12 @@ def _gguf_checks() -> dict[str, str]:
     """By architecture of config.json: that of GGUF, and whether logits are compared or only tensors."""
     found: dict[str, str] = {}
     for stem, model in json.loads((GOLDEN / "models.json").read_text(encoding="utf-8")).items():
-        found |= dict.fromkeys(model["config"]["architectures"], f"`{_gguf_name(GOLDEN, stem)}`: tensors")
-    for stem, (variant, _) in converted_models.MODELS.items():
-        found[ARCHITECTURE_OF[variant]] = f"`{_gguf_name(converted_models.FOLDER, stem)}`: logits"
+        name = read_gguf(GOLDEN / f"{stem}.gguf").metadata["general.architecture"]
+        found |= dict.fromkeys(model["config"]["architectures"], f"`{name}`: tensors")
+    for stem in converted_models.MODELS:
+        file = read_gguf(converted_models.FOLDER / f"{stem}.gguf")
+        found[find_architecture(file).hf_name] = f"`{file.metadata['general.architecture']}`: logits"
     return found
-
-
-def _gguf_name(folder: Path, stem: str) -> object:
-    return read_gguf(folder / f"{stem}.gguf").metadata["general.architecture"]
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ def make_experts(case: ExpertCase, device: torch.device) -> Work:
         make_expert_weight(case, *sizes, device)
         for sizes in ((2 * case.size, case.hidden_size), (case.hidden_size, case.size))
     ]
-    into, out = (weight.experts() for weight in weights)
+    into, out = (weight.experts(None) for weight in weights)
     x = torch.randn(case.num_tokens, case.hidden_size, device=device).bfloat16()
     routing = Routing(num_chosen=case.num_chosen, is_renormalized=True)
     logits = torch.randn(NUM_ROUTES, case.num_tokens, case.num_experts, device=device).bfloat16()

@@ -31,10 +31,8 @@ def find_launcher(name: str, dtype: torch.dtype) -> Callable[..., Any] | None:
 
 
 def _address(tensor: Tensor | None) -> int | None:
-    if tensor is None:
-        return None
-    assert tensor.is_contiguous()
-    return tensor.data_ptr()
+    assert tensor is None or tensor.is_contiguous()
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _addresses(*tensors: Tensor | None) -> list[int | None]:
@@ -88,10 +86,12 @@ def rms_norm(
     return out_TE
 
 
-def silu_mul(kernel: Kernel, gate_up_TF2: Tensor, out_TF: Tensor | None) -> Tensor:
+def gate_mul(kernel: Kernel, gate_up_TF2: Tensor, *rest: Any) -> Tensor:
+    """`silu_mul`, and `swiglu_oai` with its numbers."""
+    *numbers, out = rest
     num_tokens, size = gate_up_TF2.shape[0], gate_up_TF2.shape[1] // 2
-    out_TF = _output(out_TF, num_tokens, size, gate_up_TF2.dtype)
-    kernel(*_addresses(gate_up_TF2, out_TF), num_tokens, size)
+    out_TF = _output(out, num_tokens, size, gate_up_TF2.dtype)
+    kernel(*_addresses(gate_up_TF2, out_TF), num_tokens, size, *numbers)
     return out_TF
 
 
@@ -101,13 +101,6 @@ def gelu_mul(kernel: Kernel, gate_up: Tensor, out_TF: Tensor | None, up_TF: Tens
     up, stride = (None, 0) if up_TF is None else (up_TF.data_ptr(), up_TF.stride(0))
     kernel(_address(gate_up), up, _address(out_TF), num_tokens, size, stride)
     return out_TF
-
-
-def swiglu_oai(kernel: Kernel, gate_up_RF2: Tensor, alpha: float, limit: float, out_RF: Tensor | None) -> Tensor:
-    num_rows, size = gate_up_RF2.shape[0], gate_up_RF2.shape[1] // 2
-    out_RF = _output(out_RF, num_rows, size, gate_up_RF2.dtype)
-    kernel(*_addresses(gate_up_RF2, out_RF), num_rows, size, alpha, limit)
-    return out_RF
 
 
 def rescale(kernel: Kernel, x_TE: Tensor, factor: float, added_TE: Tensor | None, softcap: float) -> Tensor:
@@ -329,17 +322,12 @@ def gather_rows(kernel: Kernel, x_TE: Tensor, routes: Routes, out_RE: Tensor | N
 
 
 def combine_experts(
-    kernel: Kernel,
-    x_RE: Tensor,
-    routes: Routes,
-    shared_TE: Tensor | None,
-    gate_T1: Tensor | None,
-    out_TE: Tensor | None,
+    kernel: Kernel, x_RE: Tensor, routes: Routes, shared_TE: Tensor | None, gate_T1: Tensor | None, out: Tensor | None
 ) -> Tensor:
-    out_TE = _output(out_TE, len(routes.rows), x_RE.shape[1], x_RE.dtype)
-    addresses = _addresses(x_RE, routes.shares, routes.rows, shared_TE, gate_T1, out_TE)
+    out = _output(out, len(routes.rows), x_RE.shape[1], x_RE.dtype)
+    addresses = _addresses(x_RE, routes.shares, routes.rows, shared_TE, gate_T1, out)
     kernel(*addresses, *routes.rows.shape, x_RE.shape[1])
-    return out_TE
+    return out
 
 
 def expert_packed_linear(kernel: Kernel, packed: Tensor, *arguments: Any) -> Tensor:
@@ -351,16 +339,10 @@ def expert_quantized_linear(kernel: Kernel, weight: Codes, *arguments: Any) -> T
 
 
 def _expert_linear(
-    kernel: Kernel,
-    stored: Tensor,
-    num_outputs: int,
-    bias_O: Tensor | None,
-    x_RI: Tensor,
-    routes: Routes,
-    out_RO: Tensor | None,
+    kernel: Kernel, stored: Tensor, num_outputs: int, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out: Any
 ) -> Tensor:
     num_experts = len(routes.ends)
-    out_RO = _output(out_RO, len(x_RI), num_outputs // num_experts, x_RI.dtype)
+    out_RO = _output(out, len(x_RI), num_outputs // num_experts, x_RI.dtype)
     addresses = _addresses(x_RI, stored, bias_O, routes.ends, out_RO)
     kernel(*addresses, num_experts, x_RI.shape[1], out_RO.shape[1])
     return out_RO
@@ -391,12 +373,12 @@ def apply_bitmask(kernel: Kernel, logits_SV: Tensor, rows_A: Tensor, bitmask_AW:
 LAUNCHERS: dict[str, Callable[..., Any]] = {
     launcher.__name__: launcher
     for launcher in (
-        *(embed, layer_norm, rms_norm, rescale, gelu, silu_mul, gelu_mul, swiglu_oai, rotate_store),
-        *(paged_decode, paged_prefill),
+        *(embed, layer_norm, rms_norm, rescale, gelu, gelu_mul, rotate_store, paged_decode, paged_prefill),
         *(pack_linear, packed_linear, fp8_linear, quantize, sum_magnitudes, quantized_linear, apply_bitmask),
         *(block_linear, look_up_blocks, pack_blocks, route_tokens, gather_rows, combine_experts),
         *(expert_packed_linear, expert_quantized_linear, expert_block_linear),
     )
 }
 LAUNCHERS |= dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)
+LAUNCHERS |= dict.fromkeys(("silu_mul", "swiglu_oai"), gate_mul)
 """By operation."""

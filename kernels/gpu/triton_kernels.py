@@ -38,6 +38,7 @@ NAMES: tuple[str, ...] = (
     "route_tokens",
     "sample",
     "silu_mul",
+    "swiglu_oai",
     "take_tokens",
     "top_logprobs",
 )

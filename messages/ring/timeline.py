@@ -4,9 +4,10 @@ from typing import Literal
 
 import msgspec
 
-WaitsFor = Literal["rows", "tokens", "pages", "drain", "priority"]
+WaitsFor = Literal["rows", "tokens", "pages", "drain", "priority", "window_pages"]
 """Why the first request of the queue got no row: all rows are in use, the step's token budget is spent, too few pages
-are available, the scheduler is draining, or its priority is the lowest and requests of higher priority exist."""
+are available, the scheduler is draining, its priority is the lowest and requests of higher priority exist, or there
+are too few pages of layers with a window."""
 
 
 class TokenizedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -328,7 +328,7 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
     for tensor in file.tensors.values():
         if tensor.name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
             continue
-        if "nextn" in tensor.name or _is_beyond(tensor, config):
+        if _is_beyond(tensor, config):
             continue
         name, hf_name = _find_name(architecture, tensor)
         if "{}" in hf_name:

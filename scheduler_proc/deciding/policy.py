@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from messages.ring.timeline import DelayedRow, PausedRow, PreemptedRow
+from messages.ring.timeline import DelayedRow, PausedRow, PreemptedRow, WaitsFor
 from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
@@ -313,8 +313,10 @@ class Policy:
             req = stages.open_next(pending)
             num_needed = cache.num_missing(req, _num_next_tokens(req))
             lacking = num_promised + num_needed + stages.num_active - cache.num_available
-            if cache.windows is not None:
-                lacking = max(lacking, self._count_lacking_windows([*stages.prefilling, req], cache.windows))
+            scarce: WaitsFor = "pages"
+            if cache.windows is not None and lacking <= 0:
+                scarce = "window_pages"
+                lacking = self._count_lacking_windows([*stages.prefilling, req], cache.windows)
             yielding = self._find_yielding(plan, lacking) if lacking > 0 and not pending.gives_way else []
             if yielding:
                 stages.close_next(req)
@@ -323,7 +325,7 @@ class Policy:
                 continue
             if lacking > 0:
                 stages.close_next(req)
-                notes.waits_for, notes.num_needed_pages = "pages", num_needed
+                notes.waits_for, notes.num_needed_pages = scarce, num_needed
                 notes.num_promised_pages = num_promised + stages.num_active
                 return
             stages.admit(req)

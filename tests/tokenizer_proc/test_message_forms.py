@@ -246,3 +246,9 @@ def test_tools_have_another_name_in_templates_like_smollm3s(condition: str):
     assert templates.render(chat(user())) == "Hi"
     both = templates_of(template + "{{ tools | length }}")
     assert both.render(chat(user(), template_kwargs={"tools": tools})) == "2"
+
+
+def test_a_message_with_calls_stays_one_if_the_template_shows_no_calls() -> None:
+    calls = [{"id": f"call0000{i}", "type": "function", "function": {"name": "f", "arguments": {}}} for i in range(2)]
+    messages = [user("a"), assistant("b") | {"tool_calls": calls}, user("c")]
+    assert templates_of(ANY_SYSTEM).render(chat(*messages)) == "user:a;assistant:b;user:c;"

@@ -31,9 +31,6 @@ REFUSED = {
     "fireworks-ai-llama-3-firefunction-v2": ALL,  # its tools are a variable of another name
     "google-gemma-2-2b-it": CALLS,  # its roles alternate
     "llama-cpp-deepseek-r1": ALL - WITHOUT_TOOLS,  # it writes a generator as JSON
-    "meta-llama-Llama-3.1-8B-Instruct": {"calls"},  # one call at a time
-    "meta-llama-Llama-3.2-3B-Instruct": {"calls"},
-    "meta-llama-Llama-3.3-70B-Instruct": {"calls"},
 }
 """The chats that the templates refuse, with us and in transformers."""
 

@@ -19,6 +19,7 @@ WaitsFor = Literal[
     "tokens",
     "pages",
     "drain",
+    "window_pages",
     "priority",
     "same_page",
     "load",
@@ -140,6 +141,8 @@ def _in_queue(row: WaitingRow, facts: QueueFacts, heard_s: float) -> Waiting:
             reason = f"the step has no tokens left: {_tokens(facts)}"
         case "pages":
             reason = _pages(row, facts)
+        case "window_pages":
+            reason = "too few pages of layers with a window are free or can be evicted (--kv-cache-memory-gb)"
         case "drain":
             reason = "the scheduler finishes its running requests and is then replaced"
         case "priority":

@@ -173,6 +173,22 @@ def test_tensors_that_are_not_supported(tmp_path: Path, tensors: dict[str, Any],
         list_tensors(read_gguf(path))
 
 
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path):
+    """The last layer of GLM-4.5; its own tensors are none of the model's."""
+    experts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_gating_func": 2}
+    metadata = {key.replace("llama", "glm4moe"): value for key, value in METADATA.items()}
+    metadata |= {f"glm4moe.{key}": value for key, value in experts.items()}
+    metadata |= {"general.architecture": "glm4moe", "glm4moe.block_count": 2, "glm4moe.nextn_predict_layers": 1}
+    last = {name.replace("blk.0.", "blk.1."): tensor for name, tensor in TENSORS.items() if "blk.0." in name}
+    tensors = TENSORS | last | {"blk.1.nextn.eh_proj.weight": Stored("Q8_0", (64, 128))}
+    file = read_gguf(write_gguf(tmp_path / "m.gguf", metadata, tensors))
+    assert read_config(file)["num_hidden_layers"] == 1
+    assert not any(name.startswith("model.layers.1.") for name in list_tensors(file))
+    metadata["glm4moe.expert_gating_func"] = 1
+    with pytest.raises(BootError, match=r"glm4moe.expert_gating_func is '1': supported is 2"):
+        read_config(read_gguf(write_gguf(tmp_path / "m.gguf", metadata, tensors)))
+
+
 def test_experts_that_do_not_fit(tmp_path: Path):
     metadata = {key.replace("llama", "qwen3moe"): value for key, value in METADATA.items()}
     metadata |= {"general.architecture": "qwen3moe", "qwen3moe.expert_count": 4, "qwen3moe.expert_used_count": 2}

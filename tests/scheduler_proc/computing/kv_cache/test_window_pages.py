@@ -29,7 +29,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "no cache": {"enable_prefix_caching": False, "block_size": 4, "num_pages": 40},
     "n-grams": {"speculative": "ngram", "block_size": 4, "num_pages": 48},
 }
-OURS = ["gemma3", "gemma4-shared-kv", "qwen2-windows", "mistral-window"]
+OURS = ["gemma3", "gemma4-shared-kv", "gpt-oss", "mistral-window"]
 """One layer of three is global; some have K and V of others, and other heads; half of the layers are; none is."""
 
 

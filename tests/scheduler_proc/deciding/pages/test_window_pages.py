@@ -135,6 +135,17 @@ def test_requests_with_the_same_output_share_pages_but_not_what_each_has_passed(
     assert run(cache, 3, [*IDS[:48], 1]) == 48
 
 
+def test_a_request_waits_until_the_others_leave_it_window_pages():
+    bench = Bench(60, SIZE, MAX_MODEL_LEN, max_num_batched_tokens=16, windows=(WINDOW, 8))
+    bench.send(*(user_msg(uid, [uid] * 40, 6, ignore_eos=True) for uid in (1, 2, 3)))
+    waited: set[str | None] = set()
+    while bench.step():
+        waited.add(bench.scheduler._policy.notes.waits_for)
+    assert "window_pages" in waited
+    assert bench.gauge("preemptions") == 0
+    bench.check_idle()
+
+
 def windows_for(seed: int, page_size: int, max_num_batched_tokens: int, num_pages: int) -> tuple[int, int]:
     """Returns a window, and enough window pages for one request, now and then for more."""
     chance = random.Random(seed)

@@ -26,7 +26,10 @@ OPERATIONS = {
     "gemma3": {"rms_norm", "gelu_mul", "rotate_store"},
     **dict.fromkeys(("llama-gqa-tied", "mistral-window", "qwen2-windows", "qwen3-gqa-tied", "olmo2", "olmo3"), GATED),
     **dict.fromkeys(("phi3-long", "smollm3", "granite", "granite4", "glm4", "ministral3", "exaone4"), GATED),
-    **dict.fromkeys(("mixtral", "qwen2moe", "qwen3moe"), GATED | EXPERTS),
+    "gemma4-one-kv": {"rms_norm", "gelu_mul", "rotate_store"},
+    "gpt-oss": {"rms_norm", "rotate_store"},
+    **dict.fromkeys(("mixtral", "qwen2moe", "qwen3moe", "glm4moe", "dots1", "ernie4-5-moe"), GATED | EXPERTS),
+    **dict.fromkeys(("granitemoe", "granitemoe-shared", "olmoe"), GATED | EXPERTS),
 }
 """By variant, one of each architecture."""
 
@@ -47,8 +50,11 @@ FEW_LAYERS: dict[str, dict[str, Any]] = {
     "granite4": ONE_LAYER | {"layer_types": ["full_attention"]},
     "qwen2-windows": TWO_KINDS,
     "mixtral": ONE_LAYER | {"intermediate_size": 20},
+    **dict.fromkeys(("granitemoe", "granitemoe-shared", "olmoe"), ONE_LAYER | {"intermediate_size": 20}),
     **dict.fromkeys(("qwen2moe", "qwen3moe"), ONE_LAYER | {"moe_intermediate_size": 20}),
-    **dict.fromkeys(("cohere2", "gemma2", "gemma3", "olmo3", "exaone4"), TWO_KINDS),
+    **dict.fromkeys(("glm4moe", "dots1"), ONE_LAYER | {"moe_intermediate_size": 20, "first_k_dense_replace": 0}),
+    "ernie4-5-moe": ONE_LAYER | {"moe_intermediate_size": 20, "moe_layer_start_index": 0},
+    **dict.fromkeys(("cohere2", "gemma2", "gemma3", "gemma4-one-kv", "gpt-oss", "olmo3", "exaone4"), TWO_KINDS),
 }
 """One layer of each kind; windows are shorter than the texts, and the sizes of experts those of plain weights."""
 

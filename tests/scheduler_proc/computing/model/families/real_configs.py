@@ -81,6 +81,12 @@ GPT_OSS_ROPE: Fields = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, 
 GPT_OSS_ROPE |= {"original_max_position_embeddings": 4096}
 GPT_OSS = of("GptOss", rope_theta=150000, rope_scaling=GPT_OSS_ROPE, head_dim=64, sliding_window=128)
 GPT_OSS |= {"num_experts_per_tok": 4, "attention_bias": True}
+GLM4_MOE = of("Glm4Moe", rope_theta=1e6, head_dim=128, partial_rotary_factor=0.5, attention_bias=True)
+GLM4_MOE |= {"num_experts_per_tok": 8, "n_shared_experts": 1, "norm_topk_prob": True, "n_group": 1, "topk_group": 1}
+DOTS1 = of("Dots1", rope_theta=1e7, head_dim=128, first_k_dense_replace=1, norm_topk_prob=True)
+DOTS1 |= {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2, "moe_intermediate_size": 1408}
+ERNIE = of("Ernie4_5_Moe", moe_num_experts=64, moe_k=6, moe_num_shared_experts=2, moe_intermediate_size=1536, **TIED)
+GRANITE_MOE = of("GraniteMoe", embedding_multiplier=12.0, residual_multiplier=0.22, num_experts_per_tok=8, **TIED)
 LONGROPE: Fields = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.1] * 48}
 PHI3 = of("Phi3", original_max_position_embeddings=4096, rope_scaling=None, sliding_window=2047)
 PHI3_LONG = PHI3 | {"rope_scaling": LONGROPE, "sliding_window": 262144}
@@ -211,6 +217,26 @@ REAL = {
     "gpt-oss 20B": Real(20.91, (2880, 2880, 24, 64, 8, 201088), GPT_OSS | {"num_local_experts": 32}, 131072, {128: 12}),
     "gpt-oss 120B": Real(
         116.8, (2880, 2880, 36, 64, 8, 201088), GPT_OSS | {"num_local_experts": 128}, 131072, {128: 18}
+    ),
+    "GLM-4.5 Air": Real(
+        106.9,
+        (4096, 10944, 46, 96, 8, 151552),
+        GLM4_MOE | {"n_routed_experts": 128, "moe_intermediate_size": 1408, "first_k_dense_replace": 1},
+        131072,
+    ),
+    "GLM-4.5": Real(
+        352.8,
+        (5120, 12288, 92, 96, 8, 151552),
+        GLM4_MOE
+        | {"n_routed_experts": 160, "moe_intermediate_size": 1536, "first_k_dense_replace": 3, "use_qk_norm": True},
+        131072,
+    ),
+    "dots.llm1": Real(142.8, (4096, 10944, 62, 32, 32, 152064), DOTS1, 32768),
+    "ERNIE 4.5 21B-A3B": Real(21.83, (2560, 12288, 28, 20, 4, 103424), ERNIE | {"moe_layer_start_index": 1}, 131072),
+    "Granite 3.1 1B-A400M": Real(1.334, (1024, 512, 24, 16, 8, 49155), GRANITE_MOE | {"num_local_experts": 32}, 131072),
+    "Granite 3.1 3B-A800M": Real(3.3, (1536, 512, 32, 24, 8, 49155), GRANITE_MOE | {"num_local_experts": 40}, 131072),
+    "OLMoE 1B-7B": Real(
+        6.919, (2048, 1024, 16, 16, 16, 50304), of("Olmoe", num_experts=64, num_experts_per_tok=8), 4096
     ),
     "Phi-3-mini 4k": Real(3.821, (3072, 8192, 32, 32, 32, 32064), PHI3, 4096, {2047: 32}),
     "Phi-3-mini 128k": Real(3.821, (3072, 8192, 32, 32, 32, 32064), PHI3_LONG, 131072),

@@ -12,6 +12,7 @@ from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.decoder import model_parameters
 from scheduler_proc.computing.model.families.registry import FAMILIES, find_family
+from tests.checkpoints import KEPT_BUFFERS
 from tests.scheduler_proc.computing.model.families.real_configs import REAL, REFUSED, Fields
 
 
@@ -20,8 +21,8 @@ def num_parameters_of_transformers(fields: Fields) -> int:
     model_class = getattr(transformers, fields.pop("architectures")[0])
     with torch.device("meta"):
         model = model_class(model_class.config_class(**fields))
-    scalars = [buffer for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]  # Gemma 4's
-    return model.num_parameters() + len(scalars)
+    buffers = sum(buffer.numel() for name, buffer in model.named_buffers() if name.endswith(KEPT_BUFFERS))
+    return model.num_parameters() + buffers
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -46,4 +47,5 @@ def test_a_refusal_has_the_reason(name: str) -> None:
 
 def test_every_architecture_has_a_real_checkpoint() -> None:
     named = {name for real in REAL.values() for name in real.config["architectures"]}
-    assert named == {name for family in FAMILIES for name in family.architectures}
+    known = {name for family in FAMILIES for name in family.architectures}
+    assert named == known - {"GraniteMoeSharedForCausalLM"}  # published in research alone
