@@ -244,7 +244,14 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Qwen3Moe": {"qwen3moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}},
     "GptOss": {"gpt-oss": GPT_OSS},
     "Glm4Moe": {
-        "glm4moe": {**ROUTED, "head_dim": 24, "attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 1.5}
+        "glm4moe": {
+            **ROUTED,
+            "head_dim": 24,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+        },
+        "glm4moe-groups": {**ROUTED, "n_group": 2, "routed_scaling_factor": 1.5, "norm_topk_prob": False},
     },
     "Dots1": {"dots1": {**ROUTED, "norm_topk_prob": True, "n_group": 2, "topk_group": 1}},
     "Ernie4_5_Moe": {
@@ -274,9 +281,9 @@ KNOWN = {
 VARIANTS = [*GPT2_VARIANTS, *(variant for variants in LLAMA_LIKE.values() for variant in variants)]
 EVERY_ARCHITECTURE: dict[str, tuple[str, ...]] = {
     "GPT2LMHeadModel": tuple(GPT2_VARIANTS),
-    **{f"{prefix}ForCausalLM": tuple(variants) for prefix, variants in KNOWN.items()},
+    **{f"{prefix}ForCausalLM": tuple(KNOWN[prefix]) for prefix in LLAMA_LIKE | EXPERT_VARIANTS},
 }
-"""The variants of each architecture."""
+"""The variants of each architecture that a family describes."""
 
 KEPT_BUFFERS = ("layer_scalar", "e_score_correction_bias")
 """Ends of the names of parameters that transformers holds as buffers."""

@@ -23,8 +23,6 @@ from kernels.cpu.attention_arguments import ALL_KEYS, AttentionArguments
 from kernels.cpu.huge_pages import empty_huge
 from kernels.cpu.library import MAX_HEAD_DIM, MAX_QUERIES_A_HEAD, Kernel, find_kernel
 
-NO_NORMS = (None, None, None)
-
 
 def find_launcher(name: str, dtype: torch.dtype) -> Callable[..., Any] | None:
     """Returns the launcher of an operation, or `None` if no C kernel of it is loaded for this dtype."""
@@ -100,9 +98,8 @@ def gate_mul(kernel: Kernel, gate_up_TF2: Tensor, *rest: Any) -> Tensor:
 def gelu_mul(kernel: Kernel, gate_up: Tensor, out_TF: Tensor | None, up_TF: Tensor | None) -> Tensor:
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // (2 if up_TF is None else 1)
     out_TF = _output(out_TF, num_tokens, size, gate_up.dtype)
-    assert up_TF is None or up_TF.stride(1) == 1
-    up = (None, 0) if up_TF is None else (up_TF.data_ptr(), up_TF.stride(0))
-    kernel(_address(gate_up), up[0], _address(out_TF), num_tokens, size, up[1])
+    up, stride = (None, 0) if up_TF is None else (up_TF.data_ptr(), up_TF.stride(0))
+    kernel(_address(gate_up), up, _address(out_TF), num_tokens, size, stride)
     return out_TF
 
 
@@ -130,15 +127,14 @@ def rotate_store(
 ) -> Tensor:
     if cache is not None and not _has_kernel(cache):
         return NotImplemented
-    num_tokens, num_all_heads, head_dim = heads_TAD.shape
-    num_kv_heads, addresses = (0, (None,) * 4) if cache is None else (cache.num_heads, cache.addresses)
-    num_heads = num_all_heads - 2 * num_kv_heads
+    num_kv_heads, addresses = (0, [None] * 4) if cache is None else (cache.num_heads, cache.addresses)
+    num_heads = heads_TAD.shape[1] - 2 * num_kv_heads
     cos_MX, sin_MX, query_row = tables or (None, None, 0)
     kernel(
         *_addresses(heads_TAD, cos_MX, sin_MX, positions_T, slots_T),
         *addresses,
-        *_addresses(*(NO_NORMS if norms is None else norms.weights)),
-        *(num_tokens, num_heads, num_kv_heads, head_dim),
+        *([None] * 3 if norms is None else _addresses(*norms.weights)),
+        *(len(heads_TAD), num_heads, num_kv_heads, heads_TAD.shape[2]),
         0 if cos_MX is None else cos_MX.shape[1],
         query_row,
         0.0 if norms is None else norms.eps,

@@ -62,8 +62,8 @@ class Repeats:
     """Computes parts one after another, most of them by replays; `kinds` has the kind of each part."""
 
     def __init__(self, kinds: Sequence[Hashable]):
-        self.known: dict[tuple[int, Names], Program | None] = {}
-        """By the first part and the names of the kernels that it calls; None: no part can be replayed."""
+        self.known: dict[tuple[int, int, Names], Program | None] = {}
+        """By the first and the last part, and the kernels that the first one calls; None: no part can be replayed."""
         numbers: dict[Hashable, int] = {}
         self._kinds = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
 
@@ -71,7 +71,7 @@ class Repeats:
         """Computes all parts. Raises what `compute` raises, and `MemoryError`."""
         with _noted_calls() as first:
             compute(parts[0])
-        key = parts[0], _names(first)
+        key = parts[0], parts[-1], _names(first)
         if key not in self.known:
             self.known[key] = self._learn(compute, parts, first)
             return

@@ -14,7 +14,8 @@ def gelu_mul(gate_up: Tensor, out_TF: Tensor | None = None, up_TF: Tensor | None
 
     With `up_TF`, whose rows may lie apart, `gate_up` is the gate alone.
     """
-    assert gate_up.shape[-1] % 2 == 0 if up_TF is None else up_TF.shape == gate_up.shape
+    assert up_TF is not None or gate_up.shape[-1] % 2 == 0
+    assert up_TF is None or (up_TF.shape == gate_up.shape and up_TF.stride(1) == 1)
     return call("gelu_mul", gate_up, gelu_mul_reference, gate_up.contiguous(), out_TF, up_TF)
 
 

@@ -107,7 +107,7 @@ def test_steps_with_prompts_repeat_the_calls_of_a_layer(tmp_path: Path, dtype: t
         assert outputs[0] == outputs[1]
     repeats = passes_of(repeating).repeats
     assert repeats is not None
-    assert {"paged_decode" in names for _, names in repeats.known} == {False, True}
+    assert {"paged_decode" in names for *_, names in repeats.known} == {False, True}
     assert all(repeats.known.values())
 
 

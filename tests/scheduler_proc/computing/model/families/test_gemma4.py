@@ -133,7 +133,7 @@ def test_decode_steps_are_captured_and_layers_repeated(tmp_path: Path, variant: 
     assert passes.captures.keys() == {1}
     if variant == "gemma4-shared-kv":
         assert passes.repeats is not None
-        programs = [program for (first, _), program in passes.repeats.known.items() if first == 3]
+        programs = [program for (first, *_), program in passes.repeats.known.items() if first == 3]
         assert [isinstance(step, RepeatedCalls) for step in programs[0].steps] == [False, True]
 
 
