@@ -281,9 +281,9 @@ KNOWN = {
 VARIANTS = [*GPT2_VARIANTS, *(variant for variants in LLAMA_LIKE.values() for variant in variants)]
 EVERY_ARCHITECTURE: dict[str, tuple[str, ...]] = {
     "GPT2LMHeadModel": tuple(GPT2_VARIANTS),
-    **{f"{prefix}ForCausalLM": tuple(variants) for prefix, variants in KNOWN.items()},
+    **{f"{prefix}ForCausalLM": tuple(KNOWN[prefix]) for prefix in LLAMA_LIKE | EXPERT_VARIANTS},
 }
-"""The variants of each architecture."""
+"""The variants of each architecture that is computed by our own code."""
 
 KEPT_BUFFERS = ("layer_scalar", "e_score_correction_bias")
 """Ends of the names of parameters that transformers holds as buffers."""

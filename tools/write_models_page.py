@@ -41,7 +41,7 @@ def make_page() -> str:
 def make_table() -> str:
     """Returns a row for each architecture of the registry."""
     trained = _architectures_in((*ROOT.glob("assets/*/config.json"), *TRAINED.glob("*/config.json")))
-    on_gpu = {ARCHITECTURE_OF[variant] for variant in OPERATIONS}
+    on_gpu = {ARCHITECTURE_OF.get(variant) for variant in OPERATIONS}
     in_gguf = _gguf_checks()
     rows = ""
     for architecture in (name for family in FAMILIES for name in family.architectures):
