@@ -243,7 +243,14 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Qwen3Moe": {"qwen3moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}},
     "GptOss": {"gpt-oss": GPT_OSS},
     "Glm4Moe": {
-        "glm4moe": {**ROUTED, "head_dim": 24, "attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 1.5}
+        "glm4moe": {
+            **ROUTED,
+            "head_dim": 24,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+        },
+        "glm4moe-groups": {**ROUTED, "n_group": 2, "routed_scaling_factor": 1.5, "norm_topk_prob": False},
     },
     "Dots1": {"dots1": {**ROUTED, "norm_topk_prob": True, "n_group": 2, "topk_group": 1}},
     "Ernie4_5_Moe": {
@@ -255,15 +262,27 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "Olmoe": {"olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}},
 }
+MLA = {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+TRANSFORMERS_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "GPTNeoX": {"gpt_neox": {"rotary_pct": 0.25}},
+    "OPT": {"opt": {"ffn_dim": 88, "word_embed_proj_dim": 32, "do_layer_norm_before": False}},
+    "Starcoder2": {"starcoder2": {"sliding_window": 11}},
+    "DeepseekV3": {
+        "deepseek_v3": MLA
+        | {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        | {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+    },
+}
+"""Likewise, families that only transformers computes."""
 KNOWN = {
     family: LLAMA_LIKE.get(family, {}) | EXPERT_VARIANTS.get(family, {}) for family in LLAMA_LIKE | EXPERT_VARIANTS
-}
+} | TRANSFORMERS_VARIANTS
 VARIANTS = [*GPT2_VARIANTS, *(variant for variants in LLAMA_LIKE.values() for variant in variants)]
 EVERY_ARCHITECTURE: dict[str, tuple[str, ...]] = {
     "GPT2LMHeadModel": tuple(GPT2_VARIANTS),
-    **{f"{prefix}ForCausalLM": tuple(variants) for prefix, variants in KNOWN.items()},
+    **{f"{prefix}ForCausalLM": tuple(KNOWN[prefix]) for prefix in LLAMA_LIKE | EXPERT_VARIANTS},
 }
-"""The variants of each architecture."""
+"""The variants of each architecture that a family describes."""
 
 KEPT_BUFFERS = ("layer_scalar", "e_score_correction_bias")
 """Ends of the names of parameters that transformers holds as buffers."""

@@ -41,6 +41,9 @@ RULES = {
     "scheduler_proc/computing": rule(
         "scheduler_proc.computing runtime messages kernels", "msgspec torch numpy safetensors huggingface_hub"
     ),
+    "scheduler_proc/computing/transformers_model": rule(
+        "scheduler_proc.computing messages kernels", "torch transformers"
+    ),
     "scheduler_proc/computing/tiers/slot_file.py": rule("", "xxhash"),
     "messages": rule("messages", "msgspec"),
     "messages/channels.py": rule("messages", "msgspec zmq"),
@@ -134,6 +137,7 @@ LAYERS = {
         "scheduler_proc/computing/runner.py",
         "scheduler_proc/computing/tiers",
         "scheduler_proc/computing/device.py",
+        "scheduler_proc/computing/transformers_model",
         "scheduler_proc/computing/sampling scheduler_proc/computing/kv_cache",
         "scheduler_proc/computing/model/decoder.py",
         "scheduler_proc/computing/model",
@@ -208,6 +212,7 @@ FUNCTION_LEVEL_IMPORTS = {
     ("scheduler_proc/computing/torch_import.py", "numpy"): "likewise, and under a setting",
     (LOAD_RUNNER, "scheduler_proc.computing.loading.open_weights"): "random weights need no safetensors",
     (LOAD_RUNNER, "scheduler_proc.computing.loading.weight_cache"): "likewise",
+    (LOAD_RUNNER, "scheduler_proc.computing.transformers_model.loading"): "takes seconds (transformers)",
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
     ("runtime/grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/grammars.py", "llguidance"): "is needed from the first grammar on",

@@ -42,6 +42,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="a directory, a file in GGUF or a name for the tokenizer (default: --model)")
     ] = ""
     revision: Annotated[str, Meta(description="branch, tag or commit of the model on the hub")] = "main"
+    model_impl: Annotated[
+        Literal["auto", "native", "transformers"],
+        Meta(
+            description="whose code computes the model: native: this server's; transformers: that of the package, with "
+            "this server's attention, for any decoder whose K and V are all it keeps, slower; auto: native where it "
+            "has the architecture"
+        ),
+    ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(

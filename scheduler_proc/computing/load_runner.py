@@ -36,10 +36,10 @@ from scheduler_proc.computing.kv_cache.page_sizes import (
 from scheduler_proc.computing.loading.identity import identity_of
 from scheduler_proc.computing.loading.weights import find_segments, has_own_head, make_dummy_weights, most_bytes
 from scheduler_proc.computing.model.blocks.weights import Weights
-from scheduler_proc.computing.model.decoder import Decoder, model_parameters
+from scheduler_proc.computing.model.decoder import Decoder, DescribedDecoder, model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.family import Family
-from scheduler_proc.computing.model.families.registry import find_family
+from scheduler_proc.computing.model.families.registry import find_family, match_family
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.placement import Placement
@@ -48,6 +48,7 @@ from scheduler_proc.computing.runner import Publish, Runner, RunnerParts
 from scheduler_proc.computing.step.shapes import StepLimits
 from scheduler_proc.computing.tiers.open_tiers import open_tiers
 from scheduler_proc.computing.tiers.page_copies import PageCopies
+from scheduler_proc.computing.torch_import import import_fake_tensors
 
 if TYPE_CHECKING:
     from scheduler_proc.computing.loading.checkpoint import Checkpoint
@@ -230,6 +231,10 @@ def _load(
     def load_one(
         config: Config, hf_config: HfConfig, weights_file: Path | None, *, is_draft: bool = False
     ) -> LoadedModel | None:
+        impl = config.model.model_impl
+        if impl == "transformers" or (impl == "auto" and match_family(hf_config) is None):
+            parts = config, backend, place, placement, limits, report
+            return None if is_shared_only else _load_with_transformers(*parts, is_draft=is_draft)
         family = find_family(hf_config)
         open_once = cache(lambda: _open_checkpoint(config))
         shard = Shard(_describe(config, family, hf_config, open_once), parallel.rank, parallel.size)
@@ -254,7 +259,7 @@ def _load(
                 weights = memory.load(load_weights, report, num_bytes)
         if weights is None:
             return None
-        decoder = Decoder(shard.own, weights, config.facts.max_model_len, parallel)
+        decoder = DescribedDecoder(shard.own, weights, config.facts.max_model_len, parallel)
         return LoadedModel(config, backend, place, placement, own_limits, decoder, identity, window=window)
 
     model = load_one(config, hf_config, weights_file)
@@ -264,6 +269,30 @@ def _load(
     assert draft is not None
     _warn_if_large(model.decoder, draft.decoder)
     return dataclasses.replace(model, draft=draft)
+
+
+def _load_with_transformers(
+    config: Config,
+    backend: Backend,
+    place: Place,
+    placement: Placement,
+    limits: StepLimits,
+    report: Report,
+    *,
+    is_draft: bool,
+) -> LoadedModel:
+    """Returns the model, none of whose steps is captured. Raises `BootError`."""
+    report("importing transformers", None)
+    import_fake_tensors()
+    # Imported here: it takes seconds, and other models do not need it.
+    from scheduler_proc.computing.transformers_model.loading import load_decoder
+
+    config = replace(config, model=replace(config.model, enforce_eager=True))
+    decoder = load_decoder(config, placement, report)
+    window = None if is_draft else find_window(config, decoder.model)
+    limits = dataclasses.replace(limits, has_windows=window is not None)
+    identity = identity_of(config, decoder.model, placement, config.model, config.cache, config.facts)
+    return LoadedModel(config, backend, place, placement, limits, decoder, identity, window=window)
 
 
 def _join(config: Config, backend: Backend, place: Place, report: Report) -> ParallelGroup:

@@ -39,7 +39,7 @@ class Served:
             return self.reference(torch.tensor([ids])).logits[0].log_softmax(-1)
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama-gqa-tied"])
+@pytest.fixture(scope="module", params=["gpt2", "llama-gqa-tied", "gpt_neox"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     return Served(tmp_path_factory.mktemp(request.param), request.param)
 

@@ -4,6 +4,7 @@ Shape legend: T tokens of the step, E embedding size, A values of all query head
 """
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -42,8 +43,38 @@ def model_parameters(model: ModelDescription) -> list[Parameter]:
     ]
 
 
-class Decoder:
-    """A model with its weights, which it pops from `weights`; `max_model_len` positions are supported.
+class Decoder(Protocol):
+    """A model with its weights. With several ranks, `model` is this rank's part (`sharding.py`)."""
+
+    model: ModelDescription
+    parallel: ParallelGroup
+    layer_kinds: list[LayerKind]
+
+    @property
+    def activation_dtype(self) -> torch.dtype: ...
+
+    def forward(
+        self,
+        step: StepInputs,
+        layer_caches: Sequence[PagedKV],
+        room: Activations = NEW_MEMORY,
+        compute_middle: ComputeLayers | None = None,
+    ) -> Tensor:
+        """Returns what `logits` takes for `step.head_tokens`, [N, E], and stores all tokens' K and V in the caches.
+
+        Results of operations, including the returned one, may be placed in `room`. `compute_middle`, if given, computes
+        layers in the middle.
+        """
+        ...
+
+    @property
+    def logits(self) -> Callable[..., Tensor]:
+        """Takes rows of what `forward` returned, and possibly room for the result; returns their logits [N, V]."""
+        ...
+
+
+class DescribedDecoder:
+    """The decoder of a description. It pops its weights from `weights`; `max_model_len` positions are supported.
 
     With several ranks, `model` and `weights` are this rank's (`sharding.py`).
     """
@@ -80,11 +111,10 @@ class Decoder:
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
     ) -> Tensor:
-        """Returns the final hidden states of `step.head_tokens`, [N, E], and stores all tokens' K and V in the caches.
+        """Returns the final hidden states of `step.head_tokens`, [N, E].
 
-        Results of operations, including the returned one, may be placed in `room`. `compute_middle`, if given, computes
-        the layers between the first one, the last one that stores K and V, and the last one. After the one that stores,
-        only the head's tokens are computed, if `step.head_rows` are known.
+        `compute_middle` gets the layers between the first one, the last one that stores K and V, and the last one.
+        After the one that stores, only the head's tokens are computed, if `step.head_rows` are known.
         """
         residual_TE = self.embedding(step, room.residual)
         attended_TA = room.attended

@@ -37,14 +37,16 @@ log = logging.getLogger("sluice.populate")
 class PagePopulation:
     """Gets the memory of the pages, from the first to the last: steps use them in that order.
 
-    `tensors` are those of each layer's cache, whose first dimension is slots; `is_file`: their memory is a file's.
+    `tensors` are those of each layer's cache, whose first dimension is slots; `is_file`: their memory is a file's. The
+    tensors of window pages are shorter, and used in the same order.
     """
 
     def __init__(self, tensors: Sequence[Tensor], num_pages: int, is_file: bool = False):
         self._is_file = is_file
         self._tensors = tensors
         self._num_pages = num_pages
-        self._slice_pages = max(1, SLICE_BYTES * num_pages // tensors[0].nbytes)
+        self._longest = max(len(tensor) for tensor in tensors)
+        self._slice_pages = max(1, SLICE_BYTES * num_pages // max(tensor.nbytes for tensor in tensors))
         self._num_ready = 0
         self._num_tensors_ahead = 0
         """Tensors that also have the memory of the slice after `_num_ready`."""
@@ -70,8 +72,9 @@ class PagePopulation:
         num_used = highest_page + 1
         if self._is_file and self._num_ready < num_used:
             begin = max(self._num_ready, num_used - max_new_pages)
-            for tensor in self._tensors:
-                make_huge(*self._find(tensor, begin, num_used))
+            for place in [self._find(tensor, begin, num_used) for tensor in self._tensors]:
+                if place[1]:
+                    make_huge(*place)
             self._num_ready = max(self._num_ready, num_used)
 
     def __enter__(self) -> None:
@@ -103,7 +106,7 @@ class PagePopulation:
             return self._give_up("too little memory would be left")
         end = min(self._num_ready + self._slice_pages, self._num_pages)
         first, size = self._find(self._tensors[self._num_tensors_ahead], self._num_ready, end)
-        if self._is_file:
+        if self._is_file and size:
             make_huge(first, size)
         if not advise(first, size, POPULATE_WRITE):
             return self._give_up(os.strerror(ctypes.get_errno()))
@@ -120,10 +123,11 @@ class PagePopulation:
         return False
 
     def _find(self, tensor: Tensor, begin: int, end: int) -> tuple[int, int]:
-        """Returns the address and size of pages [begin, end) of a layer, widened to whole system pages."""
-        page_bytes = tensor.nbytes // self._num_pages
+        """Returns the address and size of a layer's pages in [begin, end), widened to whole system pages."""
+        num_pages = max(1, self._num_pages * len(tensor) // self._longest)
+        begin, end, page_bytes = min(begin, num_pages), min(end, num_pages), tensor.nbytes // num_pages
         first = (tensor.data_ptr() + begin * page_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        return first, tensor.data_ptr() + end * page_bytes - first
+        return first, tensor.data_ptr() + end * page_bytes - first if begin < end else 0
 
 
 def _populate(owner: "weakref.ref[PagePopulation]") -> None:

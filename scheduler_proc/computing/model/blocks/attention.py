@@ -21,7 +21,7 @@ from scheduler_proc.computing.model.description import AttentionDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
 from scheduler_proc.computing.model.workspace import Activations, fit
 from scheduler_proc.computing.parallel import ParallelGroup
-from scheduler_proc.computing.step.inputs import StepInputs, StepRows
+from scheduler_proc.computing.step.inputs import AttentionKind, StepInputs, StepRows
 
 QK_NORMS = ("query_norm", "key_norm")
 
@@ -100,36 +100,48 @@ class Attention:
         own = cache if self._stores else None
         query_THD = rotate_store(heads_TAD, own, self._rope_tables, step.positions, step.slots, self._head_norms)
         attended_THD = fit(attended, query_THD.shape[1] * self._head_dim).view(query_THD.shape)
-        attended_TA = self._attend(query_THD, step, cache, attended_THD, is_narrow=narrow is not None)
+        is_narrow = narrow is not None
+        attended_TA = attend(query_THD, step, cache, self._kind, self._options, attended_THD, is_narrow=is_narrow)
         out_rows, out_room = narrow or (rows, room)
         return self._out(attended_TA, out_rows, out_room.update)
 
-    def _attend(
-        self, query_THD: Tensor, step: StepInputs, cache: PagedKV, out_THD: Tensor, *, is_narrow: bool
-    ) -> Tensor:
-        """Returns the attention's output, [T, H * D], which may be a view of `out_THD`."""
-        num_tokens, num_decode = len(query_THD), step.num_decode_rows
-        tiles = None if step.prefill_tiles is None else step.prefill_tiles[self._kind]
-        rows = PrefillRows(step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, tiles)
-        wanted = step.head_tokens if is_narrow else None
-        if is_narrow and step.head_rows is not None:
-            query_THD, rows, wanted = query_THD[step.head_tokens], step.head_rows, None
-            num_tokens = len(query_THD)
-            out_THD = out_THD[:num_tokens]
-        if num_decode:
-            has_others = num_decode < num_tokens
-            paged_decode(
-                query_THD[:num_decode] if has_others else query_THD,
-                cache,
-                step.decode_page_tables,
-                step.decode_num_keys,
-                self._options,
-                out_THD[:num_decode] if has_others else out_THD,
-                None if step.decode_works is None else step.decode_works[self._kind],
-            )
-        if num_decode < num_tokens:
-            paged_prefill(query_THD[num_decode:], cache, rows, self._options, out_THD[num_decode:])
-        return _select(out_THD, wanted)
+
+def attend(
+    query_THD: Tensor,
+    step: StepInputs,
+    cache: PagedKV,
+    kind: AttentionKind,
+    options: AttentionOptions,
+    out_THD: Tensor,
+    *,
+    is_narrow: bool = False,
+) -> Tensor:
+    """Returns the attention's output, [T, H * D], which may be a view of `out_THD`.
+
+    With `is_narrow` it has only the rows of `step.head_tokens`.
+    """
+    num_tokens, num_decode = len(query_THD), step.num_decode_rows
+    tiles = None if step.prefill_tiles is None else step.prefill_tiles[kind]
+    rows = PrefillRows(step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, tiles)
+    wanted = step.head_tokens if is_narrow else None
+    if is_narrow and step.head_rows is not None:
+        query_THD, rows, wanted = query_THD[step.head_tokens], step.head_rows, None
+        num_tokens = len(query_THD)
+        out_THD = out_THD[:num_tokens]
+    if num_decode:
+        has_others = num_decode < num_tokens
+        paged_decode(
+            query_THD[:num_decode] if has_others else query_THD,
+            cache,
+            step.decode_page_tables,
+            step.decode_num_keys,
+            options,
+            out_THD[:num_decode] if has_others else out_THD,
+            None if step.decode_works is None else step.decode_works[kind],
+        )
+    if num_decode < num_tokens:
+        paged_prefill(query_THD[num_decode:], cache, rows, options, out_THD[num_decode:])
+    return _select(out_THD, wanted)
 
 
 def _norm_whole(heads_TA: Tensor, norms: HeadNorms, parallel: ParallelGroup) -> None:

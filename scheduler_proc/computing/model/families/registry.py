@@ -46,8 +46,8 @@ UNSUPPORTED_KINDS = {
 """Kinds of popular models, by a part of the architecture's name."""
 
 
-def find_family(hf_config: HfConfig) -> Family:
-    """Returns the family of the model. Raises `BootError` that names the supported architectures."""
+def match_family(hf_config: HfConfig) -> Family | None:
+    """Returns the family of the model, `None` if it is described here by none."""
     architectures = hf_config.texts("architectures")
     for family in FAMILIES:
         if any(name in family.architectures for name in architectures):
@@ -56,6 +56,15 @@ def find_family(hf_config: HfConfig) -> Family:
     for family in FAMILIES:
         if not architectures and model_type in family.model_types:
             return family
+    return None
+
+
+def find_family(hf_config: HfConfig) -> Family:
+    """Returns the family of the model. Raises `BootError` that names the supported architectures."""
+    family = match_family(hf_config)
+    if family is not None:
+        return family
+    architectures, model_type = hf_config.texts("architectures"), hf_config.text("model_type", "none")
     supported = ", ".join(name for family in FAMILIES for name in family.architectures)
     found = ", ".join(name + _describe(name) for name in architectures) or f"no architecture (model_type {model_type})"
     raise BootError(f"config.json: architectures names {found}, which is not supported; supported are {supported}")

@@ -16,7 +16,7 @@ from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, allocate_cache
 from scheduler_proc.computing.loading.open_weights import open_weights
 from scheduler_proc.computing.loading.weights import load_weights
-from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import DTYPES
@@ -31,7 +31,7 @@ TOLERANCES = {"float32": 2e-5, "float16": 0.05, "bfloat16": 0.4}
 MEAN_TOLERANCE = 1.5
 
 
-def our_decoder(config: Config) -> tuple[Decoder, KVTensors, torch.device]:
+def our_decoder(config: Config) -> tuple[DescribedDecoder, KVTensors, torch.device]:
     """Returns the model, and a cache of 16 pages of 16 tokens."""
     path = Path(config.facts.model_dir)
     hf_config = read_hf_config(path)
@@ -40,7 +40,7 @@ def our_decoder(config: Config) -> tuple[Decoder, KVTensors, torch.device]:
     shard = Shard(description)
     weights = load_weights(shard, family, open_weights(path, "auto"), placement, lambda text, part: None)
     cache = allocate_cache(description, 16, 16, placement)
-    return Decoder(description, weights, config.facts.max_model_len), cache, placement.device
+    return DescribedDecoder(description, weights, config.facts.max_model_len), cache, placement.device
 
 
 def our_logits(config: Config, prompts: list[list[int]]) -> Tensor:

@@ -14,7 +14,7 @@ from kernels.cpu.library import load_kernels, unload_kernels
 from kernels.formats.plain import PlainWeight
 from messages.columns import pack_int32, unpack_int32
 from scheduler_proc.computing.kv_cache.kv_tensors import allocate_cache, page_bytes
-from scheduler_proc.computing.model.decoder import Decoder, model_parameters
+from scheduler_proc.computing.model.decoder import DescribedDecoder, model_parameters
 from scheduler_proc.computing.model.description import (
     AttentionDescription,
     DenseMlpDescription,
@@ -218,7 +218,7 @@ def test_logits_are_those_of_plain_torch(case: str) -> None:
     values = make_values(model)
     token_ids = [5, 9, 200, 31, 7, 7, 100]
     expected = compute_plainly(model, values, token_ids)
-    decoder = Decoder(model, {name: PlainWeight(value) for name, value in values.items()}, 64)
+    decoder = DescribedDecoder(model, {name: PlainWeight(value) for name, value in values.items()}, 64)
     placement = Placement(torch.device("cpu"), torch.float32)
     cache = allocate_cache(model, 4, 16, placement)
     row = Row(0, token_ids, len(token_ids), pages=[0])

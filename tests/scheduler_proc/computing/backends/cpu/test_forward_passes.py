@@ -17,7 +17,7 @@ from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.loading.weights import make_dummy_weights
 from scheduler_proc.computing.model.blocks import weights as block_weights
 from scheduler_proc.computing.model.blocks.weights import StepLinear
-from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.description import (
     AttentionDescription,
     DenseMlpDescription,
@@ -116,7 +116,7 @@ def load_described(model: ModelDescription) -> Runner:
     load_kernels(lambda text, fraction: None)
     placement = Placement(torch.device("cpu"), torch.float32, quantization="int8")
     weights = make_dummy_weights(Shard(model), placement, lambda text, fraction: None)
-    decoder, device, limits = Decoder(model, weights, 96), CpuDevice(), StepLimits(8, 64, 6)
+    decoder, device, limits = DescribedDecoder(model, weights, 96), CpuDevice(), StepLimits(8, 64, 6)
     cache = allocate_cache(model, 64, 16, placement)
     return Runner(decoder, device, CpuForwardPasses(decoder, cache, device, limits), limits, cache.num_pages)
 

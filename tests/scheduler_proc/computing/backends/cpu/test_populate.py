@@ -61,6 +61,18 @@ def test_all_pages_have_memory_before_the_start_and_it_is_told(layers: list[Tens
     assert (len(fractions), fractions[-1]) == (NUM_PAGES, 1.0)
 
 
+def test_tensors_of_fewer_pages_have_their_memory_first(layers: list[Tensor]) -> None:
+    short = empty_huge((NUM_PAGES // 4, PAGE_ELEMENTS), torch.float32)
+    population = PagePopulation([short, *layers], NUM_PAGES)
+    for _ in range(3 * NUM_PAGES // 4):
+        if not population.ask():
+            pytest.skip("this system gives no memory ahead")
+    assert num_resident(short) == NUM_PAGES, "all of it"
+    assert NUM_PAGES // 4 <= num_resident(layers[0]) < NUM_PAGES
+    population.run(ignore)
+    assert [num_resident(layer) for layer in layers] == [NUM_PAGES, NUM_PAGES]
+
+
 def test_a_thread_populates_from_the_first_page_to_the_last(layers: list[Tensor], caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
     population = PagePopulation(layers, NUM_PAGES)

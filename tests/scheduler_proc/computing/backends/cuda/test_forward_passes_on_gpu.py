@@ -25,9 +25,11 @@ pytestmark = [
 ]
 FLAGS = {"device": "cuda", "max_num_seqs": 6, "max_num_batched_tokens": 64}
 GREEDY = [SamplingParams(12, temperature=0.0)] * len(PROMPTS)
+CAPTURED = ("gpt2", "llama-gqa-tied", "qwen3-gqa-tied", "qwen2moe")
+"""Variants whose steps ran on an H200, captured and not (`docs/use/models.md`)."""
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama-gqa-tied", "qwen3-gqa-tied", "qwen2moe"])
+@pytest.fixture(scope="module", params=CAPTURED)
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
     build_checkpoint(path, request.param)
@@ -53,6 +55,16 @@ def test_graphs_give_the_tokens_of_single_launches(model_dir: Path, captured: Ru
     assert generate(captured, PROMPTS, 12, schedule, GREEDY) == eager
     on_cpu = load_runner(make_config(model_dir), ignore_report)
     assert generate(on_cpu, PROMPTS, 12, schedule, GREEDY) == eager
+
+
+@pytest.mark.parametrize("variant", ["gpt_neox", "deepseek_v3", "gpt-oss"])
+def test_what_transformers_computes_has_the_tokens_of_a_cpu(tmp_path: Path, variant: str) -> None:
+    build_checkpoint(tmp_path, variant)
+    schedule, flags = Schedule(chunk_tokens=7, stagger=1, seed=5), {"model_impl": "transformers"}
+    on_cpu = load_runner(make_config(tmp_path, **flags), ignore_report)
+    on_gpu = load(tmp_path, **flags)
+    assert num_graphs(on_gpu) == 0
+    assert generate(on_gpu, PROMPTS, 12, schedule, GREEDY) == generate(on_cpu, PROMPTS, 12, schedule, GREEDY)
 
 
 def test_overlapped_steps_give_the_same_tokens(model_dir: Path) -> None:

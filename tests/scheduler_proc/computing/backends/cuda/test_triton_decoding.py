@@ -30,8 +30,10 @@ OPERATIONS = {
     "gpt-oss": {"rms_norm", "rotate_store"},
     **dict.fromkeys(("mixtral", "qwen2moe", "qwen3moe", "glm4moe", "dots1", "ernie4-5-moe"), GATED | EXPERTS),
     **dict.fromkeys(("granitemoe", "granitemoe-shared", "olmoe"), GATED | EXPERTS),
+    "gpt_neox": {"rotate_store"},
+    "deepseek_v3": {"rotate_store"},
 }
-"""By variant, one of each architecture."""
+"""By variant, one of each architecture, and two that transformers computes."""
 
 FORMS = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0", "ffn_": "Q4_1", "": "Q8_0"}
 """By a part of a tensor's name in GGUF."""

@@ -1,0 +1,1 @@
+"""Models that are computed by transformers' own code, with this server's attention over the paged KV cache."""

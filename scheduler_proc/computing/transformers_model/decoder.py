@@ -1,0 +1,55 @@
+"""A decoder whose steps transformers' code computes.
+
+The rows of a step are one sequence for it, with the positions of each token; only attention knows that there are rows.
+
+Shape legend: N tokens with logits, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.arguments.paged_kv import PagedKV
+from scheduler_proc.computing.model.decoder import ComputeLayers, LayerKind
+from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
+from scheduler_proc.computing.parallel import ALONE
+from scheduler_proc.computing.step.inputs import StepInputs
+from scheduler_proc.computing.transformers_model.attention import NAME, PagedAttention, attention_by
+
+
+class TransformersDecoder:
+    """`module` is a causal language model of transformers; `model` describes its calls of attention, a layer each."""
+
+    def __init__(self, module: Any, model: ModelDescription):
+        self.model = model
+        self.parallel = ALONE
+        self.layer_kinds: list[LayerKind] = []
+        self._module = module
+        module.set_attn_implementation(NAME)
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        return self._module.dtype
+
+    def forward(
+        self,
+        step: StepInputs,
+        layer_caches: Sequence[PagedKV],
+        room: Activations = NEW_MEMORY,
+        compute_middle: ComputeLayers | None = None,
+    ) -> Tensor:
+        """Returns the logits of `step.head_tokens`, [N, V]: a model may scale or cap them after its head."""
+        with attention_by(PagedAttention(step, self.model.attentions, layer_caches)):
+            output = self._module(
+                input_ids=step.token_ids[None].long(),
+                position_ids=step.positions[None].long(),
+                logits_to_keep=0 if step.all_go_to_head else step.head_tokens,  # 0: all
+                use_cache=False,
+            )
+        return output.logits[0]
+
+    def logits(self, logits_NV: Tensor, out_NV: Tensor | None = None) -> Tensor:
+        return logits_NV
