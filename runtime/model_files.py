@@ -66,7 +66,11 @@ def read_config(file: Path) -> dict[str, Any]:
     if name not in TEXT_ALONE or not isinstance(text, dict):
         return fields
     text, tied = cast("dict[str, Any]", text), "tie_word_embeddings"  # which either of them may say
-    own = {"architectures": [], "model_type": text.get("model_type"), tied: fields.get(tied) or text.get(tied)}
+    own: dict[str, Any] = {
+        "architectures": list[str](),
+        "model_type": text.get("model_type"),
+        tied: fields.get(tied) or text.get(tied),
+    }
     return {**TEXT_ALONE[name], **text, **fields, **own}
 
 

@@ -185,8 +185,7 @@ GEMMA4_VARIANTS: dict[str, dict[str, Any]] = {
     },
     "gemma4-one-kv": GEMMA4_WINDOWS
     | {
-        "layer_types": PERIOD_OF_3 * 2,
-        "num_hidden_layers": 6,
+        "layer_types": PERIOD_OF_3,
         "attention_k_eq_v": True,
         "num_global_key_value_heads": 1,
         "hidden_size_per_layer_input": 0,

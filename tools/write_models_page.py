@@ -11,6 +11,7 @@ from runtime.gguf.architectures import find_architecture
 from runtime.gguf.gguf_file import read_gguf
 from scheduler_proc.computing.model.families.registry import FAMILIES
 from tests.checkpoints import EVERY_ARCHITECTURE
+from tests.scheduler_proc.computing.backends.cuda.test_forward_passes_on_gpu import CAPTURED
 from tests.scheduler_proc.computing.backends.cuda.test_triton_decoding import OPERATIONS
 from tests.scheduler_proc.computing.loading import converted_models
 from tests.scheduler_proc.computing.loading.quantized.test_checkpoints import ARCHITECTURES as QUANTIZED
@@ -41,7 +42,7 @@ def make_page() -> str:
 def make_table() -> str:
     """Returns a row for each architecture of the registry."""
     trained = _architectures_in((*ROOT.glob("assets/*/config.json"), *TRAINED.glob("*/config.json")))
-    on_gpu = {ARCHITECTURE_OF[variant] for variant in OPERATIONS}
+    in_interpreter, on_gpu = ({ARCHITECTURE_OF.get(variant) for variant in tried} for tried in (OPERATIONS, CAPTURED))
     in_gguf = _gguf_checks()
     rows = ""
     for architecture in (name for family in FAMILIES for name in family.architectures):
@@ -52,7 +53,7 @@ def make_table() -> str:
             in_gguf.get(architecture, "—"),
             QUANTIZED_ALONE.get(architecture) or ("AWQ, GPTQ, fp8" if architecture in QUANTIZED else "—"),
             ", ".join(sorted({str(ranks) for variant, _, ranks, _ in DIVIDED if _is(variant, architecture)})) or "—",
-            "interpreter" if architecture in on_gpu else "—",
+            "tokens" if architecture in on_gpu else "interpreter" if architecture in in_interpreter else "—",
         )
         rows += f"| {' | '.join(cells)} |\n"
     return HEAD + rows

@@ -39,7 +39,7 @@ class ModelFields:
         found: Any = self._get(key, default)
         values = cast("list[object]", found if isinstance(found, list) else [found] * num_layers)
         if len(values) != num_layers or not all(type(value) is int and value > 0 for value in values):
-            raise self.fault(key, found, f"it must be {num_layers} positive whole numbers")
+            raise self.fault(key, cast("object", found), f"it must be {num_layers} positive whole numbers")
         return cast("list[int]", values)
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 from collections.abc import Callable
 from functools import cache
 from math import prod
@@ -233,8 +234,12 @@ def _load(
     ) -> LoadedModel | None:
         impl = config.model.model_impl
         if impl == "transformers" or (impl == "auto" and match_family(hf_config) is None):
+            if is_shared_only:
+                return None
+            if weights_file is not None and backend.keeps_memory:  # transformers has the weights in memory of its own
+                os.truncate(file_of_group(weights_file, find_share(config.most_engines, place.engine).group), 0)
             parts = config, backend, place, placement, limits, report
-            return None if is_shared_only else _load_with_transformers(*parts, is_draft=is_draft)
+            return _load_with_transformers(*parts, is_draft=is_draft)
         family = find_family(hf_config)
         open_once = cache(lambda: _open_checkpoint(config))
         shard = Shard(_describe(config, family, hf_config, open_once), parallel.rank, parallel.size)

@@ -79,20 +79,23 @@ def test_parts_that_call_something_else_are_told_apart() -> None:
     assert all(repeats.known.values())
 
 
+def parts_computed_in_python(parts: Parts, repeats: Repeats, end: int) -> list[int]:
+    """Computes the parts before `end`; returns those whose calls Python made."""
+    compute, computed = parts.start(3, 0), list[int]()
+    repeats.compute(lambda part: (computed.append(part), compute(part))[1], range(end))
+    return computed
+
+
 def test_a_replay_makes_no_call_in_python() -> None:
     parts, repeats = Parts(), Repeats(ALIKE)
     parts.run(repeats, 3, 0)
-    compute, computed = parts.start(3, 0), []
-    repeats.compute(lambda part: (computed.append(part), compute(part))[1], range(NUM_PARTS))
-    assert computed == [0]
+    assert parts_computed_in_python(parts, repeats, NUM_PARTS) == [0]
 
 
 def test_other_parts_after_the_same_first_one_are_learned_separately() -> None:
     parts, repeats = Parts(), Repeats(ALIKE)
     for end in (NUM_PARTS, NUM_PARTS - 1, NUM_PARTS):
-        compute, computed = parts.start(3, 0), []
-        repeats.compute(lambda part: (computed.append(part), compute(part))[1], range(end))
-        assert computed in (list(range(end)), [0])
+        assert parts_computed_in_python(parts, repeats, end) in (list(range(end)), [0])
     assert len(repeats.known) == 2
 
 

@@ -59,3 +59,4 @@ def test_streams_of_transformers_tokens_go_on_when_the_scheduler_dies(
         assert_greedy(reference, prompt, after.token_ids, "a stream")
     ring.wait_until_empty()
     assert ring.gauges("scheduler")["steps"] > 0
+    assert ring.run_dir.weights_file.stat().st_size == 0

@@ -25,7 +25,14 @@ from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
-from tests.checkpoints import CONTEXT, EVERY_ARCHITECTURE, VOCAB_SIZE, build_checkpoint, make_config
+from tests.checkpoints import (
+    CONTEXT,
+    EVERY_ARCHITECTURE,
+    TRANSFORMERS_VARIANTS,
+    VOCAB_SIZE,
+    build_checkpoint,
+    make_config,
+)
 from tests.scheduler_proc.clients import Inbox, user_msg
 from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 from tests.scheduler_proc.simulated_runner import Logprob
@@ -37,9 +44,10 @@ CLEAR_MARGIN, TOLERANCE = 1e-3, 2e-4
 """A greedy token may be the second best by less than the margin; logprobs differ by less than the tolerance."""
 
 VARIANTS = [
-    variant for variants in EVERY_ARCHITECTURE.values() for variant in dict.fromkeys((variants[0], variants[-1]))
+    *(variant for variants in EVERY_ARCHITECTURE.values() for variant in dict.fromkeys((variants[0], variants[-1]))),
+    *(variant for variants in TRANSFORMERS_VARIANTS.values() for variant in variants),
 ]
-"""The first and the last of each architecture."""
+"""The first and the last of each architecture, and those that transformers' own code computes."""
 
 
 class Served:

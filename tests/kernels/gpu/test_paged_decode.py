@@ -81,6 +81,13 @@ def test_equals_dense_attention(shape: Shape, dtype: torch.dtype, device: str, b
     assert backend["paged_decode"] == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_heads_of_512(dtype: torch.dtype, device: str, backend: Counter[str]) -> None:
+    case = decode_case(Shape(16, 2, 512, 16), [70, 1, 129], dtype, device)
+    assert_close(run(case), case.expected, dtype)
+    assert backend["paged_decode"] == 1
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @MERGES
 def test_several_heads_and_rows_of_one_part_beside_rows_of_many(

@@ -43,6 +43,13 @@ def test_equals_dense_attention(shape: Shape, dtype: torch.dtype, device: str, b
     assert backend["paged_prefill"] == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_heads_of_512(dtype: torch.dtype, device: str, backend: Counter[str]) -> None:
+    case = make_paged_case(Shape(16, 2, 512, 16), [9, 1], [20, 0], dtype, device)
+    assert_close(run(case), case.expected, dtype)
+    assert backend["paged_prefill"] == 1
+
+
 @pytest.mark.parametrize("window", [1, 15, 64, 65, 100, 1000])
 @pytest.mark.parametrize("head_dim", [16, 64])
 def test_windows(window: int, head_dim: int, device: str) -> None:

@@ -53,6 +53,27 @@ def test_equals_its_reference(
     assert torch.equal(cache.values[[19, 0]], expected.values[[19, 0]])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_values_have_a_norm_and_queries_may_be_alone(dtype: torch.dtype, device: str, backend: Counter[str]) -> None:
+    """With the widest heads."""
+    heads = torch.randn(3, 8 + 2 * 2, 512, generator=torch.Generator().manual_seed(3)).to(dtype).to(device)
+    angles = (torch.rand(NUM_POSITIONS, 256, generator=torch.Generator().manual_seed(4)) * 6).to(device)
+    weights = torch.randn(3, 512, generator=torch.Generator().manual_seed(5)).to(dtype).to(device)
+    positions = torch.tensor([39, 0, 7], dtype=torch.int32, device=device)
+    slots, rope = torch.tensor([19, -1, 0], device=device), RopeTables(angles.cos(), angles.sin())
+    norms = HeadNorms(weights[0], weights[1], 1e-2, weights[2])
+    caches = torch.zeros(2, 2, 20, 2, 512, dtype=dtype, device=device)
+    expected = rotate_store_reference(
+        heads.clone(), PagedKV(caches[0, 0], caches[0, 1], 4), rope, positions, slots, norms
+    )
+    alone = heads[:, :8].clone()
+    query = rotate_store(heads, PagedKV(caches[1, 0], caches[1, 1], 4), rope, positions, slots, norms)
+    assert_close(query, expected, dtype)
+    assert_close(caches[1], caches[0], dtype)
+    assert_close(rotate_store(alone, None, rope, positions, slots, norms), expected, dtype)
+    assert backend["rotate_store"] == 2
+
+
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_a_slot_far_back_is_written(page_size: int, device: str) -> None:
     heads = torch.randn(1, 3, 8).to(device)

@@ -1,5 +1,6 @@
 """Models that llama.cpp's converter has written: config.json and tensors are those of the checkpoint."""
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -78,6 +79,19 @@ def test_the_configuration_is_that_of_the_checkpoint(name: str):
     if name in ("qwen2moe", "qwen3moe"):
         expected["num_experts"] = expected.get("num_experts", expected.get("num_local_experts"))  # another name for it
     assert {key: expected.get(key) for key in found} == found
+
+
+def test_gates_and_ups_of_gemma_4_may_be_apart():
+    file = read_gguf(GOLDEN / "gemma4-experts.gguf")
+    whole = file.tensors["blk.0.ffn_gate_up_exps.weight"]
+    half = dataclasses.replace(whole, shape=(3, 12, 16), num_bytes=whole.num_bytes // 2)
+    tensors = {name: tensor for name, tensor in file.tensors.items() if tensor is not whole}
+    for name in ("blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight"):
+        tensors[name] = dataclasses.replace(half, name=name)
+    found = list_tensors(dataclasses.replace(file, tensors=tensors))
+    for expert in range(3):
+        for part in ("gate_proj", "up_proj"):
+            assert found[f"model.layers.0.experts.{expert}.{part}.weight"].tensor.shape == (12, 16)
 
 
 def test_llama_3_scales_each_frequency_as_transformers_does():

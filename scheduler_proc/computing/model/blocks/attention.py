@@ -99,7 +99,9 @@ class Attention:
             _norm_whole(heads_TA, self._whole_norms, self._parallel)
         own = cache if self._stores else None
         query_THD = rotate_store(heads_TAD, own, self._rope_tables, step.positions, step.slots, self._head_norms)
-        attended_THD = fit(attended, query_THD.shape[1] * self._head_dim).view(query_THD.shape)
+        attended_TA = fit(attended, query_THD.shape[1] * self._head_dim)
+        assert attended_TA is not None
+        attended_THD = attended_TA.view(query_THD.shape)
         is_narrow = narrow is not None
         attended_TA = attend(query_THD, step, cache, self._kind, self._options, attended_THD, is_narrow=is_narrow)
         out_rows, out_room = narrow or (rows, room)

@@ -63,8 +63,8 @@ class LayerInputs:
         projected_P = projected.view(-1, len(self._weight_P))
         sums = rms_norm(projected_P, self._weight_P, self._eps, None, projected_P).view(values.shape)
         sums = rescale(rescale(sums, added_TE=values), self._factor)
-        has_room = room.layer_inputs is None or sums.data_ptr() == room.layer_inputs.data_ptr()
-        return sums if has_room else room.layer_inputs.copy_(sums)
+        own = room.layer_inputs
+        return sums if own is None or sums.data_ptr() == own.data_ptr() else own.copy_(sums)
 
 
 class InputGate:

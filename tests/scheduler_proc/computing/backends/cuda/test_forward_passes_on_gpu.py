@@ -25,9 +25,11 @@ pytestmark = [
 ]
 FLAGS = {"device": "cuda", "max_num_seqs": 6, "max_num_batched_tokens": 64}
 GREEDY = [SamplingParams(12, temperature=0.0)] * len(PROMPTS)
+CAPTURED = ("gpt2", "llama-gqa-tied", "qwen3-gqa-tied", "qwen2moe")
+"""Variants whose steps ran on an H200, captured and not (`docs/use/models.md`)."""
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama-gqa-tied", "qwen3-gqa-tied", "qwen2moe"])
+@pytest.fixture(scope="module", params=CAPTURED)
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
     build_checkpoint(path, request.param)

@@ -42,7 +42,7 @@ WHOLE_GROUPS = {
 }
 """The inputs of each linear are whole groups of each method."""
 OTHER_SIZES: dict[str, dict[str, Any]] = {
-    "Gemma4ForCausalLM": {"num_hidden_layers": 9},
+    "Gemma4ForCausalLM": {"num_hidden_layers": 7},
     "GraniteMoeForCausalLM": {"shared_intermediate_size": None},
 }
 
