@@ -99,6 +99,24 @@ INLINE quant_floats block_unsigned(const uint8_t *x) {
   return wide;
 }
 
+INLINE quant_floats block_e8m0(const uint8_t *x) {
+#if QUANT_LANES == 8
+  const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)x));
+  const __m256i large = _mm256_slli_epi32(_mm256_sub_epi32(wide, _mm256_set1_epi32(1)), 23);
+  const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x200000), wide);
+  return (quant_floats)_mm256_blendv_epi8(large, small, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), wide));
+#elif defined(__AVX512F__)
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)x));
+  const __m512i large = _mm512_slli_epi32(_mm512_sub_epi32(wide, _mm512_set1_epi32(1)), 23);
+  const __mmask16 is_small = _mm512_cmplt_epu32_mask(wide, _mm512_set1_epi32(2));
+  return (quant_floats)_mm512_mask_sllv_epi32(large, is_small, _mm512_set1_epi32(0x200000), wide);
+#else
+  quant_floats wide;
+  for (int i = 0; i < QUANT_LANES; i++) wide[i] = widen_e8m0(x[i]);
+  return wide;
+#endif
+}
+
 /* The scales of a unit for a vector of outputs. */
 INLINE quant_floats block_scale(const block_part *part, const uint8_t *unit, int output) {
   switch (part->form.scale) {
@@ -106,9 +124,7 @@ INLINE quant_floats block_scale(const block_part *part, const uint8_t *unit, int
     case BLOCK_BF16: return block_bfloat16(unit + 2 * output);
     case BLOCK_F32: return *(const quant_floats *)(const void *)(unit + 4 * output);
   }
-  quant_floats wide;
-  for (int i = 0; i < QUANT_LANES; i++) wide[i] = widen_e8m0(unit[output + i]);
-  return wide;
+  return block_e8m0(unit + output);
 }
 
 /* Sets the scales and the minima, 0 if the form has none, of a group for a vector of outputs: of all inputs or of each half. */

@@ -173,3 +173,14 @@ def test_packed_blocks_are_about_as_large_as_the_file(form: str) -> None:
     rows = plausible_rows(form, 64, 1024)
     most = {"Q2_K": 2.0, "Q3_K": 1.4}.get(form, 1.03)
     assert packed_bytes(((form, 64),), 1024) <= most * rows.blocks.nbytes
+
+
+def test_every_exponent_of_mxfp4() -> None:
+    """The two smallest are subnormal; 255 stands for none and is refused at load."""
+    blocks = torch.full((255, 17), 0x11, dtype=torch.uint8)  # all codes are 1, the number 0.5
+    blocks[:, 0] = torch.arange(255, dtype=torch.uint8)
+    weight = pack((BlockRows(blocks, "MXFP4", 32),))
+    x = torch.zeros(1, 32)
+    x[0, 7] = 1.0
+    expected = [2.0 ** (exponent - 128) for exponent in range(255)]
+    assert block_linear(x, weight, None)[0].tolist() == pytest.approx(expected, rel=1e-6, abs=0.0)

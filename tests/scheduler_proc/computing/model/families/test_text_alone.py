@@ -1,11 +1,13 @@
 """The language model of a checkpoint of images and text, served alone: its logits are transformers' without images."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import CONTEXT, VOCAB_SIZE, make_config
 from tests.scheduler_proc.computing.model.test_decoder import our_logits
@@ -62,16 +64,41 @@ def ministral3() -> transformers.PreTrainedConfig:
     return transformers.Mistral3Config(text_config=text, vision_config={**VISION, "model_type": "pixtral"})
 
 
-@pytest.mark.parametrize("make", [gemma3, gemma4, small3, ministral3])
-def test_logits_are_those_of_the_whole_model(tmp_path: Path, make: Any) -> None:
-    model: Any = transformers.AutoModelForImageTextToText.from_config(make(), dtype=torch.float32)
+def build(path: Path, config: transformers.PreTrainedConfig) -> Any:
+    """Writes a random checkpoint and returns its float32 model."""
+    model: Any = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(17)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.2, generator=generator)
-    model.eval().save_pretrained(tmp_path)
+    model.eval().save_pretrained(path)
+    return model
+
+
+@pytest.mark.parametrize("make", [gemma3, gemma4, small3, ministral3])
+def test_logits_are_those_of_the_whole_model(tmp_path: Path, make: Any) -> None:
+    model = build(tmp_path, make())
     with torch.inference_mode():
         expected = torch.stack([model(input_ids=torch.tensor([prompt])).logits[0, -1] for prompt in PROMPTS])
     torch.testing.assert_close(
         our_logits(make_config(tmp_path), PROMPTS), expected, rtol=0, atol=2e-5 * float(expected.std())
     )
+
+
+def test_ministral_3_is_read_in_fp8_as_it_is_published(tmp_path: Path) -> None:
+    """One scale for each linear of the language model, and one for its inputs, which is not used."""
+    build(tmp_path, ministral3())
+    quantized, fields = tmp_path / "fp8", json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    quantized.mkdir()
+    values, stored = load_file(tmp_path / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    for name in [name for name in values if name.startswith("language_model.") and name.endswith("_proj.weight")]:
+        scale = (values[name].abs().max() / 448).bfloat16()
+        stored[name] = (values[name] / scale.float()).to(torch.float8_e4m3fn)
+        stored |= {f"{name}_scale_inv": scale, name.replace("weight", "activation_scale"): torch.ones_like(scale)}
+        values[name] = stored[name].float() * scale.float()
+    method: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    method["modules_to_not_convert"] = ["model.vision_tower", "model.multi_modal_projector", "lm_head"]
+    (quantized / "config.json").write_text(json.dumps(fields | {"quantization_config": method}), encoding="utf-8")
+    save_file(stored, quantized / "model.safetensors")
+    save_file(values, tmp_path / "model.safetensors")
+    assert torch.equal(*(our_logits(make_config(path), PROMPTS) for path in (quantized, tmp_path)))
