@@ -121,7 +121,7 @@ def test_logits_with_heads_of_512_are_those_of_transformers(tmp_path: Path, vari
 @pytest.mark.parametrize("variant", KNOWN["Gemma4"])
 def test_decode_steps_are_captured_and_layers_repeated(tmp_path: Path, variant: str) -> None:
     """With C kernels. The small model's last four layers compute only the last token; one of them is repeated."""
-    sizes = {"intermediate_size": 96, "head_dim": 32, "global_head_dim": 64}
+    sizes: dict[str, Any] = {"intermediate_size": 96, "head_dim": 32, "global_head_dim": 64}
     if variant == "gemma4-shared-kv":
         sizes["hidden_size_per_layer_input"] = 32
     build_checkpoint(tmp_path, variant, **sizes)
@@ -133,7 +133,7 @@ def test_decode_steps_are_captured_and_layers_repeated(tmp_path: Path, variant: 
     assert passes.captures.keys() == {1}
     if variant == "gemma4-shared-kv":
         assert passes.repeats is not None
-        programs = [program for (first, *_), program in passes.repeats.known.items() if first == 3]
+        programs = [program for (first, *_), program in passes.repeats.known.items() if program and first == 3]
         assert [isinstance(step, RepeatedCalls) for step in programs[0].steps] == [False, True]
 
 
