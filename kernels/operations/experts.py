@@ -81,7 +81,8 @@ def combine_experts(
 
     `shared_TE`: outputs that are added, times the sigmoid of the gate if there is one.
     """
-    assert gate_T1 is None or shared_TE is not None
+    assert shared_TE is None or shared_TE.shape == (len(routes.rows), x_RE.shape[1])
+    assert gate_T1 is None or (shared_TE is not None and gate_T1.shape == (len(routes.rows), 1))
     arguments = x_RE, routes, shared_TE, gate_T1, out_TE
     return call("combine_experts", x_RE, combine_experts_reference, *arguments)
 

@@ -12,10 +12,11 @@ from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES, ModelShape
 def test_shapes_agree(name: str) -> None:
     hf_config = HfConfig(dict(SHAPES[name.lower().replace(" ", "-").replace("gpt-2", "gpt2")]))
     config = find_family(hf_config).describe(hf_config, 1024)
+    attention = config.attentions[0]
     assert MODEL_SHAPES[name] == ModelShape(
-        config.attention.num_heads,
-        config.attention.num_kv_heads,
-        config.attention.head_dim,
+        attention.num_heads,
+        attention.num_kv_heads,
+        attention.head_dim,
         config.hidden_size,
         config.layers[0].mlp.size,
         config.vocab_size,

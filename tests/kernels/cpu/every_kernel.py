@@ -157,8 +157,8 @@ def route(num_tokens: int, dtype: torch.dtype) -> None:
         out = combine_experts(
             weight.experts(torch.randn(7 * 64).to(dtype))(rows, routes, None),
             routes,
-            logits[:, :1].contiguous(),
             x[:, :64].clone(),
+            logits[:, :1].contiguous(),
         )
         assert bool(out.isfinite().all())
 

@@ -62,7 +62,7 @@ def test_all_pages_have_memory_before_the_start_and_it_is_told(layers: list[Tens
 
 
 def test_tensors_of_fewer_pages_have_their_memory_first(layers: list[Tensor]) -> None:
-    short = empty_huge((NUM_PAGES // 4, PAGE_ELEMENTS), torch.float32)
+    short = empty_huge((NUM_PAGES, PAGE_ELEMENTS), torch.float32)[: NUM_PAGES // 4]
     population = PagePopulation([short, *layers], NUM_PAGES)
     for _ in range(3 * NUM_PAGES // 4):
         if not population.ask():
