@@ -112,7 +112,10 @@ def run(options: argparse.Namespace) -> dict:
         servers.update(peers)
         lines = measure(servers, options.workloads, options.rounds, int(str(shape["vocab_size"])), options.seed)
     # Twice, because memory's speed changes with what other machines do.
-    num_bytes = options.gguf.stat().st_size if options.gguf else weight_bytes(read_shape(shape, 1024), dtype.itemsize)
+    model = read_shape(shape, 1024)
+    num_bytes = weight_bytes(model, dtype.itemsize, 1)
+    if options.gguf:
+        num_bytes = round(options.gguf.stat().st_size * weight_bytes(model, 1, 1) / weight_bytes(model, 1))
     limits = {} if options.no_limits else join_limits(num_bytes, first_limits, measure_limits(dtype))
     return {
         "shape": options.shape,
