@@ -10,8 +10,8 @@ from benchmarks import run_all
 from benchmarks.performance_page import RESULTS
 from benchmarks.result_file import ROOT
 
-MAX_FILES = 60
-ON_A_GPU = "gpu.json"
+MAX_FILES = 62
+ON_A_GPU = "gpu"
 
 
 @contextmanager
@@ -26,7 +26,9 @@ def test_it_writes_every_result_that_the_pages_show(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(run_all.performance_page, "main", lambda: 0)
     monkeypatch.setattr("sys.argv", ["run_all", "--peer", "a=http://127.0.0.1:1/m"])
     assert run_all.main() == 0
-    assert {f"{name}.json" for name in written} == {file.name for file in RESULTS.glob("*.json")} - {ON_A_GPU}
+    assert {f"{name}.json" for name in written} == {
+        file.name for file in RESULTS.glob("*.json") if not file.name.startswith(ON_A_GPU)
+    }
 
 
 def test_the_benchmarks_are_few() -> None:
