@@ -98,7 +98,7 @@ def test_a_decode_row_may_continue_from_an_earlier_one(shape: tuple[int, int, in
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_writes_where_it_is_told(device: str) -> None:
+def test_writes_to_the_given_tensor(device: str) -> None:
     inputs, rows = make_inputs(SHAPES[1], NUM_TOKENS, torch.float32, device), mixed_rows(device)
     matrices = make_states((4, 64, 32), torch.float32, device)
     expected, out = gated_delta(*inputs, matrices.clone(), rows), torch.full((NUM_TOKENS, 128), float("nan")).to(device)
