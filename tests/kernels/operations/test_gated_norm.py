@@ -44,6 +44,16 @@ def test_gates_first_equals_transformers(num_groups: int, group_size: int, dtype
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norms_first", [True, False])
+def test_without_a_weight_there_is_only_the_gate(norms_first: bool, dtype: torch.dtype, device: str) -> None:
+    values, gate = make_inputs(67, dtype, device)
+    expected = values.double() * gate.double() * gate.double().sigmoid()
+    assert gated_norm(values, gate, None, EPS, 67, norms_first=norms_first) is values
+    assert_close(values, expected, dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("norms_first", [True, False])
 def test_values_may_lie_apart(norms_first: bool, device: str) -> None:
     values, gate = make_inputs(64, torch.float32, device)
