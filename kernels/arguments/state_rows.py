@@ -11,6 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+LayerState = tuple[Tensor, ...]
+"""The parts of a layer's states, each [S, ...], in the order of the layer's description."""
+
 
 @dataclass(frozen=True)
 class StateRows:
