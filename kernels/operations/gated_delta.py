@@ -21,13 +21,16 @@ def gated_delta(
     matrix_SHDV: Tensor,
     rows: StateRows,
     out_TN: Tensor | None = None,
+    *,
+    has_tiled_heads: bool = False,
 ) -> Tensor:
     """Returns what each head's matrix holds for its query after the token's update, as [T, N].
 
-    `qkv_TX` holds all queries, all keys and all values of a token; value head h has key head h // (H / G). Queries and
-    keys are divided by their length, queries also by sqrt(D). The matrix decays by `decay` and `time_TH`; then
-    matrix += k (sigmoid(beta) * (v - k matrix))ᵀ. `beta_TH` is before the sigmoid. The matrices and all computation
-    are float32. Rows of `qkv_TX`, `beta_TH` and `time_TH` may lie apart. The result may be written to `out_TN`.
+    `qkv_TX` holds all queries, all keys and all values of a token; value head h has key head h // (H / G) or, with
+    `has_tiled_heads`, h % G. Queries and keys are divided by their length, queries also by sqrt(D). The matrix decays
+    by `decay` and `time_TH`; then matrix += k (sigmoid(beta) * (v - k matrix))ᵀ. `beta_TH` is before the sigmoid. The
+    matrices and all computation are float32. Rows of `qkv_TX`, `beta_TH` and `time_TH` may lie apart. The result may be
+    written to `out_TN`.
     """
     num_tokens, (num_heads, key_size, value_size) = len(qkv_TX), matrix_SHDV.shape[1:]
     num_key_heads, rest = divmod(qkv_TX.shape[1] - num_heads * value_size, 2 * key_size)
@@ -44,7 +47,7 @@ def gated_delta(
     out_TN = qkv_TX.new_empty(num_tokens, num_heads * value_size) if out_TN is None else out_TN
     assert out_TN.shape == (num_tokens, num_heads * value_size)
     assert out_TN.dtype == qkv_TX.dtype
-    arguments = qkv_TX, beta_TH, time_TH, decay, matrix_SHDV, rows, out_TN
+    arguments = qkv_TX, beta_TH, time_TH, decay, matrix_SHDV, rows, out_TN, has_tiled_heads
     call("gated_delta", qkv_TX, gated_delta_reference, *arguments)
     return out_TN
 
@@ -57,13 +60,17 @@ def gated_delta_reference(
     matrix_SHDV: Tensor,
     rows: StateRows,
     out_TN: Tensor,
+    has_tiled_heads: bool = False,
 ) -> None:
     num_heads, key_size, value_size = matrix_SHDV.shape[1:]
     heads_TX, value_TN = qkv_TX.float().split((qkv_TX.shape[1] - num_heads * value_size, num_heads * value_size), 1)
     heads_TGD = heads_TX.unflatten(1, (-1, key_size))
     heads_TGD = heads_TGD * (heads_TGD.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt()
     repeats = 2 * num_heads // heads_TGD.shape[1]
-    query_THD, key_THD = (part.repeat_interleave(repeats, 1) for part in heads_TGD.chunk(2, 1))
+    query_THD, key_THD = (
+        part.repeat(1, repeats, 1) if has_tiled_heads else part.repeat_interleave(repeats, 1)
+        for part in heads_TGD.chunk(2, 1)
+    )
     query_THD = query_THD * key_size**-0.5
     value_THV = value_TN.unflatten(1, (num_heads, value_size))
     kept_TH, beta_TH = (decay.rates * decay.time_steps(time_TH)).exp(), beta_TH.float().sigmoid()
