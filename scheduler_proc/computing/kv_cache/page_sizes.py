@@ -21,7 +21,10 @@ MAX_WINDOW_RATIO = 2 / 3
 
 
 LEAST_STATES = 4
-"""The state slots that a cache has in addition to its share: a request's own and some checkpoints."""
+"""The state slots that a cache has in any case: a request's own and some checkpoints."""
+
+PAGES_TO_STATES = 3
+"""The bytes of pages by those of state slots, if the running requests have a slot each."""
 
 
 def page_bytes(model: ModelDescription, page_size: int, placement: Placement, has_window: bool | None = None) -> int:
@@ -103,11 +106,13 @@ class PageSizes:
     def count_states(self, num_pages: int) -> int:
         """Returns how many state slots a cache of `num_pages` pages has.
 
-        Pages beyond those of one request of full length share their memory equally with state slots.
+        Pages beyond those of one request of full length share the memory with them: equally until each row of a step
+        has a slot.
         """
         if not self.state_bytes:
             return 0
-        return LEAST_STATES + max(0, num_pages - self.pages_per_context) // self.pages_per_state
+        most = max(0, num_pages - self.pages_per_context) // self.pages_per_state
+        return LEAST_STATES + max(min(most, self.max_num_seqs), most // PAGES_TO_STATES)
 
     def count_window_pages(self, num_pages: int) -> int:
         """Returns how many window pages a cache of `num_pages` pages has; they suffice for any single request.
