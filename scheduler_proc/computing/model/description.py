@@ -61,6 +61,7 @@ class AttentionDescription:
 
     `window`: the number of last tokens that a token attends to, itself included. `softcap`: scores become
     softcap * tanh(score / softcap). `has_sinks`: each head has a learned logit in the denominator of its softmax.
+    `has_gate`: outputs are multiplied by the sigmoid of a linear.
     """
 
     num_heads: int
@@ -78,6 +79,7 @@ class AttentionDescription:
     window: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    has_gate: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads != 0:
