@@ -20,4 +20,10 @@ INLINE state_row find_state_row(const state_rows *rows, int64_t row, int64_t fir
   return (state_row){rows->prefill_sources[prefill_row], first, first + rows->prefill_lens[prefill_row]};
 }
 
+INLINE int64_t count_row_tokens(const state_rows *rows) {
+  int64_t num_tokens = rows->num_decode_rows;
+  for (int64_t row = 0; row < rows->num_prefill_rows; row++) num_tokens += rows->prefill_lens[row];
+  return num_tokens;
+}
+
 #endif
