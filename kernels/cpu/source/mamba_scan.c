@@ -7,15 +7,6 @@
    steps are computed at once. */
 enum { STATE_FLOATS = 4096, SCAN_TOKENS = 16, SCAN_ROWS = 4, MOST_STATE = 256 };
 
-INLINE lanes as_lanes(state_lanes x) {
-#if defined(__AVX512F__)
-  const __m512 all = (__m512)x;
-  return (lanes)_mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-#else
-  return x;
-#endif
-}
-
 /* Writes `count` (at most SCAN_ROWS) rows of a matrix after a token; returns their products with c in `products`. `added` are the
    factors of b. */
 INLINE void advance_matrix(const float *from, float *to, const int count, int64_t size, float kept, const float *added,
