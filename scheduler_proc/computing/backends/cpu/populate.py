@@ -38,7 +38,8 @@ class PagePopulation:
     """Gets the memory of the pages, from the first to the last: steps use them in that order.
 
     `tensors` are those of each layer's cache, whose first dimension is slots; `is_file`: their memory is a file's. The
-    tensors of window pages are shorter, and used in the same order.
+    tensors of window pages are shorter, and used in the same order. State slots, as pages of one slot each, have a
+    population of their own.
     """
 
     def __init__(self, tensors: Sequence[Tensor], num_pages: int, is_file: bool = False):
