@@ -1,7 +1,7 @@
 """Gated DeltaNet: a convolution, a matrix for each head that forgets and corrects itself, and a gated norm.
 
-Shape legend: T tokens, E embedding size, X values that are convolved, H value heads, B = 2 H, V values of a head, N = H V,
-K taps.
+Shape legend: T tokens, E embedding size, X values that are convolved, H value heads, B = 2 H, V values of a head,
+N = H V, K taps.
 """
 
 from torch import Tensor
