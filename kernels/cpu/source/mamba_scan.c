@@ -3,17 +3,9 @@
 
 #ifndef SLUICE_MAMBA_SCAN
 #define SLUICE_MAMBA_SCAN
-#if defined(__AVX512F__)
-typedef float state_lanes __attribute__((vector_size(64), aligned(4), may_alias));
-#else
-typedef lanes state_lanes;
-#endif
-
 /* An item computes some rows of a matrix: PART_VALUES at most, of STATE_FLOATS at most, so that they stay in a core's first
    cache. SCAN_TOKENS: how many time steps are computed at once. */
-enum { STATE_LANES = sizeof(state_lanes) / sizeof(float), STATE_FLOATS = 4096, PART_VALUES = 64, MOST_STATE = 256 };
-enum { SCAN_TOKENS = 16, SCAN_ROWS = 4 };
-#define LOAD_STATE(x) (*(const state_lanes *)(x))
+enum { STATE_FLOATS = 4096, PART_VALUES = 64, MOST_STATE = 256, SCAN_TOKENS = 16, SCAN_ROWS = 4 };
 
 INLINE lanes as_lanes(state_lanes x) {
 #if defined(__AVX512F__)
