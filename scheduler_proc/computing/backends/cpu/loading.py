@@ -48,7 +48,7 @@ class CpuRunnerFactory:
         if tensors := _tensors(cache):
             device.population = PagePopulation(tensors, cache.num_pages, is_file)
         if states := _states(cache):
-            device.state_population = PagePopulation(states, len(states[0]), is_file)
+            device.state_population = PagePopulation(states, len(states[0]), is_file, "recurrent states")
         for population in filter(None, (device.population, device.state_population)):
             if when == "eager":
                 population.run(report)
