@@ -195,7 +195,7 @@ class DenseMlpDescription:
     """A dense MLP with `size` inner values."""
 
     size: int
-    activation: Literal["gelu_tanh", "gelu", "silu_gated", "gelu_tanh_gated"]
+    activation: Literal["gelu_tanh", "gelu", "relu2", "silu_gated", "gelu_tanh_gated"]
     has_bias: bool = False
     block: ClassVar[str] = "dense_mlp"
 
