@@ -239,6 +239,20 @@ EXAONE4_VARIANTS: dict[str, dict[str, Any]] = {
     "exaone4": WINDOWS | {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},
     "exaone4-no-windows": {"sliding_window": None, "layer_types": ["full_attention"] * 3},
 }
+HYBRID = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+QWEN3_5_VARIANTS: dict[str, dict[str, Any]] = {
+    "qwen3_5-biases-untied": HYBRID | {"attention_bias": True, "linear_num_key_heads": 4, "linear_value_head_dim": 8},
+    "qwen3_5": HYBRID
+    | {"tie_word_embeddings": True, "linear_conv_kernel_dim": 3, "num_hidden_layers": 4}
+    | {"layer_types": [*HYBRID["layer_types"], "full_attention"]},
+}
 LLAMA_LIKE = {
     "Llama": LLAMA_VARIANTS,
     "Mistral": MISTRAL_VARIANTS,
@@ -257,6 +271,7 @@ LLAMA_LIKE = {
     "Olmo3": OLMO3_VARIANTS,
     "Cohere2": COHERE2_VARIANTS,
     "Exaone4": EXAONE4_VARIANTS,
+    "Qwen3_5": QWEN3_5_VARIANTS,
     "Lfm2": LFM2_VARIANTS,
     "Mamba2": MAMBA2_VARIANTS,
     "NemotronH": NEMOTRON_H_VARIANTS,
@@ -302,6 +317,10 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "GraniteMoeShared": {
         "granitemoe-shared": {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 64}
     },
+    "Qwen3_5Moe": {"qwen3_5-moe": {**HYBRID, **EXPERTS, "shared_expert_intermediate_size": 64}},
+    "Qwen3Next": {
+        "qwen3-next": {**HYBRID, **EXPERTS, "shared_expert_intermediate_size": 64, "mlp_only_layers": [1]},
+    },
     "GraniteMoeHybrid": {
         "granite4-h-experts": {**GRANITE4_VARIANTS["granite4-h"], "num_local_experts": 4, "num_experts_per_tok": 2}
     },
@@ -344,6 +363,7 @@ EVERY_ARCHITECTURE: dict[str, tuple[str, ...]] = {
 }
 """The variants of each architecture that a family describes."""
 
+TEXT_CONFIGS = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
 KEPT_BUFFERS = ("layer_scalar", "e_score_correction_bias", "expert_bias")
 """Ends of the names of parameters that transformers holds as buffers."""
 
@@ -388,7 +408,7 @@ def _make_llama_like(variant: str, overrides: dict[str, Any]) -> "transformers.P
     }
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     family = next(family for family, variants in KNOWN.items() if variant in variants)
-    config_class = f"{family}{'TextConfig' if family in ('Gemma3', 'Gemma4') else 'Config'}"
+    config_class = f"{family}{'TextConfig' if family in TEXT_CONFIGS else 'Config'}"
     hf_config = getattr(transformers, config_class)(**(shape | ends | KNOWN[family][variant] | overrides))
     return getattr(transformers, f"{family}ForCausalLM")(hf_config)
 

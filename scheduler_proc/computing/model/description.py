@@ -129,7 +129,7 @@ class AttentionDescription:
 
     def room_sizes(self, hidden_size: int) -> dict[str, int]:
         """Returns the values per token that it uses of `Activations`, except `attended`, by the names of its fields."""
-        return {"heads": self.qkv_size}
+        return {"heads": self.qkv_size, "inner": self.query_size if self.has_gate else 0}
 
 
 @dataclass(frozen=True, kw_only=True)
