@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from messages.errors import BootError
-from runtime.gguf.architectures import HfTensor, list_tensors, read_config
+from runtime.gguf.conversion import HfTensor, list_tensors, read_config
 from runtime.gguf.gguf_file import read_gguf
 from tests.gguf_files import Stored, Typed, write_gguf
 from tests.runtime.gguf.test_mutated_headers import LAYER, METADATA
