@@ -3,6 +3,7 @@
 A tensor that the architecture does not name is refused, since the model would compute other text without it.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from runtime.gguf.configs import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Mode
 from runtime.gguf.gguf_file import GgufFile
 from runtime.gguf.header import GgufTensor
 from runtime.gguf.layer_names import CONVOLUTION, MATRICES, VECTORS
+
+log = logging.getLogger("sluice.gguf")
 
 LAYER = re.compile(r"blk\.(?P<number>\d+)\.(?P<name>.+)", re.ASCII)
 
@@ -78,10 +81,11 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
     """Returns the tensors of the checkpoint by name. Raises `BootError` for a tensor that the architecture lacks."""
     architecture, config = find_architecture(file), read_config(file)
     tensors: dict[str, HfTensor] = {}
+    beyond = {tensor.name for tensor in file.tensors.values() if _is_beyond(tensor, config)}
+    if beyond:
+        log.info("%d tensors of layers that predict further tokens (MTP) are not used", len(beyond))
     for tensor in file.tensors.values():
-        if tensor.name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
-            continue
-        if _is_beyond(tensor, config):
+        if tensor.name in beyond or tensor.name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
             continue
         name, hf_name = _find_name(architecture, tensor)
         if "{}" in hf_name:

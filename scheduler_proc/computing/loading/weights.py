@@ -305,11 +305,12 @@ def _find_source(source: Source, prefix: str, present: Collection[str]) -> Sourc
     for name in (source.name, source.other_name):
         if name.removeprefix(prefix) in present:
             return replace(source, name=name.removeprefix(prefix), stack=None)
-    for stack in (source.stack, source.other_stack):
-        if stack is not None and stack.name.removeprefix(prefix) in present:
+    stacks = [stack for stack in (source.stack, source.other_stack) if stack is not None]
+    for stack in stacks:
+        if stack.name.removeprefix(prefix) in present:
             return replace(source, name=stack.name.removeprefix(prefix), stack=stack)
-    name = source.name if source.name or source.stack is None else source.stack.name
-    return replace(source, name=name.removeprefix(prefix))
+    names = [source.name] if source.name else [stack.name for stack in stacks]
+    return replace(source, name=" or ".join(name.removeprefix(prefix) for name in names))
 
 
 def has_own_head(model: ModelDescription, family: Family, checkpoint: "Checkpoint") -> bool:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -227,7 +228,7 @@ def test_tensors_that_are_not_supported(tmp_path: Path, tensors: dict[str, Any],
         list_tensors(read_gguf(path))
 
 
-def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path):
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """The last layer of GLM-4.5; its own tensors are none of the model's."""
     experts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_gating_func": 2}
     metadata = {key.replace("llama", "glm4moe"): value for key, value in METADATA.items()}
@@ -237,7 +238,9 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path):
     tensors = TENSORS | last | {"blk.1.nextn.eh_proj.weight": Stored("Q8_0", (64, 128))}
     file = read_gguf(write_gguf(tmp_path / "m.gguf", metadata, tensors))
     assert read_config(file)["num_hidden_layers"] == 1
-    assert not any(name.startswith("model.layers.1.") for name in list_tensors(file))
+    with caplog.at_level(logging.INFO):
+        assert not any(name.startswith("model.layers.1.") for name in list_tensors(file))
+    assert f"{len(last) + 1} tensors of layers that predict further tokens (MTP) are not used" in caplog.text
     metadata["glm4moe.expert_gating_func"] = 1
     with pytest.raises(BootError, match=r"glm4moe.expert_gating_func is '1': supported is 2"):
         read_config(read_gguf(write_gguf(tmp_path / "m.gguf", metadata, tensors)))
