@@ -213,8 +213,9 @@ def test_layers_of_two_kinds_are_captured_and_repeated(model: ModelDescription, 
         )
 
 
-def test_steps_with_draft_tokens_are_replayed_and_give_the_same_tokens(tmp_path: Path) -> None:
-    build_checkpoint(tmp_path, "gpt2")
+@pytest.mark.parametrize("variant", ["gpt2", "qwen3_5"])
+def test_steps_with_draft_tokens_are_replayed_and_give_the_same_tokens(tmp_path: Path, variant: str) -> None:
+    build_checkpoint(tmp_path, variant)
     runner = load(tmp_path, quantization="int8", block_size=PAGE_SIZE, num_pages=PLENTY)
     expected, _ = run(runner, PROMPTS, PLENTY, 4096, max_tokens=40, temperature=0.7)
     plain = set(passes_of(runner).captures)
