@@ -135,7 +135,7 @@ DELTA_CASES, MAMBA_CASES = (
     }
     for heads, groups, sizes in ((16, 16, (128, 128)), (48, 1, (64, 128)))
 )
-"""Of Qwen3.5-0.8B and Granite 4.0-H Micro: one layer's."""
+"""One layer of Qwen3.5-0.8B and of Granite 4.0-H Micro."""
 
 
 BENCHMARKS = {

@@ -11,7 +11,7 @@ from kernels.cpu.library import Kernel
 
 MAX_TAPS, MAX_STATE_SIZE = 8, 256
 MAX_KEY_SIZE, MAX_VALUE_SIZE, VALUE_BLOCK = 256, 256, 32
-"""Of Gated DeltaNet; value sizes are multiples of `VALUE_BLOCK`."""
+"""The sizes that `gated_delta` computes; value sizes are multiples of `VALUE_BLOCK`."""
 
 
 def _row_addresses(rows: StateRows) -> list[int | None]:
