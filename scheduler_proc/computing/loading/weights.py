@@ -203,13 +203,13 @@ def _rows_of(name: str, tensor: StoredTensor, source: Source) -> Rows:
         raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
     heads = source.interleaved_heads, source.num_interleaved
     if any(factor != 1 for factor, _ in source.factors):
-        return _multiply(name, rows, source.factors)
+        return multiply_rows(name, rows, source.factors)
     if isinstance(rows, BlockRows):
         return replace(rows, blocks=with_whole_heads(rows.blocks, *heads))
     return with_whole_heads(rows, *heads)
 
 
-def _multiply(name: str, rows: Rows, factors: RowFactors) -> Tensor:
+def multiply_rows(name: str, rows: Rows, factors: RowFactors) -> Tensor:
     """Returns the rows, each multiplied by its factor, in float32."""
     if isinstance(rows, BlockRows):
         raise BootError(f"{name}: its {rows.form} blocks cannot be multiplied by the factors that config.json has")

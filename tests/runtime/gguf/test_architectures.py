@@ -22,6 +22,7 @@ from tests.runtime.gguf.test_mutated_headers import LAYER, METADATA
 GOLDEN = Path(__file__).parent / "golden"
 MODELS: dict[str, Any] = json.loads((GOLDEN / "models.json").read_text())
 YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+NEMOTRON_H = "max_position_embeddings", "rms_norm_eps", "rope_parameters", "hidden_act", "num_hidden_layers"
 OTHER_FIELDS = {
     "llama3": ["rope_parameters"],
     "exaone4": ["rope_parameters"],
@@ -29,6 +30,14 @@ OTHER_FIELDS = {
     "gemma3": ["hidden_act"],
     "cohere2": ["rms_norm_eps"],
     "dots1": ["use_qk_norm", "num_nextn_predict_layers"],
+    "granitehybrid": ["max_position_embeddings"],
+    "granitehybrid-experts": ["max_position_embeddings"],
+    "mamba2": ["max_position_embeddings"],
+    "nemotron_h": [*NEMOTRON_H],
+    "nemotron_h_moe": [*NEMOTRON_H, "intermediate_size"],
+    "falcon-h1": ["mamba_norm_before_gate"],
+    "lfm2": ["rms_norm_eps", "hidden_act"],
+    "lfm2moe": ["rms_norm_eps", "hidden_act", "block_auto_adjust_ff_dim"],
 }
 """Fields that the checkpoint has in another form, or lacks because its family does not use them."""
 HYBRIDS = dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), (2, 6, 4))
