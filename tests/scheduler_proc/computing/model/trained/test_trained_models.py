@@ -44,7 +44,63 @@ def change_window(fields: Fields, change: int) -> None:
     fields["sliding_window"] += change
 
 
+def linear_name(layer: int, name: str) -> str:
+    return f"model.layers.{layer}.linear_attn.{name}"
+
+
+def change_delta(weights: Weights, name: str, change: Callable[[Tensor], Tensor]) -> None:
+    """Changes a weight of the second layer, which has Gated DeltaNet."""
+    weights[linear_name(1, name)] = change(weights[linear_name(1, name)]).contiguous()
+
+
+def tile_value_heads(weights: Weights) -> None:
+    """Value head h of the first layer reads key head h % 2, as in GGUF, in place of h // 3."""
+    num_heads, num_keys, size = 6, 128, 32
+    heads = torch.arange(num_heads).view(2, 3).T.flatten()
+    values = (heads[:, None] * size + torch.arange(size)).flatten()
+    channels = torch.cat((torch.arange(num_keys), num_keys + values))
+    for names, order in (
+        (("in_proj_qkv.weight", "conv1d.weight"), channels),
+        (("in_proj_z.weight",), values),
+        (("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias"), heads),
+    ):
+        for name in names:
+            weights[linear_name(0, name)] = weights[linear_name(0, name)][order]
+    weights[linear_name(0, "out_proj.weight")] = weights[linear_name(0, "out_proj.weight")][:, values].contiguous()
+
+
+def separate_gates(weights: Weights) -> None:
+    """All query heads come before all gates, in place of each query head before its gate."""
+    name = "model.layers.3.self_attn.q_proj.weight"
+    weights[name] = weights[name].unflatten(0, (4, 2, 32)).transpose(0, 1).flatten(0, 2).contiguous()
+
+
 MISTAKES: dict[str, dict[str, Mistake]] = {
+    "qwen3_5": {
+        "value heads are tiled": lambda fields, weights: tile_value_heads(weights),
+        "two value heads forget at each other's rate": lambda fields, weights: swap_rows(
+            weights, linear_name(1, "A_log")
+        ),
+        "the rate is GGUF's": lambda fields, weights: change_delta(weights, "A_log", lambda rate: -rate.exp()),
+        "time has no bias": lambda fields, weights: change_delta(weights, "dt_bias", torch.zeros_like),
+        "the update is not scaled by beta": lambda fields, weights: change_delta(
+            weights, "in_proj_b.weight", torch.zeros_like
+        ),
+        "taps are in reverse": lambda fields, weights: change_delta(
+            weights, "conv1d.weight", lambda taps: taps.flip(-1)
+        ),
+        "the convolution has a tap less": lambda fields, weights: weights[linear_name(1, "conv1d.weight")][
+            ..., 0
+        ].zero_(),
+        "norms are not centred at zero": lambda fields, weights: weights["model.norm.weight"].sub_(1),
+        "the gated norm is centred at zero": lambda fields, weights: change_delta(
+            weights, "norm.weight", lambda weight: weight + 1
+        ),
+        "queries come before gates": lambda fields, weights: separate_gates(weights),
+        "the whole head is rotated": lambda fields, weights: fields["rope_parameters"].update(
+            partial_rotary_factor=1.0
+        ),
+    },
     "qwen3_moe": {
         "shares are not renormalized": lambda fields, weights: fields.update(norm_topk_prob=False),
         "two experts are swapped": lambda fields, weights: swap_rows(weights, "model.layers.1.mlp.gate.weight"),

@@ -90,10 +90,27 @@ def gpt_oss() -> transformers.PreTrainedConfig:
     )
 
 
+def qwen3_5() -> transformers.PreTrainedConfig:
+    """Three layers of Gated DeltaNet, in which three value heads share a key head, and one of gated attention."""
+    return transformers.Qwen3_5TextConfig(
+        **SHAPE,
+        hidden_size=160,
+        num_key_value_heads=2,
+        num_hidden_layers=4,
+        intermediate_size=448,
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
+    )
+
+
 MODELS: Mapping[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen3_moe": qwen3_moe,
     "gemma3": gemma3,
     "gpt_oss": gpt_oss,
+    "qwen3_5": qwen3_5,
 }
 
 
