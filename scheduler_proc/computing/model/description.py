@@ -125,6 +125,45 @@ class AttentionDescription:
         return self.query_size + (2 * self.kv_size if self.kv_layer is None else 0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StatePart:
+    """One tensor of a layer's recurrent state. A state has `shape` values, float32 or in the number format of
+    activations."""
+
+    name: str
+    shape: tuple[int, ...]
+    is_float32: bool
+
+
+class RecurrentDescription(Protocol):
+    """What computes a token from a state of fixed size. Descriptions of equal ones are equal."""
+
+    block: ClassVar[str]
+    """The name of the file in `blocks/` that computes it."""
+
+    @property
+    def state(self) -> tuple[StatePart, ...]:
+        """The parts of a layer's state."""
+        ...
+
+    @property
+    def out_size(self) -> int:
+        """The values per token before its output projection: its room in `Activations.attended`."""
+        ...
+
+    def room_sizes(self, hidden_size: int) -> dict[str, int]:
+        """Returns the values per token that it uses of `Activations`, by the names of its fields."""
+        ...
+
+    def divided(self, num_ranks: int) -> "RecurrentDescription":
+        """Returns the part of one rank. Raises `BootError` if it cannot be divided."""
+        ...
+
+    def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
+        """Returns the parameters of the block in the layer of this name."""
+        ...
+
+
 class MlpDescription(Protocol):
     """An MLP of some kind. Descriptions of equal MLPs are equal."""
 
@@ -182,7 +221,10 @@ class DenseMlpDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDescription:
-    """Attention and an MLP, whose outputs are added to the residual stream.
+    """Attention, a recurrent block and an MLP, of which a layer may lack some. Their outputs are added to the stream.
+
+    Attention and a recurrent block read the same input, the stream after `attention_norm`; if there are both, their
+    outputs are added together.
 
     The norms before them apply to what they read, the norms after them (`…_out_norm`) to their outputs; each may be
     missing. If `is_parallel`, the MLP reads the layer's input as attention does, through its own norm or, without
@@ -191,8 +233,9 @@ class LayerDescription:
     by a number.
     """
 
-    attention: AttentionDescription
-    mlp: MlpDescription
+    attention: AttentionDescription | None = None
+    recurrent: RecurrentDescription | None = None
+    mlp: MlpDescription | None = None
     attention_norm: NormDescription | None = None
     mlp_norm: NormDescription | None = None
     attention_out_norm: NormDescription | None = None
