@@ -141,23 +141,31 @@ def held_out() -> Tensor:
     return ids.view(-1, CONTEXT)
 
 
-def serve(path: Path, requests: Sequence[UserMsg], **flags: Any) -> Inbox:
-    """Returns what a scheduler and a runner make of the requests; prompts are computed in chunks."""
-    config = make_config(path, max_num_seqs=4, max_num_batched_tokens=STEP_TOKENS, **flags)
-    runner = load_runner(config, lambda text, fraction: None)
-    scheduler, inbox = make_scheduler(config, runner), Inbox()
-    for request in requests:
-        scheduler.receive(request)
-    while (batch := scheduler.schedule()) is not None:
-        scheduler.commit(runner.run(batch))
-        inbox.take(scheduler.pop_replies())
-    return inbox
+class Service:
+    """A scheduler and a runner; prompts are computed in chunks."""
+
+    def __init__(self, path: Path, **flags: Any):
+        config = make_config(path, **{"max_num_seqs": 4, "max_num_batched_tokens": STEP_TOKENS, **flags})
+        self.runner = load_runner(config, lambda text, fraction: None)
+        self.scheduler, self.inbox = make_scheduler(config, self.runner), Inbox()
+
+    def finish(self, requests: Sequence[UserMsg], after_step: Callable[[], object] = lambda: None) -> Inbox:
+        """Runs the requests to their ends and returns what has come back."""
+        for request in requests:
+            self.scheduler.receive(request)
+        while (batch := self.scheduler.schedule()) is not None:
+            self.scheduler.commit(self.runner.run(batch))
+            self.inbox.take(self.scheduler.pop_replies())
+            after_step()
+        return self.inbox
 
 
 def our_perplexity(path: Path, held_out: Tensor, **flags: Any) -> float:
     prompts = enumerate(held_out.tolist())
     requests = [user_msg(uid, prompt, max_tokens=0, num_prompt_logprobs=0, echo=True) for uid, prompt in prompts]
-    logprobs = [logprob for own in serve(path, requests, **flags).prompt_logprobs.values() for _, logprob, _ in own]
+    logprobs = [
+        logprob for own in Service(path, **flags).finish(requests).prompt_logprobs.values() for _, logprob, _ in own
+    ]
     assert len(logprobs) == HELD_OUT_ROWS * (CONTEXT - 1)
     return math.exp(-sum(logprobs) / len(logprobs))
 
@@ -200,9 +208,37 @@ def test_a_mistake_shows(trained: Trained, mistake: str, held_out: Tensor, tmp_p
     assert abs(change) > 2 * TOLERANCE
 
 
+WAYS: dict[str, tuple[Fields, str]] = {
+    "together": ({}, "steps"),
+    "in chunks of 7": ({"max_num_batched_tokens": 7}, "steps"),
+    "preempted": ({"num_pages": 48}, "preemptions"),
+    "with drafts": ({"speculative": "ngram"}, "accepted_tokens"),
+}
+"""Flags of schedulers that cut the steps of four requests in other ways, and what they count then."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("trained", ["qwen3_5"], indirect=True)
+def test_turns_of_chats_are_the_same_however_steps_are_cut(trained: Trained, way: str, held_out: Tensor) -> None:
+    """The second turn continues the answer to the first, with the state at the last page boundary before it."""
+    flags, counter = WAYS[way]
+    service = Service(trained.path, **flags)
+    prompts = [held_out[row, : 60 + row].tolist() for row in range(4)]
+    for turn, num_tokens in enumerate((200, 60)):
+        inbox = service.finish([user_msg(4 * turn + row, prompt, num_tokens) for row, prompt in enumerate(prompts)])
+        for row, prompt in enumerate(prompts):
+            output, usage = inbox.tokens[4 * turn + row, 0], inbox.finished[4 * turn + row, 0].usage
+            assert len(output) == num_tokens
+            assert_greedy(trained.model, prompt, output, way)
+            if turn and way != "preempted":
+                assert usage.cached_tokens == (len(prompt) - 31) // 16 * 16
+            prompts[row] = [*prompt, *output, *held_out[row, 300:330].tolist()]
+    assert service.scheduler.gauges()[counter] > 0
+
+
 def test_greedy_text_is_that_of_transformers(trained: Trained, held_out: Tensor) -> None:
     """200 tokens after a prompt that is longer than the window."""
     prompt = held_out[0, :120].tolist()
-    output = serve(trained.path, [user_msg(0, prompt, max_tokens=200)]).tokens[0, 0]
+    output = Service(trained.path).finish([user_msg(0, prompt, max_tokens=200)]).tokens[0, 0]
     assert len(output) == 200
     assert_greedy(trained.model, prompt, output, trained.name)
