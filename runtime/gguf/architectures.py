@@ -31,8 +31,10 @@ from runtime.gguf.gemma4_config import gemma4_config
 from runtime.gguf.gguf_file import GgufFile
 from runtime.gguf.header import GgufTensor
 from runtime.gguf.layer_names import (
+    CONVOLUTION,
     ERNIE_CORRECTION,
     FUSED_MLP,
+    GATED_DELTA_LAYER,
     GEMMA4_LAYER,
     GPT_OSS_LAYER,
     LLAMA_ATTENTION,
@@ -45,7 +47,7 @@ from runtime.gguf.layer_names import (
     QWEN3_EXPERTS,
     QWEN3_NORMS,
     SHARED_EXPERTS,
-    SHARED_GATE,
+    VECTORS,
 )
 from runtime.gguf.llama_configs import (
     glm4_config,
@@ -54,6 +56,7 @@ from runtime.gguf.llama_configs import (
     phi3_config,
     smollm3_config,
 )
+from runtime.gguf.recurrent_configs import qwen3_next_config, qwen35_config, qwen35_moe_config
 from runtime.gguf.window_configs import (
     cohere2_config,
     exaone4_config,
@@ -80,13 +83,14 @@ class HfTensor:
 
     `interleaved_heads`: the number of heads if in each head the rows of its first and second half alternate, 0 if
     they do not. `is_transposed`: the checkpoint has [in, out], the file [out, in]. `is_one_more`: values are
-    larger by 1 in the file.
+    larger by 1 in the file. `is_negative_exp`: x is -exp(x) in the file.
     """
 
     tensor: GgufTensor
     interleaved_heads: int = 0
     is_transposed: bool = False
     is_one_more: bool = False
+    is_negative_exp: bool = False
 
 
 EXPERT_COUNTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
@@ -98,9 +102,9 @@ class Architecture:
     """An architecture of GGUF files.
 
     `model_names` and `layer_names` map names in the file, without `blk.N.` and `.weight`, to those of a checkpoint; or
-    names with their last part (`.weight`, `.scale`) to whole ones. `{}` is the number of an expert, whose tensors the
-    file has stacked. `interleaved` maps names whose rows have the halves of each head interleaved to the field of
-    config.json with their number of heads. `has_whole_norms`: norms are larger by 1 in the file.
+    names with their last part (`.weight`, `.scale`) or without one to whole ones. `{}` is the number of an expert,
+    whose tensors the file has stacked. `interleaved` maps names whose rows have the halves of each head interleaved to
+    the field of config.json with their number of heads. `has_whole_norms`: norms are larger by 1 in the file.
     """
 
     hf_name: str
@@ -142,6 +146,14 @@ GEMMA2 = replace(
     model_type="gemma2",
     config=gemma2_config,
     layer_names=LLAMA_ATTENTION | NORMS_AFTER | {"ffn_norm": "pre_feedforward_layernorm"} | LLAMA_MLP,
+    has_whole_norms=True,
+)
+QWEN35 = replace(
+    QWEN2,
+    hf_name="Qwen3_5ForCausalLM",
+    model_type="qwen3_5_text",
+    config=qwen35_config,
+    layer_names=GATED_DELTA_LAYER | LLAMA_MLP,
     has_whole_norms=True,
 )
 OLMO2 = replace(
@@ -227,6 +239,21 @@ ARCHITECTURES = {
         model_type="qwen2_moe",
         config=qwen2_moe_config,
         layer_names=LLAMA_ATTENTION | QWEN2_EXPERTS,
+    ),
+    "qwen35": QWEN35,
+    "qwen35moe": replace(
+        QWEN35,
+        hf_name="Qwen3_5MoeForCausalLM",
+        model_type="qwen3_5_moe_text",
+        config=qwen35_moe_config,
+        layer_names=GATED_DELTA_LAYER | QWEN2_EXPERTS,
+    ),
+    "qwen3next": replace(
+        QWEN35,
+        hf_name="Qwen3NextForCausalLM",
+        model_type="qwen3_next",
+        config=qwen3_next_config,
+        layer_names=GATED_DELTA_LAYER | QWEN2_EXPERTS,
     ),
     "qwen3moe": replace(
         QWEN3,
@@ -335,14 +362,21 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
             experts = _split_experts(tensor, next(config[key] for key in EXPERT_COUNTS if key in config))
             tensors |= {hf_name.format(index): HfTensor(expert) for index, expert in enumerate(experts)}
             continue
-        is_vector = (name == SHARED_GATE or hf_name.endswith(ERNIE_CORRECTION)) and len(tensor.shape) == 1
         tensors[hf_name] = HfTensor(
-            replace(tensor, shape=(1, *tensor.shape)) if is_vector else tensor,
+            replace(tensor, shape=_find_shape(hf_name, tensor.shape)),
             interleaved_heads=config[architecture.interleaved[name]] if name in architecture.interleaved else 0,
             is_transposed=name in architecture.transposed and hf_name.endswith(".weight"),
-            is_one_more=architecture.has_whole_norms and name.endswith("norm"),
+            is_one_more=architecture.has_whole_norms and name.endswith("norm") and name != "ssm_norm",
+            is_negative_exp=hf_name.endswith("A_log"),
         )
     return tensors
+
+
+def _find_shape(hf_name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape in a checkpoint, which has some vectors as matrices, and a convolution's input of 1 channel."""
+    if len(shape) == 1 and hf_name.endswith(VECTORS):
+        return 1, *shape
+    return (shape[0], 1, *shape[1:]) if len(shape) == 2 and hf_name.endswith(CONVOLUTION) else shape
 
 
 def _is_beyond(tensor: GgufTensor, config: Mapping[str, Any]) -> bool:
@@ -355,11 +389,11 @@ def _is_beyond(tensor: GgufTensor, config: Mapping[str, Any]) -> bool:
 
 def _find_name(architecture: Architecture, tensor: GgufTensor) -> tuple[str, str]:
     """Returns the tensor's name without layer and suffix, and its name in a checkpoint."""
-    stem, _, suffix = tensor.name.rpartition(".")
-    layer = LAYER.fullmatch(stem)
-    name, names = (layer["name"], architecture.layer_names) if layer else (stem, architecture.model_names)
+    layer = LAYER.fullmatch(tensor.name)
+    whole_name, names = (layer["name"], architecture.layer_names) if layer else (tensor.name, architecture.model_names)
     prefix = f"{architecture.layer_prefix}{layer['number']}." if layer else ""
-    if whole := names.get(f"{name}.{suffix}"):
+    name, _, suffix = whole_name.rpartition(".")
+    if whole := names.get(whole_name):
         return name, prefix + whole
     if suffix not in ("weight", "bias") or name not in names:
         reason = f"{architecture.hf_name} has none of this name, and would compute other text without it"

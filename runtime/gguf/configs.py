@@ -9,6 +9,7 @@ from runtime.gguf.header import GgufTensor
 
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+MLP_SIZE = ("feed_forward_length", "expert_feed_forward_length")
 NORM_EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 
 
@@ -92,7 +93,7 @@ def llama_config(fields: ModelFields, *, rotates_parts: bool = False) -> dict[st
         fields.require("rope.dimension_count", head_dim)
     return {
         "hidden_size": hidden_size,
-        "intermediate_size": fields.count("feed_forward_length"),
+        "intermediate_size": fields.count(next(filter(fields.has_key, MLP_SIZE), MLP_SIZE[0])),
         "num_hidden_layers": fields.count("block_count"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": fields.count("attention.head_count_kv", num_heads),

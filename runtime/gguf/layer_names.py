@@ -21,11 +21,8 @@ QWEN3_EXPERTS = {
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
-SHARED_GATE = "ffn_gate_inp_shexp"
-"""A linear with one output, which the file has as a vector."""
-
 QWEN2_EXPERTS = QWEN3_EXPERTS | {
-    SHARED_GATE: "mlp.shared_expert_gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
@@ -37,7 +34,29 @@ SHARED_EXPERTS = QWEN3_EXPERTS | {
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 ERNIE_CORRECTION = "mlp.moe_statics.e_score_correction_bias"
-"""A row of a matrix, which the file has as a vector."""
+VECTORS = ERNIE_CORRECTION, "mlp.shared_expert_gate.weight"
+"""Ends of names: matrices of one row, which the file has as vectors."""
+
+CONVOLUTION = "conv1d.weight", "conv.conv.weight"
+"""Likewise: [channels, 1, taps], which the file has as [channels, taps]."""
+
+GATED_DELTA_LAYER = {
+    **PROJECTIONS,
+    **QWEN3_NORMS,
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
 
 GPT_OSS_LAYER = PROJECTIONS | {
     "attn_norm": "input_layernorm",

