@@ -96,6 +96,11 @@ def gelu_mul(kernel: Kernel, gate_up: Tensor, out_TF: Tensor | None, up_TF: Tens
     return out_TF
 
 
+def relu_squared(kernel: Kernel, x_TF: Tensor) -> Tensor:
+    kernel(_address(x_TF), *x_TF.shape)
+    return x_TF
+
+
 def rescale(kernel: Kernel, x_TE: Tensor, factor: float, added_TE: Tensor | None, softcap: float) -> Tensor:
     kernel(*addresses_of(x_TE, added_TE), *x_TE.shape, factor, softcap)
     return x_TE
@@ -366,8 +371,18 @@ def apply_bitmask(kernel: Kernel, logits_SV: Tensor, rows_A: Tensor, bitmask_AW:
 LAUNCHERS: dict[str, Callable[..., Any]] = {
     launcher.__name__: launcher
     for launcher in (
-        *(embed, layer_norm, rms_norm, rescale, gelu, gelu_mul, rotate_store, paged_decode, paged_prefill),
-        *(pack_linear, packed_linear, fp8_linear, quantize, sum_magnitudes, quantized_linear, apply_bitmask),
+        *(embed, layer_norm, rms_norm, rescale, gelu, gelu_mul, relu_squared, rotate_store),
+        *(
+            paged_decode,
+            paged_prefill,
+            pack_linear,
+            packed_linear,
+            fp8_linear,
+            quantize,
+            sum_magnitudes,
+            quantized_linear,
+            apply_bitmask,
+        ),
         *(block_linear, look_up_blocks, pack_blocks, route_tokens, gather_rows, combine_experts),
         *(expert_packed_linear, expert_quantized_linear, expert_block_linear),
     )

@@ -163,7 +163,7 @@ class LoadedModel:
         log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype, cache_gib)
         if num_states := sizes.count_states(num_pages):
             state_mib, state_gib = sizes.state_bytes / 2**20, num_states * sizes.state_bytes / GIB
-            log.info("of these, %d recurrent states have %.2f GiB, %.2f MiB each", num_states, state_gib, state_mib)
+            log.info("of this memory, %.2f GiB are for %d states of %.2f MiB", state_gib, num_states, state_mib)
         if self.window is not None:
             num_pages = sizes.count_window_pages(num_pages)
             windowed = num_pages * page_size, num_pages * sizes.window_bytes / GIB, self.window

@@ -55,7 +55,7 @@ class OverlappedRunner:
     draft_runner = None
     page_memory = None
     page_store = None
-    windows = None
+    windows = states = None
 
     def __init__(self, runner: Any, attempt_of: Callable[[int], int | None] = lambda uid: 0) -> None:
         self.num_pages: int = runner.num_pages
@@ -66,6 +66,7 @@ class OverlappedRunner:
         """Rows of steps planned ahead that the step before did not have."""
         self.fails: Callable[[str], bool] = lambda where: False
         self._run: Callable[[Batch], ForwardOutput] = runner.run
+        self._spoil: Callable[[Batch], None] = getattr(runner, "spoil", lambda batch: None)
         self._attempt_of = attempt_of
         self._end_s = 0.0
         self._waiting: deque[LaunchedStep] = deque()
@@ -99,6 +100,7 @@ class OverlappedRunner:
         self.now_s = max(self.now_s, launched.end_s)
         if self._waiting and self.fails("result"):
             self._last_tokens = array("i")
+            self._spoil(launched.batch)
             raise ArithmeticError("a step that fails")
         batch = launched.batch
         if batch.future_token_indices:

@@ -3,16 +3,9 @@
 
 #ifndef SLUICE_MAMBA_SCAN
 #define SLUICE_MAMBA_SCAN
-#if defined(__AVX512F__)
-typedef float state_lanes __attribute__((vector_size(64), aligned(4), may_alias));
-#else
-typedef lanes state_lanes;
-#endif
-
 /* STATE_FLOATS: of the matrix rows that an item computes, so that they stay in a core's first cache; SCAN_TOKENS: how many time
    steps are computed at once. */
-enum { STATE_LANES = sizeof(state_lanes) / sizeof(float), STATE_FLOATS = 4096, SCAN_TOKENS = 16, SCAN_ROWS = 4, MOST_STATE = 256 };
-#define LOAD_STATE(x) (*(const state_lanes *)(x))
+enum { STATE_FLOATS = 4096, SCAN_TOKENS = 16, SCAN_ROWS = 4, MOST_STATE = 256 };
 
 INLINE lanes as_lanes(state_lanes x) {
 #if defined(__AVX512F__)

@@ -27,6 +27,8 @@
 #include "state_rows.h"
 #include "short_conv.c"
 #include "mamba_scan.c"
+#include "gated_delta.c"
+#include "gates.c"
 #include "sample.c"
 #include "apply_bitmask.c"
 #include "captured_calls.c"

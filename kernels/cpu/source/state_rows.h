@@ -2,6 +2,16 @@
 #ifndef SLUICE_STATE_ROWS_H
 #define SLUICE_STATE_ROWS_H
 
+/* The floats of a register. */
+#if defined(__AVX512F__)
+typedef float state_lanes __attribute__((vector_size(64), aligned(4), may_alias));
+#else
+typedef lanes state_lanes;
+#endif
+
+enum { STATE_LANES = sizeof(state_lanes) / sizeof(float) };
+#define LOAD_STATE(x) (*(const state_lanes *)(x))
+
 typedef struct {
   const int32_t *decode_sources, *prefill_sources, *prefill_lens, *slots;
   int64_t num_decode_rows, num_prefill_rows;

@@ -21,7 +21,10 @@ MAX_WINDOW_RATIO = 2 / 3
 
 
 LEAST_STATES = 4
-"""The state slots that a cache has in addition to its share: a request's own and some checkpoints."""
+"""The state slots that a cache has in any case: a request's own and some checkpoints."""
+
+PAGES_TO_STATES = 3
+"""The bytes of pages by those of state slots, if the running requests have a slot each."""
 
 
 def page_bytes(model: ModelDescription, page_size: int, placement: Placement, has_window: bool | None = None) -> int:
@@ -103,11 +106,13 @@ class PageSizes:
     def count_states(self, num_pages: int) -> int:
         """Returns how many state slots a cache of `num_pages` pages has.
 
-        Pages beyond those of one request of full length share their memory equally with state slots.
+        Pages beyond those of one request of full length share the memory with them: equally until each row of a step
+        has a slot.
         """
         if not self.state_bytes:
             return 0
-        return LEAST_STATES + max(0, num_pages - self.pages_per_context) // self.pages_per_state
+        most = max(0, num_pages - self.pages_per_context) // self.pages_per_state
+        return LEAST_STATES + max(min(most, self.max_num_seqs), most // PAGES_TO_STATES)
 
     def count_window_pages(self, num_pages: int) -> int:
         """Returns how many window pages a cache of `num_pages` pages has; they suffice for any single request.
@@ -129,8 +134,8 @@ class PageSizes:
         return num_pages * self.page_bytes + self.count_window_pages(num_pages) * self.window_bytes + num_state_bytes
 
     def fit(self, num_bytes: int) -> int:
-        """Returns the number of pages of the largest cache of at most `num_bytes`."""
+        """Returns the number of pages of the largest cache of at most `num_bytes`, 0 if it holds no page."""
         if self.window is None and not self.state_bytes:
             return num_bytes // self.page_bytes
         most = num_bytes // self.page_bytes if self.page_bytes else self.max_num_seqs * self.pages_per_context
-        return bisect_right(range(most + 1), num_bytes, key=self.num_bytes) - 1
+        return max(0, bisect_right(range(most + 1), num_bytes, key=self.num_bytes) - 1)

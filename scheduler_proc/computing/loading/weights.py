@@ -21,7 +21,7 @@ from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, Source, Stack
+from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, RowFactors, Source, Stack
 from scheduler_proc.computing.model.parameters import ByColumns
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
@@ -202,9 +202,19 @@ def _rows_of(name: str, tensor: StoredTensor, source: Source) -> Rows:
     if isinstance(rows, TransposedBlockRows):
         raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
     heads = source.interleaved_heads, source.num_interleaved
+    if any(factor != 1 for factor, _ in source.factors):
+        return _multiply(name, rows, source.factors)
     if isinstance(rows, BlockRows):
         return replace(rows, blocks=with_whole_heads(rows.blocks, *heads))
     return with_whole_heads(rows, *heads)
+
+
+def _multiply(name: str, rows: Rows, factors: RowFactors) -> Tensor:
+    """Returns the rows, each multiplied by its factor, in float32."""
+    if isinstance(rows, BlockRows):
+        raise BootError(f"{name}: its {rows.form} blocks cannot be multiplied by the factors that config.json has")
+    each = torch.tensor([factor for factor, num_rows in factors for _ in range(num_rows)])
+    return rows.float() * each[:, None]
 
 
 def _damaged(target: str, sources: Sources, pieces: Mapping[int, Rows]) -> BootError:

@@ -129,7 +129,7 @@ class AttentionDescription:
 
     def room_sizes(self, hidden_size: int) -> dict[str, int]:
         """Returns the values per token that it uses of `Activations`, except `attended`, by the names of its fields."""
-        return {"heads": self.qkv_size}
+        return {"heads": self.qkv_size, "inner": self.query_size if self.has_gate else 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ class DenseMlpDescription:
     """A dense MLP with `size` inner values."""
 
     size: int
-    activation: Literal["gelu_tanh", "gelu", "silu_gated", "gelu_tanh_gated"]
+    activation: Literal["gelu_tanh", "gelu", "relu2", "silu_gated", "gelu_tanh_gated"]
     has_bias: bool = False
     block: ClassVar[str] = "dense_mlp"
 

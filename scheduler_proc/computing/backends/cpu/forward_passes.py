@@ -18,7 +18,7 @@ from torch import Tensor
 from kernels.cpu.capture import CapturedCalls, capture_calls
 from kernels.cpu.repeated_calls import Repeats
 from kernels.operations.sample import draw
-from messages.columns import unpack_int64
+from messages.columns import unpack_int32, unpack_int64
 from messages.ring.steps import Batch
 from scheduler_proc.computing.backends.cpu.device import CpuDevice
 from scheduler_proc.computing.device import Forward
@@ -92,10 +92,7 @@ class CpuForwardPasses:
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
         """Writes a step that can be captured to the memory of captures; it must run before the next one is prepared."""
-        population, page_size = self._device.population, self.cache.page_size
-        if population is not None and population.wants_more:
-            slots = unpack_int64(batch.slots)
-            population.use(max(slots) // page_size, len(slots) // page_size + batch.num_rows)
+        self._populate(batch)
         is_decode = only_samples(batch)
         if is_decode:
             batch = as_decode_rows(batch)
@@ -110,6 +107,17 @@ class CpuForwardPasses:
         if self.can_plan_ahead and num_rows <= MAX_ROWS_AHEAD:
             self._device.has_begun = captured[0].begin()
         return partial(_replay, *captured, tensors)
+
+    def _populate(self, batch: Batch) -> None:
+        """Gets memory for the pages and state slots that the step writes to."""
+        population, page_size = self._device.population, self.cache.page_size
+        if population is not None and population.wants_more:
+            slots = unpack_int64(batch.slots)
+            population.use(max(slots) // page_size, len(slots) // page_size + batch.num_rows)
+        population = self._device.state_population
+        if population is not None and population.wants_more:
+            state_slots = unpack_int32(batch.state_slots)
+            population.use(max(state_slots), len(state_slots) - state_slots.count(-1))
 
     @torch.inference_mode()
     def _forward(self, step: StepInputs, num_sampled: int, columns: Mapping[str, Tensor]) -> Forwarded:

@@ -1,11 +1,12 @@
 """Gated DeltaNet: a convolution, a matrix for each head that forgets and corrects itself, and a gated norm.
 
-Shape legend: T tokens, E embedding size, X values that are convolved, H value heads, V values of a head, N = H V.
+Shape legend: T tokens, E embedding size, X values that are convolved, H value heads, B = 2 H, V values of a head,
+N = H V, K taps.
 """
 
 from torch import Tensor
 
-from kernels.arguments.state_rows import StateDecay
+from kernels.arguments.state_rows import LayerState, StateDecay
 from kernels.operations.gated_delta import gated_delta
 from kernels.operations.gated_norm import gated_norm
 from kernels.operations.short_conv import short_conv
@@ -31,7 +32,7 @@ class Block:
         self,
         normed_TE: Tensor,
         rows: StepRows,
-        state: tuple[Tensor, ...],
+        state: LayerState,
         attended: Tensor,
         room: Activations,
         narrow: tuple[StepRows, Activations] | None,
@@ -43,18 +44,16 @@ class Block:
         delta, (tail, matrix) = self._delta, state
         size, state_rows = delta.conv_size, rows.step.state_rows
         mixed_TN = self._in(normed_TE, rows, fit(room.inner, size + delta.out_size))
-        gates_TH2 = self._gates(normed_TE, rows, fit(room.heads, 2 * delta.num_value_heads))
+        gates_TB = self._gates(normed_TE, rows, fit(room.heads, 2 * delta.num_value_heads))
         qkv_TX = short_conv(mixed_TN[:, :size], self._conv_XK, None, tail, state_rows, out_TC=fit(room.gated, size))
-        beta_TH, time_TH = gates_TH2.chunk(2, dim=1)
         values_TN = gated_delta(
             qkv_TX,
-            beta_TH,
-            time_TH,
+            gates_TB,
             self._decay,
             matrix,
             state_rows,
-            fit(attended, delta.out_size),
             has_tiled_heads=delta.has_tiled_heads,
+            out_TN=fit(attended, delta.out_size),
         )
         gate_TN = mixed_TN[:, size:]
         if narrow is not None:

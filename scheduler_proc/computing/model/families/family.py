@@ -1,8 +1,8 @@
 """What every model family provides: its architectures, its configuration and its weight names in our terms."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
@@ -27,6 +27,10 @@ class Stack:
     is_transposed: bool = False
 
 
+RowFactors = tuple[tuple[float, int], ...]
+"""Factors, and how many rows each multiplies, one after another."""
+
+
 @dataclass(frozen=True)
 class Source:
     """One tensor of a checkpoint, and where it goes: rows of our parameter `target` from `first_row` on.
@@ -36,6 +40,7 @@ class Source:
     of heads if neighbouring rows of each are rotated together in the checkpoint, 0 if its halves are, as we do; this is
     so in the first `num_interleaved` rows of each head, or in all. `stack`: the tensor that has these rows if there is
     none of this name, which may be empty; `other_stack`: the tensor that has them if there is none of that name either.
+    `factors`: those of all rows, unless they are 1.
     """
 
     name: str
@@ -48,6 +53,7 @@ class Source:
     num_interleaved: int | None = None
     stack: Stack | None = None
     other_stack: Stack | None = None
+    factors: RowFactors = ()
 
     @property
     def num_rows(self) -> int:
@@ -91,3 +97,21 @@ def linear_sources(
     if has_bias:
         sources.append(Source(f"{name}.bias", (num_out,), f"{target}.bias", first_row))
     return sources
+
+
+def renamed(sources: list[Source], names: Mapping[str, str]) -> list[Source]:
+    """Returns the sources with parts of their names, and of their stacks', replaced by others."""
+
+    def rename(name: str) -> str:
+        for part, other in names.items():
+            name = name.replace(part, other)
+        return name
+
+    return [
+        replace(
+            source,
+            name=rename(source.name),
+            stack=source.stack and replace(source.stack, name=rename(source.stack.name)),
+        )
+        for source in sources
+    ]
