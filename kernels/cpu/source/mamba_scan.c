@@ -3,9 +3,9 @@
 
 #ifndef SLUICE_MAMBA_SCAN
 #define SLUICE_MAMBA_SCAN
-/* STATE_FLOATS: of the matrix rows that an item computes, so that they stay in a core's first cache; SCAN_TOKENS: how many time
-   steps are computed at once. */
-enum { STATE_FLOATS = 4096, SCAN_TOKENS = 16, SCAN_ROWS = 4, MOST_STATE = 256 };
+/* An item computes some rows of a matrix: PART_VALUES at most, of STATE_FLOATS at most, so that they stay in a core's first
+   cache. SCAN_TOKENS: how many time steps are computed at once. */
+enum { STATE_FLOATS = 4096, PART_VALUES = 64, MOST_STATE = 256, SCAN_TOKENS = 16, SCAN_ROWS = 4 };
 
 INLINE lanes as_lanes(state_lanes x) {
 #if defined(__AVX512F__)
@@ -16,10 +16,11 @@ INLINE lanes as_lanes(state_lanes x) {
 #endif
 }
 
-/* Writes `count` (at most SCAN_ROWS) rows of a matrix after a token; returns their products with c in `products`. `added` are the
-   factors of b. */
+/* Writes `count` (at most SCAN_ROWS) rows of a matrix after a token, and their products with C to `products`, SCAN_ROWS numbers.
+   `groups` has B and C; `added` are the factors of B. */
 INLINE void advance_matrix(const float *from, float *to, const int count, int64_t size, float kept, const float *added,
-                           const float *b, const float *c, float *products) {
+                           const float *groups, float *products) {
+  const float *b = groups, *c = groups + size;
   state_lanes sums[SCAN_ROWS] = {{0.0f}};
   lanes parts[SCAN_ROWS];
   int64_t d = 0;
@@ -76,22 +77,16 @@ INLINE void NAME(scan_token)(const NAME(scan_call) *call, int64_t head, int64_t 
   const element *c = b + call->num_groups * state_size;
   element *out = call->out + token * num_x + head * call->value_size + first;
   const float skip = call->skip[head];
+  float values[PART_VALUES], added[PART_VALUES + SCAN_ROWS], products[PART_VALUES + SCAN_ROWS];
   SIMD for (int64_t d = 0; d < state_size; d++) groups[d] = WIDEN(b[d]);
   SIMD for (int64_t d = 0; d < state_size; d++) groups[state_size + d] = WIDEN(c[d]);
-  for (int64_t v = 0; v < num_values; v += SCAN_ROWS) {
-    const int64_t count = num_values - v < SCAN_ROWS ? num_values - v : SCAN_ROWS;
-    float added[SCAN_ROWS], products[SCAN_ROWS];
-    for (int64_t row = 0; row < count; row++) added[row] = step * WIDEN(x[v + row]);
-    const float *rows = from + v * state_size;
-    float *next = to + v * state_size;
-    if (count == SCAN_ROWS) advance_matrix(rows, next, SCAN_ROWS, state_size, kept, added, groups, groups + state_size, products);
-    else for (int64_t row = 0; row < count; row++) {
-      float only[SCAN_ROWS];
-      advance_matrix(rows + row * state_size, next + row * state_size, 1, state_size, kept, added + row, groups, groups + state_size, only);
-      products[row] = only[0];
-    }
-    for (int64_t row = 0; row < count; row++) out[v + row] = NARROW(products[row] + skip * WIDEN(x[v + row]));
-  }
+  SIMD for (int64_t v = 0; v < num_values; v++) values[v] = WIDEN(x[v]), added[v] = step * values[v];
+  int64_t v = 0;
+  for (; v + SCAN_ROWS <= num_values; v += SCAN_ROWS)
+    advance_matrix(from + v * state_size, to + v * state_size, SCAN_ROWS, state_size, kept, added + v, groups, products + v);
+  for (; v < num_values; v++)
+    advance_matrix(from + v * state_size, to + v * state_size, 1, state_size, kept, added + v, groups, products + v);
+  SIMD for (int64_t v = 0; v < num_values; v++) out[v] = NARROW(products[v] + skip * values[v]);
 }
 
 /* Computes all tokens for some rows of one head's matrix, which are here between the tokens that store them. */
@@ -130,7 +125,7 @@ PUBLIC void NAME(mamba_scan)(const element *xbc, const element *time, const floa
                              int64_t num_decode_rows, int64_t num_prefill_rows, int64_t stride,
                              int64_t time_stride, int64_t num_heads, int64_t value_size, int64_t state_size,
                              int64_t num_groups, float shortest, float longest) {
-  const int64_t part_size = STATE_FLOATS / state_size / SCAN_ROWS * SCAN_ROWS;
+  const int64_t part_size = STATE_FLOATS / state_size < PART_VALUES ? STATE_FLOATS / state_size : PART_VALUES;
   const int64_t num_parts = (value_size + part_size - 1) / part_size, slot_size = num_heads * value_size * state_size;
   const NAME(scan_call) call = {
       xbc, time, rates, biases, skip, matrices, out,

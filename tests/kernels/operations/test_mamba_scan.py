@@ -21,7 +21,7 @@ from tests.kernels.state_cases import (
     one_row,
 )
 
-SHAPES = [(4, 1, 64, 128), (6, 2, 32, 16), (3, 3, 7, 5), (2, 1, 20, 24), (1, 1, 1, 1)]
+SHAPES = [(4, 1, 64, 128), (6, 2, 32, 16), (3, 3, 7, 5), (2, 1, 20, 24), (1, 1, 3, 300), (1, 1, 1, 1)]
 """Heads, groups, values per head, state size."""
 
 Inputs = tuple[Tensor, Tensor, StateDecay, Tensor]
