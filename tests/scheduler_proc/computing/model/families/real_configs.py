@@ -18,8 +18,8 @@ SIZE_FIELDS = (
 class Real:
     """A checkpoint with `billions` of parameters, as its card has them.
 
-    `windows`: the number of layers with each window, in the context of config.json. `num_unrotated`: layers without
-    positions.
+    `windows`: the number of layers with each window, in the context of config.json. `num_unrotated`: attention
+    without positions. `num_recurrent`: layers with a recurrent state.
     """
 
     billions: float
@@ -28,6 +28,7 @@ class Real:
     context: int
     windows: dict[int, int] = field(default_factory=dict[int, int])
     num_unrotated: int = 0
+    num_recurrent: int = 0
 
     @property
     def config(self) -> Fields:
@@ -62,6 +63,20 @@ QWEN2_MOE = of("Qwen2Moe", rope_theta=1e6, norm_topk_prob=False, decoder_sparse_
 QWEN2_MOE |= UNUSED_WINDOW
 QWEN3_MOE = QWEN3 | of("Qwen3Moe", norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
 QWEN3_MOE |= {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+QWEN3_5_ROPE: Fields = {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default"}
+QWEN3_5_ROPE |= {"rope_theta": 10_000_000, "partial_rotary_factor": 0.25}
+QWEN3_5 = of("Qwen3_5", rope_parameters=QWEN3_5_ROPE, head_dim=256, attn_output_gate=True, full_attention_interval=4)
+QWEN3_5 |= {"linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+QWEN3_5 |= {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "mtp_num_hidden_layers": 1}
+QWEN3_5_MOE = QWEN3_5 | of("Qwen3_5Moe", num_experts=256, num_experts_per_tok=8)
+QWEN3_NEXT = QWEN3_5_MOE | of("Qwen3Next", num_experts=512, num_experts_per_tok=10, rope_scaling=None)
+QWEN3_NEXT |= {"rope_parameters": None, "rope_theta": 1e7, "partial_rotary_factor": 0.25, "norm_topk_prob": True}
+
+
+def expert_sizes(size: int) -> Fields:
+    return {"moe_intermediate_size": size, "shared_expert_intermediate_size": size}
+
+
 MIXTRAL = of("Mixtral", rope_theta=1e6, sliding_window=None, num_local_experts=8, num_experts_per_tok=2)
 GEMMA2 = of("Gemma2", head_dim=256, query_pre_attn_scalar=256, sliding_window=4096, **TIED) | {
     "attn_logit_softcapping": 50.0,
@@ -157,6 +172,46 @@ REAL = {
     "Qwen3 Coder 30B-A3B": Real(30.53, (2048, 5472, 48, 32, 4, 151936), QWEN3_MOE | {"rope_theta": 1e7}, 262144),
     "Qwen3 235B-A22B": Real(
         235.1, (4096, 12288, 94, 64, 4, 151936), QWEN3_MOE | {"moe_intermediate_size": 1536}, 40960
+    ),
+    "Qwen3.5 0.8B": Real(
+        0.752, (1024, 3584, 24, 8, 2, 248320), QWEN3_5 | TIED | {"linear_num_value_heads": 16}, 262144, num_recurrent=18
+    ),
+    "Qwen3.5 2B": Real(
+        1.882, (2048, 6144, 24, 8, 2, 248320), QWEN3_5 | TIED | {"linear_num_value_heads": 16}, 262144, num_recurrent=18
+    ),
+    "Qwen3.5 4B": Real(4.206, (2560, 9216, 32, 16, 4, 248320), QWEN3_5 | TIED, 262144, num_recurrent=24),
+    "Qwen3.5 9B": Real(8.954, (4096, 12288, 32, 16, 4, 248320), QWEN3_5, 262144, num_recurrent=24),
+    "Qwen3.6 27B": Real(
+        26.9, (5120, 17408, 64, 24, 4, 248320), QWEN3_5 | {"linear_num_value_heads": 48}, 262144, num_recurrent=48
+    ),
+    "Qwen3.8 27B": Real(
+        26.9,
+        (5120, 17408, 64, 24, 4, 248320),
+        QWEN3_5 | {"linear_num_value_heads": 48, "output_gate_type": "swish"},
+        262144,
+        num_recurrent=48,
+    ),
+    "Qwen3.6 35B-A3B": Real(
+        34.66, (2048, 0, 40, 16, 2, 248320), QWEN3_5_MOE | expert_sizes(512), 262144, num_recurrent=30
+    ),
+    "Qwen3.5 122B-A10B": Real(
+        122.1,
+        (3072, 0, 48, 32, 2, 248320),
+        QWEN3_5_MOE | expert_sizes(1024) | {"linear_num_value_heads": 64},
+        262144,
+        num_recurrent=36,
+    ),
+    "Qwen3.5 397B-A17B": Real(
+        396.3,
+        (4096, 0, 60, 32, 2, 248320),
+        QWEN3_5_MOE
+        | expert_sizes(1024)
+        | {"linear_num_value_heads": 64, "num_experts": 512, "num_experts_per_tok": 10},
+        262144,
+        num_recurrent=45,
+    ),
+    "Qwen3-Next 80B-A3B": Real(
+        79.67, (2048, 5120, 48, 16, 2, 151936), QWEN3_NEXT | expert_sizes(512), 262144, num_recurrent=36
     ),
     "Gemma 2 2B": Real(2.614, (2304, 9216, 26, 8, 4, 256000), GEMMA2, 8192, {4096: 13}),
     "Gemma 2 9B": Real(9.242, (3584, 14336, 42, 16, 8, 256000), GEMMA2, 8192, {4096: 21}),
@@ -307,6 +362,10 @@ REAL = {
 
 REFUSED: dict[str, tuple[Fields, str]] = {
     "Granite 4 H": (GRANITE4 | {"layer_types": ["mamba"] * 4 + ["attention"]}, "layer_types is .*mamba"),
+    "Qwen3.5 without gates": (
+        QWEN3_5 | dict(zip(SIZE_FIELDS, (1024, 3584, 24, 8, 2, 248320), strict=True)) | {"attn_output_gate": False},
+        "attn_output_gate is false",
+    ),
     "Aya Expanse 8B": (of("Cohere"), "names CohereForCausalLM, which is not supported"),
     "Gemma 2B": (of("Gemma"), "names GemmaForCausalLM, which is not supported"),
     "Phi-3-small": (of("Phi3Small"), "names Phi3SmallForCausalLM, which is not supported"),
