@@ -97,7 +97,7 @@ def gelu_mul(kernel: Kernel, gate_up: Tensor, out_TF: Tensor | None, up_TF: Tens
 
 
 def relu_squared(kernel: Kernel, x_TF: Tensor) -> Tensor:
-    kernel(_address(x_TF), *x_TF.shape)
+    kernel(address_of(x_TF), *x_TF.shape)
     return x_TF
 
 

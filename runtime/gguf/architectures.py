@@ -7,6 +7,7 @@ line to `ARCHITECTURES`; a tensor that its table does not name is refused, since
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 from messages.errors import BootError
@@ -33,14 +34,22 @@ from runtime.gguf.header import GgufTensor
 from runtime.gguf.layer_names import (
     CONVOLUTION,
     ERNIE_CORRECTION,
+    FALCON_H1_LAYER,
     FUSED_MLP,
     GATED_DELTA_LAYER,
     GEMMA4_LAYER,
     GPT_OSS_LAYER,
+    GRANITE_EXPERTS,
+    GRANITE_HYBRID_LAYER,
+    LFM2_LAYER,
     LLAMA_ATTENTION,
     LLAMA_MLP,
     LLAMA_MODEL,
+    MAMBA2_LAYER,
+    MAMBA2_MODEL,
+    MATRICES,
     MIXTRAL_EXPERTS,
+    NEMOTRON_H_LAYER,
     NORMS_AFTER,
     PROJECTIONS,
     QWEN2_EXPERTS,
@@ -56,7 +65,17 @@ from runtime.gguf.llama_configs import (
     phi3_config,
     smollm3_config,
 )
-from runtime.gguf.recurrent_configs import qwen3_next_config, qwen35_config, qwen35_moe_config
+from runtime.gguf.recurrent_configs import (
+    falcon_h1_config,
+    granite_hybrid_config,
+    lfm2_config,
+    lfm2_moe_config,
+    mamba2_config,
+    nemotron_h_config,
+    qwen3_next_config,
+    qwen35_config,
+    qwen35_moe_config,
+)
 from runtime.gguf.window_configs import (
     cohere2_config,
     exaone4_config,
@@ -156,6 +175,30 @@ QWEN35 = replace(
     layer_names=GATED_DELTA_LAYER | LLAMA_MLP,
     has_whole_norms=True,
 )
+MAMBA2 = Architecture(
+    hf_name="Mamba2ForCausalLM",
+    model_type="mamba2",
+    config=mamba2_config,
+    model_names=MAMBA2_MODEL,
+    layer_names=MAMBA2_LAYER,
+    layer_prefix="backbone.layers.",
+)
+NEMOTRON_H = replace(
+    MAMBA2,
+    hf_name="NemotronHForCausalLM",
+    model_type="nemotron_h",
+    config=nemotron_h_config,
+    layer_names=NEMOTRON_H_LAYER,
+    interleaved=LLAMA.interleaved,
+)
+LFM2 = replace(
+    QWEN2,
+    hf_name="Lfm2ForCausalLM",
+    model_type="lfm2",
+    config=lfm2_config,
+    model_names={"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
+    layer_names=LFM2_LAYER,
+)
 OLMO2 = replace(
     QWEN2,
     hf_name="Olmo2ForCausalLM",
@@ -192,10 +235,28 @@ ARCHITECTURES = {
         hf_name="GraniteMoeForCausalLM",
         model_type="granitemoe",
         config=granite_moe_config,
-        layer_names=LLAMA_ATTENTION
-        | {name: theirs.replace("mlp.", "block_sparse_moe.") for name, theirs in QWEN3_EXPERTS.items()}
-        | {"ffn_gate_inp": "block_sparse_moe.router.layer"},
+        layer_names=LLAMA_ATTENTION | GRANITE_EXPERTS,
     ),
+    "granitehybrid": replace(
+        LLAMA,
+        hf_name="GraniteMoeHybridForCausalLM",
+        model_type="granitemoehybrid",
+        config=granite_hybrid_config,
+        layer_names=GRANITE_HYBRID_LAYER,
+    ),
+    "mamba2": MAMBA2,
+    "nemotron_h": NEMOTRON_H,
+    "nemotron_h_moe": NEMOTRON_H,
+    "falcon-h1": replace(
+        QWEN2,
+        hf_name="FalconH1ForCausalLM",
+        model_type="falcon_h1",
+        config=falcon_h1_config,
+        model_names=LLAMA_MODEL | {"output_norm": "model.final_layernorm"},
+        layer_names=FALCON_H1_LAYER,
+    ),
+    "lfm2": LFM2,
+    "lfm2moe": replace(LFM2, hf_name="Lfm2MoeForCausalLM", model_type="lfm2_moe", config=lfm2_moe_config),
     "olmoe": replace(
         QWEN3,
         hf_name="OlmoeForCausalLM",
@@ -373,9 +434,14 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
 
 
 def _find_shape(hf_name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape in a checkpoint, which has some vectors as matrices, and a convolution's input of 1 channel."""
+    """Returns the shape in a checkpoint, which has some vectors as matrices, and a convolution's input of 1 channel.
+
+    The file has vectors of a Mamba block as matrices.
+    """
     if len(shape) == 1 and hf_name.endswith(VECTORS):
         return 1, *shape
+    if len(shape) == 2 and hf_name.endswith(MATRICES):
+        return (prod(shape),)
     return (shape[0], 1, *shape[1:]) if len(shape) == 2 and hf_name.endswith(CONVOLUTION) else shape
 
 

@@ -7,7 +7,7 @@ from scheduler_proc.computing.model.description import DenseMlpDescription, MlpD
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families import granite, llama
 from scheduler_proc.computing.model.families.experts import ExpertNames, FusedExperts, expert_sources
-from scheduler_proc.computing.model.families.family import Source, linear_sources
+from scheduler_proc.computing.model.families.family import Source, Stack, linear_sources
 
 NAMES = ExpertNames(
     router="router.layer", fused=FusedExperts(gate_up="input_linear.weight", down="output_linear.weight")
@@ -31,15 +31,20 @@ def list_sources(model: ModelDescription) -> list[Source]:
 
 
 def mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
-    """The shared MLP of experts has the names of the MLP that Granite 4 has without experts."""
+    """The shared MLP of experts has the names of the MLP that Granite 4 has without experts.
+
+    GGUF files have its gates and ups apart.
+    """
     if isinstance(mlp, ExpertMlpDescription):
         moe = name.replace(".mlp", ".block_sparse_moe")
         sources = expert_sources(moe, layer, replace(mlp, shared=None), hidden, NAMES)
         return sources + (mlp_sources(name, f"{layer}.shared", mlp.shared, hidden) if mlp.shared else [])
     assert isinstance(mlp, DenseMlpDescription)
-    shared = name.replace(".mlp", ".shared_mlp")
+    shared, into = name.replace(".mlp", ".shared_mlp"), f"{layer}.mlp_in.weight"
+    stack, shape = Stack(f"{shared}.input_linear.weight", (1, mlp.in_size, hidden), 0), (mlp.size, hidden)
     return [
-        *linear_sources(f"{shared}.input_linear", f"{layer}.mlp_in", mlp.in_size, hidden, has_bias=False),
+        Source(f"{shared}.gate_proj.weight", shape, into, stack=stack),
+        Source(f"{shared}.up_proj.weight", shape, into, mlp.size, stack=replace(stack, first_row=mlp.size)),
         *linear_sources(f"{shared}.output_linear", f"{layer}.mlp_out", hidden, mlp.size, has_bias=False),
     ]
 
