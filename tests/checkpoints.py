@@ -245,7 +245,7 @@ HYBRID = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
+    "linear_value_head_dim": 32,
 }
 QWEN3_5_VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_5-biases-untied": HYBRID | {"attention_bias": True, "linear_num_key_heads": 4, "linear_value_head_dim": 8},

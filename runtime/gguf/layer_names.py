@@ -115,7 +115,7 @@ FALCON_H1_LAYER = {
     **PROJECTIONS,
     **mamba_names("mamba"),
     "attn_norm": "input_layernorm",
-    "ffn_norm": "pre_ff_layernorm",
+    "ffn_norm": "pre_ff_layernorm.weight",
     **{name: theirs.replace("mlp.", "feed_forward.") for name, theirs in LLAMA_MLP.items()},
 }
 LFM2_LAYER = {

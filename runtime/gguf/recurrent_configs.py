@@ -102,26 +102,26 @@ def granite_hybrid_config(fields: ModelFields) -> dict[str, Any]:
     inner_size, hidden_size = fields.count("ssm.inner_size"), config["hidden_size"]
     if inner_size % hidden_size:
         raise fields.fault("ssm.inner_size", inner_size, f"it must be a multiple of {hidden_size}")
-    has_experts = fields.number("expert_count", 0.0)
+    num_experts = int(fields.number("expert_count", 0.0))
     return {
         **config,
         **mamba,
         "mamba_expand": inner_size // hidden_size,
-        "layer_types": ["attention" if num_heads else "mamba" for num_heads in heads],
+        "layer_types": ["full_attention" if num_heads else "linear_attention" for num_heads in heads],
         "position_embedding_type": None,
         "intermediate_size": fields.count("feed_forward_length"),
         "shared_intermediate_size": config["intermediate_size"],
-        "num_local_experts": int(has_experts),
-        **({"num_experts_per_tok": fields.count("expert_used_count")} if has_experts else {}),
+        "num_local_experts": num_experts,
+        **({"num_experts_per_tok": fields.count("expert_used_count")} if num_experts else {}),
     }
 
 
 def nemotron_h_config(fields: ModelFields) -> dict[str, Any]:
     """The file may have layers that predict further tokens, after those of the model."""
-    config, num_nextn = llama_config(fields), int(fields.number("nextn_predict_layers", 0.0))
+    config, num_nextn = llama_config(fields, rotates_parts=True), int(fields.number("nextn_predict_layers", 0.0))
     num_layers = config["num_hidden_layers"]
     sizes = zip(_kv_heads(fields), fields.counts("feed_forward_length", num_layers, least=0), strict=True)
-    mlp = "moe" if fields.has_key("expert_count") else "mlp"
+    mlp = "moe" if fields.number("expert_count", 0.0) else "mlp"
     kinds = ["full_attention" if heads else mlp if size else "linear_attention" for heads, size in sizes]
     heads, head_dim, groups, state, taps = _mamba_sizes(fields)
     experts = {} if mlp == "mlp" else _nemotron_experts(fields)

@@ -97,7 +97,7 @@ class Run:
 
     def __init__(self, served: Served, num_pages: int = PLENTY, *, budget: Budget, is_drafting: bool = False):
         windows = served.runner.windows and (served.runner.windows[0], min(served.runner.windows[1], num_pages))
-        cache = open_cache(num_pages, PAGE_SIZE, True, None, None, windows)
+        cache = open_cache(num_pages, PAGE_SIZE, True, None, None, windows, served.runner.states)
         self.served, self.inbox = served, Inbox()
         planner = plan_all_drafts(cache, SpoiledDrafter(cache)) if is_drafting else None
         self.scheduler = Scheduler(cache, Limits(CONTEXT, VOCAB_SIZE), budget, planner)

@@ -11,18 +11,17 @@ Time to first token: schedulers with and without prefix caching serve chats of s
 the first layers of Qwen3.5-0.8B (three of Gated DeltaNet and one of attention) and random weights. The lengths of
 prompts and answers are those of the trace. The clock is the CPU time of one thread.
 
-Streams: 64 of these chats at once, in a small KV cache. The memory of the process is compared with its budget.
+Streams: 64 prompts of the trace at once, in a small KV cache. The growth of the process is compared with its budget.
 """
 
 import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import torch
 
@@ -48,10 +47,13 @@ TOKENS_PER_S, STEP_S = 20_000, 0.01
 STEP_TOKENS = 8192
 NUM_ROWS = 64
 
-LAYERS = 4
+PART = make_shape(SHAPE, 4) | {"vocab_size": VOCAB_SIZE}
+"""Of the layers and of the vocabulary, the part that times are measured with."""
+STREAMS_MEMORY_GIB = 0.5
 TTFT_CONTEXT, TTFT_TURNS = 8192, 3
 LOAD = 0.7
 """Of what the scheduler without prefix caching can serve."""
+MODEL_FLAGS = ["--device", "cpu", "--cpu-threads", "1", "--max-model-len", str(TTFT_CONTEXT), "--dtype", "bfloat16"]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -120,8 +122,11 @@ def divide_memory(gigabytes: float) -> dict[str, tuple[int, tuple[int, int] | No
 
 
 def serve_uncomputed(chats: Sequence[Sequence[Turn]], runner: UncomputedRunner) -> Served:
-    facts = ModelFacts("", "", (SHAPE,), vocab_size=VOCAB_SIZE, max_model_len=CONTEXT)
-    config = Config(cache=CacheConfig(block_size=PAGE_SIZE), scheduling=SchedulingConfig(NUM_ROWS), facts=facts)
+    facts = ModelFacts(
+        model_dir="", tokenizer_dir="", served_names=(SHAPE,), vocab_size=VOCAB_SIZE, max_model_len=CONTEXT
+    )
+    cache, scheduling = CacheConfig(block_size=PAGE_SIZE), SchedulingConfig(max_num_seqs=NUM_ROWS)
+    config = Config(cache=cache, scheduling=scheduling, facts=facts)
     return serve_chats(chats, config, runner, runner.clock, speed=1.0)
 
 
@@ -152,22 +157,36 @@ SIDES = {"without": ["--no-enable-prefix-caching"], "with": []}
 def describe_ttft(served: Served) -> dict[str, float]:
     """Returns the medians of the first turns and of the others, in milliseconds."""
     turns = list(zip(served.is_first, served.ttft_s, strict=True))
-    parts = {"first turns": True, "later turns": False}
-    return {name: round(1e3 * statistics.median(s for first, s in turns if first == own), 1) for name, own in parts.items()}
+    return {
+        name: round(1e3 * statistics.median(seconds for is_own, seconds in turns if is_own == is_first), 1)
+        for name, is_first in {"first turns": True, "later turns": False}.items()
+    }
 
 
 def serve_computed(chats: Sequence[Sequence[Turn]], flags: Sequence[str], speed: float) -> Served:
     """Serves the chats with the first layers of the model, on one thread."""
-    every_flag = ["--device", "cpu", "--cpu-threads", "1", "--max-model-len", str(TTFT_CONTEXT), "--dtype", "bfloat16"]
-    with configured_shape(make_shape(SHAPE, LAYERS) | {"vocab_size": VOCAB_SIZE}, [*every_flag, *flags]) as config:
-        runner = load_runner(config, no_report)
-        return serve_chats(chats, config, runner, SkippingClock(time.process_time), speed)
+    with configured_shape(PART, [*MODEL_FLAGS, *flags]) as config:
+        return serve_chats(chats, config, load_runner(config, no_report), SkippingClock(time.process_time), speed)
 
 
 def measure_streams(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the memory that 64 chats at once take, next to the budget of the KV cache."""
+    """Returns the memory that this process takes for chats at once, next to the budget of the KV cache."""
     every = read_chats(options.trace, 1, TTFT_CONTEXT, VOCAB_SIZE)
-    return {}
+    chats = [chat[:1] for chat in every[:: len(every) // NUM_ROWS][:NUM_ROWS]]
+    flags = [*MODEL_FLAGS, "--kv-cache-memory-gb", str(STREAMS_MEMORY_GIB), "--max-num-seqs", str(NUM_ROWS)]
+    with configured_shape(PART, flags) as config:
+        runner, process = load_runner(config, no_report), psutil.Process()
+        before_bytes = process.memory_info().rss
+        served = serve_chats(chats, config, runner, SkippingClock(), watch=lambda: process.memory_info().rss)
+    names = ("running", "decoding", "pages_all", "pages_in_use", "state_slots_all", "state_slots_in_use")
+    return {
+        "budget_mib": STREAMS_MEMORY_GIB * 1024,
+        "most_growth_mib": round((served.most_watched - before_bytes) / 2**20, 1),
+        "requests": len(chats),
+        "tokens": sum(served.num_prompt) + sum(turn.num_output for (turn,) in chats),
+        "preemptions": served.gauges["preemptions"],
+        "most": {name: served.most_gauges[name] for name in names},
+    }
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {

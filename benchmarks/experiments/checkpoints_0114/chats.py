@@ -87,6 +87,8 @@ class Served:
     seconds: float = 0.0
     gauges: dict[str, float] = field(default_factory=dict[str, float])
     most_gauges: dict[str, float] = field(default_factory=dict[str, float])
+    """The maximum of each gauge between steps, and of what was watched."""
+    most_watched: float = 0.0
 
 
 class ChatLoop:
@@ -154,8 +156,9 @@ def serve_chats(
     runner: Runner,
     clock: SkippingClock,
     speed: float = math.inf,
+    watch: Callable[[], float] = lambda: 0.0,
 ) -> Served:
-    """Serves the chats by a new scheduler on `runner`. The most of each gauge is that between steps."""
+    """Serves the chats by a new scheduler on `runner`."""
     scheduler, loop = make_scheduler(config, runner), ChatLoop(chats, speed, clock)
     stepper = Stepper(scheduler, runner, StepTimes(), clock)
     most: dict[str, float] = {}
@@ -174,6 +177,7 @@ def serve_chats(
                 loop.take(reply)
         for name, value in scheduler.gauges().items():
             most[name] = max(most.get(name, value), value)
+        loop.served.most_watched = max(loop.served.most_watched, watch())
     served = loop.served
     served.seconds, served.gauges, served.most_gauges = clock(), scheduler.gauges(), most
     return served

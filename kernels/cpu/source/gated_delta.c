@@ -13,10 +13,10 @@
 enum {
   DELTA_CHUNK = 4,
   DELTA_TILE = 16, /* tokens of a row that are prepared together */
-  DELTA_VECTORS = STATE_LANES == 16 ? 2 : 1,         /* of a matrix row while many tokens are computed: the registers hold 2 sums
-                                                        a token for each */
-  DELTA_WIDE_VECTORS = STATE_LANES == 16 ? 8 : 4,    /* while one token is computed */
-  DELTA_COLUMNS = 32,                                /* the least that an item computes */
+  DELTA_VECTORS = STATE_LANES == 16 ? 2 : 1, /* of a matrix row while many tokens are computed: the registers hold two sums
+                                                a token for each */
+  DELTA_WIDE_VECTORS = 8,                    /* while one token is computed: long stretches of memory are read faster */
+  DELTA_COLUMNS = 32,                        /* the least that an item computes */
   MOST_KEY_SIZE = 256,
   MOST_VALUE_SIZE = 256,
 };
@@ -36,20 +36,48 @@ typedef struct {
 
 /* Some tokens of a row as one head sees them. */
 typedef struct {
-  int64_t key_size, num_columns, num_chunks;
+  int64_t key_size, key_stride, num_columns, num_chunks; /* keys and queries end with zeros */
   float kept[DELTA_TILE], betas[DELTA_TILE];
   delta_chunk chunks[DELTA_TILE];
   _Alignas(64) float keys[DELTA_TILE * MOST_KEY_SIZE], queries[DELTA_TILE * MOST_KEY_SIZE];
   _Alignas(64) float values[DELTA_TILE * MOST_VALUE_SIZE]; /* then the outputs */
 } delta_tile;
 
-INLINE float dot_product(const float *a, const float *b, int64_t size) {
-  float sum = 0.0f;
-  SIMD_SUM(sum) for (int64_t i = 0; i < size; i++) sum += a[i] * b[i];
-  return sum;
+/* Sets what a chunk needs to know of its `size` tokens. */
+INLINE void relate_tokens(const delta_tile *tile, delta_chunk *chunk, const int size) {
+  const int64_t stride = tile->key_stride;
+  const float *keys = tile->keys + chunk->first * stride, *queries = tile->queries + chunk->first * stride;
+  const float *kept = tile->kept + chunk->first;
+  state_lanes by_keys[DELTA_CHUNK][DELTA_CHUNK] = {{{0.0f}}}, by_queries[DELTA_CHUNK][DELTA_CHUNK] = {{{0.0f}}};
+  for (int64_t d = 0; d < stride; d += STATE_LANES)
+    PRAGMA(GCC unroll 4) for (int c = 0; c < size; c++) {
+      const state_lanes later = LOAD_STATE(keys + c * stride + d), query = LOAD_STATE(queries + c * stride + d);
+      PRAGMA(GCC unroll 4) for (int j = 0; j <= c; j++) {
+        const state_lanes key = j < c ? LOAD_STATE(keys + j * stride + d) : later;
+        if (j < c) by_keys[j][c] += key * later;
+        by_queries[j][c] += key * query;
+      }
+    }
+  for (int j = 0; j < size; j++) {
+    lanes sums[2 * DELTA_CHUNK] = {{0.0f}};
+    PRAGMA(GCC unroll 4) for (int c = 0; c < size; c++) {
+      sums[c] = as_lanes(by_keys[j][c]);
+      sums[DELTA_CHUNK + c] = as_lanes(by_queries[j][c]);
+    }
+    sum_four(sums, chunk->by_keys[j]);
+    sum_four(sums + DELTA_CHUNK, chunk->by_queries[j]);
+    float factor = 1.0f;
+    for (int c = j; c < size; c++) {
+      if (c > j) factor *= kept[c];
+      chunk->by_keys[j][c] *= factor;
+      chunk->by_queries[j][c] *= factor;
+    }
+    chunk->kept[j] = j ? chunk->kept[j - 1] * kept[j] : kept[j];
+    chunk->rest[j] = factor;
+  }
 }
 
-/* Cuts the tile into chunks: none ends after the first token whose state is stored. */
+/* Cuts the tile into chunks: each ends with the first token whose state is stored. */
 static void plan_chunks(delta_tile *tile, const int32_t *slots, int64_t num_tokens) {
   tile->num_chunks = 0;
   for (int64_t first = 0; first < num_tokens;) {
@@ -58,28 +86,19 @@ static void plan_chunks(delta_tile *tile, const int32_t *slots, int64_t num_toke
     chunk->size = 0;
     do chunk->slot = slots[first + chunk->size++];
     while (chunk->slot < 0 && chunk->size < DELTA_CHUNK && first + chunk->size < num_tokens);
-    const float *kept = tile->kept + first, *keys = tile->keys + first * tile->key_size;
-    const float *queries = tile->queries + first * tile->key_size;
     first += chunk->size;
-    for (int64_t j = 0; j < chunk->size; j++) {
-      chunk->kept[j] = j ? chunk->kept[j - 1] * kept[j] : kept[j];
-      float factor = 1.0f;
-      for (int64_t c = j; c < chunk->size; c++) {
-        if (c > j) factor *= kept[c];
-        const float *key = keys + j * tile->key_size;
-        if (c > j) chunk->by_keys[j][c] = factor * dot_product(key, keys + c * tile->key_size, tile->key_size);
-        chunk->by_queries[j][c] = factor * dot_product(key, queries + c * tile->key_size, tile->key_size);
-      }
-      chunk->rest[j] = factor;
-    }
+    if (chunk->size == 4) relate_tokens(tile, chunk, 4);
+    else if (chunk->size == 3) relate_tokens(tile, chunk, 3);
+    else if (chunk->size == 2) relate_tokens(tile, chunk, 2);
+    else relate_tokens(tile, chunk, 1);
   }
 }
 
 /* Computes a chunk for some columns, from the rows of a matrix `from` to the rows `to`, which may be the same. */
 INLINE void advance_columns(const delta_tile *tile, const delta_chunk *chunk, const int size, const int vectors,
                             const float *from, int64_t from_step, float *to, int64_t to_step, float *values) {
-  const int64_t key_size = tile->key_size, num_columns = tile->num_columns;
-  const float *keys = tile->keys + chunk->first * key_size, *queries = tile->queries + chunk->first * key_size;
+  const int64_t key_size = tile->key_size, stride = tile->key_stride, num_columns = tile->num_columns;
+  const float *keys = tile->keys + chunk->first * stride, *queries = tile->queries + chunk->first * stride;
   const float *betas = tile->betas + chunk->first;
   state_lanes held[DELTA_CHUNK][DELTA_WIDE_VECTORS], seen[DELTA_CHUNK][DELTA_WIDE_VECTORS];
   PRAGMA(GCC unroll 4) for (int c = 0; c < size; c++)
@@ -89,7 +108,7 @@ INLINE void advance_columns(const delta_tile *tile, const delta_chunk *chunk, co
     state_lanes before[DELTA_WIDE_VECTORS];
     PRAGMA(GCC unroll 8) for (int v = 0; v < vectors; v++) before[v] = LOAD_STATE(row + v * STATE_LANES);
     PRAGMA(GCC unroll 4) for (int c = 0; c < size; c++) {
-      const float key = keys[c * key_size + d], query = queries[c * key_size + d];
+      const float key = keys[c * stride + d], query = queries[c * stride + d];
       PRAGMA(GCC unroll 8) for (int v = 0; v < vectors; v++) {
         held[c][v] += before[v] * key;
         seen[c][v] += before[v] * query;
@@ -114,7 +133,7 @@ INLINE void advance_columns(const delta_tile *tile, const delta_chunk *chunk, co
     state_lanes after[DELTA_WIDE_VECTORS];
     PRAGMA(GCC unroll 8) for (int v = 0; v < vectors; v++) after[v] = LOAD_STATE(from + d * from_step + v * STATE_LANES) * kept;
     PRAGMA(GCC unroll 4) for (int c = 0; c < size; c++) {
-      const float key = keys[c * key_size + d];
+      const float key = keys[c * stride + d];
       PRAGMA(GCC unroll 8) for (int v = 0; v < vectors; v++) after[v] += held[c][v] * key;
     }
     PRAGMA(GCC unroll 8) for (int v = 0; v < vectors; v++) *(state_lanes *)(to + d * to_step + v * STATE_LANES) = after[v];
@@ -136,8 +155,8 @@ static delta_columns advance_tile(delta_tile *tile, delta_columns from, delta_co
   enum { BLOCK_SIZE = DELTA_VECTORS * STATE_LANES, WIDE_SIZE = DELTA_WIDE_VECTORS * STATE_LANES };
   const delta_chunk *only = tile->chunks;
   delta_columns to = from;
-  if (only->size == 1 && tile->num_chunks == 1 && only->slot >= 0 && from.block_step == BLOCK_SIZE && tile->num_columns % WIDE_SIZE == 0) {
-    /* Long stretches of memory are read faster. */
+  const int is_between_slots = only->size == 1 && tile->num_chunks == 1 && only->slot >= 0 && from.row_step == slots.row_step;
+  if (is_between_slots && tile->num_columns % WIDE_SIZE == 0) {
     to = slots;
     to.values += only->slot * slot_size;
     for (int64_t first = 0; first < tile->num_columns; first += WIDE_SIZE)
@@ -169,12 +188,13 @@ typedef struct {
   int64_t has_tiled_heads, num_parts; /* items to a matrix */
 } NAME(delta_call);
 
-/* Writes `in` divided by its length, times `factor`. */
-INLINE void NAME(load_normalized)(const element *in, float *out, int64_t size, float factor) {
+/* Writes `in` divided by its length, times `factor`, and zeros up to `stride`. */
+INLINE void NAME(load_normalized)(const element *in, float *out, int64_t size, int64_t stride, float factor) {
   float squares = 1e-6f;
   SIMD_SUM(squares) for (int64_t i = 0; i < size; i++) squares += WIDEN(in[i]) * WIDEN(in[i]);
   const float scale = factor / sqrtf(squares);
   SIMD for (int64_t i = 0; i < size; i++) out[i] = WIDEN(in[i]) * scale;
+  for (int64_t i = size; i < stride; i++) out[i] = 0.0f;
 }
 
 /* Prepares the tokens from `token` on for a head and its columns from `column` on. */
@@ -182,13 +202,19 @@ static void NAME(load_tile)(const NAME(delta_call) *call, int64_t head, int64_t 
                             delta_tile *tile) {
   const int64_t key_size = call->key_size, num_key_heads = call->num_key_heads;
   const int64_t key_head = call->has_tiled_heads ? head % num_key_heads : head * num_key_heads / call->num_heads;
+  const int64_t ahead = DELTA_TILE * call->stride; /* the tokens of the next tile */
   const float shrink = 1.0f / sqrtf((float)key_size);
   for (int64_t i = 0; i < num_tokens; i++) {
     const element *query = call->qkv + (token + i) * call->stride + key_head * key_size;
     const element *key = query + num_key_heads * key_size;
     const element *value = call->qkv + (token + i) * call->stride + 2 * num_key_heads * key_size + head * call->value_size + column;
-    NAME(load_normalized)(query, tile->queries + i * key_size, key_size, shrink);
-    NAME(load_normalized)(key, tile->keys + i * key_size, key_size, 1.0f);
+    for (int64_t d = 0; d < key_size; d += 64 / (int64_t)sizeof(element)) {
+      __builtin_prefetch(query + d + ahead);
+      __builtin_prefetch(key + d + ahead);
+    }
+    for (int64_t v = 0; v < tile->num_columns; v += 64 / (int64_t)sizeof(element)) __builtin_prefetch(value + v + ahead);
+    NAME(load_normalized)(query, tile->queries + i * tile->key_stride, key_size, tile->key_stride, shrink);
+    NAME(load_normalized)(key, tile->keys + i * tile->key_stride, key_size, tile->key_stride, 1.0f);
     float *values = tile->values + i * tile->num_columns;
     SIMD for (int64_t v = 0; v < tile->num_columns; v++) values[v] = WIDEN(value[v]);
     const element *gates = call->gates + (token + i) * call->gates_stride + head;
@@ -210,6 +236,7 @@ static void NAME(delta_item)(const void *data, int64_t item) {
   const int64_t num_rows = call->rows.num_decode_rows + call->rows.num_prefill_rows;
   delta_tile tile;
   tile.key_size = key_size;
+  tile.key_stride = (key_size + STATE_LANES - 1) / STATE_LANES * STATE_LANES;
   tile.num_columns = num_columns;
   for (int64_t row = 0, token = 0; row < num_rows; row++) {
     const state_row now = find_state_row(&call->rows, row, token);

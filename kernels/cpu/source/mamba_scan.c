@@ -7,15 +7,6 @@
    cache. SCAN_TOKENS: how many time steps are computed at once. */
 enum { STATE_FLOATS = 4096, PART_VALUES = 64, MOST_STATE = 256, SCAN_TOKENS = 16, SCAN_ROWS = 4 };
 
-INLINE lanes as_lanes(state_lanes x) {
-#if defined(__AVX512F__)
-  const __m512 all = (__m512)x;
-  return (lanes)_mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-#else
-  return x;
-#endif
-}
-
 /* Writes `count` (at most SCAN_ROWS) rows of a matrix after a token, and their products with C to `products`, SCAN_ROWS numbers.
    `groups` has B and C; `added` are the factors of B. */
 INLINE void advance_matrix(const float *from, float *to, const int count, int64_t size, float kept, const float *added,

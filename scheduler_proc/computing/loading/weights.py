@@ -203,13 +203,13 @@ def _rows_of(name: str, tensor: StoredTensor, source: Source) -> Rows:
         raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
     heads = source.interleaved_heads, source.num_interleaved
     if any(factor != 1 for factor, _ in source.factors):
-        return _multiply(name, rows, source.factors)
+        return multiply_rows(name, rows, source.factors)
     if isinstance(rows, BlockRows):
         return replace(rows, blocks=with_whole_heads(rows.blocks, *heads))
     return with_whole_heads(rows, *heads)
 
 
-def _multiply(name: str, rows: Rows, factors: RowFactors) -> Tensor:
+def multiply_rows(name: str, rows: Rows, factors: RowFactors) -> Tensor:
     """Returns the rows, each multiplied by its factor, in float32."""
     if isinstance(rows, BlockRows):
         raise BootError(f"{name}: its {rows.form} blocks cannot be multiplied by the factors that config.json has")
@@ -305,11 +305,12 @@ def _find_source(source: Source, prefix: str, present: Collection[str]) -> Sourc
     for name in (source.name, source.other_name):
         if name.removeprefix(prefix) in present:
             return replace(source, name=name.removeprefix(prefix), stack=None)
-    for stack in (source.stack, source.other_stack):
-        if stack is not None and stack.name.removeprefix(prefix) in present:
+    stacks = [stack for stack in (source.stack, source.other_stack) if stack is not None]
+    for stack in stacks:
+        if stack.name.removeprefix(prefix) in present:
             return replace(source, name=stack.name.removeprefix(prefix), stack=stack)
-    name = source.name if source.name or source.stack is None else source.stack.name
-    return replace(source, name=name.removeprefix(prefix))
+    names = [source.name] if source.name else [stack.name for stack in stacks]
+    return replace(source, name=" or ".join(name.removeprefix(prefix) for name in names))
 
 
 def has_own_head(model: ModelDescription, family: Family, checkpoint: "Checkpoint") -> bool:

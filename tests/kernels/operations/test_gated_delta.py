@@ -23,7 +23,7 @@ from tests.kernels.state_cases import (
     one_row,
 )
 
-SHAPES = [(2, 2, 128, 128), (4, 2, 64, 32), (3, 1, 16, 48), (2, 1, 5, 7), (1, 1, 1, 1), (6, 3, 24, 20)]
+SHAPES = [(2, 2, 128, 128), (4, 2, 64, 32), (3, 1, 5, 96), (2, 1, 136, 64), (1, 1, 1, 32), (6, 3, 24, 20)]
 """Value heads, key heads, key size, value size."""
 
 Inputs = tuple[Tensor, Tensor, StateDecay]

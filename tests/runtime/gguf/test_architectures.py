@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 import transformers
 
 from messages.errors import BootError
-from runtime.gguf.architectures import HfTensor, list_tensors, read_config
+from runtime.gguf.conversion import HfTensor, list_tensors, read_config
 from runtime.gguf.gguf_file import read_gguf
 from tests.gguf_files import Stored, Typed, write_gguf
 from tests.runtime.gguf.test_mutated_headers import LAYER, METADATA
@@ -21,6 +22,7 @@ from tests.runtime.gguf.test_mutated_headers import LAYER, METADATA
 GOLDEN = Path(__file__).parent / "golden"
 MODELS: dict[str, Any] = json.loads((GOLDEN / "models.json").read_text())
 YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+NEMOTRON_H = "max_position_embeddings", "rms_norm_eps", "rope_parameters", "hidden_act", "num_hidden_layers"
 OTHER_FIELDS = {
     "llama3": ["rope_parameters"],
     "exaone4": ["rope_parameters"],
@@ -28,6 +30,14 @@ OTHER_FIELDS = {
     "gemma3": ["hidden_act"],
     "cohere2": ["rms_norm_eps"],
     "dots1": ["use_qk_norm", "num_nextn_predict_layers"],
+    "granitehybrid": ["max_position_embeddings"],
+    "granitehybrid-experts": ["max_position_embeddings"],
+    "mamba2": ["max_position_embeddings"],
+    "nemotron_h": [*NEMOTRON_H],
+    "nemotron_h_moe": [*NEMOTRON_H, "intermediate_size"],
+    "falcon-h1": ["mamba_norm_before_gate"],
+    "lfm2": ["rms_norm_eps", "hidden_act"],
+    "lfm2moe": ["rms_norm_eps", "hidden_act", "block_auto_adjust_ff_dim"],
 }
 """Fields that the checkpoint has in another form, or lacks because its family does not use them."""
 HYBRIDS = dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), (2, 6, 4))
@@ -218,7 +228,7 @@ def test_tensors_that_are_not_supported(tmp_path: Path, tensors: dict[str, Any],
         list_tensors(read_gguf(path))
 
 
-def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path):
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """The last layer of GLM-4.5; its own tensors are none of the model's."""
     experts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_gating_func": 2}
     metadata = {key.replace("llama", "glm4moe"): value for key, value in METADATA.items()}
@@ -228,7 +238,9 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path):
     tensors = TENSORS | last | {"blk.1.nextn.eh_proj.weight": Stored("Q8_0", (64, 128))}
     file = read_gguf(write_gguf(tmp_path / "m.gguf", metadata, tensors))
     assert read_config(file)["num_hidden_layers"] == 1
-    assert not any(name.startswith("model.layers.1.") for name in list_tensors(file))
+    with caplog.at_level(logging.INFO):
+        assert not any(name.startswith("model.layers.1.") for name in list_tensors(file))
+    assert f"{len(last) + 1} tensors of layers that predict further tokens (MTP) are not used" in caplog.text
     metadata["glm4moe.expert_gating_func"] = 1
     with pytest.raises(BootError, match=r"glm4moe.expert_gating_func is '1': supported is 2"):
         read_config(read_gguf(write_gguf(tmp_path / "m.gguf", metadata, tensors)))

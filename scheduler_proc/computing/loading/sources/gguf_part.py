@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.arguments.block_rows import GGUF_FORMS, BlockRows
 from kernels.cpu.huge_memory import advise
 from messages.errors import BootError
-from runtime.gguf.architectures import HfTensor
+from runtime.gguf.conversion import HfTensor
 from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS, StoredTensor, unreadable, with_whole_heads
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

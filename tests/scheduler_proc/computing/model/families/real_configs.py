@@ -77,6 +77,25 @@ def expert_sizes(size: int) -> Fields:
     return {"moe_intermediate_size": size, "shared_expert_intermediate_size": size}
 
 
+LFM2 = of("Lfm2", rope_theta=1e6, full_attn_idxs=[2, 5, 8, 10, 12, 14], norm_eps=1e-5, conv_L_cache=3, **TIED)
+LFM2_MOE = of("Lfm2Moe", rope_theta=1e6, moe_intermediate_size=1792, num_experts=32, num_experts_per_tok=4, **TIED)
+LFM2_MOE |= {"layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)]}
+NO_LIMIT: Fields = {"time_step_limit": [0.0, float("inf")]}
+NEMOTRON_H = of("NemotronH", head_dim=128, n_groups=8, ssm_state_size=128, mlp_hidden_act="relu2", **NO_LIMIT)
+NEMOTRON_8B = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+NEMOTRON_9B = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
+NEMOTRON_30B = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+FALCON_H1 = of("FalconH1", rope_theta=1e11, mamba_n_groups=1, mamba_rms_norm=False, mamba_norm_before_gate=False)
+FALCON_H1 |= {"key_multiplier": 0.39, "ssm_multipliers": [0.35, 0.25, 0.18, 0.5, 0.35], "mlp_multipliers": [0.88, 0.59]}
+MAMBA2 = of("Mamba2", num_heads=128, head_dim=64, n_groups=8, state_size=128, expand=2, use_conv_bias=True, **NO_LIMIT)
+
+
+def granite4_h(attending: tuple[int, ...], num_layers: int, **sizes: Any) -> Fields:
+    kinds = ["attention" if index in attending else "mamba" for index in range(num_layers)]
+    mamba = {"mamba_d_state": 128, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_n_groups": 1}
+    return GRANITE4 | mamba | {"layer_types": kinds, "position_embedding_type": "nope"} | sizes
+
+
 MIXTRAL = of("Mixtral", rope_theta=1e6, sliding_window=None, num_local_experts=8, num_experts_per_tok=2)
 GEMMA2 = of("Gemma2", head_dim=256, query_pre_attn_scalar=256, sliding_window=4096, **TIED) | {
     "attn_logit_softcapping": 50.0,
@@ -121,7 +140,87 @@ COHERE2 |= {"layer_switch": 4, "sliding_window_pattern": 4, "use_qk_norm": False
 EXAONE4 = of("Exaone4", rope_theta=1e6, rope_scaling=LLAMA3 | {"factor": 16.0}, sliding_window=None)
 SMOLLM3 = of("SmolLM3", rope_theta=5e6, no_rope_layers=[1, 1, 1, 0] * 9, layer_types=kinds(36, 1), **TIED)
 
+FIFTHS = (5, 15, 25, 35)
 REAL = {
+    "LFM2 350M": Real(0.3545, (1024, 6656, 16, 16, 8, 65536), LFM2, 128000, num_recurrent=10),
+    "LFM2 1.2B": Real(1.170, (2048, 12288, 16, 32, 8, 65536), LFM2, 128000, num_recurrent=10),
+    "LFM2 8B-A1B": Real(8.34, (2048, 7168, 24, 32, 8, 65536), LFM2_MOE, 128000, num_recurrent=18),
+    "Granite 4.0 H 350M": Real(
+        0.340,
+        (768, 2048, 32, 12, 4, 100352),
+        granite4_h((10, 13, 17, 27), 32, mamba_n_heads=48, shared_intermediate_size=2048),
+        32768,
+        num_unrotated=4,
+        num_recurrent=28,
+    ),
+    "Granite 4.0 H Micro": Real(
+        3.19,
+        (2048, 8192, 40, 32, 8, 100352),
+        granite4_h(FIFTHS, 40, mamba_n_heads=64, shared_intermediate_size=8192),
+        131072,
+        num_unrotated=4,
+        num_recurrent=36,
+    ),
+    "Granite 4.0 H Tiny": Real(
+        6.94,
+        (1536, 512, 40, 12, 4, 100352),
+        granite4_h(FIFTHS, 40, mamba_n_heads=48, shared_intermediate_size=1024)
+        | {"num_local_experts": 64, "num_experts_per_tok": 6},
+        131072,
+        num_unrotated=4,
+        num_recurrent=36,
+    ),
+    "Granite 4.0 H Small": Real(
+        32.2,
+        (4096, 768, 40, 32, 8, 100352),
+        granite4_h(FIFTHS, 40, mamba_n_heads=128, shared_intermediate_size=1536)
+        | {"num_local_experts": 72, "num_experts_per_tok": 10},
+        131072,
+        num_unrotated=4,
+        num_recurrent=36,
+    ),
+    "Nemotron-H 8B": Real(
+        8.10,
+        (4096, 21504, 52, 32, 8, 131072),
+        NEMOTRON_H | {"mamba_num_heads": 128, "mamba_head_dim": 64, "hybrid_override_pattern": NEMOTRON_8B},
+        8192,
+        num_unrotated=4,
+        num_recurrent=24,
+    ),
+    "Nemotron Nano 9B v2": Real(
+        8.89,
+        (4480, 15680, 56, 40, 8, 131072),
+        NEMOTRON_H | {"mamba_num_heads": 128, "mamba_head_dim": 80, "hybrid_override_pattern": NEMOTRON_9B},
+        131072,
+        num_unrotated=4,
+        num_recurrent=27,
+    ),
+    "Nemotron 3 Nano 30B-A3B": Real(
+        31.58,
+        (2688, 1856, 52, 32, 2, 131072),
+        NEMOTRON_H
+        | {"mamba_num_heads": 64, "mamba_head_dim": 64, "hybrid_override_pattern": NEMOTRON_30B}
+        | {"n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856}
+        | {"moe_shared_expert_intermediate_size": 3712, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
+        262144,
+        num_unrotated=6,
+        num_recurrent=23,
+    ),
+    "Mamba-Codestral 7B": Real(7.285, (4096, 0, 64, 0, 0, 32768), MAMBA2, 1 << 20, num_recurrent=64),
+    "Falcon-H1 0.5B": Real(
+        0.521,
+        (1024, 2048, 36, 8, 2, 32784),
+        FALCON_H1 | {"head_dim": 64, "mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_state": 128},
+        16384,
+        num_recurrent=36,
+    ),
+    "Falcon-H1 7B": Real(
+        7.586,
+        (3072, 12288, 44, 12, 2, 130049),
+        FALCON_H1 | {"head_dim": 128, "mamba_d_ssm": 3072, "mamba_n_heads": 24, "mamba_d_state": 256},
+        262144,
+        num_recurrent=44,
+    ),
     "GPT-2": Real(0.1244, (768, 3072, 12, 12, 12, 50257), GPT2, 1024, num_unrotated=12),
     "SmolLM2 135M": Real(0.1345, (576, 1536, 30, 9, 3, 49152), of("Llama", rope_theta=1e5, **TIED), 8192),
     "SmolLM2 1.7B": Real(1.711, (2048, 8192, 24, 32, 32, 49152), of("Llama", rope_theta=130000, **TIED), 8192),
@@ -361,7 +460,11 @@ REAL = {
 }
 
 REFUSED: dict[str, tuple[Fields, str]] = {
-    "Granite 4 H": (GRANITE4 | {"layer_types": ["mamba"] * 4 + ["attention"]}, "layer_types is .*mamba"),
+    "Nemotron 3 Super": (
+        NEMOTRON_H
+        | {"hidden_size": 4096, "hybrid_override_pattern": "ME", "vocab_size": 131072, "moe_latent_size": 1024},
+        "moe_latent_size is 1024: supported are experts that read the residual stream itself",
+    ),
     "Qwen3.5 without gates": (
         QWEN3_5 | dict(zip(SIZE_FIELDS, (1024, 3584, 24, 8, 2, 248320), strict=True)) | {"attn_output_gate": False},
         "attn_output_gate is false",

@@ -65,7 +65,7 @@ SIZES = {
     "eos_token_id": None,
 }
 QWEN_SIZES = SIZES | {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3}
-HYBRID = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+HYBRID = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 32}
 HYBRID |= {"full_attention_interval": 3, "head_dim": 24}
 EIGHT = SIZES | {"moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 3}
 CONFIGS: dict[str, transformers.PretrainedConfig] = {

@@ -5,7 +5,7 @@ In a model of noise, a wrong expert or a window that is off by one changes no be
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ Weights = dict[str, Tensor]
 Fields = dict[str, Any]
 Mistake = Callable[[Fields, Weights], object]
 """Changes the fields of config.json or the weights."""
+Spoil = Callable[[Iterable[tuple[Tensor, ...]]], object]
+"""Changes the states of the layers: each has the tail of a convolution and a matrix for each head."""
 
 
 def swap_rows(weights: Weights, name: str) -> None:
@@ -160,12 +162,13 @@ class Service:
         return self.inbox
 
 
-def our_perplexity(path: Path, held_out: Tensor, **flags: Any) -> float:
+def our_perplexity(path: Path, held_out: Tensor, spoil: Spoil = lambda states: None, **flags: Any) -> float:
+    """Returns the perplexity of the rows; `spoil` changes the recurrent states after each step."""
     prompts = enumerate(held_out.tolist())
     requests = [user_msg(uid, prompt, max_tokens=0, num_prompt_logprobs=0, echo=True) for uid, prompt in prompts]
-    logprobs = [
-        logprob for own in Service(path, **flags).finish(requests).prompt_logprobs.values() for _, logprob, _ in own
-    ]
+    service = Service(path, **flags)
+    inbox = service.finish(requests, lambda: spoil(service.runner.forward_passes.cache.states.values()))
+    logprobs = [logprob for own in inbox.prompt_logprobs.values() for _, logprob, _ in own]
     assert len(logprobs) == HELD_OUT_ROWS * (CONTEXT - 1)
     return math.exp(-sum(logprobs) / len(logprobs))
 
@@ -208,11 +211,35 @@ def test_a_mistake_shows(trained: Trained, mistake: str, held_out: Tensor, tmp_p
     assert abs(change) > 2 * TOLERANCE
 
 
+def change_states(states: Iterable[tuple[Tensor, ...]], part: int, change: Callable[[Tensor], object]) -> None:
+    for layer in states:
+        change(layer[part])
+
+
+STATE_MISTAKES: dict[str, Spoil] = {
+    "the tail is lost between steps": lambda states: change_states(states, 0, Tensor.zero_),
+    "the matrix is lost between steps": lambda states: change_states(states, 1, Tensor.zero_),
+    "the oldest input of the tail is lost": lambda states: change_states(states, 0, lambda tail: tail[:, 0].zero_()),
+    "requests have each other's matrices": lambda states: change_states(
+        states, 1, lambda all: all.copy_(all.roll(1, 0))
+    ),
+    "the matrix is transposed": lambda states: change_states(states, 1, lambda all: all.copy_(all.mT.clone())),
+}
+
+
+@pytest.mark.parametrize("mistake", STATE_MISTAKES)
+@pytest.mark.parametrize("trained", ["qwen3_5"], indirect=True)
+def test_a_mistake_in_states_shows(trained: Trained, mistake: str, held_out: Tensor) -> None:
+    change = our_perplexity(trained.path, held_out, STATE_MISTAKES[mistake]) / trained.perplexity - 1
+    print(f"{mistake}: {change:+.2%}")
+    assert abs(change) > 2 * TOLERANCE
+
+
 WAYS: dict[str, tuple[Fields, str]] = {
     "together": ({}, "steps"),
     "in chunks of 7": ({"max_num_batched_tokens": 7}, "steps"),
     "preempted": ({"num_pages": 48}, "preemptions"),
-    "with drafts": ({"speculative": "ngram"}, "accepted_tokens"),
+    "with drafts": ({"speculative": "ngram", "num_pages": 1024}, "accepted_tokens"),
 }
 """Flags of schedulers that cut the steps of four requests in other ways, and what they count then."""
 
