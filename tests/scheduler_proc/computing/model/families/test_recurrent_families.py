@@ -44,7 +44,7 @@ NEMOTRON |= {"moe_shared_expert_intermediate_size": 20}
 @pytest.fixture(scope="module", params=VARIANTS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("recurrent")
-    return build_checkpoint(path, request.param), path
+    return build_checkpoint(path, request.param, intermediate_size=96, shared_intermediate_size=96), path
 
 
 def test_logits_are_those_of_transformers(model: tuple[Any, Path]) -> None:
