@@ -97,7 +97,7 @@ class Run:
 
     def __init__(self, served: Served, num_pages: int = PLENTY, *, budget: Budget, is_drafting: bool = False):
         windows = served.runner.windows and (served.runner.windows[0], min(served.runner.windows[1], num_pages))
-        cache = open_cache(num_pages, PAGE_SIZE, True, None, None, windows)
+        cache = open_cache(num_pages, PAGE_SIZE, True, None, None, windows, served.runner.states)
         self.served, self.inbox = served, Inbox()
         planner = plan_all_drafts(cache, SpoiledDrafter(cache)) if is_drafting else None
         self.scheduler = Scheduler(cache, Limits(CONTEXT, VOCAB_SIZE), budget, planner)
@@ -168,6 +168,19 @@ def alone_and_from_the_cache(served: Served) -> None:
     assert sum(end.usage.cached_tokens for key, end in run.inbox.finished.items() if key[0] >= AGAIN) > 50
 
 
+def after_a_hit_at_every_page_boundary(served: Served) -> None:
+    """Each prompt has a page more than the one before; others then leave this text at each of its page boundaries."""
+    run, text = Run(served, budget=Budget(1, 4096)), PROMPTS[-1]
+    ends = range(PAGE_SIZE, len(text), PAGE_SIZE)
+    prompts = [text[: end + 1] for end in ends] + [[*text[:end], text[end] ^ 1] for end in ends]
+    run.finish([user_msg(uid, prompt, 1, num_logprobs=NUM_LOGPROBS) for uid, prompt in enumerate(prompts)])
+    ended = run.inbox.finished
+    cached = [ended[uid, 0].usage.cached_tokens for uid in range(len(prompts))]
+    assert cached == [0, *ends[:-1], *ends]
+    for uid, prompt in enumerate(prompts):
+        served.check(prompt, run.inbox.tokens[uid, 0], run.inbox.logprobs[uid, 0])
+
+
 def together(served: Served) -> None:
     run = Run(served, budget=Budget(32, 4096))
     run.finish(requests_from(num_prompt_logprobs=0))
@@ -218,7 +231,7 @@ def continued(served: Served) -> None:
 
 
 WAYS: list[Callable[[Served], None]] = [
-    *(alone_and_from_the_cache, together, in_chunks_of_7),
+    *(alone_and_from_the_cache, after_a_hit_at_every_page_boundary, together, in_chunks_of_7),
     *(preempted, with_drafts, continued),
 ]
 

@@ -107,6 +107,18 @@ def test_the_next_scheduler_takes_over_window_pages(tmp_path: Path, path: Path, 
     assert second.gauges["window_pages_all"] < NUM_PAGES
 
 
+@pytest.mark.parametrize("variant", ["qwen3_5", "mamba2"])
+def test_the_next_scheduler_continues_from_a_state(tmp_path: Path, path: Path, variant: str):
+    build_checkpoint(tmp_path, variant, max_position_embeddings=256)
+    config = configure(tmp_path, max_num_batched_tokens=32)
+    whole = Served(config, None, [], NUM_TOKENS).token_ids
+    first = Served(config, path, [], 40)
+    wait_until_free(path)
+    second = Served(config, path, first.token_ids, NUM_TOKENS - 40)
+    assert first.token_ids + second.token_ids == whole
+    assert second.gauges["recomputed_tokens"] == 190 - 184
+
+
 def test_damaged_pages_are_computed_again(model_dir: Path, path: Path):
     config = configure(model_dir)
     whole = Served(config, None, [], NUM_TOKENS).token_ids
