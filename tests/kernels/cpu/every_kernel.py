@@ -35,6 +35,7 @@ from kernels.operations.packed_linear import pack, packed_linear
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.quantized_linear import quantize, quantized_linear
+from kernels.operations.relu_squared import relu_squared
 from kernels.operations.rescale import rescale
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
@@ -109,6 +110,7 @@ def compute(size: int, dtype: torch.dtype) -> None:
         gelu(x, "tanh"),
         silu_mul(torch.cat((x, update), dim=-1)),
         gelu_mul(torch.cat((x, update), dim=-1)),
+        relu_squared(x.clone()),
         rescale(x.clone(), 2.0, update),
         rescale(x.clone(), 2.0, softcap=3.0),
     ):
