@@ -203,15 +203,15 @@ class BlockAllocator:
         if self.windows is not None:
             self.windows.advance(req)
 
-    def keep_state(self, req: Req, num_tokens: int, slot: int) -> bool:
+    def keep_state(self, req: Req, num_tokens: int, slot: int, *, is_likely: bool) -> bool:
         """Makes `slot` a checkpoint: the state after the first `num_tokens` tokens, which are computed.
 
-        Returns False if their last page has one.
+        Returns False if their last page has one. `is_likely` is that of `StateSlots.attach`.
         """
         assert self.states is not None
         self.note_filled(req)
         page = req.pages[num_tokens // self.page_size - 1]
-        if not self.states.attach(page, slot):
+        if not self.states.attach(page, slot, is_likely=is_likely):
             return False
         for observer in self.observers:
             observer.on_state_kept(page, slot)

@@ -8,8 +8,8 @@ a page with a checkpoint. The slots of a running request:
     req.spare_slot      another own one, for the next step of a row that was in a failed step; else -1
     req.state_source    the state after its computed tokens: its own slot, or the checkpoint at req.state_page; else -1
 
-Checkpoints that no running request continues from are evicted when slots are needed, the least recently used first.
-Nothing is copied between slots.
+Checkpoints that no running request continues from are evicted when slots are needed, the least recently used first:
+those that a long prompt passed before all others, until one of them is used. Nothing is copied between slots.
 """
 
 from collections import Counter
@@ -37,13 +37,15 @@ class StateSlots:
         """The slot of each page that has a checkpoint."""
         self._num_users: Counter[int] = Counter()
         """Running requests that continue from a checkpoint, by page."""
-        self._unused: dict[int, None] = dict.fromkeys(attached)
-        """The pages of the other checkpoints, the least recently used first."""
+        self._passed: dict[int, None] = {}
+        """The pages of the other checkpoints, the least recently used first: those at intervals of a long prompt."""
+        self._kept: dict[int, None] = dict.fromkeys(attached)
+        """Likewise, where requests are likely to continue, or have continued."""
 
     @property
     def num_available(self) -> int:
         """Slots that are free or hold a checkpoint that can be evicted."""
-        return self._pool.num_free + len(self._unused)
+        return self._pool.num_free + len(self._passed) + len(self._kept)
 
     def find_end(self, pages: Sequence[int], least: int) -> int:
         """Returns after how many of the cached `pages` a request can continue: the most, or `least`."""
@@ -56,15 +58,19 @@ class StateSlots:
     def allocate(self) -> int:
         """Returns a slot, which must be available; evicts a checkpoint if needed."""
         if not self._pool.num_free:
-            self.detach([next(iter(self._unused))])
+            self.detach([next(iter(self._passed or self._kept))])
             self.num_evicted += 1
         return self._pool.allocate(1)[0]
 
-    def allocate_for_checkpoint(self, former: int | None = None) -> int | None:
-        """Returns a slot if one is available. The checkpoint of page `former` is evicted rather than others."""
-        if not self._pool.num_free and former in self._unused:
+    def allocate_for_checkpoint(self, former: int | None = None, *, is_likely: bool = True) -> int | None:
+        """Returns a slot if one is available. The checkpoint of page `former` is evicted rather than others.
+
+        One that is not `is_likely` evicts none that is.
+        """
+        if not self._pool.num_free and former in self._kept:
             self.detach([former])
-        return self.allocate() if self.num_available else None
+        num_available = self.num_available if is_likely else self._pool.num_free + len(self._passed)
+        return self.allocate() if num_available else None
 
     def free(self, slots: Sequence[int]) -> None:
         self._pool.free(slots)
@@ -87,12 +93,15 @@ class StateSlots:
             self._pool.free((req.spare_slot,))
             req.spare_slot = NO_STATE
 
-    def attach(self, page: int, slot: int) -> bool:
-        """Makes `slot` the checkpoint of `page`; returns False if it has one."""
+    def attach(self, page: int, slot: int, *, is_likely: bool) -> bool:
+        """Makes `slot` the checkpoint of `page`; returns False if it has one.
+
+        `is_likely`: requests are likely to continue there, so that it is evicted after those at intervals.
+        """
         if page in self._attached:
             return False
         self._attached[page] = slot
-        self._unused[page] = None
+        (self._kept if is_likely else self._passed)[page] = None
         return True
 
     def detach(self, pages: Iterable[int]) -> None:
@@ -100,12 +109,12 @@ class StateSlots:
         for page in pages:
             slot = self._attached.pop(page, None)
             if slot is not None:
-                del self._unused[page]
+                del self._queue_of(page)[page]
                 self._pool.free((slot,))
 
     def drop(self, page: int | None) -> None:
         """Frees the checkpoint of `page`, unless a request continues from it."""
-        if page in self._unused:
+        if page in self._kept:
             self.detach([page])
 
     def enter(self, req: Req, num_before: int) -> None:
@@ -116,7 +125,8 @@ class StateSlots:
         """Lets `req` continue from the checkpoint of `page`."""
         self.leave(req)
         self._num_users[page] += 1
-        self._unused.pop(page, None)
+        self._passed.pop(page, None)
+        self._kept.pop(page, None)
         req.state_page, req.state_source = page, self._attached[page]
 
     def leave(self, req: Req) -> None:
@@ -127,15 +137,16 @@ class StateSlots:
             self._num_users[page] -= 1
             if not self._num_users[page]:
                 del self._num_users[page]
-                self._unused[page] = None
+                self._kept[page] = None
 
     def merge(self, req: Req, start: int, cached: Sequence[int]) -> None:
         """Moves checkpoints of pages of `req` from `start` on to the `cached` ones that replace them and have none."""
         for own, page in zip(req.pages[start:], cached, strict=False):
-            if own in self._unused and page not in self._attached:
+            if own in self._attached and own not in self._num_users and page not in self._attached:
+                queue = self._queue_of(own)
+                del queue[own]
+                queue[page] = None
                 self._attached[page] = self._attached.pop(own)
-                del self._unused[own]
-                self._unused[page] = None
 
     def close(self, req: Req) -> None:
         """Frees the slots of `req`. Its checkpoints stay."""
@@ -160,7 +171,9 @@ class StateSlots:
         reqs = list(reqs)
         users = Counter(req.state_page for req in reqs if req.state_page is not None)
         assert users == self._num_users, "the users of checkpoints were miscounted"
-        assert self._attached.keys() - users == self._unused.keys(), "a checkpoint without a user cannot be evicted"
+        unused = self._attached.keys() - users
+        assert unused == {*self._passed, *self._kept}, "a checkpoint without a user cannot be evicted"
+        assert len(unused) == len(self._passed) + len(self._kept), "a checkpoint would be evicted twice"
         assert users.keys() <= self._attached.keys(), "a request continues from a page without a checkpoint"
         assert self._attached.keys() <= {*cached, *(page for req in reqs for page in req.pages)}, "a page was freed"
         for req in reqs:
@@ -170,3 +183,7 @@ class StateSlots:
         own = [slot for req in reqs for slot in (req.state_slot, req.spare_slot) if slot != NO_STATE]
         used = [*own, *self._attached.values(), *self._pool.free_pages()]
         assert len(set(used)) == len(used) <= self.num_slots, "a slot has two owners"
+
+    def _queue_of(self, page: int) -> dict[int, None]:
+        """Returns where `page`, whose checkpoint no request continues from, waits for its eviction."""
+        return self._passed if page in self._passed else self._kept

@@ -115,7 +115,8 @@ class StatePlanner:
     def _move_prompt(self, chunk: Chunk, source: int) -> StateMove:
         req, stores = chunk.req, list[tuple[int, int]]()
         for num_tokens in self._places(chunk):
-            slot = self._slots.allocate_for_checkpoint()
+            is_likely = num_tokens // self._page_size in likely_places(req, self._page_size)
+            slot = self._slots.allocate_for_checkpoint(is_likely=is_likely)
             if slot is not None:
                 stores.insert(0, (num_tokens, slot))
         allocated = [slot for _, slot in stores]
@@ -157,7 +158,8 @@ class StatePlanner:
         """Makes `slot` a checkpoint if one is possible after `num_tokens` and their last page has none."""
         if not self._is_sharing or num_tokens % self._page_size or slot not in move.allocated:
             return False
-        is_kept = self._cache.keep_state(req, num_tokens, slot)
+        is_likely = move.is_rolling or num_tokens // self._page_size in likely_places(req, self._page_size)
+        is_kept = self._cache.keep_state(req, num_tokens, slot, is_likely=is_likely)
         if is_kept:
             move.allocated.remove(slot)
         return is_kept

@@ -49,6 +49,18 @@ def test_a_prompt_that_leaves_the_cached_text_leaves_a_checkpoint_there():
     assert run(bench, 4, [*IDS[:41], 2, 2]) == 40
 
 
+def test_checkpoints_that_a_long_prompt_passed_are_evicted_before_those_at_the_ends_of_chats():
+    bench = make_bench(8, 1)
+    turns = {}
+    for chat in range(3):
+        ids = [10 + chat] * 30
+        run(bench, chat, ids, 9)
+        turns[chat] = [*ids, *bench.output(chat)]
+    run(bench, 3, IDS)
+    for chat, turn in turns.items():
+        assert run(bench, 10 + chat, [*turn, 3, 3]) == 36, "the last page of the output that was computed"
+
+
 @pytest.mark.parametrize("interval", [1, 3, 10])
 def test_a_long_prompt_has_checkpoints_at_intervals(interval):
     bench = make_bench(60, interval)
