@@ -23,8 +23,9 @@ def mamba_scan(
     """Returns matrix C + skip * x of each token and head as [T, N], after matrix = exp(rate * dt) * matrix + dt * x Bᵀ.
 
     `xbc_TX` holds x of all heads, B of all groups and C of all groups; head h has group h // (H / G). `decay` computes
-    the time step dt from `time_TH`. The matrices, `skip_H` and all computation are float32. Rows of `xbc_TX` and `time_TH`
-    may lie apart. The result may be written to `out_TN`.
+    the time step dt from `time_TH`. The matrices, `skip_H` and all computation are float32. Rows of `xbc_TX` and of
+    `time_TH` may lie apart. Outputs beyond the rows' tokens (the padding of a captured step) are undefined. The result
+    may be written to `out_TN`.
     """
     num_tokens, (num_heads, value_size, state_size) = len(xbc_TX), matrix_SHVD.shape[1:]
     num_groups, rest = divmod(xbc_TX.shape[1] - num_heads * value_size, 2 * state_size)

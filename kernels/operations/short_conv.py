@@ -25,7 +25,8 @@ def short_conv(
 
     With `is_gated`, as in LFM2, the input is B | C | x: B * x, rounded, is convolved, and the result is C * it,
     without silu. A slot of `tail_SJC` holds the last J inputs of the convolution, oldest first; a new sequence begins
-    with zeros. Rows of the input may lie apart. The result may be written to `out_TC`.
+    with zeros. Rows of the input may lie apart. Outputs beyond the rows' tokens (the padding of a captured step) are
+    undefined. The result may be written to `out_TC`.
     """
     num_channels, num_taps = weight_CK.shape
     assert input_TX.shape[1] == (3 if is_gated else 1) * num_channels

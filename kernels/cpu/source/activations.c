@@ -1,5 +1,5 @@
-/* The tanh approximation of GELU and the gated activations: see kernels/operations/gelu.py, gelu_mul.py, silu_mul.py
-   and swiglu_oai.py; and rescale.py. */
+/* The tanh approximation of GELU, squared ReLU and the gated activations: see kernels/operations/gelu.py,
+   relu_squared.py, gelu_mul.py, silu_mul.py and swiglu_oai.py; and rescale.py. */
 
 #ifndef SLUICE_ACTIVATIONS
 #define SLUICE_ACTIVATIONS
@@ -20,6 +20,16 @@ static void NAME(gelu_token)(const void *data, int64_t token) {
   const element *x = call->x + token * call->size;
   element *out = call->out + token * call->size;
   SIMD for (int64_t i = 0; i < call->size; i++) out[i] = NARROW(gelu_tanh(WIDEN(x[i])));
+}
+
+static void NAME(relu_squared_token)(const void *data, int64_t token) {
+  const NAME(activation_call) *call = data;
+  element *x = call->out + token * call->size;
+  SIMD for (int64_t i = 0; i < call->size; i++) {
+    float value = WIDEN(x[i]);
+    value = value < 0.0f ? 0.0f : value; /* NaN stays NaN */
+    x[i] = NARROW(value * value);
+  }
 }
 
 static void NAME(silu_mul_token)(const void *data, int64_t token) {
@@ -102,6 +112,12 @@ static void NAME(rescale_token)(const void *data, int64_t token) {
 PUBLIC void NAME(gelu)(const element *x, element *out, int64_t num_tokens, int64_t size) {
   const NAME(activation_call) call = {.x = x, .out = out, .size = size};
   run_items(num_tokens, num_tokens * size * 4, NAME(gelu_token), &call);
+}
+
+/* x: [num_tokens, size], overwritten. */
+PUBLIC void NAME(relu_squared)(element *x, int64_t num_tokens, int64_t size) {
+  const NAME(activation_call) call = {.out = x, .size = size};
+  run_items(num_tokens, num_tokens * size * 4, NAME(relu_squared_token), &call);
 }
 
 /* gate_up: [num_tokens, 2 * size]; out: [num_tokens, size]. */

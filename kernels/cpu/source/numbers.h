@@ -87,6 +87,31 @@ INLINE float power_of_2(float x) {
   return x < -126.0f ? 0.0f : scaled;
 }
 
+/* The natural logarithm of a positive normal number. Cephes' polynomial, relative error about 1e-7. */
+INLINE float logarithm(float x) {
+  const uint32_t bits = bits_of(x) - 0x3f3504f3u; /* sqrt(1/2): the mantissa lies around 1 */
+  const float exponent = (float)((int32_t)bits >> 23);
+  const float f = float_of((bits & 0x007fffffu) + 0x3f3504f3u) - 1.0f, square = f * f;
+  float p = 7.0376836292e-2f;
+  p = p * f - 1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f - 1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f - 1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f - 2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  p = p * f * square - 2.12194440e-4f * exponent - 0.5f * square;
+  return f + p + 0.693359375f * exponent;
+}
+
+/* log(1 + e^x), computed in float32. Kahan's correction of log(1 + y) restores the digits that the sum loses. */
+INLINE float softplus(float x) {
+  const float power = power_of_2(x < 20.0f ? x * LOG2_E : 20.0f), sum = 1.0f + power, kept = sum - 1.0f;
+  const float result = kept > 0.0f ? logarithm(sum) * (power / kept) : power;
+  return x < 20.0f ? result : x; /* NaN stays NaN */
+}
+
 #if defined(__AVX512BF16__)
 /* power_of_2 of 16 numbers, for results that become bfloat16. */
 INLINE __m512 powers_of_2(__m512 x) {

@@ -28,6 +28,7 @@ from kernels.operations.experts import combine_experts, gather_rows, route_token
 from kernels.operations.gelu import gelu
 from kernels.operations.gelu_mul import gelu_mul
 from kernels.operations.layer_norm import layer_norm
+from kernels.operations.mamba_scan import mamba_scan
 from kernels.operations.packed_linear import pack, packed_linear
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
@@ -36,9 +37,11 @@ from kernels.operations.rescale import rescale
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
 from kernels.operations.sample import draw, greedy, sample
+from kernels.operations.short_conv import short_conv
 from kernels.operations.silu_mul import silu_mul
 from tests.kernels.cases import OPTIONS, Shape, assert_close, make_paged_case, with_codes
 from tests.kernels.gpu.plausible_blocks import plausible_rows
+from tests.kernels.state_cases import NUM_TOKENS, make_decay, make_states, mixed_rows
 
 SHAPES = [Shape(6, 2, 64, 16), Shape(7, 1, 80, 1), Shape(4, 4, 96, 64), Shape(5, 1, 128, 16), Shape(3, 3, 10, 4)]
 
@@ -163,6 +166,24 @@ def route(num_tokens: int, dtype: torch.dtype) -> None:
         assert bool(out.isfinite().all())
 
 
+def scan(num_heads: int, value_size: int, state_size: int, dtype: torch.dtype) -> None:
+    """Recurrent layers, with as many taps of the convolution as heads."""
+    num_channels, rows = (num_heads + 2) * max(value_size, state_size), mixed_rows("cpu")
+    x, tails = (
+        torch.randn(NUM_TOKENS, 3 * num_channels).to(dtype),
+        make_states((num_heads - 1, num_channels), dtype, "cpu"),
+    )
+    weight = torch.randn(num_channels, num_heads).to(dtype)
+    assert bool(short_conv(x, weight, None, tails, rows, is_gated=True).isfinite().all())
+    assert bool(short_conv(x[:, :num_channels], weight, weight[:, 0].contiguous(), tails, rows).isfinite().all())
+    matrices, decay = (
+        make_states((num_heads, value_size, state_size), torch.float32, "cpu"),
+        make_decay(num_heads, "cpu"),
+    )
+    xbc, time = x[:, : num_heads * value_size + 2 * state_size], x[:, -num_heads:]
+    assert bool(mamba_scan(xbc, time, decay, torch.randn(num_heads), matrices, rows).isfinite().all())
+
+
 def main(library: Path) -> None:
     torch.manual_seed(0)
     for isa in built_isas():
@@ -183,6 +204,8 @@ def main(library: Path) -> None:
                 multiply(num_tokens, num_inputs, dtype)
             for num_tokens in (1, 3, 90):
                 route(num_tokens, dtype)
+            for num_heads, value_size, state_size in ((3, 7, 5), (4, 64, 128), (8, 33, 256)):
+                scan(num_heads, value_size, state_size, dtype)
             for num_tokens in (1, 3, 20):
                 multiply_blocks(num_tokens, dtype)
         print(isa, flush=True)

@@ -23,26 +23,27 @@ from tests.kernels.state_cases import (
     one_row,
 )
 
-SHAPES = [(2, 2, 128, 128), (4, 2, 64, 32), (3, 1, 16, 48), (2, 1, 5, 7), (1, 1, 1, 1), (6, 3, 24, 20)]
+SHAPES = [(2, 2, 128, 128), (4, 2, 64, 32), (3, 1, 5, 96), (2, 1, 136, 64), (1, 1, 1, 32), (6, 3, 24, 20)]
 """Value heads, key heads, key size, value size."""
 
-Inputs = tuple[Tensor, Tensor, Tensor, StateDecay]
+Inputs = tuple[Tensor, Tensor, StateDecay]
 
 
 def make_inputs(shape: tuple[int, int, int, int], num_tokens: int, dtype: torch.dtype, device: str) -> Inputs:
-    """Returns queries, keys and values, betas and time steps, as parts of one tensor, and the decay."""
+    """Returns queries, keys and values, and gates, as parts of one tensor, and the decay."""
     num_heads, num_key_heads, key_size, value_size = shape
-    sizes = 2 * num_key_heads * key_size + num_heads * value_size, num_heads, num_heads
-    qkv, beta, time = torch.randn(num_tokens, sum(sizes)).to(device, dtype).split(sizes, 1)
-    return qkv, beta, time, make_decay(num_heads, device)
+    sizes = 2 * num_key_heads * key_size + num_heads * value_size, 2 * num_heads
+    qkv, gates = torch.randn(num_tokens, sum(sizes)).to(device, dtype).split(sizes, 1)
+    return qkv, gates, make_decay(num_heads, device)
 
 
 def expect(shape: tuple[int, int, int, int], inputs: Inputs, states: Tensor, rows: StateRows) -> tuple[Tensor, Tensor]:
     """What transformers computes."""
     num_heads, num_key_heads, key_size, value_size = shape
-    qkv, beta, time, decay = inputs
+    qkv, gates, decay = inputs
+    beta, time = gates.float().chunk(2, 1)
     query, key, value = qkv.float().split((num_key_heads * key_size,) * 2 + (num_heads * value_size,), 1)
-    log_decay = decay.rates * functional.softplus(time.float() + decay.biases)
+    log_decay = decay.rates * functional.softplus(time + decay.biases)
 
     def compute(state: Tensor | None, tokens: slice) -> tuple[Tensor, Tensor]:
         query_TGD, key_TGD = (part[tokens].unflatten(1, (num_key_heads, key_size)) for part in (query, key))
@@ -50,7 +51,7 @@ def expect(shape: tuple[int, int, int, int], inputs: Inputs, states: Tensor, row
         out, after = rule(
             *(part[None] for part in (query_TGD, key_TGD, value[tokens].unflatten(1, (num_heads, value_size)))),
             g=log_decay[tokens][None],
-            beta=beta[tokens].float().sigmoid()[None],
+            beta=beta[tokens].sigmoid()[None],
             initial_state=None if state is None else state[None],
             output_final_state=True,
             use_qk_l2norm_in_kernel=True,
@@ -98,11 +99,28 @@ def test_a_decode_row_may_continue_from_an_earlier_one(shape: tuple[int, int, in
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_writes_where_it_is_told(device: str) -> None:
+@pytest.mark.parametrize("shape", [(4, 2, 64, 32), (6, 3, 24, 20)], ids=str)
+def test_tiled_heads_are_the_heads_in_another_order(shape: tuple[int, int, int, int], device: str) -> None:
+    num_heads, num_key_heads, key_size, value_size = shape
+    (qkv, gates, decay), rows = make_inputs(shape, NUM_TOKENS, torch.float32, device), mixed_rows(device)
+    matrices = make_states((num_heads, key_size, value_size), torch.float32, device)
+    order = torch.arange(num_heads, device=device).view(num_key_heads, -1).T.flatten()
+    heads, values = qkv.split((2 * num_key_heads * key_size, num_heads * value_size), 1)
+    tiled = torch.cat((heads, values.unflatten(1, (num_heads, -1))[:, order].flatten(1)), 1)
+    tiled_gates = gates.unflatten(1, (2, num_heads))[:, :, order].flatten(1)
+    tiled_decay, tiled_matrices = StateDecay(decay.rates[order], decay.biases[order]), matrices[:, order].clone()
+    out = gated_delta(tiled, tiled_gates, tiled_decay, tiled_matrices, rows, has_tiled_heads=True)
+    expected = gated_delta(qkv, gates, decay, matrices, rows)
+    assert_close(out, expected.unflatten(1, (num_heads, -1))[:, order].flatten(1), torch.float32)
+    assert_states(tiled_matrices, matrices[:, order])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_writes_to_the_given_tensor(device: str) -> None:
     inputs, rows = make_inputs(SHAPES[1], NUM_TOKENS, torch.float32, device), mixed_rows(device)
     matrices = make_states((4, 64, 32), torch.float32, device)
     expected, out = gated_delta(*inputs, matrices.clone(), rows), torch.full((NUM_TOKENS, 128), float("nan")).to(device)
-    assert gated_delta(*inputs, matrices, rows, out) is out
+    assert gated_delta(*inputs, matrices, rows, out_TN=out) is out
     assert torch.equal(out, expected)
 
 
@@ -112,9 +130,9 @@ def test_no_tokens_store_nothing() -> None:
 
 
 def test_a_long_row_of_large_gates_stays_finite() -> None:
-    qkv, beta, time, decay = make_inputs(SHAPES[1], 50, torch.float32, "cpu")
+    qkv, gates, decay = make_inputs(SHAPES[1], 50, torch.float32, "cpu")
     rows, matrices = one_row(50, -1, {49: 0}, "cpu"), make_states((4, 64, 32), torch.float32, "cpu")
-    out = gated_delta(qkv * 1e4, beta * 100, time * 100, decay, matrices, rows)
+    out = gated_delta(qkv * 1e4, gates * 100, decay, matrices, rows)
     assert bool(out.isfinite().all())
     assert bool(matrices[0].isfinite().all())
 

@@ -23,8 +23,15 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 
 def describe_mlps(hf_config: HfConfig) -> list[MlpDescription]:
     """Returns the MLP of each layer: the first ones are dense."""
-    size, num_shared = hf_config.count("moe_intermediate_size"), hf_config.count("n_shared_experts", 1, least=0)
-    experts = ExpertMlpDescription(
+    experts = describe_experts(hf_config, hf_config.count("n_shared_experts", 1, least=0))
+    num_layers, num_dense = hf_config.count("num_hidden_layers", most=MAX_LAYERS), "first_k_dense_replace"
+    first = min(num_layers, hf_config.count(num_dense, 1, least=0))
+    return [*[llama.describe_dense_mlp(hf_config)] * first, *[experts] * (num_layers - first)]
+
+
+def describe_experts(hf_config: HfConfig, num_shared: int) -> ExpertMlpDescription:
+    size = hf_config.count("moe_intermediate_size")
+    return ExpertMlpDescription(
         num_experts=hf_config.count("n_routed_experts"),
         num_chosen=hf_config.count("num_experts_per_tok"),
         size=size,
@@ -36,9 +43,6 @@ def describe_mlps(hf_config: HfConfig) -> list[MlpDescription]:
         share_scale=hf_config.number("routed_scaling_factor", 1.0),
         shared=DenseMlpDescription(size=num_shared * size, activation="silu_gated") if num_shared else None,
     )
-    num_layers, num_dense = hf_config.count("num_hidden_layers", most=MAX_LAYERS), "first_k_dense_replace"
-    first = min(num_layers, hf_config.count(num_dense, 1, least=0))
-    return [*[llama.describe_dense_mlp(hf_config)] * first, *[experts] * (num_layers - first)]
 
 
 def list_sources(model: ModelDescription) -> list[Source]:

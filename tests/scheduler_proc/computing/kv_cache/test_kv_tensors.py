@@ -41,8 +41,8 @@ def model(model_dir: Path) -> ModelDescription:
 def test_page_bytes_are_those_of_the_tensors(model: ModelDescription) -> None:
     cache = allocate_cache(model, 5, 16, CPU)
     assert page_bytes(model, 16, CPU) == PAGE_BYTES
-    assert sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) == 5 * PAGE_BYTES
-    assert [layer.keys.shape for layer in cache.layers] == [(80, 2, 16)] * 3
+    assert sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.stored) == 5 * PAGE_BYTES
+    assert [layer.keys.shape for layer in cache.stored] == [(80, 2, 16)] * 3
     assert cache.num_pages == 5
 
 
@@ -51,8 +51,8 @@ def test_a_cache_of_codes_has_about_twice_the_pages(model_dir: Path, model: Mode
     code_bytes = page_bytes(model, 16, placement)
     assert code_bytes == PAGE_BYTES // 2 + 2 * 3 * 16 * 2 * 2
     cache = allocate_cache(model, 5, 16, placement)
-    assert sum(tensor.nbytes for layer in cache.layers for tensor in layer.tensors) == 5 * code_bytes
-    assert {layer.keys.dtype for layer in cache.layers} == {torch.int8}
+    assert sum(tensor.nbytes for layer in cache.stored for tensor in layer.tensors) == 5 * code_bytes
+    assert {layer.keys.dtype for layer in cache.stored} == {torch.int8}
     config = make_config(model_dir, num_pages=None, kv_cache_memory_gb=90 * PAGE_BYTES / GIB)
     assert choose_num_pages(config, PageSizes(PAGE_BYTES), GIB) == 90
     assert choose_num_pages(config, PageSizes(code_bytes), GIB) == 160

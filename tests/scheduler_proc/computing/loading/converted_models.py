@@ -34,6 +34,20 @@ GPT_OSS_SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers"
     "swiglu_limit": 7.0,
 }
 GEMMA4 = {**LLAMA_SIZES, "hidden_size": 16, "head_dim": 8, "global_head_dim": 16, "sliding_window": 5}
+HYBRID = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "vocab_size": VOCAB_SIZE,
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+} | {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 4,
+    "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 16,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama-biases", {**LLAMA_SIZES, "tie_word_embeddings": True}),
     "qwen3": ("qwen3-gqa-tied", {**LLAMA_SIZES, "head_dim": 8}),
@@ -57,6 +71,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", LLAMA_SIZES),
     "qwen2moe": ("qwen2moe", LLAMA_SIZES),
     "qwen3moe": ("qwen3moe", LLAMA_SIZES),
+    "qwen35": ("qwen3_5", HYBRID | {"linear_conv_kernel_dim": 4}),
+    "qwen3next": ("qwen3-next", HYBRID | {"mlp_only_layers": []}),
     "gpt_oss": ("gpt_oss", GPT_OSS_SIZES),
     "gpt_oss_mxfp4": ("gpt_oss", {**GPT_OSS_SIZES, "is_quantized": True}),
 }
@@ -81,9 +97,9 @@ def convert(name: str, converter: Any) -> torch.Tensor:
         hparams: dict[str, Any] = converter.ModelBase.load_hparams(model_dir, False)
         architecture = converter.get_model_architecture(hparams, converter.ModelType.TEXT)
         gguf = importlib.import_module("gguf")
-        converted = converter.get_model_class(architecture)(
-            model_dir, gguf.LlamaFileType.MOSTLY_F16, FOLDER / f"{name}.gguf"
-        )
+        model_class = converter.get_model_class(architecture)
+        model_class.no_mtp = True
+        converted = model_class(model_dir, gguf.LlamaFileType.MOSTLY_F16, FOLDER / f"{name}.gguf")
         converted.hparams.setdefault("n_ctx", model.config.max_position_embeddings)  # of GPT-2's old configurations
         getattr(converted, "impl", converted).set_vocab = lambda: None  # of Mistral 3, another writes the file
         converted.write()
