@@ -148,7 +148,7 @@ class Policy:
         if self._draft_planner is not None:
             most = plan.num_tokens_left
             if self._cache.states is not None:  # each draft token has one
-                most = min(most, self._cache.states.num_available)
+                most = min(most, self._cache.states.num_for_drafts)
             rows = self.add_drafts(rows, plan.chunks, self._draft_planner.plan(rows, most))
         return rows, plan.chunks
 

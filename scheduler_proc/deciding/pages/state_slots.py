@@ -20,6 +20,9 @@ from scheduler_proc.deciding.pages.running_request import NO_STATE, Req
 
 NOTHING: Mapping[int, int] = {}
 
+DRAFTS_SHARE = 4
+"""Of all slots, one in this many may be taken from checkpoints for draft tokens."""
+
 
 class StateSlots:
     """Gives out `num_slots` (at least 2) slots. A long prompt gets a checkpoint every `interval` pages.
@@ -46,6 +49,11 @@ class StateSlots:
     def num_available(self) -> int:
         """Slots that are free or hold a checkpoint that can be evicted."""
         return self._pool.num_free + len(self._passed) + len(self._kept)
+
+    @property
+    def num_for_drafts(self) -> int:
+        """The maximum number of draft tokens in a step, each of which needs a slot: they evict few checkpoints."""
+        return min(self.num_available, max(self._pool.num_free + len(self._passed), self.num_slots // DRAFTS_SHARE))
 
     def find_end(self, pages: Sequence[int], least: int) -> int:
         """Returns after how many of the cached `pages` a request can continue: the most, or `least`."""
