@@ -84,6 +84,12 @@ DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("granitemoe", {}, 2, {}),
     ("granitemoe-shared", {}, 2, {}),
     ("olmoe", {}, 2, {}),
+    ("lfm2", {}, 2, {}),
+    ("lfm2moe", {}, 2, {}),
+    ("granite4-h-experts", {"mamba_n_groups": 2}, 2, {}),
+    ("nemotron-h-experts", {}, 2, {"quantization": "int8"}),
+    ("mamba2", {}, 2, {}),
+    ("falcon-h1-norm", {}, 2, {}),
 ]
 """Variant, changed fields of config.json, ranks, and flags."""
 
