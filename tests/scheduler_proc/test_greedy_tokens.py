@@ -12,6 +12,7 @@ from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.pages.state_slots import StateSlots
 from scheduler_proc.deciding.pages.window_pages import WindowPages
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
@@ -127,7 +128,8 @@ def run(
     if runner.windows is not None:
         window, num_window_pages = runner.windows
         windows = WindowPages(window, min(num_pages, num_window_pages), page_size)
-    cache = BlockAllocator(num_pages, page_size, windows=windows)
+    states = runner.states and StateSlots(*runner.states)
+    cache = BlockAllocator(num_pages, page_size, windows=windows, states=states)
     scheduler = Scheduler(
         cache,
         Limits(CONTEXT, VOCAB_SIZE),
