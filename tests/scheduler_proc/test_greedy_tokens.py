@@ -179,6 +179,7 @@ def check_32_at_once(model: Model, num_pages: int, num_step_tokens: int) -> None
 def test_planned_one_step_ahead(model: Model, num_pages: int):
     """The tokens are those that are right, by a runner whose next step is planned before the last has ended."""
     prompts, device = some_prompts(), OverlappedRunner(model.runner)
+    device.states = model.runner.states
     outputs, scheduler = run(device, prompts, num_pages, 64)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert len(prompt) + len(output) == CONTEXT
