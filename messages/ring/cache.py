@@ -36,9 +36,9 @@ class CacheExplained(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """scheduler → detokenizer → frontend: the answer to `ExplainCache`.
 
     The match ends before token `position`, which is `num_hit_tokens` except for "different_token" and "no_checkpoint".
-    For the first, the cache has `cached_token` there, computed by request `other_uid` (-1 and 0: none). For "evicted" and "salt", `other_uid` is the
-    request whose pages were evicted, `evicted_s` seconds ago, or have another salt. `tier_tokens`: the number of tokens
-    after the match that each lower tier has, by its name.
+    For the first, the cache has `cached_token` there, computed by request `other_uid` (-1 and 0: none). For "evicted"
+    and "salt", `other_uid` is the request whose pages were evicted, `evicted_s` seconds ago, or have another salt.
+    `tier_tokens`: the number of tokens after the match that each lower tier has, by its name.
     """
 
     uid: int

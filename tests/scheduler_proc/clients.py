@@ -209,6 +209,7 @@ class Bench:
         return self.scheduler.gauges()[name]
 
     def check_idle(self) -> None:
+        assert not self.runner.is_wrong, "a step was planned wrongly"
         gauges = self.scheduler.gauges()
         for name in ("requests", "waiting", "running", "prefilling", "decoding", "replies", "pages_in_use"):
             assert gauges[name] == 0, f"{name} is not empty"

@@ -71,6 +71,8 @@ class OverlappedRunner:
         self._end_s = 0.0
         self._waiting: deque[LaunchedStep] = deque()
         self._last_step_id = 0
+        self._has_failed = False
+        """The step before has failed, so that this one has nothing to begin from."""
         self._last_tokens: array[int] = array("i")
 
     def launch(self, batch: Batch) -> LaunchedStep:
@@ -82,6 +84,7 @@ class OverlappedRunner:
             self.num_known += unpack_int32(batch.future_token_indices).count(-1)
         if self._waiting and self.fails("launch"):
             raise ArithmeticError("a launch that fails")
+        self._has_failed = self._has_failed and bool(self._waiting)
         self.num_launched += 1
         self.num_ahead += bool(self._waiting)
         self._last_step_id = batch.step_id
@@ -98,10 +101,12 @@ class OverlappedRunner:
     def result_of(self, launched: LaunchedStep) -> ForwardOutput:
         assert self._waiting.popleft() is launched, "results are asked for in another order"
         self.now_s = max(self.now_s, launched.end_s)
-        if self._waiting and self.fails("result"):
+        if self._has_failed or (self._waiting and self.fails("result")):
+            self._has_failed = True
             self._last_tokens = array("i")
             self._spoil(launched.batch)
-            raise ArithmeticError("a step that fails")
+            raise ArithmeticError("a step that fails, or is behind one")
+        self._has_failed = bool(self._waiting)
         batch = launched.batch
         if batch.future_token_indices:
             token_ids, sources = unpack_int32(batch.token_ids), unpack_int32(batch.future_token_indices)
@@ -116,6 +121,7 @@ class OverlappedRunner:
                 logits_processing=filled(batch.logits_processing, sources, self._last_tokens),
             )
         output = self._run(batch)
+        self._has_failed = False
         self._last_tokens = unpack_int32(output.next_tokens)
         return self._haunted(launched, output)
 

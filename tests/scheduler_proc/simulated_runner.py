@@ -135,12 +135,21 @@ class SimulatedRunner:
         self.poison: set[int] = set()
         self.nan: set[int] = set()
         self.withholds: random.Random | None = None
+        self.is_wrong = False
+        """A step was none that a device could run, which a scheduler takes for a fault of the device."""
         self.batches: list[Batch] = []
 
     def launch(self, batch: Batch) -> ForwardOutput:
         return self.run(batch)
 
     def run(self, batch: Batch) -> ForwardOutput:
+        try:
+            return self._run(batch)
+        except AssertionError:
+            self.is_wrong = True
+            raise
+
+    def _run(self, batch: Batch) -> ForwardOutput:
         self.batches.append(batch)
         check_shapes(batch)
         token_ids, positions = unpack_int32(batch.token_ids), unpack_int32(batch.positions)

@@ -124,6 +124,8 @@ class BlockAllocator:
         req.num_computed_tokens = req.num_shared_pages * size
         for part in self.attachments:
             part.enter(req, start)
+        if self.states is not None:
+            self.states.pass_by(_pages_before_end(node))
 
     def _count_reusable(self, req: Req, key: bytes) -> int:
         """Returns how many cached pages of `key` the request can use: after them it finds its window and state."""
@@ -288,6 +290,15 @@ class BlockAllocator:
         self._tree.pin(node)
         self._tree.unpin(req.node)
         req.node, req.num_shared_pages = node, num_pages
+
+
+def _pages_before_end(node: Node) -> list[int]:
+    """Returns the pages from the root to `node`, but not its last one and none behind which cached texts part."""
+    pages, step = node.pages[:-1], node.parent
+    while step is not None:
+        pages += step.pages if len(step.children) == 1 else step.pages[:-1]
+        step = step.parent
+    return pages
 
 
 def _count_path(req: Req, pins: dict[int, int]) -> None:

@@ -9,7 +9,8 @@ a page with a checkpoint. The slots of a running request:
     req.state_source    the state after its computed tokens: its own slot, or the checkpoint at req.state_page; else -1
 
 Checkpoints that no running request continues from are evicted when slots are needed, the least recently used first:
-those that a long prompt passed before all others, until one of them is used. Nothing is copied between slots.
+those that a long prompt or the next turn of a conversation has passed before all others, until one of them is used.
+Nothing is copied between slots.
 """
 
 from collections import Counter
@@ -41,7 +42,7 @@ class StateSlots:
         self._num_users: Counter[int] = Counter()
         """Running requests that continue from a checkpoint, by page."""
         self._passed: dict[int, None] = {}
-        """The pages of the other checkpoints, the least recently used first: those at intervals of a long prompt."""
+        """The pages of the other checkpoints, the least recently used first: those that requests have passed."""
         self._kept: dict[int, None] = dict.fromkeys(attached)
         """Likewise, where requests are likely to continue, or have continued."""
 
@@ -146,6 +147,13 @@ class StateSlots:
             if not self._num_users[page]:
                 del self._num_users[page]
                 self._kept[page] = None
+
+    def pass_by(self, pages: Iterable[int]) -> None:
+        """Lets checkpoints of `pages` be evicted before others: a request continues from a later one."""
+        for page in pages:
+            if page in self._kept:
+                del self._kept[page]
+                self._passed[page] = None
 
     def merge(self, req: Req, start: int, cached: Sequence[int]) -> None:
         """Moves checkpoints of pages of `req` from `start` on to the `cached` ones that replace them and have none."""

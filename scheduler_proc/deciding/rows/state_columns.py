@@ -13,7 +13,7 @@ None is required: without a free or evictable slot it is left out.
 """
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from messages.columns import INT32
@@ -26,13 +26,13 @@ from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 class StateMove(NamedTuple):
     """A row that stores its state after these numbers of tokens (ascending) in these slots.
 
-    `allocated` are those of the slots that are neither the request's own nor its spare one. A new checkpoint of a move
-    that `is_rolling` replaces the former one.
+    `allocated` are those of the slots that are neither the request's own nor its spare one. After the `likely` numbers
+    of tokens of a prompt others may continue. It is `None` for a row in DECODE, whose checkpoint replaces the former.
     """
 
     stores: Sequence[tuple[int, int]]
     allocated: list[int]
-    is_rolling: bool = False
+    likely: Collection[int] | None = None
 
 
 class StatePlan(NamedTuple):
@@ -73,7 +73,7 @@ class StatePlanner:
             if source != slots[row] or not (context_len + 1) % self._page_size:
                 req, num_tokens = decode.reqs[row], context_len + 1
                 slots[row], allocated = self._slot_in_decode(req, num_tokens)
-                moves[req] = StateMove([(num_tokens, slots[row])], allocated, is_rolling=True)
+                moves[req] = StateMove([(num_tokens, slots[row])], allocated)
         for chunk in chunks:
             req = chunk.req
             source = latest.get(req, req.state_source)
@@ -110,20 +110,20 @@ class StatePlanner:
 
     def _move_draft(self, chunk: Chunk, slots: list[int]) -> StateMove:
         first, allocated = self._slot_in_decode(chunk.req, chunk.end)
-        return StateMove(list(enumerate([first, *slots], chunk.end)), allocated + slots, is_rolling=True)
+        return StateMove(list(enumerate([first, *slots], chunk.end)), allocated + slots)
 
     def _move_prompt(self, chunk: Chunk, source: int) -> StateMove:
         req, stores = chunk.req, list[tuple[int, int]]()
+        likely = [place * self._page_size for place in likely_places(req, self._page_size)]
         for num_tokens in self._places(chunk):
-            is_likely = num_tokens // self._page_size in likely_places(req, self._page_size)
-            slot = self._slots.allocate_for_checkpoint(is_likely=is_likely)
+            slot = self._slots.allocate_for_checkpoint(is_likely=num_tokens in likely)
             if slot is not None:
                 stores.insert(0, (num_tokens, slot))
         allocated = [slot for _, slot in stores]
         if not stores or stores[-1][0] < chunk.end:
             has_spare = source == req.state_slot and req.spare_slot != NO_STATE
             stores.append((chunk.end, req.spare_slot if has_spare else req.state_slot))
-        return StateMove(stores, allocated)
+        return StateMove(stores, allocated, likely)
 
     def _places(self, chunk: Chunk) -> Sequence[int]:
         """Returns after which tokens of a prompt's chunk a checkpoint is wanted, the last ones first."""
@@ -147,7 +147,7 @@ class StatePlanner:
         if is_stored:
             self._continue_from(req, stores[-1][1], move)
             slots.release(req)
-        if kept and move.is_rolling:
+        if kept and move.likely is None:
             pages = [req.pages[num_tokens // self._page_size - 1] for num_tokens in kept]
             for former in (req.rolling_page, *pages[:-1]):
                 slots.drop(former)
@@ -158,7 +158,7 @@ class StatePlanner:
         """Makes `slot` a checkpoint if one is possible after `num_tokens` and their last page has none."""
         if not self._is_sharing or num_tokens % self._page_size or slot not in move.allocated:
             return False
-        is_likely = move.is_rolling or num_tokens // self._page_size in likely_places(req, self._page_size)
+        is_likely = move.likely is None or num_tokens in move.likely
         is_kept = self._cache.keep_state(req, num_tokens, slot, is_likely=is_likely)
         if is_kept:
             move.allocated.remove(slot)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from messages.ring.cache import CacheExplained, ExplainCache
 from messages.ring.requests import AbortMsg
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
-from tests.scheduler_proc.overlapped import OverlappedBench
+from tests.scheduler_proc.overlapped import OverlappedBench, OverlappedRunner
 from tests.scheduler_proc.planned_ahead import AheadBench
 from tests.scheduler_proc.simulated_drafter import SimulatedDrafter
 from tests.scheduler_proc.simulated_runner import SimulatedPages, expected_output
@@ -118,6 +118,24 @@ def test_explain_says_how_deep_pages_match_and_how_deep_a_checkpoint_allows():
     assert (answer.num_hit_tokens, answer.ended_by) == (96, "page_not_full")
 
 
+def test_an_output_has_one_checkpoint_besides_those_of_its_prompt():
+    bench = make_bench()
+    run(bench, 1, IDS[:50], 60)
+    assert bench.gauge("state_checkpoints") == 2
+
+
+def test_the_checkpoint_of_an_output_moves_to_the_cached_page_that_replaces_its_own():
+    bench = make_bench()
+    bench.send(user_msg(1, IDS[:10], 30, ignore_eos=True))
+    for _ in range(20):
+        bench.step()
+    bench.send(user_msg(2, IDS[:10], 22, ignore_eos=True))
+    bench.run()
+    output = bench.output(1)
+    assert run(bench, 3, [*IDS[:10], *output[:22], 1, 1]) == 28, "of the shorter one, which ended last"
+    assert run(bench, 4, [*IDS[:10], *output, 1, 1]) == 36
+
+
 def test_a_request_waits_until_another_leaves_it_a_slot():
     bench = make_bench(num_slots=2)
     bench.send(*(user_msg(uid, [uid] * 40, 6, ignore_eos=True) for uid in (1, 2, 3)))
@@ -170,11 +188,29 @@ def _slot_of(bench: Bench, uid: int) -> int:
     return slot
 
 
-@pytest.mark.parametrize("make", [OverlappedBench, AheadBench])
+class AloneBench(OverlappedBench):
+    """Each step is committed before the next one is planned."""
+
+    def make_device(self) -> OverlappedRunner:
+        device = super().make_device()
+        device.can_overlap = False
+        return device
+
+
+@pytest.mark.parametrize("make", [OverlappedBench, AheadBench, AloneBench])
 @pytest.mark.parametrize("max_num_batched_tokens", [3, 16, 256])
-def test_rows_of_a_step_that_fails_are_computed_again_and_only_the_cause_fails(make, max_num_batched_tokens):
+@pytest.mark.parametrize("is_sharing", [True, False])
+def test_rows_of_a_step_that_fails_are_computed_again_and_only_the_cause_fails(
+    make, max_num_batched_tokens, is_sharing
+):
+    """Without sharing they have no checkpoints, so that prompt and output are computed again, in many steps."""
     bench = make(
-        page_size=SIZE, states=(5, 100), num_pages=200, max_model_len=256, max_num_batched_tokens=max_num_batched_tokens
+        page_size=SIZE,
+        states=(5, 100),
+        num_pages=200,
+        max_model_len=256,
+        max_num_batched_tokens=max_num_batched_tokens,
+        is_sharing=is_sharing,
     )
     messages = [user_msg(uid, [uid, *[3, 5, 8] * 9], 14, ignore_eos=True) for uid in range(3)]
     outputs = [
