@@ -1,4 +1,4 @@
-"""The scheduler is killed under streams of trained models, of experts, with windows and with states: no token changes."""
+"""The scheduler is killed under streams of trained models: experts, windows and states change no token."""
 
 import signal
 from pathlib import Path

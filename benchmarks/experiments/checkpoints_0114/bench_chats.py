@@ -43,16 +43,17 @@ SHAPE = "qwen3.5-0.8b"
 CONTEXT, PAGE_SIZE, VOCAB_SIZE = 131_072, 16, 50_000
 GB = 1e9
 TOKENS_PER_S, STEP_S = 20_000, 0.01
-"""Of the simulated device: tokens of prompts, and what a step takes in addition."""
+"""The simulated device computes this number of tokens of prompts; each step takes `STEP_S` in addition."""
 STEP_TOKENS = 8192
 NUM_ROWS = 64
 
-PART = make_shape(SHAPE, 4) | {"vocab_size": VOCAB_SIZE}
-"""Of the layers and of the vocabulary, the part that times are measured with."""
+PART_VOCAB_SIZE = 3000
+PART = make_shape(SHAPE, 4) | {"vocab_size": PART_VOCAB_SIZE}
+"""The first layers, with a small vocabulary."""
 STREAMS_MEMORY_GIB = 0.5
 TTFT_CONTEXT, TTFT_TURNS = 8192, 3
 LOAD = 0.7
-"""Of what the scheduler without prefix caching can serve."""
+"""The share of the requests that the scheduler without prefix caching can serve."""
 MODEL_FLAGS = ["--device", "cpu", "--cpu-threads", "1", "--max-model-len", str(TTFT_CONTEXT), "--dtype", "bfloat16"]
 
 
@@ -63,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("trace", type=Path, help="a Mooncake trace, as conversation_trace.jsonl")
     add("--one-in", type=int, default=12, help="for hits, serve one in this many chats (default: %(default)s)")
     add("--memory-gb", type=float, nargs="+", default=[16.0, 32.0, 64.0, 128.0], help="default: %(default)s")
-    add("--chats", type=int, default=16, help="for the time to first token (default: %(default)s)")
+    add("--chats", type=int, default=8, help="for the time to first token (default: %(default)s)")
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
@@ -141,7 +142,7 @@ def describe_hits(served: Served) -> dict[str, Any]:
 
 def measure_ttft(options: argparse.Namespace) -> dict[str, Any]:
     """Returns times to first token with and without prefix caching, at the same load."""
-    every = read_chats(options.trace, 1, TTFT_CONTEXT, VOCAB_SIZE, TTFT_TURNS)
+    every = read_chats(options.trace, 1, TTFT_CONTEXT, PART_VOCAB_SIZE, TTFT_TURNS)
     chats = every[:: len(every) // options.chats][: options.chats]
     at_once = serve_computed(chats, SIDES["without"], speed=float("inf"))
     span_s = max(chat[-1].at_s for chat in chats) - min(chat[0].at_s for chat in chats)
@@ -171,7 +172,7 @@ def serve_computed(chats: Sequence[Sequence[Turn]], flags: Sequence[str], speed:
 
 def measure_streams(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the memory that this process takes for chats at once, next to the budget of the KV cache."""
-    every = read_chats(options.trace, 1, TTFT_CONTEXT, VOCAB_SIZE)
+    every = read_chats(options.trace, 1, TTFT_CONTEXT, PART_VOCAB_SIZE)
     chats = [chat[:1] for chat in every[:: len(every) // NUM_ROWS][:NUM_ROWS]]
     flags = [*MODEL_FLAGS, "--kv-cache-memory-gb", str(STREAMS_MEMORY_GIB), "--max-num-seqs", str(NUM_ROWS)]
     with configured_shape(PART, flags) as config:

@@ -81,7 +81,7 @@ class Served:
     num_prompt: list[int] = field(default_factory=list[int])
     num_cached: list[int] = field(default_factory=list[int])
     num_kept: list[int] = field(default_factory=list[int])
-    """Tokens that an unlimited cache of full attention could have found, but for the common system prompt."""
+    """Tokens that an unlimited cache of full attention could have found, except the common system prompt."""
     is_first: list[bool] = field(default_factory=list[bool])
     ttft_s: list[float] = field(default_factory=list[float])
     seconds: float = 0.0

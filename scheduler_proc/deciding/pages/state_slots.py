@@ -22,7 +22,7 @@ from scheduler_proc.deciding.pages.running_request import NO_STATE, Req
 NOTHING: Mapping[int, int] = {}
 
 DRAFTS_SHARE = 4
-"""Of all slots, one in this many may be taken from checkpoints for draft tokens."""
+"""Draft tokens may take one slot in this number from checkpoints."""
 
 
 class StateSlots:
