@@ -68,6 +68,15 @@ def test_tokens_are_those_of_transformers_in_any_schedule(model: tuple[Any, Path
     assert runner.forward_passes.can_capture
 
 
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"dtype": "bfloat16"}])
+def test_requests_are_those_of_each_alone(model: tuple[Any, Path], options: dict[str, Any]) -> None:
+    """A token's states are the same bits in any batch."""
+    runner = load_runner(make_config(model[1], **options), lambda text, fraction: None)
+    prompts = [prompt[: 2 + index] for index in range(3) for prompt in PROMPTS if len(prompt) > 1]
+    together = generate(runner, prompts, 8)
+    assert [generate(runner, [prompt], 8)[0] for prompt in prompts] == together
+
+
 @pytest.mark.parametrize(
     "fields",
     [
