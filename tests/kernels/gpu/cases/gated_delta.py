@@ -7,8 +7,8 @@ from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32
 KEY_SIZE = VALUE_SIZE = 128
 """As in all published models."""
 
-MAX_FLOAT32_SPILLS = 2048
-"""Each operand of a product in float32 has two halves in registers. No model is served in it for speed."""
+MAX_SPILLS, MAX_FLOAT32_SPILLS = 256, 2048
+"""With Triton 3.6; 3.9 spills at most 40 bytes in 16 bits. Operands of float32 products have two halves in registers."""
 
 _STRIDES = {"qkv_stride": "i32:16", "gates_stride": "i32:16"}
 _INPUTS = (
@@ -44,7 +44,7 @@ _PREPARE = CompileCase(
     constants=_CONSTANTS | {"PRECISION": "bf16x3"},
     launch=launch_on(HOPPER, "gated_delta_prepare", KEY_SIZE),
     max_registers=255,
-    max_spilled_bytes=64,
+    max_spilled_bytes=MAX_SPILLS,
     has_wgmma=True,
 )
 _CARRY = CompileCase(
@@ -54,6 +54,7 @@ _CARRY = CompileCase(
     constants=_CONSTANTS | {"PRECISION": "bf16x3"},
     launch=launch_on(HOPPER, "gated_delta_chunks", KEY_SIZE),
     max_registers=255,
+    max_spilled_bytes=MAX_SPILLS,
     has_wgmma=True,
 )
 COMPILE_CASES = (

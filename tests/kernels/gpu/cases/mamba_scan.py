@@ -3,7 +3,7 @@
 from kernels.gpu.launch_table import HOPPER, launch_on
 from kernels.gpu.mamba_scan import carry, step
 from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32
-from tests.kernels.gpu.cases.gated_delta import MAX_FLOAT32_SPILLS
+from tests.kernels.gpu.cases.gated_delta import MAX_FLOAT32_SPILLS, MAX_SPILLS
 
 SHAPES = {
     "Granite-4.0-H-Tiny": (48, 1, 64, 128),
@@ -31,6 +31,7 @@ _CARRIES = {
         constants=constants | {"PRECISION": "bf16x3"},
         launch=launch_on(HOPPER, "mamba_scan_chunks", constants["STATE_SIZE"]),
         max_registers=255,
+        max_spilled_bytes=MAX_SPILLS,
         has_wgmma=True,
     )
     for model, constants in _CONSTANTS.items()
