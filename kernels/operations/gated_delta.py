@@ -5,6 +5,8 @@ S slots.
 Formula: Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,8 @@ def gated_delta(
     assert qkv_TX.dtype == gates_TB.dtype
     assert qkv_TX.stride(1) == gates_TB.stride(1) == 1
     decay.check(num_heads)
+    assert decay.shortest == 0.0
+    assert decay.longest == math.inf
     assert matrix_SHDV.dtype == torch.float32
     assert matrix_SHDV.is_contiguous()
     rows.check(num_tokens)

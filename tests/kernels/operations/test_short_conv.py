@@ -51,7 +51,7 @@ def expect(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("is_gated", [True, False], ids=["gated", "silu"])
-@pytest.mark.parametrize(("num_channels", "num_taps"), [(1, 4), (17, 4), (96, 4), (83, 3), (32, 7), (40, 2)])
+@pytest.mark.parametrize(("num_channels", "num_taps"), [(1, 4), (17, 4), (160, 4), (83, 3), (64, 7), (40, 2), (70, 9)])
 def test_equals_transformers(
     num_channels: int, num_taps: int, is_gated: bool, has_bias: bool, dtype: torch.dtype, device: str
 ) -> None:
