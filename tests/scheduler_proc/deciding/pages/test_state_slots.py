@@ -1,6 +1,7 @@
 """State slots: where a prefix hits, what is evicted; that no state is lost, stored twice, or one of other tokens."""
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,9 +20,9 @@ SIZE = 4
 IDS = [token % VOCAB_SIZE for token in range(200)]
 
 
-def make_bench(num_slots: int = 20, interval: int = 100, **settings) -> Bench:
-    settings = {"num_pages": 200, "max_model_len": 256, "max_num_batched_tokens": 64} | settings
-    return Bench(page_size=SIZE, states=(num_slots, interval), eos_token_id=-1, **settings)
+def make_bench(num_slots: int = 20, interval: int = 100, **changes: Any) -> Bench:
+    shape: dict[str, Any] = {"num_pages": 200, "max_model_len": 256, "max_num_batched_tokens": 64}
+    return Bench(page_size=SIZE, states=(num_slots, interval), eos_token_id=-1, **shape | changes)
 
 
 def run(bench: Bench, uid: int, ids: list[int], max_tokens: int = 1) -> int:
