@@ -127,7 +127,7 @@ def run(
     if runner.windows is not None:
         window, num_window_pages = runner.windows
         windows = WindowPages(window, min(num_pages, num_window_pages), page_size)
-    cache = BlockAllocator(num_pages, page_size, windows=windows)
+    cache = BlockAllocator(num_pages, page_size, attachments=[windows] if windows else [])
     scheduler = Scheduler(
         cache,
         Limits(CONTEXT, VOCAB_SIZE),
