@@ -11,7 +11,7 @@ from kernels.cpu.library import Kernel
 
 MAX_TAPS, MAX_STATE_SIZE = 8, 256
 MAX_KEY_SIZE, MAX_VALUE_SIZE, VALUE_BLOCK = 256, 256, 32
-"""Of Gated DeltaNet; value sizes are multiples of `VALUE_BLOCK`."""
+"""The sizes that `gated_delta` computes; value sizes are multiples of `VALUE_BLOCK`."""
 
 
 def _row_addresses(rows: StateRows) -> list[int | None]:
@@ -25,9 +25,9 @@ def short_conv(
     bias_C: Tensor | None,
     tail_SJC: Tensor,
     rows: StateRows,
-    is_gated: bool,
-    out_TC: Tensor,
+    *rest: Any,
 ) -> Any:
+    is_gated, out_TC = rest
     if weight_CK.shape[1] > MAX_TAPS:
         return NotImplemented
     addresses = (
@@ -48,9 +48,9 @@ def mamba_scan(
     decay: StateDecay,
     skip_H: Tensor,
     matrix_SHVD: Tensor,
-    rows: StateRows,
-    out_TN: Tensor,
+    *rest: Any,
 ) -> Any:
+    rows, out_TN = rest
     num_heads, value_size, state_size = matrix_SHVD.shape[1:]
     if state_size > MAX_STATE_SIZE:
         return NotImplemented
@@ -71,9 +71,9 @@ def gated_delta(
     decay: StateDecay,
     matrix_SHDV: Tensor,
     rows: StateRows,
-    has_tiled_heads: bool,
-    out_TN: Tensor,
+    *rest: Any,
 ) -> Any:
+    has_tiled_heads, out_TN = rest
     num_heads, key_size, value_size = matrix_SHDV.shape[1:]
     if key_size > MAX_KEY_SIZE or value_size > MAX_VALUE_SIZE or value_size % VALUE_BLOCK:
         return NotImplemented

@@ -71,3 +71,11 @@ def expect_rows(
                 if slots[token] >= 0:
                     states[slots[token]] = state
     return torch.cat(outputs), states
+
+
+def with_padding(rows: StateRows, num_rows: int, num_tokens: int) -> StateRows:
+    """Returns the rows with places for more prefill rows, and for more tokens after theirs."""
+    columns = rows.prefill_sources, rows.prefill_lens, rows.slots
+    more = ((num_rows,), -1), ((num_rows,), 0), ((num_tokens,), -1)
+    padded = (torch.cat((column, column.new_full(*pad))) for column, pad in zip(columns, more, strict=True))
+    return StateRows(rows.num_decode_rows, rows.decode_sources, *padded)

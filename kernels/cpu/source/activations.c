@@ -38,15 +38,11 @@ static void NAME(silu_mul_token)(const void *data, int64_t token) {
   const element *gate = call->x + 2 * token * size, *up = gate + size;
   element *out = call->out + token * size;
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
-  const __m512 one = _mm512_set1_ps(1.0f), limit = _mm512_set1_ps(126.0f), rate = _mm512_set1_ps(-LOG2_E);
   for (int64_t i = 0; i < size; i += 16) {
     const __mmask16 lanes = lanes_of(size - i);
     __builtin_prefetch((const char *)(gate + i) + SILU_AHEAD);
     __builtin_prefetch((const char *)(up + i) + SILU_AHEAD);
-    const __m512 x = load_vector(gate + i, lanes);
-    __m512 power = _mm512_min_ps(limit, _mm512_mul_ps(x, rate)); /* NaN stays NaN */
-    power = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), limit), power);
-    const __m512 activated = _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(one, rough_powers_of_2(power))));
+    const __m512 activated = silu_vector(load_vector(gate + i, lanes));
     store_vector(out + i, lanes, _mm512_mul_ps(round_vector(activated), load_vector(up + i, lanes)));
   }
 #else

@@ -136,6 +136,14 @@ INLINE __m512 rough_powers_of_2(__m512 x) {
   return _mm512_scalef_ps(p, x); /* which rounds x down */
 }
 
+/* x * sigmoid(x) of 16 numbers, for results that become bfloat16. */
+INLINE __m512 silu_vector(__m512 x) {
+  const __m512 limit = _mm512_set1_ps(126.0f);
+  __m512 power = _mm512_min_ps(limit, _mm512_mul_ps(x, _mm512_set1_ps(-LOG2_E))); /* NaN stays NaN */
+  power = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), limit), power);
+  return _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(_mm512_set1_ps(1.0f), rough_powers_of_2(power))));
+}
+
 /* The mask of the first `left` of 16 elements. */
 INLINE __mmask16 lanes_of(int64_t left) { return left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0; }
 

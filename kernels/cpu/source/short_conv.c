@@ -3,18 +3,9 @@
 #ifndef SLUICE_SHORT_CONV
 #define SLUICE_SHORT_CONV
 /* The channels of an item, and how many of a row's tokens are read before the first is computed. */
-enum { CONV_CHANNELS = 64, CONV_TOKENS = 16, MOST_TAPS = 8 };
+enum { CONV_CHANNELS = 128, CONV_TOKENS = 16, MOST_TAPS = 8 };
 
 typedef float conv_channels[CONV_CHANNELS];
-
-/* x * sigmoid(x) */
-INLINE void activate(float *x, int64_t size) {
-  SIMD for (int64_t c = 0; c < size; c++) {
-    float power = -LOG2_E * x[c];
-    power = power > 126.0f ? 126.0f : power;
-    x[c] = x[c] / (1.0f + power_of_2(power));
-  }
-}
 #endif
 
 typedef struct {
@@ -24,6 +15,19 @@ typedef struct {
   int64_t num_channels, num_taps, stride;
   int64_t is_gated;
 } NAME(conv_call);
+
+/* x * sigmoid(x) */
+INLINE void NAME(activate)(conv_channels x) {
+#if IS_BFLOAT16 && defined(__AVX512BF16__)
+  for (int64_t c = 0; c < CONV_CHANNELS; c += 16) _mm512_storeu_ps(x + c, silu_vector(_mm512_loadu_ps(x + c)));
+#else
+  SIMD for (int64_t c = 0; c < CONV_CHANNELS; c++) {
+    float power = -LOG2_E * x[c];
+    power = power > 126.0f ? 126.0f : power;
+    x[c] = x[c] / (1.0f + power_of_2(power));
+  }
+#endif
+}
 
 /* Reads what the convolution has of a token. */
 INLINE void NAME(load_input)(const NAME(conv_call) *call, int64_t token, int64_t first, int64_t size, float *out) {
@@ -42,8 +46,16 @@ INLINE void NAME(convolve)(const NAME(conv_call) *call, int64_t token, int64_t f
   for (int64_t k = 0; k < taps; k++)
     for (int64_t c = 0; c < CONV_CHANNELS; c++) sum[c] += weight[k][c] * window[k][c];
   if (call->is_gated) SIMD for (int64_t c = 0; c < size; c++) sum[c] *= WIDEN(gate[c]);
-  else activate(sum, CONV_CHANNELS);
+  else NAME(activate)(sum);
   SIMD for (int64_t c = 0; c < size; c++) out[c] = NARROW(sum[c]);
+}
+
+/* Tails of many rows come from outside of a core's caches. */
+INLINE void NAME(prefetch_tail)(const NAME(conv_call) *call, int64_t slot, int64_t first, int64_t size, int64_t num_before) {
+  enum { LINE = 64 / sizeof(element) };
+  const element *tail = call->tail + slot * num_before * call->num_channels + first;
+  for (int64_t j = 0; slot >= 0 && j < num_before; j++)
+    for (int64_t c = 0; c < size; c += LINE) __builtin_prefetch(tail + j * call->num_channels + c);
 }
 
 /* Computes all rows for some channels. `size` and `taps` are constants of most models, and then of the compiler. */
@@ -51,8 +63,9 @@ INLINE void NAME(convolve_channels)(const NAME(conv_call) *call, int64_t first, 
   const int64_t num_channels = call->num_channels, num_before = taps - 1;
   const int64_t num_rows = call->rows.num_decode_rows + call->rows.num_prefill_rows;
   const element *weights = call->weight + first * taps;
-  conv_channels weight[MOST_TAPS] = {{0}}, bias = {0}, inputs[CONV_TOKENS + MOST_TAPS - 1];
-  memset(inputs, 0, sizeof inputs);
+  conv_channels weight[MOST_TAPS], bias, inputs[CONV_TOKENS + MOST_TAPS - 1];
+  if (size < CONV_CHANNELS) memset(weight, 0, sizeof weight), memset(inputs, 0, sizeof inputs); /* all are computed */
+  memset(bias, 0, sizeof bias);
   for (int64_t c = 0; c < size; c++)
     for (int64_t k = 0; k < taps; k++) weight[k][c] = WIDEN(weights[c * taps + k]);
   if (call->bias) SIMD for (int64_t c = 0; c < size; c++) bias[c] = WIDEN(call->bias[first + c]);
@@ -61,6 +74,7 @@ INLINE void NAME(convolve_channels)(const NAME(conv_call) *call, int64_t first, 
     const element *before = call->tail + now.source * num_before * num_channels + first;
     for (int64_t j = 0; j < num_before; j++)
       for (int64_t c = 0; c < size; c++) inputs[j][c] = now.source < 0 ? 0.0f : WIDEN(before[j * num_channels + c]);
+    if (row + 1 < num_rows) NAME(prefetch_tail)(call, find_state_row(&call->rows, row + 1, now.end).source, first, size, num_before);
     while (token < now.end) {
       const int64_t count = now.end - token < CONV_TOKENS ? now.end - token : CONV_TOKENS;
       for (int64_t i = 0; i < count; i++) NAME(load_input)(call, token + i, first, size, inputs[num_before + i]);

@@ -12,6 +12,17 @@ typedef lanes state_lanes;
 enum { STATE_LANES = sizeof(state_lanes) / sizeof(float) };
 #define LOAD_STATE(x) (*(const state_lanes *)(x))
 
+/* a * b + c. A compiler may not choose which of two products is rounded. */
+INLINE state_lanes multiply_add(state_lanes a, float b, state_lanes c) {
+#if defined(__AVX512F__)
+  return (state_lanes)_mm512_fmadd_ps((__m512)a, _mm512_set1_ps(b), (__m512)c);
+#elif defined(__FMA__)
+  return (state_lanes)_mm256_fmadd_ps((__m256)a, _mm256_set1_ps(b), (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
 /* Half as many floats, with the same sum. */
 INLINE lanes as_lanes(state_lanes x) {
 #if defined(__AVX512F__)

@@ -23,8 +23,11 @@ MAX_WINDOW_RATIO = 2 / 3
 LEAST_STATES = 4
 """The state slots that a cache has in any case: a request's own and some checkpoints."""
 
+MANY_ROWS = 32
+"""Until this number of rows have a slot each, pages and state slots share the memory equally."""
+
 PAGES_TO_STATES = 3
-"""The bytes of pages by those of state slots, if the running requests have a slot each."""
+"""The bytes of pages, as a multiple of those of state slots, if there is more."""
 
 
 def page_bytes(model: ModelDescription, page_size: int, placement: Placement, has_window: bool | None = None) -> int:
@@ -106,13 +109,13 @@ class PageSizes:
     def count_states(self, num_pages: int) -> int:
         """Returns how many state slots a cache of `num_pages` pages has.
 
-        Pages beyond those of one request of full length share the memory with them: equally until each row of a step
-        has a slot.
+        Pages beyond those of one request of full length share the memory with them.
         """
         if not self.state_bytes:
             return 0
         most = max(0, num_pages - self.pages_per_context) // self.pages_per_state
-        return LEAST_STATES + max(min(most, self.max_num_seqs), most // PAGES_TO_STATES)
+        share = most // PAGES_TO_STATES if self.page_bytes else most
+        return LEAST_STATES + max(min(most, self.max_num_seqs, MANY_ROWS), share)
 
     def count_window_pages(self, num_pages: int) -> int:
         """Returns how many window pages a cache of `num_pages` pages has; they suffice for any single request.

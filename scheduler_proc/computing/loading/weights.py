@@ -202,19 +202,20 @@ def _rows_of(name: str, tensor: StoredTensor, source: Source) -> Rows:
     if isinstance(rows, TransposedBlockRows):
         raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
     heads = source.interleaved_heads, source.num_interleaved
-    if any(factor != 1 for factor, _ in source.factors):
-        return multiply_rows(name, rows, source.factors)
+    if source.is_multiplied:
+        return _multiply(name, rows, source.factors)
     if isinstance(rows, BlockRows):
         return replace(rows, blocks=with_whole_heads(rows.blocks, *heads))
     return with_whole_heads(rows, *heads)
 
 
-def multiply_rows(name: str, rows: Rows, factors: RowFactors) -> Tensor:
+def _multiply(name: str, rows: Rows, factors: RowFactors) -> Tensor:
     """Returns the rows, each multiplied by its factor, in float32."""
-    if isinstance(rows, BlockRows):
-        raise BootError(f"{name}: its {rows.form} blocks cannot be multiplied by the factors that config.json has")
+    if isinstance(rows, BlockRows) and not has_finite_scales(rows):
+        raise _bad_scales(name, rows)
+    values = torch.cat([values for _, values in _read_values(rows, range(len(rows)))])
     each = torch.tensor([factor for factor, num_rows in factors for _ in range(num_rows)])
-    return rows.float() * each[:, None]
+    return values.float() * each[:, None]
 
 
 def _damaged(target: str, sources: Sources, pieces: Mapping[int, Rows]) -> BootError:
@@ -222,8 +223,12 @@ def _damaged(target: str, sources: Sources, pieces: Mapping[int, Rows]) -> BootE
     for name, source in _with_names(sources):
         rows = pieces[source.first_row] if source.target == target else None
         if isinstance(rows, BlockRows) and not has_finite_scales(rows):
-            return BootError(f"{name}: a scale of its {rows.form} blocks is NaN or infinite; the file is damaged")
+            return _bad_scales(name, rows)
     raise AssertionError("no blocks of the parameter have such a scale")
+
+
+def _bad_scales(name: str, rows: BlockRows) -> BootError:
+    return BootError(f"{name}: a scale of its {rows.form} blocks is NaN or infinite; the file is damaged")
 
 
 def _with_names(sources: Sources) -> list[tuple[str, Source]]:
@@ -266,7 +271,7 @@ def find_segments(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Seg
     segments: dict[str, list[Segment]] = {}
     sources = _find_sources(shard, family, checkpoint)
     for name, source in sorted(_with_names(sources), key=lambda item: item[1].first_row):
-        form = checkpoint.forms.get(name, NUMBERS)
+        form = NUMBERS if source.is_multiplied else checkpoint.forms.get(name, NUMBERS)
         if form is None:
             return None
         segments.setdefault(source.target, []).append(Segment(form, source.num_rows))

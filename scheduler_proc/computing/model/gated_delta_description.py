@@ -71,7 +71,9 @@ class GatedDeltaDescription:
         if self.has_tiled_heads:  # all ranks have all of them
             keys = 1, self.num_key_heads * self.key_size
         num_in, by_head = self.conv_size + self.out_size, ByRows(((num_heads, 1),))
-        gates = Parameter(f"{layer}.delta_gates.weight", (2 * num_heads, hidden_size), "router", _twice(by_head))
+        gates = Parameter(
+            f"{layer}.delta_gates.weight", (2 * num_heads, hidden_size), "router", ByRows(((num_heads, 1),) * 2)
+        )
         return [
             *linear_parameters(f"{layer}.delta_in", num_in, hidden_size, False, ByRows((keys, keys, values, values))),
             gates,
@@ -81,7 +83,3 @@ class GatedDeltaDescription:
             Parameter(f"{layer}.delta_norm.weight", (self.value_size,), "norm"),
             *linear_parameters(f"{layer}.delta_out", hidden_size, self.out_size, False, ByColumns()),
         ]
-
-
-def _twice(split: ByRows) -> ByRows:
-    return ByRows(split.sections * 2)

@@ -33,7 +33,7 @@ def make_inputs(
     """Returns x, B and C, and time steps, as parts of one tensor, the decay and the skips."""
     num_heads, num_groups, value_size, state_size = shape
     sizes = num_heads * value_size + 2 * num_groups * state_size, num_heads
-    xbc, time = torch.randn(num_tokens, sum(sizes)).to(device, dtype).split(sizes, 1)
+    xbc, time = torch.randn(num_tokens, sum(sizes)).mul(0.5).to(device, dtype).split(sizes, 1)
     return xbc, time, make_decay(num_heads, device, **limits), torch.randn(num_heads).to(device)
 
 

@@ -40,7 +40,7 @@ OTHER_FIELDS = {
     "lfm2moe": ["rms_norm_eps", "hidden_act", "block_auto_adjust_ff_dim"],
 }
 """Fields that the checkpoint has in another form, or lacks because its family does not use them."""
-HYBRIDS = dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), (2, 6, 4))
+HYBRIDS: dict[str, tuple[int, int, int]] = dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), (2, 6, 4))
 """Key heads, value heads and the size of both."""
 
 DTYPES = {"F32": numpy.float32, "F16": numpy.float16}

@@ -44,7 +44,8 @@ class Block:
         mamba, state_rows = self._mamba, rows.step.state_rows
         tail_SJC, matrix_SHVD = state
         projected_TX = self._linear_in(normed_TE, rows, fit(room.heads, mamba.in_size))
-        gate_TN, xbc_TC, time_TH = projected_TX.split((mamba.out_size, mamba.conv_size, mamba.num_heads), 1)
+        ends = mamba.out_size, mamba.out_size + mamba.conv_size
+        gate_TN, xbc_TC, time_TH = projected_TX[:, : ends[0]], projected_TX[:, slice(*ends)], projected_TX[:, ends[1] :]
         out_TC = fit(room.inner, mamba.conv_size)
         xbc_TC = short_conv(xbc_TC, self._conv_CK, self._conv_bias_C, tail_SJC, state_rows, out_TC=out_TC)
         out_TN = fit(attended, mamba.out_size)

@@ -40,7 +40,7 @@ class Source:
     of heads if neighbouring rows of each are rotated together in the checkpoint, 0 if its halves are, as we do; this is
     so in the first `num_interleaved` rows of each head, or in all. `stack`: the tensor that has these rows if there is
     none of this name, which may be empty; `other_stack`: the tensor that has them if there is none of that name either.
-    `factors`: those of all rows, unless they are 1.
+    `factors`: those of all rows, unless they are 1; then they are plain numbers here, also if blocks are stored.
     """
 
     name: str
@@ -58,6 +58,10 @@ class Source:
     @property
     def num_rows(self) -> int:
         return self.shape[-1] if self.is_transposed else self.shape[0]
+
+    @property
+    def is_multiplied(self) -> bool:
+        return any(factor != 1 for factor, _ in self.factors)
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def list_sources(
         sources += [
             Source(f"{block}.{name}.weight", (hidden,), f"{layer}.{norm}.weight")
             for name, norm in norms.items()
-            if getattr(description, norm) is not None
+            if getattr(description, norm, norm) is not None  # others are norms of the MLP
         ]
         if description.attention is not None:
             sources += attention_sources(f"{block}.self_attn", layer, description.attention, hidden)

@@ -10,6 +10,7 @@ from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.kv_cache import kv_tensors
 from scheduler_proc.computing.kv_cache.kv_tensors import (
     GIB,
+    KVTensors,
     allocate_cache,
     choose_num_pages,
     free_cpu_cache_bytes,
@@ -121,3 +122,41 @@ def test_the_default_has_room_for_one_long_request_where_memory_allows(monkeypat
     assert free_cpu_cache_bytes(GIB) == 4 * GIB
     assert free_cpu_cache_bytes(5 * GIB) == 5 * GIB
     assert free_cpu_cache_bytes(7 * GIB) == 6 * GIB
+
+
+@pytest.mark.parametrize("variant", ["qwen3_5", "falcon-h1"])
+def test_pages_and_states_share_the_memory_that_a_flag_gives(
+    tmp_path: Path, variant: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_checkpoint(tmp_path, variant)
+    caplog.set_level(logging.INFO, "sluice.load_runner")
+    config = make_config(tmp_path, num_pages=None, kv_cache_memory_gb=0.01, max_num_seqs=8)
+    runner = load_runner(config, lambda text, fraction: None)
+    cache: KVTensors = runner.forward_passes.cache
+    states = [part for state in cache.states.values() for part in state]
+    num_state_bytes = sum(part.nbytes for part in states)
+    num_bytes = num_state_bytes + sum(tensor.nbytes for tensor in cache.tensors)
+    assert 0.98 * 0.01 * GIB < num_bytes <= 0.01 * GIB
+    assert 0.2 < num_state_bytes / num_bytes < 0.3
+    assert runner.states is not None
+    assert {len(part) for part in states} == {runner.states.num_slots}
+    assert f"are for {runner.states.num_slots} states of 0.0" in caplog.text
+
+
+def test_states_are_not_kept_in_lower_tiers_and_not_by_draft_models(tmp_path: Path, model_dir: Path) -> None:
+    build_checkpoint(tmp_path, "lfm2")
+    for flags, reason in (
+        ({"kv_disk": tmp_path / "disk"}, "do not keep recurrent states"),
+        ({"draft_model": tmp_path}, "the draft model has recurrent layers"),
+    ):
+        with pytest.raises(BootError, match=reason):
+            load_runner(make_config(tmp_path, **flags), lambda text, fraction: None)
+
+
+def test_a_model_without_attention_has_states_alone(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "mamba2")
+    runner = load_runner(make_config(tmp_path, num_pages=None, kv_cache_memory_gb=0.01), lambda text, fraction: None)
+    assert (runner.forward_passes.cache.tensors, runner.forward_passes.cache.layers) == ([], {})
+    assert runner.states is not None
+    assert runner.states.pages_per_slot == 6, "the pages of a context"
+    assert runner.num_pages == 256 * 6, "all that requests can use"

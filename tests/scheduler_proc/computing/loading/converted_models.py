@@ -48,6 +48,20 @@ HYBRID = {
     "moe_intermediate_size": 8,
     "shared_expert_intermediate_size": 16,
 }
+MIXERS = {"hidden_size": 16, "intermediate_size": 24, "vocab_size": VOCAB_SIZE}
+EXACT_FACTORS = {
+    "attention_in_multiplier": 2.0,
+    "attention_out_multiplier": 0.5,
+    "key_multiplier": 0.5,
+    "embedding_multiplier": 4.0,
+    "lm_head_multiplier": 0.5,
+    "ssm_in_multiplier": 2.0,
+    "ssm_out_multiplier": 0.5,
+    "ssm_multipliers": [0.5, 0.25, 1.0, 2.0, 4.0],
+    "mlp_multipliers": [0.5, 2.0],
+}
+"""The converter multiplies the float16 weights of Falcon-H1."""
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama-biases", {**LLAMA_SIZES, "tie_word_embeddings": True}),
     "qwen3": ("qwen3-gqa-tied", {**LLAMA_SIZES, "head_dim": 8}),
@@ -73,6 +87,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3moe": ("qwen3moe", LLAMA_SIZES),
     "qwen35": ("qwen3_5", HYBRID | {"linear_conv_kernel_dim": 4}),
     "qwen3next": ("qwen3-next", HYBRID | {"mlp_only_layers": []}),
+    "lfm2moe": ("lfm2moe", {**MIXERS, "num_experts": 3, "moe_intermediate_size": 8, "routed_scaling_factor": 1.0}),
+    "nemotron_h_moe": (
+        "nemotron-h-experts",
+        {**MIXERS, "mamba_num_heads": 4, "mamba_head_dim": 16, "head_dim": 8, "n_routed_experts": 3}
+        | {"moe_intermediate_size": 8, "moe_shared_expert_intermediate_size": 16, "ssm_state_size": 8},
+    ),
+    "falcon-h1": (
+        "falcon-h1",
+        {**MIXERS, "num_hidden_layers": 1, "mamba_d_ssm": 32, "mamba_d_head": 4, "mamba_d_state": 8, "head_dim": 8}
+        | EXACT_FACTORS,
+    ),
     "gpt_oss": ("gpt_oss", GPT_OSS_SIZES),
     "gpt_oss_mxfp4": ("gpt_oss", {**GPT_OSS_SIZES, "is_quantized": True}),
 }

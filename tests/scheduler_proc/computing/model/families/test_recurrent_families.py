@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.arguments.block_rows import BlockRows
 from messages.errors import BootError
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.load_runner import load_runner
-from scheduler_proc.computing.loading.weights import multiply_rows
 from scheduler_proc.computing.model.mamba_description import MambaDescription
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.model.short_conv_description import ShortConvDescription
@@ -44,7 +42,7 @@ NEMOTRON |= {"moe_shared_expert_intermediate_size": 20}
 @pytest.fixture(scope="module", params=VARIANTS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("recurrent")
-    return build_checkpoint(path, request.param), path
+    return build_checkpoint(path, request.param, intermediate_size=96, shared_intermediate_size=96), path
 
 
 def test_logits_are_those_of_transformers(model: tuple[Any, Path]) -> None:
@@ -68,6 +66,15 @@ def test_tokens_are_those_of_transformers_in_any_schedule(model: tuple[Any, Path
         assert generate(runner, PROMPTS, 12, schedule) == expected
     assert isinstance(runner.forward_passes, CpuForwardPasses)
     assert runner.forward_passes.can_capture
+
+
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"dtype": "bfloat16"}])
+def test_requests_are_those_of_each_alone(model: tuple[Any, Path], options: dict[str, Any]) -> None:
+    """A token's states are the same bits in any batch."""
+    runner = load_runner(make_config(model[1], **options), lambda text, fraction: None)
+    prompts = [prompt[: 2 + index] for index in range(3) for prompt in PROMPTS if len(prompt) > 1]
+    together = generate(runner, prompts, 8)
+    assert [generate(runner, [prompt], 8)[0] for prompt in prompts] == together
 
 
 @pytest.mark.parametrize(
@@ -137,12 +144,6 @@ def test_ranks_have_whole_groups_of_heads_and_channels() -> None:
         Shard(read(MAMBA2)[1], 0, 3)
     with pytest.raises(BootError, match="--tensor-parallel 5: it does not divide 24 channels of a convolution"):
         Shard(read(LFM2 | {"layer_types": ["conv", "conv"]})[1], 0, 5)
-
-
-def test_blocks_are_not_multiplied_by_factors() -> None:
-    rows = BlockRows(torch.zeros(2, 34, dtype=torch.uint8), "Q8_0", 32)
-    with pytest.raises(BootError, match=r"a.weight: its Q8_0 blocks cannot be multiplied by the factors"):
-        multiply_rows("a.weight", rows, ((0.5, 2),))
 
 
 @pytest.mark.parametrize(
