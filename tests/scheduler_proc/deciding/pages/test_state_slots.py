@@ -242,7 +242,7 @@ SHAPES = {
 
 
 @given(**SHAPES, is_sharing=st.booleans(), max_drafts=st.integers(0, 4), withholds=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_state_that_is_read_is_that_of_the_tokens_before(
     seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, states, is_sharing, max_drafts, withholds
 ):
@@ -265,7 +265,7 @@ def test_every_state_that_is_read_is_that_of_the_tokens_before(
 
 
 @given(**SHAPES, is_faulty=st.booleans(), is_ahead=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_same_holds_with_a_step_in_flight_and_with_steps_that_fail(
     seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, states, is_faulty, is_ahead
 ):
