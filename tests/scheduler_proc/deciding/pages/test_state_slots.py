@@ -62,6 +62,19 @@ def test_checkpoints_that_a_long_prompt_passed_are_evicted_before_those_at_the_e
         assert run(bench, 10 + chat, [*turn, 3, 3]) == 36, "the last page of the output that was computed"
 
 
+def test_what_the_next_turn_has_passed_is_evicted_before_places_where_texts_part():
+    bench = make_bench(7)
+    system, turn = IDS[:40], [*IDS[:40], *IDS[9:19]]
+    for uid in range(2):
+        run(bench, uid, [*system, *[uid] * 9])
+    assert run(bench, 2, [*system, 2, 2]) == 40, "the place where the first two part"
+    for uid in range(3, 7):
+        run(bench, uid, turn, 9)
+        turn = [*turn, *bench.output(uid), *IDS[5:14]]
+    assert run(bench, 7, [*system, 3, 3]) == 40, "it has outlived older turns, though it was used before them"
+    assert run(bench, 8, turn) >= len(turn) - 10 - SIZE
+
+
 @pytest.mark.parametrize("interval", [1, 3, 10])
 def test_a_long_prompt_has_checkpoints_at_intervals(interval):
     bench = make_bench(60, interval)
