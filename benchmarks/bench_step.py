@@ -30,6 +30,7 @@ from benchmarks.model_shapes import (
     plan_decode,
     step_bytes,
     step_flop,
+    with_states,
     with_window_pages,
 )
 from benchmarks.result_file import write_result
@@ -123,7 +124,7 @@ def measure(
 
 def time_step(runner: Runner, batch: Batch, options: argparse.Namespace) -> Row:
     """Returns the step's times; those of a GPU where it runs on one, and steps can be launched ahead there."""
-    batch = with_window_pages(batch, runner.windows)
+    batch = with_states(with_window_pages(batch, runner.windows), runner.states)
     for _ in range(WARM_UP_STEPS):
         runner.run(batch)
     found: Row = {

@@ -22,11 +22,13 @@ from benchmarks.kernels.measure import product_rate, read_bandwidth
 from benchmarks.model_shapes import (
     PAGE_SIZE,
     SHAPES,
+    attentions,
     load_shape,
     plan_decode,
     read_shape,
     step_bytes,
     weight_bytes,
+    with_states,
     with_window_pages,
 )
 from benchmarks.result_file import write_result
@@ -90,7 +92,7 @@ class Kind:
         num_all = self.num_rows * self.num_tokens
         head = model.vocab_size * model.hidden_size
         num_keys = self.context + (self.num_tokens + 1) / 2
-        attention = 2 * sum(layer.attention.query_size for layer in model.layers) * num_keys
+        attention = 2 * sum(attention.query_size for attention in attentions(model)) * num_keys
         return 2 * (num_all * (weight_bytes(model, 1) - head + attention) + self.num_rows * head)
 
 
@@ -133,7 +135,7 @@ def measure(shape: dict[str, object], weight_format: str, rounds: int, flags: li
     times: dict[Kind, dict[str, list[float]]] = {kind: defaultdict(list) for kind in KINDS}
     for round_index in range(-2, rounds):  # the first two capture, and warm up
         for kind in KINDS:
-            step = _time_step(runner.run, with_window_pages(kind.plan(), runner.windows))
+            step = _time_step(runner.run, with_states(with_window_pages(kind.plan(), runner.windows), runner.states))
             for name, ms in step.items() if round_index >= 0 else ():
                 times[kind][name].append(ms)
     least_ms = {kind: kind.least_ms(shape, weight_format, limits) for kind in KINDS}

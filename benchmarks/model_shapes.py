@@ -20,7 +20,7 @@ from messages.ring.steps import ROW, SAMPLED, TOKEN, Batch
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.model.decoder import model_parameters
-from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.description import AttentionDescription, ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.runner import Runner
@@ -140,6 +140,27 @@ SHAPES: dict[str, dict[str, object]] = {
 SHAPES["qwen3-1.7b"] = {**SHAPES["qwen3-0.6b"], "hidden_size": 2048, "intermediate_size": 6144}
 SHAPES["qwen3-a3b-50k"] = {**SHAPES["qwen3-30b-a3b-4-layers"], "vocab_size": 50257}
 """Four layers of experts, of which GPT-2's vocabulary takes a small part."""
+SHAPES["qwen3.5-0.8b"] = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248320,
+    "max_position_embeddings": 32768,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25},
+    "tie_word_embeddings": True,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
 SHAPES["llama-135m-16k"] = {**SHAPES["llama-135m"], "max_position_embeddings": 16384, "rope_theta": 100000.0}
 
 
@@ -175,7 +196,18 @@ def _share_of_experts(model: ModelDescription, num_rows: int) -> float:
 
 def kv_bytes(model: ModelDescription, itemsize: int) -> int:
     """Returns the bytes of a token's K and V in all layers."""
-    return 2 * itemsize * sum(layer.attention.kv_size for layer in model.layers)
+    return 2 * itemsize * sum(attention.kv_size for attention in attentions(model))
+
+
+def state_bytes(model: ModelDescription, itemsize: int) -> int:
+    """Returns the bytes of a sequence's recurrent states."""
+    parts = (part for layer in model.layers if layer.recurrent is not None for part in layer.recurrent.state)
+    return sum((4 if part.is_float32 else itemsize) * prod(part.shape) for part in parts)
+
+
+def attentions(model: ModelDescription) -> Sequence[AttentionDescription]:
+    """Returns those of the layers that have one."""
+    return [layer.attention for layer in model.layers if layer.attention is not None]
 
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -300,23 +332,36 @@ def with_window_pages(batch: Batch, windows: tuple[int, int] | None) -> Batch:
     return msgspec.structs.replace(batch, window_slots=slots.tobytes(), window_page_tables=tables.tobytes())
 
 
+def with_states(batch: Batch, states: tuple[int, int] | None) -> Batch:
+    """Returns the step with a state slot for each row, stored at its last token; `states` is that of its runner."""
+    if states is None:
+        return batch
+    sources, slots = array(INT32), array(INT32)
+    rows = zip(unpack_int32(batch.query_lens), unpack_int32(batch.context_lens), strict=True)
+    for row, (length, context) in enumerate(rows):
+        sources.append(row if context else -1)
+        slots.extend([-1] * (length - 1) + [row])
+    return msgspec.structs.replace(batch, state_sources=sources.tobytes(), state_slots=slots.tobytes())
+
+
 def prefill_flop(shape: dict[str, object], num_tokens: int) -> int:
     """Returns the operations of `plan_prefill`'s step: only the last token reaches the head."""
     model = read_shape(shape, num_tokens)
     head = model.vocab_size * model.hidden_size
-    attention = 4 * sum(layer.attention.query_size for layer in model.layers) * (num_tokens + 1) // 2
+    attention = 4 * sum(attention.query_size for attention in attentions(model)) * (num_tokens + 1) // 2
     return num_tokens * (2 * (weight_bytes(model, 1, 1) - head) + attention) + 2 * head
 
 
 def step_bytes(shape: dict[str, object], num_rows: int, num_keys: int, weight_format: str = "bfloat16") -> float:
-    """Returns what a step must at least read: the weights, and the K and V of every row, in bfloat16."""
+    """Returns what a step must at least read or write: the weights, and every row's K, V and states, in bfloat16."""
     model = read_shape(shape, num_keys)
     num_weights = weight_bytes(model, 1, num_rows)
-    return num_weights * WEIGHT_BITS[weight_format] / 8 + num_rows * num_keys * kv_bytes(model, ITEMSIZE)
+    row_bytes = num_keys * kv_bytes(model, ITEMSIZE) + 2 * state_bytes(model, ITEMSIZE)
+    return num_weights * WEIGHT_BITS[weight_format] / 8 + num_rows * row_bytes
 
 
 def step_flop(shape: dict[str, object], num_rows: int, num_keys: int) -> int:
     """Returns the operations of a decode step: two for each weight and row, and attention's two products."""
     model = read_shape(shape, num_keys)
-    attention = 4 * sum(layer.attention.query_size for layer in model.layers) * num_keys
+    attention = 4 * sum(attention.query_size for attention in attentions(model)) * num_keys
     return num_rows * (2 * weight_bytes(model, 1, 1) + attention)

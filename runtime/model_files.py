@@ -30,6 +30,8 @@ TEXT_ALONE: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
     "Gemma4ForConditionalGeneration": {"vocab_size": 262_144, "max_position_embeddings": 131_072},
     "Mistral3ForConditionalGeneration": {},
+    "Qwen3_5ForConditionalGeneration": {},
+    "Qwen3_5MoeForConditionalGeneration": {},
 }
 """Models of images and text whose language model is served alone, and fields that their config.json may lack."""
 

@@ -44,7 +44,8 @@ def make_scheduler(
     memory, store = runner.page_memory, runner.page_store
     if store is not None and wake is not None:
         store.wake = wake
-    cache = open_cache(runner.num_pages, page_size, config.cache.enable_prefix_caching, memory, store, runner.windows)
+    is_sharing = config.cache.enable_prefix_caching
+    cache = open_cache(runner.num_pages, page_size, is_sharing, memory, store, runner.windows, runner.states)
     journal = cache.find_observer(PageJournal)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)

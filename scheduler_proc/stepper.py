@@ -39,9 +39,10 @@ class Runner(Protocol):
     (`Batch.future_token_indices`). `can_plan_ahead`: it may be planned before then and launched right after, with the
     same kind of references. `draft_runner` runs the draft model, on pages with the same numbers. `page_memory` is the
     memory of its pages, if it outlives the process. `page_store` keeps evicted pages, if there is one. `windows`: the
-    window of the layers that have window pages, and the number of these, if any have. `degraded`
-    reports to operators what is missing or slower than it should be; empty if nothing is. `placement` reports the
-    device and formats of the model.
+    window of the layers that have window pages, and the number of these, if any have. `states`: the number of state
+    slots, and of the pages between checkpoints of a long prompt, if layers have recurrent states. `degraded` reports
+    to operators what is missing or slower than it should be; empty if nothing is. `placement` reports the device and
+    formats of the model.
     """
 
     num_pages: int
@@ -59,6 +60,9 @@ class Runner(Protocol):
 
     @property
     def windows(self) -> tuple[int, int] | None: ...
+
+    @property
+    def states(self) -> tuple[int, int] | None: ...
 
     @property
     def page_store(self) -> PageStore | None: ...
@@ -141,9 +145,7 @@ class Stepper:
         except Exception:
             log.warning("a step failed, planning it again alone", exc_info=True)
             self._forget_all()
-            batch = self.plan()
-            if batch is not None:
-                self._run_alone(batch, self._clock())
+            self._run_alone(self.plan(), self._clock())
             return
         if ended is not None:
             running, output = ended
@@ -184,11 +186,22 @@ class Stepper:
     def result(self, running: RunningStep) -> ForwardOutput:
         return running.launched.result()
 
-    def _run_alone(self, batch: Batch, start_s: float) -> None:
-        self._scheduler.commit(
-            *run_step(lambda part: self.result(RunningStep(part, self.launch(part), start_s)), batch)
-        )
-        self._note_time(batch, start_s)
+    def _run_alone(self, batch: Batch | None, start_s: float) -> None:
+        """Runs and commits a step. One that fails and cannot be run in parts is forgotten, and the next one runs."""
+        while batch is not None:
+            try:
+                output, failures = run_step(lambda part: self._run_part(part, start_s), batch)
+            except Exception:
+                log.warning("step %d failed and updates states in place, computing these again", batch.step_id)
+                self._scheduler.forget_steps()
+                batch = self.plan()
+                continue
+            self._scheduler.commit(output, failures)
+            self._note_time(batch, start_s)
+            return
+
+    def _run_part(self, part: Batch, start_s: float) -> ForwardOutput:
+        return self.result(RunningStep(part, self.launch(part), start_s))
 
     def _forget_all(self) -> None:
         while self._running:

@@ -130,6 +130,44 @@ GRANITE4_VARIANTS: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 8,
     }
 }
+MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_chunk_size": 8}
+GRANITE4_VARIANTS["granite4-h"] = GRANITE4_VARIANTS["granite4"] | {
+    **MAMBA,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "position_embedding_type": None,
+}
+LFM2_VARIANTS: dict[str, dict[str, Any]] = {
+    "lfm2": {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "block_multiple_of": 32, "norm_eps": 1e-3},
+    "lfm2-biases-untied": {
+        "full_attn_idxs": [1],
+        "conv_bias": True,
+        "conv_L_cache": 4,
+        "block_auto_adjust_ff_dim": False,
+        "tie_word_embeddings": False,
+    },
+}
+MAMBA2_VARIANTS: dict[str, dict[str, Any]] = {
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "chunk_size": 8}
+}
+NEMOTRON_H = {"mamba_num_heads": 8, "mamba_head_dim": 24, "n_groups": 2, "ssm_state_size": 16, "chunk_size": 8}
+NEMOTRON_H_VARIANTS: dict[str, dict[str, Any]] = {
+    "nemotron-h": {**NEMOTRON_H, "head_dim": 24, "layers_block_type": ["mamba", "attention", "mamba", "mlp"]}
+}
+FALCON_H1_FACTORS = {
+    "embedding_multiplier": 5.6,
+    "lm_head_multiplier": 0.3,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.7,
+    "ssm_multipliers": [0.35, 0.25, 0.5, 0.7, 0.9],
+    "mlp_multipliers": [0.88, 0.59],
+}
+FALCON_H1_VARIANTS: dict[str, dict[str, Any]] = {
+    "falcon-h1": {**MAMBA, **FALCON_H1_FACTORS, "mamba_d_ssm": 96, "num_hidden_layers": 2},
+    "falcon-h1-norm": {**MAMBA, "mamba_d_ssm": 128, "mamba_n_groups": 2, "mamba_rms_norm": True},
+}
 MINISTRAL3_VARIANTS: dict[str, dict[str, Any]] = {
     "ministral3": {
         "head_dim": 24,
@@ -201,6 +239,20 @@ EXAONE4_VARIANTS: dict[str, dict[str, Any]] = {
     "exaone4": WINDOWS | {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},
     "exaone4-no-windows": {"sliding_window": None, "layer_types": ["full_attention"] * 3},
 }
+HYBRID = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
+QWEN3_5_VARIANTS: dict[str, dict[str, Any]] = {
+    "qwen3_5-biases-untied": HYBRID | {"attention_bias": True, "linear_num_key_heads": 4, "linear_value_head_dim": 8},
+    "qwen3_5": HYBRID
+    | {"tie_word_embeddings": True, "linear_conv_kernel_dim": 3, "num_hidden_layers": 4}
+    | {"layer_types": [*HYBRID["layer_types"], "full_attention"]},
+}
 LLAMA_LIKE = {
     "Llama": LLAMA_VARIANTS,
     "Mistral": MISTRAL_VARIANTS,
@@ -219,6 +271,11 @@ LLAMA_LIKE = {
     "Olmo3": OLMO3_VARIANTS,
     "Cohere2": COHERE2_VARIANTS,
     "Exaone4": EXAONE4_VARIANTS,
+    "Qwen3_5": QWEN3_5_VARIANTS,
+    "Lfm2": LFM2_VARIANTS,
+    "Mamba2": MAMBA2_VARIANTS,
+    "NemotronH": NEMOTRON_H_VARIANTS,
+    "FalconH1": FALCON_H1_VARIANTS,
 }
 """By the prefix of the classes of transformers."""
 
@@ -260,6 +317,28 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "GraniteMoeShared": {
         "granitemoe-shared": {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 64}
     },
+    "Qwen3_5Moe": {"qwen3_5-moe": {**HYBRID, **EXPERTS, "shared_expert_intermediate_size": 64}},
+    "Qwen3Next": {
+        "qwen3-next": {**HYBRID, **EXPERTS, "shared_expert_intermediate_size": 64, "mlp_only_layers": [1]},
+    },
+    "GraniteMoeHybrid": {
+        "granite4-h-experts": {**GRANITE4_VARIANTS["granite4-h"], "num_local_experts": 4, "num_experts_per_tok": 2}
+    },
+    "Lfm2Moe": {
+        "lfm2moe": {**EXPERTS, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}
+        | {"routed_scaling_factor": 1.5}
+    },
+    "NemotronH": {
+        "nemotron-h-experts": {
+            **NEMOTRON_H,
+            "layers_block_type": ["mamba", "moe", "attention", "moe"],
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 64,
+            "routed_scaling_factor": 2.5,
+        }
+    },
     "Olmoe": {"olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}},
 }
 MLA = {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
@@ -284,7 +363,8 @@ EVERY_ARCHITECTURE: dict[str, tuple[str, ...]] = {
 }
 """The variants of each architecture that a family describes."""
 
-KEPT_BUFFERS = ("layer_scalar", "e_score_correction_bias")
+TEXT_CONFIGS = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
+KEPT_BUFFERS = ("layer_scalar", "e_score_correction_bias", "expert_bias")
 """Ends of the names of parameters that transformers holds as buffers."""
 
 
@@ -328,7 +408,7 @@ def _make_llama_like(variant: str, overrides: dict[str, Any]) -> "transformers.P
     }
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     family = next(family for family, variants in KNOWN.items() if variant in variants)
-    config_class = f"{family}{'TextConfig' if family in ('Gemma3', 'Gemma4') else 'Config'}"
+    config_class = f"{family}{'TextConfig' if family in TEXT_CONFIGS else 'Config'}"
     hf_config = getattr(transformers, config_class)(**(shape | ends | KNOWN[family][variant] | overrides))
     return getattr(transformers, f"{family}ForCausalLM")(hf_config)
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from runtime.gguf.architectures import find_architecture
+from runtime.gguf.conversion import find_architecture
 from runtime.gguf.gguf_file import read_gguf
 from scheduler_proc.computing.model.families.registry import FAMILIES
 from tests.checkpoints import EVERY_ARCHITECTURE

@@ -1,4 +1,6 @@
-"""Norms, activations and the rotation with the cache write, next to the device's bandwidth."""
+"""Norms, activations, the rotation with the cache write and recurrences, next to the device's bandwidth."""
+
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
@@ -7,8 +9,11 @@ from benchmarks.kernels.cases import ModelCase, model_cases
 from benchmarks.kernels.measure import Work, forms_of, of_operation
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import HeadNorms, RopeTables
+from kernels.arguments.state_rows import StateDecay, StateRows
+from kernels.operations.gated_delta import gated_delta
 from kernels.operations.gelu import gelu, gelu_reference
 from kernels.operations.layer_norm import layer_norm, layer_norm_reference
+from kernels.operations.mamba_scan import mamba_scan
 from kernels.operations.rms_norm import rms_norm, rms_norm_reference
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from kernels.operations.silu_mul import silu_mul, silu_mul_reference
@@ -79,7 +84,70 @@ def make_silu_mul(case: ModelCase, device: torch.device) -> Work:
     return Work(forms_of("silu_mul", gate_up, lambda: silu_mul(gate_up), others), gate_up.nbytes * 3 // 2)
 
 
+@dataclass(frozen=True)
+class RecurrentCase:
+    """Rows with as many tokens each. The states are float32 [heads, size, size]."""
+
+    num_heads: int
+    num_groups: int
+    sizes: tuple[int, int]
+    num_rows: int
+    tokens_a_row: int
+
+    def make_rows(self, device: torch.device) -> StateRows:
+        """Returns rows that store their last state where they have read the first."""
+        sources = torch.arange(self.num_rows, dtype=torch.int32, device=device)
+        slots = torch.full((self.num_rows, self.tokens_a_row), -1, dtype=torch.int32, device=device)
+        slots[:, -1] = sources
+        if self.tokens_a_row == 1:
+            return StateRows(self.num_rows, sources, sources[:0], sources[:0], slots.view(-1))
+        lens = torch.full_like(sources, self.tokens_a_row)
+        return StateRows(0, sources[:0], sources, lens, slots.view(-1))
+
+    def work(self, name: str, value_size: int, device: torch.device) -> Work:
+        first, second = self.sizes
+        num_tokens, generator = self.num_rows * self.tokens_a_row, torch.Generator(device).manual_seed(0)
+        width = self.num_heads * value_size + 2 * self.num_groups * (first * second // value_size)
+        x = torch.randn(num_tokens, width, device=device, generator=generator).bfloat16()
+        gates = torch.randn(num_tokens, 2 * self.num_heads, device=device, generator=generator).bfloat16()
+        rates, biases = torch.rand(2, self.num_heads, device=device).mul_(-1)
+        decay, rows = StateDecay(rates, biases), self.make_rows(device)
+        states = torch.randn(self.num_rows, self.num_heads, first, second, device=device, generator=generator)
+        out = x.new_empty(num_tokens, self.num_heads * value_size)
+        steps, skip = gates[:, : self.num_heads], biases
+        launchers = {
+            "gated_delta": lambda: gated_delta(x, gates, decay, states, rows, out_TN=out),
+            "mamba_scan": lambda: mamba_scan(x, steps, decay, skip, states, rows, out),
+        }
+        # Each state is read and written once.
+        return Work(forms_of(name, x, launchers[name], {}), x.nbytes + out.nbytes + 2 * states.nbytes)
+
+
+ROWS = ((1, 1), (16, 1), (64, 1), (1, 512), (8, 2048))
+DELTA_CASES, MAMBA_CASES = (
+    {
+        device: {
+            f"{rows} x {tokens} tokens, {heads} heads of {sizes[0]} x {sizes[1]}": RecurrentCase(
+                heads, groups, sizes, rows, tokens
+            )
+            for rows, tokens in (ROWS if device == "cuda" else ROWS[:4])
+        }
+        for device in ("cpu", "cuda")
+    }
+    for heads, groups, sizes in ((16, 16, (128, 128)), (48, 1, (64, 128)))
+)
+"""One layer of Qwen3.5-0.8B and of Granite 4.0-H Micro."""
+
+
 BENCHMARKS = {
+    "gated_delta": of_operation(
+        "the recurrence of Gated DeltaNet",
+        DELTA_CASES,
+        lambda case, device: case.work("gated_delta", case.sizes[1], device),
+    ),
+    "mamba_scan": of_operation(
+        "the recurrence of Mamba-2", MAMBA_CASES, lambda case, device: case.work("mamba_scan", case.sizes[0], device)
+    ),
     "gelu": of_operation("GELU", GPT2_CASES, make_gelu),
     "layer_norm": of_operation("residual addition and layer norm", GPT2_CASES, make_layer_norm),
     "rms_norm": of_operation("residual addition and RMS norm", LLAMA_CASES, make_rms_norm),

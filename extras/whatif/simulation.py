@@ -39,7 +39,7 @@ class SimulatedRunner:
     degraded = ""
     placement: dict[str, str] = {}  # noqa: RUF012 (never written)
     draft_runner = None
-    page_memory = page_store = windows = None
+    page_memory = page_store = windows = states = None
 
     def __init__(
         self,

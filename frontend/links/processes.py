@@ -28,8 +28,8 @@ from messages.ring.uids import find_gone
 
 ServerState = Literal["ready", "starting", "draining", "unhealthy"]
 
-PAGE_KINDS = "pages", "window_pages"
-"""The prefixes of the gauges of pages, and of those of layers with a window."""
+PAGE_KINDS = "pages", "window_pages", "state_slots"
+"""The prefixes of the gauges of pages, of those of layers with a window, and of slots for recurrent states."""
 
 SILENCE_S = 3.0
 """A running main loop sends a beat once a second."""
@@ -256,7 +256,7 @@ class ProcessView:
 def kv_cache_usage(gauges: Mapping[str, float]) -> float:
     """Returns the fraction of all pages that running requests use, by a scheduler's gauges.
 
-    For models with windows, it is that of the pages or of the window pages, whichever is larger.
+    It is the largest of those of the pages, the window pages and the state slots that the model has.
     """
     return max(gauges.get(f"{kind}_in_use", 0.0) / max(1.0, gauges.get(f"{kind}_all", 0.0)) for kind in PAGE_KINDS)
 

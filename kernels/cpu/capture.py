@@ -20,7 +20,10 @@ MAX_ARGUMENTS = len(AttentionArguments._fields_)
 """As in source/captured_call.h."""
 
 NEW_MEMORY = {"empty", "empty_like", "new_empty", "empty_strided"}
-VIEWS = {"alias", "as_strided", "detach", "select", "slice", "split", "squeeze", "t", "transpose", "unsqueeze", "view"}
+VIEWS = {
+    *("alias", "as_strided", "detach", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose"),
+    *("unsqueeze", "view"),
+}
 
 
 Result = TypeVar("Result")

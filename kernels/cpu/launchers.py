@@ -19,24 +19,17 @@ from kernels.arguments.packed_fp8 import PackedFp8
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.routes import MOST_EXPERTS, Routes, Routing
 from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
+from kernels.cpu.addresses import address_of, addresses_of
 from kernels.cpu.attention_arguments import ALL_KEYS, AttentionArguments
 from kernels.cpu.huge_pages import empty_huge
 from kernels.cpu.library import MAX_HEAD_DIM, MAX_QUERIES_A_HEAD, Kernel, find_kernel
+from kernels.cpu.state_launchers import STATE_LAUNCHERS
 
 
 def find_launcher(name: str, dtype: torch.dtype) -> Callable[..., Any] | None:
     """Returns the launcher of an operation, or `None` if no C kernel of it is loaded for this dtype."""
     kernel = find_kernel(name, dtype)
     return None if kernel is None else partial(LAUNCHERS[name], kernel)
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    assert tensor is None or tensor.is_contiguous()
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _addresses(*tensors: Tensor | None) -> list[int | None]:
-    return [_address(tensor) for tensor in tensors]
 
 
 def _output(out: Tensor | None, num_rows: int, size: int, dtype: torch.dtype) -> Tensor:
@@ -56,7 +49,7 @@ def embed(
 ) -> Tensor:
     num_tokens, size = len(token_ids_T), table.shape[1] * table.shape[3] if is_packed else table.shape[1]
     out_TE = _output(out_TE, num_tokens, size, table.dtype)
-    addresses = _addresses(token_ids_T, positions_T, table, position_table_ME, out_TE)
+    addresses = addresses_of(token_ids_T, positions_T, table, position_table_ME, out_TE)
     kernel(*addresses, num_tokens, size, is_packed)
     return out_TE
 
@@ -71,7 +64,7 @@ def layer_norm(
     out_TE: Tensor | None,
 ) -> Tensor:
     out_TE = torch.empty_like(x_TE) if out_TE is None else out_TE
-    kernel(*_addresses(x_TE, update_TE, weight_E, bias_E, out_TE), *x_TE.shape, eps)
+    kernel(*addresses_of(x_TE, update_TE, weight_E, bias_E, out_TE), *x_TE.shape, eps)
     return out_TE
 
 
@@ -82,7 +75,7 @@ def rms_norm(
     assert x_TE.stride(1) == out_TE.stride(1) == 1
     assert x_TE.stride(0) == out_TE.stride(0) or len(x_TE) < 2
     stride = x_TE.stride(0)
-    kernel(x_TE.data_ptr(), *_addresses(update_TE, weight_E), out_TE.data_ptr(), *x_TE.shape, stride, eps)
+    kernel(x_TE.data_ptr(), *addresses_of(update_TE, weight_E), out_TE.data_ptr(), *x_TE.shape, stride, eps)
     return out_TE
 
 
@@ -91,7 +84,7 @@ def gate_mul(kernel: Kernel, gate_up_TF2: Tensor, *rest: Any) -> Tensor:
     *numbers, out = rest
     num_tokens, size = gate_up_TF2.shape[0], gate_up_TF2.shape[1] // 2
     out_TF = _output(out, num_tokens, size, gate_up_TF2.dtype)
-    kernel(*_addresses(gate_up_TF2, out_TF), num_tokens, size, *numbers)
+    kernel(*addresses_of(gate_up_TF2, out_TF), num_tokens, size, *numbers)
     return out_TF
 
 
@@ -99,12 +92,17 @@ def gelu_mul(kernel: Kernel, gate_up: Tensor, out_TF: Tensor | None, up_TF: Tens
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // (2 if up_TF is None else 1)
     out_TF = _output(out_TF, num_tokens, size, gate_up.dtype)
     up, stride = (None, 0) if up_TF is None else (up_TF.data_ptr(), up_TF.stride(0))
-    kernel(_address(gate_up), up, _address(out_TF), num_tokens, size, stride)
+    kernel(address_of(gate_up), up, address_of(out_TF), num_tokens, size, stride)
     return out_TF
 
 
+def relu_squared(kernel: Kernel, x_TF: Tensor) -> Tensor:
+    kernel(address_of(x_TF), *x_TF.shape)
+    return x_TF
+
+
 def rescale(kernel: Kernel, x_TE: Tensor, factor: float, added_TE: Tensor | None, softcap: float) -> Tensor:
-    kernel(*_addresses(x_TE, added_TE), *x_TE.shape, factor, softcap)
+    kernel(*addresses_of(x_TE, added_TE), *x_TE.shape, factor, softcap)
     return x_TE
 
 
@@ -112,7 +110,7 @@ def gelu(kernel: Kernel, x_TF: Tensor, kind: str) -> Tensor:
     if kind == "exact":
         return NotImplemented
     out_TF = torch.empty_like(x_TF)
-    kernel(*_addresses(x_TF, out_TF), *x_TF.shape)
+    kernel(*addresses_of(x_TF, out_TF), *x_TF.shape)
     return out_TF
 
 
@@ -131,9 +129,9 @@ def rotate_store(
     num_heads = heads_TAD.shape[1] - 2 * num_kv_heads
     cos_MX, sin_MX, query_row = tables or (None, None, 0)
     kernel(
-        *_addresses(heads_TAD, cos_MX, sin_MX, positions_T, slots_T),
+        *addresses_of(heads_TAD, cos_MX, sin_MX, positions_T, slots_T),
         *addresses,
-        *([None] * 3 if norms is None else _addresses(*norms.weights)),
+        *([None] * 3 if norms is None else addresses_of(*norms.weights)),
         *(len(heads_TAD), num_heads, num_kv_heads, heads_TAD.shape[2]),
         0 if cos_MX is None else cos_MX.shape[1],
         query_row,
@@ -152,13 +150,13 @@ def paged_decode(
     out_RHD: Tensor,
     *_work: Any,
 ) -> Any:
-    return _attend(kernel, query_RHD, cache, page_tables_RP, options, out_RHD, num_keys=_address(num_keys_R))
+    return _attend(kernel, query_RHD, cache, page_tables_RP, options, out_RHD, num_keys=address_of(num_keys_R))
 
 
 def paged_prefill(
     kernel: Kernel, query_THD: Tensor, cache: PagedKV, rows: PrefillRows, options: AttentionOptions, out_THD: Tensor
 ) -> Any:
-    lens = {"query_lens": _address(rows.query_lens), "context_lens": _address(rows.context_lens)}
+    lens = {"query_lens": address_of(rows.query_lens), "context_lens": address_of(rows.context_lens)}
     return _attend(kernel, query_THD, cache, rows.page_tables, options, out_THD, **lens)
 
 
@@ -185,7 +183,7 @@ def _attend(
         value_scales=value_scales,
         page_tables=page_tables_RP.data_ptr(),
         table_stride=page_tables_RP.stride(0),
-        out=_address(out_THD),
+        out=address_of(out_THD),
         num_rows=len(page_tables_RP),
         num_heads=cache.num_heads,
         queries_a_head=queries_a_head,
@@ -194,7 +192,7 @@ def _attend(
         scale=options.scale,
         window=options.window or ALL_KEYS,
         softcap=options.softcap or 0.0,
-        sinks=_address(options.sinks),
+        sinks=address_of(options.sinks),
         **lens,
     )
     kernel(arguments)
@@ -222,7 +220,7 @@ def packed_linear(
 ) -> Tensor:
     num_tokens, num_inputs = x_TI.shape
     out_TO = _output(out_TO, num_tokens, num_outputs, x_TI.dtype)
-    addresses = _addresses(x_TI, packed, bias_O, out_TO)
+    addresses = addresses_of(x_TI, packed, bias_O, out_TO)
     kernel(*addresses, num_tokens, num_inputs, num_outputs, activation is not None)
     return out_TO
 
@@ -237,7 +235,7 @@ def fp8_linear(
 ) -> Tensor:
     num_tokens, num_inputs = x_TI.shape
     out_TO = _output(out_TO, num_tokens, weight.num_outputs, x_TI.dtype)
-    addresses = _addresses(x_TI, weight.stored, bias_O, out_TO)
+    addresses = addresses_of(x_TI, weight.stored, bias_O, out_TO)
     kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, weight.chunk_inputs, activation is not None)
     return out_TO
 
@@ -249,13 +247,13 @@ def quantize(kernel: Kernel, weight_OI: Tensor, bits: Bits, largest_O: Tensor | 
     if bits == 4:
         shape = num_blocks, -(-num_inputs // BLOCK), FORMS["int4"].unit_bytes
     packed = empty_huge(shape, torch.uint8)
-    kernel(*_addresses(weight_OI, largest_O, packed), num_outputs, num_inputs, bits)
+    kernel(*addresses_of(weight_OI, largest_O, packed), num_outputs, num_inputs, bits)
     return packed
 
 
 def sum_magnitudes(kernel: Kernel, x_TI: Tensor) -> Tensor:
     sum_T = torch.empty(len(x_TI), dtype=torch.float32)
-    kernel(*_addresses(x_TI, sum_T), *x_TI.shape)
+    kernel(*addresses_of(x_TI, sum_T), *x_TI.shape)
     return sum_T
 
 
@@ -270,7 +268,7 @@ def quantized_linear(
 ) -> Tensor:
     num_tokens, num_inputs = x_TI.shape
     out_TO = _output(out_TO, num_tokens, weight.num_outputs, x_TI.dtype)
-    addresses = _addresses(x_TI, weight.packed, bias_O, mean_T, out_TO)
+    addresses = addresses_of(x_TI, weight.packed, bias_O, mean_T, out_TO)
     kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, activation is not None)
     return out_TO
 
@@ -286,9 +284,9 @@ def block_linear(
     num_tokens, num_inputs = x_TI.shape
     out_TO = _output(out_TO, num_tokens, weight.num_outputs, x_TI.dtype)
     kernel(
-        *_addresses(x_TI, weight.stored),
+        *addresses_of(x_TI, weight.stored),
         ctypes.addressof(weight.description),
-        *_addresses(bias_O, out_TO),
+        *addresses_of(bias_O, out_TO),
         *(len(weight.segments), num_tokens, num_inputs, activation is not None),
     )
     return out_TO
@@ -296,13 +294,13 @@ def block_linear(
 
 def look_up_blocks(kernel: Kernel, weight: PackedBlocks, row_T: Tensor, out_TI: Tensor) -> Tensor:
     row_T = row_T if row_T.dtype == torch.int32 else row_T.int()  # the latter cannot be captured
-    addresses = _address(weight.stored), ctypes.addressof(weight.description), *_addresses(row_T, out_TI)
+    addresses = address_of(weight.stored), ctypes.addressof(weight.description), *addresses_of(row_T, out_TI)
     kernel(*addresses, len(weight.segments), *out_TI.shape)
     return out_TI
 
 
 def pack_blocks(kernel: Kernel, weight: PackedBlocks, segment: int, first_row: int, rows: Tensor) -> None:
-    addresses = _address(weight.stored), ctypes.addressof(weight.description), _address(rows)
+    addresses = address_of(weight.stored), ctypes.addressof(weight.description), address_of(rows)
     kernel(*addresses, segment, first_row, len(rows), weight.num_inputs, rows.shape[1])
 
 
@@ -310,14 +308,14 @@ def route_tokens(
     kernel: Kernel, logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, scales_X: Tensor | None, routes: Routes
 ) -> None:
     assert logits_TX.shape[1] <= MOST_EXPERTS
-    addresses = _addresses(logits_TX, bias_X, scales_X, routes.shares, routes.rows, routes.tokens, routes.ends)
+    addresses = addresses_of(logits_TX, bias_X, scales_X, routes.shares, routes.rows, routes.tokens, routes.ends)
     sizes = *logits_TX.shape, routing.num_chosen, routing.num_groups, routing.num_chosen_groups
     kernel(*addresses, *sizes, routing.score == "sigmoid", routing.is_renormalized, routing.scale)
 
 
 def gather_rows(kernel: Kernel, x_TE: Tensor, routes: Routes, out_RE: Tensor | None) -> Tensor:
     out_RE = _output(out_RE, len(routes.tokens), x_TE.shape[1], x_TE.dtype)
-    kernel(*_addresses(x_TE, routes.tokens, out_RE), *out_RE.shape)
+    kernel(*addresses_of(x_TE, routes.tokens, out_RE), *out_RE.shape)
     return out_RE
 
 
@@ -325,7 +323,7 @@ def combine_experts(
     kernel: Kernel, x_RE: Tensor, routes: Routes, shared_TE: Tensor | None, gate_T1: Tensor | None, out: Tensor | None
 ) -> Tensor:
     out = _output(out, len(routes.rows), x_RE.shape[1], x_RE.dtype)
-    addresses = _addresses(x_RE, routes.shares, routes.rows, shared_TE, gate_T1, out)
+    addresses = addresses_of(x_RE, routes.shares, routes.rows, shared_TE, gate_T1, out)
     kernel(*addresses, *routes.rows.shape, x_RE.shape[1])
     return out
 
@@ -343,7 +341,7 @@ def _expert_linear(
 ) -> Tensor:
     num_experts = len(routes.ends)
     out_RO = _output(out, len(x_RI), num_outputs // num_experts, x_RI.dtype)
-    addresses = _addresses(x_RI, stored, bias_O, routes.ends, out_RO)
+    addresses = addresses_of(x_RI, stored, bias_O, routes.ends, out_RO)
     kernel(*addresses, num_experts, x_RI.shape[1], out_RO.shape[1])
     return out_RO
 
@@ -353,8 +351,8 @@ def expert_block_linear(
 ) -> Tensor:
     num_experts = len(routes.ends)
     out_RO = _output(out_RO, len(x_RI), weight.num_outputs // num_experts, x_RI.dtype)
-    addresses = *_addresses(x_RI, weight.stored), ctypes.addressof(weight.description)
-    kernel(*addresses, *_addresses(bias_O, routes.ends, out_RO), num_experts, x_RI.shape[1])
+    addresses = *addresses_of(x_RI, weight.stored), ctypes.addressof(weight.description)
+    kernel(*addresses, *addresses_of(bias_O, routes.ends, out_RO), num_experts, x_RI.shape[1])
     return out_RO
 
 
@@ -362,23 +360,33 @@ def choose_tokens(kernel: Kernel, logits_SV: Tensor, *columns_S: Tensor) -> Tens
     """`greedy`, `sample` and `draw`."""
     tokens_S = torch.empty(len(logits_SV), dtype=torch.int64)
     inputs = [tensor.contiguous() for tensor in (logits_SV, *columns_S)]
-    kernel(*_addresses(*inputs, tokens_S), *logits_SV.shape)
+    kernel(*addresses_of(*inputs, tokens_S), *logits_SV.shape)
     return tokens_S
 
 
 def apply_bitmask(kernel: Kernel, logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None:
-    kernel(*_addresses(logits_SV, rows_A, bitmask_AW), len(rows_A), logits_SV.shape[1])
+    kernel(*addresses_of(logits_SV, rows_A, bitmask_AW), len(rows_A), logits_SV.shape[1])
 
 
 LAUNCHERS: dict[str, Callable[..., Any]] = {
     launcher.__name__: launcher
     for launcher in (
-        *(embed, layer_norm, rms_norm, rescale, gelu, gelu_mul, rotate_store, paged_decode, paged_prefill),
-        *(pack_linear, packed_linear, fp8_linear, quantize, sum_magnitudes, quantized_linear, apply_bitmask),
+        *(embed, layer_norm, rms_norm, rescale, gelu, gelu_mul, relu_squared, rotate_store),
+        *(
+            paged_decode,
+            paged_prefill,
+            pack_linear,
+            packed_linear,
+            fp8_linear,
+            quantize,
+            sum_magnitudes,
+            quantized_linear,
+            apply_bitmask,
+        ),
         *(block_linear, look_up_blocks, pack_blocks, route_tokens, gather_rows, combine_experts),
         *(expert_packed_linear, expert_quantized_linear, expert_block_linear),
     )
 }
-LAUNCHERS |= dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)
+LAUNCHERS |= STATE_LAUNCHERS | dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)
 LAUNCHERS |= dict.fromkeys(("silu_mul", "swiglu_oai"), gate_mul)
 """By operation."""

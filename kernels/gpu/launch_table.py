@@ -179,6 +179,36 @@ def _expert_planes_linear(has_many_rows: bool, looks_up: bool, itemsize: int) ->
     return {**_planes_linear(itemsize), "BLOCK_T": many_rows if has_many_rows else 16}
 
 
+def _groups(group_size: int) -> Launch:
+    """Small groups share a program."""
+    block = power_of_2(group_size)
+    groups = max(1, 512 // block)
+    return {"BLOCK": block, "GROUPS": groups, "num_warps": min(16, max(1, groups * block // 512))}
+
+
+def _short_conv(is_decode: bool) -> Launch:
+    """The inputs of all taps are in registers."""
+    if is_decode:
+        return {"BLOCK_M": 1, "BLOCK_C": 256, "num_warps": 2}
+    return {"BLOCK_M": 32, "BLOCK_C": 64, "num_warps": 4}
+
+
+def _state_step(key_size: int, value_size: int) -> Launch:
+    """A part of a head's matrix, which is read and written once: many programs read at a time."""
+    block = power_of_2(key_size)
+    return {"BLOCK_D": block, "BLOCK_V": min(power_of_2(value_size), max(1, 4096 // block)), "num_warps": 4}
+
+
+def _state_carry(key_size: int) -> Launch:
+    """The state of a program's values stays in its registers. One warp group computes products of 64 rows."""
+    return {**_state_products(key_size), "BLOCK_V": 16}
+
+
+def _state_products(key_size: int) -> Launch:
+    block = max(16, power_of_2(key_size))
+    return {"BLOCK_D": block, "num_warps": 4 if block <= 128 else 8, "num_stages": 1}
+
+
 RULES: dict[str, Callable[..., Launch]] = {
     "allow_tokens": _blocks(4096),
     "apply_bitmask": _blocks(4096),
@@ -194,6 +224,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "filter_min_p": _lanes,
     "filter_top": _lanes,
     "gather_rows": _blocks(1024),
+    "gated_norm": _groups,
     "gelu": _blocks(1024),  # 16 bytes a thread and operand
     "greedy": _part,
     "layer_norm": _row,
@@ -208,7 +239,12 @@ RULES: dict[str, Callable[..., Launch]] = {
     "rms_norm": _row,
     "rotate_store": _heads,
     "sample": _sampled_part,
+    "short_conv": _short_conv,
+    "sigmoid_gate": _blocks(1024),
     "silu_mul": _blocks(1024),
+    "state_carry": _state_carry,
+    "state_prepare": _state_products,
+    "state_step": _state_step,
     "take_tokens": _blocks(128),
     "top_logprobs": _part,
     "top_logprobs_row": _keys_of_parts,

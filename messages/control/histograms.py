@@ -26,6 +26,7 @@ COUNTERS = (
     "prefix_hit_tokens",
     "pages_evicted",
     "window_pages_evicted",
+    "state_checkpoints_evicted",
     "pages_recovered",
     "pages_dropped",
     "resumed_tokens",

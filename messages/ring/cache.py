@@ -6,10 +6,13 @@ import msgspec
 
 from messages.columns import Int32s
 
-MatchEnd = Literal["page_not_full", "different_token", "not_cached", "evicted", "salt", "disabled", "window_evicted"]
+MatchEnd = Literal[
+    "page_not_full", "different_token", "not_cached", "evicted", "salt", "disabled", "window_evicted", "no_checkpoint"
+]
 """Why the cache hit of a prompt ends: the rest, without the token that must be computed, fills no page; the cached text
 has a different token there; nothing cached continues from there; it was cached and has been evicted; it is cached for
-another `cache_salt`; the cache is disabled; what windowed layers need to continue further on has been evicted."""
+another `cache_salt`; the cache is disabled; what windowed layers need to continue further on has been evicted; no
+checkpoint of the recurrent layers' state is cached further on."""
 
 
 class ExplainCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -32,10 +35,10 @@ class CacheSource(msgspec.Struct, frozen=True, array_like=True):
 class CacheExplained(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """scheduler → detokenizer → frontend: the answer to `ExplainCache`.
 
-    The match ends before token `position`, which is `num_hit_tokens` except for "different_token". There the cache has
-    `cached_token`, computed by request `other_uid` (-1 and 0: none). For "evicted" and "salt", `other_uid` is the
-    request whose pages were evicted, `evicted_s` seconds ago, or have another salt. `tier_tokens`: the number of tokens
-    after the match that each lower tier has, by its name.
+    The match ends before token `position`, which is `num_hit_tokens` except for "different_token" and "no_checkpoint".
+    For the first, the cache has `cached_token` there, computed by request `other_uid` (-1 and 0: none). For "evicted"
+    and "salt", `other_uid` is the request whose pages were evicted, `evicted_s` seconds ago, or have another salt.
+    `tier_tokens`: the number of tokens after the match that each lower tier has, by its name.
     """
 
     uid: int

@@ -154,6 +154,11 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """As `slots`, for windowed layers, whose pages have numbers of their own. Empty if they have not."""
     window_page_tables: Annotated[bytes, Column(INT32, PAGE, fill=-1, is_optional=True)] = b""
     """As `page_tables`, for windowed layers: also -1 before a row's window."""
+    state_sources: Annotated[bytes, Column(INT32, ROW, fill=-1, is_optional=True)] = b""
+    """The slot with the recurrent state before the row's first token; -1 if no token is before it."""
+    state_slots: Annotated[bytes, Column(INT32, TOKEN, fill=-1, is_optional=True)] = b""
+    """The slot that takes the recurrent state after each token; -1 if it is not stored. These slots are not those of K
+    and V. Each row stores at least one, so the column is only empty if the model has no recurrent layers."""
 
     @property
     def num_rows(self) -> int:

@@ -1,96 +1,17 @@
 """What a GGUF architecture means: as config.json, and as tensors of a Hugging Face checkpoint.
 
 The facts are those of llama.cpp's converter (`conversion/`) and models (`src/models/`). To add an architecture, add a
-line to `ARCHITECTURES`; a tensor that its table does not name is refused, since the model would compute other text.
+line to `ARCHITECTURES`.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from messages.errors import BootError
-from runtime.gguf.configs import (
-    LONG_FACTORS,
-    ROPE_FACTORS,
-    SHORT_FACTORS,
-    ModelFields,
-    dense_llama_config,
-    gpt2_config,
-)
-from runtime.gguf.expert_configs import (
-    ernie4_5_moe_config,
-    glm4_moe_config,
-    granite_moe_config,
-    mixtral_config,
-    olmoe_config,
-    qwen2_moe_config,
-    qwen3_moe_config,
-)
+from runtime.gguf import expert_configs, llama_configs, recurrent_configs, window_configs
+from runtime.gguf import layer_names as names
+from runtime.gguf.configs import ModelFields, dense_llama_config, gpt2_config
 from runtime.gguf.gemma4_config import gemma4_config
-from runtime.gguf.gguf_file import GgufFile
-from runtime.gguf.header import GgufTensor
-from runtime.gguf.layer_names import (
-    ERNIE_CORRECTION,
-    FUSED_MLP,
-    GEMMA4_LAYER,
-    GPT_OSS_LAYER,
-    LLAMA_ATTENTION,
-    LLAMA_MLP,
-    LLAMA_MODEL,
-    MIXTRAL_EXPERTS,
-    NORMS_AFTER,
-    PROJECTIONS,
-    QWEN2_EXPERTS,
-    QWEN3_EXPERTS,
-    QWEN3_NORMS,
-    SHARED_EXPERTS,
-    SHARED_GATE,
-)
-from runtime.gguf.llama_configs import (
-    glm4_config,
-    granite_config,
-    mistral3_config,
-    phi3_config,
-    smollm3_config,
-)
-from runtime.gguf.window_configs import (
-    cohere2_config,
-    exaone4_config,
-    gemma2_config,
-    gemma3_config,
-    gpt_oss_config,
-    olmo_config,
-)
-
-LAYER = re.compile(r"blk\.(?P<number>\d+)\.(?P<name>.+)", re.ASCII)
-
-OTHER_FILES = {
-    "adapter": "a LoRA adapter",
-    "imatrix": "an importance matrix",
-    "mmproj": "an encoder of images or sound (mmproj)",
-    "clip": "an encoder of images or sound (mmproj)",
-}
-"""Files that are no language models, by general.type or general.architecture."""
-
-
-@dataclass(frozen=True, slots=True)
-class HfTensor:
-    """A tensor of a checkpoint, as a part of a GGUF file, and what to undo.
-
-    `interleaved_heads`: the number of heads if in each head the rows of its first and second half alternate, 0 if
-    they do not. `is_transposed`: the checkpoint has [in, out], the file [out, in]. `is_one_more`: values are
-    larger by 1 in the file.
-    """
-
-    tensor: GgufTensor
-    interleaved_heads: int = 0
-    is_transposed: bool = False
-    is_one_more: bool = False
-
-
-EXPERT_COUNTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
-"""Fields of config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +19,9 @@ class Architecture:
     """An architecture of GGUF files.
 
     `model_names` and `layer_names` map names in the file, without `blk.N.` and `.weight`, to those of a checkpoint; or
-    names with their last part (`.weight`, `.scale`) to whole ones. `{}` is the number of an expert, whose tensors the
-    file has stacked. `interleaved` maps names whose rows have the halves of each head interleaved to the field of
-    config.json with their number of heads. `has_whole_norms`: norms are larger by 1 in the file.
+    names with their last part (`.weight`, `.scale`) or without one to whole ones. `{}` is the number of an expert,
+    whose tensors the file has stacked. `interleaved` maps names whose rows have the halves of each head interleaved to
+    the field of config.json with their number of heads. `has_whole_norms`: norms are larger by 1 in the file.
     """
 
     hf_name: str
@@ -117,10 +38,12 @@ class Architecture:
 QWEN2 = Architecture(
     hf_name="Qwen2ForCausalLM",
     model_type="qwen2",
-    model_names=LLAMA_MODEL,
-    layer_names=LLAMA_ATTENTION | LLAMA_MLP,
+    model_names=names.LLAMA_MODEL,
+    layer_names=names.LLAMA_ATTENTION | names.LLAMA_MLP,
 )
-QWEN3 = replace(QWEN2, hf_name="Qwen3ForCausalLM", model_type="qwen3", layer_names={**QWEN2.layer_names, **QWEN3_NORMS})
+QWEN3 = replace(
+    QWEN2, hf_name="Qwen3ForCausalLM", model_type="qwen3", layer_names={**QWEN2.layer_names, **names.QWEN3_NORMS}
+)
 LLAMA = replace(
     QWEN2,
     hf_name="LlamaForCausalLM",
@@ -131,8 +54,8 @@ MIXTRAL = replace(
     LLAMA,
     hf_name="MixtralForCausalLM",
     model_type="mixtral",
-    config=mixtral_config,
-    layer_names=LLAMA_ATTENTION | MIXTRAL_EXPERTS,
+    config=expert_configs.mixtral_config,
+    layer_names=names.LLAMA_ATTENTION | names.MIXTRAL_EXPERTS,
 )
 """Files have the name of Llama, and a number of experts."""
 
@@ -140,28 +63,60 @@ GEMMA2 = replace(
     QWEN2,
     hf_name="Gemma2ForCausalLM",
     model_type="gemma2",
-    config=gemma2_config,
-    layer_names=LLAMA_ATTENTION | NORMS_AFTER | {"ffn_norm": "pre_feedforward_layernorm"} | LLAMA_MLP,
+    config=window_configs.gemma2_config,
+    layer_names=names.LLAMA_ATTENTION | names.NORMS_AFTER | {"ffn_norm": "pre_feedforward_layernorm"} | names.LLAMA_MLP,
     has_whole_norms=True,
+)
+QWEN35 = replace(
+    QWEN2,
+    hf_name="Qwen3_5ForCausalLM",
+    model_type="qwen3_5_text",
+    config=recurrent_configs.qwen35_config,
+    layer_names=names.GATED_DELTA_LAYER | names.LLAMA_MLP,
+    has_whole_norms=True,
+)
+MAMBA2 = Architecture(
+    hf_name="Mamba2ForCausalLM",
+    model_type="mamba2",
+    config=recurrent_configs.mamba2_config,
+    model_names=names.MAMBA2_MODEL,
+    layer_names=names.MAMBA2_LAYER,
+    layer_prefix="backbone.layers.",
+)
+NEMOTRON_H = replace(
+    MAMBA2,
+    hf_name="NemotronHForCausalLM",
+    model_type="nemotron_h",
+    config=recurrent_configs.nemotron_h_config,
+    layer_names=names.NEMOTRON_H_LAYER,
+    interleaved=LLAMA.interleaved,
+)
+LFM2 = replace(
+    QWEN2,
+    hf_name="Lfm2ForCausalLM",
+    model_type="lfm2",
+    config=recurrent_configs.lfm2_config,
+    model_names={"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
+    layer_names=names.LFM2_LAYER,
 )
 OLMO2 = replace(
     QWEN2,
     hf_name="Olmo2ForCausalLM",
     model_type="olmo2",
-    config=olmo_config,
-    layer_names=PROJECTIONS | QWEN3_NORMS | NORMS_AFTER | LLAMA_MLP,
+    config=window_configs.olmo_config,
+    layer_names=names.PROJECTIONS | names.QWEN3_NORMS | names.NORMS_AFTER | names.LLAMA_MLP,
 )
 GLM4_MOE = replace(
     QWEN3,
     hf_name="Glm4MoeForCausalLM",
     model_type="glm4_moe",
-    config=glm4_moe_config,
+    config=expert_configs.glm4_moe_config,
     layer_names={
-        **LLAMA_ATTENTION,
+        **names.LLAMA_ATTENTION,
         "post_attention_norm": "post_attention_layernorm",
-        **QWEN3_NORMS,
-        **LLAMA_MLP,
-        **SHARED_EXPERTS,
+        **names.QWEN3_NORMS,
+        **names.LLAMA_MLP,
+        **names.SHARED_EXPERTS,
     },
 )
 ARCHITECTURES = {
@@ -172,51 +127,76 @@ ARCHITECTURES = {
         QWEN2,
         hf_name="Ernie4_5_MoeForCausalLM",
         model_type="ernie4_5_moe",
-        config=ernie4_5_moe_config,
-        layer_names=LLAMA_ATTENTION | LLAMA_MLP | SHARED_EXPERTS | {"exp_probs_b.bias": ERNIE_CORRECTION},
+        config=expert_configs.ernie4_5_moe_config,
+        layer_names=names.LLAMA_ATTENTION
+        | names.LLAMA_MLP
+        | names.SHARED_EXPERTS
+        | {"exp_probs_b.bias": names.ERNIE_CORRECTION},
     ),
     "granitemoe": replace(
         LLAMA,
         hf_name="GraniteMoeForCausalLM",
         model_type="granitemoe",
-        config=granite_moe_config,
-        layer_names=LLAMA_ATTENTION
-        | {name: theirs.replace("mlp.", "block_sparse_moe.") for name, theirs in QWEN3_EXPERTS.items()}
-        | {"ffn_gate_inp": "block_sparse_moe.router.layer"},
+        config=expert_configs.granite_moe_config,
+        layer_names=names.LLAMA_ATTENTION | names.GRANITE_EXPERTS,
+    ),
+    "granitehybrid": replace(
+        LLAMA,
+        hf_name="GraniteMoeHybridForCausalLM",
+        model_type="granitemoehybrid",
+        config=recurrent_configs.granite_hybrid_config,
+        layer_names=names.GRANITE_HYBRID_LAYER,
+    ),
+    "mamba2": MAMBA2,
+    "nemotron_h": NEMOTRON_H,
+    "nemotron_h_moe": NEMOTRON_H,
+    "falcon-h1": replace(
+        QWEN2,
+        hf_name="FalconH1ForCausalLM",
+        model_type="falcon_h1",
+        config=recurrent_configs.falcon_h1_config,
+        model_names=names.LLAMA_MODEL | {"output_norm": "model.final_layernorm"},
+        layer_names=names.FALCON_H1_LAYER,
+    ),
+    "lfm2": LFM2,
+    "lfm2moe": replace(
+        LFM2, hf_name="Lfm2MoeForCausalLM", model_type="lfm2_moe", config=recurrent_configs.lfm2_moe_config
     ),
     "olmoe": replace(
         QWEN3,
         hf_name="OlmoeForCausalLM",
         model_type="olmoe",
-        config=olmoe_config,
-        layer_names=LLAMA_ATTENTION | QWEN3_NORMS | QWEN3_EXPERTS,
+        config=expert_configs.olmoe_config,
+        layer_names=names.LLAMA_ATTENTION | names.QWEN3_NORMS | names.QWEN3_EXPERTS,
     ),
-    "smollm3": replace(LLAMA, hf_name="SmolLM3ForCausalLM", model_type="smollm3", config=smollm3_config),
-    "granite": replace(LLAMA, hf_name="GraniteForCausalLM", model_type="granite", config=granite_config),
-    "mistral3": replace(LLAMA, hf_name="Ministral3ForCausalLM", model_type="ministral3", config=mistral3_config),
+    "smollm3": replace(LLAMA, hf_name="SmolLM3ForCausalLM", model_type="smollm3", config=llama_configs.smollm3_config),
+    "granite": replace(LLAMA, hf_name="GraniteForCausalLM", model_type="granite", config=llama_configs.granite_config),
+    "mistral3": replace(
+        LLAMA, hf_name="Ministral3ForCausalLM", model_type="ministral3", config=llama_configs.mistral3_config
+    ),
     "phi3": replace(
         QWEN2,
         hf_name="Phi3ForCausalLM",
         model_type="phi3",
-        config=phi3_config,
+        config=llama_configs.phi3_config,
         layer_names={
             "attn_norm": "input_layernorm",
             "attn_qkv": "self_attn.qkv_proj",
             "attn_output": "self_attn.o_proj",
             "ffn_norm": "post_attention_layernorm",
-            **FUSED_MLP,
+            **names.FUSED_MLP,
         },
     ),
     "glm4": replace(
         QWEN2,
         hf_name="Glm4ForCausalLM",
         model_type="glm4",
-        config=glm4_config,
+        config=llama_configs.glm4_config,
         layer_names={
-            **LLAMA_ATTENTION,
+            **names.LLAMA_ATTENTION,
             "post_attention_norm": "post_self_attn_layernorm",
             "post_ffw_norm": "post_mlp_layernorm",
-            **FUSED_MLP,
+            **names.FUSED_MLP,
         },
     ),
     "qwen2": QWEN2,
@@ -225,49 +205,68 @@ ARCHITECTURES = {
         QWEN2,
         hf_name="Qwen2MoeForCausalLM",
         model_type="qwen2_moe",
-        config=qwen2_moe_config,
-        layer_names=LLAMA_ATTENTION | QWEN2_EXPERTS,
+        config=expert_configs.qwen2_moe_config,
+        layer_names=names.LLAMA_ATTENTION | names.QWEN2_EXPERTS,
+    ),
+    "qwen35": QWEN35,
+    "qwen35moe": replace(
+        QWEN35,
+        hf_name="Qwen3_5MoeForCausalLM",
+        model_type="qwen3_5_moe_text",
+        config=recurrent_configs.qwen35_moe_config,
+        layer_names=names.GATED_DELTA_LAYER | names.QWEN2_EXPERTS,
+    ),
+    "qwen3next": replace(
+        QWEN35,
+        hf_name="Qwen3NextForCausalLM",
+        model_type="qwen3_next",
+        config=recurrent_configs.qwen3_next_config,
+        layer_names=names.GATED_DELTA_LAYER | names.QWEN2_EXPERTS,
     ),
     "qwen3moe": replace(
         QWEN3,
         hf_name="Qwen3MoeForCausalLM",
         model_type="qwen3_moe",
-        config=qwen3_moe_config,
-        layer_names=LLAMA_ATTENTION | QWEN3_NORMS | QWEN3_EXPERTS,
+        config=expert_configs.qwen3_moe_config,
+        layer_names=names.LLAMA_ATTENTION | names.QWEN3_NORMS | names.QWEN3_EXPERTS,
     ),
     "gemma2": GEMMA2,
     "gemma3": replace(
         GEMMA2,
         hf_name="Gemma3ForCausalLM",
         model_type="gemma3_text",
-        config=gemma3_config,
-        layer_names={**GEMMA2.layer_names, **QWEN3_NORMS},
+        config=window_configs.gemma3_config,
+        layer_names={**GEMMA2.layer_names, **names.QWEN3_NORMS},
     ),
     "gemma4": replace(
         GEMMA2,
         hf_name="Gemma4ForCausalLM",
         model_type="gemma4_text",
         config=gemma4_config,
-        model_names=LLAMA_MODEL
+        model_names=names.LLAMA_MODEL
         | {
             "per_layer_token_embd": "model.embed_tokens_per_layer",
             "per_layer_model_proj": "model.per_layer_model_projection",
             "per_layer_proj_norm": "model.per_layer_projection_norm",
         },
-        layer_names={**GEMMA2.layer_names, **QWEN3_NORMS, **GEMMA4_LAYER},
+        layer_names={**GEMMA2.layer_names, **names.QWEN3_NORMS, **names.GEMMA4_LAYER},
         has_whole_norms=False,
     ),
     "olmo2": OLMO2,
-    "exaone4": replace(OLMO2, hf_name="Exaone4ForCausalLM", model_type="exaone4", config=exaone4_config),
+    "exaone4": replace(OLMO2, hf_name="Exaone4ForCausalLM", model_type="exaone4", config=window_configs.exaone4_config),
     "cohere2": replace(
         QWEN2,
         hf_name="Cohere2ForCausalLM",
         model_type="cohere2",
-        config=cohere2_config,
-        layer_names=PROJECTIONS | {"attn_norm": "input_layernorm"} | LLAMA_MLP,
+        config=window_configs.cohere2_config,
+        layer_names=names.PROJECTIONS | {"attn_norm": "input_layernorm"} | names.LLAMA_MLP,
     ),
     "gpt-oss": replace(
-        QWEN2, hf_name="GptOssForCausalLM", model_type="gpt_oss", config=gpt_oss_config, layer_names=GPT_OSS_LAYER
+        QWEN2,
+        hf_name="GptOssForCausalLM",
+        model_type="gpt_oss",
+        config=window_configs.gpt_oss_config,
+        layer_names=names.GPT_OSS_LAYER,
     ),
     "gpt2": Architecture(
         hf_name="GPT2LMHeadModel",
@@ -292,87 +291,3 @@ ARCHITECTURES = {
     ),
 }
 """By general.architecture."""
-
-
-def find_architecture(file: GgufFile) -> Architecture:
-    """Returns the architecture of a model. Raises `BootError` for one that is not supported, and for other files."""
-    name: object = file.metadata.get("general.architecture")
-    for key in ("general.type", "general.architecture"):
-        if other := OTHER_FILES.get(str(file.metadata.get(key))):
-            raise BootError(f"{file.paths[0]}: is {other}, not a language model ({key})")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        supported = ", ".join(ARCHITECTURES)
-        shown = str(name)[:60]
-        raise BootError(f"{file.paths[0]}: metadata general.architecture is {shown!r}; supported are {supported}")
-    if "token_embd.weight" not in file.tensors:
-        raise BootError(f"{file.paths[0]}: has no tensor token_embd.weight; does it hold a vocabulary alone?")
-    return MIXTRAL if name == "llama" and file.metadata.get("llama.expert_count") else ARCHITECTURES[name]
-
-
-def read_config(file: GgufFile) -> dict[str, Any]:
-    """Returns the model's config.json. Raises `BootError` that names the key or tensor which is not supported."""
-    architecture = find_architecture(file)
-    return {
-        "architectures": [architecture.hf_name],
-        "model_type": architecture.model_type,
-        "vocab_size": file.tensors["token_embd.weight"].shape[0],
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-        **architecture.config(ModelFields(file, file.metadata["general.architecture"])),
-    }
-
-
-def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
-    """Returns the tensors of the checkpoint by name. Raises `BootError` for a tensor that the architecture lacks."""
-    architecture, config = find_architecture(file), read_config(file)
-    tensors: dict[str, HfTensor] = {}
-    for tensor in file.tensors.values():
-        if tensor.name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
-            continue
-        if _is_beyond(tensor, config):
-            continue
-        name, hf_name = _find_name(architecture, tensor)
-        if "{}" in hf_name:
-            experts = _split_experts(tensor, next(config[key] for key in EXPERT_COUNTS if key in config))
-            tensors |= {hf_name.format(index): HfTensor(expert) for index, expert in enumerate(experts)}
-            continue
-        is_vector = (name == SHARED_GATE or hf_name.endswith(ERNIE_CORRECTION)) and len(tensor.shape) == 1
-        tensors[hf_name] = HfTensor(
-            replace(tensor, shape=(1, *tensor.shape)) if is_vector else tensor,
-            interleaved_heads=config[architecture.interleaved[name]] if name in architecture.interleaved else 0,
-            is_transposed=name in architecture.transposed and hf_name.endswith(".weight"),
-            is_one_more=architecture.has_whole_norms and name.endswith("norm"),
-        )
-    return tensors
-
-
-def _is_beyond(tensor: GgufTensor, config: Mapping[str, Any]) -> bool:
-    """True for a tensor of the layers after the model's, which predict further tokens."""
-    layer = LAYER.match(tensor.name)
-    return bool(
-        layer and config.get("num_nextn_predict_layers") and int(layer["number"]) >= config["num_hidden_layers"]
-    )
-
-
-def _find_name(architecture: Architecture, tensor: GgufTensor) -> tuple[str, str]:
-    """Returns the tensor's name without layer and suffix, and its name in a checkpoint."""
-    stem, _, suffix = tensor.name.rpartition(".")
-    layer = LAYER.fullmatch(stem)
-    name, names = (layer["name"], architecture.layer_names) if layer else (stem, architecture.model_names)
-    prefix = f"{architecture.layer_prefix}{layer['number']}." if layer else ""
-    if whole := names.get(f"{name}.{suffix}"):
-        return name, prefix + whole
-    if suffix not in ("weight", "bias") or name not in names:
-        reason = f"{architecture.hf_name} has none of this name, and would compute other text without it"
-        raise BootError(f"{tensor.path}: tensor {tensor.name!r}: {reason}")
-    return name, f"{prefix}{names[name]}.{suffix}"
-
-
-def _split_experts(tensor: GgufTensor, num_experts: int) -> list[GgufTensor]:
-    if len(tensor.shape) not in (2, 3) or tensor.shape[0] != num_experts:
-        reason = f"its shape is {list(tensor.shape)}, but there are {num_experts} experts"
-        raise BootError(f"{tensor.path}: tensor {tensor.name!r}: {reason}")
-    size = tensor.num_bytes // num_experts
-    return [
-        replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + index * size, num_bytes=size)
-        for index in range(num_experts)
-    ]

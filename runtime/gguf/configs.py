@@ -9,6 +9,7 @@ from runtime.gguf.header import GgufTensor
 
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+MLP_SIZE = ("feed_forward_length", "expert_feed_forward_length")
 NORM_EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 
 
@@ -26,19 +27,20 @@ class ModelFields:
         return tensor in self.file.tensors
 
     def count(self, key: str, default: int | None = None) -> int:
-        """Returns a positive integer; a file may have it for each layer, if it is the same in all."""
+        """Returns a positive integer; a file may have it for each layer, if all have the same or 0."""
         found: Any = self._get(key, default)
         of_layers = cast("list[object]", found if isinstance(found, list) else [found])
+        of_layers = [each for each in of_layers if each != 0] or of_layers
         value = of_layers[0] if of_layers and of_layers.count(of_layers[0]) == len(of_layers) else of_layers
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.fault(key, value, "it must be a positive whole number")
         return value
 
-    def counts(self, key: str, num_layers: int, default: int | None = None) -> list[int]:
-        """Returns a positive integer for each layer; a file may have one for all."""
+    def counts(self, key: str, num_layers: int, default: int | None = None, least: int = 1) -> list[int]:
+        """Returns an integer, at least `least`, for each layer; a file may have one for all."""
         found: Any = self._get(key, default)
         values = cast("list[object]", found if isinstance(found, list) else [found] * num_layers)
-        if len(values) != num_layers or not all(type(value) is int and value > 0 for value in values):
+        if len(values) != num_layers or not all(type(value) is int and value >= least for value in values):
             raise self.fault(key, cast("object", found), f"it must be {num_layers} positive whole numbers")
         return cast("list[int]", values)
 
@@ -92,7 +94,7 @@ def llama_config(fields: ModelFields, *, rotates_parts: bool = False) -> dict[st
         fields.require("rope.dimension_count", head_dim)
     return {
         "hidden_size": hidden_size,
-        "intermediate_size": fields.count("feed_forward_length"),
+        "intermediate_size": fields.count(next(filter(fields.has_key, MLP_SIZE), MLP_SIZE[0])),
         "num_hidden_layers": fields.count("block_count"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": fields.count("attention.head_count_kv", num_heads),

@@ -21,11 +21,8 @@ QWEN3_EXPERTS = {
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
-SHARED_GATE = "ffn_gate_inp_shexp"
-"""A linear with one output, which the file has as a vector."""
-
 QWEN2_EXPERTS = QWEN3_EXPERTS | {
-    SHARED_GATE: "mlp.shared_expert_gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
@@ -37,7 +34,32 @@ SHARED_EXPERTS = QWEN3_EXPERTS | {
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 ERNIE_CORRECTION = "mlp.moe_statics.e_score_correction_bias"
-"""A row of a matrix, which the file has as a vector."""
+VECTORS = ERNIE_CORRECTION, "mlp.shared_expert_gate.weight"
+"""Ends of names: matrices of one row, which the file has as vectors."""
+
+MATRICES = "A_log", ".D", "mixer.norm.weight", "mamba.norm.weight"
+"""Likewise: vectors, which the file has as matrices."""
+
+CONVOLUTION = "conv1d.weight", "conv.conv.weight"
+"""Likewise: [channels, 1, taps], which the file has as [channels, taps]."""
+
+GATED_DELTA_LAYER = {
+    **PROJECTIONS,
+    **QWEN3_NORMS,
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
 
 GPT_OSS_LAYER = PROJECTIONS | {
     "attn_norm": "input_layernorm",
@@ -67,4 +89,54 @@ GEMMA4_LAYER = {
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
+}
+
+
+def mamba_names(block: str) -> dict[str, str]:
+    """`block`: the name of a layer's Mamba block in a checkpoint."""
+    names = {"in": "in_proj", "conv1d": "conv1d", "a": "A_log", "d": "D", "dt.bias": "dt_bias", "norm": "norm"}
+    return {f"ssm_{name}": f"{block}.{theirs}" for name, theirs in {**names, "out": "out_proj"}.items()}
+
+
+GRANITE_EXPERTS = {
+    **{name: theirs.replace("mlp.", "block_sparse_moe.") for name, theirs in QWEN3_EXPERTS.items()},
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+}
+GRANITE_MLP = {"gate": "shared_mlp.gate_proj", "up": "shared_mlp.up_proj", "down": "shared_mlp.output_linear"}
+GRANITE_HYBRID_LAYER = {
+    **LLAMA_ATTENTION,
+    **mamba_names("mamba"),
+    **GRANITE_EXPERTS,
+    **{f"ffn_{name}{end}": theirs for name, theirs in GRANITE_MLP.items() for end in ("", "_shexp")},
+}
+"""Without experts the shared MLP has no suffix."""
+
+MAMBA2_MODEL = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"}
+MAMBA2_LAYER = {"attn_norm": "norm", **mamba_names("mixer")}
+NEMOTRON_H_LAYER = {
+    name: theirs.replace("mlp.", "mixer.").replace("self_attn.", "mixer.")
+    for name, theirs in {**PROJECTIONS, **LLAMA_MLP, **SHARED_EXPERTS}.items()
+} | MAMBA2_LAYER
+FALCON_H1_LAYER = {
+    **PROJECTIONS,
+    **mamba_names("mamba"),
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "pre_ff_layernorm.weight",
+    **{name: theirs.replace("mlp.", "feed_forward.") for name, theirs in LLAMA_MLP.items()},
+}
+LFM2_LAYER = {
+    **PROJECTIONS,
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "exp_probs_b.bias": "feed_forward.expert_bias",
+    **{name: theirs.replace("block_sparse_moe.", "feed_forward.") for name, theirs in MIXTRAL_EXPERTS.items()},
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
 }

@@ -24,9 +24,9 @@ def granite_config(fields: ModelFields) -> dict[str, Any]:
     return granite_fields(fields)
 
 
-def granite_fields(fields: ModelFields) -> dict[str, Any]:
+def granite_fields(fields: ModelFields, *, is_rotated: bool = True) -> dict[str, Any]:
     """Returns what all models of Granite have, with experts or without."""
-    fields.require("rope.scaling.finetuned", True)  # without it, positions are not rotated
+    fields.require("rope.scaling.finetuned", is_rotated)
     config = llama_config(fields)
     return {
         **config,

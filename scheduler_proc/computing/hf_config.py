@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,6 +87,20 @@ class HfConfig:
         ):
             raise self.error(name, value, "a list of positive numbers")
         return [float(item) for item in value]
+
+    def limits(self, name: str) -> tuple[float, float]:
+        """Returns the smallest and the largest value, 0 and infinity if the field is missing.
+
+        Infinity may be written as Python's or transformers' JSON has it.
+        """
+        value = self._get(name, [0.0, inf])
+        match (
+            [inf if each == {"__float__": "Infinity"} else each for each in value] if isinstance(value, list) else value
+        ):
+            case [int() | float() as low, int() | float() as high] if 0 <= low < high:
+                return float(low), float(high)
+            case _:
+                raise self.error(name, value, "two numbers, a smaller and a larger one")
 
     def optional_pair(self, name: str) -> tuple[int, int] | None:
         return None if self._fields.get(name) is None else self.pair(name)

@@ -33,6 +33,8 @@ from scheduler_proc.computing.kv_cache.page_sizes import (
     find_window,
     page_bytes,
     pages_per_context,
+    refuse_states,
+    state_bytes,
 )
 from scheduler_proc.computing.loading.identity import identity_of
 from scheduler_proc.computing.loading.weights import find_segments, has_own_head, make_dummy_weights, most_bytes
@@ -45,7 +47,7 @@ from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
-from scheduler_proc.computing.runner import Publish, Runner, RunnerParts
+from scheduler_proc.computing.runner import Publish, Runner, RunnerParts, StatePool
 from scheduler_proc.computing.step.shapes import StepLimits
 from scheduler_proc.computing.tiers.open_tiers import open_tiers
 from scheduler_proc.computing.tiers.page_copies import PageCopies
@@ -101,17 +103,19 @@ class LoadedModel:
             store, missing = open_tiers(self.config.cache, copies, identity, self.place.engine)
             degraded.append(missing)
         texts, placement = "; ".join(filter(None, degraded)), self.placement.texts
-        windows = None if self.window is None else (self.window, self._sizes.count_window_pages(num_pages))
-        return runner.with_parts(RunnerParts(texts, placement, memory, store, draft_runner, publish, windows))
+        sizes = self._sizes
+        windows = None if self.window is None else (self.window, sizes.count_window_pages(num_pages))
+        states = StatePool(sizes.count_states(num_pages), sizes.pages_per_state) if self.limits.has_states else None
+        return runner.with_parts(RunnerParts(texts, placement, memory, store, draft_runner, publish, windows, states))
 
     def _make_factory(self, report: Report, main: RunnerFactory | None = None) -> RunnerFactory:
         parts = ModelParts(self.config, self.decoder, self.limits, self.placement)
         return self.backend.make_factory(parts, report, main)
 
     def _allocate(self, num_pages: int, memory: KVMemory | None = None) -> KVTensors:
-        num_window_pages = self._sizes.count_window_pages(num_pages)
+        numbers = self._sizes.count_window_pages(num_pages), self._sizes.count_states(num_pages)
         page_size = self.config.cache.block_size
-        return allocate_cache(self.decoder.model, num_pages, page_size, self.placement, memory, num_window_pages)
+        return allocate_cache(self.decoder.model, num_pages, page_size, self.placement, memory, *numbers)
 
     def _count_pages(self, factory: RunnerFactory, draft_factory: RunnerFactory | None, memory: KVMemory | None) -> int:
         """Returns the pages of the KV cache: as many as in `memory`, or as the flags and the free memory allow."""
@@ -140,16 +144,26 @@ class LoadedModel:
             return page_bytes(self.decoder.model, page_size, self.placement, has_window)
 
         drafted = 0 if self.draft is None else self.draft._sizes.page_bytes
+        sizes = PageSizes(
+            count(None) + drafted,
+            max_num_seqs=limits.max_num_seqs,
+            pages_per_context=limits.num_pages,
+            state_bytes=state_bytes(self.decoder.model, self.placement),
+        )
         if self.window is None:
-            return PageSizes(count(None) + drafted)
+            return sizes
         steady, chunk = count_steady(self.window, page_size), -(-limits.max_num_batched_tokens // page_size)
-        own, windowed = count(False) + drafted, count(True)
-        return PageSizes(own, windowed, self.window, steady, chunk, limits.max_num_seqs, limits.num_pages)
+        own, windowed, window = count(False) + drafted, count(True), self.window
+        windows = dataclasses.replace(sizes, window_bytes=windowed, window=window, num_steady=steady, num_chunk=chunk)
+        return dataclasses.replace(windows, page_bytes=own)
 
     def _log_cache(self, num_pages: int) -> None:
         sizes, page_size = self._sizes, self.config.cache.block_size
         dtype, cache_gib = self.placement.texts["kv_cache_dtype"], sizes.num_bytes(num_pages) / GIB
         log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype, cache_gib)
+        if num_states := sizes.count_states(num_pages):
+            state_mib, state_gib = sizes.state_bytes / 2**20, num_states * sizes.state_bytes / GIB
+            log.info("of this memory, %.2f GiB are for %d states of %.2f MiB", state_gib, num_states, state_mib)
         if self.window is not None:
             num_pages = sizes.count_window_pages(num_pages)
             windowed = num_pages * page_size, num_pages * sizes.window_bytes / GIB, self.window
@@ -243,8 +257,7 @@ def _load(
         family = find_family(hf_config)
         open_once = cache(lambda: _open_checkpoint(config))
         shard = Shard(_describe(config, family, hf_config, open_once), parallel.rank, parallel.size)
-        window = None if is_draft else find_window(config, shard.own)
-        own_limits = dataclasses.replace(limits, has_windows=window is not None)
+        window, own_limits = _limit(config, shard.own, limits, is_draft=is_draft)
         identity = b""
         if backend.keeps_memory:
             identity = identity_of(config, shard.own, placement, config.model, config.cache, config.facts)
@@ -294,10 +307,19 @@ def _load_with_transformers(
 
     config = replace(config, model=replace(config.model, enforce_eager=True))
     decoder = load_decoder(config, placement, report)
-    window = None if is_draft else find_window(config, decoder.model)
-    limits = dataclasses.replace(limits, has_windows=window is not None)
+    window, limits = _limit(config, decoder.model, limits, is_draft=is_draft)
     identity = identity_of(config, decoder.model, placement, config.model, config.cache, config.facts)
     return LoadedModel(config, backend, place, placement, limits, decoder, identity, window=window)
+
+
+def _limit(
+    config: Config, model: ModelDescription, limits: StepLimits, *, is_draft: bool
+) -> tuple[int | None, StepLimits]:
+    """Returns the window of the layers with window pages, if any have, and the limits of the model's steps."""
+    window, has_states = None if is_draft else find_window(config, model), bool(model.recurrents)
+    if has_states:
+        refuse_states(config, is_draft=is_draft)
+    return window, dataclasses.replace(limits, has_windows=window is not None, has_states=has_states)
 
 
 def _join(config: Config, backend: Backend, place: Place, report: Report) -> ParallelGroup:

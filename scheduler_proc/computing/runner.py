@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,13 @@ from scheduler_proc.computing.step.shapes import StepLimits
 from scheduler_proc.computing.tiers.tiered_pages import TieredPages
 
 Publish = Callable[[Batch], None]
+
+
+class StatePool(NamedTuple):
+    """How many state slots there are, and how many pages take as much memory as a slot."""
+
+    num_slots: int
+    pages_per_slot: int
 
 
 class LaunchedStep:
@@ -45,7 +53,7 @@ class RunnerParts:
 
     `degraded` reports to operators what is missing or slower than it should be; `placement` has the device and the
     formats. `publish` makes the other ranks run the step that is about to run here. `windows`: the window of the layers
-    with window pages, and the number of these.
+    with window pages, and the number of these. `states`: the slots for recurrent states, if layers have any.
     """
 
     degraded: str = ""
@@ -55,6 +63,7 @@ class RunnerParts:
     draft_runner: "Runner | None" = None
     publish: Publish | None = None
     windows: tuple[int, int] | None = None
+    states: StatePool | None = None
 
 
 NO_PARTS = RunnerParts()
@@ -85,6 +94,7 @@ class Runner:
         self.page_store = parts.page_store
         self.draft_runner = parts.draft_runner
         self.windows = parts.windows
+        self.states = parts.states
         self.forward_passes = forward_passes
         self._publish = parts.publish
         self._limits = limits

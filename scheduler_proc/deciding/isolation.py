@@ -4,7 +4,7 @@ import logging
 import secrets
 from collections.abc import Callable
 
-from messages.columns import num_int32, pack_int32
+from messages.columns import num_int32, pack_int32, unpack_int32
 from messages.errors import ErrorInfo
 from messages.ring.axes import slice_columns
 from messages.ring.steps import ROW, Batch, ForwardOutput
@@ -23,11 +23,16 @@ def run_step(run: Run, batch: Batch) -> tuple[ForwardOutput, dict[int, ErrorInfo
     """Runs the step; returns its result and the error of each row that could not be computed, by row index.
 
     A step that raises is halved by rows until the failing ones are known. That is safe because a step writes only K and
-    V of its own tokens, the same ones each time. Rows that fail have no entries in the result.
+    V of its own tokens and the states after them, the same ones each time. Rows that fail have no entries in the
+    result. If the step overwrites a state that it begins from, its own exception is raised: see `Stages.suspect`.
     """
     try:
         return run(batch), {}
     except Exception:
+        if not set(unpack_int32(batch.state_sources)).isdisjoint(
+            [slot for slot in unpack_int32(batch.state_slots) if slot >= 0]
+        ):
+            raise
         return _Search(run).run_apart(batch)
 
 

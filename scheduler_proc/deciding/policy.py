@@ -16,6 +16,7 @@ from scheduler_proc.deciding.plan_notes import AdmissionRate, PlanNotes
 from scheduler_proc.deciding.requests import PendingReq, State
 from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
+from scheduler_proc.deciding.rows.state_columns import likely_places
 from scheduler_proc.deciding.stages import Stages
 
 QUEUE = 0
@@ -145,7 +146,10 @@ class Policy:
         self._num_without = 0 if has_turn else self._num_without + 1
         self.notes.num_step_tokens = self.budget.max_num_batched_tokens - plan.num_tokens_left
         if self._draft_planner is not None:
-            rows = self.add_drafts(rows, plan.chunks, self._draft_planner.plan(rows, plan.num_tokens_left))
+            most = plan.num_tokens_left
+            if self._cache.states is not None:  # each draft token has one
+                most = min(most, self._cache.states.num_for_drafts)
+            rows = self.add_drafts(rows, plan.chunks, self._draft_planner.plan(rows, most))
         return rows, plan.chunks
 
     def add_drafts(self, rows: DecodeRows, chunks: list[Chunk], drafted: Sequence[Chunk]) -> DecodeRows:
@@ -221,6 +225,8 @@ class Policy:
             has_pages &= (
                 min(num_pages, self._cache.windows.num_steady) + num_running <= self._cache.windows.num_available
             )
+        if self._cache.states is not None:
+            has_pages &= self._cache.states.num_available > 0
         return has_pages and num_running < min(budget.max_num_seqs, budget.max_num_batched_tokens)
 
     def _make_room(self, req: Req, num_tokens: int, plan: _Plan) -> bool:
@@ -253,7 +259,8 @@ class Policy:
         """Adds the next chunk of a prompt.
 
         A prompt without a task waits if an earlier row of this step, or of the one in flight, computes the same page,
-        which is cached afterwards. So does a prompt whose pages are being loaded from a lower tier.
+        which is cached afterwards, or computes up to a checkpoint from which it can continue. So does a prompt whose
+        pages are being loaded from a lower tier.
         """
         if req.state is State.WAITING:
             return
@@ -266,7 +273,7 @@ class Policy:
         start = plan.ends_in_flight.get(req.uid)
         if start is None:
             self._cache.find_prefix(req)
-            by_uid = plan.pages_in_work.get(self._page_key(req))
+            by_uid = plan.pages_in_work.get(self._page_key(req), self._find_state_in_work(req, plan))
             if by_uid is not None and not req.pending.lacks_prompt_result:
                 self._note_delay(req, by_uid)
                 return
@@ -282,6 +289,20 @@ class Policy:
             plan.num_yielding_left -= (end - start) * req.pending.gives_way
             plan.pages_in_work[self._page_key(req)] = req.uid
             self._note_first_chunk(req)
+
+    def _find_state_in_work(self, req: Req, plan: _Plan) -> int | None:
+        """Returns the request that computes up to a checkpoint from which `req` can continue."""
+        if self._cache.states is None or not self._cache.is_sharing:
+            return None
+        first, end = req.num_computed_tokens, req.pending.num_reusable_tokens
+        for chunk in (*plan.chunks_in_flight, *plan.chunks):
+            other = chunk.req
+            for place in likely_places(other, self._cache.page_size):
+                place *= self._cache.page_size
+                is_ahead = first <= chunk.start < place <= end and other.pending.salt == req.pending.salt
+                if is_ahead and other.token_ids[:place] == req.token_ids[:place]:
+                    return other.uid
+        return None
 
     def _page_key(self, req: Req) -> PageKey:
         """Returns what is the same for requests that would compute the same next page, which they could share."""
@@ -317,6 +338,8 @@ class Policy:
             if cache.windows is not None and lacking <= 0:
                 scarce = "window_pages"
                 lacking = self._count_lacking_windows([*stages.prefilling, req], cache.windows)
+            if cache.states is not None and lacking <= 0:
+                scarce, lacking = "state_slots", 1 - cache.states.num_available
             yielding = self._find_yielding(plan, lacking) if lacking > 0 and not pending.gives_way else []
             if yielding:
                 stages.close_next(req)
@@ -329,6 +352,8 @@ class Policy:
                 notes.num_promised_pages = num_promised + stages.num_active
                 return
             stages.admit(req)
+            if cache.states is not None:
+                cache.states.admit(req)
             self.num_admitted += 1
             self.admission_rate.note(notes.planned_ns)
             self._add_chunk(req, plan)

@@ -90,7 +90,8 @@ class PendingReq:
     `num_logprobs` is -1 without logprobs. `grammar` is `None` if there is none, and until it is compiled; until then
     the request gets no row. `logits_processors` is `None` if its logits are unchanged, `prompt_task` if only next
     tokens are computed from its prompt. `priority_key` orders all requests (`waiting_queue.py`). A request that
-    `gives_way` gets few rows and few tokens of a step while there are others (`policy.py`). `packed_sampling` is its
+    `gives_way` gets few rows and few tokens of a step while there are others (`policy.py`). It `is_suspect` while its
+    prompt is computed again because a step with its recurrent state failed (`stages.py`). `packed_sampling` is its
     entry in the columns of `SamplingColumns`, set on first use.
     """
 
@@ -113,6 +114,7 @@ class PendingReq:
         self.priority_key: PriorityKey = (0, 0)
         self.gives_way = params.priority >= YIELDING_PRIORITY
         self.state = State.WAITING
+        self.is_suspect = False
         self.cached_tokens: int | None = None
         self.draft = DraftState()
         self.packed_sampling: Mapping[str, bytes] | None = None

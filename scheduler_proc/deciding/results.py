@@ -2,7 +2,7 @@
 
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 from messages.errors import ErrorInfo
@@ -15,6 +15,7 @@ from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.requests import FollowedGrammar, PendingReq, State
 from scheduler_proc.deciding.row_results import RowResult, split_result
 from scheduler_proc.deciding.rows.delivery import Delivery, finished_row, no_token
+from scheduler_proc.deciding.rows.state_columns import StatePlanner
 from scheduler_proc.deciding.sampling.endings import NOT_FINITE, Ending, find_ending
 from scheduler_proc.deciding.sampling.logprob_columns import cut
 from scheduler_proc.deciding.stages import Stages
@@ -26,9 +27,10 @@ FAULT = Ending("error")
 class Results:
     """Applies results to rows. The counters only grow."""
 
-    def __init__(self, stages: Stages, cache: BlockAllocator):
+    def __init__(self, stages: Stages, cache: BlockAllocator, states: StatePlanner | None = None):
         self._stages = stages
         self._cache = cache
+        self._states = states
         self.num_output_tokens = 0
         self.num_drafts = 0
         """Rows of steps that had draft tokens."""
@@ -66,11 +68,21 @@ class Results:
                 ended.append((result.req.pending, ending))
         if in_decode:
             decode.advance_to(in_decode)
+        lost = self._commit_states(step, results)
         finished = tuple([self.finish(pending, ending) for pending, ending in ended])
+        for req in filter(step.runs, lost):
+            self._stages.preempt(req)
         self.num_output_tokens += len(delivery.token_ids)
         if delivery.token_ids or finished:
             replies.append(delivery.message(finished))
         return replies
+
+    def _commit_states(self, step: StepInFlight, results: Sequence[RowResult]) -> Iterable[Req]:
+        """Applies the step's plan of states; returns the rows that have lost theirs: they got too few tokens."""
+        if self._states is None or step.states is None:
+            return ()
+        unfed = [result.req for result in results if result.chunk is None and not result.token_ids]
+        return dict.fromkeys([*unfed, *self._states.commit(step.states, step.runs)])
 
     def _commit_row(self, result: RowResult, delivery: Delivery, replies: list[ToDetokenizer]) -> Ending | None:
         """Applies the result of one row; returns its ending, if it ends."""

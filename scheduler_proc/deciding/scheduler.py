@@ -23,6 +23,7 @@ from scheduler_proc.deciding.results import Results
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder, Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.delivery import open_stream, refused_row
+from scheduler_proc.deciding.rows.state_columns import StatePlanner
 from scheduler_proc.deciding.sampling.endings import ABORTED, COMPLETE, STOP_STRING, Ending
 from scheduler_proc.deciding.schedule_reports import ScheduleReports
 from scheduler_proc.deciding.stages import Stages
@@ -73,7 +74,8 @@ class Scheduler:
         self._tiers = cache.find_observer(PageTiers)
         self._policy = Policy(self._stages, cache, budget, draft_planner, self._tiers)
         self._reports = ScheduleReports(self._stages, cache, self._policy)
-        self._results = Results(self._stages, cache)
+        self._states = None if cache.states is None else StatePlanner(cache)
+        self._results = Results(self._stages, cache, self._states)
         self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len, cache.windows)
         self._grammars = grammars
         self._plans_decodes_alone = plans_decodes_alone
@@ -163,11 +165,14 @@ class Scheduler:
     def _begin_step(self, rows: DecodeRows, chunks: list[Chunk]) -> Batch:
         self._num_steps += 1
         self._num_steps_ahead += bool(self._in_flight)
-        self._in_flight.append(StepInFlight(rows.reqs, chunks, self._stages))
+        states = None
+        if self._states is not None:
+            states = self._states.plan(rows, chunks, self._in_flight[0].states if self._in_flight else None)
+        self._in_flight.append(StepInFlight(rows.reqs, chunks, self._stages, states))
         report = self._reports.make(self._num_steps, chunks)
         if report is not None:
             self._replies.append(report)
-        return self._builder.build(self._num_steps, rows, chunks)
+        return self._builder.build(self._num_steps, rows, chunks, {} if states is None else states.columns())
 
     @property
     def has_loads(self) -> bool:
@@ -179,6 +184,8 @@ class Scheduler:
         """True if a step may be planned behind the one in flight, as far as is known now."""
         if self._draft_planner is not None:
             return False  # drafts need all tokens, and how many the step in flight adds is unknown
+        if self._states is not None and self._in_flight and self._in_flight[0].has_suspects:
+            return False
         stages = self._stages
         return not self._plans_decodes_alone or not (
             self._policy.has_prompts or stages.decode.sampling.num_that_change_logits
@@ -235,11 +242,22 @@ class Scheduler:
 
     def forget_plan(self) -> None:
         """Undoes the plan of the step behind the one in flight, which must not have been launched."""
-        self._in_flight.pop()
+        self._forget(self._in_flight.pop())
 
     def forget_steps(self) -> None:
-        """Undoes the plans of all steps in flight, which must have ended or failed."""
-        self._in_flight.clear()
+        """Undoes the plans of all steps in flight, which must have ended or failed.
+
+        Rows whose recurrent states they may have updated in place are computed again from their last checkpoints.
+        """
+        overwritten = dict.fromkeys(req for step in self._in_flight for req in step.find_overwritten())
+        while self._in_flight:
+            self._forget(self._in_flight.pop())
+        for req in overwritten:
+            self._stages.suspect(req)
+
+    def _forget(self, step: StepInFlight) -> None:
+        if self._states is not None and step.states is not None:
+            self._states.forget(step.states)
 
     @property
     def must_tell_tokens(self) -> bool:
@@ -288,7 +306,7 @@ class Scheduler:
             "draft_tokens": results.num_draft_tokens,
             "accepted_tokens": results.num_accepted_tokens,
         }
-        for part in [*cache.observers, *filter(None, [cache.windows])]:
+        for part in [*cache.observers, *cache.attachments]:
             gauges |= part.gauges()
         gauges.update((f"finished_{reason}", count) for reason, count in results.num_finished.items())
         return gauges

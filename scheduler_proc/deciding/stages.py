@@ -88,6 +88,7 @@ class Stages:
         """PREFILL → DECODE: its prompt is computed and its next token known."""
         self.prefilling.remove(req)
         req.pending.state = State.DECODE
+        req.pending.is_suspect = False
         self.decode.append(req)
         self.num_yielding += req.pending.gives_way
 
@@ -115,6 +116,15 @@ class Stages:
         self._cache.close(req)
         req.pending.state = State.WAITING
         self.waiting.push(req.pending)
+
+    def suspect(self, req: Req) -> None:
+        """Preempts a row whose state a failed step may have overwritten.
+
+        Its state is computed again, from the last checkpoint, in steps that overwrite no state they begin from. Such a
+        step can be run again in parts if it fails, too.
+        """
+        self.preempt(req)
+        req.pending.is_suspect = True
 
     def finish(self, pending: PendingReq, is_reusable: bool = True) -> None:
         """Any → FINISHED: the pages of the request are freed or, with `is_reusable`, cached."""

@@ -1,4 +1,4 @@
-"""The scheduler is killed under streams of trained models, one of experts and one with windows: no token changes."""
+"""The scheduler is killed under streams of trained models: experts, windows and states change no token."""
 
 import signal
 from pathlib import Path
@@ -21,7 +21,7 @@ PROMPT_LENS = (20, 100, 101, 250)
 """Shorter and longer than the windows."""
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gemma3", "gpt_oss", "qwen3_5"])
 def test_a_kill_changes_no_token(name: str, tmp_path: Path, start_ring: Start) -> None:
     for file in (FOLDER / name).iterdir():
         (tmp_path / file.name).symlink_to(file)

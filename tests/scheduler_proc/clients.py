@@ -141,9 +141,10 @@ class Bench:
         plans_decodes_alone: bool = False,
         yielding: tuple[int, int] = (2, 3),
         windows: tuple[int, int] | None = None,
+        states: tuple[int, int] | None = None,
     ):
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
-        self.cache = open_cache(num_pages, page_size, is_sharing, pages, store, windows)
+        self.cache = open_cache(num_pages, page_size, is_sharing, pages, store, windows, states)
         self.grammars = SimulatedGrammars(self.limits)
         self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding)
         planner = None if drafter is None else plan_all_drafts(self.cache, drafter)
@@ -151,10 +152,11 @@ class Bench:
             self.cache, self.limits, self.budget, planner, self.grammars, plans_decodes_alone=plans_decodes_alone
         )
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
-        self.runner.windows = windows
+        self.runner.windows, self.runner.states = windows, states
         self.draft_runner: SimulatedRunner | None = None
         if pages is not None:
             self.runner.slots, self.runner.window_slots = pages.slots, pages.window_slots
+            self.runner.state_slots = pages.state_slots
         if store is not None:
             store.slots = self.runner.slots
         self.inbox = Inbox()
@@ -207,8 +209,10 @@ class Bench:
         return self.scheduler.gauges()[name]
 
     def check_idle(self) -> None:
+        assert not self.runner.is_wrong, "a step was planned wrongly"
         gauges = self.scheduler.gauges()
         for name in ("requests", "waiting", "running", "prefilling", "decoding", "replies", "pages_in_use"):
             assert gauges[name] == 0, f"{name} is not empty"
         assert gauges["pages_free"] + gauges["pages_cached"] == gauges["pages_all"]
+        assert gauges.get("state_slots_in_use", 0) == 0, "a state slot was lost"
         assert set(self.inbox.opened) >= set(self.inbox.finished)

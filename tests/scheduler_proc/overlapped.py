@@ -55,7 +55,7 @@ class OverlappedRunner:
     draft_runner = None
     page_memory = None
     page_store = None
-    windows = None
+    windows = states = None
 
     def __init__(self, runner: Any, attempt_of: Callable[[int], int | None] = lambda uid: 0) -> None:
         self.num_pages: int = runner.num_pages
@@ -66,10 +66,13 @@ class OverlappedRunner:
         """Rows of steps planned ahead that the step before did not have."""
         self.fails: Callable[[str], bool] = lambda where: False
         self._run: Callable[[Batch], ForwardOutput] = runner.run
+        self._spoil: Callable[[Batch], None] = getattr(runner, "spoil", lambda batch: None)
         self._attempt_of = attempt_of
         self._end_s = 0.0
         self._waiting: deque[LaunchedStep] = deque()
         self._last_step_id = 0
+        self._has_failed = False
+        """The step before has failed, so that this one has nothing to begin from."""
         self._last_tokens: array[int] = array("i")
 
     def launch(self, batch: Batch) -> LaunchedStep:
@@ -81,6 +84,7 @@ class OverlappedRunner:
             self.num_known += unpack_int32(batch.future_token_indices).count(-1)
         if self._waiting and self.fails("launch"):
             raise ArithmeticError("a launch that fails")
+        self._has_failed = self._has_failed and bool(self._waiting)
         self.num_launched += 1
         self.num_ahead += bool(self._waiting)
         self._last_step_id = batch.step_id
@@ -97,9 +101,12 @@ class OverlappedRunner:
     def result_of(self, launched: LaunchedStep) -> ForwardOutput:
         assert self._waiting.popleft() is launched, "results are asked for in another order"
         self.now_s = max(self.now_s, launched.end_s)
-        if self._waiting and self.fails("result"):
+        if self._has_failed or (self._waiting and self.fails("result")):
+            self._has_failed = True
             self._last_tokens = array("i")
-            raise ArithmeticError("a step that fails")
+            self._spoil(launched.batch)
+            raise ArithmeticError("a step that fails, or is behind one")
+        self._has_failed = bool(self._waiting)
         batch = launched.batch
         if batch.future_token_indices:
             token_ids, sources = unpack_int32(batch.token_ids), unpack_int32(batch.future_token_indices)
@@ -114,6 +121,7 @@ class OverlappedRunner:
                 logits_processing=filled(batch.logits_processing, sources, self._last_tokens),
             )
         output = self._run(batch)
+        self._has_failed = False
         self._last_tokens = unpack_int32(output.next_tokens)
         return self._haunted(launched, output)
 

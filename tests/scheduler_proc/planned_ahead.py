@@ -35,6 +35,7 @@ class AheadRunner(OverlappedRunner):
     def result_of(self, launched: LaunchedStep) -> ForwardOutput:
         if self.is_ahead and self.fails("result"):
             self._waiting.popleft()
+            self._spoil(launched.batch)
             raise ArithmeticError("a step that fails")
         return super().result_of(launched)
 

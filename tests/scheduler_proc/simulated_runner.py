@@ -81,17 +81,21 @@ def pack_logprobs(values: Sequence[tuple[int, int]], num_top: int, vocab_size: i
 class SimulatedPages:
     """The slots of a runner and notes about its pages, where they outlive both."""
 
-    def __init__(self, num_pages: int, page_size: int, num_window_pages: int = 0):
+    def __init__(self, num_pages: int, page_size: int, num_window_pages: int = 0, num_state_slots: int = 0):
         self.page_size = page_size
         self.slots: list[tuple[int, int] | None] = [None] * (num_pages * page_size)
-        self.notes = memoryview(bytearray(num_pages * (80 + 4 * page_size) + 16 * num_window_pages))
+        self.notes = memoryview(bytearray(num_pages * (80 + 4 * page_size) + 16 * (num_window_pages + num_state_slots)))
         self.window_slots: dict[int, tuple[int, int]] = {}
+        self.state_slots: dict[int, tuple[int, int]] = {}
 
     def checksum(self, page: int, *, is_window: bool = False) -> int:
         if is_window:
             slots = range(page * self.page_size, (page + 1) * self.page_size)
             return zlib.crc32(repr([self.window_slots.get(slot) for slot in slots]).encode())
         return zlib.crc32(repr(self.slots[page * self.page_size : (page + 1) * self.page_size]).encode())
+
+    def checksum_state(self, slot: int) -> int:
+        return zlib.crc32(repr(self.state_slots.get(slot)).encode())
 
     def damage(self, page: int) -> None:
         self.slots[page * self.page_size] = (0, -1)
@@ -118,6 +122,7 @@ class SimulatedRunner:
     page_memory = None
     page_store = None
     windows: tuple[int, int] | None = None
+    states: tuple[int, int] | None = None
 
     def __init__(self, num_pages: int, page_size: int, vocab_size: int, max_num_batched_tokens: int = 32):
         self.num_pages = num_pages
@@ -126,19 +131,30 @@ class SimulatedRunner:
         self.vocab_size = vocab_size
         self.slots: list[tuple[int, int] | None] = [None] * (num_pages * page_size)
         self.window_slots: dict[int, tuple[int, int]] = {}
+        self.state_slots: dict[int, tuple[int, int]] = {}
         self.poison: set[int] = set()
         self.nan: set[int] = set()
         self.withholds: random.Random | None = None
+        self.is_wrong = False
+        """A step was none that a device could run, which a scheduler takes for a fault of the device."""
         self.batches: list[Batch] = []
 
     def launch(self, batch: Batch) -> ForwardOutput:
         return self.run(batch)
 
     def run(self, batch: Batch) -> ForwardOutput:
+        try:
+            return self._run(batch)
+        except AssertionError:
+            self.is_wrong = True
+            raise
+
+    def _run(self, batch: Batch) -> ForwardOutput:
         self.batches.append(batch)
         check_shapes(batch)
         token_ids, positions = unpack_int32(batch.token_ids), unpack_int32(batch.positions)
         if self.poison.intersection(token_ids):
+            self.spoil(batch)
             raise ArithmeticError("a poisoned token")
         slots, tables = unpack_int64(batch.slots), unpack_int32(batch.page_tables)
         assert len(set(slots)) == len(slots), "two tokens are written to one slot"
@@ -155,6 +171,8 @@ class SimulatedRunner:
             start = end
         if self.windows is not None:
             self._run_windowed(batch, *self.windows)
+        if self.states is not None:
+            self._run_recurrent(batch, self.states[0])
         sampled = self._sample(batch, row_tables)
         wanted = unpack_int32(batch.num_logprobs) or [-1] * len(sampled)
         is_told, counts = self._withhold(sampled)
@@ -190,6 +208,39 @@ class SimulatedRunner:
                 held = self.window_slots.get(self._slot(table, position))
                 assert held is not None, "a window slot is read that was never written"
                 assert held == self.slots[self._slot(whole, position)], "a window slot holds another token"
+
+    def spoil(self, batch: Batch) -> None:
+        """Does what a step that fails may have done: it has stored some states, and others in part."""
+        for slot in unpack_int32(batch.state_slots):
+            if slot >= 0:
+                self.state_slots[slot] = (-1, slot)
+
+    def _run_recurrent(self, batch: Batch, num_slots: int) -> None:
+        """Advances the state of each row, which is what the slots of its tokens hold, one after another."""
+        sources = unpack_int32(batch.state_sources) or array("i", [-1]) * batch.num_rows
+        slots, start = unpack_int32(batch.state_slots), 0
+        assert len(sources) == batch.num_rows
+        assert len(slots) == batch.num_tokens
+        stored = [slot for slot in slots if slot >= 0]
+        assert len(set(stored)) == len(stored), "two states are stored in one slot"
+        assert all(slot < num_slots for slot in stored)
+        token_ids, kv_slots = unpack_int32(batch.token_ids), unpack_int64(batch.slots)
+        context_lens, rows = unpack_int32(batch.context_lens), unpack_int32(batch.query_lens)
+        states = [self.state_slots.get(source) for source in sources]
+        for row, (source, context_len, num_tokens) in enumerate(zip(sources, context_lens, rows, strict=True)):
+            others = {*slots[:start], *slots[start + num_tokens :]} - {-1}
+            assert source not in others, "a row reads a state that another one stores"
+            assert (source < 0) == (not context_len), "a row begins without its state"
+            state = (0, START) if source < 0 else states[row]
+            assert state is not None, "a state is read that was never stored"
+            assert state[0] == context_len, "a state is read of another token"
+            for token in range(start, start + num_tokens):
+                state = state[0] + 1, next_value(state[1], token_ids[token], state[0])
+                assert self.slots[kv_slots[token]] == (state[0] - 1, state[1]), "a state of other tokens"
+                if slots[token] >= 0:
+                    self.state_slots[slots[token]] = state
+            start += num_tokens
+            assert slots[start - 1] >= 0, "a row does not store its last state"
 
     def _withhold(self, sampled: list[Sampled]) -> tuple[list[bool], bytes]:
         """Returns which of the tokens are in the result, and the column with their number per row."""

@@ -39,6 +39,9 @@ from tests.scheduler_proc.simulated_runner import Logprob
 
 PAGE_SIZE = 4
 PLENTY, SCARCE = 400, 30
+SCARCE_STATES = 4
+RUNNER_PAGES = 3000
+"""A cache of this size has state slots for all checkpoints."""
 NUM_LOGPROBS = 2
 CLEAR_MARGIN, TOLERANCE = 1e-3, 2e-4
 """A greedy token may be the second best by less than the margin; logprobs differ by less than the tolerance."""
@@ -55,7 +58,7 @@ class Served:
 
     def __init__(self, path: Path, variant: str):
         self.reference = build_checkpoint(path, variant)
-        config = make_config(path, block_size=PAGE_SIZE, num_pages=PLENTY)
+        config = make_config(path, block_size=PAGE_SIZE, num_pages=RUNNER_PAGES)
         self.runner: Runner = load_runner(config, lambda text, fraction: None)
         self._logprobs: dict[tuple[int, ...], Tensor] = {}
 
@@ -97,7 +100,10 @@ class Run:
 
     def __init__(self, served: Served, num_pages: int = PLENTY, *, budget: Budget, is_drafting: bool = False):
         windows = served.runner.windows and (served.runner.windows[0], min(served.runner.windows[1], num_pages))
-        cache = open_cache(num_pages, PAGE_SIZE, True, None, None, windows)
+        states = served.runner.states
+        if states is not None and num_pages == SCARCE:
+            states = states._replace(num_slots=SCARCE_STATES)
+        cache = open_cache(num_pages, PAGE_SIZE, True, None, None, windows, states)
         self.served, self.inbox = served, Inbox()
         planner = plan_all_drafts(cache, SpoiledDrafter(cache)) if is_drafting else None
         self.scheduler = Scheduler(cache, Limits(CONTEXT, VOCAB_SIZE), budget, planner)
@@ -168,6 +174,24 @@ def alone_and_from_the_cache(served: Served) -> None:
     assert sum(end.usage.cached_tokens for key, end in run.inbox.finished.items() if key[0] >= AGAIN) > 50
 
 
+def after_a_hit_at_every_page_boundary(served: Served) -> None:
+    """Each prompt has a page more than the one before; others then leave this text at each of its page boundaries.
+
+    Without windows and states, all pages are alike.
+    """
+    if served.runner.states is None and served.runner.windows is None:
+        return
+    run, text = Run(served, budget=Budget(1, 4096)), PROMPTS[-1]
+    ends = range(PAGE_SIZE, len(text), PAGE_SIZE)
+    prompts = [text[: end + 1] for end in ends] + [[*text[:end], text[end] ^ 1] for end in ends]
+    run.finish([user_msg(uid, prompt, 1, num_logprobs=NUM_LOGPROBS) for uid, prompt in enumerate(prompts)])
+    ended = run.inbox.finished
+    cached = [ended[uid, 0].usage.cached_tokens for uid in range(len(prompts))]
+    assert cached == [0, *ends[:-1], *ends]
+    for uid, prompt in enumerate(prompts):
+        served.check(prompt, run.inbox.tokens[uid, 0], run.inbox.logprobs[uid, 0])
+
+
 def together(served: Served) -> None:
     run = Run(served, budget=Budget(32, 4096))
     run.finish(requests_from(num_prompt_logprobs=0))
@@ -218,7 +242,7 @@ def continued(served: Served) -> None:
 
 
 WAYS: list[Callable[[Served], None]] = [
-    *(alone_and_from_the_cache, together, in_chunks_of_7),
+    *(alone_and_from_the_cache, after_a_hit_at_every_page_boundary, together, in_chunks_of_7),
     *(preempted, with_drafts, continued),
 ]
 

@@ -12,6 +12,7 @@ from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.pages.state_slots import StateSlots
 from scheduler_proc.deciding.pages.window_pages import WindowPages
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
@@ -26,8 +27,8 @@ from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 SMALLEST_MARGIN = 1e-3
 """Where the reference's two best logits are closer than this, either token is right."""
 
-ONE_OF_EACH = ("gpt2", "llama-mqa", "qwen2-windows", "gemma3", "qwen3moe")
-"""Positions that are learned and rotated, windows, and experts.
+ONE_OF_EACH = ("gpt2", "llama-mqa", "qwen2-windows", "gemma3", "qwen3moe", "qwen3_5")
+"""Positions that are learned and rotated, windows, experts, and recurrent states.
 
 All variants are compared with fewer rows in tests/scheduler_proc/test_every_family.py.
 """
@@ -113,6 +114,10 @@ class Recalled:
         return Draft(array("i", drafts), [1.0] * len(drafts))
 
 
+def make_states(runner: Runner) -> list[StateSlots]:
+    return [] if runner.states is None else [StateSlots(*runner.states)]
+
+
 def run(
     runner: Runner,
     prompts: list[list[int]],
@@ -123,11 +128,11 @@ def run(
     **params: object,
 ) -> tuple[list[list[int]], Scheduler]:
     """Runs all prompts, to the end of the context unless `params` say otherwise, and returns their output ids."""
-    windows = None
+    attachments: list[WindowPages | StateSlots] = [*make_states(runner)]
     if runner.windows is not None:
         window, num_window_pages = runner.windows
-        windows = WindowPages(window, min(num_pages, num_window_pages), page_size)
-    cache = BlockAllocator(num_pages, page_size, windows=windows)
+        attachments.append(WindowPages(window, min(num_pages, num_window_pages), page_size))
+    cache = BlockAllocator(num_pages, page_size, attachments=attachments)
     scheduler = Scheduler(
         cache,
         Limits(CONTEXT, VOCAB_SIZE),
@@ -169,11 +174,12 @@ def check_32_at_once(model: Model, num_pages: int, num_step_tokens: int) -> None
         print(f"{num_close} tokens differ where the margin is below {SMALLEST_MARGIN}")
 
 
-@pytest.mark.parametrize("model", ["gpt2", "llama-gqa-tied"], indirect=True)
+@pytest.mark.parametrize("model", ["gpt2", "llama-gqa-tied", "qwen3_5"], indirect=True)
 @pytest.mark.parametrize("num_pages", [PLENTY, SCARCE], ids=["plenty", "scarce"])
 def test_planned_one_step_ahead(model: Model, num_pages: int):
     """The tokens are those that are right, by a runner whose next step is planned before the last has ended."""
     prompts, device = some_prompts(), OverlappedRunner(model.runner)
+    device.states = model.runner.states
     outputs, scheduler = run(device, prompts, num_pages, 64)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert len(prompt) + len(output) == CONTEXT
@@ -211,7 +217,8 @@ def test_drafts_change_no_sampled_token(model: Model):
 @pytest.mark.parametrize("model", ONE_OF_EACH, indirect=True)
 def test_alone_and_again_from_the_cache(model: Model):
     """Each prompt twice in one scheduler, one request after the other; the second time its pages are cached."""
-    scheduler = Scheduler(BlockAllocator(PLENTY, PAGE_SIZE), Limits(CONTEXT, VOCAB_SIZE), Budget(1, 4096))
+    cache = BlockAllocator(PLENTY, PAGE_SIZE, attachments=make_states(model.runner))
+    scheduler = Scheduler(cache, Limits(CONTEXT, VOCAB_SIZE), Budget(1, 4096))
     for uid, prompt in enumerate(some_prompts()[:12]):
         outputs: list[list[int]] = []
         for attempt_uid in (2 * uid, 2 * uid + 1):

@@ -221,6 +221,11 @@ def _text_of(answer: CacheExplained, num_tokens: int, page_tokens: int) -> str:
             return (
                 f"more is cached, but layers with a window lack the tokens before its end; from {hit} on are computed"
             )
+        case "no_checkpoint":
+            return (
+                f"{place} tokens are cached, but the state of the recurrent layers only after {hit}; from there on all "
+                "are computed"
+            )
         case "salt":
             return "nothing with this cache_salt begins like it, but something with another one does"
         case "disabled":

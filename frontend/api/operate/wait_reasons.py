@@ -20,6 +20,7 @@ WaitsFor = Literal[
     "pages",
     "drain",
     "window_pages",
+    "state_slots",
     "priority",
     "same_page",
     "load",
@@ -143,6 +144,8 @@ def _in_queue(row: WaitingRow, facts: QueueFacts, heard_s: float) -> Waiting:
             reason = _pages(row, facts)
         case "window_pages":
             reason = "too few pages of layers with a window are free or can be evicted (--kv-cache-memory-gb)"
+        case "state_slots":
+            reason = "all slots for recurrent states are in use (--kv-cache-memory-gb)"
         case "drain":
             reason = "the scheduler finishes its running requests and is then replaced"
         case "priority":

@@ -1,5 +1,5 @@
-/* The tanh approximation of GELU and the gated activations: see kernels/operations/gelu.py, gelu_mul.py, silu_mul.py
-   and swiglu_oai.py; and rescale.py. */
+/* The tanh approximation of GELU, squared ReLU and the gated activations: see kernels/operations/gelu.py,
+   relu_squared.py, gelu_mul.py, silu_mul.py and swiglu_oai.py; and rescale.py. */
 
 #ifndef SLUICE_ACTIVATIONS
 #define SLUICE_ACTIVATIONS
@@ -22,21 +22,27 @@ static void NAME(gelu_token)(const void *data, int64_t token) {
   SIMD for (int64_t i = 0; i < call->size; i++) out[i] = NARROW(gelu_tanh(WIDEN(x[i])));
 }
 
+static void NAME(relu_squared_token)(const void *data, int64_t token) {
+  const NAME(activation_call) *call = data;
+  element *x = call->out + token * call->size;
+  SIMD for (int64_t i = 0; i < call->size; i++) {
+    float value = WIDEN(x[i]);
+    value = value < 0.0f ? 0.0f : value; /* NaN stays NaN */
+    x[i] = NARROW(value * value);
+  }
+}
+
 static void NAME(silu_mul_token)(const void *data, int64_t token) {
   const NAME(activation_call) *call = data;
   const int64_t size = call->size;
   const element *gate = call->x + 2 * token * size, *up = gate + size;
   element *out = call->out + token * size;
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
-  const __m512 one = _mm512_set1_ps(1.0f), limit = _mm512_set1_ps(126.0f), rate = _mm512_set1_ps(-LOG2_E);
   for (int64_t i = 0; i < size; i += 16) {
     const __mmask16 lanes = lanes_of(size - i);
     __builtin_prefetch((const char *)(gate + i) + SILU_AHEAD);
     __builtin_prefetch((const char *)(up + i) + SILU_AHEAD);
-    const __m512 x = load_vector(gate + i, lanes);
-    __m512 power = _mm512_min_ps(limit, _mm512_mul_ps(x, rate)); /* NaN stays NaN */
-    power = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), limit), power);
-    const __m512 activated = _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(one, rough_powers_of_2(power))));
+    const __m512 activated = silu_vector(load_vector(gate + i, lanes));
     store_vector(out + i, lanes, _mm512_mul_ps(round_vector(activated), load_vector(up + i, lanes)));
   }
 #else
@@ -102,6 +108,12 @@ static void NAME(rescale_token)(const void *data, int64_t token) {
 PUBLIC void NAME(gelu)(const element *x, element *out, int64_t num_tokens, int64_t size) {
   const NAME(activation_call) call = {.x = x, .out = out, .size = size};
   run_items(num_tokens, num_tokens * size * 4, NAME(gelu_token), &call);
+}
+
+/* x: [num_tokens, size], overwritten. */
+PUBLIC void NAME(relu_squared)(element *x, int64_t num_tokens, int64_t size) {
+  const NAME(activation_call) call = {.out = x, .size = size};
+  run_items(num_tokens, num_tokens * size * 4, NAME(relu_squared_token), &call);
 }
 
 /* gate_up: [num_tokens, 2 * size]; out: [num_tokens, size]. */

@@ -87,6 +87,31 @@ INLINE float power_of_2(float x) {
   return x < -126.0f ? 0.0f : scaled;
 }
 
+/* The natural logarithm of a positive normal number. Cephes' polynomial, relative error about 1e-7. */
+INLINE float logarithm(float x) {
+  const uint32_t bits = bits_of(x) - 0x3f3504f3u; /* sqrt(1/2): the mantissa lies around 1 */
+  const float exponent = (float)((int32_t)bits >> 23);
+  const float f = float_of((bits & 0x007fffffu) + 0x3f3504f3u) - 1.0f, square = f * f;
+  float p = 7.0376836292e-2f;
+  p = p * f - 1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f - 1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f - 1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f - 2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  p = p * f * square - 2.12194440e-4f * exponent - 0.5f * square;
+  return f + p + 0.693359375f * exponent;
+}
+
+/* log(1 + e^x), computed in float32. Kahan's correction of log(1 + y) restores the digits that the sum loses. */
+INLINE float softplus(float x) {
+  const float power = power_of_2(x < 20.0f ? x * LOG2_E : 20.0f), sum = 1.0f + power, kept = sum - 1.0f;
+  const float result = kept > 0.0f ? logarithm(sum) * (power / kept) : power;
+  return x < 20.0f ? result : x; /* NaN stays NaN */
+}
+
 #if defined(__AVX512BF16__)
 /* power_of_2 of 16 numbers, for results that become bfloat16. */
 INLINE __m512 powers_of_2(__m512 x) {
@@ -109,6 +134,14 @@ INLINE __m512 rough_powers_of_2(__m512 x) {
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69511682f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
   return _mm512_scalef_ps(p, x); /* which rounds x down */
+}
+
+/* x * sigmoid(x) of 16 numbers, for results that become bfloat16. */
+INLINE __m512 silu_vector(__m512 x) {
+  const __m512 limit = _mm512_set1_ps(126.0f);
+  __m512 power = _mm512_min_ps(limit, _mm512_mul_ps(x, _mm512_set1_ps(-LOG2_E))); /* NaN stays NaN */
+  power = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), limit), power);
+  return _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(_mm512_set1_ps(1.0f), rough_powers_of_2(power))));
 }
 
 /* The mask of the first `left` of 16 elements. */

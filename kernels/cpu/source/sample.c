@@ -23,24 +23,6 @@ INLINE uint32_t lowbias32(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-/* The natural logarithm of a positive normal number. Cephes' polynomial, relative error about 1e-7. */
-INLINE float logarithm(float x) {
-  const uint32_t bits = bits_of(x) - 0x3f3504f3u; /* sqrt(1/2): the mantissa lies around 1 */
-  const float exponent = (float)((int32_t)bits >> 23);
-  const float f = float_of((bits & 0x007fffffu) + 0x3f3504f3u) - 1.0f, square = f * f;
-  float p = 7.0376836292e-2f;
-  p = p * f - 1.1514610310e-1f;
-  p = p * f + 1.1676998740e-1f;
-  p = p * f - 1.2420140846e-1f;
-  p = p * f + 1.4249322787e-1f;
-  p = p * f - 1.6668057665e-1f;
-  p = p * f + 2.0000714765e-1f;
-  p = p * f - 2.4999993993e-1f;
-  p = p * f + 3.3333331174e-1f;
-  p = p * f * square - 2.12194440e-4f * exponent - 0.5f * square;
-  return f + p + 0.693359375f * exponent;
-}
-
 /* Minus the logarithm of the draw of token `token` from the exponential distribution. */
 INLINE float gumbel_noise(uint32_t token, uint32_t low, uint32_t high) {
   const uint32_t hash = lowbias32(lowbias32(token ^ low) ^ high);

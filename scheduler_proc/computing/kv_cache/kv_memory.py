@@ -9,6 +9,7 @@ import struct
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,7 +29,12 @@ NOTE_BYTES = 80
 WINDOW_NOTE_BYTES = 16
 """Per window page."""
 
+STATE_NOTE_BYTES = 24
+"""Per state slot."""
+
 MASK = 2**64 - 1
+
+Kind = Literal["page", "window page", "state"]
 
 
 class KVMemory:
@@ -52,24 +58,25 @@ class KVMemory:
         if not self.num_pages:
             os.ftruncate(self._descriptor, 0)
 
-    def map(self, num_pages: int, page_size: int, num_bytes: int, num_window_pages: int = 0) -> None:
-        """Maps memory for a cache of `num_pages` pages, window pages and `num_bytes` bytes. Raises `OSError`."""
-        num_note_bytes = num_pages * (NOTE_BYTES + 4 * page_size) + num_window_pages * WINDOW_NOTE_BYTES
+    def map(
+        self, num_pages: int, page_size: int, num_bytes: int, num_window_pages: int = 0, num_states: int = 0
+    ) -> None:
+        """Maps memory for a cache of `num_bytes` bytes: pages, window pages and state slots. Raises `OSError`."""
+        num_note_bytes = num_pages * (NOTE_BYTES + 4 * page_size)
+        num_note_bytes += num_window_pages * WINDOW_NOTE_BYTES + num_states * STATE_NOTE_BYTES
         num_bytes += NOTES + num_note_bytes + HUGE_PAGE
         os.ftruncate(self._descriptor, num_bytes)
         self._chunk = Chunk(num_bytes, self._descriptor)
-        self._words: dict[bool, list[np.ndarray]] = {False: [], True: []}
+        self._counts: dict[Kind, int] = {"page": num_pages, "window page": num_window_pages, "state": num_states}
+        self._words: dict[Kind, list[np.ndarray]] = {kind: [] for kind in self._counts}
         self.notes = self._take((NOTES + num_note_bytes,), torch.uint8).numpy().data[NOTES:]
         self.num_pages = num_pages
         os.pwrite(self._descriptor, HEADER.pack(self._identity, num_pages), 0)
 
-    def take(self, shape: Sequence[int], dtype: torch.dtype, num_window_pages: int = 0) -> Tensor:
-        """Returns one of the cache's tensors, [L, S, …], which are taken in the same order by each scheduler.
-
-        It has the slots of the window pages, if their number is given, otherwise those of the pages.
-        """
+    def take(self, shape: Sequence[int], dtype: torch.dtype, kind: Kind = "page") -> Tensor:
+        """Returns one of the cache's tensors, [L, S, …], which are taken in the same order by each scheduler."""
         tensor = self._take(shape, dtype)
-        self._words[num_window_pages > 0].append(_as_words(tensor, num_window_pages or self.num_pages))
+        self._words[kind].append(_as_words(tensor, self._counts[kind]))
         return tensor
 
     def _take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -79,14 +86,21 @@ class KVMemory:
 
     def checksum(self, page: int, *, is_window: bool = False) -> int:
         """Returns a checksum of a page or window page: over 64-bit words if they divide its size, else over bytes."""
+        return self._sum("window page" if is_window else "page", page)
+
+    def checksum_state(self, slot: int) -> int:
+        """Returns the same of a recurrent state."""
+        return self._sum("state", slot)
+
+    def _sum(self, kind: Kind, number: int) -> int:
         total = 0
-        for words in self._words[is_window]:
-            total = (total * 31 + int(np.add.reduce(words[:, page], axis=None, dtype=np.uint64))) & MASK
+        for words in self._words[kind]:
+            total = (total * 31 + int(np.add.reduce(words[:, number], axis=None, dtype=np.uint64))) & MASK
         return total
 
     def damage(self, page: int) -> None:
         """Corrupts the page's K, for injected faults."""
-        for words in self._words[False][:1]:
+        for words in self._words["page"][:1]:
             np.invert(words[:, page], out=words[:, page])
 
 

@@ -1,23 +1,31 @@
-"""The memory of the paged KV cache: how many pages there are, and the tensors.
+"""The memory of the paged KV cache and of recurrent states: how many pages there are, and the tensors.
 
-Shape legend: L layers with equal heads and numbers of pages, S slots (pages * page size), G key/value heads, D head
-dimension.
+Shape legend: L layers with equal heads and numbers of pages, or with equal states, S slots (pages * page size, or state
+slots), G key/value heads, D head dimension.
 """
 
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
+from kernels.arguments.state_rows import LayerState
 from kernels.formats.plain import PLAIN
 from messages.config.server import Config
 from messages.errors import BootError
 from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
-from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
-from scheduler_proc.computing.kv_cache.page_sizes import PageSizes, page_bytes, pages_per_context
-from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.kv_cache.kv_memory import Kind, KVMemory
+from scheduler_proc.computing.kv_cache.page_sizes import (
+    PageSizes,
+    page_bytes,
+    pages_per_context,
+    state_bytes,
+    state_dtype,
+)
+from scheduler_proc.computing.model.description import ModelDescription, StatePart
 from scheduler_proc.computing.placement import Placement
 
 GIB = 2**30
@@ -30,17 +38,20 @@ class KVTensors:
     """K and V of all layers. A page has slots in each, or in each without a window if there are window pages.
 
     `stacks`: by the indices of layers with equal heads, their K and V, each [L, S, G, D], and the scales of both,
-    [L, S, G], if they are codes. `kv_layers`: the layer whose K and V each layer reads. A slot that no step has written
-    is uninitialised and may hold NaN.
+    [L, S, G], if they are codes. `kv_layers`: the layer whose K and V each layer reads. `state_stacks`: by the indices
+    of layers with equal states, their parts, each [L, S, …]. A slot that no step has written is uninitialised and may
+    hold NaN.
     """
 
     def __init__(
         self,
         stacks: Mapping[tuple[int, ...], Sequence[Tensor]],
         page_size: int,
-        kv_layers: Sequence[int],
+        kv_layers: Sequence[int | None],
         num_pages: int | None = None,
+        state_stacks: Mapping[tuple[int, ...], Sequence[Tensor]] | None = None,
     ):
+        self.page_size = page_size
         self.tensors = [tensor for stack in stacks.values() for tensor in stack]
         """All tensors that pages consist of."""
         self.num_pages = self.tensors[0].shape[1] // page_size if num_pages is None else num_pages
@@ -48,9 +59,13 @@ class KVTensors:
         for indices, stack in stacks.items():
             for index, (key_SGD, value_SGD, *scales_SG) in zip(indices, zip(*stack, strict=True), strict=True):
                 stored[index] = PagedKV(key_SGD, value_SGD, page_size, *scales_SG)
-        self.layers = [stored[index] for index in kv_layers]
+        self.layers = {index: stored[source] for index, source in enumerate(kv_layers) if source is not None}
         """By layer; some may have the same."""
         self.stored = [stored[index] for index in sorted(stored)]
+        self.states: dict[int, LayerState] = {}
+        """By layer."""
+        for indices, stack in (state_stacks or {}).items():
+            self.states |= zip(indices, zip(*stack, strict=True), strict=True)
 
 
 def allocate_cache(
@@ -60,40 +75,62 @@ def allocate_cache(
     placement: Placement,
     memory: KVMemory | None = None,
     num_window_pages: int = 0,
+    num_states: int = 0,
 ) -> KVTensors:
     """Returns an uninitialised cache; on a CPU, memory is provided when it is first written. Raises `BootError`.
 
     If it is in `memory`, it may contain a predecessor's pages. Without window pages all layers have the same pages.
     """
-    indices: dict[tuple[bool, int, int], list[int]] = defaultdict(list)
-    for index in sorted(set(model.kv_layers)):
-        attention = model.attentions[index]
-        has_own_pages = num_window_pages > 0 and attention.window is not None
-        indices[has_own_pages, attention.num_kv_heads, attention.head_dim].append(index)
-    num_bytes = num_pages * page_bytes(model, page_size, placement)
+    num_bytes = num_pages * page_bytes(model, page_size, placement) + num_states * state_bytes(model, placement)
     if num_window_pages:
         num_bytes -= (num_pages - num_window_pages) * page_bytes(model, page_size, placement, has_window=True)
-    stacks: dict[tuple[int, ...], list[Tensor]] = {}
+
+    def allocate(shape: Sequence[int], dtype: torch.dtype, kind: Kind) -> Tensor:
+        if memory is None:
+            return PLAIN.allocate(tuple(shape), dtype, placement.device).stored
+        return memory.take(shape, dtype, kind)
+
     try:
         if memory is not None:
-            memory.map(num_pages, page_size, num_bytes, num_window_pages)
-        for (is_window, *heads), layers in indices.items():
-            own_pages = num_window_pages if is_window else num_pages
+            memory.map(num_pages, page_size, num_bytes, num_window_pages, num_states)
+        stacks: dict[tuple[int, ...], list[Tensor]] = {}
+        for (is_window, *heads), layers in _group_attentions(model, num_window_pages).items():
+            kind, own_pages = ("window page", num_window_pages) if is_window else ("page", num_pages)
             shape = (len(layers), own_pages * page_size, *heads)
             parts = [(shape, placement.kv_dtype)] * 2
             parts += [(shape[:-1], SCALE_DTYPE)] * 2 if placement.kv_codes else []
-            stacks[tuple(layers)] = [
-                PLAIN.allocate(*part, placement.device).stored
-                if memory is None
-                else memory.take(*part, num_window_pages if is_window else 0)
-                for part in parts
+            stacks[tuple(layers)] = [allocate(*part, kind) for part in parts]
+        state_stacks: dict[tuple[int, ...], list[Tensor]] = {}
+        for state, layers in _group_states(model).items():
+            state_stacks[tuple(layers)] = [
+                allocate((len(layers), num_states, *part.shape), state_dtype(part, placement), "state")
+                for part in state
             ]
     except (RuntimeError, OSError) as error:
         raise BootError(
             f"the KV cache of {num_pages:,} pages needs {num_bytes / GIB:.2f} GiB, which {placement.device} does not "
             f"give: {str(error).splitlines()[0]}; lower --num-pages or --kv-cache-memory-gb"
         ) from None
-    return KVTensors(stacks, page_size, model.kv_layers, num_pages)
+    return KVTensors(stacks, page_size, model.kv_layers, num_pages, state_stacks)
+
+
+def _group_attentions(model: ModelDescription, num_window_pages: int) -> Mapping[tuple[bool, int, int], list[int]]:
+    """Returns the layers that store K and V, by whether these have window pages, and by their heads."""
+    groups: dict[tuple[bool, int, int], list[int]] = defaultdict(list)
+    for index, layer in enumerate(model.layers):
+        attention = layer.attention
+        if attention is not None and attention.kv_layer is None:
+            has_own_pages = num_window_pages > 0 and attention.window is not None
+            groups[has_own_pages, attention.num_kv_heads, attention.head_dim].append(index)
+    return groups
+
+
+def _group_states(model: ModelDescription) -> Mapping[tuple[StatePart, ...], list[int]]:
+    """Returns the recurrent layers by the parts of their states."""
+    groups: dict[tuple[StatePart, ...], list[int]] = defaultdict(list)
+    for index, recurrent in model.recurrents.items():
+        groups[recurrent.state].append(index)
+    return groups
 
 
 def choose_num_pages(config: Config, sizes: PageSizes, free_bytes: int) -> int:

@@ -1,19 +1,33 @@
-"""The bytes of pages, and how many window pages a cache gets with its pages.
+"""The bytes of pages, and how many window pages and state slots a cache gets with its pages.
 
-Windowed layers have window pages of their own (`scheduler_proc/deciding/pages/window_pages.py`).
+Windowed layers have window pages of their own (`scheduler_proc/deciding/pages/window_pages.py`); recurrent layers have
+states instead of K and V, which do not grow with the sequence.
 """
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from math import prod
+
+import torch
 
 from kernels.arguments.paged_kv import SCALE_DTYPE
 from messages.config.server import Config
 from messages.errors import BootError
-from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.description import ModelDescription, StatePart
 from scheduler_proc.computing.placement import Placement
 
 MAX_WINDOW_RATIO = 2 / 3
 """The maximum bytes of window pages, as a share of those of pages, unless a request of full length needs more."""
+
+
+LEAST_STATES = 4
+"""The state slots that a cache has in any case: a request's own and some checkpoints."""
+
+MANY_ROWS = 32
+"""Until this number of rows have a slot each, pages and state slots share the memory equally."""
+
+PAGES_TO_STATES = 3
+"""The bytes of pages, as a multiple of those of state slots, if there is more."""
 
 
 def page_bytes(model: ModelDescription, page_size: int, placement: Placement, has_window: bool | None = None) -> int:
@@ -24,6 +38,16 @@ def page_bytes(model: ModelDescription, page_size: int, placement: Placement, ha
         for attention in model.attentions
         if attention.kv_layer is None and has_window in (None, attention.window is not None)
     )
+
+
+def state_bytes(model: ModelDescription, placement: Placement) -> int:
+    """Returns the bytes of a state slot, in all recurrent layers."""
+    parts = (part for recurrent in model.recurrents.values() for part in recurrent.state)
+    return sum(prod(part.shape) * state_dtype(part, placement).itemsize for part in parts)
+
+
+def state_dtype(part: StatePart, placement: Placement) -> torch.dtype:
+    return torch.float32 if part.is_float32 else placement.dtype
 
 
 def pages_per_context(config: Config) -> int:
@@ -47,6 +71,14 @@ def find_window(config: Config, model: ModelDescription) -> int | None:
     return window
 
 
+def refuse_states(config: Config, *, is_draft: bool) -> None:
+    """Raises `BootError` for what cannot have a model with recurrent layers: a draft model, and lower tiers."""
+    if is_draft:
+        raise BootError("--draft-model: the draft model has recurrent layers, which are not supported for drafts")
+    if config.cache.kv_disk or config.cache.kv_offload_gb:
+        raise BootError("--kv-disk and --kv-offload-gb do not keep recurrent states, which this model has")
+
+
 def count_steady(window: int, page_size: int) -> int:
     """Returns the maximum number of window pages that a request uses between two steps."""
     return 1 + -(-(window - 1) // page_size)
@@ -57,6 +89,7 @@ class PageSizes:
     """The bytes of a page and, with a `window`, of a window page; then also what decides the number of these.
 
     `num_steady`: those that a request uses between steps; `num_chunk`: the pages of the tokens of a step.
+    `state_bytes`: those of a state slot, 0 without recurrent layers.
     """
 
     page_bytes: int
@@ -66,6 +99,23 @@ class PageSizes:
     num_chunk: int = 0
     max_num_seqs: int = 1
     pages_per_context: int = 1
+    state_bytes: int = 0
+
+    @property
+    def pages_per_state(self) -> int:
+        """The pages that take as much memory as a state slot, or those of a context if pages take none."""
+        return -(-self.state_bytes // self.page_bytes) if self.page_bytes else self.pages_per_context
+
+    def count_states(self, num_pages: int) -> int:
+        """Returns how many state slots a cache of `num_pages` pages has.
+
+        Pages beyond those of one request of full length share the memory with them.
+        """
+        if not self.state_bytes:
+            return 0
+        most = max(0, num_pages - self.pages_per_context) // self.pages_per_state
+        share = most // PAGES_TO_STATES if self.page_bytes else most
+        return LEAST_STATES + max(min(most, self.max_num_seqs, MANY_ROWS), share)
 
     def count_window_pages(self, num_pages: int) -> int:
         """Returns how many window pages a cache of `num_pages` pages has; they suffice for any single request.
@@ -82,12 +132,13 @@ class PageSizes:
         return min(num_pages, max(least, for_context, min(most, share)))
 
     def num_bytes(self, num_pages: int) -> int:
-        """Returns the bytes of a cache of `num_pages` pages and its window pages."""
-        return num_pages * self.page_bytes + self.count_window_pages(num_pages) * self.window_bytes
+        """Returns the bytes of a cache of `num_pages` pages, its window pages and its state slots."""
+        num_state_bytes = self.count_states(num_pages) * self.state_bytes
+        return num_pages * self.page_bytes + self.count_window_pages(num_pages) * self.window_bytes + num_state_bytes
 
     def fit(self, num_bytes: int) -> int:
-        """Returns the number of pages of the largest cache of at most `num_bytes`."""
-        if self.window is None:
+        """Returns the number of pages of the largest cache of at most `num_bytes`, 0 if it holds no page."""
+        if self.window is None and not self.state_bytes:
             return num_bytes // self.page_bytes
         most = num_bytes // self.page_bytes if self.page_bytes else self.max_num_seqs * self.pages_per_context
-        return bisect_right(range(most + 1), num_bytes, key=self.num_bytes) - 1
+        return max(0, bisect_right(range(most + 1), num_bytes, key=self.num_bytes) - 1)

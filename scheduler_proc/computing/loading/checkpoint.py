@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from messages.errors import BootError
-from runtime.gguf.architectures import list_tensors
+from runtime.gguf.conversion import list_tensors
 from runtime.gguf.gguf_file import read_gguf
 from runtime.model_files import WEIGHT_FILES, read_object
 from scheduler_proc.computing.loading.sources.gguf_part import GgufPart

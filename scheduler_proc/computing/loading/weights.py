@@ -21,7 +21,7 @@ from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, Source, Stack
+from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, RowFactors, Source, Stack
 from scheduler_proc.computing.model.parameters import ByColumns
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
@@ -175,11 +175,11 @@ Sources = Mapping[str, Sequence[Source]]
 
 
 def _stored_shape(tensor: StoredTensor, source: Source) -> tuple[int, ...]:
-    """Returns the shape that the tensor of a source should have. Stacks of blocks are one matrix."""
+    """Returns the shape that the tensor of a source should have. Stacks of blocks are one matrix, others may be."""
     if source.stack is None:
         return source.shape
     num_experts, *shape = source.stack.shape
-    if not isinstance(tensor, Tensor):
+    if not isinstance(tensor, Tensor) or tensor.dim() == len(shape):
         return num_experts * shape[0], *shape[1:]
     return num_experts, *(reversed(shape) if source.stack.is_transposed else shape)
 
@@ -187,7 +187,8 @@ def _stored_shape(tensor: StoredTensor, source: Source) -> tuple[int, ...]:
 def _rows_in_stack(tensor: Tensor | BlockRows, source: Source, stack: Stack) -> Rows:
     rows = slice(stack.first_row, stack.first_row + stack.step * source.num_rows, stack.step)
     if isinstance(tensor, Tensor):
-        of_expert = tensor[stack.expert]
+        is_matrix = tensor.dim() < len(stack.shape)
+        of_expert = (tensor.unflatten(0, (stack.shape[0], -1)) if is_matrix else tensor)[stack.expert]
         return (of_expert.T if stack.is_transposed else of_expert)[rows]
     begin = stack.expert * stack.shape[1]
     return tensor.part(slice(begin + rows.start, begin + rows.stop, rows.step), slice(None))
@@ -201,9 +202,20 @@ def _rows_of(name: str, tensor: StoredTensor, source: Source) -> Rows:
     if isinstance(rows, TransposedBlockRows):
         raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
     heads = source.interleaved_heads, source.num_interleaved
+    if source.is_multiplied:
+        return _multiply(name, rows, source.factors)
     if isinstance(rows, BlockRows):
         return replace(rows, blocks=with_whole_heads(rows.blocks, *heads))
     return with_whole_heads(rows, *heads)
+
+
+def _multiply(name: str, rows: Rows, factors: RowFactors) -> Tensor:
+    """Returns the rows, each multiplied by its factor, in float32."""
+    if isinstance(rows, BlockRows) and not has_finite_scales(rows):
+        raise _bad_scales(name, rows)
+    values = torch.cat([values for _, values in _read_values(rows, range(len(rows)))])
+    each = torch.tensor([factor for factor, num_rows in factors for _ in range(num_rows)])
+    return values.float() * each[:, None]
 
 
 def _damaged(target: str, sources: Sources, pieces: Mapping[int, Rows]) -> BootError:
@@ -211,8 +223,12 @@ def _damaged(target: str, sources: Sources, pieces: Mapping[int, Rows]) -> BootE
     for name, source in _with_names(sources):
         rows = pieces[source.first_row] if source.target == target else None
         if isinstance(rows, BlockRows) and not has_finite_scales(rows):
-            return BootError(f"{name}: a scale of its {rows.form} blocks is NaN or infinite; the file is damaged")
+            return _bad_scales(name, rows)
     raise AssertionError("no blocks of the parameter have such a scale")
+
+
+def _bad_scales(name: str, rows: BlockRows) -> BootError:
+    return BootError(f"{name}: a scale of its {rows.form} blocks is NaN or infinite; the file is damaged")
 
 
 def _with_names(sources: Sources) -> list[tuple[str, Source]]:
@@ -255,7 +271,7 @@ def find_segments(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Seg
     segments: dict[str, list[Segment]] = {}
     sources = _find_sources(shard, family, checkpoint)
     for name, source in sorted(_with_names(sources), key=lambda item: item[1].first_row):
-        form = checkpoint.forms.get(name, NUMBERS)
+        form = NUMBERS if source.is_multiplied else checkpoint.forms.get(name, NUMBERS)
         if form is None:
             return None
         segments.setdefault(source.target, []).append(Segment(form, source.num_rows))
@@ -277,7 +293,7 @@ def _find_sources(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Sou
     present = set(checkpoint.files)
     prefix = "" if any(name.startswith(family.prefix) for name in present) else family.prefix
     sources = [_find_source(source, prefix, present) for source in family.list_sources(shard.whole)]
-    missing = [source.name for source in sources if source.name not in present]
+    missing = [*dict.fromkeys(source.name for source in sources if source.name not in present)]
     if missing:
         there = _shorten(sorted(present - {source.name for source in sources})) or "no others"
         raise BootError(
@@ -291,13 +307,15 @@ def _find_sources(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Sou
 
 def _find_source(source: Source, prefix: str, present: Collection[str]) -> Source:
     """Returns the source under the name that is present, if one is; names there lack the prefix."""
-    stack = source.stack
     for name in (source.name, source.other_name):
         if name.removeprefix(prefix) in present:
             return replace(source, name=name.removeprefix(prefix), stack=None)
-    if stack is not None and stack.name.removeprefix(prefix) in present:
-        return replace(source, name=stack.name.removeprefix(prefix))
-    return replace(source, name=source.name.removeprefix(prefix))
+    stacks = [stack for stack in (source.stack, source.other_stack) if stack is not None]
+    for stack in stacks:
+        if stack.name.removeprefix(prefix) in present:
+            return replace(source, name=stack.name.removeprefix(prefix), stack=stack)
+    names = [source.name] if source.name else [stack.name for stack in stacks]
+    return replace(source, name=" or ".join(name.removeprefix(prefix) for name in names))
 
 
 def has_own_head(model: ModelDescription, family: Family, checkpoint: "Checkpoint") -> bool:

@@ -3,7 +3,8 @@
 Shape legend: T tokens of the step, E embedding size, A values of all query heads, N tokens with logits, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import RopeTables
+from kernels.arguments.state_rows import LayerState
 from scheduler_proc.computing.model.blocks.embedding import Embedding, embedding_parameters
 from scheduler_proc.computing.model.blocks.head import Head, head_parameters
 from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_parameters
@@ -26,6 +28,8 @@ from scheduler_proc.computing.step.inputs import StepInputs, StepRows
 
 LayerKind = tuple[LayerDescription, tuple[str, ...]]
 """A description and the formats of the weights: layers of one kind compute the same on different weights."""
+
+NO_STATES: Mapping[int, LayerState] = MappingProxyType({})
 
 ComputeLayers = Callable[[Callable[[int], None], Sequence[int]], None]
 """Computes the layers with these indices, in order, with the given function for one layer."""
@@ -56,12 +60,14 @@ class Decoder(Protocol):
     def forward(
         self,
         step: StepInputs,
-        layer_caches: Sequence[PagedKV],
+        layer_caches: Mapping[int, PagedKV],
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
+        states: Mapping[int, LayerState] = NO_STATES,
     ) -> Tensor:
         """Returns what `logits` takes for `step.head_tokens`, [N, E], and stores all tokens' K and V in the caches.
 
+        `layer_caches` has an entry for each layer with attention, `states` for each recurrent one.
         Results of operations, including the returned one, may be placed in `room`. `compute_middle`, if given, computes
         layers in the middle.
         """
@@ -86,11 +92,10 @@ class DescribedDecoder:
         self.embedding = Embedding(model, weights, parallel, self.activation_dtype)
         self._layer_inputs = LayerInputs(model, weights) if model.layer_inputs_size else None
         tables: dict[tuple[RopeDescription | None, int], RopeTables | None] = {}
-        self._last_storing = max(model.kv_layers)
         self._layers: list[Layer] = []
         self.layer_kinds: list[LayerKind] = []
         for index, layer in enumerate(model.layers):
-            rope, head_dim = layer.attention.rope, layer.attention.head_dim
+            rope, head_dim = (layer.attention.rope, layer.attention.head_dim) if layer.attention else (None, 0)
             if (rope, head_dim) not in tables:
                 device = self._final_norm.weight_E.device
                 tables[rope, head_dim] = rope and make_rope_tables(rope, head_dim, max_model_len, device)
@@ -107,30 +112,31 @@ class DescribedDecoder:
     def forward(
         self,
         step: StepInputs,
-        layer_caches: Sequence[PagedKV],
+        layer_caches: Mapping[int, PagedKV],
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
+        states: Mapping[int, LayerState] = NO_STATES,
     ) -> Tensor:
         """Returns the final hidden states of `step.head_tokens`, [N, E].
 
-        `compute_middle` gets the layers between the first one, the last one that stores K and V, and the last one.
+        `compute_middle` gets the layers between the first one, the last one that stores anything, and the last one.
         After the one that stores, only the head's tokens are computed, if `step.head_rows` are known.
         """
         residual_TE = self.embedding(step, room.residual)
         attended_TA = room.attended
         if attended_TA is None:
-            size = max(attention.query_size for attention in self.model.attentions)
-            attended_TA = residual_TE.new_empty(len(residual_TE), size)
+            attended_TA = residual_TE.new_empty(len(residual_TE), self.model.attended_size)
         inputs = None if self._layer_inputs is None else self._layer_inputs(step, residual_TE, room)
         stream = Stream(residual_TE, None, attended_TA, room, StepRows(step), inputs)
         last = len(self._layers) - 1
-        narrow_at = last if step.head_rows is None else self._last_storing
+        narrow_at = last if step.head_rows is None else self.model.last_storing
 
         def compute(index: int) -> None:
             if index > narrow_at and not len(stream.residual):
                 return
             is_narrow = index == narrow_at and not step.all_go_to_head
-            self._layers[index].apply(stream, layer_caches[index], is_narrow=is_narrow)
+            cache, state = layer_caches.get(index), states.get(index, ())
+            self._layers[index].apply(stream, cache, state, is_narrow=is_narrow)
             if is_narrow and index < last:
                 stream.rows, stream.attended = StepRows(step.at_head()), stream.attended[: len(stream.residual)]
 

@@ -1,5 +1,6 @@
 """Describes a model of any family, layer by layer, as plain values. Needs no torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol
 
@@ -61,6 +62,7 @@ class AttentionDescription:
 
     `window`: the number of last tokens that a token attends to, itself included. `softcap`: scores become
     softcap * tanh(score / softcap). `has_sinks`: each head has a learned logit in the denominator of its softmax.
+    `has_gate`: outputs are multiplied by the sigmoid of a linear.
     """
 
     num_heads: int
@@ -78,6 +80,7 @@ class AttentionDescription:
     window: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    has_gate: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads != 0:
@@ -124,6 +127,49 @@ class AttentionDescription:
     def qkv_size(self) -> int:
         return self.query_size + (2 * self.kv_size if self.kv_layer is None else 0)
 
+    def room_sizes(self, hidden_size: int) -> dict[str, int]:
+        """Returns the values per token that it uses of `Activations`, except `attended`, by the names of its fields."""
+        return {"heads": self.qkv_size, "inner": self.query_size if self.has_gate else 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatePart:
+    """One tensor of a layer's recurrent state. A state has `shape` values, float32 or in the number format of
+    activations."""
+
+    name: str
+    shape: tuple[int, ...]
+    is_float32: bool
+
+
+class RecurrentDescription(Protocol):
+    """What computes a token from a state of fixed size. Descriptions of equal ones are equal."""
+
+    block: ClassVar[str]
+    """The name of the file in `blocks/` that computes it."""
+
+    @property
+    def state(self) -> tuple[StatePart, ...]:
+        """The parts of a layer's state."""
+        ...
+
+    @property
+    def out_size(self) -> int:
+        """The values per token before its output projection: its room in `Activations.attended`."""
+        ...
+
+    def room_sizes(self, hidden_size: int) -> dict[str, int]:
+        """Returns the values per token that it uses of `Activations`, by the names of its fields."""
+        ...
+
+    def divided(self, num_ranks: int) -> "RecurrentDescription":
+        """Returns the part of one rank. Raises `BootError` if it cannot be divided."""
+        ...
+
+    def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
+        """Returns the parameters of the block in the layer of this name."""
+        ...
+
 
 class MlpDescription(Protocol):
     """An MLP of some kind. Descriptions of equal MLPs are equal."""
@@ -149,7 +195,7 @@ class DenseMlpDescription:
     """A dense MLP with `size` inner values."""
 
     size: int
-    activation: Literal["gelu_tanh", "gelu", "silu_gated", "gelu_tanh_gated"]
+    activation: Literal["gelu_tanh", "gelu", "relu2", "silu_gated", "gelu_tanh_gated"]
     has_bias: bool = False
     block: ClassVar[str] = "dense_mlp"
 
@@ -182,7 +228,10 @@ class DenseMlpDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDescription:
-    """Attention and an MLP, whose outputs are added to the residual stream.
+    """Attention, a recurrent block and an MLP, of which a layer may lack some. Their outputs are added to the stream.
+
+    Attention and a recurrent block read the same input, the stream after `attention_norm`; if there are both, their
+    outputs are added together.
 
     The norms before them apply to what they read, the norms after them (`…_out_norm`) to their outputs; each may be
     missing. If `is_parallel`, the MLP reads the layer's input as attention does, through its own norm or, without
@@ -191,8 +240,9 @@ class LayerDescription:
     by a number.
     """
 
-    attention: AttentionDescription
-    mlp: MlpDescription
+    attention: AttentionDescription | None = None
+    recurrent: RecurrentDescription | None = None
+    mlp: MlpDescription | None = None
     attention_norm: NormDescription | None = None
     mlp_norm: NormDescription | None = None
     attention_out_norm: NormDescription | None = None
@@ -233,14 +283,32 @@ class ModelDescription:
 
     @property
     def attentions(self) -> tuple[AttentionDescription, ...]:
-        """The attention of each layer. Layers may have different heads."""
-        return tuple(layer.attention for layer in self.layers)
+        """The attention of each layer that has one. Layers may have different heads."""
+        return tuple(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
-    def kv_layers(self) -> tuple[int, ...]:
-        """The layer whose K and V each layer reads, mostly its own."""
-        of_others = (attention.kv_layer for attention in self.attentions)
-        return tuple(index if other is None else other for index, other in enumerate(of_others))
+    def recurrents(self) -> Mapping[int, RecurrentDescription]:
+        """The recurrent blocks, by the index of the layer."""
+        return {index: layer.recurrent for index, layer in enumerate(self.layers) if layer.recurrent is not None}
+
+    @property
+    def kv_layers(self) -> tuple[int | None, ...]:
+        """The layer whose K and V each layer reads, mostly its own; `None` without attention."""
+        return tuple(
+            layer.attention and (index if layer.attention.kv_layer is None else layer.attention.kv_layer)
+            for index, layer in enumerate(self.layers)
+        )
+
+    @property
+    def last_storing(self) -> int:
+        """The last layer that stores K and V or a state: of later ones only the head's tokens are needed."""
+        return max({index for index in self.kv_layers if index is not None} | self.recurrents.keys())
+
+    @property
+    def attended_size(self) -> int:
+        """The largest number of values per token that attention or a recurrent block has for its output linear."""
+        outs = [attention.query_size for attention in self.attentions]
+        return max(outs + [recurrent.out_size for recurrent in self.recurrents.values()])
 
     @property
     def layer_inputs_size(self) -> int:

@@ -14,7 +14,7 @@ MOST_EXPERTS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertMlpDescription:
-    """Gated experts of `size` inner values, of which a router chooses `num_chosen` for each token.
+    """Experts of `size` inner values, of which a router chooses `num_chosen` for each token; gated except with `relu2`.
 
     `is_renormalized` is that of `kernels.arguments.routes.Routing`. `shared`: an MLP of all tokens, whose output is
     added; with `has_shared_gate` it is first multiplied by the sigmoid of a linear. `has_bias`: all linears of the
@@ -37,7 +37,7 @@ class ExpertMlpDescription:
     share_scale: float = 1.0
     shared: DenseMlpDescription | None = None
     has_shared_gate: bool = False
-    activation: Literal["silu_gated", "gelu_tanh_gated", "swiglu_oai"] = "silu_gated"
+    activation: Literal["silu_gated", "gelu_tanh_gated", "swiglu_oai", "relu2"] = "silu_gated"
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
     has_bias: bool = False
@@ -60,9 +60,18 @@ class ExpertMlpDescription:
         if self.num_chosen > num_possible:
             raise BootError(f"config.json: the groups chosen have {num_possible} experts, not {self.num_chosen}")
 
+    @property
+    def is_gated(self) -> bool:
+        return self.activation != "relu2"
+
+    @property
+    def in_size(self) -> int:
+        """Outputs of an expert's first linear."""
+        return 2 * self.size if self.is_gated else self.size
+
     def room_sizes(self, hidden_size: int) -> dict[str, int]:
         own = {
-            "inner": 2 * self.size * self.num_chosen,
+            "inner": self.in_size * self.num_chosen,
             "gated": self.size * self.num_chosen,
             "copies": hidden_size * self.num_chosen,
             "routes": 2 * self.num_experts + 3 * self.num_chosen + 1,
@@ -81,10 +90,11 @@ class ExpertMlpDescription:
 
     def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
         """The outputs of all experts are rows of one weight."""
-        num_experts, by_inner = self.num_experts, ByRows(((self.size, 1),) * (2 * self.num_experts))
+        num_experts, num_rows_in = self.num_experts, self.num_experts * self.in_size
+        by_inner = ByRows(((self.size, 1),) * (num_rows_in // self.size))
         parameters = [Parameter(f"{layer}.router.weight", (num_experts, hidden_size), "router")]
         linears: tuple[tuple[str, int, int, Split], ...] = (
-            ("in", 2 * self.size, hidden_size, by_inner),
+            ("in", self.in_size, hidden_size, by_inner),
             ("out", hidden_size, self.size, ByColumns()),
         )
         for name, num_out, num_in, split in linears:

@@ -27,12 +27,14 @@ class Shard:
 
 
 def _check_divisible(layer: LayerDescription, num_ranks: int) -> None:
-    num_kv_heads = layer.attention.num_kv_heads
-    if layer.attention.num_heads % num_ranks:
+    attention = layer.attention
+    if attention is not None and attention.num_heads % num_ranks:
         raise BootError(
-            f"--tensor-parallel {num_ranks}: it does not divide the model's {layer.attention.num_heads} attention heads"
+            f"--tensor-parallel {num_ranks}: it does not divide the model's {attention.num_heads} attention heads"
         )
-    layer.mlp.divided(num_ranks)
+    for block in filter(None, (layer.recurrent, layer.mlp)):
+        block.divided(num_ranks)
+    num_kv_heads = num_ranks if attention is None else attention.num_kv_heads
     if num_kv_heads % num_ranks and num_ranks % num_kv_heads:
         raise BootError(
             f"--tensor-parallel {num_ranks}: the model's {num_kv_heads} key/value heads can neither be divided "
@@ -42,9 +44,8 @@ def _check_divisible(layer: LayerDescription, num_ranks: int) -> None:
 
 def _divide(layer: LayerDescription, num_ranks: int) -> LayerDescription:
     attention = layer.attention
-    num_kv_heads = max(1, attention.num_kv_heads // num_ranks)
-    return replace(
-        layer,
-        attention=replace(attention, num_heads=attention.num_heads // num_ranks, num_kv_heads=num_kv_heads),
-        mlp=layer.mlp.divided(num_ranks),
-    )
+    if attention is not None:
+        num_kv_heads = max(1, attention.num_kv_heads // num_ranks)
+        attention = replace(attention, num_heads=attention.num_heads // num_ranks, num_kv_heads=num_kv_heads)
+    recurrent, mlp = (block and block.divided(num_ranks) for block in (layer.recurrent, layer.mlp))
+    return replace(layer, attention=attention, recurrent=recurrent, mlp=mlp)

@@ -24,17 +24,17 @@ class Activations:
     normed: Tensor | None = None
     """[T, E]"""
     heads: Tensor | None = None
-    """[T, A * D]"""
+    """[T, A * D], or what the first linear of a recurrent block computes."""
     attended: Tensor | None = None
-    """[T, H * D]"""
+    """[T, H * D], or what the last linear of a recurrent block reads."""
     update: Tensor | None = None
     """[T, E]"""
     inner: Tensor | None = None
-    """[T, F], or [T, 2 F] for a gated MLP."""
+    """[T, F], or [T, 2 F] for a gated MLP; `None` if there is no MLP."""
     gated: Tensor | None = None
     """[T, F]; `None` if no MLP is gated."""
     beside: Tensor | None = None
-    """[T, E]; `None` if no layer has experts next to its MLP."""
+    """[T, E]; `None` if no layer has experts next to its MLP, or a recurrent block next to attention."""
     layer_inputs: Tensor | None = None
     """[T, values of all layers]; `None` if layers have no inputs of their own."""
     copies: Tensor | None = None
@@ -72,14 +72,16 @@ class Workspace:
 
         sizes = Counter[str]()
         for layer in model.layers:
-            sizes |= Counter(layer.mlp.room_sizes(model.hidden_size))
+            for block in filter(None, (layer.attention, layer.recurrent, layer.mlp)):
+                sizes |= Counter(block.room_sizes(model.hidden_size))
+            if layer.attention is not None and layer.recurrent is not None:
+                sizes |= Counter(beside=model.hidden_size)
         if num_inputs := model.layer_inputs_size:
             sizes |= Counter(layer_inputs=num_inputs, inner=num_inputs, gated=num_inputs)
         self._activations = Activations(
             residual=room(model.hidden_size),
             normed=room(model.hidden_size),
-            heads=room(max(attention.qkv_size for attention in model.attentions)),
-            attended=room(max(attention.query_size for attention in model.attentions)),
+            attended=room(model.attended_size),
             update=room(model.hidden_size),
             routes=room(sizes.pop("routes"), dtype=torch.int32) if "routes" in sizes else None,
             **{name: room(size) for name, size in sizes.items()},

@@ -64,7 +64,8 @@ def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
 def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_size: int, vocab_size: int) -> Batch:
     """Returns a step of up to `num_tokens` tokens in up to `max_rows` rows: decode rows first, then long prefills.
 
-    All rows use the same first pages of the cache, as many as `max_row_tokens` tokens take; no request may hold them.
+    All rows use the same first pages of the cache, as many as `max_row_tokens` tokens take, and the first state slot.
+    No request may hold them.
     """
     query_lens = _split(num_tokens, min(max_rows, num_tokens), max_row_tokens)
     num_rows, num_decode_rows = len(query_lens), query_lens.count(1)
@@ -84,6 +85,7 @@ def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_s
         window_slots=slots,
         page_tables=page_tables,
         window_page_tables=page_tables,
+        state_slots=pack_int32(slot for query_len in query_lens for slot in (*[-1] * (query_len - 1), 0)),
         sample_tokens=pack_int32(end - 1 for end in accumulate(query_lens)),
         sample_positions=pack_int64(query_lens),
     )

@@ -11,6 +11,7 @@ K and V are stored nowhere), no keys, no query tokens, no source.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.rows import PrefillRows
+from kernels.arguments.state_rows import StateRows
 from kernels.plans.decode_work import DecodeLayout, DecodeWork
 from kernels.plans.prefill_tiles import TILE_WORDS
 from messages.columns import num_int32, pack_int32, unpack_int32
@@ -39,6 +41,10 @@ def _read_sources(batch: Batch) -> bytes:
     return batch.future_token_indices or pack_int32([-1]) * batch.num_decode_rows
 
 
+def _read_state_sources(batch: Batch) -> bytes:
+    return batch.state_sources or pack_int32([-1]) * batch.num_rows
+
+
 def _count_keys(batch: Batch) -> bytes:
     return pack_int32([context_len + 1 for context_len in unpack_int32(batch.context_lens)])
 
@@ -53,7 +59,7 @@ def _find_head_tokens(batch: Batch) -> bytes:
 class InputColumn(NamedTuple):
     """A column of `StepInputs`: what it has an entry for, a whole page table if `is_table`.
 
-    Columns with `is_windowed` exist if windowed layers have pages of their own.
+    Columns with `only_with` exist if windowed layers have pages of their own, or if layers have recurrent states.
 
     `read` returns the entries of a batch without padding; those of decode rows come before those of prefill rows.
     """
@@ -64,7 +70,7 @@ class InputColumn(NamedTuple):
     """The value of places that no entry of the batch takes."""
     read: Callable[[Batch], bytes]
     is_table: bool = False
-    is_windowed: bool = False
+    only_with: Literal["windows", "states"] | None = None
 
 
 INPUT_COLUMNS: Mapping[str, InputColumn] = {
@@ -78,13 +84,16 @@ INPUT_COLUMNS: Mapping[str, InputColumn] = {
     "prefill_query_lens": InputColumn(torch.int32, "prefill row", 0, attrgetter("query_lens")),
     "prefill_context_lens": InputColumn(torch.int32, "prefill row", 0, attrgetter("context_lens")),
     "head_tokens": InputColumn(torch.int64, "head token", 0, _find_head_tokens),
-    "window_slots": InputColumn(torch.int64, "token", -1, attrgetter("window_slots"), is_windowed=True),
+    "window_slots": InputColumn(torch.int64, "token", -1, attrgetter("window_slots"), only_with="windows"),
     "window_decode_tables": InputColumn(
-        torch.int32, "decode row", -1, attrgetter("window_page_tables"), is_table=True, is_windowed=True
+        torch.int32, "decode row", -1, attrgetter("window_page_tables"), is_table=True, only_with="windows"
     ),
     "window_prefill_tables": InputColumn(
-        torch.int32, "prefill row", -1, attrgetter("window_page_tables"), is_table=True, is_windowed=True
+        torch.int32, "prefill row", -1, attrgetter("window_page_tables"), is_table=True, only_with="windows"
     ),
+    "decode_state_sources": InputColumn(torch.int32, "decode row", -1, _read_state_sources, only_with="states"),
+    "prefill_state_sources": InputColumn(torch.int32, "prefill row", -1, _read_state_sources, only_with="states"),
+    "state_slots": InputColumn(torch.int32, "token", -1, attrgetter("state_slots"), only_with="states"),
 }
 """All columns. A column is read and written by its entry here, on every device."""
 
@@ -131,6 +140,21 @@ class StepInputs:
     """int64 [T]: `slots` for windowed layers. `None` if they have no pages of their own, as are their tables."""
     window_decode_tables: Tensor | None = None
     window_prefill_tables: Tensor | None = None
+    decode_state_sources: Tensor | None = None
+    """int32 [B]: see `StateRows`. `None` if no layer has a recurrent state, as are the next two."""
+    prefill_state_sources: Tensor | None = None
+    """int32 [C]"""
+    state_slots: Tensor | None = None
+    """int32 [T]"""
+
+    @cached_property
+    def state_rows(self) -> StateRows:
+        """The recurrent states that the rows read and store. Only for a step of all tokens."""
+        sources, prefill_sources, slots = self.decode_state_sources, self.prefill_state_sources, self.state_slots
+        assert sources is not None
+        assert prefill_sources is not None
+        assert slots is not None
+        return StateRows(self.num_decode_rows, sources, prefill_sources, self.prefill_query_lens, slots)
 
     @cached_property
     def windowed(self) -> "StepInputs":
@@ -185,6 +209,8 @@ class StepShape:
     """The size of each plan for prefill rows; all layers whose tiles have as many tokens share one."""
     has_windows: bool = False
     """Windowed layers have pages of their own."""
+    has_states: bool = False
+    """Layers have recurrent states."""
 
     @property
     def num_tokens(self) -> int:
@@ -202,10 +228,7 @@ class StepShape:
 
     def columns(self) -> PackedColumns:
         """Returns the layout of the columns of `StepInputs`, and of the plans."""
-        layout = {
-            name: (column.dtype, self.places(column))
-            for name, column in _columns_of(has_windows=self.has_windows).items()
-        }
+        layout = {name: (column.dtype, self.places(column)) for name, column in _columns_of(self).items()}
         for index, plan in enumerate(self.decode_layouts):
             layout[f"decode_plan_{index}"] = (torch.int32, (plan.num_words,))
         for index, num_tiles in enumerate(self.num_tiles):
@@ -213,8 +236,9 @@ class StepShape:
         return PackedColumns(layout)
 
 
-def _columns_of(*, has_windows: bool) -> Mapping[str, InputColumn]:
-    return {name: column for name, column in INPUT_COLUMNS.items() if has_windows or not column.is_windowed}
+def _columns_of(shape: StepShape) -> Mapping[str, InputColumn]:
+    exists = {None: True, "windows": shape.has_windows, "states": shape.has_states}
+    return {name: column for name, column in INPUT_COLUMNS.items() if exists[column.only_with]}
 
 
 def shape_of(batch: Batch) -> StepShape:
@@ -226,12 +250,13 @@ def shape_of(batch: Batch) -> StepShape:
         num_pages=batch.num_pages_per_row,
         num_head_tokens=batch.num_sampled + num_int32(batch.hidden_tokens),
         has_windows=bool(batch.window_slots),
+        has_states=bool(batch.state_slots),
     )
 
 
 def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
     """Returns the columns of `batch` on `device`, unpacked: packing only helps if they are copied."""
-    columns = _read_columns(batch, has_windows=bool(batch.window_slots))
+    columns = _read_columns(batch, shape_of(batch))
     tensors: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in columns.items()}
     num_last = _count_last_tokens(batch.num_decode_rows, columns)
     head_rows = None
@@ -289,7 +314,19 @@ def as_decode_rows(batch: Batch) -> Batch:
         page_tables=_repeat(batch.page_tables, counts),
         window_page_tables=_repeat(batch.window_page_tables, counts),
         num_drafts=b"",
+        state_sources=_chain_sources(batch, counts),
     )
+
+
+def _chain_sources(batch: Batch, counts: Sequence[int]) -> bytes:
+    """Returns the slot with the state before each token: the row's source, then the slot of the token before it."""
+    if not batch.state_slots:
+        return b""
+    slots, starts = unpack_int32(batch.state_slots), accumulate(counts, initial=0)
+    chained = [-1, *slots[:-1]]
+    for start, source in zip(starts, unpack_int32(_read_state_sources(batch)), strict=False):
+        chained[start] = source
+    return pack_int32(chained)
 
 
 def _repeat(column: bytes, counts: Sequence[int]) -> bytes:
@@ -300,7 +337,7 @@ def _repeat(column: bytes, counts: Sequence[int]) -> bytes:
 
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
     """Returns the inputs of a step, without plans, whose columns are `tensors`."""
-    columns: dict[str, Any] = {name: tensors[name] for name in _columns_of(has_windows=shape.has_windows)}
+    columns: dict[str, Any] = {name: tensors[name] for name in _columns_of(shape)}
     # Each decode row samples, so without other rows and hidden tokens all go to the head.
     all_go_to_head = shape.num_tokens == shape.num_decode_rows == shape.num_head_tokens
     return StepInputs(shape.num_decode_rows, all_go_to_head=all_go_to_head, **columns)
@@ -308,11 +345,11 @@ def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
 
 def pack_step(batch: Batch, shape: StepShape, arrays: Arrays) -> None:
     """Writes the columns of `batch` and the padding into `arrays`, the columns of a shape that has room for it."""
-    columns = _read_columns(batch, has_windows=shape.has_windows)
+    columns = _read_columns(batch, shape)
     num_decode, places = batch.num_decode_rows, shape.num_decode_rows
     head_tokens = columns["head_tokens"]
     head_tokens[head_tokens >= num_decode] += places - num_decode
-    for name, column in _columns_of(has_windows=shape.has_windows).items():
+    for name, column in _columns_of(shape).items():
         if column.is_table:
             _fill_tables(arrays[name], columns[name], column.padding)
         elif column.axis == "token":
@@ -322,9 +359,9 @@ def pack_step(batch: Batch, shape: StepShape, arrays: Arrays) -> None:
             _fill(arrays[name], columns[name], column.padding)
 
 
-def _read_columns(batch: Batch, *, has_windows: bool) -> Arrays:
+def _read_columns(batch: Batch, shape: StepShape) -> Arrays:
     """Returns the columns of `StepInputs` without padding, which may be written."""
-    columns = {name: _read_column(column, batch) for name, column in _columns_of(has_windows=has_windows).items()}
+    columns = {name: _read_column(column, batch) for name, column in _columns_of(shape).items()}
     num_tokens = batch.num_decode_rows + columns["prefill_query_lens"].sum()
     assert len(columns["token_ids"]) == len(columns["positions"]) == len(columns["slots"]) == num_tokens
     return columns

@@ -21,12 +21,14 @@ PREFILL_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The largest step: rows, tokens, and pages of a row. `has_windows`: windowed layers have pages of their own."""
+    """The largest step: rows, tokens, and pages of a row. `has_windows`: windowed layers have pages of their own.
+    `has_states`: layers have recurrent states."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     num_pages: int
     has_windows: bool = False
+    has_states: bool = False
 
 
 class StepShapes:
@@ -72,7 +74,7 @@ class StepShapes:
         num_head_tokens = min(num_decode_rows + num_prefill_rows, max_rows)
         num_pages = self._limits.num_pages
         sizes = num_decode_rows, num_prefill_tokens, num_prefill_rows, num_pages, num_head_tokens
-        return StepShape(*sizes, has_windows=self._limits.has_windows)
+        return StepShape(*sizes, has_windows=self._limits.has_windows, has_states=self._limits.has_states)
 
 
 def decode_row_counts(max_num_seqs: int) -> list[int]:

@@ -5,14 +5,15 @@ The rows of a step are one sequence for it, with the positions of each token; on
 Shape legend: N tokens with logits, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.arguments.paged_kv import PagedKV
-from scheduler_proc.computing.model.decoder import ComputeLayers, LayerKind
+from kernels.arguments.state_rows import LayerState
+from scheduler_proc.computing.model.decoder import NO_STATES, ComputeLayers, LayerKind
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE
@@ -37,12 +38,13 @@ class TransformersDecoder:
     def forward(
         self,
         step: StepInputs,
-        layer_caches: Sequence[PagedKV],
+        layer_caches: Mapping[int, PagedKV],
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
+        states: Mapping[int, LayerState] = NO_STATES,
     ) -> Tensor:
         """Returns the logits of `step.head_tokens`, [N, V]: a model may scale or cap them after its head."""
-        with attention_by(PagedAttention(step, self.model.attentions, layer_caches)):
+        with attention_by(PagedAttention(step, self.model.attentions, list(layer_caches.values()))):
             output = self._module(
                 input_ids=step.token_ids[None].long(),
                 position_ids=step.positions[None].long(),

@@ -7,7 +7,7 @@ Shape legend: T tokens, H query heads, G key/value heads, D values per head, Q q
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from scheduler_proc.computing.model.description import (
     ModelDescription,
     NormDescription,
 )
-from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.transformers_model.attention import attention_by, call_attention, read_options
 
 PROBE = "sluice_probe"
@@ -39,22 +38,6 @@ class AttentionCall:
 
     module: nn.Module
     attention: AttentionDescription
-
-
-@dataclass(frozen=True)
-class UnknownMlp:
-    """Everything in a layer except attention."""
-
-    block: ClassVar[str] = ""
-
-    def room_sizes(self, hidden_size: int) -> dict[str, int]:
-        return {}
-
-    def divided(self, num_ranks: int) -> "UnknownMlp":
-        return self
-
-    def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
-        return []
 
 
 class Probe:
@@ -140,7 +123,7 @@ def describe(module: Any, calls: list[AttentionCall]) -> ModelDescription:
     return ModelDescription(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        layers=tuple(LayerDescription(attention=call.attention, mlp=UnknownMlp()) for call in calls),
+        layers=tuple(LayerDescription(attention=call.attention) for call in calls),
         final_norm=NormDescription(kind="rms", size=config.hidden_size, eps=0.0),
     )
 

@@ -9,20 +9,22 @@ The tokens of a running request, from its first (page-aligned where marked |):
     ........... len(req.token_ids)     known: the prompt and what has been sampled
 
 A page moves: free → held (`grow`) → cached (`share` after a prefill chunk, `close` at the end) → free (evicted).
-`PageObserver`s are notified of each of these moves. Windowed layers have pages of their own (`window_pages.py`).
+`PageObserver`s are notified of each of these moves. Windowed layers have pages of their own (`window_pages.py`),
+recurrent layers have states (`state_slots.py`). Both are attached to pages.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from messages.columns import INT32
 from messages.ring.cache import CacheAnswer, CacheQuestion, ExplainCache, ListCache
-from scheduler_proc.deciding.pages.cache_questions import explain, list_nodes
+from scheduler_proc.deciding.pages.cache_questions import explain, find_end, list_nodes
 from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.pages import PagePool
 from scheduler_proc.deciding.pages.radix import Node, RadixTree
 from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.pages.state_slots import StateSlots
 from scheduler_proc.deciding.pages.window_pages import WindowPages
 from scheduler_proc.deciding.requests import PendingReq
 
@@ -44,7 +46,7 @@ class BlockAllocator:
         tree: RadixTree | None = None,
         observers: Iterable[PageObserver] = (),
         num_evicted_at_once: int = 0,
-        windows: WindowPages | None = None,
+        attachments: Sequence[WindowPages | StateSlots] = (),
     ):
         self.page_size = page_size
         self.is_sharing = is_sharing
@@ -52,7 +54,9 @@ class BlockAllocator:
         self.num_evicted = 0
         """Cached pages evicted since the start."""
         self.observers = list(observers)
-        self.windows = windows
+        self.attachments = attachments
+        self.windows = next((part for part in attachments if isinstance(part, WindowPages)), None)
+        self.states = next((part for part in attachments if isinstance(part, StateSlots)), None)
         self._tree = RadixTree(page_size) if tree is None else tree
         self._pool = PagePool(num_pages, {page for node in self._tree.nodes() for page in node.pages})
         self._num_evicted_at_once = num_evicted_at_once
@@ -108,8 +112,8 @@ class BlockAllocator:
         if end <= start:
             return
         key = req.token_ids[start * size : end * size].tobytes()
-        if self.windows is not None:
-            key = key[: self._count_reusable(req, key, self.windows) * 4 * size]
+        if self.attachments:
+            key = key[: self._count_reusable(req, key) * 4 * size]
             if not key:
                 return
         node, found = self._tree.find(req.node, req.pending.salt, key)
@@ -117,15 +121,17 @@ class BlockAllocator:
         req.pages[start:] = found
         self._extend_shared(req, node, start + len(found))
         req.num_computed_tokens = req.num_shared_pages * size
-        if self.windows is not None:
-            self.windows.enter(req, start)
+        for part in self.attachments:
+            part.enter(req, start)
+        if self.states is not None:
+            self.states.pass_by(_pages_before_end(node))
 
-    def _count_reusable(self, req: Req, key: bytes, windows: WindowPages) -> int:
-        """Returns how many cached pages of `key` the request can use: after them its window is cached, too."""
+    def _count_reusable(self, req: Req, key: bytes) -> int:
+        """Returns how many cached pages of `key` the request can use: after them it finds its window and state."""
         path, start = self._tree.match(req.node, req.pending.salt, key), req.num_shared_pages
         pages = req.pages[:start] + [page for node, num_same in path for page in node.pages[:num_same]]
         req.num_matched_pages = len(pages)
-        return windows.find_end(pages, start) - start
+        return find_end(self.attachments, pages, start) - start
 
     def next_page(self, req: Req) -> bytes:
         """Returns the token bytes of the page after the shared ones; empty if it cannot be shared."""
@@ -145,6 +151,8 @@ class BlockAllocator:
     def grow(self, req: Req, num_tokens: int) -> bool:
         """Gives `req` room for `num_tokens` in all, evicting if needed; returns False if there is too little room."""
         self.note_filled(req)
+        if self.states is not None and not self.states.reserve(req):
+            return False
         missing = self.num_missing(req, num_tokens)
         if self.windows is not None:
             self.windows.advance(req)
@@ -185,8 +193,8 @@ class BlockAllocator:
         own = req.pages[start:end]
         node, cached = self._tree.insert(req.node, req.pending.salt, key, own, req.uid)
         self.num_held -= len(own)
-        if self.windows is not None:
-            self.windows.merge(req, start, cached)
+        for part in self.attachments:
+            part.merge(req, start, cached)
         self._free([page for page, kept in zip(own, cached, strict=True) if page != kept])
         req.pages[start:end] = cached
         self.note_filled(req)
@@ -196,6 +204,20 @@ class BlockAllocator:
         if self.windows is not None:
             self.windows.advance(req)
 
+    def keep_state(self, req: Req, num_tokens: int, slot: int, *, is_likely: bool) -> bool:
+        """Makes `slot` a checkpoint: the state after the first `num_tokens` tokens, which are computed.
+
+        Returns False if their last page has one. `is_likely` is that of `StateSlots.attach`.
+        """
+        assert self.states is not None
+        self.note_filled(req)
+        page = req.pages[num_tokens // self.page_size - 1]
+        if not self.states.attach(page, slot, is_likely=is_likely):
+            return False
+        for observer in self.observers:
+            observer.on_state_kept(page, slot)
+        return True
+
     def close(self, req: Req, is_reusable: bool = True) -> None:
         """Ends the request's use of its pages: full ones stay cached, others are freed.
 
@@ -203,6 +225,8 @@ class BlockAllocator:
         """
         for observer in self.observers:
             observer.on_closed(req)
+        if self.states is not None:
+            self.states.close(req)
         if is_reusable:
             self.share(req)
         if self.windows is not None:
@@ -217,7 +241,7 @@ class BlockAllocator:
         """Returns what is cached of a prompt, or the largest nodes; changes nothing."""
         match question:
             case ExplainCache():
-                return explain(self._tree, question, self.windows, is_sharing=self.is_sharing)
+                return explain(self._tree, question, self.attachments, is_sharing=self.is_sharing)
             case ListCache():
                 return list_nodes(self._tree, question)
 
@@ -239,8 +263,8 @@ class BlockAllocator:
         assert len(held) == self.num_held, "held pages were miscounted"
         assert len(free) + len(cached) + len(held) == self.num_pages, "free + cached + held is not all pages"
         assert len(free.union(cached, held)) == self.num_pages, "a page has two owners"
-        if self.windows is not None:
-            self.windows.check(reqs, cached)
+        for part in self.attachments:
+            part.check(reqs, cached)
         for observer in self.observers:
             observer.check(free, cached)
         pins = dict.fromkeys((id(node) for node in self._tree.nodes()), 0)
@@ -253,8 +277,8 @@ class BlockAllocator:
     def _free(self, pages: list[int]) -> None:
         for observer in self.observers:
             observer.on_freed(pages)
-        if self.windows is not None:
-            self.windows.detach(pages)
+        for part in self.attachments:
+            part.detach(pages)
         self._pool.free(pages)
 
     def _give_back(self, pages: list[int]) -> None:
@@ -265,6 +289,15 @@ class BlockAllocator:
         self._tree.pin(node)
         self._tree.unpin(req.node)
         req.node, req.num_shared_pages = node, num_pages
+
+
+def _pages_before_end(node: Node) -> list[int]:
+    """Returns the pages from the root to `node`, but not its last one and none behind which cached texts part."""
+    pages, step = node.pages[:-1], node.parent
+    while step is not None:
+        pages += step.pages if len(step.children) == 1 else step.pages[:-1]
+        step = step.parent
+    return pages
 
 
 def _count_path(req: Req, pins: dict[int, int]) -> None:

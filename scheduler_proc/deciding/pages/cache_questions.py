@@ -3,12 +3,13 @@
 import heapq
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from messages.columns import unpack_int32
 from messages.ring.cache import CacheExplained, CacheListed, CacheNode, CacheSource, ExplainCache, ListCache
 from scheduler_proc.deciding.pages.radix import Node, RadixTree
+from scheduler_proc.deciding.pages.state_slots import StateSlots
 from scheduler_proc.deciding.pages.window_pages import WindowPages
 from scheduler_proc.deciding.requests import salt_of
 
@@ -19,7 +20,7 @@ DISABLED = "disabled"
 
 
 def explain(
-    tree: RadixTree, question: ExplainCache, windows: WindowPages | None = None, *, is_sharing: bool
+    tree: RadixTree, question: ExplainCache, attachments: Sequence[WindowPages | StateSlots] = (), *, is_sharing: bool
 ) -> CacheExplained:
     """Returns the cache hit that a prompt would get now: its length, which requests computed it, and what ends it.
 
@@ -31,13 +32,14 @@ def explain(
         return CacheExplained(question.uid, 0, (), DISABLED, 0)
     key = question.input_ids[: max(0, num_pages) * page_bytes]
     path = tree.match(tree.root, salt, key)
-    if windows is not None:
-        pages = [page for node, num_same in path for page in node.pages[:num_same]]
-        num_usable = windows.find_end(pages, 0)
-        if num_usable < len(pages):
-            num_hit = num_usable * page_bytes // 4
-            sources = _sources(_cut(path, num_usable), page_bytes // 4)
-            return CacheExplained(question.uid, num_hit, sources, "window_evicted", num_hit)
+    pages = [page for node, num_same in path for page in node.pages[:num_same]]
+    num_usable = find_end(attachments, pages, 0)
+    if num_usable < len(pages):
+        has_states = any(isinstance(part, StateSlots) for part in attachments)
+        sources = _sources(_cut(path, num_usable), page_bytes // 4)
+        ended_by = "no_checkpoint" if has_states else "window_evicted"
+        position = (len(pages) if has_states else num_usable) * page_bytes // 4
+        return CacheExplained(question.uid, num_usable * page_bytes // 4, sources, ended_by, position)
     num_hit_bytes = sum(num_same for _, num_same in path) * page_bytes
     num_hit = num_hit_bytes // 4
     sources = _sources(path, page_bytes // 4)
@@ -57,6 +59,14 @@ def explain(
     if stranger is not None:
         return CacheExplained(question.uid, 0, (), "salt", 0, other_uid=stranger.uid)
     return CacheExplained(question.uid, num_hit, sources, "not_cached", num_hit)
+
+
+def find_end(attachments: Sequence[WindowPages | StateSlots], pages: Sequence[int], least: int) -> int:
+    """Returns after how many of the cached `pages` a request finds all that it needs besides them; at least `least`."""
+    end = len(pages)
+    while shorter := [found for part in attachments if (found := part.find_end(pages[:end], least)) < end]:
+        end = min(shorter)
+    return end
 
 
 def list_nodes(tree: RadixTree, question: ListCache) -> CacheListed:

@@ -5,6 +5,7 @@ from scheduler_proc.deciding.pages.page_journal import PageJournal, PageMemory
 from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.page_tiers import PageStore, PageTiers
 from scheduler_proc.deciding.pages.radix import RadixTree
+from scheduler_proc.deciding.pages.state_slots import StateSlots
 from scheduler_proc.deciding.pages.window_pages import WindowPages
 
 
@@ -15,26 +16,31 @@ def open_cache(
     memory: PageMemory | None,
     store: PageStore | None,
     windows: tuple[int, int] | None = None,
+    states: tuple[int, int] | None = None,
 ) -> BlockAllocator:
     """Returns an allocator in which the intact pages that a predecessor left in `memory` are cached.
 
-    Evicted pages go to `store`. `windows`: the window of windowed layers, and the number of their pages.
+    Evicted pages go to `store`. `windows`: the window of windowed layers, and the number of their pages. `states`: the
+    number of slots for recurrent states, and of the pages between checkpoints of a long prompt.
     """
+    num_attached = windows[1] if windows else 0, states[0] if states else 0
     observers: list[PageObserver] = []
     tree, digests = RadixTree(page_size), dict[int, bytes]()
-    journal = None if memory is None else PageJournal(memory, num_pages, page_size, windows[1] if windows else 0)
+    journal = None if memory is None else PageJournal(memory, num_pages, page_size, *num_attached)
     if journal is not None:
         tree = RadixTree(page_size, journal.stamps)
         digests = {page: journal.digest(page) for page in journal.recover(tree)}
         observers.append(journal)
+    attachments: list[WindowPages | StateSlots] = []
     if windows is not None:
-        found = {} if journal is None else journal.find_windows()
-        window_pages = WindowPages(*windows, page_size, found)
+        window_pages = WindowPages(*windows, page_size, {} if journal is None else journal.find_windows())
+        attachments.append(window_pages)
         if journal is not None:
             journal.windows = window_pages
-        return BlockAllocator(num_pages, page_size, is_sharing, tree, observers, windows=window_pages)
-    if store is None:
-        return BlockAllocator(num_pages, page_size, is_sharing, tree, observers)
+    if states is not None:
+        attachments.append(StateSlots(*states, {} if journal is None else journal.find_states()))
+    if store is None or attachments:
+        return BlockAllocator(num_pages, page_size, is_sharing, tree, observers, attachments=attachments)
     tiers = PageTiers(store, num_pages, page_size)
     for page, digest in digests.items():
         tiers.set_digest(page, digest)

@@ -4,12 +4,14 @@ A page is sealed when all its slots are computed, and unsealed when it is freed;
 record identifies the contents as vLLM's block hashes do: by a digest of its tokens and the digest of the previous page.
 Pages with equal contents are therefore interchangeable, and a page whose prefix is lost is recognised. The seal is a
 digest of the record and is written last, so a truncated record has none or a wrong one. The record has a checksum of K
-and V. A window page is recorded by the digest of its page and a checksum, which shows later whether it was overwritten.
+and V. A window page or a checkpoint is recorded by the digest of its page and a checksum, which shows later whether it
+was overwritten.
 """
 
 import random
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -29,14 +31,18 @@ WORD_BYTES = 8
 class PageMemory(Protocol):
     """Memory of pages that outlives the process.
 
-    `notes`: bytes that outlive it, too; initially zeros. There are at least 80 per page, 4 per token and 16 per window
-    page.
+    `notes`: bytes that outlive it, too; initially zeros. There are at least 80 per page, 4 per token, and 16 per window
+    page and per state slot.
     """
 
     notes: memoryview
 
     def checksum(self, page: int, *, is_window: bool = False) -> int:
         """Returns a 64-bit checksum of K and V of a page or a window page."""
+        ...
+
+    def checksum_state(self, slot: int) -> int:
+        """Returns a 64-bit checksum of the recurrent state in a slot."""
         ...
 
     def damage(self, page: int) -> None:
@@ -61,7 +67,9 @@ class PageJournal(PageObserver):
     their prefix.
     """
 
-    def __init__(self, memory: PageMemory, num_pages: int, page_size: int, num_window_pages: int = 0):
+    def __init__(
+        self, memory: PageMemory, num_pages: int, page_size: int, num_window_pages: int = 0, num_state_slots: int = 0
+    ):
         self.windows: WindowPages | None = None
         """Set once they are known, if there are window pages."""
         self.num_recovered = 0
@@ -75,8 +83,11 @@ class PageJournal(PageObserver):
         self._records = memory.notes[2 * end : 2 * end + num_pages * self._num_bytes]
         assert len(self._records) == num_pages * self._num_bytes, "the memory has no room for a record of each page"
         start = 2 * end + num_pages * self._num_bytes
-        self._window_notes = memory.notes[start : start + 2 * WORD_BYTES * num_window_pages].cast("Q")
+        middle = start + 2 * WORD_BYTES * num_window_pages
+        self._window_notes = memory.notes[start:middle].cast("Q")
         """By window page: the beginning of its page's digest, and its checksum."""
+        self._state_notes = memory.notes[middle : middle + 2 * WORD_BYTES * num_state_slots].cast("Q")
+        """The same by state slot."""
 
     def digest(self, page: int) -> bytes:
         """Returns the digest of a sealed page."""
@@ -106,11 +117,18 @@ class PageJournal(PageObserver):
         if self.windows is not None:
             pages = req.pages[req.window_start : num_pages]
             for page, window_page in zip(pages, self.windows.find(pages), strict=True):
-                digest = self._short_digest(page)
-                if self._window_notes[2 * window_page] != digest:
-                    self._window_notes[2 * window_page] = 0  # the old digest and the new checksum never meet
-                    self._window_notes[2 * window_page + 1] = self._memory.checksum(window_page, is_window=True)
-                    self._window_notes[2 * window_page] = digest
+                if self._window_notes[2 * window_page] != self._short_digest(page):
+                    checksum = self._memory.checksum(window_page, is_window=True)
+                    self._note(self._window_notes, window_page, page, checksum)
+
+    def on_state_kept(self, page: int, slot: int) -> None:
+        self._note(self._state_notes, slot, page, self._memory.checksum_state(slot))
+
+    def _note(self, notes: "memoryview[int]", index: int, page: int, checksum: int) -> None:
+        """Records that a window page or state slot belongs to a sealed page."""
+        notes[2 * index] = 0  # the old digest and the new checksum never meet
+        notes[2 * index + 1] = checksum
+        notes[2 * index] = self._short_digest(page)
 
     def on_freed(self, pages: Collection[int]) -> None:
         """Unseals the pages, which allows writes to them."""
@@ -157,13 +175,21 @@ class PageJournal(PageObserver):
 
     def find_windows(self) -> dict[int, int]:
         """Returns the intact window pages of a predecessor, by the sealed page that each belongs to."""
+        return self._find_noted(self._window_notes, partial(self._memory.checksum, is_window=True))
+
+    def find_states(self) -> dict[int, int]:
+        """Returns the slots of the intact checkpoints of a predecessor by page, the least recently used page first."""
+        found = self._find_noted(self._state_notes, self._memory.checksum_state)
+        return dict(sorted(found.items(), key=lambda one: self.stamps[one[0]]))
+
+    def _find_noted(self, notes: "memoryview[int]", checksum_of: Callable[[int], int]) -> dict[int, int]:
+        """Returns the intact window pages or state slots in `notes`, by the sealed page that each belongs to."""
         pages = {self._short_digest(page): page for page in self.sealed_pages()}
         found: dict[int, int] = {}
-        for window_page in range(len(self._window_notes) // 2):
-            digest, checksum = self._window_notes[2 * window_page : 2 * window_page + 2]
-            page = pages.get(digest)
-            if page is not None and checksum == self._memory.checksum(window_page, is_window=True):
-                found.setdefault(page, window_page)
+        for index in range(len(notes) // 2):
+            page = pages.get(notes[2 * index])
+            if page is not None and notes[2 * index + 1] == checksum_of(index):
+                found.setdefault(page, index)
         return found
 
     def _short_digest(self, page: int) -> int:

@@ -15,6 +15,9 @@ class PageObserver(Protocol):
     def on_cached(self, req: Req, start: int, end: int) -> None:
         """Pages `start` to `end` (exclusive) of `req` are in the radix tree now."""
 
+    def on_state_kept(self, page: int, slot: int) -> None:
+        """State `slot` is the checkpoint of the full `page` now."""
+
     def on_evicted(self, pages: Sequence[int]) -> None:
         """Cached `pages` make room for others. They are intact until `on_freed`, which follows."""
 

@@ -6,6 +6,9 @@ from scheduler_proc.deciding.pages.radix import Node
 from scheduler_proc.deciding.requests import PendingReq, State
 from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 
+NO_STATE = -1
+"""No state slot."""
+
 
 class Req:
     """A running request: a `PendingReq` with its place in the KV cache, which only the cache changes.
@@ -13,6 +16,8 @@ class Req:
     `pages` hold its tokens in order; the first `num_shared_pages` belong to the radix tree and end at `node`. While it
     `is_loading`, pages after these are filled from a lower tier (`page_tiers.py`). From `window_start` on it uses the
     window pages of its pages (`window_pages.py`); `num_matched_pages` is the part of its prompt that was cached last.
+    `state_slot`, `spare_slot`, `state_source` and `state_page` are its recurrent state (`state_slots.py`); the latest
+    checkpoint of its output is at `rolling_page`.
     """
 
     def __init__(self, pending: PendingReq, root: Node):
@@ -27,6 +32,9 @@ class Req:
         self.num_matched_pages = 0
         self.window_table: tuple[tuple[int, int, int] | None, bytes, int] = None, b"", 0
         """The row's table of window pages in its latest step in DECODE, after what it depends on."""
+        self.state_slot = self.spare_slot = self.state_source = NO_STATE
+        self.state_page: int | None = None
+        self.rolling_page: int | None = None
         self._num_prefilled = 0
 
     def twin(self, token_ids: "array[int]") -> "Req":

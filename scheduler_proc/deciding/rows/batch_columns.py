@@ -1,6 +1,7 @@
 """Builds the `Batch` of a planned step."""
 
 from array import array
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from messages.columns import INT32, INT64, pack_int32
@@ -15,6 +16,8 @@ from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 from scheduler_proc.deciding.tasks.prompt_task import PromptTask, TaskChunk
 
 NO_PAGE_BYTES = pack_int32([-1])
+
+NO_COLUMNS: Mapping[str, bytes] = {}
 
 NO_DRAFTS: "array[int]" = array(INT32)
 
@@ -69,8 +72,13 @@ class BatchBuilder:
         self._slots: array[int] = array(INT64, range(num_pages * page_size))
         self._no_chunks = _ChunkColumns(0)
 
-    def build(self, step_id: int, decode: DecodeRows, chunks: list[Chunk]) -> Batch:
-        """Returns the step of all decode rows and these chunks, whose pages must have been allocated."""
+    def build(
+        self, step_id: int, decode: DecodeRows, chunks: list[Chunk], states: Mapping[str, bytes] = NO_COLUMNS
+    ) -> Batch:
+        """Returns the step of all decode rows and these chunks, whose pages must have been allocated.
+
+        `states`: the columns of recurrent states.
+        """
         num_decode_rows = len(decode)
         assert NO_SLOT not in decode.slots, "a row has no page for its token"
         columns = _ChunkColumns(num_decode_rows) if chunks else self._no_chunks
@@ -101,6 +109,7 @@ class BatchBuilder:
             future_token_indices=decode.future_token_indices.tobytes(),
             num_drafts=bytes(4 * num_decode_rows) + columns.num_drafts.tobytes() if any(columns.num_drafts) else b"",
             **({} if self._windows is None else self._window_columns(decode, chunks, width, self._windows)),
+            **states,
         )
 
     def _window_columns(

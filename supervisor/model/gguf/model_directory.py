@@ -17,7 +17,7 @@ import runtime.gguf
 import supervisor.model.gguf
 from messages.config.server import ModelFacts
 from messages.errors import BootError
-from runtime.gguf.architectures import list_tensors, read_config
+from runtime.gguf.conversion import list_tensors, read_config
 from runtime.gguf.gguf_file import GgufFile, part_names, read_gguf
 from runtime.model_files import WEIGHT_FILES
 from runtime.own_directory import is_own_directory, own_directory

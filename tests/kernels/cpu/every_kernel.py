@@ -25,20 +25,27 @@ from kernels.formats.quantized import QUANTIZED
 from kernels.operations.apply_bitmask import apply_bitmask
 from kernels.operations.block_linear import block_linear, look_up_rows, pack_block_rows, quantize_blocks
 from kernels.operations.experts import combine_experts, gather_rows, route_tokens
+from kernels.operations.gated_delta import gated_delta
+from kernels.operations.gated_norm import gated_norm
 from kernels.operations.gelu import gelu
 from kernels.operations.gelu_mul import gelu_mul
 from kernels.operations.layer_norm import layer_norm
+from kernels.operations.mamba_scan import mamba_scan
 from kernels.operations.packed_linear import pack, packed_linear
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.quantized_linear import quantize, quantized_linear
+from kernels.operations.relu_squared import relu_squared
 from kernels.operations.rescale import rescale
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
 from kernels.operations.sample import draw, greedy, sample
+from kernels.operations.short_conv import short_conv
+from kernels.operations.sigmoid_gate import sigmoid_gate
 from kernels.operations.silu_mul import silu_mul
 from tests.kernels.cases import OPTIONS, Shape, assert_close, make_paged_case, with_codes
 from tests.kernels.gpu.plausible_blocks import plausible_rows
+from tests.kernels.state_cases import NUM_TOKENS, make_decay, make_states, mixed_rows
 
 SHAPES = [Shape(6, 2, 64, 16), Shape(7, 1, 80, 1), Shape(4, 4, 96, 64), Shape(5, 1, 128, 16), Shape(3, 3, 10, 4)]
 
@@ -103,6 +110,7 @@ def compute(size: int, dtype: torch.dtype) -> None:
         gelu(x, "tanh"),
         silu_mul(torch.cat((x, update), dim=-1)),
         gelu_mul(torch.cat((x, update), dim=-1)),
+        relu_squared(x.clone()),
         rescale(x.clone(), 2.0, update),
         rescale(x.clone(), 2.0, softcap=3.0),
     ):
@@ -163,6 +171,40 @@ def route(num_tokens: int, dtype: torch.dtype) -> None:
         assert bool(out.isfinite().all())
 
 
+def scan(num_heads: int, value_size: int, state_size: int, dtype: torch.dtype) -> None:
+    """Recurrent layers, with as many taps of the convolution as heads."""
+    num_channels, rows = (num_heads + 2) * max(value_size, state_size), mixed_rows("cpu")
+    x, tails = (
+        torch.randn(NUM_TOKENS, 3 * num_channels).to(dtype),
+        make_states((num_heads - 1, num_channels), dtype, "cpu"),
+    )
+    weight = torch.randn(num_channels, num_heads).to(dtype)
+    assert bool(short_conv(x, weight, None, tails, rows, is_gated=True).isfinite().all())
+    assert bool(short_conv(x[:, :num_channels], weight, weight[:, 0].contiguous(), tails, rows).isfinite().all())
+    matrices, decay = (
+        make_states((num_heads, value_size, state_size), torch.float32, "cpu"),
+        make_decay(num_heads, "cpu"),
+    )
+    xbc, time = x[:, : num_heads * value_size + 2 * state_size], x[:, -num_heads:]
+    assert bool(mamba_scan(xbc, time, decay, torch.randn(num_heads), matrices, rows).isfinite().all())
+
+
+def correct(num_heads: int, num_key_heads: int, key_size: int, value_size: int, dtype: torch.dtype) -> None:
+    """Gated DeltaNet and the gates of its kind."""
+    size, rows = num_heads * value_size, mixed_rows("cpu")
+    num_inputs = 2 * num_key_heads * key_size + size
+    x, matrices = (
+        torch.randn(NUM_TOKENS, num_inputs + 2 * num_heads + size).to(dtype),
+        make_states((num_heads, key_size, value_size), torch.float32, "cpu"),
+    )
+    qkv, gates, gate = x.split((num_inputs, 2 * num_heads, size), 1)
+    out = gated_delta(qkv, gates, make_decay(num_heads, "cpu"), matrices, rows)
+    for norms_first in (True, False):
+        for weight in (torch.ones(value_size, dtype=dtype), torch.ones(size, dtype=dtype), None):
+            gated_norm(out, gate, weight, 1e-5, value_size, norms_first=norms_first)
+    assert bool(sigmoid_gate(out, gate).isfinite().all())
+
+
 def main(library: Path) -> None:
     torch.manual_seed(0)
     for isa in built_isas():
@@ -183,6 +225,10 @@ def main(library: Path) -> None:
                 multiply(num_tokens, num_inputs, dtype)
             for num_tokens in (1, 3, 90):
                 route(num_tokens, dtype)
+            for num_heads, value_size, state_size in ((3, 7, 5), (4, 64, 128), (8, 33, 256)):
+                scan(num_heads, value_size, state_size, dtype)
+            for sizes in ((1, 1, 5, 32), (4, 2, 33, 128), (16, 16, 256, 256)):
+                correct(*sizes, dtype)
             for num_tokens in (1, 3, 20):
                 multiply_blocks(num_tokens, dtype)
         print(isa, flush=True)

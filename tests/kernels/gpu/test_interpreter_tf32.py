@@ -25,7 +25,10 @@ def multiply(x: Tensor, y: Tensor, precision: str, device: str) -> Tensor:
     return out.cpu()
 
 
-@pytest.mark.parametrize(("precision", "least", "most"), [("ieee", 0, 2e-7), ("tf32x3", 0, 5e-7), ("tf32", 1e-4, 2e-3)])
+@pytest.mark.parametrize(
+    ("precision", "least", "most"),
+    [("ieee", 0, 2e-7), ("tf32x3", 0, 5e-7), ("bf16x3", 2e-7, 5e-5), ("tf32", 1e-4, 2e-3)],
+)
 def test_the_error_of_a_product_is_that_of_its_precision(
     precision: str, least: float, most: float, device: str
 ) -> None:

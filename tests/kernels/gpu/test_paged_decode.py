@@ -1,7 +1,5 @@
 import dataclasses
 import itertools
-import mmap
-import tempfile
 from collections import Counter
 from typing import Any
 
@@ -30,6 +28,7 @@ from tests.kernels.cases import (
     first_seen,
     make_paged_case,
 )
+from tests.kernels.gpu.huge_memory import make_huge
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 GRID = [
@@ -222,17 +221,9 @@ def test_no_rows(device: str) -> None:
 
 
 def make_huge_cache(device: str) -> tuple[PagedKV, int]:
-    """Returns a cache of more than 2^31 elements (on a CPU only what is touched takes memory) and its last page."""
-    num_slots, shape = (1 << 24) + 64, (2, 64)
-    num_elements = num_slots * 128
-    if device == "cpu":
-        # A file of holes, for memory that may not be there would not be promised.
-        with tempfile.TemporaryFile() as file:
-            file.truncate(num_elements * 2)
-            memory = mmap.mmap(file.fileno(), num_elements * 2)
-        keys = torch.frombuffer(memory, dtype=torch.float16).view(num_slots, *shape)
-    else:
-        keys = torch.zeros(num_slots, *shape, dtype=torch.float16, device=device)
+    """Returns a cache of more than 2^31 elements and its last page."""
+    num_slots = (1 << 24) + 64
+    keys = make_huge(num_slots, (2, 64), torch.float16, device)
     return PagedKV(keys, keys, 16), num_slots // 16 - 1
 
 

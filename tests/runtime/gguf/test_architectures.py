@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 import transformers
 
 from messages.errors import BootError
-from runtime.gguf.architectures import HfTensor, list_tensors, read_config
+from runtime.gguf.conversion import HfTensor, list_tensors, read_config
 from runtime.gguf.gguf_file import read_gguf
 from tests.gguf_files import Stored, Typed, write_gguf
 from tests.runtime.gguf.test_mutated_headers import LAYER, METADATA
@@ -21,6 +22,7 @@ from tests.runtime.gguf.test_mutated_headers import LAYER, METADATA
 GOLDEN = Path(__file__).parent / "golden"
 MODELS: dict[str, Any] = json.loads((GOLDEN / "models.json").read_text())
 YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+NEMOTRON_H = "max_position_embeddings", "rms_norm_eps", "rope_parameters", "hidden_act", "num_hidden_layers"
 OTHER_FIELDS = {
     "llama3": ["rope_parameters"],
     "exaone4": ["rope_parameters"],
@@ -28,8 +30,19 @@ OTHER_FIELDS = {
     "gemma3": ["hidden_act"],
     "cohere2": ["rms_norm_eps"],
     "dots1": ["use_qk_norm", "num_nextn_predict_layers"],
+    "granitehybrid": ["max_position_embeddings"],
+    "granitehybrid-experts": ["max_position_embeddings"],
+    "mamba2": ["max_position_embeddings"],
+    "nemotron_h": [*NEMOTRON_H],
+    "nemotron_h_moe": [*NEMOTRON_H, "intermediate_size"],
+    "falcon-h1": ["mamba_norm_before_gate"],
+    "lfm2": ["rms_norm_eps", "hidden_act"],
+    "lfm2moe": ["rms_norm_eps", "hidden_act", "block_auto_adjust_ff_dim"],
 }
 """Fields that the checkpoint has in another form, or lacks because its family does not use them."""
+HYBRIDS: dict[str, tuple[int, int, int]] = dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), (2, 6, 4))
+"""Key heads, value heads and the size of both."""
+
 DTYPES = {"F32": numpy.float32, "F16": numpy.float16}
 TENSORS = {"token_embd.weight": Stored("Q8_0", (40, 64)), "output_norm.weight": Stored("F32", (64,))}
 TENSORS |= {f"blk.0.{name}": tensor for name, tensor in LAYER.items()}
@@ -45,6 +58,8 @@ def in_checkpoint(found: HfTensor) -> numpy.ndarray[Any, Any]:
         values = halves.swapaxes(1, 2).reshape(values.shape)
     if found.is_one_more:
         values = values - 1
+    if found.is_negative_exp:
+        values = numpy.round(numpy.log(-values) * 8) / 8  # as the checkpoint's are
     return values.T if found.is_transposed else values
 
 
@@ -54,8 +69,30 @@ def digest(values: numpy.ndarray[Any, Any]) -> str:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_tensors_are_those_of_the_checkpoint(name: str):
-    found = list_tensors(read_gguf(GOLDEN / f"{name}.gguf"))
-    assert {key: digest(in_checkpoint(tensor)) for key, tensor in found.items()} == MODELS[name]["tensors"]
+    found = {key: in_checkpoint(tensor) for key, tensor in list_tensors(read_gguf(GOLDEN / f"{name}.gguf")).items()}
+    if name in HYBRIDS:
+        found = in_order_of_the_checkpoint(name, found)
+    assert {key: digest(values) for key, values in found.items()} == MODELS[name]["tensors"]
+
+
+def in_order_of_the_checkpoint(name: str, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Returns tensors with the value heads of each key head together; Qwen3-Next has also its other parts there."""
+    num_keys, num_values, size = HYBRIDS[name]
+    found = dict(tensors)
+    for key, values in tensors.items():
+        block, _, part = key.partition(".linear_attn.")
+        part = part.removesuffix(".weight")
+        if name != "qwen3next" and part not in ("", "norm"):
+            axis, unit = int(part == "out_proj"), 1 if part in ("in_proj_a", "in_proj_b", "A_log", "dt_bias") else size
+            order = numpy.arange(num_values * unit).reshape(-1, num_keys, unit).swapaxes(0, 1).ravel()
+            first = values.shape[axis] - len(order)
+            found[key] = values.take([*range(first), *(first + order)], axis)
+        elif part == "in_proj_qkv":
+            z = f"{block}.linear_attn.in_proj_z.weight"
+            parts = [*numpy.split(found.pop(key), [num_keys * size, 2 * num_keys * size]), found.pop(z)]
+            heads = numpy.concatenate([each.reshape(num_keys, -1, each.shape[1]) for each in parts], axis=1)
+            found[z.replace("_z", "_qkvz")] = heads.reshape(-1, heads.shape[2])
+    return found
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -76,6 +113,10 @@ def test_the_configuration_is_that_of_the_checkpoint(name: str):
     expected = {"attention_bias": name.startswith("qwen2"), "mlp_bias": False, "head_dim": head_dim} | expected
     if name == "gpt2":
         expected["n_inner"] = 64  # null in config.json, which means 4 * n_embd
+    if name.startswith("qwen35"):
+        assert found.pop("has_tiled_value_heads")
+    if name in HYBRIDS:
+        assert found.pop("num_nextn_predict_layers") == (name == "qwen35")
     if name in ("qwen2moe", "qwen3moe"):
         expected["num_experts"] = expected.get("num_experts", expected.get("num_local_experts"))  # another name for it
     assert {key: expected.get(key) for key in found} == found
@@ -187,7 +228,7 @@ def test_tensors_that_are_not_supported(tmp_path: Path, tensors: dict[str, Any],
         list_tensors(read_gguf(path))
 
 
-def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path):
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """The last layer of GLM-4.5; its own tensors are none of the model's."""
     experts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_gating_func": 2}
     metadata = {key.replace("llama", "glm4moe"): value for key, value in METADATA.items()}
@@ -197,7 +238,9 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path):
     tensors = TENSORS | last | {"blk.1.nextn.eh_proj.weight": Stored("Q8_0", (64, 128))}
     file = read_gguf(write_gguf(tmp_path / "m.gguf", metadata, tensors))
     assert read_config(file)["num_hidden_layers"] == 1
-    assert not any(name.startswith("model.layers.1.") for name in list_tensors(file))
+    with caplog.at_level(logging.INFO):
+        assert not any(name.startswith("model.layers.1.") for name in list_tensors(file))
+    assert f"{len(last) + 1} tensors of layers that predict further tokens (MTP) are not used" in caplog.text
     metadata["glm4moe.expert_gating_func"] = 1
     with pytest.raises(BootError, match=r"glm4moe.expert_gating_func is '1': supported is 2"):
         read_config(read_gguf(write_gguf(tmp_path / "m.gguf", metadata, tensors)))

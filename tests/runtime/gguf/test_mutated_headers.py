@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from messages.errors import BootError
-from runtime.gguf.architectures import list_tensors, read_config
+from runtime.gguf.conversion import list_tensors, read_config
 from runtime.gguf.gguf_file import read_gguf
 from tests.gguf_files import Stored, Typed, gguf_bytes
 

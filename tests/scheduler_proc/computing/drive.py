@@ -20,7 +20,8 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 class Row:
     """One request: `num_computed` of its `ids` (prompt and output) are in the cache, in `pages`.
 
-    `window_pages`: those of windowed layers, if they have pages of their own; -1 before the window.
+    `window_pages`: those of windowed layers, if they have pages of their own; -1 before the window. `state_slot`: the
+    slot of its recurrent state, if layers have one.
     """
 
     uid: int
@@ -31,6 +32,7 @@ class Row:
     num_computed: int = 0
     pages: list[int] = field(default_factory=list)
     window_pages: list[int] = field(default_factory=list)
+    state_slot: int = -1
 
     @property
     def output_ids(self) -> list[int]:
@@ -68,6 +70,11 @@ def generate(
     window, num_window_pages = runner.windows or (0, 0)
     free_window_pages = list(range(num_window_pages))
     random.Random(schedule.seed + 1).shuffle(free_window_pages)
+    if runner.states is not None:
+        for row, slot in zip(
+            rows, random.Random(schedule.seed + 2).sample(range(runner.states.num_slots), len(rows)), strict=True
+        ):
+            row.state_slot = slot
     step_id = 0
     running = rows
     while running := [row for row in running if len(row.output_ids) < wanted[row.uid] and row.ids[-1] >= 0]:
@@ -142,6 +149,7 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
         window_slots=window_slots.tobytes(),
         window_page_tables=_tables([row.window_pages for row, _ in planned], num_pages) if window_slots else b"",
         num_pages_per_row=num_pages,
+        **_plan_states(planned),
         sample_tokens=pack_int32(ends[i] - 1 for i in sampling),
         temperatures=pack_float32(0.0 if p.is_greedy else p.temperature for p in params),
         top_ps=pack_float32(p.top_p for p in params),
@@ -154,6 +162,14 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
         num_logprobs=_plan_logprobs(params),
         prompt_logprobs=_plan_prompt_logprobs(planned),
     )
+
+
+def _plan_states(planned: list[tuple[Row, int]]) -> dict[str, bytes]:
+    if planned[0][0].state_slot < 0:
+        return {}
+    slots = (slot for row, num_new in planned for slot in (*[-1] * (num_new - 1), row.state_slot))
+    sources = (row.state_slot if row.num_computed else -1 for row, _ in planned)
+    return {"state_sources": pack_int32(sources), "state_slots": pack_int32(slots)}
 
 
 def row_processing(row: Row) -> RowProcessing:

@@ -48,6 +48,10 @@ DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("llama-biases", {}, 2, {}),
     ("qwen2-mha-untied", {}, 2, {}),
     ("mistral-window", {}, 2, {}),
+    ("qwen3_5", {}, 2, {}),
+    ("qwen3_5", {"linear_num_value_heads": 8, "has_tiled_value_heads": True}, 4, {}),
+    ("qwen3-next", {}, 2, {}),
+    ("qwen3_5", {}, 2, {"quantization": "int8"}),
     ("qwen3-gqa-tied", {}, 2, {"kv_cache_dtype": "int8"}),
     ("qwen3-gqa-tied", {}, 4, {}),
     ("gemma2", {}, 2, {}),
@@ -80,6 +84,12 @@ DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("granitemoe", {}, 2, {}),
     ("granitemoe-shared", {}, 2, {}),
     ("olmoe", {}, 2, {}),
+    ("lfm2", {}, 2, {}),
+    ("lfm2moe", {}, 2, {}),
+    ("granite4-h-experts", {"mamba_n_groups": 2}, 2, {}),
+    ("nemotron-h-experts", {}, 2, {"quantization": "int8"}),
+    ("mamba2", {}, 2, {}),
+    ("falcon-h1-norm", {}, 2, {}),
 ]
 """Variant, changed fields of config.json, ranks, and flags."""
 
@@ -99,7 +109,7 @@ def embedding_of(decoder: Decoder) -> torch.Tensor:
 
 def cache_bytes(runner: Runner) -> int:
     assert isinstance(runner.forward_passes, CpuForwardPasses)
-    return sum(part.nbytes for layer in runner.forward_passes.cache.layers for part in layer.tensors)
+    return sum(part.nbytes for layer in runner.forward_passes.cache.stored for part in layer.tensors)
 
 
 @pytest.mark.parametrize(("variant", "overrides", "num_ranks", "flags"), DIVIDED)

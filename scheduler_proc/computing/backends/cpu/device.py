@@ -2,7 +2,7 @@
 requested."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 
 import torch
@@ -30,14 +30,19 @@ class SubmittedWork:
         return self._result
 
 
+UNOBSERVED = nullcontext()
+
+
 class CpuDevice:
-    """`population`, once it is set, gets memory for pages before they are used, and little of it during steps."""
+    """`population` and `state_population`, once they are set, get memory for pages and for state slots before these are
+    used, and little of it during steps."""
 
     has_own_processor = False
     max_logits = MAX_LOGITS
 
     def __init__(self) -> None:
         self.population: PagePopulation | None = None
+        self.state_population: PagePopulation | None = None
         self.has_begun = False
         """Set when other threads have begun the work that is submitted next."""
         self._last: SubmittedWork | None = None
@@ -65,7 +70,5 @@ class CpuDevice:
             self.population.use(max(pages), len(pages))
 
     def _do(self, work: Callable[[], Result]) -> Result:
-        if self.population is None:
-            return work()
-        with self.population:
+        with self.population or UNOBSERVED, self.state_population or UNOBSERVED:
             return work()

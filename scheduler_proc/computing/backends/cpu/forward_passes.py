@@ -18,7 +18,7 @@ from torch import Tensor
 from kernels.cpu.capture import CapturedCalls, capture_calls
 from kernels.cpu.repeated_calls import Repeats
 from kernels.operations.sample import draw
-from messages.columns import unpack_int64
+from messages.columns import unpack_int32, unpack_int64
 from messages.ring.steps import Batch
 from scheduler_proc.computing.backends.cpu.device import CpuDevice
 from scheduler_proc.computing.device import Forward
@@ -66,7 +66,8 @@ class CpuForwardPasses:
         self._max_rows = max(limits.max_num_seqs, MIN_CAPTURED_TOKENS)
         max_tokens = max(limits.max_num_batched_tokens, self._max_rows)
         self._workspace = Workspace(decoder.model, decoder.activation_dtype, max_tokens, self._max_rows)
-        shape = StepShape(self._max_rows, 0, 0, limits.num_pages, num_head_tokens=0, has_windows=limits.has_windows)
+        sizes = self._max_rows, 0, 0, limits.num_pages, 0
+        shape = StepShape(*sizes, has_windows=limits.has_windows, has_states=limits.has_states)
         columns = shape.columns()
         memory = torch.empty(columns.num_bytes, dtype=torch.uint8)
         self._tensors, arrays = columns.tensors(memory), columns.arrays(memory)
@@ -91,10 +92,7 @@ class CpuForwardPasses:
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
         """Writes a step that can be captured to the memory of captures; it must run before the next one is prepared."""
-        population, page_size = self._device.population, self.cache.layers[0].page_size
-        if population is not None and population.wants_more:
-            slots = unpack_int64(batch.slots)
-            population.use(max(slots) // page_size, len(slots) // page_size + batch.num_rows)
+        self._populate(batch)
         is_decode = only_samples(batch)
         if is_decode:
             batch = as_decode_rows(batch)
@@ -110,13 +108,24 @@ class CpuForwardPasses:
             self._device.has_begun = captured[0].begin()
         return partial(_replay, *captured, tensors)
 
+    def _populate(self, batch: Batch) -> None:
+        """Gets memory for the pages and state slots that the step writes to."""
+        population, page_size = self._device.population, self.cache.page_size
+        if population is not None and population.wants_more:
+            slots = unpack_int64(batch.slots)
+            population.use(max(slots) // page_size, len(slots) // page_size + batch.num_rows)
+        population = self._device.state_population
+        if population is not None and population.wants_more:
+            state_slots = unpack_int32(batch.state_slots)
+            population.use(max(state_slots), len(state_slots) - state_slots.count(-1))
+
     @torch.inference_mode()
     def _forward(self, step: StepInputs, num_sampled: int, columns: Mapping[str, Tensor]) -> Forwarded:
         """Runs the step call by call, except for most layers: they repeat the calls of one of their kind."""
         activations = self._workspace.activations(len(step.token_ids))
         repeats = self.repeats if activations.residual is not None else None
         compute_middle = None if repeats is None else repeats.compute
-        hidden_NE = self._decoder.forward(step, self.cache.layers, activations, compute_middle)
+        hidden_NE = self._decoder.forward(step, self.cache.layers, activations, compute_middle, self.cache.states)
         logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled))
         return Forwarded(logits_SV, hidden_NE[num_sampled:], columns)
 
@@ -154,7 +163,7 @@ class CpuForwardPasses:
         draws = [self._draws[name][:num_rows] for name in DRAW_COLUMNS]
 
         def compute() -> tuple[Forwarded, Tensor]:
-            hidden_RE = self._decoder.forward(step, self.cache.layers, activations)
+            hidden_RE = self._decoder.forward(step, self.cache.layers, activations, states=self.cache.states)
             logits_RV = self._decoder.logits(hidden_RE, room_RV)
             return Forwarded(logits_RV, hidden_RE[num_rows:], sampling), draw(logits_RV, *draws)
 

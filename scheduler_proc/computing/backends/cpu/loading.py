@@ -36,21 +36,29 @@ class CpuRunnerFactory:
         return free_cpu_cache_bytes(self._limits.num_pages * bytes_per_page, run.data_parallel * run.tensor_parallel)
 
     def warm_up(self, runner: Runner, cache: KVTensors) -> str:
-        tensors = _tensors(cache)
-        before = [tensor[:WARM_UP_TOKENS].clone() for tensor in tensors]
+        used = [tensor[:WARM_UP_TOKENS] for tensor in _tensors(cache)] + [tensor[:1] for tensor in _states(cache)]
+        before = [slots.clone() for slots in used]
         runner.run(plan_warm_up(self._config, min(WARM_UP_TOKENS, self._limits.max_num_batched_tokens)))
-        for tensor, slots in zip(tensors, before, strict=True):
-            tensor[:WARM_UP_TOKENS] = slots
+        for slots, content in zip(used, before, strict=True):
+            slots.copy_(content)
         return ""
 
     def populate(self, cache: KVTensors, report: Report, *, is_file: bool) -> None:
-        when = self._config.cache.kv_populate
-        self.device.population = population = PagePopulation(_tensors(cache), cache.num_pages, is_file)
-        if when == "eager":
-            population.run(report)
-        elif when == "background":
-            population.start()
+        when, device = self._config.cache.kv_populate, self.device
+        if tensors := _tensors(cache):
+            device.population = PagePopulation(tensors, cache.num_pages, is_file)
+        if states := _states(cache):
+            device.state_population = PagePopulation(states, len(states[0]), is_file, "recurrent states")
+        for population in filter(None, (device.population, device.state_population)):
+            if when == "eager":
+                population.run(report)
+            elif when == "background":
+                population.start()
 
 
 def _tensors(cache: KVTensors) -> list[Tensor]:
     return [part for layer in cache.stored for part in layer.tensors]
+
+
+def _states(cache: KVTensors) -> list[Tensor]:
+    return [part for state in cache.states.values() for part in state]

@@ -38,10 +38,12 @@ class PagePopulation:
     """Gets the memory of the pages, from the first to the last: steps use them in that order.
 
     `tensors` are those of each layer's cache, whose first dimension is slots; `is_file`: their memory is a file's. The
-    tensors of window pages are shorter, and used in the same order.
+    tensors of window pages are shorter, and used in the same order. State slots, as pages of one slot each, have a
+    population of their own.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], num_pages: int, is_file: bool = False):
+    def __init__(self, tensors: Sequence[Tensor], num_pages: int, is_file: bool = False, name: str = "KV cache"):
+        self._name = name
         self._is_file = is_file
         self._tensors = tensors
         self._num_pages = num_pages
@@ -62,7 +64,7 @@ class PagePopulation:
     def run(self, report: Callable[[str, float | None], None]) -> None:
         """Gets all memory, as far as the system provides it."""
         while self.wants_more and self.ask():
-            report("populating the KV cache", self._num_ready / self._num_pages)
+            report(f"populating the {self._name}", self._num_ready / self._num_pages)
 
     def use(self, highest_page: int, max_new_pages: int) -> None:
         """Makes the memory of a file huge up to this page before a step writes to it, for up to `max_new_pages` pages.
@@ -115,11 +117,11 @@ class PagePopulation:
             self._num_ready = max(self._num_ready, end)
             if not self.wants_more:
                 num_gib = sum(tensor.nbytes for tensor in self._tensors) / GIB
-                log.info("KV cache: %.2f GiB populated in %.1f s", num_gib, time.monotonic() - self._began_s)
+                log.info("%s: %.2f GiB populated in %.1f s", self._name, num_gib, time.monotonic() - self._began_s)
         return True
 
     def _give_up(self, why: str) -> bool:
-        log.warning("KV cache: %d of %d pages are populated: %s", self._num_ready, self._num_pages, why)
+        log.warning("%s: %d of %d pages are populated: %s", self._name, self._num_ready, self._num_pages, why)
         return False
 
     def _find(self, tensor: Tensor, begin: int, end: int) -> tuple[int, int]:

@@ -35,7 +35,10 @@ class ShapePlans:
 
 
 class AttentionPlans:
-    """Plans the attention of layers of these kinds, each with its shape, for up to `max_rows` decode rows."""
+    """Plans the attention of layers of these kinds, each with its shape, for up to `max_rows` decode rows.
+
+    A model whose layers are all recurrent has none.
+    """
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class AttentionPlans:
         shares_prefixes: bool,
         device: torch.device,
     ):
-        self._page_size = next(iter(shapes.values())).page_size
+        self._page_size = max((shape.page_size for shape in shapes.values()), default=0)
         plans = {
             shape: ShapePlans(shape, max_rows, shares_prefixes, device) for shape in dict.fromkeys(shapes.values())
         }

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.arguments.block_rows import GGUF_FORMS, BlockRows
 from kernels.cpu.huge_memory import advise
 from messages.errors import BootError
-from runtime.gguf.architectures import HfTensor
+from runtime.gguf.conversion import HfTensor
 from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS, StoredTensor, unreadable, with_whole_heads
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -82,4 +82,6 @@ def _as_tensor(bytes_B: Tensor, stored: HfTensor) -> StoredTensor:
     values = with_whole_heads(aligned_B.view(dtype).view(shape), stored.interleaved_heads)
     if stored.is_one_more:
         values = values - 1
+    if stored.is_negative_exp:
+        values = (-values).log()
     return values.T if stored.is_transposed else values

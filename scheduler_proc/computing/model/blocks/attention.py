@@ -15,6 +15,7 @@ from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
+from kernels.operations.sigmoid_gate import sigmoid_gate
 from scheduler_proc.computing.model.blocks.norm import norm_parameters, pop_scale
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.description import AttentionDescription
@@ -41,6 +42,10 @@ def attention_parameters(layer: str, attention: AttentionDescription, hidden_siz
     if attention.has_sinks:
         num_heads = attention.num_heads
         parameters.append(Parameter(f"{layer}.sinks", (num_heads,), "bias", ByRows(((num_heads, 1),))))
+    if attention.has_gate:
+        name, size = f"{layer}.attention_gate", attention.query_size
+        by_query_heads = ByRows(((attention.num_heads, attention.head_dim),))
+        parameters += linear_parameters(name, size, hidden_size, attention.has_qkv_bias, by_query_heads)
     return parameters + linear_parameters(
         f"{layer}.attention_out", hidden_size, attention.query_size, attention.has_out_bias, ByColumns()
     )
@@ -65,6 +70,7 @@ class Attention:
         sinks = pop_tensor(weights, f"{layer}.sinks").float() if attention.has_sinks else None
         self._options = AttentionOptions(attention.scale, attention.window, attention.softcap, sinks)
         self._qkv = pop_linear(weights, f"{layer}.qkv")
+        self._gate = pop_linear(weights, f"{layer}.attention_gate") if attention.has_gate else None
         self._stores = attention.kv_layer is None
         if attention.qk_norm is not None:
             names = QK_NORMS if self._stores else QK_NORMS[:1]
@@ -105,6 +111,10 @@ class Attention:
         is_narrow = narrow is not None
         attended_TA = attend(query_THD, step, cache, self._kind, self._options, attended_THD, is_narrow=is_narrow)
         out_rows, out_room = narrow or (rows, room)
+        if self._gate is not None:
+            gated_TE = normed_TE if narrow is None else normed_TE[step.head_tokens]
+            gate_TA = self._gate(gated_TE, out_rows, fit(out_room.inner, attended_TA.shape[1]))
+            attended_TA = sigmoid_gate(attended_TA, gate_TA)
         return self._out(attended_TA, out_rows, out_room.update)
 
 

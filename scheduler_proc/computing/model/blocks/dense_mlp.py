@@ -3,10 +3,13 @@
 Shape legend: T tokens, E embedding size.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from kernels.operations.gelu import GeluKind
 from kernels.operations.gelu_mul import gelu_mul
+from kernels.operations.relu_squared import relu_squared
 from kernels.operations.silu_mul import silu_mul
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel
 from scheduler_proc.computing.model.description import DenseMlpDescription
@@ -17,18 +20,24 @@ from scheduler_proc.computing.step.inputs import StepRows
 GELUS: dict[str, GeluKind] = {"gelu_tanh": "tanh", "gelu": "exact"}
 """The activations that are fused into the first linear."""
 
-GATES = {"silu_gated": silu_mul, "gelu_tanh_gated": gelu_mul}
+ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "silu_gated": silu_mul,
+    "gelu_tanh_gated": gelu_mul,
+    "relu2": lambda inner_TF, _: relu_squared(inner_TF),
+}
+"""The others, computed by themselves."""
 
 
 class Block:
     def __init__(self, layer: str, mlp: DenseMlpDescription, weights: Weights, parallel: ParallelGroup):
-        self._sizes = mlp.in_size, mlp.size if mlp.is_gated else 0
-        self._gate = GATES.get(mlp.activation)
+        self._sizes = mlp.in_size, mlp.size
+        self._activate = ACTIVATIONS.get(mlp.activation)
         self._linear_in = pop_linear(weights, f"{layer}.mlp_in", GELUS.get(mlp.activation))
         self._linear_out = pop_row_parallel(weights, f"{layer}.mlp_out", parallel)
 
     def __call__(self, normed_TE: Tensor, rows: StepRows, room: Activations) -> Tensor:
-        in_size, gated_size = self._sizes
+        in_size, size = self._sizes
         inner = self._linear_in(normed_TE, rows, fit(room.inner, in_size))
-        gated = inner if self._gate is None else self._gate(inner, fit(room.gated, gated_size))
-        return self._linear_out(gated, rows, room.update)
+        if self._activate is not None:
+            inner = self._activate(inner, fit(room.gated, size))
+        return self._linear_out(inner, rows, room.update)

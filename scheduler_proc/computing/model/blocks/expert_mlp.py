@@ -4,7 +4,7 @@ Without a kernel plain torch computes the experts one after another. That waits 
 it is slow.
 
 Shape legend: T tokens, E embedding size, X experts, K chosen experts of a token, R = T * K rows, F inner values of an
-expert.
+expert, I outputs of its first linear.
 """
 
 from torch import Tensor
@@ -40,11 +40,11 @@ class Block:
         self._shared = dense_mlp.Block(f"{layer}.shared", mlp.shared, weights, parallel) if mlp.shared else None
         self._shared_gate = pop_linear(weights, f"{layer}.shared_gate") if mlp.has_shared_gate else None
 
-    def _gate(self, inner_RF2: Tensor, out_RF: Tensor | None) -> Tensor:
+    def _activate(self, inner_RI: Tensor, out_RF: Tensor | None) -> Tensor:
         mlp = self._mlp
         if mlp.activation == "swiglu_oai":
-            return swiglu_oai(inner_RF2, mlp.swiglu_alpha, mlp.swiglu_limit, out_RF)
-        return dense_mlp.GATES[mlp.activation](inner_RF2, out_RF)
+            return swiglu_oai(inner_RI, mlp.swiglu_alpha, mlp.swiglu_limit, out_RF)
+        return dense_mlp.ACTIVATIONS[mlp.activation](inner_RI, out_RF)
 
     def __call__(self, normed_TE: Tensor, rows: StepRows, room: Activations, router_TE: Tensor | None = None) -> Tensor:
         """See `Mlp`. The router reads `router_TE`, if given."""
@@ -74,8 +74,8 @@ class Block:
         own = None if memory is None else memory[num_logits + num_tokens :]
         routes = route_tokens(logits_TX, self._routing, own, self._correction_X, self._scales)
         x_RE = gather_rows(normed_TE, routes, of_rows(room.copies, hidden_size))
-        inner_RF = self._linear_in(x_RE, routes, of_rows(room.inner, 2 * mlp.size))
-        gated_RF = self._gate(inner_RF, of_rows(room.gated, mlp.size))
+        inner_RI = self._linear_in(x_RE, routes, of_rows(room.inner, mlp.in_size))
+        gated_RF = self._activate(inner_RI, of_rows(room.gated, mlp.size))
         out_RE = self._linear_out(gated_RF, routes, x_RE)
         # The shared expert's output is that of all ranks: one of them adds it.
         shared_TE = None if self._shared is None or self._parallel.rank else update_TE

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from scheduler_proc.computing.model.description import MlpDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families.family import Source, Stack, linear_sources
+from scheduler_proc.computing.model.families.llama import MlpSources, dense_mlp_sources
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,30 @@ def expert_sources(
         sources.append(Source(f"{name}.{names.correction}", (mlp.num_experts,), f"{layer}.router_correction"))
     into, out = f"{layer}.experts_in", f"{layer}.experts_out"
     for expert in range(mlp.num_experts):
-        theirs, first = f"{name}.experts.{expert}", 2 * size * expert
+        theirs, first = f"{name}.experts.{expert}", mlp.in_size * expert
         gate = linear_sources(f"{theirs}.{names.gate}", into, size, hidden, has_bias, first)
-        up = linear_sources(f"{theirs}.{names.up}", into, size, hidden, has_bias, first + size)
+        up = linear_sources(f"{theirs}.{names.up}", into, size, hidden, has_bias, first + mlp.in_size - size)
         down = linear_sources(f"{theirs}.{names.down}", out, hidden, size, has_bias, hidden * expert)
         fused, step = names.fused, 2 if names.fused.is_interleaved else 1
-        stack = Stack(f"{name}.{fused.gate_up}", (mlp.num_experts, 2 * size, hidden), expert, 0, step)
-        sources += _stacked(gate, stack, fused)
-        sources += _stacked(up, replace(stack, first_row=1 if fused.is_interleaved else size), fused)
+        stack = Stack(f"{name}.{fused.gate_up}", (mlp.num_experts, mlp.in_size, hidden), expert, 0, step)
+        if mlp.is_gated:
+            sources += _stacked(gate, stack, fused)
+        first = 1 if fused.is_interleaved else mlp.in_size - size
+        sources += _stacked(up, replace(stack, first_row=first), fused)
         stack = Stack(f"{name}.{fused.down}", (mlp.num_experts, hidden, size), expert)
         sources += _stacked(down, stack, fused)
     return sources + _shared_sources(name, layer, mlp, hidden, names)
+
+
+def sources_with(names: ExpertNames) -> MlpSources:
+    """Returns the sources of an MLP that may be dense, with Llama's names, or experts with these."""
+
+    def mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
+        if isinstance(mlp, ExpertMlpDescription):
+            return expert_sources(name, layer, mlp, hidden, names)
+        return dense_mlp_sources(name, layer, mlp, hidden)
+
+    return mlp_sources
 
 
 def _stacked(sources: list[Source], weights: Stack, fused: FusedExperts) -> Iterator[Source]:
@@ -68,13 +83,7 @@ def _stacked(sources: list[Source], weights: Stack, fused: FusedExperts) -> Iter
 def _shared_sources(name: str, layer: str, mlp: ExpertMlpDescription, hidden: int, names: ExpertNames) -> list[Source]:
     sources: list[Source] = []
     if mlp.shared is not None:
-        theirs, size = f"{name}.{names.shared}", mlp.shared.size
-        into, out = f"{layer}.shared.mlp_in", f"{layer}.shared.mlp_out"
-        sources += [
-            *linear_sources(f"{theirs}.gate_proj", into, size, hidden, has_bias=False),
-            *linear_sources(f"{theirs}.up_proj", into, size, hidden, has_bias=False, first_row=size),
-            *linear_sources(f"{theirs}.down_proj", out, hidden, size, has_bias=False),
-        ]
+        sources += dense_mlp_sources(f"{name}.{names.shared}", f"{layer}.shared", mlp.shared, hidden)
     if mlp.has_shared_gate:
         sources += linear_sources(f"{name}.{names.shared_gate}", f"{layer}.shared_gate", 1, hidden, has_bias=False)
     return sources

@@ -1,8 +1,8 @@
 """What every model family provides: its architectures, its configuration and its weight names in our terms."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
@@ -15,8 +15,8 @@ HEAD_NAME = "lm_head.weight"
 class Stack:
     """A tensor of a checkpoint with the matrices of all experts [experts, rows, columns], or their biases.
 
-    It has an expert's rows from `first_row` on, each `step`-th. `is_transposed`: plain numbers are [experts, columns,
-    rows]; blocks never are.
+    It may also be one matrix, of all experts or heads one after another. It has an expert's rows from `first_row` on,
+    each `step`-th. `is_transposed`: plain numbers are [experts, columns, rows]; blocks never are.
     """
 
     name: str
@@ -27,6 +27,10 @@ class Stack:
     is_transposed: bool = False
 
 
+RowFactors = tuple[tuple[float, int], ...]
+"""Factors, and how many rows each multiplies, one after another."""
+
+
 @dataclass(frozen=True)
 class Source:
     """One tensor of a checkpoint, and where it goes: rows of our parameter `target` from `first_row` on.
@@ -35,7 +39,8 @@ class Source:
     looked for where `name` is absent: of two tied tensors a checkpoint may hold either. `interleaved_heads`: the number
     of heads if neighbouring rows of each are rotated together in the checkpoint, 0 if its halves are, as we do; this is
     so in the first `num_interleaved` rows of each head, or in all. `stack`: the tensor that has these rows if there is
-    none of this name.
+    none of this name, which may be empty; `other_stack`: the tensor that has them if there is none of that name either.
+    `factors`: those of all rows, unless they are 1; then they are plain numbers here, also if blocks are stored.
     """
 
     name: str
@@ -47,10 +52,16 @@ class Source:
     interleaved_heads: int = 0
     num_interleaved: int | None = None
     stack: Stack | None = None
+    other_stack: Stack | None = None
+    factors: RowFactors = ()
 
     @property
     def num_rows(self) -> int:
         return self.shape[-1] if self.is_transposed else self.shape[0]
+
+    @property
+    def is_multiplied(self) -> bool:
+        return any(factor != 1 for factor, _ in self.factors)
 
 
 @dataclass(frozen=True)
@@ -90,3 +101,21 @@ def linear_sources(
     if has_bias:
         sources.append(Source(f"{name}.bias", (num_out,), f"{target}.bias", first_row))
     return sources
+
+
+def renamed(sources: list[Source], names: Mapping[str, str]) -> list[Source]:
+    """Returns the sources with parts of their names, and of their stacks', replaced by others."""
+
+    def rename(name: str) -> str:
+        for part, other in names.items():
+            name = name.replace(part, other)
+        return name
+
+    return [
+        replace(
+            source,
+            name=rename(source.name),
+            stack=source.stack and replace(source.stack, name=rename(source.stack.name)),
+        )
+        for source in sources
+    ]

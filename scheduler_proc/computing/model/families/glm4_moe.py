@@ -6,7 +6,7 @@ from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import DenseMlpDescription, MlpDescription, ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families import llama, qwen3_moe
-from scheduler_proc.computing.model.families.experts import ExpertNames, expert_sources
+from scheduler_proc.computing.model.families.experts import ExpertNames, sources_with
 from scheduler_proc.computing.model.families.family import Source
 
 DEFAULTS = HfConfig({"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "norm_topk_prob": True})
@@ -23,8 +23,15 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 
 def describe_mlps(hf_config: HfConfig) -> list[MlpDescription]:
     """Returns the MLP of each layer: the first ones are dense."""
-    size, num_shared = hf_config.count("moe_intermediate_size"), hf_config.count("n_shared_experts", 1, least=0)
-    experts = ExpertMlpDescription(
+    experts = describe_experts(hf_config, hf_config.count("n_shared_experts", 1, least=0))
+    num_layers, num_dense = hf_config.count("num_hidden_layers", most=MAX_LAYERS), "first_k_dense_replace"
+    first = min(num_layers, hf_config.count(num_dense, 1, least=0))
+    return [*[llama.describe_dense_mlp(hf_config)] * first, *[experts] * (num_layers - first)]
+
+
+def describe_experts(hf_config: HfConfig, num_shared: int) -> ExpertMlpDescription:
+    size = hf_config.count("moe_intermediate_size")
+    return ExpertMlpDescription(
         num_experts=hf_config.count("n_routed_experts"),
         num_chosen=hf_config.count("num_experts_per_tok"),
         size=size,
@@ -36,19 +43,10 @@ def describe_mlps(hf_config: HfConfig) -> list[MlpDescription]:
         share_scale=hf_config.number("routed_scaling_factor", 1.0),
         shared=DenseMlpDescription(size=num_shared * size, activation="silu_gated") if num_shared else None,
     )
-    num_layers, num_dense = hf_config.count("num_hidden_layers", most=MAX_LAYERS), "first_k_dense_replace"
-    first = min(num_layers, hf_config.count(num_dense, 1, least=0))
-    return [*[llama.describe_dense_mlp(hf_config)] * first, *[experts] * (num_layers - first)]
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
-    return llama.list_sources(model, mlp_sources)
-
-
-def mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
-    if isinstance(mlp, ExpertMlpDescription):
-        return expert_sources(name, layer, mlp, hidden, NAMES)
-    return llama.dense_mlp_sources(name, layer, mlp, hidden)
+    return llama.list_sources(model, sources_with(NAMES))
 
 
 FAMILY = replace(

@@ -68,7 +68,7 @@ def list_sources(model: ModelDescription) -> list[Source]:
         assert isinstance(description.mlp, DenseMlpDescription)
         block, layer = f"transformer.h.{index}", f"layers.{index}"
         sources += _norm(f"{block}.ln_1", f"{layer}.attention_norm", hidden)
-        sources += _conv1d(f"{block}.attn.c_attn", f"{layer}.qkv", hidden, description.attention.qkv_size)
+        sources += _conv1d(f"{block}.attn.c_attn", f"{layer}.qkv", hidden, 3 * hidden)
         sources += _conv1d(f"{block}.attn.c_proj", f"{layer}.attention_out", hidden, hidden)
         sources += _norm(f"{block}.ln_2", f"{layer}.mlp_norm", hidden)
         sources += _conv1d(f"{block}.mlp.c_fc", f"{layer}.mlp_in", hidden, description.mlp.size)

@@ -1,37 +1,49 @@
-"""Granite 4 (micro, 1B, 350M): Granite under other names. Models with Mamba layers or experts are refused."""
+"""Granite 4: Granite 3, dense or with experts; in models named H, most layers have Mamba in place of attention."""
 
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.description import DenseMlpDescription, MlpDescription, ModelDescription
-from scheduler_proc.computing.model.families import granite, llama
-from scheduler_proc.computing.model.families.family import Source, linear_sources
+from scheduler_proc.computing.model.description import LayerDescription, ModelDescription
+from scheduler_proc.computing.model.families import granite, granitemoe, llama, mamba2
+from scheduler_proc.computing.model.families.family import Source
 
-ATTENTION = {"attention", "full_attention"}
+ATTENTION, MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")
+DEFAULTS = HfConfig(
+    {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "num_local_experts": 8}
+    | {"shared_intermediate_size": 1024, "rms_norm_eps": 1e-6}
+)
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    kinds = hf_config.texts("layer_types") or ["mamba"]
-    if others := sorted(set(kinds) - ATTENTION):
-        raise hf_config.refuse("layer_types", others, "supported are layers with attention alone")
-    if num_experts := hf_config.count("num_local_experts", 8, least=0):
-        raise hf_config.refuse("num_local_experts", num_experts, "supported is a dense MLP, with 0")
-    hf_config.choice("position_embedding_type", ["rope"])
-    size = HfConfig({"intermediate_size": hf_config.count("shared_intermediate_size", 1024)})
-    return granite.describe(hf_config.overridden(size), max_model_len)
+    hf_config, num_experts = DEFAULTS.overridden(hf_config), "num_local_experts"
+    if hf_config.count(num_experts, least=0):
+        model = granitemoe.describe(hf_config, max_model_len)
+    else:
+        size = HfConfig({"intermediate_size": hf_config.count("shared_intermediate_size")})
+        model = granite.describe(hf_config.overridden(size), max_model_len)
+    kinds = hf_config.texts("layer_types") or ["mamba"] * len(model.layers)
+    if others := sorted(set(kinds) - {*ATTENTION, *MAMBA}):
+        raise hf_config.refuse("layer_types", others, "supported are attention and mamba")
+    if len(kinds) != len(model.layers):
+        raise hf_config.refuse("layer_types", kinds, f"there are {len(model.layers)} layers")
+    mamba = (
+        mamba2.describe_bamba(hf_config, hf_config.count("mamba_expand", 2) * model.hidden_size)
+        if set(kinds) & set(MAMBA)
+        else None
+    )
+    is_rotated = hf_config.choice("position_embedding_type", ["rope", "nope"], "nope") == "rope"
+
+    def adapt(kind: str, layer: LayerDescription) -> LayerDescription:
+        if kind in MAMBA:
+            return replace(layer, attention=None, recurrent=mamba)
+        assert layer.attention is not None
+        return layer if is_rotated else replace(layer, attention=replace(layer.attention, rope=None))
+
+    return replace(model, layers=tuple(map(adapt, kinds, model.layers)))
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
-    return llama.list_sources(model, mlp_sources)
-
-
-def mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
-    assert isinstance(mlp, DenseMlpDescription)
-    shared = name.replace(".mlp", ".shared_mlp")
-    return [
-        *linear_sources(f"{shared}.input_linear", f"{layer}.mlp_in", mlp.in_size, hidden, has_bias=False),
-        *linear_sources(f"{shared}.output_linear", f"{layer}.mlp_out", hidden, mlp.size, has_bias=False),
-    ]
+    return llama.list_sources(model, granitemoe.mlp_sources) + mamba2.mamba_sources(model, "mamba")
 
 
 FAMILY = replace(

@@ -5,9 +5,9 @@ from dataclasses import replace
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import DenseMlpDescription, MlpDescription, ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
-from scheduler_proc.computing.model.families import granite, granite4, llama
+from scheduler_proc.computing.model.families import granite, llama
 from scheduler_proc.computing.model.families.experts import ExpertNames, FusedExperts, expert_sources
-from scheduler_proc.computing.model.families.family import Source
+from scheduler_proc.computing.model.families.family import Source, Stack, linear_sources
 
 NAMES = ExpertNames(
     router="router.layer", fused=FusedExperts(gate_up="input_linear.weight", down="output_linear.weight")
@@ -27,14 +27,26 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
-    return llama.list_sources(model, _mlp_sources)
+    return llama.list_sources(model, mlp_sources)
 
 
-def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
-    assert isinstance(mlp, ExpertMlpDescription)
-    moe = name.replace(".mlp", ".block_sparse_moe")
-    sources = expert_sources(moe, layer, replace(mlp, shared=None), hidden, NAMES)
-    return sources + (granite4.mlp_sources(name, f"{layer}.shared", mlp.shared, hidden) if mlp.shared else [])
+def mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
+    """The shared MLP of experts has the names of the MLP that Granite 4 has without experts.
+
+    GGUF files have its gates and ups apart.
+    """
+    if isinstance(mlp, ExpertMlpDescription):
+        moe = name.replace(".mlp", ".block_sparse_moe")
+        sources = expert_sources(moe, layer, replace(mlp, shared=None), hidden, NAMES)
+        return sources + (mlp_sources(name, f"{layer}.shared", mlp.shared, hidden) if mlp.shared else [])
+    assert isinstance(mlp, DenseMlpDescription)
+    shared, into = name.replace(".mlp", ".shared_mlp"), f"{layer}.mlp_in.weight"
+    stack, shape = Stack(f"{shared}.input_linear.weight", (1, mlp.in_size, hidden), 0), (mlp.size, hidden)
+    return [
+        Source(f"{shared}.gate_proj.weight", shape, into, stack=stack),
+        Source(f"{shared}.up_proj.weight", shape, into, mlp.size, stack=replace(stack, first_row=mlp.size)),
+        *linear_sources(f"{shared}.output_linear", f"{layer}.mlp_out", hidden, mlp.size, has_bias=False),
+    ]
 
 
 FAMILY = replace(

@@ -115,8 +115,8 @@ def dense_mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -
     assert isinstance(mlp, DenseMlpDescription)
     size, mlp_in, has_bias = mlp.size, f"{layer}.mlp_in", mlp.has_bias
     return [
-        *linear_sources(f"{name}.gate_proj", mlp_in, size, hidden, has_bias),
-        *linear_sources(f"{name}.up_proj", mlp_in, size, hidden, has_bias, first_row=size),
+        *(linear_sources(f"{name}.gate_proj", mlp_in, size, hidden, has_bias) if mlp.is_gated else ()),
+        *linear_sources(f"{name}.up_proj", mlp_in, size, hidden, has_bias, first_row=mlp.in_size - size),
         *linear_sources(f"{name}.down_proj", f"{layer}.mlp_out", hidden, size, has_bias),
     ]
 
@@ -156,10 +156,14 @@ def list_sources(
     for index, description in enumerate(model.layers):
         block, layer = f"model.layers.{index}", f"layers.{index}"
         sources += [
-            Source(f"{block}.{name}.weight", (hidden,), f"{layer}.{norm}.weight") for name, norm in norms.items()
+            Source(f"{block}.{name}.weight", (hidden,), f"{layer}.{norm}.weight")
+            for name, norm in norms.items()
+            if getattr(description, norm, norm) is not None  # others are norms of the MLP
         ]
-        sources += attention_sources(f"{block}.self_attn", layer, description.attention, hidden)
-        sources += mlp_sources(f"{block}.mlp", layer, description.mlp, hidden)
+        if description.attention is not None:
+            sources += attention_sources(f"{block}.self_attn", layer, description.attention, hidden)
+        if description.mlp is not None:
+            sources += mlp_sources(f"{block}.mlp", layer, description.mlp, hidden)
     sources.append(Source("model.norm.weight", (hidden,), "final_norm.weight"))
     return sources + head_sources(model)
 

@@ -17,7 +17,9 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
         raise parameters.refuse("partial_rotary_factor", rope.part, "supported is 1")
     growth, original = parameters.number("llama_4_scaling_beta"), parameters.count(ORIGINAL)
     rope = replace(rope, query_growth=growth, original_max_positions=original)
-    layers = (replace(layer, attention=replace(layer.attention, rope=rope)) for layer in model.layers)
+    layers = (
+        replace(layer, attention=layer.attention and replace(layer.attention, rope=rope)) for layer in model.layers
+    )
     return replace(model, layers=tuple(layers))
 
 

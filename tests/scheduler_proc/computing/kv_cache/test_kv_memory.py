@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from messages.columns import unpack_int32
 from messages.config.server import Config
@@ -106,6 +107,18 @@ def test_the_next_scheduler_takes_over_window_pages(tmp_path: Path, path: Path, 
     assert second.gauges["window_pages_all"] < NUM_PAGES
 
 
+@pytest.mark.parametrize("variant", ["qwen3_5", "mamba2"])
+def test_the_next_scheduler_continues_from_a_state(tmp_path: Path, path: Path, variant: str):
+    build_checkpoint(tmp_path, variant, max_position_embeddings=256)
+    config = configure(tmp_path, max_num_batched_tokens=32)
+    whole = Served(config, None, [], NUM_TOKENS).token_ids
+    first = Served(config, path, [], 40)
+    wait_until_free(path)
+    second = Served(config, path, first.token_ids, NUM_TOKENS - 40)
+    assert first.token_ids + second.token_ids == whole
+    assert second.gauges["recomputed_tokens"] == 190 - 184
+
+
 def test_damaged_pages_are_computed_again(model_dir: Path, path: Path):
     config = configure(model_dir)
     whole = Served(config, None, [], NUM_TOKENS).token_ids
@@ -170,6 +183,31 @@ def test_memory_is_taken_as_it_is_written_and_lies_as_huge_pages_need_it(path: P
         int(line.split("-")[0], 16) for line in Path("/proc/self/maps").read_text().splitlines() if "kv-cache" in line
     )
     assert all(address % (2 << 20) == 0 for address in mapped)
+
+
+def test_a_successor_finds_states_as_they_were(path: Path):
+    def find() -> tuple[KVMemory, Tensor, Tensor]:
+        memory = KVMemory(path, b"1" * 32)
+        memory.map(8, 16, 1 << 20, num_states=5)
+        memory.take((2, 8 * 16, 4), torch.float32)
+        tails = memory.take((3, 5, 3, 7), torch.bfloat16, "state")
+        return memory, tails, memory.take((3, 5, 8), torch.float32, "state")
+
+    memory, tails, matrices = find()
+    assert len(memory.notes) == 8 * (80 + 4 * 16) + 5 * 24
+    tails[2, 4], matrices[1, 4] = 1.5, 0.25
+    pages, states = [memory.checksum(page) for page in range(8)], [memory.checksum_state(slot) for slot in range(5)]
+    assert states[:4] == [0] * 4 != states[4:]
+    assert pages == [0] * 8
+    del memory, tails, matrices
+    wait_until_free(path)
+    memory, tails, matrices = find()
+    assert [memory.checksum_state(slot) for slot in range(5)] == states
+    tails[0, 3, 2, 6] = 1.0
+    matrices[2, 4, 7] = 1.0
+    changed = [memory.checksum_state(slot) for slot in range(5)]
+    assert [ours == before for ours, before in zip(changed, states, strict=True)] == [True, True, True, False, False]
+    assert [memory.checksum(page) for page in range(8)] == pages
 
 
 def num_huge_kb() -> int:

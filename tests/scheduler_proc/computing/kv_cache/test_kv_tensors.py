@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from messages.errors import BootError
+from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.kv_cache import kv_tensors
 from scheduler_proc.computing.kv_cache.kv_tensors import (
     GIB,
+    KVTensors,
     allocate_cache,
     choose_num_pages,
     free_cpu_cache_bytes,
@@ -19,6 +21,7 @@ from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.placement import Placement
+from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import build_checkpoint, make_config
 
 CPU = Placement(torch.device("cpu"), torch.bfloat16)
@@ -41,8 +44,8 @@ def model(model_dir: Path) -> ModelDescription:
 def test_page_bytes_are_those_of_the_tensors(model: ModelDescription) -> None:
     cache = allocate_cache(model, 5, 16, CPU)
     assert page_bytes(model, 16, CPU) == PAGE_BYTES
-    assert sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) == 5 * PAGE_BYTES
-    assert [layer.keys.shape for layer in cache.layers] == [(80, 2, 16)] * 3
+    assert sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.stored) == 5 * PAGE_BYTES
+    assert [layer.keys.shape for layer in cache.stored] == [(80, 2, 16)] * 3
     assert cache.num_pages == 5
 
 
@@ -51,8 +54,8 @@ def test_a_cache_of_codes_has_about_twice_the_pages(model_dir: Path, model: Mode
     code_bytes = page_bytes(model, 16, placement)
     assert code_bytes == PAGE_BYTES // 2 + 2 * 3 * 16 * 2 * 2
     cache = allocate_cache(model, 5, 16, placement)
-    assert sum(tensor.nbytes for layer in cache.layers for tensor in layer.tensors) == 5 * code_bytes
-    assert {layer.keys.dtype for layer in cache.layers} == {torch.int8}
+    assert sum(tensor.nbytes for layer in cache.stored for tensor in layer.tensors) == 5 * code_bytes
+    assert {layer.keys.dtype for layer in cache.stored} == {torch.int8}
     config = make_config(model_dir, num_pages=None, kv_cache_memory_gb=90 * PAGE_BYTES / GIB)
     assert choose_num_pages(config, PageSizes(PAGE_BYTES), GIB) == 90
     assert choose_num_pages(config, PageSizes(code_bytes), GIB) == 160
@@ -121,3 +124,46 @@ def test_the_default_has_room_for_one_long_request_where_memory_allows(monkeypat
     assert free_cpu_cache_bytes(GIB) == 4 * GIB
     assert free_cpu_cache_bytes(5 * GIB) == 5 * GIB
     assert free_cpu_cache_bytes(7 * GIB) == 6 * GIB
+
+
+def cache_of(runner: Runner) -> KVTensors:
+    assert isinstance(runner.forward_passes, CpuForwardPasses)
+    return runner.forward_passes.cache
+
+
+@pytest.mark.parametrize("variant", ["qwen3_5", "falcon-h1"])
+def test_pages_and_states_share_the_memory_that_a_flag_gives(
+    tmp_path: Path, variant: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_checkpoint(tmp_path, variant)
+    caplog.set_level(logging.INFO, "sluice.load_runner")
+    config = make_config(tmp_path, num_pages=None, kv_cache_memory_gb=0.01, max_num_seqs=8)
+    runner = load_runner(config, lambda text, fraction: None)
+    cache = cache_of(runner)
+    states = [part for state in cache.states.values() for part in state]
+    num_state_bytes = sum(part.nbytes for part in states)
+    num_bytes = num_state_bytes + sum(tensor.nbytes for tensor in cache.tensors)
+    assert 0.98 * 0.01 * GIB < num_bytes <= 0.01 * GIB
+    assert 0.2 < num_state_bytes / num_bytes < 0.3
+    assert runner.states is not None
+    assert {len(part) for part in states} == {runner.states.num_slots}
+    assert f"are for {runner.states.num_slots} states of 0.0" in caplog.text
+
+
+def test_states_are_not_kept_in_lower_tiers_and_not_by_draft_models(tmp_path: Path, model_dir: Path) -> None:
+    build_checkpoint(tmp_path, "lfm2")
+    for flags, reason in (
+        ({"kv_disk": tmp_path / "disk"}, "do not keep recurrent states"),
+        ({"draft_model": tmp_path}, "the draft model has recurrent layers"),
+    ):
+        with pytest.raises(BootError, match=reason):
+            load_runner(make_config(tmp_path, **flags), lambda text, fraction: None)
+
+
+def test_a_model_without_attention_has_states_alone(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "mamba2")
+    runner = load_runner(make_config(tmp_path, num_pages=None, kv_cache_memory_gb=0.01), lambda text, fraction: None)
+    assert (cache_of(runner).tensors, cache_of(runner).layers) == ([], {})
+    assert runner.states is not None
+    assert runner.states.pages_per_slot == 6, "the pages of a context"
+    assert runner.num_pages == 256 * 6, "all that requests can use"

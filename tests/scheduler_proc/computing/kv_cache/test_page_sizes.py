@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_proc.computing.kv_cache.page_sizes import PageSizes, count_steady
+from scheduler_proc.computing.kv_cache.page_sizes import LEAST_STATES, PageSizes, count_steady
 
 LONG = 32 * 1024
 
@@ -63,3 +63,44 @@ def test_any_request_finds_enough_window_pages(num_global, num_windowed, window,
 def test_without_a_window_all_memory_is_for_pages():
     sizes = PageSizes(1024)
     assert (sizes.fit(10_300), sizes.num_bytes(10), sizes.count_window_pages(10)) == (10, 10_240, 0)
+
+
+MIB = 1 << 20
+QWEN35_08B = PageSizes(192 << 10, max_num_seqs=64, pages_per_context=2048, state_bytes=19 * MIB)
+"""Pages of 16 tokens in 6 layers, contexts of 32 K tokens; 18 recurrent layers."""
+
+MAMBA_130M = PageSizes(0, max_num_seqs=64, pages_per_context=512, state_bytes=19 * MIB)
+
+
+def test_states_get_half_of_the_memory_and_then_a_quarter():
+    at_least, half, at_most = (QWEN35_08B.count_states(num_pages) for num_pages in (2048, 2048 + 3000, 100_000))
+    assert (QWEN35_08B.pages_per_state, at_least, half) == (102, LEAST_STATES, LEAST_STATES + 3000 // 102)
+    assert 0.2 < at_most * QWEN35_08B.state_bytes / QWEN35_08B.num_bytes(100_000) < 0.26
+
+
+def test_a_request_of_full_length_and_a_few_states_fit_into_a_small_cache():
+    assert QWEN35_08B.num_bytes(2048) == 2048 * (192 << 10) + LEAST_STATES * 19 * MIB
+    assert QWEN35_08B.fit(QWEN35_08B.num_bytes(2048)) == 2048
+
+
+def test_a_model_without_attention_has_memory_for_states_alone():
+    num_pages = MAMBA_130M.fit(2 << 30)
+    assert num_pages == 64 * 512, "as many as can be used"
+    assert MAMBA_130M.count_states(num_pages) == LEAST_STATES + 63
+    assert MAMBA_130M.num_bytes(MAMBA_130M.fit(1 << 30)) <= 1 << 30
+    assert MAMBA_130M.count_states(MAMBA_130M.fit(1 << 30)) == (1 << 30) // (19 * MIB)
+
+
+@given(
+    page_kb=st.integers(0, 512),
+    state_kb=st.integers(1, 100_000),
+    context=st.integers(1, 4096),
+    num_seqs=st.integers(1, 256),
+    num_kb=st.integers(0, 1 << 24),
+)
+def test_pages_and_states_stay_within_one_budget(page_kb, state_kb, context, num_seqs, num_kb):
+    sizes = PageSizes(page_kb << 10, max_num_seqs=num_seqs, pages_per_context=context, state_bytes=state_kb << 10)
+    num_pages, num_bytes = sizes.fit(num_kb << 10), num_kb << 10
+    assert num_pages == 0 or sizes.num_bytes(num_pages) <= num_bytes
+    assert sizes.num_bytes(num_pages + 1) > num_bytes or not page_kb
+    assert LEAST_STATES <= sizes.count_states(num_pages) <= sizes.count_states(num_pages + 1)

@@ -34,6 +34,34 @@ GPT_OSS_SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers"
     "swiglu_limit": 7.0,
 }
 GEMMA4 = {**LLAMA_SIZES, "hidden_size": 16, "head_dim": 8, "global_head_dim": 16, "sliding_window": 5}
+HYBRID = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "vocab_size": VOCAB_SIZE,
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+} | {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 4,
+    "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 16,
+}
+MIXERS = {"hidden_size": 16, "intermediate_size": 24, "vocab_size": VOCAB_SIZE}
+EXACT_FACTORS = {
+    "attention_in_multiplier": 2.0,
+    "attention_out_multiplier": 0.5,
+    "key_multiplier": 0.5,
+    "embedding_multiplier": 4.0,
+    "lm_head_multiplier": 0.5,
+    "ssm_in_multiplier": 2.0,
+    "ssm_out_multiplier": 0.5,
+    "ssm_multipliers": [0.5, 0.25, 1.0, 2.0, 4.0],
+    "mlp_multipliers": [0.5, 2.0],
+}
+"""The converter multiplies the float16 weights of Falcon-H1."""
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama-biases", {**LLAMA_SIZES, "tie_word_embeddings": True}),
     "qwen3": ("qwen3-gqa-tied", {**LLAMA_SIZES, "head_dim": 8}),
@@ -57,6 +85,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", LLAMA_SIZES),
     "qwen2moe": ("qwen2moe", LLAMA_SIZES),
     "qwen3moe": ("qwen3moe", LLAMA_SIZES),
+    "qwen35": ("qwen3_5", HYBRID | {"linear_conv_kernel_dim": 4}),
+    "qwen3next": ("qwen3-next", HYBRID | {"mlp_only_layers": []}),
+    "lfm2moe": ("lfm2moe", {**MIXERS, "num_experts": 3, "moe_intermediate_size": 8, "routed_scaling_factor": 1.0}),
+    "nemotron_h_moe": (
+        "nemotron-h-experts",
+        {**MIXERS, "mamba_num_heads": 4, "mamba_head_dim": 16, "head_dim": 8, "n_routed_experts": 3}
+        | {"moe_intermediate_size": 8, "moe_shared_expert_intermediate_size": 16, "ssm_state_size": 8},
+    ),
+    "falcon-h1": (
+        "falcon-h1",
+        {**MIXERS, "num_hidden_layers": 1, "mamba_d_ssm": 32, "mamba_d_head": 4, "mamba_d_state": 8, "head_dim": 8}
+        | EXACT_FACTORS,
+    ),
     "gpt_oss": ("gpt_oss", GPT_OSS_SIZES),
     "gpt_oss_mxfp4": ("gpt_oss", {**GPT_OSS_SIZES, "is_quantized": True}),
 }
@@ -81,9 +122,9 @@ def convert(name: str, converter: Any) -> torch.Tensor:
         hparams: dict[str, Any] = converter.ModelBase.load_hparams(model_dir, False)
         architecture = converter.get_model_architecture(hparams, converter.ModelType.TEXT)
         gguf = importlib.import_module("gguf")
-        converted = converter.get_model_class(architecture)(
-            model_dir, gguf.LlamaFileType.MOSTLY_F16, FOLDER / f"{name}.gguf"
-        )
+        model_class = converter.get_model_class(architecture)
+        model_class.no_mtp = True
+        converted = model_class(model_dir, gguf.LlamaFileType.MOSTLY_F16, FOLDER / f"{name}.gguf")
         converted.hparams.setdefault("n_ctx", model.config.max_position_embeddings)  # of GPT-2's old configurations
         getattr(converted, "impl", converted).set_vocab = lambda: None  # of Mistral 3, another writes the file
         converted.write()

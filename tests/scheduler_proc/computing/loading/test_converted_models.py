@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from kernels.cpu.library import unload_kernels
-from runtime.gguf.architectures import read_config
+from runtime.gguf.conversion import read_config
 from runtime.gguf.gguf_file import read_gguf
 from tests.checkpoints import make_config
 from tests.scheduler_proc.computing.loading.converted_models import FOLDER, MODELS, PROMPT

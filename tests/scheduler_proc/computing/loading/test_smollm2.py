@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from kernels.arguments.block_rows import BlockRows
 from kernels.cpu.library import find_kernel, load_kernels
 from kernels.operations.dequantize_blocks import dequantize_blocks
-from runtime.gguf.architectures import read_config
+from runtime.gguf.conversion import read_config
 from runtime.gguf.gguf_file import read_gguf
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint

@@ -32,23 +32,26 @@ MEAN_TOLERANCE = 1.5
 
 
 def our_decoder(config: Config) -> tuple[DescribedDecoder, KVTensors, torch.device]:
-    """Returns the model, and a cache of 16 pages of 16 tokens."""
+    """Returns the model, and a cache of 16 pages of 16 tokens and 4 states."""
     path = Path(config.facts.model_dir)
     hf_config = read_hf_config(path)
     family, placement = find_family(hf_config), CpuBackend().find_placement(config.model, config.cache, hf_config)
     description = family.describe(hf_config, config.facts.max_model_len)
     shard = Shard(description)
     weights = load_weights(shard, family, open_weights(path, "auto"), placement, lambda text, part: None)
-    cache = allocate_cache(description, 16, 16, placement)
+    cache = allocate_cache(description, 16, 16, placement, num_states=4)
     return DescribedDecoder(description, weights, config.facts.max_model_len), cache, placement.device
 
 
 def our_logits(config: Config, prompts: list[list[int]]) -> Tensor:
     decoder, cache, device = our_decoder(config)
-    rows = [Row(i, prompt, len(prompt), pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i, prompt in enumerate(prompts)]
+    rows = [
+        Row(i, prompt, len(prompt), pages=[3 * i, 3 * i + 1, 3 * i + 2], state_slot=i if cache.states else -1)
+        for i, prompt in enumerate(prompts)
+    ]
     with torch.inference_mode():
         step = make_step_inputs(plan_batch(0, [(row, len(row.ids)) for row in rows], 16), device)
-        return decoder.logits(decoder.forward(step, cache.layers)).float()
+        return decoder.logits(decoder.forward(step, cache.layers, states=cache.states)).float()
 
 
 def their_logits(model: "transformers.PreTrainedModel", prompts: list[list[int]], dtype: str) -> Tensor:
@@ -84,7 +87,7 @@ def test_the_last_layer_attends_with_last_tokens_alone(tmp_path: Path, variant: 
             if num_tokens is num_new:
                 batch = replace(batch, sample_tokens=pack_int32([0, 31, 32, 33, 70]))
             step = make_step_inputs(batch, device)
-            hidden = decoder.forward(step, cache.layers)
+            hidden = decoder.forward(step, cache.layers, states=cache.states)
             for row, num in zip(rows, num_tokens, strict=True):
                 row.num_computed += num
         assert step.head_rows is not None

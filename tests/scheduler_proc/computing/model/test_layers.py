@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from kernels.cpu.library import load_kernels, unload_kernels
 from kernels.formats.plain import PlainWeight
@@ -23,6 +24,7 @@ from scheduler_proc.computing.model.description import (
     NormDescription,
     RopeDescription,
 )
+from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDescription
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.step.inputs import as_decode_rows, make_step_inputs
 from tests.checkpoints import VOCAB_SIZE
@@ -37,6 +39,10 @@ ATTENTION = AttentionDescription(num_heads=HEADS, num_kv_heads=HEADS, head_dim=H
 ROTATED = replace(ATTENTION, rope=RopeDescription(theta=100.0))
 MLP = DenseMlpDescription(size=48, activation="silu_gated")
 PRE = LayerDescription(attention_norm=RMS, attention=ATTENTION, mlp_norm=RMS, mlp=MLP)
+DELTA = GatedDeltaDescription(num_key_heads=2, num_value_heads=4, key_size=8, value_size=6, num_taps=4, norm_eps=1e-5)
+RECURRENT = replace(PRE, attention=None, recurrent=DELTA)
+MIXER, ATTENDING, MLP_ONLY = replace(RECURRENT, mlp=None), replace(PRE, mlp=None), replace(PRE, attention=None)
+BOTH = replace(PRE, recurrent=DELTA)
 WIDE = replace(PRE, mlp=replace(MLP, size=80))
 POST = replace(PRE, attention_norm=None, mlp_norm=None, attention_out_norm=RMS, mlp_out_norm=RMS)
 CASES: dict[str, tuple[tuple[LayerDescription, ...], dict[str, Any]]] = {
@@ -107,6 +113,11 @@ CASES: dict[str, tuple[tuple[LayerDescription, ...], dict[str, Any]]] = {
         (replace(PRE, attention=replace(ROTATED, qk_norm=replace(RMS, size=HEAD_DIM), norms_whole_qk=True)),) * 3,
         {},
     ),
+    "recurrent layers": ((RECURRENT, RECURRENT, PRE, RECURRENT, RECURRENT, PRE), {}),
+    "recurrent layers at the end": ((RECURRENT, PRE, RECURRENT), {}),
+    "recurrent layers without attention and MLPs": ((MIXER,) * 3, {}),
+    "one block in a layer": ((MIXER, MLP_ONLY, ATTENDING, MLP_ONLY, MIXER, MLP_ONLY), {}),
+    "attention and a recurrent block in a layer": ((BOTH, replace(BOTH, attention_out_norm=RMS), BOTH), {}),
 }
 
 
@@ -176,18 +187,41 @@ def apply_mlp(x: Tensor, values: dict[str, Tensor], name: str, description: Dens
     return functional.linear(inner, values[f"{name}.mlp_out.weight"], values.get(f"{name}.mlp_out.bias"))
 
 
+def recur(x: Tensor, values: dict[str, Tensor], name: str, delta: GatedDeltaDescription) -> Tensor:
+    num_heads, num_key_heads, keys = delta.num_value_heads, delta.num_key_heads, delta.num_key_heads * delta.key_size
+    mixed, gate = (x @ values[f"{name}.delta_in.weight"].T).split((delta.conv_size, delta.out_size), dim=1)
+    weight_X1K = values[f"{name}.conv.weight"][:, None]
+    padded = functional.pad(mixed.T, (delta.num_taps - 1, 0))
+    convolved = functional.silu(functional.conv1d(padded, weight_X1K, groups=delta.conv_size).T)
+    query, key, value = (
+        part.view(len(x), num, -1).repeat_interleave(num_heads // num, 1)[None]
+        for part, num in zip(
+            convolved.split((keys, keys, delta.out_size), 1), (num_key_heads, num_key_heads, num_heads), strict=True
+        )
+    )
+    beta, time = (x @ values[f"{name}.delta_gates.weight"].T).chunk(2, dim=1)
+    decay = -values[f"{name}.A_log"].exp() * functional.softplus(time + values[f"{name}.time_bias"])
+    options = {"initial_state": None, "output_final_state": False, "use_qk_l2norm_in_kernel": True}
+    out, _ = torch_recurrent_gated_delta_rule(query, key, value, decay[None], beta.sigmoid()[None], **options)
+    scale = values[f"{name}.delta_norm.weight"]
+    normed = functional.rms_norm(out[0], (delta.value_size,), scale, delta.norm_eps).flatten(1)
+    return normed * functional.silu(gate) @ values[f"{name}.delta_out.weight"].T
+
+
 def compute_plainly(model: ModelDescription, values: dict[str, Tensor], token_ids: list[int]) -> Tensor:
     x = values["embedding"][token_ids] * model.embedding_scale
     for index, layer in enumerate(model.layers):
         name = f"layers.{index}"
+        normed, update = norm(x, values, f"{name}.attention_norm", layer.attention_norm), torch.zeros_like(x)
+        if layer.attention is not None:
+            update = attend(normed, values, name, layer.attention)
+        if isinstance(layer.recurrent, GatedDeltaDescription):
+            update = update + recur(normed, values, name, layer.recurrent)
+        update = norm(update, values, f"{name}.attention_out_norm", layer.attention_out_norm)
+        if layer.mlp is None:
+            x = x + update
+            continue
         assert isinstance(layer.mlp, DenseMlpDescription)
-        normed = norm(x, values, f"{name}.attention_norm", layer.attention_norm)
-        update = norm(
-            attend(normed, values, name, layer.attention),
-            values,
-            f"{name}.attention_out_norm",
-            layer.attention_out_norm,
-        )
         between = x if layer.is_parallel else x + update
         mlp_input = norm(between, values, f"{name}.mlp_norm", layer.mlp_norm)
         if layer.is_parallel and layer.mlp_norm is None:
@@ -220,14 +254,22 @@ def test_logits_are_those_of_plain_torch(case: str) -> None:
     expected = compute_plainly(model, values, token_ids)
     decoder = DescribedDecoder(model, {name: PlainWeight(value) for name, value in values.items()}, 64)
     placement = Placement(torch.device("cpu"), torch.float32)
-    cache = allocate_cache(model, 4, 16, placement)
+    cache = allocate_cache(model, 4, 16, placement, num_states=len(token_ids))
     row = Row(0, token_ids, len(token_ids), pages=[0])
-    last = plan_batch(0, [(row, len(token_ids))], 16)
+    states = {"state_sources": pack_int32([-1]), "state_slots": pack_int32(range(len(token_ids)))}
+    last = msgspec.structs.replace(plan_batch(0, [(row, len(token_ids))], 16), **states)
     every = msgspec.structs.replace(last, sample_tokens=pack_int32(range(len(token_ids))))
-    for batch in (every, last, as_decode_rows(every)):
-        with torch.inference_mode():
-            logits = decoder.logits(decoder.forward(make_step_inputs(batch, placement.device), cache.layers))
-        torch.testing.assert_close(logits, expected[unpack_int32(batch.sample_tokens)], rtol=1e-4, atol=1e-4)
+    with torch.inference_mode():
+        for batch in (every, last, as_decode_rows(every)):
+            step = make_step_inputs(batch, placement.device)
+            logits = decoder.logits(decoder.forward(step, cache.layers, states=cache.states))
+            torch.testing.assert_close(logits, expected[unpack_int32(batch.sample_tokens)], rtol=1e-4, atol=1e-4)
+        # Each token's state has been stored: the row continues from any of them.
+        row.num_computed, rest = 4, {"state_sources": pack_int32([3]), "state_slots": pack_int32([-1, -1, 0])}
+        batch = msgspec.structs.replace(plan_batch(0, [(row, 3)], 16), **rest)
+        step = make_step_inputs(batch, placement.device)
+        logits = decoder.logits(decoder.forward(step, cache.layers, states=cache.states))
+    torch.testing.assert_close(logits, expected[-1:], rtol=1e-4, atol=1e-4)
 
 
 def test_each_rank_has_the_sinks_of_its_heads() -> None:
@@ -239,7 +281,7 @@ def test_each_layer_has_a_cache_for_its_own_heads() -> None:
     """Bytes are counted as allocated, and layers with equal heads lie together."""
     model, placement = describe("different heads"), Placement(torch.device("cpu"), torch.float32)
     cache = allocate_cache(model, 4, 16, placement)
-    assert [(layer.num_heads, layer.head_dim) for layer in cache.layers] == [(1, 24), (2, 8), (4, 8)] * 2
+    assert [(layer.num_heads, layer.head_dim) for layer in cache.stored] == [(1, 24), (2, 8), (4, 8)] * 2
     assert sum(tensor.nbytes for tensor in cache.tensors) == 4 * page_bytes(model, 16, placement)
     assert [tensor.shape[0] for tensor in cache.tensors] == [2] * 6
     assert cache.layers[3].keys.data_ptr() == cache.tensors[0][1].data_ptr()

@@ -1,3 +1,4 @@
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,9 @@ def test_a_dummy_batch(
     assert batch.num_sampled == len(query_lens)
     assert max(unpack_int32(batch.page_tables)) < -(-max_row_tokens // 16)
     assert num_int32(batch.page_tables) == len(query_lens) * batch.num_pages_per_row
+    assert list(unpack_int32(batch.state_sources)) == [0] * len(query_lens)
+    stored = [index for index, slot in enumerate(unpack_int32(batch.state_slots)) if slot == 0]
+    assert stored == [end - 1 for end in accumulate(query_lens)], "each row's last token"
 
 
 def test_warm_ups_choose_tokens_in_every_way(tmp_path: Path) -> None:

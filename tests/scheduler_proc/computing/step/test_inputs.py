@@ -3,12 +3,14 @@ import pytest
 import torch
 
 from messages.columns import pack_int32, unpack_int32
-from messages.ring.steps import PromptLogprobTargets
+from messages.ring.axes import slice_columns
+from messages.ring.steps import ROW, Batch, PromptLogprobTargets
 from scheduler_proc.computing.step.inputs import (
     StepShape,
     as_decode_rows,
     make_step_inputs,
     pack_step,
+    shape_of,
     view_step,
     with_known_tokens,
 )
@@ -84,6 +86,53 @@ def test_tokens_that_all_yield_a_next_one_are_decode_rows() -> None:
     assert step.slots.tolist() == [66, 47, 144, 145]
     assert not len(step.prefill_query_lens)
     assert as_decode_rows(as_decode_rows(batch)) == as_decode_rows(batch)
+
+
+def with_states(sources: list[int], slots: list[int], batch: Batch) -> Batch:
+    return msgspec.structs.replace(batch, state_sources=pack_int32(sources), state_slots=pack_int32(slots))
+
+
+def test_rows_read_and_store_recurrent_states() -> None:
+    batch = with_states([4, 2, 7, -1], [4, 3, -1, 7, 9, 0], mixed_batch())
+    shape = StepShape(4, num_prefill_tokens=6, num_prefill_rows=4, num_pages=3, num_head_tokens=5, has_states=True)
+    columns = shape.columns()
+    buffer = torch.full((columns.num_bytes,), 7, dtype=torch.uint8)
+    pack_step(batch, shape, columns.arrays(buffer))
+    for step, unused in ((make_step_inputs(batch, CPU), []), (view_step(shape, columns.tensors(buffer)), [-1, -1])):
+        rows = step.state_rows
+        rows.check(len(step.token_ids))
+        assert rows.decode_sources.tolist() == [4, 2, *unused]
+        assert rows.prefill_sources.tolist() == [7, -1, *unused]
+        assert rows.prefill_lens.tolist() == [2, 2, *[0] * len(unused)]
+        assert rows.slots.tolist() == [4, 3, *unused, -1, 7, 9, 0, *unused]
+
+
+def test_rows_that_all_begin_have_no_column_of_sources() -> None:
+    """It is dropped from a slice of a step, as all of its entries are what an empty column means."""
+    batch = slice_columns(with_states([4, 2, 7, -1], [4, 3, -1, 7, 9, 0], mixed_batch()), ROW, 3, 4, num_decode_rows=0)
+    assert batch.state_sources == b""
+    rows = make_step_inputs(batch, CPU).state_rows
+    assert (rows.prefill_sources.tolist(), rows.slots.tolist()) == ([-1], [9, 0])
+
+
+def test_without_recurrent_layers_a_step_has_no_columns_of_states() -> None:
+    columns = shape_of(mixed_batch()).columns()
+    assert "state_slots" not in columns.arrays(torch.zeros(columns.num_bytes, dtype=torch.uint8))
+    with pytest.raises(AssertionError):
+        _ = make_step_inputs(mixed_batch(), CPU).state_rows
+
+
+def test_each_token_of_a_row_that_becomes_decode_rows_reads_what_the_one_before_stores() -> None:
+    rows = [
+        (Row(0, [5, 6, 7], 2, num_computed=2, pages=[4]), 1),
+        (Row(1, [8] * 18, 2, num_computed=15, pages=[2, 9]), 3),
+    ]
+    batch = msgspec.structs.replace(plan_batch(3, rows, 16), sample_tokens=pack_int32(range(4)))
+    step = make_step_inputs(as_decode_rows(with_states([6, 5], [6, 5, 1, 3], batch)), CPU)
+    assert step.state_rows.decode_sources.tolist() == [6, 5, 5, 1]
+    assert step.state_rows.slots.tolist() == [6, 5, 1, 3]
+    begun = as_decode_rows(msgspec.structs.replace(batch, state_slots=pack_int32([6, 5, 1, 3])))
+    assert make_step_inputs(begun, CPU).state_rows.decode_sources.tolist() == [-1, -1, 5, 1]
 
 
 def test_tokens_with_prompt_logprobs_go_to_the_head_after_those_that_sample() -> None:

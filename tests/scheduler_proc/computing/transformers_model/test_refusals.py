@@ -63,7 +63,7 @@ def write_config(path: Path, model_type: str, **fields: Any) -> None:
 def test_models(tmp_path: Path, model_type: str, fields: dict[str, Any], reason: str) -> None:
     write_config(tmp_path, model_type, **fields)
     with pytest.raises(BootError, match=reason):
-        start(tmp_path, model_type)
+        start(tmp_path, model_type, model_impl="transformers")
 
 
 def test_chunks_are_served_in_a_context_of_one(tmp_path: Path) -> None:

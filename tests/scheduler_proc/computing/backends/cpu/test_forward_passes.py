@@ -1,6 +1,7 @@
 """Steps in which all rows decode are made again from C, and give what they gave before."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,10 @@ from scheduler_proc.computing.model.description import (
     ModelDescription,
     NormDescription,
 )
+from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDescription
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
-from scheduler_proc.computing.runner import Runner
+from scheduler_proc.computing.runner import Runner, RunnerParts, StatePool
 from scheduler_proc.computing.step.inputs import StepRows
 from scheduler_proc.computing.step.shapes import StepLimits
 from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config
@@ -46,9 +48,11 @@ def load(model_dir: Path, **settings: object) -> Runner:
     return load_runner(make_config(model_dir, **settings), lambda text, fraction: None)
 
 
-@pytest.mark.parametrize(
-    "variant", ["gpt2", "llama-gqa-tied", "qwen3-gqa-tied", "gemma2", "gemma3", "olmo3", "cohere2", "exaone4"]
-)
+PLAIN = ["gpt2", "llama-gqa-tied", "qwen3-gqa-tied", "gemma2", "gemma3", "olmo3", "cohere2", "exaone4"]
+RECURRENT = ["qwen3_5", "lfm2", "nemotron-h", "falcon-h1"]
+
+
+@pytest.mark.parametrize("variant", PLAIN + RECURRENT)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tokens_are_those_of_steps_that_are_not_captured(tmp_path: Path, variant: str, dtype: str) -> None:
     build_checkpoint(tmp_path, variant)
@@ -116,9 +120,11 @@ def load_described(model: ModelDescription) -> Runner:
     load_kernels(lambda text, fraction: None)
     placement = Placement(torch.device("cpu"), torch.float32, quantization="int8")
     weights = make_dummy_weights(Shard(model), placement, lambda text, fraction: None)
-    decoder, device, limits = DescribedDecoder(model, weights, 96), CpuDevice(), StepLimits(8, 64, 6)
-    cache = allocate_cache(model, 64, 16, placement)
-    return Runner(decoder, device, CpuForwardPasses(decoder, cache, device, limits), limits, cache.num_pages)
+    decoder, device = DescribedDecoder(model, weights, 96), CpuDevice()
+    limits, states = StepLimits(8, 64, 6, has_states=bool(model.recurrents)), StatePool(8, 1)
+    cache = allocate_cache(model, 64, 16, placement, num_states=states.num_slots)
+    passes = CpuForwardPasses(decoder, cache, device, limits)
+    return Runner(decoder, device, passes, limits, cache.num_pages, RunnerParts(states=states))
 
 
 def alternating_model() -> ModelDescription:
@@ -131,6 +137,20 @@ def alternating_model() -> ModelDescription:
         for kind in (0, 1, 0, 1, 1, 0, 0, 1)
     ]
     return ModelDescription(vocab_size=VOCAB_SIZE, hidden_size=64, layers=tuple(layers), final_norm=norm)
+
+
+def hybrid_model() -> ModelDescription:
+    """Three of four layers are recurrent."""
+    norm = NormDescription(kind="rms", size=64, eps=1e-5)
+    delta = GatedDeltaDescription(
+        num_key_heads=2, num_value_heads=4, key_size=16, value_size=32, num_taps=4, norm_eps=1e-5
+    )
+    mlp = DenseMlpDescription(size=96, activation="silu_gated")
+    recurrent = LayerDescription(attention_norm=norm, recurrent=delta, mlp_norm=norm, mlp=mlp)
+    attention = AttentionDescription(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
+    attending = replace(recurrent, recurrent=None, attention=attention)
+    layers = (*[recurrent] * 3, attending) * 3
+    return ModelDescription(vocab_size=VOCAB_SIZE, hidden_size=64, layers=layers, final_norm=norm)
 
 
 def test_linears_of_a_captured_step_see_the_columns_of_each_later_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +166,7 @@ def test_linears_of_a_captured_step_see_the_columns_of_each_later_step(monkeypat
 
     monkeypatch.setattr(block_weights, "_of_step", of_step)
     runner = load_described(alternating_model())
-    if find_kernel("embed", torch.zeros(1)) is None:
+    if find_kernel("embed", torch.float32) is None:
         pytest.skip("there are no C kernels here")
     row = Row(0, [7], 1, pages=[3])
     run_step(runner, 0, [(row, 1)], 16)
@@ -176,9 +196,10 @@ def test_linears_of_the_last_layer_see_the_tokens_that_go_to_the_head(monkeypatc
     assert seen == [[7, 8, 9]] * (4 * 7 + 1) + [[9]] * 3
 
 
-def test_layers_of_two_kinds_are_captured_and_repeated() -> None:
-    captured, plain = (load_described(alternating_model()) for _ in range(2))
-    if find_kernel("embed", torch.zeros(1)) is None:
+@pytest.mark.parametrize(("model", "computed"), [(alternating_model(), [2]), (hybrid_model(), [3])])
+def test_layers_of_two_kinds_are_captured_and_repeated(model: ModelDescription, computed: list[int]) -> None:
+    captured, plain = (load_described(model) for _ in range(2))
+    if find_kernel("embed", torch.float32) is None:
         pytest.skip("there are no C kernels here")
     passes_of(plain).repeats = None
     compare(captured, plain)
@@ -187,11 +208,14 @@ def test_layers_of_two_kinds_are_captured_and_repeated() -> None:
     programs = [program for program in repeats.known.values() if program is not None]
     assert len(programs) == len(repeats.known) > 0
     for program in programs:
-        assert [step for step in program.steps if isinstance(step, int)] == [2], "one layer of each kind is computed"
+        assert [step for step in program.steps if isinstance(step, int)] == computed, (
+            "one layer of each kind is computed"
+        )
 
 
-def test_steps_with_draft_tokens_are_replayed_and_give_the_same_tokens(tmp_path: Path) -> None:
-    build_checkpoint(tmp_path, "gpt2")
+@pytest.mark.parametrize("variant", ["gpt2", "qwen3_5"])
+def test_steps_with_draft_tokens_are_replayed_and_give_the_same_tokens(tmp_path: Path, variant: str) -> None:
+    build_checkpoint(tmp_path, variant)
     runner = load(tmp_path, quantization="int8", block_size=PAGE_SIZE, num_pages=PLENTY)
     expected, _ = run(runner, PROMPTS, PLENTY, 4096, max_tokens=40, temperature=0.7)
     plain = set(passes_of(runner).captures)

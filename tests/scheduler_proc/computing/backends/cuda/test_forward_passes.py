@@ -87,7 +87,8 @@ def make_pair(path: Path, variant: str) -> Pair:
 
 
 @pytest.fixture(
-    scope="module", params=["gpt2", "llama-gqa-tied", "qwen2-windows", "qwen3-gqa-tied", "gemma4-shared-kv"]
+    scope="module",
+    params=["gpt2", "llama-gqa-tied", "qwen2-windows", "qwen3-gqa-tied", "gemma4-shared-kv", "qwen3_5", "mamba2"],
 )
 def each_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(tmp_path_factory.mktemp(request.param), request.param)

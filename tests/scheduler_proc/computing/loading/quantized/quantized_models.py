@@ -220,4 +220,6 @@ def build_quantized(
 
 
 def _is_linear(module: str) -> bool:
-    return module == "lm_head" or module.endswith(("_proj", "_linear", ".w1", ".w2", ".w3"))
+    return module == "lm_head" or module.endswith(
+        ("_proj", "_linear", ".w1", ".w2", ".w3", "in_proj_qkv", "in_proj_z", "in_proj_qkvz")
+    )

@@ -38,6 +38,9 @@ WHOLE_GROUPS = {
     "moe_intermediate_size": 128,
     "shared_expert_intermediate_size": 128,
     "head_dim": 32,
+    "mamba_d_ssm": 128,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
     "num_hidden_layers": 3,
 }
 """The inputs of each linear are whole groups of each method."""

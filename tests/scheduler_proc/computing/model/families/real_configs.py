@@ -18,8 +18,8 @@ SIZE_FIELDS = (
 class Real:
     """A checkpoint with `billions` of parameters, as its card has them.
 
-    `windows`: the number of layers with each window, in the context of config.json. `num_unrotated`: layers without
-    positions.
+    `windows`: the number of layers with each window, in the context of config.json. `num_unrotated`: attention
+    without positions. `num_recurrent`: layers with a recurrent state.
     """
 
     billions: float
@@ -28,6 +28,7 @@ class Real:
     context: int
     windows: dict[int, int] = field(default_factory=dict[int, int])
     num_unrotated: int = 0
+    num_recurrent: int = 0
 
     @property
     def config(self) -> Fields:
@@ -62,6 +63,39 @@ QWEN2_MOE = of("Qwen2Moe", rope_theta=1e6, norm_topk_prob=False, decoder_sparse_
 QWEN2_MOE |= UNUSED_WINDOW
 QWEN3_MOE = QWEN3 | of("Qwen3Moe", norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
 QWEN3_MOE |= {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+QWEN3_5_ROPE: Fields = {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default"}
+QWEN3_5_ROPE |= {"rope_theta": 10_000_000, "partial_rotary_factor": 0.25}
+QWEN3_5 = of("Qwen3_5", rope_parameters=QWEN3_5_ROPE, head_dim=256, attn_output_gate=True, full_attention_interval=4)
+QWEN3_5 |= {"linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+QWEN3_5 |= {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "mtp_num_hidden_layers": 1}
+QWEN3_5_MOE = QWEN3_5 | of("Qwen3_5Moe", num_experts=256, num_experts_per_tok=8)
+QWEN3_NEXT = QWEN3_5_MOE | of("Qwen3Next", num_experts=512, num_experts_per_tok=10, rope_scaling=None)
+QWEN3_NEXT |= {"rope_parameters": None, "rope_theta": 1e7, "partial_rotary_factor": 0.25, "norm_topk_prob": True}
+
+
+def expert_sizes(size: int) -> Fields:
+    return {"moe_intermediate_size": size, "shared_expert_intermediate_size": size}
+
+
+LFM2 = of("Lfm2", rope_theta=1e6, full_attn_idxs=[2, 5, 8, 10, 12, 14], norm_eps=1e-5, conv_L_cache=3, **TIED)
+LFM2_MOE = of("Lfm2Moe", rope_theta=1e6, moe_intermediate_size=1792, num_experts=32, num_experts_per_tok=4, **TIED)
+LFM2_MOE |= {"layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)]}
+NO_LIMIT: Fields = {"time_step_limit": [0.0, float("inf")]}
+NEMOTRON_H = of("NemotronH", head_dim=128, n_groups=8, ssm_state_size=128, mlp_hidden_act="relu2", **NO_LIMIT)
+NEMOTRON_8B = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+NEMOTRON_9B = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
+NEMOTRON_30B = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+FALCON_H1 = of("FalconH1", rope_theta=1e11, mamba_n_groups=1, mamba_rms_norm=False, mamba_norm_before_gate=False)
+FALCON_H1 |= {"key_multiplier": 0.39, "ssm_multipliers": [0.35, 0.25, 0.18, 0.5, 0.35], "mlp_multipliers": [0.88, 0.59]}
+MAMBA2 = of("Mamba2", num_heads=128, head_dim=64, n_groups=8, state_size=128, expand=2, use_conv_bias=True, **NO_LIMIT)
+
+
+def granite4_h(attending: tuple[int, ...], num_layers: int, **sizes: Any) -> Fields:
+    kinds = ["attention" if index in attending else "mamba" for index in range(num_layers)]
+    mamba = {"mamba_d_state": 128, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_n_groups": 1}
+    return GRANITE4 | mamba | {"layer_types": kinds, "position_embedding_type": "nope"} | sizes
+
+
 MIXTRAL = of("Mixtral", rope_theta=1e6, sliding_window=None, num_local_experts=8, num_experts_per_tok=2)
 GEMMA2 = of("Gemma2", head_dim=256, query_pre_attn_scalar=256, sliding_window=4096, **TIED) | {
     "attn_logit_softcapping": 50.0,
@@ -106,7 +140,87 @@ COHERE2 |= {"layer_switch": 4, "sliding_window_pattern": 4, "use_qk_norm": False
 EXAONE4 = of("Exaone4", rope_theta=1e6, rope_scaling=LLAMA3 | {"factor": 16.0}, sliding_window=None)
 SMOLLM3 = of("SmolLM3", rope_theta=5e6, no_rope_layers=[1, 1, 1, 0] * 9, layer_types=kinds(36, 1), **TIED)
 
+FIFTHS = (5, 15, 25, 35)
 REAL = {
+    "LFM2 350M": Real(0.3545, (1024, 6656, 16, 16, 8, 65536), LFM2, 128000, num_recurrent=10),
+    "LFM2 1.2B": Real(1.170, (2048, 12288, 16, 32, 8, 65536), LFM2, 128000, num_recurrent=10),
+    "LFM2 8B-A1B": Real(8.34, (2048, 7168, 24, 32, 8, 65536), LFM2_MOE, 128000, num_recurrent=18),
+    "Granite 4.0 H 350M": Real(
+        0.340,
+        (768, 2048, 32, 12, 4, 100352),
+        granite4_h((10, 13, 17, 27), 32, mamba_n_heads=48, shared_intermediate_size=2048),
+        32768,
+        num_unrotated=4,
+        num_recurrent=28,
+    ),
+    "Granite 4.0 H Micro": Real(
+        3.19,
+        (2048, 8192, 40, 32, 8, 100352),
+        granite4_h(FIFTHS, 40, mamba_n_heads=64, shared_intermediate_size=8192),
+        131072,
+        num_unrotated=4,
+        num_recurrent=36,
+    ),
+    "Granite 4.0 H Tiny": Real(
+        6.94,
+        (1536, 512, 40, 12, 4, 100352),
+        granite4_h(FIFTHS, 40, mamba_n_heads=48, shared_intermediate_size=1024)
+        | {"num_local_experts": 64, "num_experts_per_tok": 6},
+        131072,
+        num_unrotated=4,
+        num_recurrent=36,
+    ),
+    "Granite 4.0 H Small": Real(
+        32.2,
+        (4096, 768, 40, 32, 8, 100352),
+        granite4_h(FIFTHS, 40, mamba_n_heads=128, shared_intermediate_size=1536)
+        | {"num_local_experts": 72, "num_experts_per_tok": 10},
+        131072,
+        num_unrotated=4,
+        num_recurrent=36,
+    ),
+    "Nemotron-H 8B": Real(
+        8.10,
+        (4096, 21504, 52, 32, 8, 131072),
+        NEMOTRON_H | {"mamba_num_heads": 128, "mamba_head_dim": 64, "hybrid_override_pattern": NEMOTRON_8B},
+        8192,
+        num_unrotated=4,
+        num_recurrent=24,
+    ),
+    "Nemotron Nano 9B v2": Real(
+        8.89,
+        (4480, 15680, 56, 40, 8, 131072),
+        NEMOTRON_H | {"mamba_num_heads": 128, "mamba_head_dim": 80, "hybrid_override_pattern": NEMOTRON_9B},
+        131072,
+        num_unrotated=4,
+        num_recurrent=27,
+    ),
+    "Nemotron 3 Nano 30B-A3B": Real(
+        31.58,
+        (2688, 1856, 52, 32, 2, 131072),
+        NEMOTRON_H
+        | {"mamba_num_heads": 64, "mamba_head_dim": 64, "hybrid_override_pattern": NEMOTRON_30B}
+        | {"n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856}
+        | {"moe_shared_expert_intermediate_size": 3712, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
+        262144,
+        num_unrotated=6,
+        num_recurrent=23,
+    ),
+    "Mamba-Codestral 7B": Real(7.285, (4096, 0, 64, 0, 0, 32768), MAMBA2, 1 << 20, num_recurrent=64),
+    "Falcon-H1 0.5B": Real(
+        0.521,
+        (1024, 2048, 36, 8, 2, 32784),
+        FALCON_H1 | {"head_dim": 64, "mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_state": 128},
+        16384,
+        num_recurrent=36,
+    ),
+    "Falcon-H1 7B": Real(
+        7.586,
+        (3072, 12288, 44, 12, 2, 130049),
+        FALCON_H1 | {"head_dim": 128, "mamba_d_ssm": 3072, "mamba_n_heads": 24, "mamba_d_state": 256},
+        262144,
+        num_recurrent=44,
+    ),
     "GPT-2": Real(0.1244, (768, 3072, 12, 12, 12, 50257), GPT2, 1024, num_unrotated=12),
     "SmolLM2 135M": Real(0.1345, (576, 1536, 30, 9, 3, 49152), of("Llama", rope_theta=1e5, **TIED), 8192),
     "SmolLM2 1.7B": Real(1.711, (2048, 8192, 24, 32, 32, 49152), of("Llama", rope_theta=130000, **TIED), 8192),
@@ -157,6 +271,46 @@ REAL = {
     "Qwen3 Coder 30B-A3B": Real(30.53, (2048, 5472, 48, 32, 4, 151936), QWEN3_MOE | {"rope_theta": 1e7}, 262144),
     "Qwen3 235B-A22B": Real(
         235.1, (4096, 12288, 94, 64, 4, 151936), QWEN3_MOE | {"moe_intermediate_size": 1536}, 40960
+    ),
+    "Qwen3.5 0.8B": Real(
+        0.752, (1024, 3584, 24, 8, 2, 248320), QWEN3_5 | TIED | {"linear_num_value_heads": 16}, 262144, num_recurrent=18
+    ),
+    "Qwen3.5 2B": Real(
+        1.882, (2048, 6144, 24, 8, 2, 248320), QWEN3_5 | TIED | {"linear_num_value_heads": 16}, 262144, num_recurrent=18
+    ),
+    "Qwen3.5 4B": Real(4.206, (2560, 9216, 32, 16, 4, 248320), QWEN3_5 | TIED, 262144, num_recurrent=24),
+    "Qwen3.5 9B": Real(8.954, (4096, 12288, 32, 16, 4, 248320), QWEN3_5, 262144, num_recurrent=24),
+    "Qwen3.6 27B": Real(
+        26.9, (5120, 17408, 64, 24, 4, 248320), QWEN3_5 | {"linear_num_value_heads": 48}, 262144, num_recurrent=48
+    ),
+    "Qwen3.8 27B": Real(
+        26.9,
+        (5120, 17408, 64, 24, 4, 248320),
+        QWEN3_5 | {"linear_num_value_heads": 48, "output_gate_type": "swish"},
+        262144,
+        num_recurrent=48,
+    ),
+    "Qwen3.6 35B-A3B": Real(
+        34.66, (2048, 0, 40, 16, 2, 248320), QWEN3_5_MOE | expert_sizes(512), 262144, num_recurrent=30
+    ),
+    "Qwen3.5 122B-A10B": Real(
+        122.1,
+        (3072, 0, 48, 32, 2, 248320),
+        QWEN3_5_MOE | expert_sizes(1024) | {"linear_num_value_heads": 64},
+        262144,
+        num_recurrent=36,
+    ),
+    "Qwen3.5 397B-A17B": Real(
+        396.3,
+        (4096, 0, 60, 32, 2, 248320),
+        QWEN3_5_MOE
+        | expert_sizes(1024)
+        | {"linear_num_value_heads": 64, "num_experts": 512, "num_experts_per_tok": 10},
+        262144,
+        num_recurrent=45,
+    ),
+    "Qwen3-Next 80B-A3B": Real(
+        79.67, (2048, 5120, 48, 16, 2, 151936), QWEN3_NEXT | expert_sizes(512), 262144, num_recurrent=36
     ),
     "Gemma 2 2B": Real(2.614, (2304, 9216, 26, 8, 4, 256000), GEMMA2, 8192, {4096: 13}),
     "Gemma 2 9B": Real(9.242, (3584, 14336, 42, 16, 8, 256000), GEMMA2, 8192, {4096: 21}),
@@ -306,7 +460,15 @@ REAL = {
 }
 
 REFUSED: dict[str, tuple[Fields, str]] = {
-    "Granite 4 H": (GRANITE4 | {"layer_types": ["mamba"] * 4 + ["attention"]}, "layer_types is .*mamba"),
+    "Nemotron 3 Super": (
+        NEMOTRON_H
+        | {"hidden_size": 4096, "hybrid_override_pattern": "ME", "vocab_size": 131072, "moe_latent_size": 1024},
+        "moe_latent_size is 1024: supported are experts that read the residual stream itself",
+    ),
+    "Qwen3.5 without gates": (
+        QWEN3_5 | dict(zip(SIZE_FIELDS, (1024, 3584, 24, 8, 2, 248320), strict=True)) | {"attn_output_gate": False},
+        "attn_output_gate is false",
+    ),
     "Aya Expanse 8B": (of("Cohere"), "names CohereForCausalLM, which is not supported"),
     "Gemma 2B": (of("Gemma"), "names GemmaForCausalLM, which is not supported"),
     "Phi-3-small": (of("Phi3Small"), "names Phi3SmallForCausalLM, which is not supported"),

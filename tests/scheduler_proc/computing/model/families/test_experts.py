@@ -65,6 +65,8 @@ SIZES = {
     "eos_token_id": None,
 }
 QWEN_SIZES = SIZES | {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3}
+HYBRID = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 32}
+HYBRID |= {"full_attention_interval": 3, "head_dim": 24}
 EIGHT = SIZES | {"moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 3}
 CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "qwen3": transformers.Qwen3MoeConfig(**QWEN_SIZES, head_dim=24),
@@ -87,6 +89,10 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
     ),
     "granite, shared": transformers.GraniteMoeSharedConfig(
         **SIZES, num_local_experts=8, shared_intermediate_size=160, embedding_multiplier=12.0, logits_scaling=6.0
+    ),
+    "qwen3.5": transformers.Qwen3_5MoeTextConfig(**QWEN_SIZES, **HYBRID, shared_expert_intermediate_size=160),
+    "qwen3-next": transformers.Qwen3NextConfig(
+        **QWEN_SIZES, **HYBRID, shared_expert_intermediate_size=160, decoder_sparse_step=2, norm_topk_prob=False
     ),
     "olmoe": transformers.OlmoeConfig(**SIZES, num_experts=8, num_experts_per_tok=3),
     "mixtral": transformers.MixtralConfig(**SIZES, head_dim=24, num_local_experts=8, sliding_window=None),

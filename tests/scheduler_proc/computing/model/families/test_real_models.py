@@ -118,7 +118,8 @@ def small(fields: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", REAL)
 def test_sources_fill_every_element_of_every_parameter_once(name: str) -> None:
     fields = small(REAL[name])
-    check_sources(fields | {"rope_scaling": None, "no_rope_layers": None})
+    kinds = fields.get("layer_types", [])[: fields["num_hidden_layers"]]
+    check_sources(fields | {"rope_scaling": None, "no_rope_layers": None, "layer_types": kinds})
 
 
 def test_heads_and_parts_that_are_rotated() -> None:
@@ -140,10 +141,10 @@ def test_a_window_shorter_than_the_context() -> None:
 
 
 def test_each_fourth_layer_of_smollm3_is_not_rotated() -> None:
-    ropes = [layer.attention.rope is not None for layer in read_real("SmolLM3").layers]
+    ropes = [attention.rope is not None for attention in read_real("SmolLM3").attentions]
     assert ropes == [True, True, True, False] * 9
-    by_interval = read({**SMOLLM3, "no_rope_layers": None})[1].layers
-    assert [layer.attention.rope is not None for layer in by_interval] == ropes
+    by_interval = read({**SMOLLM3, "no_rope_layers": None})[1].attentions
+    assert [attention.rope is not None for attention in by_interval] == ropes
     assert read_real("SmolLM3").has_tied_head
 
 
@@ -157,7 +158,8 @@ def test_granite_scales_what_enters_the_residual_stream_in_place_of_updates() ->
 def test_norms_of_glm_4_are_before_and_after() -> None:
     layer = read_real("GLM-4").layers[0]
     assert None not in (layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm)
-    assert (layer.attention.has_qkv_bias, layer.attention.has_out_bias) == (True, False)
+    attention = read_real("GLM-4").attentions[0]
+    assert (attention.has_qkv_bias, attention.has_out_bias) == (True, False)
     assert not read({**GLM4, "attention_bias": False})[1].attentions[0].has_qkv_bias
 
 
@@ -170,10 +172,12 @@ def test_norms_of_glm_4_are_before_and_after() -> None:
         (SMOLLM3 | {"no_rope_layers": [1]}, "no_rope_layers is .1.: there are 36 layers"),
         (GRANITE | {"residual_multiplier": 0}, "residual_multiplier must be a positive number, not 0"),
         (GRANITE | {"logits_scaling": "8"}, "logits_scaling must be a positive number"),
-        (GRANITE4 | {"layer_types": ["mamba", "attention"]}, "layer_types is .*mamba.*: supported are layers with att"),
-        (GRANITE4 | {"layer_types": None}, "layer_types is .*mamba.*: supported are layers with attention alone"),
-        (GRANITE4 | {"num_local_experts": 62}, "num_local_experts is 62: supported is a dense MLP"),
-        (GRANITE4 | {"position_embedding_type": "nope"}, 'position_embedding_type is "nope": supported is rope'),
+        (GRANITE4 | {"layer_types": ["mamba", "attention"]}, "layer_types is .*: there are 40 layers"),
+        (GRANITE4 | {"layer_types": ["rwkv"] * 40}, "layer_types is .*rwkv.*: supported are attention and mamba"),
+        (
+            GRANITE4 | {"position_embedding_type": "alibi"},
+            'embedding_type is "alibi": supported is rope, nope',
+        ),
         (GLM4 | {"partial_rotary_factor": 0.01}, "rotary positions of 1 values per head of 128"),
         (MINISTRAL3 | {"rope_parameters": None}, "rope_parameters must be an object, not null"),
         (

@@ -64,6 +64,31 @@ def ministral3() -> transformers.PreTrainedConfig:
     return transformers.Mistral3Config(text_config=text, vision_config={**VISION, "model_type": "pixtral"})
 
 
+HYBRID: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+    "rope_parameters": {"mrope_interleaved": True, "mrope_section": [1, 1, 1], "rope_theta": 1e7},
+}
+ENCODER: dict[str, Any] = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 14}
+
+
+def qwen3_5() -> transformers.PreTrainedConfig:
+    encoder = {**ENCODER, "out_hidden_size": 64, "num_position_embeddings": 16}
+    return transformers.Qwen3_5Config(text_config={**TEXT, **HYBRID}, vision_config=encoder, tie_word_embeddings=True)
+
+
+def qwen3_5_moe() -> transformers.PreTrainedConfig:
+    encoder = {**ENCODER, "out_hidden_size": 64, "num_position_embeddings": 16}
+    return transformers.Qwen3_5MoeConfig(text_config={**TEXT, **HYBRID}, vision_config=encoder)
+
+
 def build(path: Path, config: transformers.PreTrainedConfig) -> Any:
     """Writes a random checkpoint and returns its float32 model."""
     model: Any = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
@@ -75,7 +100,7 @@ def build(path: Path, config: transformers.PreTrainedConfig) -> Any:
     return model
 
 
-@pytest.mark.parametrize("make", [gemma3, gemma4, small3, ministral3])
+@pytest.mark.parametrize("make", [gemma3, gemma4, small3, ministral3, qwen3_5, qwen3_5_moe])
 def test_logits_are_those_of_the_whole_model(tmp_path: Path, make: Any) -> None:
     model = build(tmp_path, make())
     with torch.inference_mode():
@@ -83,6 +108,15 @@ def test_logits_are_those_of_the_whole_model(tmp_path: Path, make: Any) -> None:
     torch.testing.assert_close(
         our_logits(make_config(tmp_path), PROMPTS), expected, rtol=0, atol=2e-5 * float(expected.std())
     )
+
+
+def test_a_head_that_predicts_further_tokens_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build(tmp_path, qwen3_5())
+    expected, tensors = our_logits(make_config(tmp_path), PROMPTS), load_file(tmp_path / "model.safetensors")
+    caplog.clear()
+    save_file(tensors | {"mtp.fc.weight": torch.ones(64, 128)}, tmp_path / "model.safetensors")
+    assert torch.equal(our_logits(make_config(tmp_path), PROMPTS), expected)
+    assert "tensors not used: mtp.fc.weight" in caplog.text
 
 
 def test_ministral_3_is_read_in_fp8_as_it_is_published(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ In a model of noise, a wrong expert or a window that is off by one changes no be
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ Weights = dict[str, Tensor]
 Fields = dict[str, Any]
 Mistake = Callable[[Fields, Weights], object]
 """Changes the fields of config.json or the weights."""
+Spoil = Callable[[Iterable[tuple[Tensor, ...]]], object]
+"""Changes the states of the layers: each has the tail of a convolution and a matrix for each head."""
 
 
 def swap_rows(weights: Weights, name: str) -> None:
@@ -44,7 +46,63 @@ def change_window(fields: Fields, change: int) -> None:
     fields["sliding_window"] += change
 
 
+def linear_name(layer: int, name: str) -> str:
+    return f"model.layers.{layer}.linear_attn.{name}"
+
+
+def change_delta(weights: Weights, name: str, change: Callable[[Tensor], Tensor]) -> None:
+    """Changes a weight of the second layer, which has Gated DeltaNet."""
+    weights[linear_name(1, name)] = change(weights[linear_name(1, name)]).contiguous()
+
+
+def tile_value_heads(weights: Weights) -> None:
+    """Value head h of the first layer reads key head h % 2, as in GGUF, in place of h // 3."""
+    num_heads, num_keys, size = 6, 128, 32
+    heads = torch.arange(num_heads).view(2, 3).T.flatten()
+    values = (heads[:, None] * size + torch.arange(size)).flatten()
+    channels = torch.cat((torch.arange(num_keys), num_keys + values))
+    for names, order in (
+        (("in_proj_qkv.weight", "conv1d.weight"), channels),
+        (("in_proj_z.weight",), values),
+        (("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias"), heads),
+    ):
+        for name in names:
+            weights[linear_name(0, name)] = weights[linear_name(0, name)][order]
+    weights[linear_name(0, "out_proj.weight")] = weights[linear_name(0, "out_proj.weight")][:, values].contiguous()
+
+
+def separate_gates(weights: Weights) -> None:
+    """All query heads come before all gates, in place of each query head before its gate."""
+    name = "model.layers.3.self_attn.q_proj.weight"
+    weights[name] = weights[name].unflatten(0, (4, 2, 32)).transpose(0, 1).flatten(0, 2).contiguous()
+
+
 MISTAKES: dict[str, dict[str, Mistake]] = {
+    "qwen3_5": {
+        "value heads are tiled": lambda fields, weights: tile_value_heads(weights),
+        "two value heads forget at each other's rate": lambda fields, weights: swap_rows(
+            weights, linear_name(1, "A_log")
+        ),
+        "the rate is GGUF's": lambda fields, weights: change_delta(weights, "A_log", lambda rate: -rate.exp()),
+        "time has no bias": lambda fields, weights: change_delta(weights, "dt_bias", torch.zeros_like),
+        "the update is not scaled by beta": lambda fields, weights: change_delta(
+            weights, "in_proj_b.weight", torch.zeros_like
+        ),
+        "taps are in reverse": lambda fields, weights: change_delta(
+            weights, "conv1d.weight", lambda taps: taps.flip(-1)
+        ),
+        "the convolution has a tap less": lambda fields, weights: weights[linear_name(1, "conv1d.weight")][
+            ..., 0
+        ].zero_(),
+        "norms are not centred at zero": lambda fields, weights: weights["model.norm.weight"].sub_(1),
+        "the gated norm is centred at zero": lambda fields, weights: change_delta(
+            weights, "norm.weight", lambda weight: weight + 1
+        ),
+        "queries come before gates": lambda fields, weights: separate_gates(weights),
+        "the whole head is rotated": lambda fields, weights: fields["rope_parameters"].update(
+            partial_rotary_factor=1.0
+        ),
+    },
     "qwen3_moe": {
         "shares are not renormalized": lambda fields, weights: fields.update(norm_topk_prob=False),
         "two experts are swapped": lambda fields, weights: swap_rows(weights, "model.layers.1.mlp.gate.weight"),
@@ -85,23 +143,32 @@ def held_out() -> Tensor:
     return ids.view(-1, CONTEXT)
 
 
-def serve(path: Path, requests: Sequence[UserMsg], **flags: Any) -> Inbox:
-    """Returns what a scheduler and a runner make of the requests; prompts are computed in chunks."""
-    config = make_config(path, max_num_seqs=4, max_num_batched_tokens=STEP_TOKENS, **flags)
-    runner = load_runner(config, lambda text, fraction: None)
-    scheduler, inbox = make_scheduler(config, runner), Inbox()
-    for request in requests:
-        scheduler.receive(request)
-    while (batch := scheduler.schedule()) is not None:
-        scheduler.commit(runner.run(batch))
-        inbox.take(scheduler.pop_replies())
-    return inbox
+class Service:
+    """A scheduler and a runner; prompts are computed in chunks."""
+
+    def __init__(self, path: Path, **flags: Any):
+        config = make_config(path, **{"max_num_seqs": 4, "max_num_batched_tokens": STEP_TOKENS, **flags})
+        self.runner = load_runner(config, lambda text, fraction: None)
+        self.scheduler, self.inbox = make_scheduler(config, self.runner), Inbox()
+
+    def finish(self, requests: Sequence[UserMsg], after_step: Callable[[], object] = lambda: None) -> Inbox:
+        """Runs the requests to their ends and returns what has come back."""
+        for request in requests:
+            self.scheduler.receive(request)
+        while (batch := self.scheduler.schedule()) is not None:
+            self.scheduler.commit(self.runner.run(batch))
+            self.inbox.take(self.scheduler.pop_replies())
+            after_step()
+        return self.inbox
 
 
-def our_perplexity(path: Path, held_out: Tensor, **flags: Any) -> float:
+def our_perplexity(path: Path, held_out: Tensor, spoil: Spoil = lambda states: None, **flags: Any) -> float:
+    """Returns the perplexity of the rows; `spoil` changes the recurrent states after each step."""
     prompts = enumerate(held_out.tolist())
     requests = [user_msg(uid, prompt, max_tokens=0, num_prompt_logprobs=0, echo=True) for uid, prompt in prompts]
-    logprobs = [logprob for own in serve(path, requests, **flags).prompt_logprobs.values() for _, logprob, _ in own]
+    service = Service(path, **flags)
+    inbox = service.finish(requests, lambda: spoil(service.runner.forward_passes.cache.states.values()))
+    logprobs = [logprob for own in inbox.prompt_logprobs.values() for _, logprob, _ in own]
     assert len(logprobs) == HELD_OUT_ROWS * (CONTEXT - 1)
     return math.exp(-sum(logprobs) / len(logprobs))
 
@@ -144,9 +211,61 @@ def test_a_mistake_shows(trained: Trained, mistake: str, held_out: Tensor, tmp_p
     assert abs(change) > 2 * TOLERANCE
 
 
+def change_states(states: Iterable[tuple[Tensor, ...]], part: int, change: Callable[[Tensor], object]) -> None:
+    for layer in states:
+        change(layer[part])
+
+
+STATE_MISTAKES: dict[str, Spoil] = {
+    "the tail is lost between steps": lambda states: change_states(states, 0, Tensor.zero_),
+    "the matrix is lost between steps": lambda states: change_states(states, 1, Tensor.zero_),
+    "the oldest input of the tail is lost": lambda states: change_states(states, 0, lambda tail: tail[:, 0].zero_()),
+    "requests have each other's matrices": lambda states: change_states(
+        states, 1, lambda all: all.copy_(all.roll(1, 0))
+    ),
+    "the matrix is transposed": lambda states: change_states(states, 1, lambda all: all.copy_(all.mT.clone())),
+}
+
+
+@pytest.mark.parametrize("mistake", STATE_MISTAKES)
+@pytest.mark.parametrize("trained", ["qwen3_5"], indirect=True)
+def test_a_mistake_in_states_shows(trained: Trained, mistake: str, held_out: Tensor) -> None:
+    change = our_perplexity(trained.path, held_out, STATE_MISTAKES[mistake]) / trained.perplexity - 1
+    print(f"{mistake}: {change:+.2%}")
+    assert abs(change) > 2 * TOLERANCE
+
+
+WAYS: dict[str, tuple[Fields, str]] = {
+    "together": ({}, "steps"),
+    "in chunks of 7": ({"max_num_batched_tokens": 7}, "steps"),
+    "preempted": ({"num_pages": 48}, "preemptions"),
+    "with drafts": ({"speculative": "ngram", "num_pages": 1024}, "accepted_tokens"),
+}
+"""Flags of schedulers that cut the steps of four requests in other ways, and what they count then."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("trained", ["qwen3_5"], indirect=True)
+def test_turns_of_chats_are_the_same_however_steps_are_cut(trained: Trained, way: str, held_out: Tensor) -> None:
+    """The second turn continues the answer to the first, with the state at the last page boundary before it."""
+    flags, counter = WAYS[way]
+    service = Service(trained.path, **flags)
+    prompts = [held_out[row, : 60 + row].tolist() for row in range(4)]
+    for turn, num_tokens in enumerate((200, 60)):
+        inbox = service.finish([user_msg(4 * turn + row, prompt, num_tokens) for row, prompt in enumerate(prompts)])
+        for row, prompt in enumerate(prompts):
+            output, usage = inbox.tokens[4 * turn + row, 0], inbox.finished[4 * turn + row, 0].usage
+            assert len(output) == num_tokens
+            assert_greedy(trained.model, prompt, output, way)
+            if turn and way != "preempted":
+                assert usage.cached_tokens == (len(prompt) - 31) // 16 * 16
+            prompts[row] = [*prompt, *output, *held_out[row, 300:330].tolist()]
+    assert service.scheduler.gauges()[counter] > 0
+
+
 def test_greedy_text_is_that_of_transformers(trained: Trained, held_out: Tensor) -> None:
     """200 tokens after a prompt that is longer than the window."""
     prompt = held_out[0, :120].tolist()
-    output = serve(trained.path, [user_msg(0, prompt, max_tokens=200)]).tokens[0, 0]
+    output = Service(trained.path).finish([user_msg(0, prompt, max_tokens=200)]).tokens[0, 0]
     assert len(output) == 200
     assert_greedy(trained.model, prompt, output, trained.name)

@@ -1,4 +1,4 @@
-"""A scheduler of a model with windows is killed under long streams: the next one keeps pages and window pages."""
+"""A scheduler is killed under long streams: the next one keeps window pages and checkpoints with their pages."""
 
 import random
 from pathlib import Path
@@ -14,9 +14,10 @@ from tests.tiny_llama import write_tiny_llama
 pytestmark = pytest.mark.ring
 
 
-def test_only_what_is_in_no_full_page_is_computed_again(tmp_path: Path, start_ring: Any):
+@pytest.mark.parametrize("variant", ["gemma3", "qwen3_5", "falcon-h1"])
+def test_only_what_is_in_no_full_page_is_computed_again(variant: str, tmp_path: Path, start_ring: Any):
     write_tiny_llama(tmp_path)  # for its tokenizer
-    build_checkpoint(tmp_path, "gemma3", max_position_embeddings=256, eos_token_id=2)
+    build_checkpoint(tmp_path, variant, max_position_embeddings=256, eos_token_id=2)
     ring = start_ring(tmp_path, "--dtype", "float32", "--max-restarts-per-min", "100")
     rng = random.Random(11)
     requests = [
@@ -25,8 +26,13 @@ def test_only_what_is_in_no_full_page_is_computed_again(tmp_path: Path, start_ri
         )
         for index in range(NUM_STREAMS)
     ]
-    disturb(ring, requests, ring.generate_all(requests), lambda: ring.kill("scheduler"))
+    undisturbed = ring.generate_all(requests)
+    disturb(ring, requests, undisturbed, lambda: ring.kill("scheduler"))
     gauges = ring.gauges("scheduler")
     assert gauges["resumed_tokens"] >= NUM_STREAMS * (PROMPT_TOKENS + 1)
     assert gauges["recomputed_tokens"] <= NUM_STREAMS * (PAGE_TOKENS + 1)
-    assert gauges["window_pages_all"] < gauges["pages_all"]
+    assert gauges.get("window_pages_all", 0) < gauges["pages_all"]
+    for request, reply in zip(requests, undisturbed, strict=True):
+        turn = body([*request["prompt"], *reply.token_ids, 9, 9], max_tokens=1, seed=request["seed"])
+        (next_reply,) = ring.generate_all([turn])
+        assert next_reply.usage["cached_tokens"] == (PROMPT_TOKENS + OUTPUT_TOKENS - 1) // PAGE_TOKENS * PAGE_TOKENS

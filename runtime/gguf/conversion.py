@@ -1,0 +1,147 @@
+"""A GGUF file as a Hugging Face checkpoint: config.json, and its tensors by name.
+
+A tensor that the architecture does not name is refused, since the model would compute other text without it.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from messages.errors import BootError
+from runtime.gguf.architectures import ARCHITECTURES, MIXTRAL, Architecture
+from runtime.gguf.configs import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, ModelFields
+from runtime.gguf.gguf_file import GgufFile
+from runtime.gguf.header import GgufTensor
+from runtime.gguf.layer_names import CONVOLUTION, MATRICES, VECTORS
+
+log = logging.getLogger("sluice.gguf")
+
+LAYER = re.compile(r"blk\.(?P<number>\d+)\.(?P<name>.+)", re.ASCII)
+
+OTHER_FILES = {
+    "adapter": "a LoRA adapter",
+    "imatrix": "an importance matrix",
+    "mmproj": "an encoder of images or sound (mmproj)",
+    "clip": "an encoder of images or sound (mmproj)",
+}
+"""Files that are no language models, by general.type or general.architecture."""
+
+
+@dataclass(frozen=True, slots=True)
+class HfTensor:
+    """A tensor of a checkpoint, as a part of a GGUF file, and what to undo.
+
+    `interleaved_heads`: the number of heads if in each head the rows of its first and second half alternate, 0 if
+    they do not. `is_transposed`: the checkpoint has [in, out], the file [out, in]. `is_one_more`: values are
+    larger by 1 in the file. `is_negative_exp`: x is -exp(x) in the file.
+    """
+
+    tensor: GgufTensor
+    interleaved_heads: int = 0
+    is_transposed: bool = False
+    is_one_more: bool = False
+    is_negative_exp: bool = False
+
+
+EXPERT_COUNTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
+"""Fields of config.json."""
+
+
+def find_architecture(file: GgufFile) -> Architecture:
+    """Returns the architecture of a model. Raises `BootError` for one that is not supported, and for other files."""
+    name: object = file.metadata.get("general.architecture")
+    for key in ("general.type", "general.architecture"):
+        if other := OTHER_FILES.get(str(file.metadata.get(key))):
+            raise BootError(f"{file.paths[0]}: is {other}, not a language model ({key})")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        supported = ", ".join(ARCHITECTURES)
+        shown = str(name)[:60]
+        raise BootError(f"{file.paths[0]}: metadata general.architecture is {shown!r}; supported are {supported}")
+    if "token_embd.weight" not in file.tensors:
+        raise BootError(f"{file.paths[0]}: has no tensor token_embd.weight; does it hold a vocabulary alone?")
+    return MIXTRAL if name == "llama" and file.metadata.get("llama.expert_count") else ARCHITECTURES[name]
+
+
+def read_config(file: GgufFile) -> dict[str, Any]:
+    """Returns the model's config.json. Raises `BootError` that names the key or tensor which is not supported."""
+    architecture = find_architecture(file)
+    return {
+        "architectures": [architecture.hf_name],
+        "model_type": architecture.model_type,
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        **architecture.config(ModelFields(file, file.metadata["general.architecture"])),
+    }
+
+
+def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
+    """Returns the tensors of the checkpoint by name. Raises `BootError` for a tensor that the architecture lacks."""
+    architecture, config = find_architecture(file), read_config(file)
+    tensors: dict[str, HfTensor] = {}
+    beyond = {tensor.name for tensor in file.tensors.values() if _is_beyond(tensor, config)}
+    if beyond:
+        log.info("%d tensors of layers that predict further tokens (MTP) are not used", len(beyond))
+    for tensor in file.tensors.values():
+        if tensor.name in beyond or tensor.name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
+            continue
+        name, hf_name = _find_name(architecture, tensor)
+        if "{}" in hf_name:
+            experts = _split_experts(tensor, next(config[key] for key in EXPERT_COUNTS if key in config))
+            tensors |= {hf_name.format(index): HfTensor(expert) for index, expert in enumerate(experts)}
+            continue
+        tensors[hf_name] = HfTensor(
+            replace(tensor, shape=_find_shape(hf_name, tensor.shape)),
+            interleaved_heads=config[architecture.interleaved[name]] if name in architecture.interleaved else 0,
+            is_transposed=name in architecture.transposed and hf_name.endswith(".weight"),
+            is_one_more=architecture.has_whole_norms and name.endswith("norm") and name != "ssm_norm",
+            is_negative_exp=hf_name.endswith("A_log"),
+        )
+    return tensors
+
+
+def _find_shape(hf_name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape in a checkpoint, which has some vectors as matrices, and a convolution's input of 1 channel.
+
+    The file has vectors of a Mamba block as matrices.
+    """
+    if len(shape) == 1 and hf_name.endswith(VECTORS):
+        return 1, *shape
+    if len(shape) == 2 and hf_name.endswith(MATRICES):
+        return (prod(shape),)
+    return (shape[0], 1, *shape[1:]) if len(shape) == 2 and hf_name.endswith(CONVOLUTION) else shape
+
+
+def _is_beyond(tensor: GgufTensor, config: Mapping[str, Any]) -> bool:
+    """True for a tensor of the layers after the model's, which predict further tokens."""
+    layer = LAYER.match(tensor.name)
+    return bool(
+        layer and config.get("num_nextn_predict_layers") and int(layer["number"]) >= config["num_hidden_layers"]
+    )
+
+
+def _find_name(architecture: Architecture, tensor: GgufTensor) -> tuple[str, str]:
+    """Returns the tensor's name without layer and suffix, and its name in a checkpoint."""
+    layer = LAYER.fullmatch(tensor.name)
+    whole_name, names = (layer["name"], architecture.layer_names) if layer else (tensor.name, architecture.model_names)
+    prefix = f"{architecture.layer_prefix}{layer['number']}." if layer else ""
+    name, _, suffix = whole_name.rpartition(".")
+    if whole := names.get(whole_name):
+        return name, prefix + whole
+    if suffix not in ("weight", "bias") or name not in names:
+        reason = f"{architecture.hf_name} has none of this name, and would compute other text without it"
+        raise BootError(f"{tensor.path}: tensor {tensor.name!r}: {reason}")
+    return name, f"{prefix}{names[name]}.{suffix}"
+
+
+def _split_experts(tensor: GgufTensor, num_experts: int) -> list[GgufTensor]:
+    if len(tensor.shape) not in (2, 3) or tensor.shape[0] != num_experts:
+        reason = f"its shape is {list(tensor.shape)}, but there are {num_experts} experts"
+        raise BootError(f"{tensor.path}: tensor {tensor.name!r}: {reason}")
+    size = tensor.num_bytes // num_experts
+    return [
+        replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + index * size, num_bytes=size)
+        for index in range(num_experts)
+    ]

@@ -1,0 +1,23 @@
+"""Qwen3.5-MoE and Qwen3.6-MoE: Qwen3.5 with experts in every layer, and an expert of all tokens with a gate."""
+
+from dataclasses import replace
+
+from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.families import qwen2_moe, qwen3_next
+
+
+def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
+    hf_config = qwen3_next.DEFAULTS.overridden(hf_config)
+    hf_config.choice("hidden_act", ["silu"], "silu")
+    experts = replace(qwen2_moe.describe_experts(hf_config), is_renormalized=True)
+    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
+    return qwen3_next.describe_hybrid(hf_config, [experts] * num_layers)
+
+
+FAMILY = replace(
+    qwen3_next.FAMILY,
+    architectures=("Qwen3_5MoeForCausalLM",),
+    model_types=("qwen3_5_moe_text",),
+    describe=describe,
+)
