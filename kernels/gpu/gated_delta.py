@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from kernels.arguments.state_rows import StateDecay, StateRows
-from kernels.gpu.state_matrices import HeadInputs, StateForm, compute_states
+from kernels.gpu.state_matrices import HeadGates, StateForm, compute_states
 
 
 def gated_delta(
@@ -19,5 +19,5 @@ def gated_delta(
     all_keys = (qkv_TX.shape[1] - num_heads * value_size) // 2
     sizes = num_heads, all_keys // key_size, key_size, value_size
     form = StateForm(*sizes, 0, all_keys, 2 * all_keys, has_delta=True, has_tiled_heads=has_tiled_heads)
-    heads = HeadInputs(qkv_TX, *gates_TB.chunk(2, 1), decay.rates, *decay)
-    compute_states(form, heads, matrix_SHDV, rows, out_TN)
+    gates = HeadGates(*gates_TB.chunk(2, 1), *decay)
+    compute_states(form, qkv_TX, gates, decay.rates, matrix_SHDV, rows, out_TN)

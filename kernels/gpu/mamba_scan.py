@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from kernels.arguments.state_rows import StateDecay, StateRows
-from kernels.gpu.state_matrices import HeadInputs, StateForm, compute_states
+from kernels.gpu.state_matrices import HeadGates, StateForm, compute_states
 
 
 def mamba_scan(
@@ -20,5 +20,5 @@ def mamba_scan(
     all_keys = (xbc_TX.shape[1] - all_values) // 2
     sizes = num_heads, all_keys // state_size, state_size, value_size
     form = StateForm(*sizes, all_values + all_keys, all_values, 0, has_delta=False)
-    heads = HeadInputs(xbc_TX, time_TH, time_TH, skip_H, *decay)
-    compute_states(form, heads, matrix_SHVD, rows, out_TN)
+    gates = HeadGates(time_TH, time_TH, *decay)
+    compute_states(form, xbc_TX, gates, skip_H, matrix_SHVD, rows, out_TN)

@@ -59,32 +59,33 @@ class StateForm(NamedTuple):
     """Head h has key head h modulo their number; else neighbours have the same."""
 
 
-class HeadInputs(NamedTuple):
-    """The first arguments of all kernels: inputs [T, ...] whose rows may lie apart, and numbers of each head [H]."""
+class HeadGates(NamedTuple):
+    """Numbers of each token and head [T, H], whose rows may lie apart, and of each head [H]."""
 
-    inputs: Tensor
     betas: Tensor
-    """[T, H], before the sigmoid; read with the delta rule only."""
+    """Before the sigmoid; read with the delta rule only."""
     times: Tensor
-    """[T, H]"""
-    skips: Tensor
-    """Read without the delta rule only."""
     rates: Tensor
     biases: Tensor
     shortest: float
     longest: float
 
 
-def compute_states(form: StateForm, heads: HeadInputs, states: Tensor, rows: StateRows, out_TN: Tensor) -> None:
-    inputs, num_decode, num_prefill = heads.inputs, rows.num_decode_rows, len(rows.prefill_lens)
+def compute_states(
+    form: StateForm, inputs: Tensor, gates: HeadGates, skips_H: Tensor, states: Tensor, rows: StateRows, out_TN: Tensor
+) -> None:
+    """`skips_H` are read without the delta rule only. Rows of `inputs` may lie apart."""
+    num_decode, num_prefill = rows.num_decode_rows, len(rows.prefill_lens)
     num_tokens, key_size = len(inputs) - num_decode, form.key_size
-    assert heads.betas.stride() == heads.times.stride()
-    assert all(operand.is_contiguous() for operand in (heads.skips, heads.rates, heads.biases, out_TN))
-    arguments = *heads, inputs.stride(0), heads.times.stride(0), states, rows.slots, out_TN
+    assert gates.betas.stride() == gates.times.stride()
+    assert all(operand.is_contiguous() for operand in (skips_H, gates.rates, gates.biases, out_TN))
+    tokens = inputs, inputs.stride(0)
+    gated = *tokens, *gates, gates.times.stride(0)
+    stored = skips_H, states, rows.slots, out_TN
     if num_decode:
         launch = find_launch("state_step", key_size, form.value_size)
         grid = num_decode, form.num_heads * triton.cdiv(form.value_size, launch["BLOCK_V"])
-        step[grid](*arguments, rows.decode_sources, FORM=form, **launch)
+        step[grid](*gated, *stored, rows.decode_sources, FORM=form, **launch)
     if num_tokens and num_prefill:
         wide: Any = {"dtype": torch.float32, "device": inputs.device}
         products = torch.empty(2 if form.has_delta else 1, num_tokens, form.num_heads, CHUNK_TOKENS, **wide)
@@ -93,24 +94,24 @@ def compute_states(form: StateForm, heads: HeadInputs, states: Tensor, rows: Sta
         constants: Any = {"FORM": form, "PRECISION": "tf32x3" if inputs.dtype == torch.float32 else "bf16x3"}
         row_programs = min(num_prefill, MAX_ROW_PROGRAMS)
         grid = min(triton.cdiv(num_tokens, CHUNK_TOKENS), MAX_CHUNK_PROGRAMS), row_programs, form.num_heads
-        prepare[grid](*arguments, *prepared, **constants, **find_launch("state_prepare", key_size))
+        prepare[grid](*gated, *prepared, **constants, **find_launch("state_prepare", key_size))
         launch = find_launch("state_carry", key_size)
         grid = form.num_heads * triton.cdiv(form.value_size, launch["BLOCK_V"]), row_programs
-        carry[grid](*arguments, *prepared, rows.prefill_sources, **constants, **launch)
+        carry[grid](*tokens, *prepared, *stored, rows.prefill_sources, **constants, **launch)
 
 
 @triton.jit(do_not_specialize=["shortest", "longest"])
 def step(
     inputs,
+    input_stride,
     betas,
     times,
-    skips,
     rates,
     biases,
     shortest,
     longest,
-    input_stride,
     time_stride,
+    skips,
     states,
     slots,
     out,
@@ -155,18 +156,14 @@ def step(
 @triton.jit(do_not_specialize=["shortest", "longest", "num_rows", "num_decode"])
 def prepare(
     inputs,
+    input_stride,
     betas,
     times,
-    skips,
     rates,
     biases,
     shortest,
     longest,
-    input_stride,
     time_stride,
-    states,
-    slots,
-    out,
     inverses,
     scores,
     logs,
@@ -218,21 +215,10 @@ def prepare(
                 tl.store(inverses + place_MM, inverse_MM * beta_M[None, :], mask=is_M[:, None])
 
 
-@triton.jit(do_not_specialize=["shortest", "longest", "num_rows", "num_decode"])
+@triton.jit(do_not_specialize=["num_rows", "num_decode"])
 def carry(
     inputs,
-    betas,
-    times,
-    skips,
-    rates,
-    biases,
-    shortest,
-    longest,
     input_stride,
-    time_stride,
-    states,
-    slots,
-    out,
     inverses,
     scores,
     logs,
@@ -241,6 +227,10 @@ def carry(
     lens,
     num_rows,
     num_decode,
+    skips,
+    states,
+    slots,
+    out,
     sources,
     FORM: tl.constexpr,
     PRECISION: tl.constexpr,

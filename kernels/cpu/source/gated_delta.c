@@ -11,10 +11,10 @@
 #ifndef SLUICE_GATED_DELTA
 #define SLUICE_GATED_DELTA
 enum {
-  DELTA_TILE = 16,        /* tokens of a row that are prepared together */
-  DELTA_VECTORS = 2,      /* of a matrix row, while many tokens are computed */
-  DELTA_WIDE_VECTORS = 8, /* while one token is computed: long stretches of memory are read faster */
-  DELTA_COLUMNS = 32,     /* the least that an item computes */
+  DELTA_TILE = 16,                          /* tokens of a row that are prepared together */
+  DELTA_VECTORS = STATE_LANES == 4 ? 4 : 2, /* of a matrix row, while many tokens are computed */
+  DELTA_WIDE_VECTORS = 8,                   /* while one token is computed: long stretches of memory are read faster */
+  DELTA_COLUMNS = 32,                       /* the least that an item computes */
   MOST_KEY_SIZE = 256,
   MOST_VALUE_SIZE = 256,
 };

@@ -70,7 +70,14 @@ def _describe_experts(hf_config: HfConfig) -> ExpertMlpDescription:
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
-    return renamed(llama.list_sources(model, sources_with(EXPERTS)) + mamba2.mamba_sources(model, "mixer"), NAMES)
+    """transformers 5 can save its own names, which begin with another word."""
+    sources = llama.list_sources(model, sources_with(EXPERTS)) + mamba2.mamba_sources(model, "mixer")
+    usual = renamed(sources, NAMES)
+    others = renamed(usual, {"backbone.": "model."})
+    return [
+        replace(source, other_name=source.other_name or other.name, other_stack=other.stack)
+        for source, other in zip(usual, others, strict=True)
+    ]
 
 
 FAMILY = replace(

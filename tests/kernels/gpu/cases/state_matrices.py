@@ -4,17 +4,19 @@ from kernels.gpu.launch_table import HOPPER, launch_on
 from kernels.gpu.state_matrices import StateForm, carry, prepare, step
 from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32
 
-_ARGUMENTS = (
-    dict.fromkeys(("inputs", "betas", "times", "out"), "*bf16:16")
-    | dict.fromkeys(("skips", "rates", "biases", "states"), "*fp32:16")
-    | {"shortest": "fp32", "longest": "fp32", "input_stride": "i32:16", "time_stride": "i32:16", "slots": "*i32:16"}
+_TOKENS = {"inputs": "*bf16:16", "input_stride": "i32:16"}
+_GATES = (
+    dict.fromkeys(("betas", "times"), "*bf16:16")
+    | dict.fromkeys(("rates", "biases"), "*fp32:16")
+    | {"shortest": "fp32", "longest": "fp32", "time_stride": "i32:16"}
 )
 _PREPARED = dict.fromkeys(("inverses", "scores", "logs", "query_factors", "key_factors"), "*fp32:16") | {
     "lens": "*i32:16",
     "num_rows": "i32",
     "num_decode": "i32",
 }
-_SOURCES = {"sources": "*i32:16"}
+_STORED = dict.fromkeys(("skips", "states"), "*fp32:16") | dict.fromkeys(("slots", "sources"), "*i32:16")
+_STORED |= {"out": "*bf16:16"}
 
 
 def cases_of(model: str, form: StateForm) -> tuple[CompileCase, ...]:
@@ -24,7 +26,7 @@ def cases_of(model: str, form: StateForm) -> tuple[CompileCase, ...]:
         CompileCase(
             label=f"{model}, step",
             kernel=step,
-            signature=_ARGUMENTS | _SOURCES,
+            signature=_TOKENS | _GATES | _STORED,
             constants={"FORM": form},
             launch=launch_on(HOPPER, "state_step", form.key_size, form.value_size),
             max_registers=96,
@@ -32,7 +34,7 @@ def cases_of(model: str, form: StateForm) -> tuple[CompileCase, ...]:
         CompileCase(
             label=f"{model}, prepare",
             kernel=prepare,
-            signature=_ARGUMENTS | _PREPARED,
+            signature=_TOKENS | _GATES | _PREPARED,
             constants=constants,
             launch=launch_on(HOPPER, "state_prepare", form.key_size),
             max_registers=255,
@@ -42,7 +44,7 @@ def cases_of(model: str, form: StateForm) -> tuple[CompileCase, ...]:
         CompileCase(
             label=f"{model}, carry",
             kernel=carry,
-            signature=_ARGUMENTS | _PREPARED | _SOURCES,
+            signature=_TOKENS | _PREPARED | _STORED,
             constants=constants,
             launch=launch_on(HOPPER, "state_carry", form.key_size),
             max_registers=255,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from messages.errors import BootError
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
@@ -50,6 +51,19 @@ def test_logits_are_those_of_transformers(model: tuple[Any, Path]) -> None:
     expected = their_logits(theirs, PROMPTS, "float32")
     ours = our_logits(make_config(path), PROMPTS)
     assert float((ours - expected).abs().max() / expected.std()) < 1e-4
+
+
+@pytest.mark.parametrize("variant", ["nemotron-h-experts", "lfm2moe"])
+def test_names_and_fused_experts_as_transformers_can_save_them(tmp_path: Path, variant: str) -> None:
+    for folder in ("published", "own"):
+        (tmp_path / folder).mkdir()
+    theirs = build_checkpoint(tmp_path / "published", variant)
+    theirs.save_pretrained(tmp_path / "own", save_original_format=False)
+    names = load_file(tmp_path / "own" / "model.safetensors").keys()
+    assert any(name.endswith("experts.down_proj") for name in names)
+    assert not any("experts.0." in name or name.startswith("backbone.") for name in names)
+    published, own = (our_logits(make_config(tmp_path / folder), PROMPTS) for folder in ("published", "own"))
+    assert torch.equal(published, own)
 
 
 def test_tokens_are_those_of_transformers_in_any_schedule(model: tuple[Any, Path]) -> None:
