@@ -110,10 +110,11 @@ class RecurrentCase:
         width = self.num_heads * value_size + 2 * self.num_groups * (first * second // value_size)
         x = torch.randn(num_tokens, width, device=device, generator=generator).bfloat16()
         gates = torch.randn(num_tokens, 2 * self.num_heads, device=device, generator=generator).bfloat16()
-        decay, rows = StateDecay(*torch.rand(2, self.num_heads, device=device).mul_(-1)), self.make_rows(device)
+        rates, biases = torch.rand(2, self.num_heads, device=device).mul_(-1)
+        decay, rows = StateDecay(rates, biases), self.make_rows(device)
         states = torch.randn(self.num_rows, self.num_heads, first, second, device=device, generator=generator)
         out = x.new_empty(num_tokens, self.num_heads * value_size)
-        steps, skip = gates[:, : self.num_heads], decay.biases
+        steps, skip = gates[:, : self.num_heads], biases
         launchers = {
             "gated_delta": lambda: gated_delta(x, gates, decay, states, rows, out_TN=out),
             "mamba_scan": lambda: mamba_scan(x, steps, decay, skip, states, rows, out),

@@ -62,10 +62,8 @@ def gated_norm_kernel(
         value_PI *= gate_PI
     if HAS_WEIGHT:
         value_PI *= tl.rsqrt(tl.sum(value_PI * value_PI, 1) / GROUP_SIZE + eps)[:, None]
-        if HAS_ONE_WEIGHT:
-            value_PI *= tl.load(weight + index_I, mask=index_I < GROUP_SIZE, other=0.0).to(tl.float32)[None, :]
-        else:
-            value_PI *= tl.load(weight + place_PI, mask=is_PI, other=0.0).to(tl.float32)
+        weight_PI = weight + (place_PI % GROUP_SIZE if HAS_ONE_WEIGHT else place_PI)
+        value_PI *= tl.load(weight_PI, mask=is_PI, other=0.0).to(tl.float32)
         if NORMS_FIRST:
             value_PI *= gate_PI
     tl.store(values, value_PI.to(values.dtype.element_ty), mask=is_PI)

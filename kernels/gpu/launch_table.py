@@ -199,12 +199,12 @@ def _state_step(key_size: int, value_size: int) -> Launch:
     return {"BLOCK_D": block, "BLOCK_V": min(power_of_2(value_size), max(1, 4096 // block)), "num_warps": 4}
 
 
-def _state_chunks(key_size: int) -> Launch:
+def _state_carry(key_size: int) -> Launch:
     """The state of a program's values stays in its registers. One warp group computes products of 64 rows."""
-    return {**_chunk_products(key_size), "BLOCK_V": 16}
+    return {**_state_products(key_size), "BLOCK_V": 16}
 
 
-def _chunk_products(key_size: int) -> Launch:
+def _state_products(key_size: int) -> Launch:
     block = max(16, power_of_2(key_size))
     return {"BLOCK_D": block, "num_warps": 4 if block <= 128 else 8, "num_stages": 1}
 
@@ -224,16 +224,11 @@ RULES: dict[str, Callable[..., Launch]] = {
     "filter_min_p": _lanes,
     "filter_top": _lanes,
     "gather_rows": _blocks(1024),
-    "gated_delta": _state_step,
-    "gated_delta_chunks": _state_chunks,
-    "gated_delta_prepare": _chunk_products,
     "gated_norm": _groups,
     "gelu": _blocks(1024),  # 16 bytes a thread and operand
     "greedy": _part,
     "layer_norm": _row,
     "look_up_planes": lambda: {"BLOCK_O": 16, "num_warps": 4},
-    "mamba_scan": _state_step,
-    "mamba_scan_chunks": _state_chunks,
     "pair_entries": _blocks(256),
     "paged_decode": _decode,
     "paged_decode_merge": _decode_merge,
@@ -247,6 +242,9 @@ RULES: dict[str, Callable[..., Launch]] = {
     "short_conv": _short_conv,
     "sigmoid_gate": _blocks(1024),
     "silu_mul": _blocks(1024),
+    "state_carry": _state_carry,
+    "state_prepare": _state_products,
+    "state_step": _state_step,
     "take_tokens": _blocks(128),
     "top_logprobs": _part,
     "top_logprobs_row": _keys_of_parts,

@@ -26,28 +26,21 @@ def short_conv(
     assert weight_CK.is_contiguous()
     assert bias_C is None or bias_C.is_contiguous()
     assert out_TC.is_contiguous()
-    arguments = input_TX, weight_CK, input_TX if bias_C is None else bias_C, tail_SJC, rows.slots, out_TC
-    shape = {
-        "NUM_CHANNELS": num_channels,
-        "NUM_TAPS": num_taps,
-        "HAS_BIAS": bias_C is not None,
-        "IS_GATED": is_gated,
-    }
+    arguments = input_TX, input_TX.stride(0), weight_CK, input_TX if bias_C is None else bias_C, tail_SJC
+    columns = rows.slots, rows.prefill_lens, num_decode
     for is_decode, num_rows, sources in (
         (True, num_decode, rows.decode_sources),
         (False, num_prefill, rows.prefill_sources),
     ):
+        launch = find_launch("short_conv", is_decode)
+        num_programs = num_rows if is_decode else min(num_rows, MAX_ROW_PROGRAMS)
         if num_rows:
-            launch = find_launch("short_conv", is_decode)
-            num_programs = num_rows if is_decode else min(num_rows, MAX_ROW_PROGRAMS)
             convolve[(triton.cdiv(num_channels, launch["BLOCK_C"]), num_programs)](
-                *arguments,
-                input_TX.stride(0),
-                sources,
-                rows.prefill_lens,
-                num_rows,
-                num_decode,
-                **shape,
+                *(*arguments, *columns, num_rows, sources, out_TC),
+                NUM_CHANNELS=num_channels,
+                NUM_TAPS=num_taps,
+                HAS_BIAS=bias_C is not None,
+                IS_GATED=is_gated,
                 IS_DECODE=is_decode,
                 **launch,
             )
@@ -56,16 +49,16 @@ def short_conv(
 @triton.jit(do_not_specialize=["num_rows", "num_decode"])
 def convolve(
     input,
+    stride,
     weight,
     bias,
     tail,
     slots,
-    out,
-    stride,
-    sources,
     lens,
-    num_rows,
     num_decode,
+    num_rows,
+    sources,
+    out,
     NUM_CHANNELS: tl.constexpr,
     NUM_TAPS: tl.constexpr,
     HAS_BIAS: tl.constexpr,

@@ -4,14 +4,10 @@ Shape legend: M tokens of a chunk, D size of keys, V values of a program, S slot
 
 A row is computed in chunks that begin at its first token, so its results do not depend on the other rows of the step.
 Grids depend on the shape of a step alone: in a captured step, programs find out which rows have tokens.
-
-These kernels run in Triton's interpreter and compile for Hopper; no GPU has run them yet.
 """
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 MAX_ROW_PROGRAMS = 16
 """Rows that are computed side by side; a program takes every 16th. More would be idle in most captured steps."""
@@ -21,11 +17,6 @@ CHUNK = tl.constexpr(CHUNK_TOKENS)
 """M: a warp group's products have 64 rows."""
 
 _BLOCK_R = tl.constexpr(256)
-
-
-def precision_of(activations: Tensor) -> str:
-    """Returns the precision of products of two float32 operands: three products of halves with 11 or 8 bits."""
-    return "tf32x3" if activations.dtype == torch.float32 else "bf16x3"
 
 
 @triton.jit
@@ -77,6 +68,22 @@ def multiply(a, wide, sums):
     upper = wide.to(a.dtype)
     sums = tl.dot(a, (wide - upper.to(tl.float32)).to(a.dtype), sums)
     return tl.dot(a, upper, sums)
+
+
+@triton.jit
+def invert_unit(lower_MM, PRECISION: tl.constexpr):
+    """Returns the inverse of I + the part of a matrix below its diagonal, from blocks that double in size.
+
+    [[P, 0], [Q, R]] has the inverse [[P', 0], [-R' Q P', R']]. Powers of the matrix, which other methods add up, can be
+    a billion times as large as the inverse.
+    """
+    row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    inverse_MM = tl.where(row == column, 1.0, tl.where((row // 2 == column // 2) & (row > column), -lower_MM, 0.0))
+    for level in range(1, 6):
+        is_pair = (row >> (level + 1) == column >> (level + 1)) & (row >> level > column >> level)
+        product_MM = tl.dot(inverse_MM, tl.where(is_pair, lower_MM, 0.0), input_precision=PRECISION)
+        inverse_MM -= tl.dot(product_MM, inverse_MM, input_precision=PRECISION)
+    return inverse_MM
 
 
 @triton.jit

@@ -98,12 +98,18 @@ def mamba_names(block: str) -> dict[str, str]:
     return {f"ssm_{name}": f"{block}.{theirs}" for name, theirs in {**names, "out": "out_proj"}.items()}
 
 
-GRANITE_EXPERTS = {name: theirs.replace("mlp.", "block_sparse_moe.") for name, theirs in QWEN3_EXPERTS.items()}
-GRANITE_EXPERTS |= {"ffn_gate_inp": "block_sparse_moe.router.layer"}
-GRANITE_HYBRID_LAYER = {**LLAMA_ATTENTION, **mamba_names("mamba"), **GRANITE_EXPERTS}
-for end in ("", "_shexp"):
-    GRANITE_HYBRID_LAYER |= {f"ffn_gate{end}": "shared_mlp.gate_proj", f"ffn_up{end}": "shared_mlp.up_proj"}
-    GRANITE_HYBRID_LAYER |= {f"ffn_down{end}": "shared_mlp.output_linear"}
+GRANITE_EXPERTS = {
+    **{name: theirs.replace("mlp.", "block_sparse_moe.") for name, theirs in QWEN3_EXPERTS.items()},
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+}
+GRANITE_MLP = {"gate": "shared_mlp.gate_proj", "up": "shared_mlp.up_proj", "down": "shared_mlp.output_linear"}
+GRANITE_HYBRID_LAYER = {
+    **LLAMA_ATTENTION,
+    **mamba_names("mamba"),
+    **GRANITE_EXPERTS,
+    **{f"ffn_{name}{end}": theirs for name, theirs in GRANITE_MLP.items() for end in ("", "_shexp")},
+}
+"""Without experts the shared MLP has no suffix."""
 
 MAMBA2_MODEL = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"}
 MAMBA2_LAYER = {"attn_norm": "norm", **mamba_names("mixer")}

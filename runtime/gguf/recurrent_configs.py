@@ -1,5 +1,6 @@
 """config.json of models in GGUF with recurrent layers; see configs.py."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from runtime.gguf.configs import ModelFields, llama_config
@@ -55,39 +56,27 @@ def _hybrid_config(fields: ModelFields) -> dict[str, Any]:
     }
 
 
+BAMBA_NAMES = "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"
+MAMBA2_NAMES = "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel"
+NEMOTRON_H_NAMES = "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"
+"""The sizes of Mamba blocks in config.json: heads, values per head, groups, state, taps of the convolution."""
+
+
+def _mamba_sizes(fields: ModelFields, names: Sequence[str]) -> dict[str, int]:
+    heads = fields.count("ssm.time_step_rank")
+    head_dim, groups = fields.count("ssm.inner_size") // heads, fields.count("ssm.group_count")
+    sizes = heads, head_dim, groups, fields.count("ssm.state_size"), fields.count("ssm.conv_kernel")
+    return dict(zip(names, sizes, strict=True))
+
+
 def mamba2_config(fields: ModelFields) -> dict[str, Any]:
-    heads, head_dim, groups, state, taps = _mamba_sizes(fields)
     return {
+        **_mamba_sizes(fields, MAMBA2_NAMES),
         "hidden_size": fields.count("embedding_length"),
         "num_hidden_layers": fields.count("block_count"),
         "max_position_embeddings": fields.count("context_length"),
         "layer_norm_epsilon": fields.number("attention.layer_norm_rms_epsilon"),
-        "num_heads": heads,
-        "head_dim": head_dim,
-        "n_groups": groups,
-        "state_size": state,
-        "conv_kernel": taps,
         "use_conv_bias": fields.has("blk.0.ssm_conv1d.bias"),
-    }
-
-
-def _mamba_sizes(fields: ModelFields) -> tuple[int, int, int, int, int]:
-    """Returns heads, values per head, groups, state size and taps of the convolution."""
-    heads = fields.count("ssm.time_step_rank")
-    head_dim, groups = fields.count("ssm.inner_size") // heads, fields.count("ssm.group_count")
-    return heads, head_dim, groups, fields.count("ssm.state_size"), fields.count("ssm.conv_kernel")
-
-
-def _bamba_sizes(fields: ModelFields, layer: int) -> dict[str, Any]:
-    """Returns the sizes of Mamba blocks as descendants of Bamba have them; `layer` has one."""
-    heads, head_dim, groups, state, taps = _mamba_sizes(fields)
-    return {
-        "mamba_n_heads": heads,
-        "mamba_d_head": head_dim,
-        "mamba_n_groups": groups,
-        "mamba_d_state": state,
-        "mamba_d_conv": taps,
-        "mamba_conv_bias": fields.has(f"blk.{layer}.ssm_conv1d.bias"),
     }
 
 
@@ -98,14 +87,14 @@ def _kv_heads(fields: ModelFields) -> list[int]:
 
 def granite_hybrid_config(fields: ModelFields) -> dict[str, Any]:
     config, heads = granite_fields(fields, is_rotated=False), _kv_heads(fields)
-    mamba = _bamba_sizes(fields, heads.index(0)) if 0 in heads else {}
     inner_size, hidden_size = fields.count("ssm.inner_size"), config["hidden_size"]
     if inner_size % hidden_size:
         raise fields.fault("ssm.inner_size", inner_size, f"it must be a multiple of {hidden_size}")
     num_experts = int(fields.number("expert_count", 0.0))
     return {
         **config,
-        **mamba,
+        **_mamba_sizes(fields, BAMBA_NAMES),
+        "mamba_conv_bias": 0 in heads and fields.has(f"blk.{heads.index(0)}.ssm_conv1d.bias"),
         "mamba_expand": inner_size // hidden_size,
         "layer_types": ["full_attention" if num_heads else "linear_attention" for num_heads in heads],
         "position_embedding_type": None,
@@ -123,20 +112,15 @@ def nemotron_h_config(fields: ModelFields) -> dict[str, Any]:
     sizes = zip(_kv_heads(fields), fields.counts("feed_forward_length", num_layers, least=0), strict=True)
     mlp = "moe" if fields.number("expert_count", 0.0) else "mlp"
     kinds = ["full_attention" if heads else mlp if size else "linear_attention" for heads, size in sizes]
-    heads, head_dim, groups, state, taps = _mamba_sizes(fields)
-    experts = {} if mlp == "mlp" else _nemotron_experts(fields)
     return {
         **config,
-        **experts,
+        **_mamba_sizes(fields, NEMOTRON_H_NAMES),
+        **({} if mlp == "mlp" else _nemotron_experts(fields)),
         "num_hidden_layers": num_layers - num_nextn,
         "num_nextn_predict_layers": num_nextn,
         "layers_block_type": kinds[: num_layers - num_nextn],
         "layer_norm_epsilon": config["rms_norm_eps"],
-        "mamba_num_heads": heads,
-        "mamba_head_dim": head_dim,
-        "n_groups": groups,
-        "ssm_state_size": state,
-        "conv_kernel": taps,
+        "use_conv_bias": fields.has(f"blk.{kinds.index('linear_attention')}.ssm_conv1d.bias"),
     }
 
 
@@ -158,7 +142,8 @@ def falcon_h1_config(fields: ModelFields) -> dict[str, Any]:
     """The weights of the file have been multiplied by the factors of config.json."""
     return {
         **llama_config(fields),
-        **_bamba_sizes(fields, 0),
+        **_mamba_sizes(fields, BAMBA_NAMES),
+        "mamba_conv_bias": fields.has("blk.0.ssm_conv1d.bias"),
         "mamba_d_ssm": fields.count("ssm.inner_size"),
         "mamba_rms_norm": fields.has("blk.0.ssm_norm.weight"),
         "mamba_norm_before_gate": False,

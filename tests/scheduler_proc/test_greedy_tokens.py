@@ -114,8 +114,8 @@ class Recalled:
         return Draft(array("i", drafts), [1.0] * len(drafts))
 
 
-def make_states(runner: Runner) -> StateSlots | None:
-    return None if runner.states is None else StateSlots(*runner.states)
+def make_states(runner: Runner) -> list[StateSlots]:
+    return [] if runner.states is None else [StateSlots(*runner.states)]
 
 
 def run(
@@ -128,11 +128,11 @@ def run(
     **params: object,
 ) -> tuple[list[list[int]], Scheduler]:
     """Runs all prompts, to the end of the context unless `params` say otherwise, and returns their output ids."""
-    windows = None
+    attachments: list[WindowPages | StateSlots] = [*make_states(runner)]
     if runner.windows is not None:
         window, num_window_pages = runner.windows
-        windows = WindowPages(window, min(num_pages, num_window_pages), page_size)
-    cache = BlockAllocator(num_pages, page_size, windows=windows, states=make_states(runner))
+        attachments.append(WindowPages(window, min(num_pages, num_window_pages), page_size))
+    cache = BlockAllocator(num_pages, page_size, attachments=attachments)
     scheduler = Scheduler(
         cache,
         Limits(CONTEXT, VOCAB_SIZE),
@@ -217,7 +217,7 @@ def test_drafts_change_no_sampled_token(model: Model):
 @pytest.mark.parametrize("model", ONE_OF_EACH, indirect=True)
 def test_alone_and_again_from_the_cache(model: Model):
     """Each prompt twice in one scheduler, one request after the other; the second time its pages are cached."""
-    cache = BlockAllocator(PLENTY, PAGE_SIZE, states=make_states(model.runner))
+    cache = BlockAllocator(PLENTY, PAGE_SIZE, attachments=make_states(model.runner))
     scheduler = Scheduler(cache, Limits(CONTEXT, VOCAB_SIZE), Budget(1, 4096))
     for uid, prompt in enumerate(some_prompts()[:12]):
         outputs: list[list[int]] = []

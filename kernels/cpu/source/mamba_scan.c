@@ -3,9 +3,9 @@
 
 #ifndef SLUICE_MAMBA_SCAN
 #define SLUICE_MAMBA_SCAN
-/* An item computes some rows of a matrix: PART_VALUES at most, of STATE_FLOATS at most, so that they stay in a core's first
-   cache. SCAN_TOKENS: how many time steps are computed at once. */
-enum { STATE_FLOATS = 4096, PART_VALUES = 64, MOST_STATE = 256, SCAN_TOKENS = 16, SCAN_ROWS = 4 };
+/* An item computes some rows of a matrix: PART_VALUES at most, of STATE_FLOATS at most, which are most models' whole matrix.
+   Smaller items read more tokens for as much work. SCAN_TOKENS: how many time steps are computed at once. */
+enum { STATE_FLOATS = 8192, PART_VALUES = 64, MOST_STATE = 256, SCAN_TOKENS = 16, SCAN_ROWS = 4 };
 
 /* Writes `count` (at most SCAN_ROWS) rows of a matrix after a token, and their products with C to `products`, SCAN_ROWS numbers.
    `groups` has B and C; `added` are the factors of B. */

@@ -5,20 +5,35 @@
 /* The floats of a register. */
 #if defined(__AVX512F__)
 typedef float state_lanes __attribute__((vector_size(64), aligned(4), may_alias));
-#else
+#elif defined(__AVX2__)
 typedef lanes state_lanes;
+#else
+typedef float state_lanes __attribute__((vector_size(16), aligned(4), may_alias));
 #endif
 
 enum { STATE_LANES = sizeof(state_lanes) / sizeof(float) };
 #define LOAD_STATE(x) (*(const state_lanes *)(x))
 
-/* Half as many floats, with the same sum. */
+/* a * b + c. With AVX2 no compiler chooses which of two products it rounds. */
+INLINE state_lanes multiply_add(state_lanes a, float b, state_lanes c) {
+#if defined(__AVX512F__)
+  return (state_lanes)_mm512_fmadd_ps((__m512)a, _mm512_set1_ps(b), (__m512)c);
+#elif defined(__FMA__)
+  return (state_lanes)_mm256_fmadd_ps((__m256)a, _mm256_set1_ps(b), (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+/* Eight floats with the same sum. */
 INLINE lanes as_lanes(state_lanes x) {
 #if defined(__AVX512F__)
   const __m512 all = (__m512)x;
   return (lanes)_mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-#else
+#elif defined(__AVX2__)
   return x;
+#else
+  return (lanes){x[0], x[1], x[2], x[3]};
 #endif
 }
 

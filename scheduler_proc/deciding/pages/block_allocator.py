@@ -14,7 +14,7 @@ recurrent layers have states (`state_slots.py`). Both are attached to pages.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from messages.columns import INT32
@@ -46,8 +46,7 @@ class BlockAllocator:
         tree: RadixTree | None = None,
         observers: Iterable[PageObserver] = (),
         num_evicted_at_once: int = 0,
-        windows: WindowPages | None = None,
-        states: StateSlots | None = None,
+        attachments: Sequence[WindowPages | StateSlots] = (),
     ):
         self.page_size = page_size
         self.is_sharing = is_sharing
@@ -55,9 +54,9 @@ class BlockAllocator:
         self.num_evicted = 0
         """Cached pages evicted since the start."""
         self.observers = list(observers)
-        self.windows = windows
-        self.states = states
-        self.attachments = [part for part in (windows, states) if part is not None]
+        self.attachments = attachments
+        self.windows = next((part for part in attachments if isinstance(part, WindowPages)), None)
+        self.states = next((part for part in attachments if isinstance(part, StateSlots)), None)
         self._tree = RadixTree(page_size) if tree is None else tree
         self._pool = PagePool(num_pages, {page for node in self._tree.nodes() for page in node.pages})
         self._num_evicted_at_once = num_evicted_at_once

@@ -31,17 +31,16 @@ def open_cache(
         tree = RadixTree(page_size, journal.stamps)
         digests = {page: journal.digest(page) for page in journal.recover(tree)}
         observers.append(journal)
-    window_pages = state_slots = None
+    attachments: list[WindowPages | StateSlots] = []
     if windows is not None:
         window_pages = WindowPages(*windows, page_size, {} if journal is None else journal.find_windows())
+        attachments.append(window_pages)
         if journal is not None:
             journal.windows = window_pages
     if states is not None:
-        state_slots = StateSlots(*states, {} if journal is None else journal.find_states())
-    if store is None or windows is not None or states is not None:
-        return BlockAllocator(
-            num_pages, page_size, is_sharing, tree, observers, windows=window_pages, states=state_slots
-        )
+        attachments.append(StateSlots(*states, {} if journal is None else journal.find_states()))
+    if store is None or attachments:
+        return BlockAllocator(num_pages, page_size, is_sharing, tree, observers, attachments=attachments)
     tiers = PageTiers(store, num_pages, page_size)
     for page, digest in digests.items():
         tiers.set_digest(page, digest)

@@ -22,7 +22,7 @@ from scheduler_proc.deciding.pages.running_request import NO_STATE, Req
 NOTHING: Mapping[int, int] = {}
 
 DRAFTS_SHARE = 4
-"""Draft tokens may take one slot in this number from checkpoints."""
+"""One in this many slots may be taken from checkpoints for draft tokens."""
 
 
 class StateSlots:

@@ -31,7 +31,7 @@ def make_inputs(
     """Returns x, B and C, and time steps, as parts of one tensor, the decay and the skips."""
     num_heads, num_groups, value_size, state_size = shape
     sizes = num_heads * value_size + 2 * num_groups * state_size, num_heads
-    xbc, time = torch.randn(num_tokens, sum(sizes)).to(device, dtype).split(sizes, 1)
+    xbc, time = torch.randn(num_tokens, sum(sizes)).div(2).to(device, dtype).split(sizes, 1)
     decay = make_decay(num_heads, device)._replace(shortest=limits[0], longest=limits[1])
     return xbc, time, decay, torch.randn(num_heads).to(device)
 

@@ -88,6 +88,30 @@ def test_a_row_of_many_tokens_equals_transformers(device: str) -> None:
     assert_states(matrices, expected_matrices)
 
 
+@pytest.mark.parametrize("shape", [*SHAPES[:3], (2, 1, 33, 256)], ids=str)
+def test_a_row_has_the_same_bits_wherever_it_is_cut(shape: tuple[int, int, int, int], backend: str) -> None:
+    """In chunks, with stored states, and token by token; to the last bit where no compiler chooses what it rounds."""
+    num_tokens, tolerance = 40, 1e-6 if backend in ("torch", "portable") else 0.0
+
+    def assert_same(actual: Tensor, expected: Tensor) -> None:
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+    qkv, gates, decay = make_inputs(shape, num_tokens, torch.float32, "cpu")
+    matrices = make_states((shape[0], *shape[2:]), torch.float32, "cpu")
+    whole, stored = matrices.clone(), matrices.clone()
+    expected = gated_delta(qkv, gates, decay, whole, one_row(num_tokens, 0, {num_tokens - 1: 0}, "cpu"))
+    slots = {3: 4, 4: 5, 22: 6, num_tokens - 1: 0}
+    assert_same(gated_delta(qkv, gates, decay, stored, one_row(num_tokens, 0, slots, "cpu")), expected)
+    assert_same(stored[0], whole[0])
+    for most in (1, 7):
+        parts, outputs = matrices.clone(), []
+        for chunk, chunk_gates in zip(qkv.split(most), gates.split(most), strict=True):
+            rows = one_row(len(chunk), 0, {len(chunk) - 1: 0}, "cpu")
+            outputs.append(gated_delta(chunk, chunk_gates, decay, parts, rows))
+        assert_same(torch.cat(outputs), expected)
+        assert_same(parts[0], whole[0])
+
+
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_a_decode_row_may_continue_from_an_earlier_one(shape: tuple[int, int, int, int]) -> None:
     inputs = make_inputs(shape, CHAIN, torch.float32, "cpu")

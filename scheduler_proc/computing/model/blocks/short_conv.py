@@ -32,11 +32,10 @@ class Block:
         narrow: tuple[StepRows, Activations] | None,
     ) -> Tensor:
         """See `mamba.Block`."""
+        (tail_SJC,), state_rows = state, rows.step.state_rows
         input_TX = self._linear_in(normed_TE, rows, fit(room.heads, 3 * self._size))
         out_TC = fit(attended, self._size)
-        out_TC = short_conv(
-            input_TX, self._weight_CK, self._bias_C, *state, rows.step.state_rows, is_gated=True, out_TC=out_TC
-        )
+        out_TC = short_conv(input_TX, self._weight_CK, self._bias_C, tail_SJC, state_rows, is_gated=True, out_TC=out_TC)
         if narrow is not None:
             out_TC = out_TC[rows.step.head_tokens]
         out_rows, out_room = narrow or (rows, room)

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from scheduler_proc.computing.model.description import MlpDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families.family import Source, Stack, linear_sources
-from scheduler_proc.computing.model.families.llama import dense_mlp_sources
+from scheduler_proc.computing.model.families.llama import MlpSources, dense_mlp_sources
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,17 @@ def expert_sources(
         stack = Stack(f"{name}.{fused.down}", (mlp.num_experts, hidden, size), expert)
         sources += _stacked(down, stack, fused)
     return sources + _shared_sources(name, layer, mlp, hidden, names)
+
+
+def sources_with(names: ExpertNames) -> MlpSources:
+    """Returns the sources of an MLP that may be dense, with Llama's names, or experts with these."""
+
+    def mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
+        if isinstance(mlp, ExpertMlpDescription):
+            return expert_sources(name, layer, mlp, hidden, names)
+        return dense_mlp_sources(name, layer, mlp, hidden)
+
+    return mlp_sources
 
 
 def _stacked(sources: list[Source], weights: Stack, fused: FusedExperts) -> Iterator[Source]:

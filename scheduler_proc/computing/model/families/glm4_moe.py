@@ -6,7 +6,7 @@ from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import DenseMlpDescription, MlpDescription, ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families import llama, qwen3_moe
-from scheduler_proc.computing.model.families.experts import ExpertNames, expert_sources
+from scheduler_proc.computing.model.families.experts import ExpertNames, sources_with
 from scheduler_proc.computing.model.families.family import Source
 
 DEFAULTS = HfConfig({"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "norm_topk_prob": True})
@@ -46,13 +46,7 @@ def describe_experts(hf_config: HfConfig, num_shared: int) -> ExpertMlpDescripti
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
-    return llama.list_sources(model, mlp_sources)
-
-
-def mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
-    if isinstance(mlp, ExpertMlpDescription):
-        return expert_sources(name, layer, mlp, hidden, NAMES)
-    return llama.dense_mlp_sources(name, layer, mlp, hidden)
+    return llama.list_sources(model, sources_with(NAMES))
 
 
 FAMILY = replace(

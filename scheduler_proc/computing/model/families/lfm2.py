@@ -1,11 +1,15 @@
-"""LFM2: Llama with a norm over each query and key head, and gated short convolutions in place of most attention."""
+"""LFM2 and LFM2-MoE: Llama with a norm over each query and key head, and short convolutions in place of most attention.
 
-from collections.abc import Sequence
+LFM2-MoE has experts chosen by sigmoids after its first layers.
+"""
+
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import MlpDescription, ModelDescription
+from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families import llama, mamba2
+from scheduler_proc.computing.model.families.experts import ExpertNames, sources_with
 from scheduler_proc.computing.model.families.family import Source, linear_sources, renamed
 from scheduler_proc.computing.model.families.layer_kinds import WHOLE_CONTEXT, read_kinds
 from scheduler_proc.computing.model.short_conv_description import ShortConvDescription
@@ -27,11 +31,6 @@ NAMES = {
 """Parts of names in our lists of sources, and in checkpoints."""
 
 
-def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = hf_config.overridden(HfConfig({"intermediate_size": _read_size(hf_config)}))
-    return describe_layers(hf_config)
-
-
 def _read_size(hf_config: HfConfig) -> int:
     """Returns the inner values of an MLP; config.json may have one and a half times as many."""
     size = hf_config.optional_count("block_ff_dim") or hf_config.count("intermediate_size")
@@ -41,7 +40,24 @@ def _read_size(hf_config: HfConfig) -> int:
     return -(-int(factor * int(2 * size / 3)) // unit) * unit
 
 
-def describe_layers(hf_config: HfConfig, mlps: Sequence[MlpDescription] = ()) -> ModelDescription:
+def _describe_mlps(hf_config: HfConfig, num_layers: int) -> list[MlpDescription]:
+    if hf_config.optional_count("moe_intermediate_size") is None:
+        size = HfConfig({"intermediate_size": _read_size(hf_config)})
+        return [llama.describe_dense_mlp(hf_config.overridden(size))] * num_layers
+    experts = ExpertMlpDescription(
+        num_experts=hf_config.count("num_experts", 32),
+        num_chosen=hf_config.count("num_experts_per_tok", 4),
+        size=hf_config.count("moe_intermediate_size"),
+        is_renormalized=hf_config.flag("norm_topk_prob", True),
+        score="sigmoid",
+        has_correction=hf_config.flag("use_expert_bias", True),
+        share_scale=hf_config.number("routed_scaling_factor", 1.0),
+    )
+    num_dense = min(num_layers, hf_config.count("num_dense_layers", 2, least=0))
+    return [*[llama.describe_dense_mlp(hf_config)] * num_dense, *[experts] * (num_layers - num_dense)]
+
+
+def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     tied = hf_config.flag("tie_embedding", hf_config.flag("tie_word_embeddings", True))
     hf_config = mamba2.with_eps(DEFAULTS.overridden(hf_config), "norm_eps")
     num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
@@ -49,7 +65,7 @@ def describe_layers(hf_config: HfConfig, mlps: Sequence[MlpDescription] = ()) ->
     kinds = [WHOLE_CONTEXT if index in attending else CONV for index in range(num_layers)]
     kinds = read_kinds(hf_config, kinds, (WHOLE_CONTEXT, CONV))
     attention = llama.describe_attention(hf_config, has_qk_norm=True)
-    model = llama.describe_model(hf_config, [attention] * num_layers, mlps)
+    model = llama.describe_model(hf_config, [attention] * num_layers, _describe_mlps(hf_config, num_layers))
     conv = ShortConvDescription(
         size=model.hidden_size,
         num_taps=hf_config.count("conv_L_cache", 3, most=8, least=2),
@@ -62,8 +78,8 @@ def describe_layers(hf_config: HfConfig, mlps: Sequence[MlpDescription] = ()) ->
     return replace(model, layers=tuple(layers), has_tied_head=tied)
 
 
-def list_sources(model: ModelDescription, mlp_sources: llama.MlpSources = llama.dense_mlp_sources) -> list[Source]:
-    sources = llama.list_sources(model, mlp_sources)
+def list_sources(model: ModelDescription) -> list[Source]:
+    sources = llama.list_sources(model, sources_with(ExpertNames(correction="expert_bias")))
     for index, layer in enumerate(model.layers):
         if isinstance(layer.recurrent, ShortConvDescription):
             sources += _conv_sources(
@@ -84,8 +100,8 @@ def _conv_sources(name: str, layer: str, conv: ShortConvDescription, hidden: int
 
 FAMILY = replace(
     llama.FAMILY,
-    architectures=("Lfm2ForCausalLM",),
-    model_types=("lfm2",),
+    architectures=("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
+    model_types=("lfm2", "lfm2_moe"),
     describe=describe,
     list_sources=list_sources,
 )

@@ -7,13 +7,12 @@ from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import (
     DenseMlpDescription,
     LayerDescription,
-    MlpDescription,
     ModelDescription,
     NormDescription,
 )
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families import glm4_moe, llama, mamba2
-from scheduler_proc.computing.model.families.experts import ExpertNames, FusedExperts, expert_sources
+from scheduler_proc.computing.model.families.experts import ExpertNames, FusedExperts, sources_with
 from scheduler_proc.computing.model.families.family import Source, renamed
 
 DEFAULTS = HfConfig({"mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "norm_topk_prob": True})
@@ -71,13 +70,14 @@ def _describe_experts(hf_config: HfConfig) -> ExpertMlpDescription:
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
-    return renamed(llama.list_sources(model, mlp_sources) + mamba2.mamba_sources(model, "mixer"), NAMES)
-
-
-def mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
-    if isinstance(mlp, ExpertMlpDescription):
-        return expert_sources(name, layer, mlp, hidden, EXPERTS)
-    return llama.dense_mlp_sources(name, layer, mlp, hidden)
+    """transformers 5 can save its own names, which begin with another word."""
+    sources = llama.list_sources(model, sources_with(EXPERTS)) + mamba2.mamba_sources(model, "mixer")
+    usual = renamed(sources, NAMES)
+    others = renamed(usual, {"backbone.": "model."})
+    return [
+        replace(source, other_name=source.other_name or other.name, other_stack=other.stack)
+        for source, other in zip(usual, others, strict=True)
+    ]
 
 
 FAMILY = replace(

@@ -6,7 +6,7 @@ from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import MlpDescription, ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families import llama, qwen2, qwen3
-from scheduler_proc.computing.model.families.experts import expert_sources
+from scheduler_proc.computing.model.families.experts import ExpertNames, sources_with
 from scheduler_proc.computing.model.families.family import Source
 
 
@@ -33,14 +33,11 @@ def alternate(hf_config: HfConfig, experts: ExpertMlpDescription) -> list[MlpDes
     ]
 
 
+mlp_sources = sources_with(ExpertNames())
+
+
 def list_sources(model: ModelDescription) -> list[Source]:
     return llama.list_sources(model, mlp_sources)
-
-
-def mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
-    if isinstance(mlp, ExpertMlpDescription):
-        return expert_sources(name, layer, mlp, hidden)
-    return llama.dense_mlp_sources(name, layer, mlp, hidden)
 
 
 FAMILY = replace(

@@ -19,7 +19,6 @@ from scheduler_proc.computing.model.families import (
     granite4,
     granitemoe,
     lfm2,
-    lfm2_moe,
     llama,
     mamba2,
     ministral3,
@@ -43,7 +42,7 @@ from scheduler_proc.computing.model.families.family import Family
 MODULES = (
     *(gpt2, llama, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma2, gemma3, gemma4, olmo2, olmo3, cohere2, exaone4),
     *(gpt_oss, phi3, smollm3, granite, granite4, glm4, ministral3, glm4_moe, dots1, ernie4_5_moe, granitemoe, olmoe),
-    *(qwen3_5, qwen3_5_moe, qwen3_next, lfm2, lfm2_moe, nemotron_h, mamba2, falcon_h1),
+    *(qwen3_5, qwen3_5_moe, qwen3_next, lfm2, nemotron_h, mamba2, falcon_h1),
 )
 FAMILIES = tuple(module.FAMILY for module in MODULES)
 UNSUPPORTED_KINDS = {

@@ -19,7 +19,7 @@ _CASES = tuple(
         constants=dict(zip(("NUM_CHANNELS", "NUM_TAPS", "HAS_BIAS", "IS_GATED"), shape, strict=True))
         | {"IS_DECODE": is_decode},
         launch=launch_on(HOPPER, "short_conv", is_decode),
-        max_registers=128,
+        max_registers=144,
     )
     for model, shape in _SHAPES.items()
     for is_decode in (True, False)

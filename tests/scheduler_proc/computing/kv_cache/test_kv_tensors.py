@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from messages.errors import BootError
+from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.kv_cache import kv_tensors
 from scheduler_proc.computing.kv_cache.kv_tensors import (
@@ -20,6 +21,7 @@ from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.placement import Placement
+from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import build_checkpoint, make_config
 
 CPU = Placement(torch.device("cpu"), torch.bfloat16)
@@ -124,6 +126,11 @@ def test_the_default_has_room_for_one_long_request_where_memory_allows(monkeypat
     assert free_cpu_cache_bytes(7 * GIB) == 6 * GIB
 
 
+def cache_of(runner: Runner) -> KVTensors:
+    assert isinstance(runner.forward_passes, CpuForwardPasses)
+    return runner.forward_passes.cache
+
+
 @pytest.mark.parametrize("variant", ["qwen3_5", "falcon-h1"])
 def test_pages_and_states_share_the_memory_that_a_flag_gives(
     tmp_path: Path, variant: str, caplog: pytest.LogCaptureFixture
@@ -132,7 +139,7 @@ def test_pages_and_states_share_the_memory_that_a_flag_gives(
     caplog.set_level(logging.INFO, "sluice.load_runner")
     config = make_config(tmp_path, num_pages=None, kv_cache_memory_gb=0.01, max_num_seqs=8)
     runner = load_runner(config, lambda text, fraction: None)
-    cache: KVTensors = runner.forward_passes.cache
+    cache = cache_of(runner)
     states = [part for state in cache.states.values() for part in state]
     num_state_bytes = sum(part.nbytes for part in states)
     num_bytes = num_state_bytes + sum(tensor.nbytes for tensor in cache.tensors)
@@ -156,7 +163,7 @@ def test_states_are_not_kept_in_lower_tiers_and_not_by_draft_models(tmp_path: Pa
 def test_a_model_without_attention_has_states_alone(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "mamba2")
     runner = load_runner(make_config(tmp_path, num_pages=None, kv_cache_memory_gb=0.01), lambda text, fraction: None)
-    assert (runner.forward_passes.cache.tensors, runner.forward_passes.cache.layers) == ([], {})
+    assert (cache_of(runner).tensors, cache_of(runner).layers) == ([], {})
     assert runner.states is not None
     assert runner.states.pages_per_slot == 6, "the pages of a context"
     assert runner.num_pages == 256 * 6, "all that requests can use"

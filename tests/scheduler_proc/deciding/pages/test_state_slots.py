@@ -1,6 +1,7 @@
 """State slots: where a prefix hits, what is evicted; that no state is lost, stored twice, or one of other tokens."""
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,9 +20,9 @@ SIZE = 4
 IDS = [token % VOCAB_SIZE for token in range(200)]
 
 
-def make_bench(num_slots: int = 20, interval: int = 100, **settings) -> Bench:
-    settings = {"num_pages": 200, "max_model_len": 256, "max_num_batched_tokens": 64} | settings
-    return Bench(page_size=SIZE, states=(num_slots, interval), eos_token_id=-1, **settings)
+def make_bench(num_slots: int = 20, interval: int = 100, **changes: Any) -> Bench:
+    shape: dict[str, Any] = {"num_pages": 200, "max_model_len": 256, "max_num_batched_tokens": 64}
+    return Bench(page_size=SIZE, states=(num_slots, interval), eos_token_id=-1, **shape | changes)
 
 
 def run(bench: Bench, uid: int, ids: list[int], max_tokens: int = 1) -> int:
@@ -59,6 +60,19 @@ def test_checkpoints_that_a_long_prompt_passed_are_evicted_before_those_at_the_e
     run(bench, 3, IDS)
     for chat, turn in turns.items():
         assert run(bench, 10 + chat, [*turn, 3, 3]) == 36, "the last page of the output that was computed"
+
+
+def test_what_the_next_turn_has_passed_is_evicted_before_places_where_texts_part():
+    bench = make_bench(7)
+    system, turn = IDS[:40], [*IDS[:40], *IDS[9:19]]
+    for uid in range(2):
+        run(bench, uid, [*system, *[uid] * 9])
+    assert run(bench, 2, [*system, 2, 2]) == 40, "the place where the first two part"
+    for uid in range(3, 7):
+        run(bench, uid, turn, 9)
+        turn = [*turn, *bench.output(uid), *IDS[5:14]]
+    assert run(bench, 7, [*system, 3, 3]) == 40, "it has outlived older turns, though it was used before them"
+    assert run(bench, 8, turn) >= len(turn) - 10 - SIZE
 
 
 @pytest.mark.parametrize("interval", [1, 3, 10])
@@ -241,7 +255,7 @@ SHAPES = {
 
 
 @given(**SHAPES, is_sharing=st.booleans(), max_drafts=st.integers(0, 4), withholds=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_state_that_is_read_is_that_of_the_tokens_before(
     seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, states, is_sharing, max_drafts, withholds
 ):
@@ -264,7 +278,7 @@ def test_every_state_that_is_read_is_that_of_the_tokens_before(
 
 
 @given(**SHAPES, is_faulty=st.booleans(), is_ahead=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_same_holds_with_a_step_in_flight_and_with_steps_that_fail(
     seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, states, is_faulty, is_ahead
 ):

@@ -22,7 +22,7 @@ LIMITS = Limits(200, VOCAB_SIZE, ())
 
 
 def make_cache(num_window_pages: int, num_pages: int = 100, window: int = WINDOW) -> BlockAllocator:
-    return BlockAllocator(num_pages, SIZE, windows=WindowPages(window, num_window_pages, SIZE))
+    return BlockAllocator(num_pages, SIZE, attachments=[WindowPages(window, num_window_pages, SIZE)])
 
 
 def start(cache: BlockAllocator, uid: int, ids: list[int]) -> Req:
@@ -224,7 +224,7 @@ def test_hundreds_of_mixed_requests_lose_nothing():
 def test_a_context_of_32_k_tokens_takes_less_than_a_third(num_global, num_windowed, window):
     """The shapes of Gemma 3 1B and 4B, chunks of 2,048 tokens, then 1,024 tokens one by one: pages at the peak."""
     windows = WindowPages(window, 400, 16)
-    cache = BlockAllocator(2048, 16, windows=windows)
+    cache = BlockAllocator(2048, 16, attachments=[windows])
     pending = PendingReq(user_msg(1, [1] * 31_744, 1024), Limits(32_768, VOCAB_SIZE, ()), 1)
     req = cache.open(pending)
     pending.state = State.PREFILL

@@ -141,10 +141,10 @@ def test_a_window_shorter_than_the_context() -> None:
 
 
 def test_each_fourth_layer_of_smollm3_is_not_rotated() -> None:
-    ropes = [layer.attention.rope is not None for layer in read_real("SmolLM3").layers]
+    ropes = [attention.rope is not None for attention in read_real("SmolLM3").attentions]
     assert ropes == [True, True, True, False] * 9
-    by_interval = read({**SMOLLM3, "no_rope_layers": None})[1].layers
-    assert [layer.attention.rope is not None for layer in by_interval] == ropes
+    by_interval = read({**SMOLLM3, "no_rope_layers": None})[1].attentions
+    assert [attention.rope is not None for attention in by_interval] == ropes
     assert read_real("SmolLM3").has_tied_head
 
 
@@ -158,7 +158,8 @@ def test_granite_scales_what_enters_the_residual_stream_in_place_of_updates() ->
 def test_norms_of_glm_4_are_before_and_after() -> None:
     layer = read_real("GLM-4").layers[0]
     assert None not in (layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm)
-    assert (layer.attention.has_qkv_bias, layer.attention.has_out_bias) == (True, False)
+    attention = read_real("GLM-4").attentions[0]
+    assert (attention.has_qkv_bias, attention.has_out_bias) == (True, False)
     assert not read({**GLM4, "attention_bias": False})[1].attentions[0].has_qkv_bias
 
 

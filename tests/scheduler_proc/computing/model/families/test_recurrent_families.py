@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from messages.errors import BootError
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
@@ -52,6 +53,19 @@ def test_logits_are_those_of_transformers(model: tuple[Any, Path]) -> None:
     assert float((ours - expected).abs().max() / expected.std()) < 1e-4
 
 
+@pytest.mark.parametrize("variant", ["nemotron-h-experts", "lfm2moe"])
+def test_names_and_fused_experts_as_transformers_can_save_them(tmp_path: Path, variant: str) -> None:
+    for folder in ("published", "own"):
+        (tmp_path / folder).mkdir()
+    theirs = build_checkpoint(tmp_path / "published", variant)
+    theirs.save_pretrained(tmp_path / "own", save_original_format=False)
+    names = load_file(tmp_path / "own" / "model.safetensors").keys()
+    assert any(name.endswith("experts.down_proj") for name in names)
+    assert not any("experts.0." in name or name.startswith("backbone.") for name in names)
+    published, own = (our_logits(make_config(tmp_path / folder), PROMPTS) for folder in ("published", "own"))
+    assert torch.equal(published, own)
+
+
 def test_tokens_are_those_of_transformers_in_any_schedule(model: tuple[Any, Path]) -> None:
     """Chunks, decode rows and both; decode steps are captured."""
     theirs, path = model
@@ -66,6 +80,15 @@ def test_tokens_are_those_of_transformers_in_any_schedule(model: tuple[Any, Path
         assert generate(runner, PROMPTS, 12, schedule) == expected
     assert isinstance(runner.forward_passes, CpuForwardPasses)
     assert runner.forward_passes.can_capture
+
+
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"dtype": "bfloat16"}])
+def test_requests_are_those_of_each_alone(model: tuple[Any, Path], options: dict[str, Any]) -> None:
+    """A token's states are the same bits in any batch."""
+    runner = load_runner(make_config(model[1], **options), lambda text, fraction: None)
+    prompts = [prompt[: 2 + index] for index in range(3) for prompt in PROMPTS if len(prompt) > 1]
+    together = generate(runner, prompts, 8)
+    assert [generate(runner, [prompt], 8)[0] for prompt in prompts] == together
 
 
 @pytest.mark.parametrize(
