@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_proc.computing.openmp import limit_spinning
+from scheduler_proc.computing import limit_spinning
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 HAS_CUDA_DRIVER = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))

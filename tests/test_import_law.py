@@ -144,7 +144,7 @@ LAYERS = {
         "scheduler_proc/computing/step",
         "scheduler_proc/computing/parallel.py scheduler_proc/computing/placement.py",
         "scheduler_proc/computing/__init__.py",
-        "scheduler_proc/computing/hf_config.py scheduler_proc/computing/openmp.py scheduler_proc/computing/report.py "
+        "scheduler_proc/computing/hf_config.py scheduler_proc/computing/report.py "
         "scheduler_proc/computing/torch_import.py",
     ),
     "messages": (

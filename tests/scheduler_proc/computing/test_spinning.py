@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from scheduler_proc.computing.openmp import OPERATORS_CHOICE, limit_spinning
+from scheduler_proc.computing import OPERATORS_CHOICE, limit_spinning
 
 SHOW = """
 import scheduler_proc.offline
