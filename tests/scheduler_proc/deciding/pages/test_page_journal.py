@@ -1,7 +1,8 @@
 """Pages outlive a scheduler: after a crash at any point, or damage, its successor uses only intact pages."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,10 @@ from tests.scheduler_proc.simulated_runner import SimulatedPages, expected_outpu
 
 NUM_PAGES, PAGE_SIZE, MAX_MODEL_LEN = 40, 4, 64
 NO_EOS = VOCAB_SIZE
+
+Attached = Mapping[str, Any]
+"""`windows` or `states`, as a `Bench` takes them."""
+NOTHING: Attached = {}
 
 
 class Pages(SimulatedPages):
@@ -191,15 +196,19 @@ def test_what_was_used_last_is_evicted_last_also_by_a_successor():
     assert successor.evict(60) == tree.evict(60)
 
 
+def make_pages(num_pages: int, page_size: int, attached: Attached) -> SimulatedPages:
+    return SimulatedPages(num_pages, page_size, attached.get("windows", (0, 0))[1], attached.get("states", (0, 0))[0])
+
+
 def run_with_deaths(
-    seed: int, drafter: SimulatedDrafter | None = None, windows: tuple[int, int] | None = None
+    seed: int, drafter: SimulatedDrafter | None = None, attached: Attached = NOTHING
 ) -> tuple[float, float, float]:
     """Serves requests by schedulers that die at any time; returns tokens resumed and recomputed, and pages dropped.
 
-    Some die before they receive the result of a step, and some leave damage.
+    Some die before they receive the result of a step, or within a step, and some leave damage.
     """
     chance = random.Random(seed)
-    pages = SimulatedPages(NUM_PAGES, PAGE_SIZE, windows[1] if windows else 0)
+    pages = make_pages(NUM_PAGES, PAGE_SIZE, attached)
     prefix = [chance.randrange(VOCAB_SIZE) for _ in range(20)]
     prompts = {uid: prefix[: chance.choice((0, 9, 20))] + [uid] * chance.randrange(1, 9) for uid in range(1, 7)}
     salts = {uid: chance.choice(("", "mine")) for uid in prompts}
@@ -208,7 +217,7 @@ def run_with_deaths(
     attempt, is_over = 0, False
     while not is_over:
         bench = Bench(
-            NUM_PAGES, PAGE_SIZE, MAX_MODEL_LEN, eos_token_id=NO_EOS, drafter=drafter, pages=pages, windows=windows
+            NUM_PAGES, PAGE_SIZE, MAX_MODEL_LEN, eos_token_id=NO_EOS, drafter=drafter, pages=pages, **attached
         )
         bench.scheduler.check()
         for uid, prompt in prompts.items():
@@ -218,6 +227,8 @@ def run_with_deaths(
         batch = bench.scheduler.schedule()
         if batch is not None and chance.random() < 0.7:
             bench.runner.run(batch)
+        elif batch is not None and "states" in attached:
+            bench.runner.spoil(batch)
         for uid in prompts:
             known[uid] = known[uid] + bench.inbox.tokens.get((uid, attempt), [])
         for name in totals:
@@ -225,6 +236,8 @@ def run_with_deaths(
         journal = bench.scheduler.journal
         if chance.random() < 0.2 and journal is not None:
             journal.damage(1)
+            if pages.state_slots:
+                pages.state_slots[chance.choice(list(pages.state_slots))] = (3, 3)
         attempt += 1
     for uid, prompt in prompts.items():
         params = user_msg(uid, prompt, 40, ignore_eos=True).sampling_params
@@ -232,30 +245,33 @@ def run_with_deaths(
     return totals["resumed_tokens"], totals["recomputed_tokens"], totals["pages_dropped"]
 
 
-@pytest.mark.parametrize("windows", [None, (9, 24), (4, 12)])
-def test_requests_go_on_where_a_dead_scheduler_left_them(windows):
-    results = [run_with_deaths(seed, windows=windows) for seed in range(12)]
+@pytest.mark.parametrize(
+    "attached", [{}, {"windows": (9, 24)}, {"windows": (4, 12)}, {"states": (40, 3)}, {"states": (16, 50)}]
+)
+def test_requests_go_on_where_a_dead_scheduler_left_them(attached):
+    results = [run_with_deaths(seed, attached=attached) for seed in range(12)]
     resumed, recomputed, dropped = map(sum, zip(*results, strict=True))
     assert resumed > 5_000
     assert dropped > 0
-    assert recomputed < (0.25 if windows is None else 0.4) * resumed, "of short requests, some with damage"
+    assert recomputed < (0.4 if attached else 0.25) * resumed, "of short requests, some with damage"
 
 
-def test_rows_with_draft_tokens_go_on_too():
+@pytest.mark.parametrize("attached", [{}, {"states": (40, 3)}])
+def test_rows_with_draft_tokens_go_on_too(attached):
     chance = random.Random(8)
-    resumed, recomputed, _ = run_with_deaths(8, SimulatedDrafter(chance, VOCAB_SIZE, 4, 0.3))
+    resumed, recomputed, _ = run_with_deaths(8, SimulatedDrafter(chance, VOCAB_SIZE, 4, 0.3), attached)
     assert recomputed < 0.5 * resumed
 
 
-@pytest.mark.parametrize("windows", [None, (100, 41)])
-def test_all_but_the_last_page_of_a_long_request_is_taken_over(windows):
-    pages = SimulatedPages(600, 16, windows[1] if windows else 0)
-    first = Bench(600, 16, 8192, max_num_batched_tokens=512, eos_token_id=NO_EOS, pages=pages, windows=windows)
+@pytest.mark.parametrize("attached", [{}, {"windows": (100, 41)}, {"states": (4, 1000)}])
+def test_all_but_the_last_page_of_a_long_request_is_taken_over(attached):
+    pages = make_pages(600, 16, attached)
+    first = Bench(600, 16, 8192, max_num_batched_tokens=512, eos_token_id=NO_EOS, pages=pages, **attached)
     prompt = [index % 47 for index in range(8000)]
     first.send(user_msg(1, prompt, 100, ignore_eos=True))
     while len(first.output(1)) < 40:
         first.step()
-    second = Bench(600, 16, 8192, max_num_batched_tokens=512, eos_token_id=NO_EOS, pages=pages, windows=windows)
+    second = Bench(600, 16, 8192, max_num_batched_tokens=512, eos_token_id=NO_EOS, pages=pages, **attached)
     second.send(user_msg(1, prompt, 100, 1, first.output(1), ignore_eos=True))
     assert second.step() == {1: 40 - 32}, "one step, of what is in no full page"
     assert second.gauge("pages_recovered") == (8000 + 39) // 16
