@@ -192,7 +192,7 @@ class Stepper:
             try:
                 output, failures = run_step(lambda part: self._run_part(part, start_s), batch)
             except Exception:
-                log.warning("step %d failed and updates states in place, computing these again", batch.step_id)
+                log.warning("step %d failed, computing its states again", batch.step_id, exc_info=True)
                 self._scheduler.forget_steps()
                 batch = self.plan()
                 continue
