@@ -90,6 +90,11 @@ class Served:
     """The maximum of each gauge between steps, and of what was watched."""
     most_watched: float = 0.0
 
+    def extend(self, other: "Served") -> None:
+        """Adds the turns of `other`."""
+        for name in ("num_prompt", "num_cached", "num_kept", "is_first", "ttft_s"):
+            getattr(self, name).extend(getattr(other, name))
+
 
 class ChatLoop:
     """The scheduler's loop for chats. A turn begins when it did in the trace, and after the answer to the one before.
