@@ -17,7 +17,7 @@ from scheduler_proc.deciding.tasks.prompt_task import PromptTask, TaskChunk
 
 NO_PAGE_BYTES = pack_int32([-1])
 
-NO_COLUMNS: Mapping[str, bytes] = {}
+NO_COLUMNS: Mapping[str, Any] = {}
 
 NO_DRAFTS: "array[int]" = array(INT32)
 
@@ -73,7 +73,7 @@ class BatchBuilder:
         self._no_chunks = _ChunkColumns(0)
 
     def build(
-        self, step_id: int, decode: DecodeRows, chunks: list[Chunk], states: Mapping[str, bytes] = NO_COLUMNS
+        self, step_id: int, decode: DecodeRows, chunks: list[Chunk], states: Mapping[str, Any] = NO_COLUMNS
     ) -> Batch:
         """Returns the step of all decode rows and these chunks, whose pages must have been allocated.
 
