@@ -28,6 +28,7 @@ class FakeRunner:
 
     can_overlap = True
     windows = None
+    states = None
 
     def __init__(self, seen: list[str]):
         self.seen = seen

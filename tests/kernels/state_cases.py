@@ -75,7 +75,12 @@ def expect_rows(
 
 def with_padding(rows: StateRows, num_rows: int, num_tokens: int) -> StateRows:
     """Returns the rows with places for more prefill rows, and for more tokens after theirs."""
-    columns = rows.prefill_sources, rows.prefill_lens, rows.slots
-    more = ((num_rows,), -1), ((num_rows,), 0), ((num_tokens,), -1)
-    padded = (torch.cat((column, column.new_full(*pad))) for column, pad in zip(columns, more, strict=True))
-    return StateRows(rows.num_decode_rows, rows.decode_sources, *padded)
+    sources, lens, slots = (
+        torch.cat((column, column.new_full((count,), padding)))
+        for column, count, padding in (
+            (rows.prefill_sources, num_rows, -1),
+            (rows.prefill_lens, num_rows, 0),
+            (rows.slots, num_tokens, -1),
+        )
+    )
+    return StateRows(rows.num_decode_rows, rows.decode_sources, sources, lens, slots)

@@ -60,13 +60,13 @@ def test_a_row_of_many_blocks_that_stores_into_its_source_first(device: str) -> 
 
 def test_a_padded_step(device: str) -> None:
     """Beyond the rows and their tokens nothing is read or written."""
-    (input_TX, *weights), rows = make_inputs(20, 4, NUM_TOKENS, torch.float32, device), mixed_rows(device)
+    inputs, rows = make_inputs(20, 4, NUM_TOKENS, torch.float32, device), mixed_rows(device)
     tails = make_states((3, 20), torch.float32, device)
     padded = tails.clone()
-    expected = short_conv(input_TX, *weights, tails, rows)
-    input_TX = torch.cat((input_TX, torch.full_like(input_TX[:30], float("nan"))))
+    expected = short_conv(*inputs, tails, rows)
+    input_TX = torch.cat((inputs[0], torch.full_like(inputs[0][:30], float("nan"))))
     out = torch.full((NUM_TOKENS + 30, 20), float("nan"), device=device)
-    short_conv(input_TX, *weights, padded, with_padding(rows, 20, 30), out_TC=out)
+    short_conv(input_TX, *inputs[1:], padded, with_padding(rows, 20, 30), out_TC=out)
     assert torch.equal(out[:NUM_TOKENS], expected)
     assert bool(out[NUM_TOKENS:].isnan().all())
     torch.testing.assert_close(padded, tails, rtol=0, atol=0, equal_nan=True)

@@ -1,7 +1,7 @@
 """How many window pages a cache gets, and what the KV cache of long contexts takes."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_proc.computing.kv_cache.page_sizes import LEAST_STATES, PageSizes, count_steady
@@ -42,6 +42,7 @@ def test_a_model_whose_layers_all_have_windows_gets_window_pages_for_all_memory(
     assert num_pages > 7 * 999, "as many requests of full length"
 
 
+@settings(deadline=None)
 @given(
     num_global=st.integers(0, 40),
     num_windowed=st.integers(1, 40),
@@ -91,6 +92,7 @@ def test_a_model_without_attention_has_memory_for_states_alone():
     assert MAMBA_130M.count_states(MAMBA_130M.fit(1 << 30)) == (1 << 30) // (19 * MIB)
 
 
+@settings(deadline=None)
 @given(
     page_kb=st.integers(0, 512),
     state_kb=st.integers(1, 100_000),
