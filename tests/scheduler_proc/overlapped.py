@@ -55,7 +55,8 @@ class OverlappedRunner:
     draft_runner = None
     page_memory = None
     page_store = None
-    windows = states = None
+    windows = None
+    states: tuple[int, int] | None = None
 
     def __init__(self, runner: Any, attempt_of: Callable[[int], int | None] = lambda uid: 0) -> None:
         self.num_pages: int = runner.num_pages
