@@ -137,7 +137,7 @@ def run(
         cache,
         Limits(CONTEXT, VOCAB_SIZE),
         Budget(max_num_seqs=32, max_num_batched_tokens=num_step_tokens),
-        drafter and plan_all_drafts(cache, drafter),
+        None if drafter is None else plan_all_drafts(cache, drafter),
     )
     stepper = Stepper(scheduler, runner, StepTimes())
     inbox = Inbox()

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from messages.ring.requests import UserMsg
+from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding_half import make_scheduler
 from tests.checkpoints import make_config
@@ -167,7 +168,9 @@ def our_perplexity(path: Path, held_out: Tensor, spoil: Spoil = lambda states: N
     prompts = enumerate(held_out.tolist())
     requests = [user_msg(uid, prompt, max_tokens=0, num_prompt_logprobs=0, echo=True) for uid, prompt in prompts]
     service = Service(path, **flags)
-    inbox = service.finish(requests, lambda: spoil(service.runner.forward_passes.cache.states.values()))
+    forward_passes = service.runner.forward_passes
+    assert isinstance(forward_passes, CpuForwardPasses)
+    inbox = service.finish(requests, lambda: spoil(forward_passes.cache.states.values()))
     logprobs = [logprob for own in inbox.prompt_logprobs.values() for _, logprob, _ in own]
     assert len(logprobs) == HELD_OUT_ROWS * (CONTEXT - 1)
     return math.exp(-sum(logprobs) / len(logprobs))
@@ -220,9 +223,7 @@ STATE_MISTAKES: dict[str, Spoil] = {
     "the tail is lost between steps": lambda states: change_states(states, 0, Tensor.zero_),
     "the matrix is lost between steps": lambda states: change_states(states, 1, Tensor.zero_),
     "the oldest input of the tail is lost": lambda states: change_states(states, 0, lambda tail: tail[:, 0].zero_()),
-    "requests have each other's matrices": lambda states: change_states(
-        states, 1, lambda all: all.copy_(all.roll(1, 0))
-    ),
+    "heads have each other's matrices": lambda states: change_states(states, 1, lambda all: all.copy_(all.roll(1, 1))),
     "the matrix is transposed": lambda states: change_states(states, 1, lambda all: all.copy_(all.mT.clone())),
 }
 
