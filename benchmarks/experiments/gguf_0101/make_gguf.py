@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.model_shapes import SHAPES, read_shape, write_model
 from scheduler_proc.computing.hf_config import HfConfig
@@ -40,14 +41,24 @@ def main(arguments: list[str] | None = None) -> int:
                 (model_dir / name).write_bytes((options.tokenizer / name).read_bytes())
         save_file(make_tensors(SHAPES[options.shape]), model_dir / "model.safetensors", {"format": "pt"})
         converter = options.llama_cpp / "convert_hf_to_gguf.py"
-        run([sys.executable, converter, model_dir, "--outtype", "f16", "--outfile", whole])
+        more = ["--no-mtp"] if is_hybrid(SHAPES[options.shape]) else []
+        run([sys.executable, converter, model_dir, "--outtype", "f16", "--outfile", whole, *more])
     for name in options.types:
         run([options.bin / "llama-quantize", whole, options.out / f"{options.shape}-{name}.gguf", name])
     return 0
 
 
+def is_hybrid(shape: dict[str, object]) -> bool:
+    """True for Qwen3.5: its converter expects layers that predict further tokens, unless told that there are none."""
+    return any(layer.recurrent is not None for layer in read_shape(shape, 1024).layers)
+
+
 def make_tensors(shape: dict[str, object]) -> dict[str, torch.Tensor]:
     """Returns random tensors under the names of a Hugging Face checkpoint, in float16."""
+    if is_hybrid(shape):  # whose tensors have other names in our sources
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape), dtype=torch.float16)
+        return {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     hf_config, generator = HfConfig(dict(shape)), torch.Generator().manual_seed(0)
     family = find_family(hf_config)
     tensors: dict[str, torch.Tensor] = {}
