@@ -29,7 +29,7 @@ class PacedRunner:
     draft_runner = None
     page_memory = None
     page_store = None
-    windows = None
+    windows = states = None
 
     def __init__(self, step_s: float, vocab_size: int):
         self._step_s = step_s

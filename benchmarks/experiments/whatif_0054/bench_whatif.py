@@ -56,7 +56,7 @@ class LimitedRunner:
     draft_runner = None
     page_memory = None
     page_store = None
-    windows = None
+    windows = states = None
 
     def __init__(self, runner: Runner, setting: Setting):
         self.num_pages = setting.num_pages
