@@ -33,8 +33,18 @@ QUICK_OFFLINE = (*QUICK, "--num-sequences", "2", "--max-tokens", "16", "--shared
 
 KERNELS = (
     *("limits", "paged_decode", "paged_prefill", "draw", "draw_filtered"),
-    *("apply_bitmask", "experts", "filter_top", "gelu", "greedy", "layer_norm", "rms_norm", "rotate_store", "silu_mul"),
-    "top_logprobs",
+    *(
+        "apply_bitmask",
+        "experts",
+        "filter_top",
+        "gated_delta",
+        "gelu",
+        "greedy",
+        "layer_norm",
+        "mamba_scan",
+        "rms_norm",
+    ),
+    *("rotate_store", "silu_mul", "top_logprobs"),
 )
 """The operations of `benchmarks.kernels` that run on a GPU: the device's limits, attention, then the others."""
 

@@ -6,7 +6,6 @@ import functools
 import gc
 import os
 import re
-import resource
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,6 @@ HAS_CUDA_DRIVER = any(Path(device).exists() for device in ("/dev/nvidiactl", "/d
 if not HAS_CUDA_DRIVER:
     # Triton reads this variable when its library of functions is imported, which any package may do.
     os.environ.setdefault("TRITON_INTERPRET", "1")
-
-# A test that takes ever more memory ends with a traceback, before the machine has none left for the others.
-MAX_DATA_BYTES = 10 << 30
-resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 # Otherwise each parallel region may wait up to 20 ms for other programs on a busy machine.
 limit_spinning(os.environ)

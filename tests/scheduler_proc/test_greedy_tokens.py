@@ -114,8 +114,12 @@ class Recalled:
         return Draft(array("i", drafts), [1.0] * len(drafts))
 
 
-def make_states(runner: Runner) -> list[StateSlots]:
-    return [] if runner.states is None else [StateSlots(*runner.states)]
+def make_cache(runner: Runner, num_pages: int, page_size: int = PAGE_SIZE) -> BlockAllocator:
+    attachments: list[WindowPages | StateSlots] = [] if runner.states is None else [StateSlots(*runner.states)]
+    if runner.windows is not None:
+        window, num_window_pages = runner.windows
+        attachments.append(WindowPages(window, min(num_pages, num_window_pages), page_size))
+    return BlockAllocator(num_pages, page_size, attachments=attachments)
 
 
 def run(
@@ -128,11 +132,7 @@ def run(
     **params: object,
 ) -> tuple[list[list[int]], Scheduler]:
     """Runs all prompts, to the end of the context unless `params` say otherwise, and returns their output ids."""
-    attachments: list[WindowPages | StateSlots] = [*make_states(runner)]
-    if runner.windows is not None:
-        window, num_window_pages = runner.windows
-        attachments.append(WindowPages(window, min(num_pages, num_window_pages), page_size))
-    cache = BlockAllocator(num_pages, page_size, attachments=attachments)
+    cache = make_cache(runner, num_pages, page_size)
     scheduler = Scheduler(
         cache,
         Limits(CONTEXT, VOCAB_SIZE),
@@ -217,7 +217,7 @@ def test_drafts_change_no_sampled_token(model: Model):
 @pytest.mark.parametrize("model", ONE_OF_EACH, indirect=True)
 def test_alone_and_again_from_the_cache(model: Model):
     """Each prompt twice in one scheduler, one request after the other; the second time its pages are cached."""
-    cache = BlockAllocator(PLENTY, PAGE_SIZE, attachments=make_states(model.runner))
+    cache = make_cache(model.runner, PLENTY)
     scheduler = Scheduler(cache, Limits(CONTEXT, VOCAB_SIZE), Budget(1, 4096))
     for uid, prompt in enumerate(some_prompts()[:12]):
         outputs: list[list[int]] = []

@@ -45,5 +45,7 @@ def poison_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return call
 
+    with torch.device("meta"):
+        torch.empty(0)  # at the first use torch notes which functions take the device: these, not those below
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))

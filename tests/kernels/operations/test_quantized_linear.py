@@ -38,6 +38,8 @@ def no_clean_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def poisoned(*sizes: Any, dtype: torch.dtype) -> Tensor:
         return empty(*sizes, dtype=dtype).fill_(float("nan") if dtype.is_floating_point else 255)
 
+    with torch.device("meta"):
+        torch.empty(0)  # at the first use torch notes which functions take the device: this one, not `poisoned`
     monkeypatch.setattr(torch, "empty", poisoned)
 
 

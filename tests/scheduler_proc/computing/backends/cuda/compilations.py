@@ -27,7 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as active_driver
 
 from benchmarks.bench_http import TOKENIZER
-from benchmarks.model_shapes import SHAPES, make_shape, write_model
+from benchmarks.model_shapes import SHAPES, make_shape, with_window_pages, write_model
 from kernels.formats import registry
 from kernels.gpu.triton_kernels import load_triton_kernels
 from messages.columns import pack_float32, pack_int32
@@ -112,7 +112,7 @@ def main() -> None:
     loaded, later = sorted(new), dict[str, list[str]]()
     for name, batch in () if compiles else traffic(runner):
         new.clear()
-        runner.run(batch)
+        runner.run(with_window_pages(batch, runner.windows))
         if new:
             later[name] = sorted(new)
     print(json.dumps({"loaded": loaded, "later": later}))

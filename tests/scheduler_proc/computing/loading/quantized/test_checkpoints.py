@@ -47,6 +47,7 @@ WHOLE_GROUPS = {
 OTHER_SIZES: dict[str, dict[str, Any]] = {
     "Gemma4ForCausalLM": {"num_hidden_layers": 7},
     "GraniteMoeForCausalLM": {"shared_intermediate_size": None},
+    "Lfm2ForCausalLM": {"moe_intermediate_size": None},
 }
 
 
