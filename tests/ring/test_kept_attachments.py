@@ -14,7 +14,7 @@ from tests.tiny_llama import write_tiny_llama
 pytestmark = pytest.mark.ring
 
 
-@pytest.mark.parametrize("variant", ["gemma3", "qwen3_5", "falcon-h1"])
+@pytest.mark.parametrize("variant", ["gemma3", "qwen3_5"])
 def test_only_what_is_in_no_full_page_is_computed_again(variant: str, tmp_path: Path, start_ring: Any):
     write_tiny_llama(tmp_path)  # for its tokenizer
     build_checkpoint(tmp_path, variant, max_position_embeddings=256, eos_token_id=2)

@@ -1,4 +1,3 @@
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -31,9 +30,10 @@ SHARING_SHAPES = [
 SHARING_NUM_KEYS = [300, 300, 300, 290, 257, 256, 280, 300, 300, 150, 400]
 NUM_SHARED = [0, 0, 256, 256, 192, 192, 128, 80, 16, 64, 300]
 """Leading tokens of each row of `SHARING_NUM_KEYS` in the first row's pages, rounded down to whole pages."""
+PAGE_SIZES = {64: (1, 16), 80: (64, 1), 96: (16, 64), 128: (1, 16)}
 GRID = [
-    Shape(2 * (1 + index % 8), 2, head_dim, page_size)
-    for index, (head_dim, page_size) in enumerate(itertools.product((64, 80, 96, 128), (1, 16, 64)))
+    Shape(2 * (1 + index), 2, head_dim, page_size)
+    for index, (head_dim, page_size) in enumerate((dim, size) for dim, sizes in PAGE_SIZES.items() for size in sizes)
 ] + [Shape(8, 1, 256, 16), Shape(8, 1, 512, 16), Shape(6, 2, 500, 16)]
 """Head dimensions and page sizes, with 1 to 8 query heads a key/value head."""
 

@@ -76,8 +76,6 @@ DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("qwen3moe", {}, 4, {}),
     ("qwen3moe", {**WIDE, "moe_intermediate_size": 128, "head_dim": 32}, 2, {"quantization": "int4"}),
     ("gpt-oss", {}, 2, {}),
-    ("gemma4-shared-kv", {}, 2, {}),
-    ("gemma4-experts", {}, 2, {}),
     ("glm4moe", {}, 2, {}),
     ("dots1", {}, 2, {}),
     ("ernie4-5-moe", {}, 2, {}),

@@ -1,5 +1,6 @@
 """Quantized checkpoints: loaded as their values are, and refused where they do not fit their configuration."""
 
+import itertools
 import json
 import logging
 from pathlib import Path
@@ -103,8 +104,7 @@ def test_weights_are_the_values(folders: tuple[Path, Path], method: str, caplog:
     assert "tensors not used" not in caplog.text
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "fp8"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "method"), list(zip(ARCHITECTURES, itertools.cycle(["awq", "gptq", "fp8"]))))
 def test_weights_of_every_architecture_are_the_values(
     folders: tuple[Path, Path], architecture: str, method: str
 ) -> None:
