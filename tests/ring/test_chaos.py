@@ -11,13 +11,13 @@ from tests.ring.client import RingClient
 pytestmark = pytest.mark.ring
 
 SECONDS = 8.0
-HOLD_FLAGS = ("--restart-hold-s", "50")
-"""A start may take longer than the default on a busy machine."""
+BUSY_FLAGS = ("--restart-hold-s", "50", "--stall-s", "30")
+"""A start, and progress, may take longer than the defaults on a busy machine."""
 
 
 @pytest.fixture(scope="module")
 def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, *FLAGS, *HOLD_FLAGS)
+    return start_ring(tiny_checkpoint, *FLAGS, *BUSY_FLAGS)
 
 
 def test_every_stream_is_exact(ring: RingClient):
