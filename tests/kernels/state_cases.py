@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.state_rows import StateDecay, StateRows
+from tests.kernels.cases import TOLERANCES
 
 NUM_SLOTS = 10
 DECODE_SOURCES = [-1, 2, 3]
@@ -84,3 +85,9 @@ def with_padding(rows: StateRows, num_rows: int, num_tokens: int) -> StateRows:
         )
     )
     return StateRows(rows.num_decode_rows, rows.decode_sources, sources, lens, slots)
+
+
+def assert_states(actual: Tensor, expected: Tensor) -> None:
+    """Asserts that states are the expected ones; slots that were never stored are NaN in both."""
+    tolerance = TOLERANCES[torch.float32]
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -11,10 +11,11 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 
 from kernels.arguments.state_rows import StateDecay, StateRows
 from kernels.operations.gated_delta import gated_delta
-from tests.kernels.cases import DEVICES, TOLERANCES, assert_close
+from tests.kernels.cases import DEVICES, assert_close
 from tests.kernels.state_cases import (
     CHAIN,
     NUM_TOKENS,
+    assert_states,
     chained_rows,
     expect_rows,
     make_decay,
@@ -60,11 +61,6 @@ def expect(shape: tuple[int, int, int, int], inputs: Inputs, states: Tensor, row
         return out[0].flatten(1), after[0]
 
     return expect_rows(rows, states, compute)
-
-
-def assert_states(actual: Tensor, expected: Tensor) -> None:
-    tolerance = TOLERANCES[torch.float32]
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -88,7 +88,7 @@ FACTORS = {
     "ssm_multipliers": [0.5, 1.0, 2.0, 0.25, 4.0],
     "mlp_multipliers": [0.5, 2.0],
 }
-"""Of Falcon-H1; products with powers of 2 are exact in float16."""
+"""Multipliers of Falcon-H1. They are powers of 2, so that scaled weights are exact in float16."""
 NEMOTRON_H = {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 4, "head_dim": 8}
 GEMMA4 = {"head_dim": 4, "global_head_dim": 8, "final_logit_softcapping": 30.0}
 CONFIGS: dict[str, transformers.PretrainedConfig] = {
