@@ -35,11 +35,18 @@ from scheduler_proc.computing.kv_cache.page_sizes import (
     state_bytes,
 )
 from scheduler_proc.computing.loading.identity import identity_of
-from scheduler_proc.computing.loading.model_weights import bytes_in_place, describe, make_weights, open_checkpoint
+from scheduler_proc.computing.loading.model_weights import (
+    bytes_in_place,
+    describe,
+    make_weights,
+    no_mtp_head,
+    open_checkpoint,
+)
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import Decoder, DescribedDecoder, model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.registry import find_family, match_family
+from scheduler_proc.computing.model.mtp_decoder import MtpDecoder
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.placement import Placement
@@ -87,7 +94,7 @@ class LoadedModel:
         runner, degraded = self._ready(factory, cache, report, is_file=memory is not None)
         draft_runner = None
         if self.draft is not None and draft_factory is not None:
-            draft_cache = self.draft._allocate(num_pages)
+            draft_cache = self.draft._allocate_beside(cache)
             draft_runner, draft_degraded = self.draft._ready(draft_factory, draft_cache, report, is_file=False)
             degraded += draft_degraded
         store = None
@@ -111,14 +118,21 @@ class LoadedModel:
         page_size = self.config.cache.block_size
         return allocate_cache(self.decoder.model, num_pages, page_size, self.placement, memory, *numbers)
 
+    def _allocate_beside(self, cache: KVTensors) -> KVTensors:
+        """Returns the cache of a draft model with as many pages as the model's, and the same hidden states."""
+        own = self._allocate(cache.num_pages)
+        own.hidden = cache.hidden
+        return own
+
     def _count_pages(self, factory: RunnerFactory, draft_factory: RunnerFactory | None, memory: KVMemory | None) -> int:
         """Returns the pages of the KV cache: as many as in `memory`, or as the flags and the free memory allow."""
 
         def make_runner(num_pages: int) -> Runner:
-            runner = factory.make_runner(self._allocate(num_pages))
+            cache = self._allocate(num_pages)
+            runner = factory.make_runner(cache)
             if self.draft is None or draft_factory is None:
                 return runner
-            draft_runner = draft_factory.make_runner(self.draft._allocate(num_pages))
+            draft_runner = draft_factory.make_runner(self.draft._allocate_beside(cache))
             return runner.with_parts(RunnerParts(draft_runner=draft_runner))
 
         if memory is not None and memory.num_pages:
@@ -244,6 +258,8 @@ def _load(
         if impl == "transformers" or (impl == "auto" and match_family(hf_config) is None):
             if is_shared_only:
                 return None
+            if config.scheduling.speculative == "mtp":
+                raise no_mtp_head(config)
             if weights_file is not None and backend.keeps_memory:  # transformers has the weights in memory of its own
                 os.truncate(file_of_group(weights_file, find_share(config.most_engines, place.engine).group), 0)
             parts = config, backend, place, placement, limits, report
@@ -271,8 +287,10 @@ def _load(
                 weights = memory.load(load_own, report, num_bytes)
         if weights is None:
             return None
-        decoder = DescribedDecoder(shard.own, weights, config.facts.max_model_len, parallel)
-        return LoadedModel(config, backend, place, placement, own_limits, decoder, identity, window=window)
+        max_model_len = config.facts.max_model_len
+        decoder = DescribedDecoder(shard.own, weights, max_model_len, parallel)
+        loaded = LoadedModel(config, backend, place, placement, own_limits, decoder, identity, window=window)
+        return loaded if shard.own.mtp is None else _with_mtp(loaded, MtpDecoder(decoder, weights, max_model_len))
 
     model = load_one(config, hf_config, weights_file)
     if model is None or config.facts.draft is None:
@@ -327,13 +345,20 @@ def _join(config: Config, backend: Backend, place: Place, report: Report) -> Par
 def _read_draft_config(config: Config, draft: DraftFacts) -> tuple[Config, HfConfig]:
     """Returns the configuration as if the draft model were the model; its steps are not captured on a GPU."""
     sizes = {"vocab_size": draft.vocab_size, "max_model_len": draft.max_model_len}
-    own = replace(
-        config,
-        model=replace(config.model, enforce_eager=True),
-        scheduling=replace(config.scheduling, overlap=False),
-        facts=replace(config.facts, model_dir=draft.model_dir, **sizes),
-    )
+    own = replace(_draft_config(config), facts=replace(config.facts, model_dir=draft.model_dir, **sizes))
     return own, read_hf_config(Path(draft.model_dir))
+
+
+def _draft_config(config: Config) -> Config:
+    model, scheduling = replace(config.model, enforce_eager=True), replace(config.scheduling, overlap=False)
+    return replace(config, model=model, scheduling=scheduling)
+
+
+def _with_mtp(model: LoadedModel, head: MtpDecoder) -> LoadedModel:
+    """Returns the model with its head of multi-token prediction as its draft model."""
+    limits = dataclasses.replace(model.limits, has_states=False, has_hidden_slots=True)
+    draft = dataclasses.replace(model, config=_draft_config(model.config), limits=limits, decoder=head, window=None)
+    return dataclasses.replace(model, draft=draft)
 
 
 def _warn_if_large(model: Decoder, draft: Decoder) -> None:

@@ -253,6 +253,10 @@ class LayerDescription:
     has_scale: bool = False
 
 
+MTP = "mtp"
+"""Begins the names of the parameters of a head of multi-token prediction, and of its tensors in a checkpoint."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
     """A decoder. `num_positions`: rows of the table of learned positions, 0 if there is none.
@@ -260,7 +264,8 @@ class ModelDescription:
     Embeddings of tokens are multiplied by `embedding_scale`, which may be rounded to their number format, and logits by
     `logit_scale`. `logit_softcap`: logits then become softcap * tanh(logit / softcap). `num_ranks`: if the model is
     divided among several, the layers are those of one rank (`sharding.py`). `layer_input_norm`: of each layer's part
-    of the projected embedding, if layers have inputs of their own.
+    of the projected embedding, if layers have inputs of their own. `mtp`: the layer of a head of multi-token
+    prediction (`model/mtp_decoder.py`); with one, the final hidden states of all tokens are kept, in pages.
     """
 
     vocab_size: int
@@ -275,6 +280,7 @@ class ModelDescription:
     logit_softcap: float | None = None
     layer_input_norm: NormDescription | None = None
     num_ranks: int = 1
+    mtp: LayerDescription | None = None
 
     @property
     def vocab_part(self) -> int:

@@ -57,7 +57,8 @@ def _find_head_tokens(batch: Batch) -> bytes:
 class InputColumn(NamedTuple):
     """A column of `StepInputs`: what it has an entry for, a whole page table if `is_table`.
 
-    Columns with `only_with` exist if windowed layers have pages of their own, or if layers have recurrent states.
+    Columns with `only_with` exist if windowed layers have pages of their own, if layers have recurrent states, or if
+    hidden states are drafted from.
 
     `read` returns the entries of a batch without padding; those of decode rows come before those of prefill rows.
     """
@@ -68,7 +69,7 @@ class InputColumn(NamedTuple):
     """The value of places that no entry of the batch takes."""
     read: Callable[[Batch], bytes]
     is_table: bool = False
-    only_with: Literal["windows", "states"] | None = None
+    only_with: Literal["windows", "states", "hidden"] | None = None
 
 
 INPUT_COLUMNS: Mapping[str, InputColumn] = {
@@ -92,6 +93,7 @@ INPUT_COLUMNS: Mapping[str, InputColumn] = {
     "decode_state_sources": InputColumn(torch.int32, "decode row", -1, read_state_sources, only_with="states"),
     "prefill_state_sources": InputColumn(torch.int32, "prefill row", -1, read_state_sources, only_with="states"),
     "state_slots": InputColumn(torch.int32, "token", -1, attrgetter("state_slots"), only_with="states"),
+    "hidden_slots": InputColumn(torch.int64, "token", -1, attrgetter("hidden_slots"), only_with="hidden"),
 }
 """All columns. A column is read and written by its entry here, on every device."""
 
@@ -144,6 +146,8 @@ class StepInputs:
     """int32 [C]"""
     state_slots: Tensor | None = None
     """int32 [T]"""
+    hidden_slots: Tensor | None = None
+    """int64 [T]: see `Batch.hidden_slots`; `None` if it is empty."""
 
     @cached_property
     def state_rows(self) -> StateRows:
@@ -209,6 +213,8 @@ class StepShape:
     """Windowed layers have pages of their own."""
     has_states: bool = False
     """Layers have recurrent states."""
+    has_hidden_slots: bool = False
+    """The step is one of a head of multi-token prediction."""
 
     @property
     def num_tokens(self) -> int:
@@ -235,7 +241,7 @@ class StepShape:
 
 
 def _columns_of(shape: StepShape) -> Mapping[str, InputColumn]:
-    exists = {None: True, "windows": shape.has_windows, "states": shape.has_states}
+    exists = {None: True, "windows": shape.has_windows, "states": shape.has_states, "hidden": shape.has_hidden_slots}
     return {name: column for name, column in INPUT_COLUMNS.items() if exists[column.only_with]}
 
 
@@ -249,6 +255,7 @@ def shape_of(batch: Batch) -> StepShape:
         num_head_tokens=batch.num_sampled + num_int32(batch.hidden_tokens),
         has_windows=bool(batch.window_slots),
         has_states=bool(batch.state_slots),
+        has_hidden_slots=bool(batch.hidden_slots),
     )
 
 
