@@ -258,8 +258,6 @@ def _load(
         if impl == "transformers" or (impl == "auto" and match_family(hf_config) is None):
             if is_shared_only:
                 return None
-            if config.scheduling.speculative == "mtp":
-                raise no_mtp_head(config)
             if weights_file is not None and backend.keeps_memory:  # transformers has the weights in memory of its own
                 os.truncate(file_of_group(weights_file, find_share(config.most_engines, place.engine).group), 0)
             parts = config, backend, place, placement, limits, report
@@ -287,10 +285,9 @@ def _load(
                 weights = memory.load(load_own, report, num_bytes)
         if weights is None:
             return None
-        max_model_len = config.facts.max_model_len
-        decoder = DescribedDecoder(shard.own, weights, max_model_len, parallel)
+        decoder = DescribedDecoder(shard.own, weights, config.facts.max_model_len, parallel)
         loaded = LoadedModel(config, backend, place, placement, own_limits, decoder, identity, window=window)
-        return loaded if shard.own.mtp is None else _with_mtp(loaded, MtpDecoder(decoder, weights, max_model_len))
+        return loaded if shard.own.mtp is None else _with_mtp(loaded, decoder, weights)
 
     model = load_one(config, hf_config, weights_file)
     if model is None or config.facts.draft is None:
@@ -312,6 +309,8 @@ def _load_with_transformers(
     is_draft: bool,
 ) -> LoadedModel:
     """Returns the model, none of whose steps is captured. Raises `BootError`."""
+    if config.scheduling.speculative == "mtp":
+        raise no_mtp_head(config)
     report("importing transformers", None)
     import_fake_tensors()
     # Imported here: it takes seconds, and other models do not need it.
@@ -354,8 +353,9 @@ def _draft_config(config: Config) -> Config:
     return replace(config, model=model, scheduling=scheduling)
 
 
-def _with_mtp(model: LoadedModel, head: MtpDecoder) -> LoadedModel:
-    """Returns the model with its head of multi-token prediction as its draft model."""
+def _with_mtp(model: LoadedModel, decoder: DescribedDecoder, weights: Weights) -> LoadedModel:
+    """Returns the model with its head of multi-token prediction, whose weights are left, as its draft model."""
+    head = MtpDecoder(decoder, weights, model.config.facts.max_model_len)
     limits = dataclasses.replace(model.limits, has_states=False, has_hidden_slots=True)
     draft = dataclasses.replace(model, config=_draft_config(model.config), limits=limits, decoder=head, window=None)
     return dataclasses.replace(model, draft=draft)

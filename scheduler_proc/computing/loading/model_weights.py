@@ -30,14 +30,14 @@ def describe(
 ) -> ModelDescription:
     """Returns the model that config.json describes, but with the checkpoint's own head, if it has one.
 
-    Without `--speculative mtp` it has no head of multi-token prediction; with it, raises `BootError` if there is none.
+    With `--speculative mtp` it has a head of multi-token prediction; raises `BootError` if there is none.
     """
     model, wants_mtp = family.describe(hf_config, config.facts.max_model_len), config.scheduling.speculative == "mtp"
     checkpoint = open_once() if model.has_tied_head or wants_mtp else None
-    if wants_mtp and (model.mtp is None or not (checkpoint is None or MTP_TENSOR in checkpoint.files)):
-        raise no_mtp_head(config)
-    if not wants_mtp:
-        model = dataclasses.replace(model, mtp=None)
+    if wants_mtp:
+        if not family.can_have_mtp or not (checkpoint is None or MTP_TENSOR in checkpoint.files):
+            raise no_mtp_head(config)
+        model = model.with_mtp()
     if checkpoint is None or not model.has_tied_head:
         return model
     return dataclasses.replace(model, has_tied_head=not has_own_head(model, family, checkpoint))

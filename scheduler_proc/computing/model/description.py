@@ -316,6 +316,11 @@ class ModelDescription:
         outs = [attention.query_size for attention in self.attentions]
         return max(outs + [recurrent.out_size for recurrent in self.recurrents.values()])
 
+    def with_mtp(self) -> "ModelDescription":
+        """Returns the model with a head of multi-token prediction, whose layer is like the last one that attends."""
+        layer = next(layer for layer in reversed(self.layers) if layer.attention is not None)
+        return replace(self, mtp=layer)
+
     @property
     def layer_inputs_size(self) -> int:
         """The values per token that all layers get in addition to the residual stream."""

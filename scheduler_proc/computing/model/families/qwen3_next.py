@@ -50,8 +50,7 @@ def describe_hybrid(hf_config: HfConfig, mlps: Sequence[MlpDescription]) -> Mode
         replace(layer, attention=None, recurrent=recurrent) if kind == RECURRENT else layer
         for layer, kind in zip(model.layers, kinds, strict=True)
     )
-    has_mtp = hf_config.count("mtp_num_hidden_layers", 1, least=0) > 0
-    return replace(model, layers=tuple(layers), mtp=model.layers[-1] if has_mtp else None)
+    return replace(model, layers=tuple(layers))
 
 
 def describe_delta(hf_config: HfConfig) -> GatedDeltaDescription:
@@ -154,4 +153,5 @@ FAMILY = replace(
     describe=describe,
     list_sources=list_sources,
     ignored=re.compile(r"(model\.)?visual\..*|lm_head\.weight|mtp\..*"),
+    can_have_mtp=True,
 )
