@@ -82,8 +82,8 @@ RULES: tuple[Rule, ...] = (
         "--tensor-parallel: the launcher starts all ranks; leave out --external scheduler",
     ),
     (
-        lambda config: config.scheduling.speculative == "draft" and config.run.tensor_parallel > 1,
-        "--tensor-parallel: several ranks have no draft model; --speculative ngram needs none",
+        lambda config: config.scheduling.speculative in ("draft", "mtp") and config.run.tensor_parallel > 1,
+        "--tensor-parallel: several ranks have no draft model and no MTP head; --speculative ngram needs none",
     ),
     (
         lambda config: config.cache.has_tiers and config.run.tensor_parallel > 1,

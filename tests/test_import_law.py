@@ -139,6 +139,7 @@ LAYERS = {
         "scheduler_proc/computing/device.py",
         "scheduler_proc/computing/transformers_model",
         "scheduler_proc/computing/sampling scheduler_proc/computing/kv_cache",
+        "scheduler_proc/computing/model/mtp_decoder.py",
         "scheduler_proc/computing/model/decoder.py",
         "scheduler_proc/computing/model",
         "scheduler_proc/computing/step",
@@ -196,6 +197,7 @@ LAYERS = {
 """The rooms of each package from the top down. A room imports only from itself and from lines below it."""
 
 LOAD_RUNNER = "scheduler_proc/computing/load_runner.py"
+MODEL_WEIGHTS = "scheduler_proc/computing/loading/model_weights.py"
 FUNCTION_LEVEL_IMPORTS = {
     ("launch.py", "supervisor.programs"): "is for commands only",
     ("launch.py", "supervisor.cli.operate"): "takes a third of the launcher's imports, for commands only",
@@ -210,8 +212,8 @@ FUNCTION_LEVEL_IMPORTS = {
     ("scheduler_proc/rank_process.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/computing/torch_import.py", "torch"): "the process imports this file long before",
     ("scheduler_proc/computing/torch_import.py", "numpy"): "likewise, and under a setting",
-    (LOAD_RUNNER, "scheduler_proc.computing.loading.open_weights"): "random weights need no safetensors",
-    (LOAD_RUNNER, "scheduler_proc.computing.loading.weight_cache"): "likewise",
+    (MODEL_WEIGHTS, "scheduler_proc.computing.loading.open_weights"): "random weights need no safetensors",
+    (MODEL_WEIGHTS, "scheduler_proc.computing.loading.weight_cache"): "likewise",
     (LOAD_RUNNER, "scheduler_proc.computing.transformers_model.loading"): "takes seconds (transformers)",
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
     ("runtime/grammars.py", "llguidance"): "is needed from the first grammar on",

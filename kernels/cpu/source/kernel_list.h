@@ -4,6 +4,8 @@
 CAPTURED(VOID, embed, P(0), P(1), P(2), P(3), P(4), I(5), I(6), I(7))
 CAPTURED(VOID, layer_norm, P(0), P(1), P(2), P(3), P(4), I(5), I(6), F(7))
 CAPTURED(VOID, rms_norm, P(0), P(1), P(2), P(3), I(4), I(5), I(6), F(7))
+CAPTURED(VOID, store_hidden, P(0), P(1), P(2), I(3), I(4))
+CAPTURED(VOID, join_hidden, P(0), P(1), P(2), P(3), P(4), P(5), I(6), I(7), F(8))
 CAPTURED(VOID, silu_mul, P(0), P(1), I(2), I(3))
 CAPTURED(VOID, gelu_mul, P(0), P(1), P(2), I(3), I(4), I(5))
 CAPTURED(VOID, swiglu_oai, P(0), P(1), I(2), I(3), F(4), F(5))

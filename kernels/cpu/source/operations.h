@@ -1,6 +1,7 @@
 /* Each operation, in the number format that kernels.c has chosen. */
 #include "embed.c"
 #include "norms.c"
+#include "hidden_states.c"
 #include "activations.c"
 #include "paged_kv.h"
 #include "rotate_store.c"

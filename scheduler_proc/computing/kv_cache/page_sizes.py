@@ -31,9 +31,13 @@ PAGES_TO_STATES = 3
 
 
 def page_bytes(model: ModelDescription, page_size: int, placement: Placement, has_window: bool | None = None) -> int:
-    """Returns the bytes of `page_size` tokens in all layers with K and V, or in those with (or without) a window."""
+    """Returns the bytes of `page_size` tokens in all layers with K and V, or in those with (or without) a window.
+
+    Final hidden states, if they are kept, count as a layer without one.
+    """
+    hidden = 0 if model.mtp is None or has_window else page_size * model.hidden_size * placement.dtype.itemsize
     itemsize, scale_bytes = placement.kv_dtype.itemsize, SCALE_DTYPE.itemsize if placement.kv_codes else 0
-    return sum(
+    return hidden + sum(
         2 * page_size * attention.num_kv_heads * (attention.head_dim * itemsize + scale_bytes)
         for attention in model.attentions
         if attention.kv_layer is None and has_window in (None, attention.window is not None)

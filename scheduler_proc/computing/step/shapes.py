@@ -22,13 +22,20 @@ PREFILL_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 
 @dataclass(frozen=True)
 class StepLimits:
     """The largest step: rows, tokens, and pages of a row. `has_windows`: windowed layers have pages of their own.
-    `has_states`: layers have recurrent states."""
+    `has_states`: layers have recurrent states. `has_hidden_slots`: steps are those of a head of multi-token
+    prediction."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     num_pages: int
     has_windows: bool = False
     has_states: bool = False
+    has_hidden_slots: bool = False
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """What `StepShape` has, by the names of its fields."""
+        return {name: getattr(self, name) for name in ("has_windows", "has_states", "has_hidden_slots")}
 
 
 class StepShapes:
@@ -74,7 +81,7 @@ class StepShapes:
         num_head_tokens = min(num_decode_rows + num_prefill_rows, max_rows)
         num_pages = self._limits.num_pages
         sizes = num_decode_rows, num_prefill_tokens, num_prefill_rows, num_pages, num_head_tokens
-        return StepShape(*sizes, has_windows=self._limits.has_windows, has_states=self._limits.has_states)
+        return StepShape(*sizes, **self._limits.flags)
 
 
 def decode_row_counts(max_num_seqs: int) -> list[int]:

@@ -31,11 +31,11 @@ from scheduler_proc.computing.step.inputs import (
     NO_ROWS,
     StepInputs,
     StepShape,
-    as_decode_rows,
     make_step_inputs,
     only_samples,
     pack_step,
 )
+from scheduler_proc.computing.step.rewritten_batches import as_decode_rows
 from scheduler_proc.computing.step.shapes import StepLimits
 
 CPU = torch.device("cpu")
@@ -67,7 +67,7 @@ class CpuForwardPasses:
         max_tokens = max(limits.max_num_batched_tokens, self._max_rows)
         self._workspace = Workspace(decoder.model, decoder.activation_dtype, max_tokens, self._max_rows)
         sizes = self._max_rows, 0, 0, limits.num_pages, 0
-        shape = StepShape(*sizes, has_windows=limits.has_windows, has_states=limits.has_states)
+        shape = StepShape(*sizes, **limits.flags)
         columns = shape.columns()
         memory = torch.empty(columns.num_bytes, dtype=torch.uint8)
         self._tensors, arrays = columns.tensors(memory), columns.arrays(memory)
@@ -125,7 +125,8 @@ class CpuForwardPasses:
         activations = self._workspace.activations(len(step.token_ids))
         repeats = self.repeats if activations.residual is not None else None
         compute_middle = None if repeats is None else repeats.compute
-        hidden_NE = self._decoder.forward(step, self.cache.layers, activations, compute_middle, self.cache.states)
+        kept = self.cache.states, self.cache.hidden
+        hidden_NE = self._decoder.forward(step, self.cache.layers, activations, compute_middle, *kept)
         logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled))
         return Forwarded(logits_SV, hidden_NE[num_sampled:], columns)
 
@@ -163,7 +164,8 @@ class CpuForwardPasses:
         draws = [self._draws[name][:num_rows] for name in DRAW_COLUMNS]
 
         def compute() -> tuple[Forwarded, Tensor]:
-            hidden_RE = self._decoder.forward(step, self.cache.layers, activations, states=self.cache.states)
+            kept = self.cache.states, self.cache.hidden
+            hidden_RE = self._decoder.forward(step, self.cache.layers, activations, None, *kept)
             logits_RV = self._decoder.logits(hidden_RE, room_RV)
             return Forwarded(logits_RV, hidden_RE[num_rows:], sampling), draw(logits_RV, *draws)
 
