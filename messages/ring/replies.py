@@ -9,6 +9,7 @@ import msgspec
 
 from messages.columns import Int32s, Int64s
 from messages.errors import ErrorInfo
+from messages.ring.adapters import AdapterLoaded
 from messages.ring.cache import CacheAnswer
 from messages.ring.requests import DropBefore, FramesLost, Stamps
 from messages.ring.steps import LogprobColumns
@@ -227,7 +228,15 @@ class DecodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 ToDetokenizer = (
-    OpenStream | PromptLogprobs | DetokenizeMsg | DropBefore | CacheFlushed | FramesLost | ScheduleReport | CacheAnswer
+    OpenStream
+    | PromptLogprobs
+    | DetokenizeMsg
+    | DropBefore
+    | CacheFlushed
+    | FramesLost
+    | ScheduleReport
+    | CacheAnswer
+    | AdapterLoaded
 )
 FromRing = (
     UserReply
@@ -240,4 +249,5 @@ FromRing = (
     | Tokenized
     | ScheduleReport
     | CacheAnswer
+    | AdapterLoaded
 )

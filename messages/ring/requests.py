@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from messages.columns import Float32s, Int32s
+from messages.ring.adapters import Adapter, LoadAdapter
 from messages.ring.cache import CacheQuestion
 
 AbortReason = Literal["abort", "timeout"]
@@ -164,6 +165,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     dry: Dry | None = None
     bias_texts: tuple[tuple[str, float | None], ...] = ()
     is_streamed: bool = True
+    adapter: Adapter | None = None
+    """The LoRA adapter that computes it; its digest is part of `cache_salt`."""
 
     @property
     def must_tell_tokens(self) -> bool:
@@ -355,5 +358,7 @@ class FramesLost(msgspec.Struct, frozen=True, array_like=True, tag=True):
     last: int
 
 
-ToTokenizer = TokenizeMsg | AbortMsg | DropBefore | FlushCache | EncodeMsg | DecodeMsg | FramesLost | CacheQuestion
-ToScheduler = UserMsg | AbortMsg | StopSeen | DropBefore | FlushCache | FramesLost | CacheQuestion
+ToTokenizer = (
+    TokenizeMsg | AbortMsg | DropBefore | FlushCache | EncodeMsg | DecodeMsg | FramesLost | CacheQuestion | LoadAdapter
+)
+ToScheduler = UserMsg | AbortMsg | StopSeen | DropBefore | FlushCache | FramesLost | CacheQuestion | LoadAdapter
