@@ -9,7 +9,6 @@ import msgspec
 
 from messages.columns import Int32s, Int64s
 from messages.errors import ErrorInfo
-from messages.ring.adapters import AdapterLoaded
 from messages.ring.cache import CacheAnswer
 from messages.ring.requests import DropBefore, FramesLost, Stamps
 from messages.ring.steps import LogprobColumns
@@ -228,15 +227,7 @@ class DecodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 ToDetokenizer = (
-    OpenStream
-    | PromptLogprobs
-    | DetokenizeMsg
-    | DropBefore
-    | CacheFlushed
-    | FramesLost
-    | ScheduleReport
-    | CacheAnswer
-    | AdapterLoaded
+    OpenStream | PromptLogprobs | DetokenizeMsg | DropBefore | CacheFlushed | FramesLost | ScheduleReport | CacheAnswer
 )
 FromRing = (
     UserReply
@@ -249,5 +240,4 @@ FromRing = (
     | Tokenized
     | ScheduleReport
     | CacheAnswer
-    | AdapterLoaded
 )
