@@ -2,7 +2,6 @@
 
 import fcntl
 import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ def read_table(file: str) -> Table:
     """Returns the current table, which must not be changed; it is empty if `file` is. Costs a `stat`."""
     if not file:
         return {}
-    status = os.stat(file)
+    status = Path(file).stat()
     return _decode(file, (status.st_ino, status.st_mtime_ns))
 
 
@@ -30,7 +29,7 @@ def write_table(file: str, table: Table) -> None:
 
 def change_table(file: str, change: Callable[[Table], None]) -> None:
     """Makes `change` in the table, unless it raises. Other processes that change it wait for that time."""
-    with open(f"{file}.lock", "w", encoding="ascii") as lock:
+    with Path(f"{file}.lock").open("w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         table = dict(read_table(file))
         change(table)
