@@ -13,7 +13,7 @@ from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
 from scheduler_proc.computing.sampling.results import Result, compute_result, read_result
-from scheduler_proc.computing.step.inputs import with_known_tokens
+from scheduler_proc.computing.step.rewritten_batches import with_known_tokens
 from scheduler_proc.computing.step.shapes import StepLimits
 from scheduler_proc.computing.tiers.tiered_pages import TieredPages
 

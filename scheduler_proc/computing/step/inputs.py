@@ -8,14 +8,12 @@ the tokens of its prefill rows after *all* places for decode rows. Unused places
 K and V are stored nowhere), no keys, no query tokens, no source.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -41,7 +39,7 @@ def _read_sources(batch: Batch) -> bytes:
     return batch.future_token_indices or pack_int32([-1]) * batch.num_decode_rows
 
 
-def _read_state_sources(batch: Batch) -> bytes:
+def read_state_sources(batch: Batch) -> bytes:
     return batch.state_sources or pack_int32([-1]) * batch.num_rows
 
 
@@ -91,8 +89,8 @@ INPUT_COLUMNS: Mapping[str, InputColumn] = {
     "window_prefill_tables": InputColumn(
         torch.int32, "prefill row", -1, attrgetter("window_page_tables"), is_table=True, only_with="windows"
     ),
-    "decode_state_sources": InputColumn(torch.int32, "decode row", -1, _read_state_sources, only_with="states"),
-    "prefill_state_sources": InputColumn(torch.int32, "prefill row", -1, _read_state_sources, only_with="states"),
+    "decode_state_sources": InputColumn(torch.int32, "decode row", -1, read_state_sources, only_with="states"),
+    "prefill_state_sources": InputColumn(torch.int32, "prefill row", -1, read_state_sources, only_with="states"),
     "state_slots": InputColumn(torch.int32, "token", -1, attrgetter("state_slots"), only_with="states"),
 }
 """All columns. A column is read and written by its entry here, on every device."""
@@ -282,57 +280,6 @@ def _count_last_tokens(num_decode: int, columns: Arrays) -> np.ndarray | None:
 def only_samples(batch: Batch) -> bool:
     """True if each token of the step yields a next token, and nothing else is requested."""
     return num_int32(batch.token_ids) == num_int32(batch.sample_tokens) and not batch.hidden_tokens
-
-
-def with_known_tokens(batch: Batch, next_tokens: bytes) -> Batch:
-    """Returns the step with the tokens that it lacks; `next_tokens` (int32) are the previous step's.
-
-    A row that got none becomes token 0, as in `take_tokens`.
-    """
-    token_ids, known = unpack_int32(batch.token_ids), unpack_int32(next_tokens)
-    for row, source in enumerate(unpack_int32(batch.future_token_indices)):
-        if source >= 0:
-            token_ids[row] = max(0, known[source])
-    return msgspec.structs.replace(batch, token_ids=token_ids.tobytes(), future_token_indices=b"")
-
-
-def as_decode_rows(batch: Batch) -> Batch:
-    """Returns the step with every token as a decode row: a token of a longer row reads the row's pages up to itself.
-
-    K and V of all tokens are stored before any is read. Only for a step in which each token yields a next one.
-    """
-    num_tokens = batch.num_tokens
-    if batch.num_decode_rows == num_tokens:
-        return batch
-    counts = unpack_int32(batch.query_lens)
-    return msgspec.structs.replace(
-        batch,
-        num_decode_rows=num_tokens,
-        uids=_repeat(batch.uids, counts),
-        query_lens=pack_int32([1]) * num_tokens,
-        context_lens=batch.positions,
-        page_tables=_repeat(batch.page_tables, counts),
-        window_page_tables=_repeat(batch.window_page_tables, counts),
-        num_drafts=b"",
-        state_sources=_chain_sources(batch, counts),
-    )
-
-
-def _chain_sources(batch: Batch, counts: Sequence[int]) -> bytes:
-    """Returns the slot with the state before each token: the row's source, then the slot of the token before it."""
-    if not batch.state_slots:
-        return b""
-    slots, starts = unpack_int32(batch.state_slots), accumulate(counts, initial=0)
-    chained = [-1, *slots[:-1]]
-    for start, source in zip(starts, unpack_int32(_read_state_sources(batch)), strict=False):
-        chained[start] = source
-    return pack_int32(chained)
-
-
-def _repeat(column: bytes, counts: Sequence[int]) -> bytes:
-    """Returns each row's part of a column, repeated `count` times: for few rows this is faster than numpy."""
-    size = len(column) // len(counts)
-    return b"".join([column[row * size : (row + 1) * size] * count for row, count in enumerate(counts)])
 
 
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:

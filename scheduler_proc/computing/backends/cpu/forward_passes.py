@@ -31,11 +31,11 @@ from scheduler_proc.computing.step.inputs import (
     NO_ROWS,
     StepInputs,
     StepShape,
-    as_decode_rows,
     make_step_inputs,
     only_samples,
     pack_step,
 )
+from scheduler_proc.computing.step.rewritten_batches import as_decode_rows
 from scheduler_proc.computing.step.shapes import StepLimits
 
 CPU = torch.device("cpu")
