@@ -132,6 +132,30 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="launch each operation of a step by itself, without CUDA graphs (on a CPU there are none)"),
     ] = False
 
+    lora: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="LoRA adapters to serve from the start, each a name for clients and a directory in PEFT's "
+            "layout; /v1/load_lora_adapter adds more",
+            extra={"metavar": "NAME=DIR"},
+        ),
+    ] = ()
+    max_loras: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=256,
+            description="LoRA adapters that rows may use at once; each has a slot of --max-lora-rank on the device (0: "
+            "LoRA is off, or with --lora one slot for each of these adapters)",
+        ),
+    ] = 0
+    max_lora_rank: Annotated[int, Meta(ge=1, le=256, description="largest rank of a LoRA adapter")] = 64
+
+    @property
+    def num_lora_slots(self) -> int:
+        """The number of adapters on the device at once; 0 if LoRA is off."""
+        return self.max_loras or len(self.lora)
+
     @property
     def device_type(self) -> str:
         """`auto`, `cpu` or `cuda`."""
@@ -315,6 +339,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     has_chat_template: bool = False
     """The model was trained on chats, or `--chat-template` is given."""
     draft: DraftFacts | None = None
+    adapter_table: str = ""
+    """The file with the LoRA adapters by name (`runtime/adapter_table.py`); empty if LoRA is off."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

@@ -162,6 +162,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     hidden_slots: Annotated[bytes, Column(INT64, TOKEN, fill=-1, is_optional=True)] = b""
     """Only in steps of a head of multi-token prediction: the slot that takes the head's hidden state after each token;
     -1 if it is not stored. `positions`, `context_lens` and `slots` are then those of the token before."""
+    adapter_slots: Annotated[bytes, Column(INT32, ROW, fill=-1, is_optional=True)] = b""
+    """The slot with the row's LoRA adapter, -1 for none."""
 
     @property
     def num_rows(self) -> int:

@@ -258,6 +258,8 @@ def _load(
         if impl == "transformers" or (impl == "auto" and match_family(hf_config) is None):
             if is_shared_only:
                 return None
+            if config.model.num_lora_slots and not is_draft:
+                raise BootError("--lora, --max-loras: adapters need a model family of ours, not transformers' code")
             if weights_file is not None and backend.keeps_memory:  # transformers has the weights in memory of its own
                 os.truncate(file_of_group(weights_file, find_share(config.most_engines, place.engine).group), 0)
             parts = config, backend, place, placement, limits, report
@@ -285,7 +287,13 @@ def _load(
                 weights = memory.load(load_own, report, num_bytes)
         if weights is None:
             return None
-        decoder = DescribedDecoder(shard.own, weights, config.facts.max_model_len, parallel)
+        adapters = None
+        if config.model.num_lora_slots and not is_draft:
+            # Imported here: it needs safetensors, which a machine that only runs random weights may lack.
+            from scheduler_proc.computing.loading.adapters.read_adapter import make_adapters
+
+            adapters = make_adapters(config.model, family, shard, weights, placement)
+        decoder = DescribedDecoder(shard.own, weights, config.facts.max_model_len, parallel, adapters=adapters)
         loaded = LoadedModel(config, backend, place, placement, own_limits, decoder, identity, window=window)
         return loaded if shard.own.mtp is None else _with_mtp(loaded, decoder, weights)
 
@@ -328,9 +336,12 @@ def _limit(
 ) -> tuple[int | None, StepLimits]:
     """Returns the window of the layers with window pages, if any have, and the limits of the model's steps."""
     window, has_states = None if is_draft else find_window(config, model), bool(model.recurrents)
+    has_adapters = bool(config.model.num_lora_slots) and not is_draft
     if has_states:
         refuse_states(config, is_draft=is_draft)
-    return window, dataclasses.replace(limits, has_windows=window is not None, has_states=has_states)
+    return window, dataclasses.replace(
+        limits, has_windows=window is not None, has_states=has_states, has_adapters=has_adapters
+    )
 
 
 def _join(config: Config, backend: Backend, place: Place, report: Report) -> ParallelGroup:

@@ -15,6 +15,7 @@ from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import RopeTables
 from kernels.arguments.state_rows import LayerState
 from kernels.operations.hidden_states import store_hidden
+from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.embedding import Embedding, embedding_parameters
 from scheduler_proc.computing.model.blocks.head import Head, head_parameters
 from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_parameters
@@ -57,6 +58,8 @@ class Decoder(Protocol):
     model: ModelDescription
     parallel: ParallelGroup
     layer_kinds: list[LayerKind]
+    adapters: Adapters | None
+    """`None`: rows have no adapters."""
 
     @property
     def activation_dtype(self) -> torch.dtype: ...
@@ -79,9 +82,11 @@ class Decoder(Protocol):
         """
         ...
 
-    @property
-    def logits(self) -> Callable[..., Tensor]:
-        """Takes rows of what `forward` returned, and possibly room for the result; returns their logits [N, V]."""
+    def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
+        """Returns the logits [N, V] of rows of what `forward` returned, possibly in `out_NV`.
+
+        `slots_N`: the slots of the rows' adapters, needed if an adapter has a head of its own.
+        """
         ...
 
 
@@ -99,9 +104,11 @@ class DescribedDecoder:
         max_model_len: int,
         parallel: ParallelGroup = ALONE,
         shared: "DescribedDecoder | None" = None,
+        adapters: Adapters | None = None,
     ):
         self.model = model
         self.parallel = parallel
+        self.adapters = adapters
         self._final_norm = Norm("final_norm", model.final_norm, weights)
         dtype = self.activation_dtype
         self.embedding = Embedding(model, weights, parallel, dtype) if shared is None else shared.embedding
@@ -118,11 +125,17 @@ class DescribedDecoder:
             formats = tuple(weights[name].format.name for name in names if name in weights)
             self.layer_kinds.append((layer, formats))
             self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel))
-        self.logits = Head(model, weights, self.embedding.tokens_VE, parallel) if shared is None else shared.logits
+        self._head = Head(model, weights, self.embedding.tokens_VE, parallel) if shared is None else shared._head
 
     @property
     def activation_dtype(self) -> torch.dtype:
         return self._final_norm.weight_E.dtype
+
+    def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
+        logits_NV = self._head(hidden_NE, out_NV)
+        if self.adapters is not None and slots_N is not None:
+            self.adapters.tables.score(hidden_NE, slots_N, logits_NV)
+        return logits_NV
 
     def forward(
         self,
@@ -135,6 +148,8 @@ class DescribedDecoder:
     ) -> Tensor:
         """Returns the final hidden states of `step.head_tokens`, [N, E]; keeps those of all tokens in `hidden_SE`."""
         residual_TE = self.embedding(step, room.residual)
+        if self.adapters is not None and step.adapter_slots is not None:
+            self.adapters.tables.embed(step, step.adapter_slots, residual_TE)
         hidden_TE = self.compute_layers(residual_TE, step, layer_caches, room, compute_middle, states)
         if self.model.mtp is None:
             return hidden_TE
@@ -156,11 +171,13 @@ class DescribedDecoder:
         `compute_middle` gets the layers between the first one, the last one that stores anything, and the last one.
         After the one that stores, only the head's tokens are computed, if `step.head_rows` are known.
         """
+        lora = None if self.adapters is None or step.adapter_slots is None else self.adapters.slots.linears
+        rows = StepRows(step, lora=lora)
         attended_TA = room.attended
         if attended_TA is None:
             attended_TA = residual_TE.new_empty(len(residual_TE), self.model.attended_size)
-        inputs = None if self._layer_inputs is None else self._layer_inputs(step, residual_TE, room)
-        stream = Stream(residual_TE, None, attended_TA, room, StepRows(step), inputs)
+        inputs = None if self._layer_inputs is None else self._layer_inputs(rows, residual_TE, room)
+        stream = Stream(residual_TE, None, attended_TA, room, rows, inputs)
         last = len(self._layers) - 1
         keeps_all = self.model.mtp is not None
         narrow_at = last if step.head_rows is None or keeps_all else self.model.last_storing
@@ -172,7 +189,7 @@ class DescribedDecoder:
             cache, state = layer_caches.get(index), states.get(index, ())
             self._layers[index].apply(stream, cache, state, is_narrow=is_narrow)
             if is_narrow and index < last:
-                stream.rows, stream.attended = StepRows(step.at_head()), stream.attended[: len(stream.residual)]
+                stream.rows, stream.attended = rows.at_head(), stream.attended[: len(stream.residual)]
 
         for first, end in ((0, narrow_at), (narrow_at, last), (last, last + 1)):
             middle = range(first + 1, end)
