@@ -18,6 +18,7 @@ from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.state_columns import likely_places
 from scheduler_proc.deciding.stages import Stages
+from scheduler_proc.deciding.step_plan import PageKey, StepPlan
 
 QUEUE = 0
 """No request has this uid."""
@@ -53,28 +54,6 @@ class DraftSource(Protocol):
     def note_time(self, num_tokens: int, seconds: float) -> None:
         """Records the time of the latest plan and its step, in which each row decoded."""
         ...
-
-
-PageKey = tuple[int, bytes, bytes]
-
-
-class _Plan:
-    """A step that is being planned: its chunks, and the pages that they compute.
-
-    Nothing is preempted if it is planned behind a step in flight, `before`. `ends_in_flight` is how far that step
-    computes each of its prompts, by uid.
-    """
-
-    def __init__(self, num_tokens_left: int, num_yielding_left: int, before: StepInFlight | None):
-        self.num_tokens_left = num_tokens_left
-        self.num_yielding_left = num_yielding_left
-        """The part of `num_tokens_left` for requests that give way."""
-        self.may_preempt = before is None
-        self.chunks: list[Chunk] = []
-        self.pages_in_work: dict[PageKey, int] = {}
-        """The uid of the request that computes each page."""
-        self.chunks_in_flight = [] if before is None else before.chunks_in_work()
-        self.ends_in_flight = {chunk.req.uid: chunk.end for chunk in self.chunks_in_flight}
 
 
 class Policy:
@@ -132,7 +111,7 @@ class Policy:
 
     def _choose(self, rows: DecodeRows, before: StepInFlight | None) -> tuple[DecodeRows, list[Chunk]]:
         has_turn = self._max_num_yielding > 0
-        plan = _Plan(self.budget.max_num_batched_tokens, self._share(before), before)
+        plan = StepPlan(self.budget.max_num_batched_tokens, self._share(before), before)
         for req, num_tokens in rows.reqs_without_slot():
             self._make_room(req, num_tokens, plan)
         plan.num_tokens_left -= len(rows)
@@ -229,7 +208,7 @@ class Policy:
             has_pages &= self._cache.states.num_available > 0
         return has_pages and num_running < min(budget.max_num_seqs, budget.max_num_batched_tokens)
 
-    def _make_room(self, req: Req, num_tokens: int, plan: _Plan) -> bool:
+    def _make_room(self, req: Req, num_tokens: int, plan: StepPlan) -> bool:
         """Gives `req` pages for `num_tokens` in all; returns False if it was preempted itself."""
         while req.state is not State.WAITING:
             if self._cache.grow(req, num_tokens):
@@ -237,7 +216,7 @@ class Policy:
             self._preempt(self._stages.last_in_priority(), req, plan)
         return False
 
-    def _preempt(self, last: Req, req: Req, plan: _Plan) -> None:
+    def _preempt(self, last: Req, req: Req, plan: StepPlan) -> None:
         """Preempts `last` for `req`. Raises `MustCommitError` if a step is in flight."""
         if not plan.may_preempt:
             raise MustCommitError
@@ -245,7 +224,7 @@ class Policy:
         self.notes.preempted.append(PreemptedRow(last.uid, last.pending.attempt, req.uid))
         self.num_preemptions += 1
 
-    def _find_yielding(self, plan: _Plan, num_pages: int) -> list[Req]:
+    def _find_yielding(self, plan: StepPlan, num_pages: int) -> list[Req]:
         """Returns the rows to preempt for a request of higher priority, in order of priority.
 
         Empty if all their pages together are too few.
@@ -255,7 +234,7 @@ class Policy:
         has_enough = sum([len(req.pages) for req in rows]) >= num_pages
         return sorted(rows, key=lambda req: req.pending.priority_key) if has_enough else []
 
-    def _add_chunk(self, req: Req, plan: _Plan) -> None:
+    def _add_chunk(self, req: Req, plan: StepPlan) -> None:
         """Adds the next chunk of a prompt.
 
         A prompt without a task waits if an earlier row of this step, or of the one in flight, computes the same page,
@@ -290,7 +269,7 @@ class Policy:
             plan.pages_in_work[self._page_key(req)] = req.uid
             self._note_first_chunk(req)
 
-    def _find_state_in_work(self, req: Req, plan: _Plan) -> int | None:
+    def _find_state_in_work(self, req: Req, plan: StepPlan) -> int | None:
         """Returns the request that computes up to a checkpoint from which `req` can continue."""
         if self._cache.states is None or not self._cache.is_sharing:
             return None
@@ -309,7 +288,7 @@ class Policy:
         page = self._cache.next_page(req)
         return (id(req.node), req.pending.salt, page) if page else (id(req), b"", b"")
 
-    def _admit(self, plan: _Plan) -> None:
+    def _admit(self, plan: StepPlan) -> None:
         """Admits requests from the queue, unless it is closed, and notes what its first request waits for."""
         stages, notes = self._stages, self.notes
         if not (self.is_closed or QUEUE in self.starved):
@@ -318,7 +297,7 @@ class Policy:
             notes.waits_for = "drain"
         self.admission_rate.note_plan(len(stages.waiting), notes.planned_ns)
 
-    def _admit_fitting(self, plan: _Plan) -> None:
+    def _admit_fitting(self, plan: StepPlan) -> None:
         """Admits requests while their whole prompt fits in the pages that the running rows do not need.
 
         One page per running row is reserved for growth, since a row admitted too early would be preempted again. A row
