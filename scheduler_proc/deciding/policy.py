@@ -1,11 +1,12 @@
 """The policy: which rows run in the next step, which requests wait, and which are preempted or paused."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from messages.ring.timeline import DelayedRow, PausedRow, PreemptedRow, WaitsFor
+from scheduler_proc.deciding.adapter_slots import AdapterSlots
 from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
@@ -78,6 +79,7 @@ class Policy:
         self.admission_rate = AdmissionRate()
         self.is_closed = False
         """No more requests are admitted from the queue."""
+        self.adapters: AdapterSlots | None = None
         self.starved: Collection[int] = ()
         """Fault injection: the uids that no step has once they decode; 0 means the queue."""
         self._num_without = 0
@@ -179,10 +181,12 @@ class Policy:
 
     def _next_waiting(self, num_yielding_left: int) -> PendingReq | None:
         """Returns the first request of the queue that may get a row, if there is room for it."""
-        waiting = self._stages.waiting
-        if not waiting or num_yielding_left > 0 or not waiting.first.gives_way:
-            return waiting.first if waiting else None
-        return next((pending for pending in waiting if not pending.gives_way), None)
+        waiting: Iterable[PendingReq] = self._stages.waiting
+        if num_yielding_left <= 0:
+            waiting = (pending for pending in waiting if not pending.gives_way)
+        if self.adapters is not None:
+            waiting = self.adapters.admissible(waiting, self._stages.running.values())
+        return next(iter(waiting), None)
 
     @property
     def has_prompts(self) -> bool:
@@ -319,6 +323,8 @@ class Policy:
                 lacking = self._count_lacking_windows([*stages.prefilling, req], cache.windows)
             if cache.states is not None and lacking <= 0:
                 scarce, lacking = "state_slots", 1 - cache.states.num_available
+            if self.adapters is not None and lacking <= 0:
+                scarce, lacking = "adapter_slots", self.adapters.num_lacking(pending, stages.running.values())
             yielding = self._find_yielding(plan, lacking) if lacking > 0 and not pending.gives_way else []
             if yielding:
                 stages.close_next(req)
@@ -339,7 +345,8 @@ class Policy:
             num_promised += cache.num_missing(req, _num_next_tokens(req))
         if stages.waiting:
             is_full = stages.num_active >= max_num_seqs
-            notes.waits_for = "rows" if is_full else "tokens" if not plan.num_tokens_left else "priority"
+            other = "priority" if self.adapters is None else self.adapters.find_wait(stages.waiting.first)
+            notes.waits_for = "rows" if is_full else "tokens" if not plan.num_tokens_left else other
 
     def _num_promised(self) -> int:
         """Returns the number of pages that the running prefills still need."""
