@@ -20,8 +20,6 @@ GAUGES = (
 
 
 class AdapterCollector(Collector):
-    """Has no metrics if LoRA is off."""
-
     def __init__(self, config: Config, processes: ProcessView, registry: Registry):
         self._table_file = config.facts.adapter_table
         self._num_slots = config.model.num_lora_slots
@@ -29,8 +27,6 @@ class AdapterCollector(Collector):
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
-        if not self._table_file:
-            return
         table = read_table(self._table_file)
         yield GaugeMetricFamily("sluice_lora_adapters", "LoRA adapters that have a name.", value=len(table))
         engines = self._processes.engine_gauges()
@@ -50,5 +46,6 @@ class AdapterCollector(Collector):
                 (running if generation.first_token_ns else waiting).add(adapter.name)
         names = ["max_lora", "waiting_lora_adapters", "running_lora_adapters"]
         family = GaugeMetricFamily("vllm:lora_requests_info", "The LoRA adapters of open requests.", labels=names)
-        family.add_metric([str(self._num_slots), ",".join(sorted(waiting)), ",".join(sorted(running))], time.time())
+        if self._num_slots:
+            family.add_metric([str(self._num_slots), ",".join(sorted(waiting)), ",".join(sorted(running))], time.time())
         return family

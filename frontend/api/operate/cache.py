@@ -231,8 +231,8 @@ def _text_of(answer: CacheExplained, num_tokens: int, page_tokens: int) -> str:
             )
         case "salt":
             return (
-                "nothing with this cache_salt and LoRA adapter begins like it, but something with others does (other "
-                "contents under the name of an adapter are another one)"
+                "nothing with this cache_salt (and with the contents of this LoRA adapter) begins like it, but "
+                "something with another one does"
             )
         case "disabled":
             return "the prefix cache is off (--no-enable-prefix-caching)"
