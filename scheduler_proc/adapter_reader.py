@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 from messages.errors import BootError, ErrorInfo
 from messages.ring.adapters import Adapter
-from runtime.adapter_files import AdapterError, AdapterFiles, read_files
+from runtime.adapter_files import AdapterError, read_files
 from runtime.adapter_table import Table
 from runtime.background import BackgroundCalls
 
@@ -15,19 +15,29 @@ READ_TIMEOUT_S = 300.0
 log = logging.getLogger("sluice.scheduler")
 
 
-class AdapterReader:
-    """`make_tensors` checks an adapter in any thread; it raises `AdapterError`. `wake` ends the main loop's wait."""
+class Tensors(Protocol):
+    """An adapter in memory."""
 
-    def __init__(self, make_tensors: Callable[[AdapterFiles], Any], wake: Callable[[], None]):
-        self._make_tensors = make_tensors
+    @property
+    def digest(self) -> str: ...
+
+
+class AdapterReader:
+    """`read_tensors` reads and checks the adapter in a directory, in any thread; it raises `AdapterError`.
+
+    `wake` ends the main loop's wait.
+    """
+
+    def __init__(self, read_tensors: Callable[[str], Tensors], wake: Callable[[], None]):
+        self._read_tensors = read_tensors
         self._wake = wake
-        self._calls: BackgroundCalls[Adapter, Any] = BackgroundCalls(wake, READ_TIMEOUT_S)
+        self._calls: BackgroundCalls[Adapter, Tensors] = BackgroundCalls(wake, READ_TIMEOUT_S)
 
     def start(self, adapter: Adapter) -> None:
         """Starts to read an adapter; `pop_read` returns it."""
         self._calls.start(adapter, lambda: self._read(adapter))
 
-    def pop_read(self) -> list[tuple[Adapter, Any]]:
+    def pop_read(self) -> list[tuple[Adapter, Tensors]]:
         """Returns the adapters that have been read, each with its tensors or an `ErrorInfo`."""
         done = self._calls.pop_done()
         if done:
@@ -37,12 +47,12 @@ class AdapterReader:
             for adapter, outcome in done
         ]
 
-    def read_table(self, table: Table, most: int) -> dict[str, Any]:
+    def read_table(self, table: Table, most: int) -> dict[str, Tensors]:
         """Returns the tensors of at most `most` adapters of the table, by digest, for a scheduler that starts.
 
         Raises `BootError` for an adapter that cannot be used, unless its files have changed since the table was made.
         """
-        found: dict[str, Any] = {}
+        found: dict[str, Tensors] = {}
         for adapter in list(table.values())[:most]:
             try:
                 found[adapter.digest] = self._read(adapter)
@@ -52,14 +62,21 @@ class AdapterReader:
                 raise BootError(f"--lora {adapter.name}: {error}") from None
         return found
 
-    def _read(self, adapter: Adapter) -> Any:
+    def _read(self, adapter: Adapter) -> Tensors:
         try:
-            files = read_files(adapter.path)
+            tensors = self._read_tensors(adapter.path)
         except AdapterError as error:
-            raise _ChangedError(str(error)) from None
-        if files.digest != adapter.digest:
+            raise _ChangedError(str(error)) if _has_changed(adapter) else error from None
+        if tensors.digest != adapter.digest:
             raise _ChangedError(f"the files in {adapter.path} have changed since it was loaded: load it again")
-        return self._make_tensors(files)
+        return tensors
+
+
+def _has_changed(adapter: Adapter) -> bool:
+    try:
+        return read_files(adapter.path).digest != adapter.digest
+    except AdapterError:
+        return True
 
 
 class _ChangedError(AdapterError):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from messages.ring.steps import Batch, ForwardOutput
-from runtime.adapter_files import AdapterFiles
+from scheduler_proc.adapter_reader import Tensors
 from scheduler_proc.deciding.adapter_slots import AdapterSlots
 from scheduler_proc.deciding.drafting.draft_model import run_draft_steps
 from scheduler_proc.deciding.isolation import run_step
@@ -70,8 +70,8 @@ class Runner(Protocol):
     @property
     def page_store(self) -> PageStore | None: ...
 
-    def read_adapter(self, files: AdapterFiles) -> object:
-        """Returns the checked tensors of a LoRA adapter, in any thread. Raises `AdapterError`."""
+    def read_adapter(self, path: str) -> Tensors:
+        """Returns the checked tensors of the LoRA adapter in a directory, in any thread. Raises `AdapterError`."""
         ...
 
     def place_adapter(self, slot: int, adapter: Any) -> None:
