@@ -135,7 +135,7 @@ class SimulatedRunner:
         self.window_slots: dict[int, tuple[int, int]] = {}
         self.state_slots: dict[int, tuple[int, int]] = {}
         self.adapter_keys: dict[int, int] = {}
-        """What is added to the token ids of rows with the adapter in a slot."""
+        """The number that is added to the token ids of rows, by the slot of their adapter."""
         self.poison: set[int] = set()
         self.nan: set[int] = set()
         self.withholds: random.Random | None = None
