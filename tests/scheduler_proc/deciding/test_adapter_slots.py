@@ -7,9 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from messages.columns import pack_int32
 from messages.ring.adapters import Adapter
 from messages.ring.requests import AbortMsg, UserMsg
 from scheduler_proc.deciding.adapter_slots import PASS_NS
+from scheduler_proc.deciding.pages.radix import RadixTree
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import Limits, PendingReq
+from scheduler_proc.deciding.sampling.endings import LENGTH
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.overlapped import OverlappedBench
 from tests.scheduler_proc.planned_ahead import AheadBench
@@ -201,6 +206,23 @@ def test_aborted_requests_leave_no_slot_in_use():
     bench.send(ask(2, make_adapter(2)))
     bench.run()
     check_output(bench, ask(2, make_adapter(2)))
+
+
+def test_the_adapter_of_a_row_that_had_no_step_yet_stays_in_memory():
+    """A row may have to wait for its pages, which are loaded from a lower tier, while other adapters are read."""
+    source = SimulatedAdapters(1)
+    waiting = PendingReq(ask(0, make_adapter(0)), Limits(64, VOCAB_SIZE), 0)
+    row = Req(waiting, RadixTree(4).root)
+    source.slots.prepare(waiting)
+    source.slots.collect([waiting])
+    assert list(source.slots.admissible([waiting], [])) == [waiting]
+    for number in range(1, 6):
+        load = PendingReq(ask(number, make_adapter(number), 0), Limits(64, VOCAB_SIZE), 0)
+        source.slots.prepare(load)
+        assert list(source.slots.admissible([load], [row])) == []
+        assert source.slots.collect([load]) == [(load, LENGTH)]
+        source.slots.check([row])
+    assert source.slots.columns([row], [row]) == {"adapter_slots": pack_int32([0])}
 
 
 SHAPES = {
