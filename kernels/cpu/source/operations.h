@@ -22,6 +22,7 @@
 #include "block_stretch.h"
 #include "block_linear.c"
 #include "block_pack.c"
+#include "lora_linear.c"
 #include "experts.c"
 #include "expert_linear.c"
 #include "state_rows.h"

@@ -148,7 +148,7 @@ class DescribedDecoder:
         attended_TA = room.attended
         if attended_TA is None:
             attended_TA = residual_TE.new_empty(len(residual_TE), self.model.attended_size)
-        inputs = None if self._layer_inputs is None else self._layer_inputs(step, residual_TE, room)
+        inputs = None if self._layer_inputs is None else self._layer_inputs(rows, residual_TE, room)
         stream = Stream(residual_TE, None, attended_TA, room, rows, inputs)
         last = len(self._layers) - 1
         narrow_at = last if step.head_rows is None else self.model.last_storing
