@@ -1,0 +1,23 @@
+"""A step that is being planned: its chunks, and the pages that they compute."""
+
+from scheduler_proc.deciding.in_flight import StepInFlight
+from scheduler_proc.deciding.rows.batch_columns import Chunk
+
+PageKey = tuple[int, bytes, bytes]
+
+
+class StepPlan:
+    """Nothing is preempted if it is planned behind a step in flight, `before`. `ends_in_flight` is how far that step
+    computes each of its prompts, by uid.
+    """
+
+    def __init__(self, num_tokens_left: int, num_yielding_left: int, before: StepInFlight | None):
+        self.num_tokens_left = num_tokens_left
+        self.num_yielding_left = num_yielding_left
+        """The part of `num_tokens_left` for requests that give way."""
+        self.may_preempt = before is None
+        self.chunks: list[Chunk] = []
+        self.pages_in_work: dict[PageKey, int] = {}
+        """The uid of the request that computes each page."""
+        self.chunks_in_flight = [] if before is None else before.chunks_in_work()
+        self.ends_in_flight = {chunk.req.uid: chunk.end for chunk in self.chunks_in_flight}
