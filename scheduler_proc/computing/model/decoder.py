@@ -1,4 +1,4 @@
-"""The forward pass of a decoder-only transformer over the paged KV cache.
+"""The forward pass of a transformer: of a decoder over the paged KV cache, or of an encoder.
 
 Shape legend: T tokens of the step, E embedding size, A values of all query heads, N tokens with logits, V vocabulary.
 """
@@ -18,9 +18,11 @@ from scheduler_proc.computing.model.blocks.head import Head, head_parameters
 from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_parameters
 from scheduler_proc.computing.model.blocks.layer_inputs import LayerInputs, input_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
-from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.blocks.pooler import DenseLayer, Pooler
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import LayerDescription, ModelDescription, RopeDescription
 from scheduler_proc.computing.model.parameters import Parameter
+from scheduler_proc.computing.model.position_biases import POSITION_BIAS, bias_parameters, spread_buckets
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
@@ -44,6 +46,8 @@ def model_parameters(model: ModelDescription) -> list[Parameter]:
         *(parameter for layer in layers for parameter in layer),
         *norm_parameters("final_norm", model.final_norm),
         *head_parameters(model),
+        *bias_parameters(model),
+        *(model.classifier.parameters(model.hidden_size) if model.classifier is not None else ()),
     ]
 
 
@@ -53,6 +57,8 @@ class Decoder(Protocol):
     model: ModelDescription
     parallel: ParallelGroup
     layer_kinds: list[LayerKind]
+    pooler: Pooler | None
+    """`None`: pooled hidden states are the model's vectors, and it has no classification head."""
 
     @property
     def activation_dtype(self) -> torch.dtype: ...
@@ -85,13 +91,21 @@ class DescribedDecoder:
     With several ranks, `model` and `weights` are this rank's (`sharding.py`).
     """
 
-    def __init__(self, model: ModelDescription, weights: Weights, max_model_len: int, parallel: ParallelGroup = ALONE):
+    def __init__(
+        self,
+        model: ModelDescription,
+        weights: Weights,
+        max_model_len: int,
+        parallel: ParallelGroup = ALONE,
+        dense: Sequence[DenseLayer] = (),
+    ):
         self.model = model
         self.parallel = parallel
         self._final_norm = Norm("final_norm", model.final_norm, weights)
         self.embedding = Embedding(model, weights, parallel, self.activation_dtype)
         self._layer_inputs = LayerInputs(model, weights) if model.layer_inputs_size else None
         tables: dict[tuple[RopeDescription | None, int], RopeTables | None] = {}
+        bias_HX = spread_buckets(pop_tensor(weights, POSITION_BIAS)) if model.num_buckets else None
         self._layers: list[Layer] = []
         self.layer_kinds: list[LayerKind] = []
         for index, layer in enumerate(model.layers):
@@ -102,8 +116,9 @@ class DescribedDecoder:
             names = [parameter.name for parameter in layer_parameters(f"layers.{index}", layer, model.hidden_size)]
             formats = tuple(weights[name].format.name for name in names if name in weights)
             self.layer_kinds.append((layer, formats))
-            self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel))
+            self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel, bias_HX))
         self.logits = Head(model, weights, self.embedding.tokens_VE, parallel)
+        self.pooler = Pooler(model.classifier, weights, dense) if model.classifier or dense else None
 
     @property
     def activation_dtype(self) -> torch.dtype:

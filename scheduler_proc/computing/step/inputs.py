@@ -146,6 +146,8 @@ class StepInputs:
     """int32 [C]"""
     state_slots: Tensor | None = None
     """int32 [T]"""
+    token_types: Tensor | None = None
+    """int32 [T]; `None` if all tokens are of type 0."""
 
     @cached_property
     def state_rows(self) -> StateRows:
