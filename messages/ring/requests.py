@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from messages.columns import Float32s, Int32s
+from messages.ring.adapters import Adapter
 from messages.ring.cache import CacheQuestion
 
 AbortReason = Literal["abort", "timeout"]
@@ -164,6 +165,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     dry: Dry | None = None
     bias_texts: tuple[tuple[str, float | None], ...] = ()
     is_streamed: bool = True
+    adapter: Adapter | None = None
+    """Its digest is part of `cache_salt`. With `max_tokens` 0, the request ends when the adapter has been read."""
 
     @property
     def must_tell_tokens(self) -> bool:

@@ -30,6 +30,7 @@ class TransformersDecoder:
         self.model = model
         self.parallel = ALONE
         self.layer_kinds: list[LayerKind] = []
+        self.adapters = None
         self._module = module
         module.set_attn_implementation(NAME)
 
@@ -55,5 +56,5 @@ class TransformersDecoder:
             )
         return output.logits[0]
 
-    def logits(self, logits_NV: Tensor, out_NV: Tensor | None = None) -> Tensor:
+    def logits(self, logits_NV: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
         return logits_NV

@@ -45,8 +45,14 @@ class DenseLayer(NamedTuple):
 
 
 class Pooler:
-    def __init__(self, head: ClassifierDescription | None, weights: Weights, dense: Sequence[DenseLayer] = ()):
-        self._dense = [_make_layer(*layer) for layer in dense]
+    def __init__(
+        self,
+        head: ClassifierDescription | None,
+        weights: Weights,
+        dense: Sequence[DenseLayer],
+        device: torch.device,
+    ):
+        self._dense = [_make_layer(weight.to(device), _to(bias, device), name) for weight, bias, name in dense]
         self._head = [] if head is None else _make_head(head, weights)
 
     def embed(self, vectors_NE: Tensor) -> Tensor:
@@ -57,6 +63,10 @@ class Pooler:
         """Returns the logits of the model's labels, [N, O]."""
         assert self._head, "the model has no classification head"
         return _apply(self._head, vectors_NE)
+
+
+def _to(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)
 
 
 def _apply(layers: Sequence[Layer], x: Tensor) -> Tensor:
