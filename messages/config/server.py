@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from messages.config.http import HttpConfig
+from messages.config.pooling import PoolingFacts
 from messages.config.processes import RunConfig
 
 Positive = Meta(ge=1)
@@ -315,6 +316,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     has_chat_template: bool = False
     """The model was trained on chats, or `--chat-template` is given."""
     draft: DraftFacts | None = None
+    pooling: PoolingFacts | None = None
+    """`None`: the model generates text, and no file of it describes vectors or labels."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
