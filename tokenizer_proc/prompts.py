@@ -16,6 +16,10 @@ from tokenizer_proc.thoughts import with_thought
 
 FIRST_PROBE_CHARS_PER_TOKEN = 4
 
+MAX_COUNTED_CHARS = 100_000
+"""A pooled text of at most this length is encoded to count its tokens. Tokenizers of encoders drop spaces, so a text's
+length says little about them."""
+
 
 class PromptReader:
     """Converts `TokenizeMsg`s to `UserMsg`s for one model, in any thread.
@@ -84,8 +88,9 @@ class PromptReader:
 
     def _join(self, text: str, message: TokenizeMsg, max_prompt_tokens: int, param: str) -> tuple["array[int]", int]:
         """Returns the ids of a text that is pooled, possibly with a second one, and where that begins."""
-        for each in (text,) if message.text_pair is None else (text, message.text_pair):
-            self._check_chars(each, message, max_prompt_tokens, param)
+        for each in (text, message.text_pair or ""):
+            if len(each) > MAX_COUNTED_CHARS:
+                self._check_chars(each, message, max_prompt_tokens, param)
         side = "right" if message.truncation is None else message.truncation.side
         joined = self._encoding.join(
             Texts(text, message.text_pair, message.add_special_tokens, self._num_kept(message), side)
