@@ -41,6 +41,7 @@ from scheduler_proc.computing.loading.model_weights import (
     make_weights,
     no_mtp_head,
     open_checkpoint,
+    read_dense,
 )
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import Decoder, DescribedDecoder, model_parameters
@@ -243,7 +244,7 @@ def _load(
     hf_config = read_hf_config(Path(config.facts.model_dir))
     backend, num_ranks = find_backend(config.model), config.run.tensor_parallel
     number = (place.engine - 1) * num_ranks + place.rank + 1
-    placement = backend.find_placement(config.model, config.cache, hf_config, number)
+    placement = backend.find_placement(replace(config.model, dtype=config.dtype), config.cache, hf_config, number)
     backend.bind(config, placement, place)
     backend.load_kernels(report)
     parallel = ALONE if num_ranks == 1 else _join(config, backend, place, report)
@@ -293,7 +294,12 @@ def _load(
             from scheduler_proc.computing.loading.adapters.read_adapter import make_adapters
 
             adapters = make_adapters(config.model, family, shard, weights, placement)
-        decoder = DescribedDecoder(shard.own, weights, config.facts.max_model_len, parallel, adapters=adapters)
+        if shard.own.is_encoder:  # its steps are whole rows of any length, of which none is captured
+            config = replace(config, model=replace(config.model, enforce_eager=True))
+        dense = read_dense(config, shard.own.hidden_size)
+        decoder = DescribedDecoder(
+            shard.own, weights, config.facts.max_model_len, parallel, adapters=adapters, dense=dense
+        )
         loaded = LoadedModel(config, backend, place, placement, own_limits, decoder, identity, window=window)
         return loaded if shard.own.mtp is None else _with_mtp(loaded, decoder, weights)
 

@@ -10,6 +10,7 @@
 #include "tiles.h"
 #include "tile_product.h"
 #include "paged_prefill.c"
+#include "encoder_attention.c"
 #include "pack_linear.c"
 #include "packed_linear.c"
 #include "fp8_linear.c"

@@ -1,4 +1,4 @@
-"""The forward pass of a decoder-only transformer over the paged KV cache.
+"""The forward pass of a transformer: of a decoder over the paged KV cache, or of an encoder.
 
 Shape legend: T tokens of the step, E embedding size, A values of all query heads, N tokens with logits, V vocabulary,
 S slots.
@@ -22,9 +22,11 @@ from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_par
 from scheduler_proc.computing.model.blocks.layer_inputs import LayerInputs, input_parameters
 from scheduler_proc.computing.model.blocks.mtp_inputs import mtp_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
-from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.blocks.pooler import DenseLayer, Pooler
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import LayerDescription, ModelDescription, RopeDescription
 from scheduler_proc.computing.model.parameters import Parameter
+from scheduler_proc.computing.model.position_biases import POSITION_BIAS, bias_parameters, spread_buckets
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
@@ -49,6 +51,8 @@ def model_parameters(model: ModelDescription) -> list[Parameter]:
         *norm_parameters("final_norm", model.final_norm),
         *head_parameters(model),
         *mtp_parameters(model),
+        *bias_parameters(model),
+        *(model.classifier.parameters(model.hidden_size) if model.classifier is not None else ()),
     ]
 
 
@@ -58,6 +62,8 @@ class Decoder(Protocol):
     model: ModelDescription
     parallel: ParallelGroup
     layer_kinds: list[LayerKind]
+    pooler: Pooler | None
+    """`None`: pooled hidden states are the model's vectors, and it has no classification head."""
     adapters: Adapters | None
     """`None`: rows have no adapters."""
 
@@ -105,6 +111,7 @@ class DescribedDecoder:
         parallel: ParallelGroup = ALONE,
         shared: "DescribedDecoder | None" = None,
         adapters: Adapters | None = None,
+        dense: Sequence[DenseLayer] = (),
     ):
         self.model = model
         self.parallel = parallel
@@ -113,18 +120,20 @@ class DescribedDecoder:
         dtype = self.activation_dtype
         self.embedding = Embedding(model, weights, parallel, dtype) if shared is None else shared.embedding
         self._layer_inputs = LayerInputs(model, weights) if model.layer_inputs_size else None
+        device = self._final_norm.weight_E.device
         tables: dict[tuple[RopeDescription | None, int], RopeTables | None] = {}
+        bias_HX = spread_buckets(pop_tensor(weights, POSITION_BIAS)) if model.num_buckets else None
         self._layers: list[Layer] = []
         self.layer_kinds: list[LayerKind] = []
         for index, layer in enumerate(model.layers):
             rope, head_dim = (layer.attention.rope, layer.attention.head_dim) if layer.attention else (None, 0)
             if (rope, head_dim) not in tables:
-                device = self._final_norm.weight_E.device
                 tables[rope, head_dim] = rope and make_rope_tables(rope, head_dim, max_model_len, device)
             names = [parameter.name for parameter in layer_parameters(f"layers.{index}", layer, model.hidden_size)]
             formats = tuple(weights[name].format.name for name in names if name in weights)
             self.layer_kinds.append((layer, formats))
-            self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel))
+            self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel, bias_HX))
+        self.pooler = Pooler(model.classifier, weights, dense, device) if model.classifier or dense else None
         self._head = Head(model, weights, self.embedding.tokens_VE, parallel) if shared is None else shared._head
 
     @property

@@ -24,6 +24,8 @@ from scheduler_proc.computing.transformers_model.attention import NAME, PagedAtt
 class TransformersDecoder:
     """`module` is a causal language model of transformers; `model` describes its calls of attention, a layer each."""
 
+    pooler = None
+
     def __init__(self, module: Any, model: ModelDescription):
         self.model = model
         self.parallel = ALONE
