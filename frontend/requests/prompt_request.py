@@ -13,13 +13,17 @@ Prompt = str | list[int] | ChatPrompt
 
 
 class PromptRequest(NamedTuple):
-    """`num_choices` requests for one prompt. Their seeds count up from the seed of `params`."""
+    """`num_choices` requests for one prompt. Their seeds count up from the seed of `params`.
+
+    `text_pair` is a second text next to a text.
+    """
 
     prompt: Prompt
     params: SamplingParams
     num_choices: int = 1
     add_special_tokens: bool = True
     truncation: Truncation | None = None
+    text_pair: str | None = None
 
     def messages(self, received_ns: int) -> Iterator[TokenizeMsg]:
         """Yields one message per choice, without a uid."""
@@ -34,6 +38,7 @@ class PromptRequest(NamedTuple):
             chat=prompt if isinstance(prompt, ChatPrompt) else None,
             add_special_tokens=self.add_special_tokens,
             truncation=self.truncation,
+            text_pair=self.text_pair,
         )
         yield first
         for index in range(1, self.num_choices):

@@ -7,8 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from messages.columns import Int32s, Int64s
+from messages.columns import Float32s, Int32s, Int64s
 from messages.errors import ErrorInfo
+from messages.ring.adapters import AdapterLoaded
 from messages.ring.cache import CacheAnswer
 from messages.ring.requests import DropBefore, FramesLost, Stamps
 from messages.ring.steps import LogprobColumns
@@ -64,6 +65,18 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=True):
     uid: int
     attempt: int
     logprobs: LogprobColumns
+
+
+class PooledReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """scheduler → detokenizer → frontend: the numbers that a `Pooling` requests, before the end of the request.
+
+    `values` (float32) are `num_rows` vectors of equal length: one for each token of `token_embed`, otherwise one.
+    """
+
+    uid: int
+    attempt: int
+    values: Float32s
+    num_rows: int = 1
 
 
 class FinishedRow(msgspec.Struct, frozen=True, array_like=True):
@@ -229,12 +242,22 @@ class DecodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 ToDetokenizer = (
-    OpenStream | PromptLogprobs | DetokenizeMsg | DropBefore | CacheFlushed | FramesLost | ScheduleReport | CacheAnswer
+    OpenStream
+    | PromptLogprobs
+    | PooledReply
+    | DetokenizeMsg
+    | DropBefore
+    | CacheFlushed
+    | FramesLost
+    | ScheduleReport
+    | CacheAnswer
+    | AdapterLoaded
 )
 FromRing = (
     UserReply
     | StepReplies
     | PromptReply
+    | PooledReply
     | CacheFlushed
     | EncodeReply
     | DecodeReply
@@ -242,4 +265,5 @@ FromRing = (
     | Tokenized
     | ScheduleReport
     | CacheAnswer
+    | AdapterLoaded
 )

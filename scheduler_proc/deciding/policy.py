@@ -18,6 +18,7 @@ from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.state_columns import likely_places
 from scheduler_proc.deciding.stages import Stages
+from scheduler_proc.deciding.tasks.pooling import chunking_of
 
 QUEUE = 0
 """No request has this uid."""
@@ -258,23 +259,24 @@ class Policy:
     def _add_chunk(self, req: Req, plan: _Plan) -> None:
         """Adds the next chunk of a prompt.
 
-        A prompt without a task waits if an earlier row of this step, or of the one in flight, computes the same page,
-        which is cached afterwards, or computes up to a checkpoint from which it can continue. So does a prompt whose
-        pages are being loaded from a lower tier.
+        A prompt waits if an earlier row of this step, or of the one in flight, computes the same page, which it can
+        use afterwards, or computes up to a checkpoint from which it can continue. So does a prompt whose pages are
+        being loaded from a lower tier, and one whose next chunk needs the result of the one in flight.
         """
         if req.state is State.WAITING:
             return
-        num_tokens_left = plan.num_tokens_left
+        num_tokens_left, chunking = plan.num_tokens_left, chunking_of(req.pending.sampling_params)
         if req.pending.gives_way:
             num_tokens_left = min(num_tokens_left, plan.num_yielding_left)
-        if num_tokens_left <= 0:
+        start = plan.ends_in_flight.get(req.uid)
+        if num_tokens_left <= 0 or not _fits(req.pending, plan) or (start is not None and chunking == "in turn"):
             self._note_delay(req, 0)
             return
-        start = plan.ends_in_flight.get(req.uid)
         if start is None:
             self._cache.find_prefix(req)
             by_uid = plan.pages_in_work.get(self._page_key(req), self._find_state_in_work(req, plan))
-            if by_uid is not None and not req.pending.lacks_prompt_result:
+            num_usable = req.pending.num_reusable_tokens // self._cache.page_size
+            if by_uid is not None and req.num_shared_pages < num_usable:
                 self._note_delay(req, by_uid)
                 return
             if self._tiers is not None and self._tiers.load(req, self._cache.grow):
@@ -282,7 +284,7 @@ class Policy:
                 self._note_delay(req, req.uid)
                 return
             start = req.num_computed_tokens
-        end = min(start + num_tokens_left, len(req.token_ids))
+        end = len(req.token_ids) if chunking == "none" else min(start + num_tokens_left, len(req.token_ids))
         if start < end and self._make_room(req, end, plan):
             plan.chunks.append(Chunk(req, start, end, req.outputs_in_prefill(start, end)))
             plan.num_tokens_left -= end - start
@@ -329,7 +331,7 @@ class Policy:
         num_promised = self._num_promised()
         while plan.num_tokens_left and stages.num_active < max_num_seqs:
             pending = self._next_waiting(plan.num_yielding_left)
-            if pending is None:
+            if pending is None or not _fits(pending, plan):
                 break
             req = stages.open_next(pending)
             num_needed = cache.num_missing(req, _num_next_tokens(req))
@@ -383,6 +385,11 @@ class Policy:
             if pending.attempt:
                 self.num_resumed_tokens += len(pending.token_ids)
                 self.num_recomputed_tokens += len(pending.token_ids) - req.num_computed_tokens
+
+
+def _fits(pending: PendingReq, plan: _Plan) -> bool:
+    """True unless its prompt must be computed in one step, and this one has too few tokens left."""
+    return chunking_of(pending.sampling_params) != "none" or len(pending.token_ids) <= plan.num_tokens_left
 
 
 def _changed_row(req: Req, *, is_paused: bool) -> PausedRow:
