@@ -1,10 +1,8 @@
 """The input of a decision as one text: what OpenAI's API allows, without images."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Raw
 
 from messages.errors import bad_request
 
@@ -90,7 +88,9 @@ def _text_of_part(part: Part, where: str) -> str:
         return msgspec.json.encode(part.data).decode()
     known = part.type in (*TEXT_PARTS, "refusal", JSON_PART)
     reason = "its content is missing" if known else "the model reads text only"
-    raise bad_request(f"{where}: a part of type {part.type[:60]!r} is not supported: {reason}", "input", "not_supported")
+    raise bad_request(
+        f"{where}: a part of type {part.type[:60]!r} is not supported: {reason}", "input", "not_supported"
+    )
 
 
 def _check(item: Item, where: str, called: dict[str | None, str]) -> None:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from extras.embeddings.pooled_requests import PooledCalls, PooledFields, PooledReader, PooledUsage, as_list, usage_of
-from extras.embeddings.scores import Scorer, ScoreOptions, Scoring
+from extras.embeddings.scores import ScoreOptions, Scorer, Scoring
 from extras.embeddings.tei import RankedText, TeiFields, TeiReply, with_truncation
 from extras.embeddings.vectors import ResultList
 from frontend.api.parameters.sampling import AtLeastOne, NonEmpty, Switch
@@ -110,7 +110,7 @@ class RerankApi:
             results = [RerankResult(index, score, shown.get(index, UNSET)) for index, score in ranked]
             return RerankReply(f"rerank-{trace.request_id}", self._calls.model_name(body), usage_of(rows), results)
 
-        return self._calls.reply(body, trace, scoring.requests, "documents", content)
+        return self._calls.reply(body, trace, scoring.requests, content, scoring.places)
 
     def _rank_texts(self, request: Request, body: RerankBody, texts: list[str]) -> WholeReply:
         body = with_truncation(body, body.truncate, body.truncation_direction)
@@ -120,18 +120,19 @@ class RerankApi:
             ranked = ranked_scores(scoring.scores(rows))
             return [RankedText(index, score, texts[index] if body.return_text else UNSET) for index, score in ranked]
 
-        return self._calls.reply(body, trace_of(request.scope), scoring.requests, "texts", content)
+        return self._calls.reply(body, trace_of(request.scope), scoring.requests, content, scoring.places)
 
     def _score(self, body: RerankBody, documents: list[str]) -> Scoring:
-        options = ScoreOptions(instruction=body.instruction, is_raw=bool(body.raw_scores))
+        names = ("query", "documents" if body.texts is None else "texts")
+        options = ScoreOptions(names=names, instruction=body.instruction, is_raw=bool(body.raw_scores))
         return self._scorer.score(body, [(body.query, document) for document in documents], options)
 
     async def score(self, request: Request) -> WholeReply:
         """Raises `RequestError`."""
         body = await self._scores.read(request)
-        trace, pairs, is_retrieval = trace_of(request.scope), *_pairs_of(body)
-        types = ("query", "document") if is_retrieval else (None, None)
-        scoring = self._scorer.score(body, pairs, ScoreOptions(types, body.instruction))
+        trace, (pairs, names) = trace_of(request.scope), _pairs_of(body)
+        types = ("query", "document") if names[0] == "queries" else (None, None)
+        scoring = self._scorer.score(body, pairs, ScoreOptions(types, names, body.instruction))
 
         def content(rows: Sequence[Generation]) -> ScoreReply:
             return ScoreReply(
@@ -142,7 +143,7 @@ class RerankApi:
                 data=[ScoreData(index, score) for index, score in enumerate(scoring.scores(rows))],
             )
 
-        return self._calls.reply(body, trace, scoring.requests, "documents" if is_retrieval else "text_2", content)
+        return self._calls.reply(body, trace, scoring.requests, content, scoring.places)
 
 
 def ranked_scores(scores: Sequence[float]) -> list[tuple[int, float]]:
@@ -154,8 +155,8 @@ def _text_of(document: str | Document) -> str:
     return document if isinstance(document, str) else document.text
 
 
-def _pairs_of(body: ScoreBody) -> tuple[list[tuple[str, str]], bool]:
-    """Returns the pairs, and True if they are queries with documents. Raises `RequestError` (400)."""
+def _pairs_of(body: ScoreBody) -> tuple[list[tuple[str, str]], tuple[str, str]]:
+    """Returns the pairs, and the names of the fields with the first and the second texts. Raises `RequestError` (400)."""
     given = [name for name in ("text_1", "text_2", "queries", "documents") if getattr(body, name) is not None]
     if given not in (["text_1", "text_2"], ["queries", "documents"]):
         raise bad_request("give either text_1 and text_2 or queries and documents", given[0] if given else "text_1")
@@ -164,6 +165,7 @@ def _pairs_of(body: ScoreBody) -> tuple[list[tuple[str, str]], bool]:
         first *= len(second)
     if len(first) != len(second):
         raise bad_request(
-            f"{given[0]} must have one text, or one for each of {given[1]}: got {len(first)} and {len(second)}", given[0]
+            f"{given[0]} must have one text, or one for each of {given[1]}: got {len(first)} and {len(second)}",
+            given[0],
         )
-    return list(zip(first, second, strict=True)), given[0] == "queries"
+    return list(zip(first, second, strict=True)), (given[0], given[1])

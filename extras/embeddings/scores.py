@@ -39,9 +39,13 @@ Pair = tuple[str, str]
 
 
 class Scoring(NamedTuple):
-    """The requests for the scores of pairs, and what makes one score for each pair of their results."""
+    """The requests for the scores of pairs, and what makes one score for each pair of their results.
+
+    `places`: the part of the body that each request comes from.
+    """
 
     requests: list[PromptRequest]
+    places: list[str]
     scores: Callable[[Sequence[Generation]], list[float]]
 
 
@@ -49,6 +53,8 @@ class ScoreOptions(NamedTuple):
     """`types` or `prompt_name`: how the prompts of both texts are chosen. `is_raw`: scores are not made probabilities."""
 
     types: tuple[str | None, str | None] = ("query", "document")
+    names: tuple[str, str] = ("query", "documents")
+    """The fields of the body with the first and the second texts."""
     instruction: str | None = None
     is_raw: bool = False
     prompt_name: str | None = None
@@ -78,22 +84,23 @@ class Scorer:
 
     def _by_vectors(self, body: PooledFields, pairs: Sequence[Pair], options: ScoreOptions) -> Scoring:
         """Scores pairs by the cosine of their vectors. Each text is computed once."""
-        pooling = self._calls.embedding(None, True)
+        pooling = Pooling("embed", normalizes=True)
         before = [find_prompt(self._calls.pooling, options.prompt_name, each) for each in options.types]
-        places: dict[str, int] = {}
-        of_pairs = [[places.setdefault(before[i] + pair[i], len(places)) for i in (0, 1)] for pair in pairs]
-        requests = [self._calls.request(body, text, pooling) for text in places]
+        texts = {before[i] + pair[i]: f"{options.names[i]}[{n}]" for i in (1, 0) for n, pair in enumerate(pairs)}
+        number = {text: index for index, text in enumerate(texts)}
+        of_pairs = [[number[before[i] + pair[i]] for i in (0, 1)] for pair in pairs]
+        requests = [self._calls.request(body, text, pooling) for text in texts]
 
         def scores(rows: Sequence[Generation]) -> list[float]:
             vectors = [values_of(row) for row in rows]
             return [sum(map(mul, vectors[first], vectors[second])) for first, second in of_pairs]
 
-        return Scoring(requests, scores)
+        return Scoring(requests, list(texts.values()), scores)
 
     def _by_prompts(self, body: PooledFields, pairs: Sequence[Pair], options: ScoreOptions) -> Scoring:
         """Scores each pair by the head's logit, or by the logprobs of yes and no."""
         facts = self._calls.pooling
-        pooling = self._calls.classification() if facts.kind == "classify" else self._yes_or_no()
+        pooling = Pooling("classify") if facts.kind == "classify" else self._yes_or_no()
         if facts.kind == "classify" and len(facts.labels) != 1:
             raise bad_request(
                 f"scores need a model with one label, this one has {len(facts.labels)}: use /classify", "model"
@@ -107,7 +114,8 @@ class Scorer:
             odds = values[0] - values[1]
             return odds if options.is_raw else sigmoid(odds)
 
-        return Scoring(requests, lambda rows: [score_of(values_of(row)) for row in rows])
+        places = [f"{options.names[1]}[{index}]" for index in range(len(pairs))]
+        return Scoring(requests, places, lambda rows: [score_of(values_of(row)) for row in rows])
 
     def _yes_or_no(self) -> Pooling:
         ids = self._calls.pooling.score_token_ids
@@ -123,7 +131,11 @@ class Scorer:
             facts = self._calls.pooling
             instruction = instruction or facts.prompts.get(facts.default_prompt or "")
             system = [ChatMessage(role="system", content=instruction)] if instruction else []
-            messages = [*system, ChatMessage(role="query", content=query), ChatMessage(role="document", content=document)]
+            messages = [
+                *system,
+                ChatMessage(role="query", content=query),
+                ChatMessage(role="document", content=document),
+            ]
             return self._calls.request(body, answer_prompt(self._conversations, messages), pooling)
         if pooling.kind == "classify":
             return self._calls.request(body, query, pooling, document)

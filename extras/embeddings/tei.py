@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from extras.embeddings.pooled_requests import PooledCalls, PooledFields, PooledReader, values_of
 from extras.embeddings.prompts import PromptName, find_prompt
-from extras.embeddings.scores import Scorer, ScoreOptions
+from extras.embeddings.scores import ScoreOptions, Scorer
 from extras.embeddings.vectors import INPUT_TEXT, Several, read_inputs
 from frontend.api.parameters.sampling import AtLeastOne, NonEmpty, Switch
 from frontend.errors import ErrorForm
@@ -20,6 +20,7 @@ from frontend.http.stream import WholeReply
 from frontend.requests.trace import trace_of
 from frontend.service import Service
 from messages.errors import ErrorInfo, RequestError
+from messages.ring.requests import Pooling
 
 Direction = Annotated[
     Literal["Left", "Right", "left", "right"] | None, Meta(description='"Left" or "Right", the side that is cut')
@@ -99,11 +100,11 @@ class TeiApi:
         """Raises `RequestError`."""
         body = await self._embeds.read(request)
         body = with_truncation(body, body.truncate, body.truncation_direction)
-        pooling = self._calls.embedding(body.dimensions, body.normalize is not False)
+        pooling = Pooling("embed", dimensions=body.dimensions or 0, normalizes=body.normalize is not False)
         before = find_prompt(self._calls.pooling, body.prompt_name)
         requests = [self._calls.request(body, prompt, pooling) for prompt in read_inputs(body.inputs, before, "inputs")]
         return self._calls.reply(
-            body, trace_of(request.scope), requests, "inputs", lambda rows: [values_of(row).tolist() for row in rows]
+            body, trace_of(request.scope), requests, lambda rows: [values_of(row).tolist() for row in rows], "inputs"
         )
 
     async def compare(self, request: Request) -> WholeReply:
@@ -112,8 +113,9 @@ class TeiApi:
         given, inputs = body.parameters or SimilarityParameters(), body.inputs
         body = with_truncation(body, given.truncate, given.truncation_direction)
         pairs = [(inputs.source_sentence, sentence) for sentence in inputs.sentences]
-        scoring = self._scorer.score(body, pairs, ScoreOptions((None, None), prompt_name=given.prompt_name))
-        return self._calls.reply(body, trace_of(request.scope), scoring.requests, "inputs", scoring.scores)
+        options = ScoreOptions((None, None), ("source_sentence", "sentences"), prompt_name=given.prompt_name)
+        scoring = self._scorer.score(body, pairs, options)
+        return self._calls.reply(body, trace_of(request.scope), scoring.requests, scoring.scores, scoring.places)
 
 
 class TeiReply:

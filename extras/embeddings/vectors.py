@@ -1,6 +1,5 @@
 """`POST /v1/embeddings`, `/pooling`, `/classify`: one result for each input."""
 
-import logging
 import sys
 import time
 from array import array
@@ -38,8 +37,6 @@ INPUT_TEXT = f"a string, a list of strings, {TOKEN_IDS_TEXT} or a list of such l
 Task = Literal["embed", "token_embed", "classify"]
 Form = Callable[["array[float]"], list[float] | str]
 D = TypeVar("D", bound=msgspec.Struct)
-
-log = logging.getLogger("sluice.frontend")
 
 
 class InputFields(PooledFields, frozen=True, kw_only=True):
@@ -122,7 +119,7 @@ class VectorApi:
     async def embed(self, request: Request) -> WholeReply:
         """Raises `RequestError`."""
         body = await self._embeddings.read(request)
-        pooling, form = self._calls.embedding(body.dimensions, body.normalize), _form_of(body)
+        pooling, form = embedding(body), _form_of(body)
         return self._reply(
             request, body, pooling, EmbeddingReply, lambda index, row: EmbeddingData(index, form(values_of(row)))
         )
@@ -131,10 +128,7 @@ class VectorApi:
         """Raises `RequestError`."""
         body = await self._poolings.read(request)
         task = body.task or ("classify" if self._calls.pooling.kind == "classify" else "embed")
-        if task == "classify":
-            pooling = self._calls.classification()
-        else:
-            pooling = self._calls.embedding(body.dimensions, body.normalize, task)
+        pooling = Pooling("classify") if task == "classify" else embedding(body, task)
         return self._reply(
             request, body, pooling, PoolingReply, lambda index, row: PoolingData(index, _pooled_data(body, task, row))
         )
@@ -150,7 +144,7 @@ class VectorApi:
             best = max(range(len(probs)), key=probs.__getitem__)
             return ClassData(index, facts.labels[best], probs, len(probs))
 
-        return self._reply(request, body, self._calls.classification(), ClassifyReply, data_of)
+        return self._reply(request, body, Pooling("classify"), ClassifyReply, data_of)
 
     def _reply(
         self,
@@ -172,7 +166,7 @@ class VectorApi:
                 data=[data_of(index, row) for index, row in enumerate(rows)],
             )
 
-        return self._calls.reply(body, trace, requests, "input", content)
+        return self._calls.reply(body, trace, requests, content, "input")
 
     def _prompts(self, body: InputFields) -> list[Prompt]:
         """Returns the inputs, texts with the prompt that the body chooses before them. Raises `RequestError` (400)."""
@@ -201,6 +195,10 @@ def read_inputs(given: str | list[str | int | list[int]], before: str, param: st
     if kinds == {int}:
         return [inputs]
     return [before + entry for entry in inputs] if kinds == {str} else inputs
+
+
+def embedding(body: EmbeddingBody, kind: Task = "embed") -> Pooling:
+    return Pooling(kind, dimensions=body.dimensions or 0, normalizes=body.normalize)
 
 
 def _form_of(body: EmbeddingBody) -> Form:
