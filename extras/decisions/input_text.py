@@ -87,10 +87,8 @@ def _text_of_part(part: Part, where: str) -> str:
     if part.type == JSON_PART and part.data is not None:
         return msgspec.json.encode(part.data).decode()
     known = part.type in (*TEXT_PARTS, "refusal", JSON_PART)
-    reason = "its content is missing" if known else "the model reads text only"
-    raise bad_request(
-        f"{where}: a part of type {part.type[:60]!r} is not supported: {reason}", "input", "not_supported"
-    )
+    reason = "lacks its content" if known else "is not supported, the model reads text only"
+    raise bad_request(f"{where}: a part of type {part.type[:60]!r} {reason}", "input", "not_supported")
 
 
 def _check(item: Item, where: str, called: dict[str | None, str]) -> None:

@@ -156,7 +156,7 @@ def _text_of(document: str | Document) -> str:
 
 
 def _pairs_of(body: ScoreBody) -> tuple[list[tuple[str, str]], tuple[str, str]]:
-    """Returns the pairs, and the names of the fields with the first and the second texts. Raises `RequestError` (400)."""
+    """Returns the pairs, and the names of the fields with their first and second texts. Raises `RequestError` (400)."""
     given = [name for name in ("text_1", "text_2", "queries", "documents") if getattr(body, name) is not None]
     if given not in (["text_1", "text_2"], ["queries", "documents"]):
         raise bad_request("give either text_1 and text_2 or queries and documents", given[0] if given else "text_1")

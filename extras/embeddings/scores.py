@@ -33,6 +33,7 @@ JUDGE = (
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 """The prompt of Qwen3-Reranker, for models whose chat template has none for pairs."""
 
+PAIR = ("query", "document")
 LABELS = ("yes", "no")
 
 Pair = tuple[str, str]
@@ -50,7 +51,7 @@ class Scoring(NamedTuple):
 
 
 class ScoreOptions(NamedTuple):
-    """`types` or `prompt_name`: how the prompts of both texts are chosen. `is_raw`: scores are not made probabilities."""
+    """`types` or `prompt_name` choose the prompts of both texts. With `is_raw`, scores are not made probabilities."""
 
     types: tuple[str | None, str | None] = ("query", "document")
     names: tuple[str, str] = ("query", "documents")
@@ -131,12 +132,8 @@ class Scorer:
             facts = self._calls.pooling
             instruction = instruction or facts.prompts.get(facts.default_prompt or "")
             system = [ChatMessage(role="system", content=instruction)] if instruction else []
-            messages = [
-                *system,
-                ChatMessage(role="query", content=query),
-                ChatMessage(role="document", content=document),
-            ]
-            return self._calls.request(body, answer_prompt(self._conversations, messages), pooling)
+            messages = [ChatMessage(role=role, content=text) for role, text in zip(PAIR, pair, strict=True)]
+            return self._calls.request(body, answer_prompt(self._conversations, [*system, *messages]), pooling)
         if pooling.kind == "classify":
             return self._calls.request(body, query, pooling, document)
         text = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"

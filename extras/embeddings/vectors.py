@@ -185,7 +185,7 @@ class VectorApi:
 
 
 def read_inputs(given: str | list[str | int | list[int]], before: str, param: str) -> list[Prompt]:
-    """Returns the inputs, each text with the prompt `before`. Raises `RequestError` (400) for a list that mixes types."""
+    """Returns the inputs, texts with the prompt `before`. Raises `RequestError` (400) for a list that mixes types."""
     if isinstance(given, str):
         return [before + given]
     kinds = {type(entry) for entry in given}
