@@ -37,6 +37,7 @@ MAX_AT_ONCE = 64
 
 MAX_ITEMS = 1 << 15
 Key = Annotated[str, Meta(max_length=128)]
+QUESTIONS_TEXT = f"a list of 1 to {MAX_QUESTIONS} questions, each with a type: predicate, choice or score"
 INPUT_TEXT = "a string or a list of messages, calls of tools and their outputs, not empty"
 
 
@@ -44,10 +45,7 @@ class DecisionBody(PooledFields, frozen=True, kw_only=True):
     input: Annotated[
         NonEmpty | Annotated[list[Item], Meta(min_length=1, max_length=MAX_ITEMS)], Meta(description=INPUT_TEXT)
     ]
-    questions: Annotated[
-        Annotated[list[Question], Meta(min_length=1, max_length=MAX_QUESTIONS)],
-        Meta(description=f"a list of 1 to {MAX_QUESTIONS} questions of type predicate, choice or score"),
-    ]
+    questions: Annotated[list[Question], Meta(min_length=1, max_length=MAX_QUESTIONS, description=QUESTIONS_TEXT)]
     prompt_cache_key: Annotated[Key | None, Meta(description="a string of up to 128 characters")] = None
 
 

@@ -6,14 +6,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from extras.decisions.input_text import Content, text_of
+from extras.decisions.input_text import Part, text_of
 from frontend.api.parameters.sampling import NonEmpty
 
 MAX_QUESTIONS = 400
 MAX_OPTIONS = 255
 
 Name = Annotated[str, Meta(max_length=256)]
-Instructions = Annotated[Content, Meta(min_length=1)]
+Instructions = NonEmpty | Annotated[list[Part], Meta(min_length=1)]
 
 
 class Option(msgspec.Struct, frozen=True):

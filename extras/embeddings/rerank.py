@@ -41,7 +41,7 @@ SideTexts = Annotated[NonEmpty | Texts | None, Meta(description=SIDE_TEXT)]
 class RerankBody(TeiFields, frozen=True, kw_only=True):
     """With `texts` instead of `documents` it is a request of TEI's API, whose reply is a list."""
 
-    query: Annotated[NonEmpty, Meta(description="a string, not empty")]
+    query: Annotated[str, Meta(min_length=1, description="a string, not empty")]
     documents: Annotated[Documents | None, Meta(description=DOCUMENTS_TEXT)] = None
     top_n: AtLeastOne = None
     return_documents: Switch = None
