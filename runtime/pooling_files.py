@@ -75,10 +75,13 @@ def read_pooling_facts(model_dir: Path, config: dict[str, Any]) -> PoolingFacts 
     facts = _describe_modules(model_dir, modules, is_encoder=is_encoder)
     facts |= _read_prompts(model_dir)
     if name.endswith(CLASSIFIER):
-        facts |= {"kind": "classify", "labels": _labels(config), "score_activation": _score_activation(config)}
+        way = config.get("classifier_pooling", "cls") if is_encoder else "last"
+        activation = _score_activation(config)
+        facts |= {"kind": "classify", "pooling": way, "labels": _labels(config), "score_activation": activation}
     positions = config.get("max_position_embeddings")
     if is_encoder and isinstance(positions, int):
         facts["num_positions"] = positions - count_unused_positions(config)
+    facts["is_float32"] = is_encoder and (config.get("dtype") or config.get("torch_dtype") or "float32") == "float32"
     max_seq_length = _read_max_seq_length(model_dir)
     return PoolingFacts(is_encoder=is_encoder, generates=generates, max_seq_length=max_seq_length, **facts)
 

@@ -167,6 +167,7 @@ LAYERS = {
         "runtime/run_dir.py runtime/grammars.py runtime/chat_files.py runtime/prefetch.py",
         "runtime/own_directory.py runtime/tokenizer_files.py",
         "runtime/special_tokens.py runtime/gguf",
+        "runtime/pooling_files.py",
         "runtime/model_files.py",
         "runtime/background.py runtime/histograms.py runtime/machine.py runtime/numa.py",
     ),

@@ -138,10 +138,8 @@ class Generation:
         params = self.message.sampling_params
         if ends_at_once or self.prompt is not None:
             params = msgspec.structs.replace(params, num_prompt_logprobs=None, echo=False, wants_prompt_end=False)
-        if ends_at_once or self.pooled is not None:
-            params = msgspec.structs.replace(params, pooling=None)
         if ends_at_once:
-            params = msgspec.structs.replace(params, max_tokens=len(self.output_ids))
+            params = msgspec.structs.replace(params, max_tokens=len(self.output_ids), pooling=None)
         return msgspec.structs.replace(
             self.message,
             attempt=self.attempt,

@@ -88,7 +88,9 @@ def gate_mul(kernel: Kernel, gate_up_TF2: Tensor, *rest: Any) -> Tensor:
     return out_TF
 
 
-def gelu_mul(kernel: Kernel, gate_up: Tensor, out_TF: Tensor | None, up_TF: Tensor | None) -> Tensor:
+def gelu_mul(kernel: Kernel, gate_up: Tensor, out_TF: Tensor | None, up_TF: Tensor | None, kind: str) -> Tensor:
+    if kind == "exact":
+        return NotImplemented
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // (2 if up_TF is None else 1)
     out_TF = _output(out_TF, num_tokens, size, gate_up.dtype)
     up, stride = (None, 0) if up_TF is None else (up_TF.data_ptr(), up_TF.stride(0))

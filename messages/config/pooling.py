@@ -41,6 +41,8 @@ class PoolingFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens whose logits a reranker without a head compares: "yes" and "no", or the first alone."""
     is_encoder: bool = False
     """Tokens also attend to later ones: inputs are computed whole, and nothing of them is kept."""
+    is_float32: bool = False
+    """The weights of an encoder are float32 in the model's files."""
     generates: bool = True
     """The model has a language-model head."""
     num_positions: int | None = None

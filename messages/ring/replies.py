@@ -9,7 +9,6 @@ import msgspec
 
 from messages.columns import Float32s, Int32s, Int64s
 from messages.errors import ErrorInfo
-from messages.ring.adapters import AdapterLoaded
 from messages.ring.cache import CacheAnswer
 from messages.ring.requests import DropBefore, FramesLost, Stamps
 from messages.ring.steps import LogprobColumns
@@ -251,7 +250,6 @@ ToDetokenizer = (
     | FramesLost
     | ScheduleReport
     | CacheAnswer
-    | AdapterLoaded
 )
 FromRing = (
     UserReply
@@ -265,5 +263,4 @@ FromRing = (
     | Tokenized
     | ScheduleReport
     | CacheAnswer
-    | AdapterLoaded
 )

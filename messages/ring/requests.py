@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from messages.columns import Float32s, Int32s
-from messages.ring.adapters import Adapter, LoadAdapter
+from messages.ring.adapters import Adapter
 from messages.ring.cache import CacheQuestion
 
 AbortReason = Literal["abort", "timeout"]
@@ -192,7 +192,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     bias_texts: tuple[tuple[str, float | None], ...] = ()
     is_streamed: bool = True
     adapter: Adapter | None = None
-    """The LoRA adapter that computes it; its digest is part of `cache_salt`."""
+    """Its digest is part of `cache_salt`. With `max_tokens` 0, the request ends when the adapter has been read."""
     pooling: Pooling | None = None
     """`None` if the prompt is not pooled."""
 
@@ -390,7 +390,5 @@ class FramesLost(msgspec.Struct, frozen=True, array_like=True, tag=True):
     last: int
 
 
-ToTokenizer = (
-    TokenizeMsg | AbortMsg | DropBefore | FlushCache | EncodeMsg | DecodeMsg | FramesLost | CacheQuestion | LoadAdapter
-)
-ToScheduler = UserMsg | AbortMsg | StopSeen | DropBefore | FlushCache | FramesLost | CacheQuestion | LoadAdapter
+ToTokenizer = TokenizeMsg | AbortMsg | DropBefore | FlushCache | EncodeMsg | DecodeMsg | FramesLost | CacheQuestion
+ToScheduler = UserMsg | AbortMsg | StopSeen | DropBefore | FlushCache | FramesLost | CacheQuestion

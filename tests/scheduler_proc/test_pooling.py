@@ -28,11 +28,11 @@ LABELS = [3, 50, 7]
 WAYS: list[Mapping[str, object]] = [
     {"pooling": Pooling("embed", normalizes=True)},
     {"pooling": Pooling("embed", way="mean", dimensions=5, normalizes=True)},
-    {"max_tokens": 25},
+    {"max_tokens": 50},
     {"pooling": Pooling("embed", way="weighted_mean")},
     {"pooling": Pooling("labels", label_ids=pack_int32(LABELS), way="mean")},
     {"pooling": Pooling("embed", way="cls")},
-    {"max_tokens": 25, "num_prompt_logprobs": 1},
+    {"max_tokens": 50, "num_prompt_logprobs": 1},
     {"pooling": Pooling("token_embed", normalizes=True)},
     {"pooling": Pooling("labels", label_ids=pack_int32(LABELS[:1]))},
 ]
@@ -42,7 +42,7 @@ class Served:
     """A checkpoint as transformers and as a scheduler with a small cache see it."""
 
     def __init__(self, path: Path):
-        self.reference = build_checkpoint(path, "qwen3-gqa-tied")
+        self.reference = build_checkpoint(path, "qwen3-gqa-tied", intermediate_size=96, head_dim=32)
         config = make_config(path, block_size=PAGE_SIZE, num_pages=PLENTY)
         self.runner: Runner = load_runner(config, lambda text, fraction: None)
 
@@ -111,3 +111,11 @@ def test_vectors_are_those_of_transformers(served: Served, num_pages: int, num_s
     for uid, values in vectors.items():
         expected = served.pool(pooled[uid])
         torch.testing.assert_close(torch.tensor(unpack_float32(values)), expected.flatten(), rtol=0, atol=2e-5)
+
+
+def test_bits_do_not_depend_on_order_chunks_or_cache(served: Served):
+    requests = [request for request in some_requests() if request.sampling_params.pooling]
+    expected, _ = run(served, requests, PLENTY, 4096)
+    for num_step_tokens in (4096, 64, 16):
+        shuffled = random.Random(num_step_tokens).sample(requests, len(requests))
+        assert run(served, shuffled, PLENTY, num_step_tokens)[0] == expected

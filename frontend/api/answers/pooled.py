@@ -80,7 +80,7 @@ async def wait_pooled(entries: Sequence[Generation], param: str | Sequence[str] 
         for index, entry in running:
             if entry.final is not None and entry.pooled is None and entry.has_listener:
                 error = entry.final.error or UNFINISHED.get(entry.final.finish_reason, UNFINISHED["abort"])
-                raise RequestError(_name_index(error, param, index) if len(entries) > 1 else error)
+                raise RequestError(_name_text(error, param, index if len(entries) > 1 else None))
         running = [(index, entry) for index, entry in running if entry.final is None]
         if not running:
             return True
@@ -113,6 +113,9 @@ def _warn_of_last_token(name: str) -> None:
     log.warning("the files of %s name no pooling: its embeddings are its last token's, normalized", name)
 
 
-def _name_index(error: ErrorInfo, param: str | Sequence[str], index: int) -> ErrorInfo:
+def _name_text(error: ErrorInfo, param: str | Sequence[str], index: int | None) -> ErrorInfo:
+    """Returns the error with the field of its text, one of several if it has an index."""
+    if index is None:
+        return msgspec.structs.replace(error, param=param if isinstance(param, str) else param[0])
     place = f"{param}[{index}]" if isinstance(param, str) else param[index]
     return msgspec.structs.replace(error, message=f"{place}: {error.message}", param=place)

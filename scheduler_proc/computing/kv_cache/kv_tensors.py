@@ -119,7 +119,7 @@ def _group_attentions(model: ModelDescription, num_window_pages: int) -> Mapping
     groups: dict[tuple[bool, int, int], list[int]] = defaultdict(list)
     for index, layer in enumerate(model.layers):
         attention = layer.attention
-        if attention is not None and attention.kv_layer is None:
+        if attention is not None and attention.stores_kv:
             has_own_pages = num_window_pages > 0 and attention.window is not None
             groups[has_own_pages, attention.num_kv_heads, attention.head_dim].append(index)
     return groups

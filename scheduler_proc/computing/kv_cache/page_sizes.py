@@ -138,7 +138,7 @@ class PageSizes:
 
     def fit(self, num_bytes: int) -> int:
         """Returns the number of pages of the largest cache of at most `num_bytes`, 0 if it holds no page."""
-        if self.window is None and not self.state_bytes:
+        if self.window is None and not self.state_bytes and self.page_bytes:
             return num_bytes // self.page_bytes
         most = num_bytes // self.page_bytes if self.page_bytes else self.max_num_seqs * self.pages_per_context
         return max(0, bisect_right(range(most + 1), num_bytes, key=self.num_bytes) - 1)

@@ -1,4 +1,4 @@
-"""The forward pass of a decoder-only transformer over the paged KV cache.
+"""The forward pass of a transformer: of a decoder over the paged KV cache, or of an encoder.
 
 Shape legend: T tokens of the step, E embedding size, A values of all query heads, N tokens with logits, V vocabulary.
 """
@@ -13,14 +13,17 @@ from torch import Tensor
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import RopeTables
 from kernels.arguments.state_rows import LayerState
+from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.embedding import Embedding, embedding_parameters
 from scheduler_proc.computing.model.blocks.head import Head, head_parameters
 from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_parameters
 from scheduler_proc.computing.model.blocks.layer_inputs import LayerInputs, input_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
-from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.blocks.pooler import DenseLayer, Pooler
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import LayerDescription, ModelDescription, RopeDescription
 from scheduler_proc.computing.model.parameters import Parameter
+from scheduler_proc.computing.model.position_biases import POSITION_BIAS, bias_parameters, spread_buckets
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
@@ -44,6 +47,8 @@ def model_parameters(model: ModelDescription) -> list[Parameter]:
         *(parameter for layer in layers for parameter in layer),
         *norm_parameters("final_norm", model.final_norm),
         *head_parameters(model),
+        *bias_parameters(model),
+        *(model.classifier.parameters(model.hidden_size) if model.classifier is not None else ()),
     ]
 
 
@@ -53,6 +58,10 @@ class Decoder(Protocol):
     model: ModelDescription
     parallel: ParallelGroup
     layer_kinds: list[LayerKind]
+    pooler: Pooler | None
+    """`None`: pooled hidden states are the model's vectors, and it has no classification head."""
+    adapters: Adapters | None
+    """`None`: rows have no adapters."""
 
     @property
     def activation_dtype(self) -> torch.dtype: ...
@@ -73,9 +82,11 @@ class Decoder(Protocol):
         """
         ...
 
-    @property
-    def logits(self) -> Callable[..., Tensor]:
-        """Takes rows of what `forward` returned, and possibly room for the result; returns their logits [N, V]."""
+    def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
+        """Returns the logits [N, V] of rows of what `forward` returned, possibly in `out_NV`.
+
+        `slots_N`: the slots of the rows' adapters, needed if an adapter has a head of its own.
+        """
         ...
 
 
@@ -85,29 +96,46 @@ class DescribedDecoder:
     With several ranks, `model` and `weights` are this rank's (`sharding.py`).
     """
 
-    def __init__(self, model: ModelDescription, weights: Weights, max_model_len: int, parallel: ParallelGroup = ALONE):
+    def __init__(
+        self,
+        model: ModelDescription,
+        weights: Weights,
+        max_model_len: int,
+        parallel: ParallelGroup = ALONE,
+        adapters: Adapters | None = None,
+        dense: Sequence[DenseLayer] = (),
+    ):
         self.model = model
         self.parallel = parallel
+        self.adapters = adapters
         self._final_norm = Norm("final_norm", model.final_norm, weights)
         self.embedding = Embedding(model, weights, parallel, self.activation_dtype)
         self._layer_inputs = LayerInputs(model, weights) if model.layer_inputs_size else None
+        device = self._final_norm.weight_E.device
         tables: dict[tuple[RopeDescription | None, int], RopeTables | None] = {}
+        bias_HX = spread_buckets(pop_tensor(weights, POSITION_BIAS)) if model.num_buckets else None
         self._layers: list[Layer] = []
         self.layer_kinds: list[LayerKind] = []
         for index, layer in enumerate(model.layers):
             rope, head_dim = (layer.attention.rope, layer.attention.head_dim) if layer.attention else (None, 0)
             if (rope, head_dim) not in tables:
-                device = self._final_norm.weight_E.device
                 tables[rope, head_dim] = rope and make_rope_tables(rope, head_dim, max_model_len, device)
             names = [parameter.name for parameter in layer_parameters(f"layers.{index}", layer, model.hidden_size)]
             formats = tuple(weights[name].format.name for name in names if name in weights)
             self.layer_kinds.append((layer, formats))
-            self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel))
-        self.logits = Head(model, weights, self.embedding.tokens_VE, parallel)
+            self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel, bias_HX))
+        self.pooler = Pooler(model.classifier, weights, dense, device) if model.classifier or dense else None
+        self._head = Head(model, weights, self.embedding.tokens_VE, parallel)
 
     @property
     def activation_dtype(self) -> torch.dtype:
         return self._final_norm.weight_E.dtype
+
+    def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
+        logits_NV = self._head(hidden_NE, out_NV)
+        if self.adapters is not None and slots_N is not None:
+            self.adapters.tables.score(hidden_NE, slots_N, logits_NV)
+        return logits_NV
 
     def forward(
         self,
@@ -122,12 +150,15 @@ class DescribedDecoder:
         `compute_middle` gets the layers between the first one, the last one that stores anything, and the last one.
         After the one that stores, only the head's tokens are computed, if `step.head_rows` are known.
         """
-        residual_TE = self.embedding(step, room.residual)
+        residual_TE, rows = self.embedding(step, room.residual), StepRows(step)
+        if self.adapters is not None and step.adapter_slots is not None:
+            self.adapters.tables.embed(step, step.adapter_slots, residual_TE)
+            rows = StepRows(step, lora=self.adapters.slots.linears)
         attended_TA = room.attended
         if attended_TA is None:
             attended_TA = residual_TE.new_empty(len(residual_TE), self.model.attended_size)
         inputs = None if self._layer_inputs is None else self._layer_inputs(step, residual_TE, room)
-        stream = Stream(residual_TE, None, attended_TA, room, StepRows(step), inputs)
+        stream = Stream(residual_TE, None, attended_TA, room, rows, inputs)
         last = len(self._layers) - 1
         narrow_at = last if step.head_rows is None else self.model.last_storing
 
@@ -138,7 +169,7 @@ class DescribedDecoder:
             cache, state = layer_caches.get(index), states.get(index, ())
             self._layers[index].apply(stream, cache, state, is_narrow=is_narrow)
             if is_narrow and index < last:
-                stream.rows, stream.attended = StepRows(step.at_head()), stream.attended[: len(stream.residual)]
+                stream.rows, stream.attended = rows.at_head(), stream.attended[: len(stream.residual)]
 
         for first, end in ((0, narrow_at), (narrow_at, last), (last, last + 1)):
             middle = range(first + 1, end)

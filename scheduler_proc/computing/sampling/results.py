@@ -30,6 +30,8 @@ class Forwarded(NamedTuple):
     """The columns of the `SamplingPlan`."""
     plain: np.ndarray | None = None
     """int64 [S]: the rows' tokens as if all were plain, if the forward pass has put them into host memory."""
+    hidden_slots: Tensor | None = None
+    """int32 [Q]: the adapter's slot of each hidden state, if an adapter may have a head of its own."""
 
 
 Result = Sequence[Tensor] | np.ndarray
@@ -44,7 +46,7 @@ def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan, m
     """Computes the results of a step that the plan requests."""
     if plan.has_plain_rows_alone and forwarded.plain is not None:
         return forwarded.plain
-    logits_SV, hidden_QE, columns, plain_S = forwarded
+    logits_SV, hidden_QE, columns, plain_S, slots_Q = forwarded
     with torch.inference_mode():
         known_S = None if plain_S is None else torch.from_numpy(plain_S)
         tokens_S = choose_tokens(logits_SV, plan, columns, known_S)
@@ -53,7 +55,8 @@ def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan, m
             result += sampled_logprobs(logits_SV, tokens_S, plan, columns, max_logits)
         if plan.num_prompt_top >= 0:
             num_targets = len(columns["prompt_ids"])
-            result += prompt_logprobs(hidden_QE[:num_targets], decoder, plan, columns, max_logits)
+            slots_of_prompts = None if slots_Q is None else slots_Q[:num_targets]
+            result += prompt_logprobs(hidden_QE[:num_targets], decoder, plan, columns, max_logits, slots_of_prompts)
             hidden_QE = hidden_QE[num_targets:]
         if plan.pooling is not None:
             result += compute_pooled(hidden_QE, decoder, plan.pooling, columns, max_logits)
