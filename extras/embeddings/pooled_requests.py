@@ -141,6 +141,20 @@ def values_of(entry: Generation) -> "array[float]":
     return unpack_float32(entry.pooled.values)
 
 
+def vector_of(entry: Generation) -> "array[float]":
+    """Returns a request's vector, or all of a prompt's tokens. Raises `RequestError` (400) if the model's is shorter."""
+    values, pooling = values_of(entry), entry.message.sampling_params.pooling
+    assert entry.pooled is not None
+    assert pooling is not None
+    size = len(values) // max(1, entry.pooled.num_rows)
+    if pooling.dimensions > size:
+        raise bad_request(
+            f"dimensions must be at most {size}, the length of the model's vectors, got {pooling.dimensions}",
+            "dimensions",
+        )
+    return values
+
+
 def usage_of(entries: Sequence[Generation]) -> PooledUsage:
     num_tokens = sum(entry.ended.usage.prompt_tokens for entry in entries)
     return PooledUsage(num_tokens, num_tokens)

@@ -74,7 +74,7 @@ class Scorer:
         if options.instruction is not None and (kind == "embed" or not has_prompt):
             raise bad_request("this model takes no instruction", "instruction", "not_supported")
         if kind == "embed":
-            return self._by_vectors(body, pairs, options)
+            return self.compare(body, pairs, options)
         if has_prompt and body.truncate_prompt_tokens is not None:
             raise bad_request(
                 "truncate_prompt_tokens is not supported with this model, whose prompt follows the document",
@@ -83,8 +83,8 @@ class Scorer:
             )
         return self._by_prompts(body, pairs, options)
 
-    def _by_vectors(self, body: PooledFields, pairs: Sequence[Pair], options: ScoreOptions) -> Scoring:
-        """Scores pairs by the cosine of their vectors. Each text is computed once."""
+    def compare(self, body: PooledFields, pairs: Sequence[Pair], options: ScoreOptions) -> Scoring:
+        """Scores pairs by the cosine of their vectors. Each text is computed once. Raises `RequestError` (400)."""
         pooling = Pooling("embed", normalizes=True)
         before = [find_prompt(self._calls.pooling, options.prompt_name, each) for each in options.types]
         texts = {before[i] + pair[i]: f"{options.names[i]}[{n}]" for i in (1, 0) for n, pair in enumerate(pairs)}

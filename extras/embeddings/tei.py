@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from extras.embeddings.pooled_requests import PooledCalls, PooledFields, PooledReader, values_of
+from extras.embeddings.pooled_requests import PooledCalls, PooledFields, PooledReader, vector_of
 from extras.embeddings.prompts import PromptName, find_prompt
 from extras.embeddings.scores import ScoreOptions, Scorer
 from extras.embeddings.vectors import INPUT_TEXT, Several, read_inputs
@@ -104,7 +104,7 @@ class TeiApi:
         before = find_prompt(self._calls.pooling, body.prompt_name)
         requests = [self._calls.request(body, prompt, pooling) for prompt in read_inputs(body.inputs, before, "inputs")]
         return self._calls.reply(
-            body, trace_of(request.scope), requests, lambda rows: [values_of(row).tolist() for row in rows], "inputs"
+            body, trace_of(request.scope), requests, lambda rows: [vector_of(row).tolist() for row in rows], "inputs"
         )
 
     async def compare(self, request: Request) -> WholeReply:
@@ -114,7 +114,7 @@ class TeiApi:
         body = with_truncation(body, given.truncate, given.truncation_direction)
         pairs = [(inputs.source_sentence, sentence) for sentence in inputs.sentences]
         options = ScoreOptions((None, None), ("source_sentence", "sentences"), prompt_name=given.prompt_name)
-        scoring = self._scorer.score(body, pairs, options)
+        scoring = self._scorer.compare(body, pairs, options)
         return self._calls.reply(body, trace_of(request.scope), scoring.requests, scoring.scores, scoring.places)
 
 

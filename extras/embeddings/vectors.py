@@ -19,6 +19,7 @@ from extras.embeddings.pooled_requests import (
     PooledUsage,
     usage_of,
     values_of,
+    vector_of,
 )
 from extras.embeddings.prompts import InputType, PromptName, find_prompt
 from frontend.api.answers.chat_messages import MESSAGES_TEXT, Messages, make_chat_prompt
@@ -121,7 +122,7 @@ class VectorApi:
         body = await self._embeddings.read(request)
         pooling, form = embedding(body), _form_of(body)
         return self._reply(
-            request, body, pooling, EmbeddingReply, lambda index, row: EmbeddingData(index, form(values_of(row)))
+            request, body, pooling, EmbeddingReply, lambda index, row: EmbeddingData(index, form(vector_of(row)))
         )
 
     async def pool(self, request: Request) -> WholeReply:
@@ -212,7 +213,7 @@ def _base64(values: "array[float]") -> str:
 
 
 def _pooled_data(body: PoolingBody, task: Task, row: Generation) -> list[float] | list[list[float]] | str:
-    values = values_of(row)
+    values = vector_of(row)
     if task != "token_embed" or body.encoding_format == "base64":
         return _form_of(body)(values)
     size = len(values) // row.pooled.num_rows
