@@ -32,7 +32,7 @@ class DecisionsPart(FrontendPart):
                 method="POST",
                 tag="decisions",
                 body=DecisionBody,
-                errors=(404,),
+                errors=(404, 504),
                 examples={"one of each": EXAMPLE},
             )
         ]

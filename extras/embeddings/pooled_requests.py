@@ -142,7 +142,7 @@ def values_of(entry: Generation) -> "array[float]":
 
 
 def vector_of(entry: Generation) -> "array[float]":
-    """Returns a request's vector, or all of a prompt's tokens. Raises `RequestError` (400) if the model's is shorter."""
+    """Returns the numbers of a vector, or of all tokens. Raises `RequestError` (400) if the model's is shorter."""
     values, pooling = values_of(entry), entry.message.sampling_params.pooling
     assert entry.pooled is not None
     assert pooling is not None

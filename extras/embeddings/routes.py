@@ -1,10 +1,9 @@
 """The part of the route table that is about vectors and scores."""
 
 from functools import partial
-from typing import Any, cast
 
 from extras.embeddings.rerank import RerankApi, RerankBody, RerankReply, ScoreBody, ScoreReply
-from extras.embeddings.tei import TEI_ERRORS, EmbedBody, RankedText, SimilarityBody, TeiApi, TeiError
+from extras.embeddings.tei import EITHER_ERRORS, TEI_ERRORS, EmbedBody, RankedText, SimilarityBody, TeiApi
 from extras.embeddings.vectors import (
     ClassifyBody,
     ClassifyReply,
@@ -14,16 +13,12 @@ from extras.embeddings.vectors import (
     PoolingReply,
     VectorApi,
 )
-from frontend.errors import ErrorBody, ErrorForm, error_body
 from frontend.http.endpoint import Endpoint
 
 QUERY, DOCUMENTS = "What is a llama?", ["A camelid.", "A kind of bread."]
 RERANK = {"query": QUERY, "documents": DOCUMENTS, "top_n": 1}
 
-EITHER_ERRORS = ErrorForm(cast("Any", ErrorBody | TeiError), error_body)
-"""A request with `texts` gets errors in TEI's form."""
-
-_POST = partial(Endpoint, method="POST", tag="embeddings", errors=(404,))
+_POST = partial(Endpoint, method="POST", tag="embeddings", errors=(404, 504))
 _TEI = partial(_POST, error_form=TEI_ERRORS)
 
 

@@ -94,7 +94,8 @@ class Scorer:
 
         def scores(rows: Sequence[Generation]) -> list[float]:
             vectors = [values_of(row) for row in rows]
-            return [sum(map(mul, vectors[first], vectors[second])) for first, second in of_pairs]
+            cosines = [sum(map(mul, vectors[first], vectors[second])) for first, second in of_pairs]
+            return [max(-1.0, min(cosine, 1.0)) for cosine in cosines]  # vectors are normalized to float32 only
 
         return Scoring(requests, list(texts.values()), scores)
 

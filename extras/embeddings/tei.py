@@ -13,7 +13,7 @@ from extras.embeddings.prompts import PromptName, find_prompt
 from extras.embeddings.scores import ScoreOptions, Scorer
 from extras.embeddings.vectors import INPUT_TEXT, Several, read_inputs
 from frontend.api.parameters.sampling import AtLeastOne, NonEmpty, Switch
-from frontend.errors import ErrorForm
+from frontend.errors import ErrorFields, ErrorForm, error_body
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import error_reply
 from frontend.http.stream import WholeReply
@@ -37,7 +37,16 @@ def tei_error(info: ErrorInfo) -> TeiError:
     return TeiError(info.message, kind)
 
 
+class EitherError(msgspec.Struct, frozen=True):
+    """An error in OpenAI's form or, with an `error_type`, in TEI's."""
+
+    error: ErrorFields | str
+    error_type: str | UnsetType = UNSET
+
+
 TEI_ERRORS = ErrorForm(TeiError, tei_error)
+EITHER_ERRORS = ErrorForm(EitherError, lambda info: EitherError(error_body(info).error))
+"""For paths on which a request may have TEI's form; `TeiReply` makes the errors of those that do."""
 
 
 class TeiFields(PooledFields, frozen=True, kw_only=True):

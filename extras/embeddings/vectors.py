@@ -77,7 +77,7 @@ class PoolingData(msgspec.Struct, frozen=True):
     """`data` is a vector or, for `token_embed`, a list of vectors; in base64, all their numbers."""
 
     index: int
-    data: list[float] | list[list[float]] | str
+    data: list[float | list[float]] | str
     object: Literal["pooling"] = "pooling"
 
 
@@ -212,7 +212,7 @@ def _base64(values: "array[float]") -> str:
     return b64encode(values).decode()
 
 
-def _pooled_data(body: PoolingBody, task: Task, row: Generation) -> list[float] | list[list[float]] | str:
+def _pooled_data(body: PoolingBody, task: Task, row: Generation) -> list[Any] | str:
     values = vector_of(row)
     if task != "token_embed" or body.encoding_format == "base64":
         return _form_of(body)(values)
