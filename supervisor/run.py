@@ -26,6 +26,7 @@ from supervisor.early_scheduler import EarlyScheduler
 from supervisor.flags import CORE_SECTIONS, parse_flags
 from supervisor.listener import base_url, open_listener
 from supervisor.manifest import claim_recording, make_manifest, write_manifest
+from supervisor.model.adapters import add_adapters
 from supervisor.model.draft import add_draft_facts
 from supervisor.model.facts import read_model_facts
 from supervisor.model.gguf.model_directory import move_temporary
@@ -92,6 +93,10 @@ RULES: tuple[Rule, ...] = (
     (
         lambda config: config.cache.has_tiers and not config.cache.enable_prefix_caching,
         "--kv-disk and --kv-offload-gb keep pages of the prefix cache: leave --no-enable-prefix-caching out",
+    ),
+    (
+        lambda config: config.model.num_lora_slots and config.run.tensor_parallel > 1,
+        "--tensor-parallel: --lora and --max-loras are for one rank; leave them out, or use --data-parallel",
     ),
     (
         lambda config: not config.num_engines,
@@ -185,7 +190,8 @@ def serve(
         run_dir, lock = claim(Path(wanted_dir) if wanted_dir else default_path(port))
         lifeline = make_lifeline(run_dir)
         try:
-            config = msgspec.structs.replace(config, facts=move_temporary(config.facts, run_dir.path))
+            facts = add_adapters(move_temporary(config.facts, run_dir.path), config.model, run_dir.path)
+            config = msgspec.structs.replace(config, facts=facts)
             _write_files(run_dir, config, url)
             if early_scheduler is not None:  # which knows of no files before it has imported torch
                 prefetch(config.model, Path(config.facts.model_dir))

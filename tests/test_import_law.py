@@ -114,9 +114,11 @@ LAYERS = {
         "scheduler_proc/deciding/scheduler.py",
         "scheduler_proc/deciding/schedule_reports.py",
         "scheduler_proc/deciding/policy.py scheduler_proc/deciding/results.py scheduler_proc/deciding/refusals.py",
-        "scheduler_proc/deciding/drafting/draft_planner.py scheduler_proc/deciding/row_results.py",
+        "scheduler_proc/deciding/drafting/draft_planner.py scheduler_proc/deciding/row_results.py "
+        "scheduler_proc/deciding/step_plan.py",
         "scheduler_proc/deciding/in_flight.py",
-        "scheduler_proc/deciding/stages.py scheduler_proc/deciding/isolation.py",
+        "scheduler_proc/deciding/stages.py scheduler_proc/deciding/isolation.py "
+        "scheduler_proc/deciding/adapter_slots.py",
         "scheduler_proc/deciding/drafting/draft_model.py scheduler_proc/deciding/drafting/drafts.py",
         "scheduler_proc/deciding/rows",
         "scheduler_proc/deciding/waiting_queue.py scheduler_proc/deciding/plan_notes.py scheduler_proc/deciding/pages",
@@ -168,8 +170,8 @@ LAYERS = {
         "runtime/own_directory.py runtime/tokenizer_files.py",
         "runtime/special_tokens.py runtime/gguf",
         "runtime/pooling_files.py",
-        "runtime/model_files.py",
-        "runtime/background.py runtime/histograms.py runtime/machine.py runtime/numa.py",
+        "runtime/model_files.py runtime/adapter_table.py",
+        "runtime/adapter_files.py runtime/background.py runtime/histograms.py runtime/machine.py runtime/numa.py",
     ),
     "tokenizer_proc": (
         "tokenizer_proc/__main__.py",
