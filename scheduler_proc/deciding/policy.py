@@ -19,8 +19,8 @@ from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.state_columns import likely_places
 from scheduler_proc.deciding.stages import Stages
-from scheduler_proc.deciding.tasks.pooling import chunking_of
 from scheduler_proc.deciding.step_plan import PageKey, StepPlan
+from scheduler_proc.deciding.tasks.pooling import chunking_of
 
 QUEUE = 0
 """No request has this uid."""
