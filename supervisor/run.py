@@ -115,7 +115,10 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
     tokenizer_dir = find_tokenizer(config.model, model_dir, console)
     facts = read_model_facts(config.model, model_dir, tokenizer_dir, model_name(config.model))
     facts = add_draft_facts(facts, config.model, config.scheduling, console)
-    return msgspec.structs.replace(config, facts=facts)
+    cache = config.cache
+    if facts.pooling is not None and facts.pooling.is_encoder:  # it keeps nothing of a prompt
+        cache = msgspec.structs.replace(cache, enable_prefix_caching=False, kv_disk="", kv_offload_gb=0.0)
+    return msgspec.structs.replace(config, facts=facts, cache=cache)
 
 
 def check_flags(sections: dict[str, Any]) -> Config:

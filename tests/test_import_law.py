@@ -57,6 +57,8 @@ RULES = {
     "tokenizer_proc/thoughts.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/structural_tags.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "kernels": rule("kernels", "torch triton numpy"),
+    "extras/decisions": rule("extras.decisions extras.embeddings frontend runtime messages", "msgspec starlette"),
+    "extras/embeddings": rule("extras.embeddings frontend runtime messages", "msgspec starlette"),
     "extras/batches": rule(
         "extras.batches frontend supervisor runtime messages", "msgspec starlette python_multipart tqdm"
     ),

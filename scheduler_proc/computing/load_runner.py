@@ -250,6 +250,8 @@ def _load(
     parallel = ALONE if num_ranks == 1 else _join(config, backend, place, report)
     scheduling = config.scheduling
     num_tokens = scheduling.max_num_batched_tokens or backend.default_step_tokens
+    if config.facts.pooling is not None and config.facts.pooling.is_encoder:  # its prompts are computed whole
+        num_tokens = max(num_tokens, config.facts.max_model_len)
     limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
 
     def load_one(

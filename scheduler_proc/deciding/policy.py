@@ -249,7 +249,7 @@ class Policy:
         if req.pending.gives_way:
             num_tokens_left = min(num_tokens_left, plan.num_yielding_left)
         start = plan.ends_in_flight.get(req.uid)
-        if num_tokens_left <= 0 or not _fits(req.pending, plan) or (start is not None and chunking == "in turn"):
+        if num_tokens_left <= 0 or not plan.fits(req.pending) or (start is not None and chunking == "in turn"):
             self._note_delay(req, 0)
             return
         if start is None:
@@ -311,7 +311,7 @@ class Policy:
         num_promised = self._num_promised()
         while plan.num_tokens_left and stages.num_active < max_num_seqs:
             pending = self._next_waiting(plan.num_yielding_left)
-            if pending is None or not _fits(pending, plan):
+            if pending is None or not plan.fits(pending):
                 break
             req = stages.open_next(pending)
             num_needed = cache.num_missing(req, _num_next_tokens(req))
@@ -368,11 +368,6 @@ class Policy:
             if pending.attempt:
                 self.num_resumed_tokens += len(pending.token_ids)
                 self.num_recomputed_tokens += len(pending.token_ids) - req.num_computed_tokens
-
-
-def _fits(pending: PendingReq, plan: _Plan) -> bool:
-    """True unless its prompt must be computed in one step, and this one has too few tokens left."""
-    return chunking_of(pending.sampling_params) != "none" or len(pending.token_ids) <= plan.num_tokens_left
 
 
 def _changed_row(req: Req, *, is_paused: bool) -> PausedRow:
