@@ -128,7 +128,7 @@ class Scheduler:
         if self._grammars is not None:
             self._release_compiled(self._grammars)
         if self._tiers is not None:
-            self._tiers.collect_loaded(self._cache.share)
+            self._tiers.collect_loaded(self._cache)
         if self.is_idle or (self._policy.is_closed and not self._stages.running):
             return None
         assert len(self._in_flight) < 2, "there are two steps in flight"

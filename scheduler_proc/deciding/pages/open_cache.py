@@ -39,9 +39,12 @@ def open_cache(
             journal.windows = window_pages
     if states is not None:
         attachments.append(StateSlots(*states, {} if journal is None else journal.find_states()))
-    if store is None or attachments:
-        return BlockAllocator(num_pages, page_size, is_sharing, tree, observers, attachments=attachments)
-    tiers = PageTiers(store, num_pages, page_size)
-    for page, digest in digests.items():
-        tiers.set_digest(page, digest)
-    return BlockAllocator(num_pages, page_size, is_sharing, tree, [*observers, tiers], tiers.num_evicted_at_once)
+    num_evicted_at_once = 0
+    if store is not None:
+        slots = next((part for part in attachments if isinstance(part, StateSlots)), None)
+        tiers = PageTiers(store, num_pages, page_size, slots)
+        for page, digest in digests.items():
+            tiers.set_digest(page, digest)
+        observers.append(tiers)
+        num_evicted_at_once = tiers.num_evicted_at_once
+    return BlockAllocator(num_pages, page_size, is_sharing, tree, observers, num_evicted_at_once, attachments)
