@@ -11,7 +11,7 @@ from messages.ring.steps import Batch, ForwardOutput
 from scheduler_proc.deciding.drafting.draft_model import run_draft_steps
 from scheduler_proc.deciding.isolation import run_step
 from scheduler_proc.deciding.pages.page_journal import PageMemory
-from scheduler_proc.deciding.pages.page_tiers import PageStore
+from scheduler_proc.deciding.pages.page_observer import PageStore
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
 

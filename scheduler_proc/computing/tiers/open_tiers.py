@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-import msgspec
-
 from messages.config.server import CacheConfig
 from messages.errors import BootError
 from scheduler_proc.computing.kv_cache.kv_tensors import GIB
@@ -21,35 +19,25 @@ def open_tiers(
 ) -> tuple[TieredPages | None, str]:
     """Returns the tiers of scheduler number `engine`, `None` without any, and a description of missing ones.
 
-    A disk that cannot be used is reported there; it must not keep a server from serving. With `state_copies`, states of
-    recurrent layers have a part of each tier.
+    A disk that cannot be used is reported there; it must not keep a server from serving. States of recurrent layers
+    have a part of each tier.
     """
-    folder = Path(config.kv_disk) / f"engine-{engine}" if config.kv_disk else None
-    try:
-        if state_copies is None:
-            return _make_tiers(config, copies, 1.0, identity, folder), ""
-        share = 1 / (1 + PAGES_TO_STATES)
-        states = _make_tiers(config, state_copies, share, identity, folder and folder / "states")
-        return _make_tiers(config, copies, 1 - share, identity, folder, states), ""
-    except BootError as error:
-        without_disk = msgspec.structs.replace(config, kv_disk="")
-        tiers, _ = open_tiers(without_disk, copies, state_copies, identity, engine)
-        return tiers, f"no KV cache on disk (--kv-disk): {error}"
-
-
-def _make_tiers(
-    config: CacheConfig,
-    copies: PageCopies,
-    share: float,
-    identity: bytes,
-    folder: Path | None,
-    states: TieredPages | None = None,
-) -> TieredPages | None:
-    """Returns tiers of this share of the flags' sizes. Raises `BootError` if the disk cannot be used."""
-    tiers: list[Tier] = []
-    if config.kv_offload_gb:
-        file = SlotFile(os.memfd_create("kv-offload"), copies.page_bytes)
-        tiers.append(Tier("host", file, int(config.kv_offload_gb * share * GIB) // file.slot_bytes))
-    if folder is not None:
-        tiers.append(DiskTier(folder, int(config.kv_disk_gb * share * GIB), identity, copies.page_bytes))
-    return TieredPages(copies, tiers, states) if tiers else None
+    folder, share = Path(config.kv_disk) / f"engine-{engine}", 1 / (1 + PAGES_TO_STATES)
+    kinds = [(copies, 1.0, folder)]
+    if state_copies is not None:
+        kinds = [(state_copies, share, folder / "states"), (copies, 1 - share, folder)]
+    store, missing = None, ""
+    for own, part, place in kinds:
+        tiers: list[Tier] = []
+        if config.kv_offload_gb:
+            file = SlotFile(os.memfd_create("kv-offload"), own.page_bytes)
+            tiers.append(Tier("host", file, int(config.kv_offload_gb * part * GIB) // file.slot_bytes))
+        if config.kv_disk:
+            try:
+                tiers.append(DiskTier(place, int(config.kv_disk_gb * part * GIB), identity, own.page_bytes))
+            except BootError as error:
+                missing = f"no KV cache on disk (--kv-disk): {error}"
+        if not tiers:
+            return None, missing
+        store = TieredPages(own, tiers, store)
+    return store, missing

@@ -2,8 +2,8 @@
 
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_journal import PageJournal, PageMemory
-from scheduler_proc.deciding.pages.page_observer import PageObserver
-from scheduler_proc.deciding.pages.page_tiers import PageStore, PageTiers
+from scheduler_proc.deciding.pages.page_observer import PageObserver, PageStore
+from scheduler_proc.deciding.pages.page_tiers import PageTiers
 from scheduler_proc.deciding.pages.radix import RadixTree
 from scheduler_proc.deciding.pages.state_slots import StateSlots
 from scheduler_proc.deciding.pages.window_pages import WindowPages

@@ -13,15 +13,15 @@ an incomplete load the request begins again from what is cached.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from messages.ring.cache import CacheAnswer, CacheExplained, CacheListed, CacheQuestion, ExplainCache
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_journal import NOTHING_BEFORE, digest_of
-from scheduler_proc.deciding.pages.page_observer import PageObserver
+from scheduler_proc.deciding.pages.page_observer import PageObserver, PageStore
 from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.pages.state_slots import StateSlots
 from scheduler_proc.deciding.requests import salt_of
@@ -60,70 +60,8 @@ IMPATIENCE = 1.05
 """The factor by which each load that was not worth its time raises the limit, so that eventually one is measured."""
 
 
-class PageStore(Protocol):
-    """Keeps K and V of evicted pages. Only `settle` blocks. A thread of it calls `wake` when pages have been loaded."""
-
-    wake: Callable[[], None]
-
-    @property
-    def states(self) -> "PageStore | None":
-        """The store of checkpoints, whose pages are state slots; closed, cleared and waited for with this one."""
-        ...
-
-    @property
-    def page_put_s(self) -> float:
-        """The measured delay of steps for each page that is put; 0 before the first."""
-        ...
-
-    def find(self, digest: bytes) -> str | None:
-        """Returns the name of the tier that has a page, `None` if none has it."""
-        ...
-
-    def touch(self, digests: Sequence[bytes]) -> None:
-        """Marks the pages of a prefix as used last, so that they are evicted last."""
-
-    def put(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Copies the pages into the store, or drops them if there is no time. Any later step may overwrite them."""
-
-    def estimate_s(self, digests: Sequence[bytes]) -> float:
-        """Returns the expected duration of a load of these pages by the measured rates; 0 before the first."""
-        ...
-
-    def load(self, uid: int, pages: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Starts to fill the pages with the contents that `put` stored under these names."""
-
-    def cancel(self, uid: int) -> None:
-        """Stops writing to the pages of a request's load, if it has one."""
-
-    def pop_loaded(self) -> list[tuple[int, int, bool]]:
-        """Returns the loads that have made progress or have ended, possibly incomplete.
-
-        Each entry is the uid, the number of its first pages that hold K and V for every step launched from now on, and
-        whether the load has ended.
-        """
-        ...
-
-    def sizes(self) -> dict[str, int]:
-        """Returns the number of pages in each tier."""
-        ...
-
-    def settle(self, timeout_s: float) -> bool:
-        """Waits until all pages that were put are stored or dropped. Returns False on a timeout."""
-        ...
-
-    def clear(self) -> None:
-        """Forgets every page."""
-
-    def gauges(self) -> dict[str, float]:
-        """Returns sizes and counters by name."""
-        ...
-
-    def close(self) -> None:
-        """Ends the threads and drops pending writes."""
-
-
 class _Load:
-    """Of the pages of `req` from `start` on and, with a `slot`, of the checkpoint of the `last` one."""
+    """Fills the pages of `req` from `start` on and, with a `slot`, the checkpoint of the `last` one."""
 
     def __init__(self, req: Req, start: int, last: bytes, slot: int | None):
         self.req = req
@@ -132,9 +70,19 @@ class _Load:
         self.last = last
         self.num_running = (start < len(req.pages)) + (slot is not None)
         """The stores that have not ended it."""
-        self.num_loaded = 0
-        self.has_state = False
+        self.num_loaded = Counter[PageStore]()
         self.deadline_s = time.monotonic() + LOAD_TIMEOUT_S
+
+    @property
+    def is_whole(self) -> bool:
+        return self.num_loaded.total() == len(self.req.pages) - self.start + (self.slot is not None)
+
+
+class _Checkpoints(NamedTuple):
+    """The slots of recurrent states, and the store of evicted ones, whose pages are slots."""
+
+    slots: StateSlots
+    store: PageStore
 
 
 class PageTiers(PageObserver):
@@ -146,10 +94,10 @@ class PageTiers(PageObserver):
     def __init__(self, store: PageStore, num_pages: int, page_size: int, slots: StateSlots | None = None):
         self.num_evicted_at_once = min(MAX_EVICTED_AT_ONCE, num_pages // 32)
         self._store = store
-        self._states = store.states
-        self._slots = slots
-        if slots is not None:
-            slots.on_evicted = self._put_states
+        self._checkpoints: _Checkpoints | None = None
+        if slots is not None and store.states is not None:
+            self._checkpoints = _Checkpoints(slots, store.states)
+            slots.on_evicted = self._put_checkpoints
         self._page_size = page_size
         self._digests = [b""] * num_pages
         """By page: empty for those that are not in the radix tree."""
@@ -178,8 +126,7 @@ class PageTiers(PageObserver):
         share = (1 - 1 / NUM_MEASURED_PAGES) ** len(pages)
         self._num_asked_for *= share
         self._num_evicted = self._num_evicted * share + len(pages)
-        if self._slots is not None:
-            self._put_states(self._slots.find_likely(pages))
+        self._put_checkpoints(pages)
         if self._is_worth_it(len(pages), self._store.page_put_s):
             self._store.put(pages, digests)
             return
@@ -192,13 +139,15 @@ class PageTiers(PageObserver):
         for page in pages:
             self._digests[page] = b""
 
-    def _put_states(self, slots: Mapping[int, int]) -> None:
-        """Puts the checkpoints in `slots`, by page, if that is worth it. Those of pages without a name are lost."""
-        named = {self._digests[page]: slot for page, slot in slots.items() if self._digests[page]}
-        if named and self._states is not None and self._slots is not None:
-            interval = self._slots.interval
-            if self._is_worth_it(interval * len(named), self._states.page_put_s / interval):
-                self._states.put(list(named.values()), list(named))
+    def _put_checkpoints(self, pages: Collection[int], *, is_end: bool = False) -> None:
+        """Puts the checkpoints of cached pages that requests may continue from: at the end, or if that is worth it."""
+        if self._checkpoints is None:
+            return
+        slots, store = self._checkpoints
+        likely = {self._digests[page]: slot for page, slot in slots.find_likely(pages).items() if self._digests[page]}
+        num_pages, page_put_s = slots.interval * len(likely), store.page_put_s / slots.interval
+        if likely and (is_end or self._is_worth_it(num_pages, page_put_s)):
+            store.put(list(likely.values()), list(likely))
 
     def _is_worth_it(self, num_pages: int, page_put_s: float) -> bool:
         """True if it is likely enough that pages will be requested again, or if the cost is to be measured again."""
@@ -215,9 +164,9 @@ class PageTiers(PageObserver):
         if load is not None:
             req.is_loading = False
             self._store.cancel(req.uid)
-            if load.slot is not None and self._states is not None and self._slots is not None:
-                self._states.cancel(req.uid)
-                self._slots.free((load.slot,))
+            if self._checkpoints is not None:
+                self._checkpoints.store.cancel(req.uid)
+                self._checkpoints.slots.free([] if load.slot is None else [load.slot])
 
     def on_flushed(self) -> None:
         self._store.clear()
@@ -231,8 +180,7 @@ class PageTiers(PageObserver):
         for start in range(0, len(pages), SAVED_AT_ONCE):
             part = pages[start : start + SAVED_AT_ONCE]
             self._store.put(part, [self._digests[page] for page in part])
-            if self._slots is not None:
-                self._put_states(self._slots.find_likely(part))
+            self._put_checkpoints(part, is_end=True)
             if not self._store.settle(deadline_s - time.monotonic()):
                 return
 
@@ -248,7 +196,7 @@ class PageTiers(PageObserver):
         """
         if req.is_loading:
             return True
-        num_cached = 0 if self._slots is None else cache.count_unusable(req)
+        num_cached = 0 if self._checkpoints is None else cache.count_unusable(req)
         digests = self._find_worth_loading(req, num_cached)
         if not digests or len(digests) > cache.num_available:
             return False
@@ -257,8 +205,8 @@ class PageTiers(PageObserver):
         num_cached = min(num_cached, len(digests))
         start, end = req.num_shared_pages + num_cached, req.num_shared_pages + len(digests)
         slot = None
-        if self._slots is not None:
-            slot = self._slots.allocate_for_checkpoint()
+        if self._checkpoints is not None:
+            slot = self._checkpoints.slots.allocate_for_checkpoint()
             if slot is None:
                 return False
             cache.reopen(req, start)
@@ -270,8 +218,8 @@ class PageTiers(PageObserver):
         self._num_asked_for += len(digests)
         if start < end:
             self._store.load(req.uid, req.pages[start:end], digests[num_cached:])
-        if slot is not None and self._states is not None:
-            self._states.load(req.uid, (slot,), digests[-1:])
+        if slot is not None and self._checkpoints is not None:
+            self._checkpoints.store.load(req.uid, (slot,), digests[-1:])
         return True
 
     def _find_worth_loading(self, req: Req, num_cached: int) -> list[bytes]:
@@ -279,7 +227,8 @@ class PageTiers(PageObserver):
 
         `num_cached` of them need not be loaded. The store has a checkpoint of the last one, if there are any.
         """
-        if self._states is not None and req.num_computed_tokens and req.state_page is None:
+        checkpoints = self._checkpoints
+        if checkpoints is not None and req.num_computed_tokens and req.state_page is None:
             return []  # it would lose what it has computed
         start, end = req.num_shared_pages, req.pending.num_reusable_tokens // self._page_size
         digests: list[bytes] = []
@@ -288,7 +237,7 @@ class PageTiers(PageObserver):
             is_whole = is_whole and (place < num_cached or self._store.find(digest) is not None)
             if is_whole:
                 digests.append(digest)
-                if self._states is None or self._states.find(digest) is not None:
+                if checkpoints is None or checkpoints.store.find(digest) is not None:
                     num_usable = len(digests)
             elif digest in self._forgotten:
                 del self._forgotten[digest]
@@ -307,9 +256,9 @@ class PageTiers(PageObserver):
         """Returns the expected duration of a load of these pages; marks them as used."""
         self._store.touch(digests)
         seconds = self._store.estimate_s(digests[num_cached:])
-        if self._states is not None:
-            self._states.touch(digests[-1:])
-            seconds += self._states.estimate_s(digests[-1:])
+        if self._checkpoints is not None:
+            self._checkpoints.store.touch(digests[-1:])
+            seconds += self._checkpoints.store.estimate_s(digests[-1:])
         return seconds
 
     def collect_loaded(self, cache: BlockAllocator) -> None:
@@ -317,49 +266,35 @@ class PageTiers(PageObserver):
         if not self._loads:
             return
         now_s = time.monotonic()
-        changed: dict[_Load, None] = {}
-        for store in filter(None, (self._store, self._states)):
+        for store in (self._store, *(self._checkpoints or ())[1:]):
             for uid, num_loaded, has_ended in store.pop_loaded():
                 load = self._loads[uid]
-                changed[load] = None
+                load.deadline_s = now_s + LOAD_TIMEOUT_S
+                load.num_loaded[store] = num_loaded
                 load.num_running -= has_ended
-                if store is self._store:
-                    load.num_loaded = num_loaded
-                else:
-                    load.has_state = num_loaded > 0
-        for load in changed:
-            load.deadline_s = now_s + LOAD_TIMEOUT_S
-            if not load.num_running:
+        for load in list(self._loads.values()):
+            is_late = load.deadline_s < now_s
+            if load.slot is None or not load.num_running:
+                num_tokens = (load.start + load.num_loaded[self._store]) * self._page_size
+                load.req.num_computed_tokens = max(load.req.num_computed_tokens, num_tokens)
+            if is_late:
+                self._rest_until_s = now_s + REST_S
+            if is_late or not load.num_running:
                 self._end(load, cache)
-            elif load.slot is None:
-                self._advance(load)
-        for load in [load for load in self._loads.values() if load.deadline_s < now_s]:
-            self.on_closed(load.req)
-            self._rest_until_s = now_s + REST_S
-            if load.slot is not None:
-                cache.reopen(load.req)
-
-    def _advance(self, load: _Load) -> None:
-        num_tokens = (load.start + load.num_loaded) * self._page_size
-        load.req.num_computed_tokens = max(load.req.num_computed_tokens, num_tokens)
 
     def _end(self, load: _Load, cache: BlockAllocator) -> None:
         """Caches the pages of a load, and lets its request continue from the checkpoint or, without it, begin again."""
-        req = load.req
-        is_whole = load.has_state and load.start + load.num_loaded == len(req.pages)
-        req.is_loading = False
-        del self._loads[req.uid]
-        self._advance(load)
+        req, slot, is_whole = load.req, load.slot, load.is_whole
         cache.share(req)
-        if load.slot is None or self._slots is None:
+        if slot is not None and is_whole and cache.keep_state(req, req.num_computed_tokens, slot, is_likely=True):
+            load.slot = None
+        self.on_closed(req)
+        if self._checkpoints is None:
             return
-        if not is_whole:
-            self._slots.free((load.slot,))
+        if is_whole:
+            self._checkpoints.slots.use(req, req.pages[-1])
+        else:
             cache.reopen(req)
-            return
-        if not cache.keep_state(req, req.num_computed_tokens, load.slot, is_likely=True):
-            self._slots.free((load.slot,))
-        self._slots.use(req, req.pages[-1])
 
     @property
     def _page_compute_s(self) -> float:
@@ -399,7 +334,7 @@ class PageTiers(PageObserver):
             if name is None and index >= num_cached:
                 break
             names.append(name)
-            place = name if self._states is None else self._states.find(digest)
+            place = name if self._checkpoints is None else self._checkpoints.store.find(digest)
             if place is not None:
                 num_usable, last = len(names), place
         counts = Counter(name or last for name in names[:num_usable])

@@ -36,8 +36,8 @@ class StateSlots:
         self.num_slots = num_slots
         self.interval = interval
         self.num_evicted = 0
-        self.on_evicted: Callable[[Mapping[int, int]], None] = lambda slots: None
-        """Called with a checkpoint, slot by page, that is about to be evicted though requests may continue there."""
+        self.on_evicted: Callable[[Collection[int]], None] = lambda pages: None
+        """Called with pages whose checkpoints are evicted next."""
         self._pool = PagePool(num_slots, set(attached.values()))
         self._attached = dict(attached)
         """The slot of each page that has a checkpoint."""
@@ -74,7 +74,7 @@ class StateSlots:
         """Returns a slot, which must be available; evicts a checkpoint if needed."""
         if not self._pool.num_free:
             page = next(iter(self._passed or self._kept))
-            self.on_evicted(self.find_likely((page,)))
+            self.on_evicted((page,))
             self.detach((page,))
             self.num_evicted += 1
         return self._pool.allocate(1)[0]
