@@ -47,7 +47,8 @@ def make_scheduler(
     )
     memory, store = runner.page_memory, runner.page_store
     if store is not None and wake is not None:
-        store.wake = wake
+        for each in filter(None, (store, store.states)):
+            each.wake = wake
     is_sharing = config.cache.enable_prefix_caching
     cache = open_cache(runner.num_pages, page_size, is_sharing, memory, store, runner.windows, runner.states)
     journal = cache.find_observer(PageJournal)

@@ -31,7 +31,6 @@ from scheduler_proc.computing.kv_cache.page_sizes import (
     find_window,
     page_bytes,
     pages_per_context,
-    refuse_states,
     state_bytes,
 )
 from scheduler_proc.computing.loading.identity import identity_of
@@ -98,14 +97,15 @@ class LoadedModel:
             draft_cache = self.draft._allocate_beside(cache)
             draft_runner, draft_degraded = self.draft._ready(draft_factory, draft_cache, report, is_file=False)
             degraded += draft_degraded
-        store = None
+        store, sizes = None, self._sizes
         if self.config.cache.kv_disk or self.config.cache.kv_offload_gb:
             identity = identity_of(self.config, self.decoder.model, self.placement)
-            copies = PageCopies(cache, factory.device)
-            store, missing = open_tiers(self.config.cache, copies, identity, self.place.engine)
+            device, num_states = factory.device, sizes.count_states(num_pages)
+            copies = PageCopies(cache.tensors, num_pages, device, device.will_write)
+            state_copies = PageCopies(cache.state_tensors, num_states, device) if num_states else None
+            store, missing = open_tiers(self.config.cache, copies, state_copies, identity, self.place.engine)
             degraded.append(missing)
         texts, placement = "; ".join(filter(None, degraded)), self.placement.texts
-        sizes = self._sizes
         windows = None if self.window is None else (self.window, sizes.count_window_pages(num_pages))
         states = StatePool(sizes.count_states(num_pages), sizes.pages_per_state) if self.limits.has_states else None
         return runner.with_parts(RunnerParts(texts, placement, memory, store, draft_runner, publish, windows, states))
@@ -345,8 +345,8 @@ def _limit(
     """Returns the window of the layers with window pages, if any have, and the limits of the model's steps."""
     window, has_states = None if is_draft else find_window(config, model), bool(model.recurrents)
     has_adapters = bool(config.model.num_lora_slots) and not is_draft
-    if has_states:
-        refuse_states(config, is_draft=is_draft)
+    if has_states and is_draft:
+        raise BootError("--draft-model: the draft model has recurrent layers, which are not supported for drafts")
     return window, dataclasses.replace(
         limits, has_windows=window is not None, has_states=has_states, has_adapters=has_adapters
     )

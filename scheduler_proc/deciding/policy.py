@@ -259,7 +259,7 @@ class Policy:
             if by_uid is not None and req.num_shared_pages < num_usable:
                 self._note_delay(req, by_uid)
                 return
-            if self._tiers is not None and self._tiers.load(req, self._cache.grow):
+            if self._tiers is not None and self._tiers.load(req, self._cache):
                 plan.pages_in_work[self._page_key(req)] = req.uid
                 self._note_delay(req, req.uid)
                 return

@@ -67,6 +67,8 @@ class KVTensors:
         self.layers = {index: stored[source] for index, source in enumerate(kv_layers) if source is not None}
         """By layer; some may have the same."""
         self.stored = [stored[index] for index in sorted(stored)]
+        self.state_tensors = [tensor for stack in (state_stacks or {}).values() for tensor in stack]
+        """All tensors that states consist of."""
         self.states: dict[int, LayerState] = {}
         """By layer."""
         for indices, stack in (state_stacks or {}).items():
