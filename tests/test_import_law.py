@@ -62,6 +62,7 @@ RULES = {
     ),
     "extras/faults": rule("extras.faults scheduler_proc supervisor runtime messages", "msgspec"),
     "extras/live": rule("extras.live frontend runtime messages", "msgspec starlette psutil"),
+    "extras/ollama": rule("extras.ollama frontend runtime messages", "msgspec starlette"),
     "extras/remote": rule("extras.remote supervisor runtime messages", "msgspec zmq psutil"),
     "extras/remote/ray_placement.py": rule("extras.remote supervisor messages", "ray"),
     "extras/replay": rule("extras.replay extras.faults supervisor runtime messages", "msgspec"),

@@ -9,8 +9,17 @@ from frontend.http.responses import FileReply
 
 FOLDER = Path(__file__).with_name("page")
 INDEX = "index.html"
+RUNNING = "running.txt"
+"""What Ollama's clients expect in place of the page."""
 
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -31,7 +40,8 @@ class PageApi:
         self._files = {path.name: path for path in FOLDER.iterdir()}
 
     async def index(self, request: Request) -> FileReply:
-        return self._reply(INDEX)
+        is_ollama = request.headers.get("user-agent", "").startswith("ollama")
+        return self._reply(RUNNING if is_ollama else INDEX)
 
     async def file(self, request: Request) -> FileReply:
         """Raises `HTTPException` (404) for what is no file of the page."""
