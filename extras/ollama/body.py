@@ -1,7 +1,7 @@
 """The bodies of `/api/chat` and `/api/generate`, and their conversion to a conversation or a raw prompt."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta, Raw
@@ -51,19 +51,19 @@ KeepAlive = Annotated[float | str | None, Meta(description=KEEP_ALIVE_TEXT)]
 Text = Annotated[str | None, Meta(description="a string")]
 
 
-class Call(msgspec.Struct, frozen=True):
+class EarlierCall(msgspec.Struct, frozen=True):
     function: dict[str, Any]
     id: str | None = None
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True):
     """`tool_name`: the tool whose result the message has."""
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | None = None
     thinking: str | None = None
     images: list[Any] | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[EarlierCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -90,12 +90,12 @@ class AnswerBody(ModelBody, frozen=True, kw_only=True):
     top_logprobs: NumLogprobs = None
 
 
-class ChatBody(AnswerBody, frozen=True, kw_only=True):
-    messages: Annotated[list[Message], Meta(max_length=MAX_MESSAGES, description=MESSAGES_TEXT)] = []
+class OllamaChat(AnswerBody, frozen=True, kw_only=True):
+    messages: Annotated[list[OllamaMessage], Meta(max_length=MAX_MESSAGES, description=MESSAGES_TEXT)] = []
     tools: Annotated[list[Any] | None, Meta(description=TOOLS_TEXT)] = None
 
 
-class GenerateBody(AnswerBody, frozen=True, kw_only=True):
+class OllamaPrompt(AnswerBody, frozen=True, kw_only=True):
     prompt: Text = None
     system: Text = None
     suffix: Text = None
@@ -121,12 +121,12 @@ def read_params(body: AnswerBody, conversations: Conversations) -> SamplingParam
 
 
 def _closed(schema: Any) -> Any:
-    """Returns the schema; as in Ollama, objects have only the properties that it names, unless it says otherwise."""
+    """Returns the schema. As in Ollama, objects with `properties` may have no others unless it allows them."""
     if isinstance(schema, list):
-        return [_closed(entry) for entry in schema]  # pyright: ignore[reportUnknownVariableType]
+        return [_closed(entry) for entry in cast("list[Any]", schema)]
     if not isinstance(schema, dict):
         return schema
-    closed = {name: _closed(value) for name, value in schema.items()}  # pyright: ignore[reportUnknownVariableType]
+    closed = {name: _closed(value) for name, value in cast("dict[str, Any]", schema).items()}
     return {"additionalProperties": False, **closed} if isinstance(closed.get("properties"), dict) else closed
 
 
@@ -142,13 +142,13 @@ def _num_tokens(given: Raw) -> int | None:
     return number
 
 
-def chat_of(body: ChatBody, conversations: Conversations) -> Conversation:
+def chat_of(body: OllamaChat, conversations: Conversations) -> Conversation:
     """Converts the body to a conversation. Raises `RequestError` (400)."""
     tools = conversations.choose_tools(check_tools(body.tools), "auto", allows_several=True)
     return make_conversation(body, _read_messages(body.messages), conversations, tools=tools)
 
 
-def prompt_of(body: GenerateBody, conversations: Conversations) -> Conversation:
+def prompt_of(body: OllamaPrompt, conversations: Conversations) -> Conversation:
     """Converts a prompt that is not raw to a conversation of one turn. Raises `RequestError` (400)."""
     texts = (("system", body.system), ("user", body.prompt))
     messages = [ChatMessage(role=role, content=text) for role, text in texts if text]
@@ -158,7 +158,7 @@ def prompt_of(body: GenerateBody, conversations: Conversations) -> Conversation:
 def make_conversation(
     body: AnswerBody, messages: Sequence[ChatMessage], conversations: Conversations, **fields: Any
 ) -> Conversation:
-    switches = None if body.think is None else dict.fromkeys(THINKING_SWITCHES, bool(body.think))
+    switches: dict[str, Any] = {} if body.think is None else dict.fromkeys(THINKING_SWITCHES, bool(body.think))
     last = messages[-1]
     return Conversation(
         messages=messages,
@@ -170,7 +170,7 @@ def make_conversation(
     )
 
 
-def _read_messages(given: Sequence[Message]) -> list[ChatMessage]:
+def _read_messages(given: Sequence[OllamaMessage]) -> list[ChatMessage]:
     """Returns the messages; calls without an id, and their results in the same order, get one."""
     messages: list[ChatMessage] = []
     waiting: list[str] = []

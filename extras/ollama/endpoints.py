@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from extras.ollama.body import REFUSED, ChatBody, GenerateBody, ModelBody, chat_of, prompt_of, read_params
+from extras.ollama.body import REFUSED, ModelBody, OllamaChat, OllamaPrompt, chat_of, prompt_of, read_params
 from extras.ollama.reply import Answer, AnswerLines, DoneReason, Piece, Render, chat_line, now, prompt_line
 from frontend.api.answers.answer_blocks import AnswerBlocks
 from frontend.api.answers.conversation import Conversation, Conversations
@@ -55,8 +55,8 @@ class AnswerApi:
         self._streams = streams
         self._reader = reader
         self._conversations = conversations
-        self._chats = reader.decoder(ChatBody)
-        self._prompts = reader.decoder(GenerateBody)
+        self._chats = reader.decoder(OllamaChat)
+        self._prompts = reader.decoder(OllamaPrompt)
 
     async def chat(self, request: Request) -> EventStream | WholeReply | JsonReply:
         """Raises `RequestError`; if another process refuses the request, the response raises it."""
@@ -81,14 +81,14 @@ class AnswerApi:
         )
         return self._answer(request, body, blocks, prompt_line)
 
-    def _open(self, request: Request, body: ChatBody | GenerateBody, conversation: Conversation) -> AnswerBlocks:
+    def _open(self, request: Request, body: OllamaChat | OllamaPrompt, conversation: Conversation) -> AnswerBlocks:
         is_streamed = body.stream is not False
         opened = self._conversations.open(
             conversation, trace_of(request.scope), is_streamed=is_streamed, timeout_s=None
         )
         return opened[0]
 
-    def _open_raw(self, request: Request, body: GenerateBody, prompt: str) -> AnswerBlocks:
+    def _open_raw(self, request: Request, body: OllamaPrompt, prompt: str) -> AnswerBlocks:
         """Opens the answer to a prompt that no chat template changes."""
         wanted = PromptRequest(prompt, read_params(body, self._conversations))
         is_streamed = body.stream is not False
@@ -96,7 +96,7 @@ class AnswerApi:
         return AnswerBlocks(generation, None)
 
     def _answer(
-        self, request: Request, body: ChatBody | GenerateBody, blocks: AnswerBlocks, render: Render
+        self, request: Request, body: OllamaChat | OllamaPrompt, blocks: AnswerBlocks, render: Render
     ) -> EventStream | WholeReply:
         answer = Answer(body.model, blocks, render)
         if body.stream is False:

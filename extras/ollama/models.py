@@ -13,7 +13,7 @@ from extras.ollama.body import ModelBody
 from extras.ollama.endpoints import Reader
 from extras.ollama.weights import WeightFacts, read_weights
 from frontend.api.answers.conversation import Conversations
-from frontend.api.operate.info import find_version
+from frontend.api.operate.info import VersionReply, find_version
 from frontend.http.responses import JsonReply
 from messages.config.server import Config
 from messages.errors import ErrorInfo, RequestError
@@ -33,7 +33,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
     quantization_level: str
 
 
-class Model(msgspec.Struct, frozen=True, kw_only=True):
+class LocalModel(msgspec.Struct, frozen=True, kw_only=True):
     """`size`: bytes of the weights. The last three fields are only in `/api/ps`."""
 
     name: str
@@ -47,8 +47,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int | UnsetType = UNSET
 
 
-class ModelList(msgspec.Struct, frozen=True):
-    models: list[Model]
+class LocalModels(msgspec.Struct, frozen=True):
+    models: list[LocalModel]
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,10 +59,6 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     model_info: dict[str, Any]
     capabilities: list[str]
     modified_at: str
-
-
-class VersionReply(msgspec.Struct, frozen=True):
-    version: str
 
 
 class ShowBody(ModelBody, frozen=True, kw_only=True):
@@ -102,13 +98,13 @@ class ModelsApi:
         return JsonReply(VersionReply(find_version()))
 
     async def tags(self, request: Request) -> JsonReply:
-        return JsonReply(ModelList([self._model(name) for name in self._config.facts.served_names]))
+        return JsonReply(LocalModels([self._model(name) for name in self._config.facts.served_names]))
 
     async def running(self, request: Request) -> JsonReply:
         """All models of this server are in memory until it ends."""
         context, names = self._config.facts.max_model_len, self._config.facts.served_names
         fields = {"expires_at": NEVER, "size_vram": 0, "context_length": context}
-        return JsonReply(ModelList([msgspec.structs.replace(self._model(name), **fields) for name in names]))
+        return JsonReply(LocalModels([msgspec.structs.replace(self._model(name), **fields) for name in names]))
 
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404) for a name that is not served."""
@@ -143,9 +139,9 @@ class ModelsApi:
         )
         raise RequestError(ErrorInfo(501, text, code="not_supported"))
 
-    def _model(self, name: str) -> Model:
+    def _model(self, name: str) -> LocalModel:
         weights = self._weights
-        return Model(
+        return LocalModel(
             name=name,
             model=name,
             modified_at=_rfc3339(weights.modified_s),

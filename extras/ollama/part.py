@@ -3,21 +3,20 @@
 from functools import partial
 from typing import Any
 
-from extras.ollama.body import ChatBody, GenerateBody
+from extras.ollama.body import OllamaChat, OllamaPrompt
 from extras.ollama.endpoints import AnswerApi, Reader
 from extras.ollama.errors import OLLAMA_ERRORS
-from extras.ollama.models import ModelList, ModelsApi, ShowBody, Shown, VersionReply
+from extras.ollama.models import LocalModels, ModelsApi, ShowBody, Shown
 from extras.ollama.reply import ChatLine, PromptLine
 from frontend.api.answers.conversation import Conversations
+from frontend.api.operate.info import VersionReply
 from frontend.extras import FrontendContext, FrontendPart
 from frontend.http.endpoint import Endpoint
 from frontend.parsing.model_format import load_model_format
 
 MODEL = {"model": "m"}
-CHAT: dict[str, Any] = {
-    "messages": [{"role": "user", "content": "How far is the moon?"}],
-    "options": {"num_predict": 8},
-}
+BRIEF: dict[str, Any] = {"model": "m", "options": {"num_predict": 8}, "stream": False}
+USER = {"role": "user", "content": "How far is the moon?"}
 
 UNSUPPORTED = (("pull", "POST"), ("create", "POST"), ("push", "POST"), ("copy", "POST"), ("delete", "DELETE"))
 
@@ -46,25 +45,25 @@ def routes(answers: AnswerApi, models: ModelsApi) -> list[Endpoint]:
             answers.chat,
             "Continue a conversation",
             ChatLine,
-            body=ChatBody,
+            body=OllamaChat,
             description="Lines of JSON unless `stream` is false.",
-            examples={"one": {**CHAT, "stream": False}},
+            examples={"one": {**BRIEF, "messages": [USER]}},
         ),
         _MODEL(
             "/api/generate",
             answers.generate,
             "Answer a prompt",
             PromptLine,
-            body=GenerateBody,
+            body=OllamaPrompt,
             description="Lines of JSON unless `stream` is false.",
-            examples={"one": {"prompt": "Once upon a time", "options": {"num_predict": 8}, "stream": False}},
+            examples={"one": {**BRIEF, "prompt": "Once upon a time"}},
         ),
         _MODEL("/api/show", models.show, "What the model is and can do", Shown, body=ShowBody),
-        _OLLAMA("/api/tags", models.tags, "The served models", ModelList),
-        _OLLAMA("/api/ps", models.running, "The models in memory", ModelList),
+        _OLLAMA("/api/tags", models.tags, "The served models", LocalModels),
+        _OLLAMA("/api/ps", models.running, "The models in memory", LocalModels),
         _OLLAMA("/api/version", models.version, "The version of the server", VersionReply, access="public"),
         *(
-            _OLLAMA(f"/api/{name}", models.refuse, refused, method=method, errors=(501,))  # pyright: ignore[reportArgumentType]
+            _OLLAMA(f"/api/{name}", models.refuse, refused, method=method, is_described=False)  # pyright: ignore[reportArgumentType]
             for name, method in UNSUPPORTED
         ),
     ]

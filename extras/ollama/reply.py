@@ -24,7 +24,7 @@ class CalledFunction(msgspec.Struct, frozen=True):
     arguments: dict[str, Any]
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class OllamaCall(msgspec.Struct, frozen=True):
     id: str
     function: CalledFunction
 
@@ -33,7 +33,7 @@ class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str = ""
     thinking: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[OllamaCall] | UnsetType = UNSET
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class Piece(NamedTuple):
 
     text: str = ""
     thinking: str = ""
-    calls: Sequence[ToolCall] = ()
+    calls: Sequence[OllamaCall] = ()
 
 
 Render = Callable[[Piece, dict[str, Any]], Line]
@@ -163,7 +163,7 @@ def _span(begin_ns: int, end_ns: int) -> int:
 def _gather(events: Iterable[BlockEvent]) -> Piece:
     """Returns what the events add; a call is added when it is complete."""
     texts: dict[str, list[str]] = {"text": [], "reasoning": []}
-    calls: list[ToolCall] = []
+    calls: list[OllamaCall] = []
     for event in events:
         match event:
             case BlockText(block, text) if block.kind != "call":
@@ -175,10 +175,10 @@ def _gather(events: Iterable[BlockEvent]) -> Piece:
     return Piece("".join(texts["text"]), "".join(texts["reasoning"]), calls)
 
 
-def _call(block: Block) -> ToolCall:
+def _call(block: Block) -> OllamaCall:
     """Returns a call. Arguments that are not a JSON object are returned under `invalid_json`."""
     try:
         arguments = msgspec.json.decode(block.text or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         arguments = {"invalid_json": block.text}
-    return ToolCall(block.call_id, CalledFunction(block.call_index, block.name, arguments))
+    return OllamaCall(block.call_id, CalledFunction(block.call_index, block.name, arguments))

@@ -8,7 +8,7 @@ from extras.live.page_files import FOLDER
 from tests.frontend.frontend_run import FrontendRun
 
 NAMES = sorted(path.name for path in FOLDER.iterdir())
-TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
 
 
 def test_the_page_and_its_files_are_served_under_a_strict_policy(server: FrontendRun):
