@@ -27,6 +27,7 @@ def rule(ours: str, others: str) -> Rule:
 
 RULES = {
     "launch.py": rule("supervisor", ""),
+    "sluice": rule("launch", ""),
     "supervisor": rule("supervisor runtime messages", "msgspec psutil"),
     "supervisor/memory_files.py": rule("supervisor runtime messages kernels.cpu.huge_memory", ""),
     "supervisor/model/fetch.py": rule("supervisor runtime messages", "msgspec huggingface_hub"),
@@ -198,6 +199,7 @@ LAYERS = {
 
 LOAD_RUNNER = "scheduler_proc/computing/load_runner.py"
 FUNCTION_LEVEL_IMPORTS = {
+    ("sluice/command.py", "launch"): "is found only after its folder has been named",
     ("launch.py", "supervisor.programs"): "is for commands only",
     ("launch.py", "supervisor.cli.operate"): "takes a third of the launcher's imports, for commands only",
     ("launch.py", "supervisor.run"): "the scheduler's process is begun before",
