@@ -62,6 +62,7 @@ RULES = {
         "extras.batches frontend supervisor runtime messages", "msgspec starlette python_multipart tqdm"
     ),
     "extras/faults": rule("extras.faults scheduler_proc supervisor runtime messages", "msgspec"),
+    "extras/home": rule("extras.home supervisor runtime messages", "huggingface_hub"),
     "extras/live": rule("extras.live frontend runtime messages", "msgspec starlette psutil"),
     "extras/ollama": rule("extras.ollama frontend runtime messages", "msgspec starlette"),
     "extras/remote": rule("extras.remote supervisor runtime messages", "msgspec zmq psutil"),

@@ -18,7 +18,7 @@ NOT_INSTALLED = {"__pycache__", "prebuilt"}
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel's contents, beside another distribution's `kernels`."""
+    """A folder with the wheel's contents, next to another distribution's `kernels`."""
     pytest.importorskip("setuptools", reason="builds a wheel without a network, with the setuptools that is installed")
     folder = tmp_path_factory.mktemp("installed")
     for name in ("setup.py", "pyproject.toml", "README.md", "launch.py", "sluice", *PACKAGES):
