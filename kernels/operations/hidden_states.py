@@ -26,14 +26,9 @@ def store_hidden_reference(hidden_TE: Tensor, slots_T: Tensor, kept_SE: Tensor) 
 
 
 def join_hidden(
-    embedded_TE: Tensor,
-    kept_SE: Tensor,
-    slots_T: Tensor,
-    embedding_weight_E: Tensor,
-    hidden_weight_E: Tensor,
-    eps: float,
+    embedded_TE: Tensor, kept_SE: Tensor, slots_T: Tensor, weights: tuple[Tensor, Tensor], eps: float
 ) -> Tensor:
-    """Returns each token's embedding, then the state in its slot, both after an RMS norm of their own: [T, J].
+    """Returns each token's embedding, then the state in its slot, both after an RMS norm with its own weight: [T, J].
 
     Slot -1 gives any finite values.
     """
@@ -42,17 +37,12 @@ def join_hidden(
     assert embedded_TE.shape == (len(slots_T), kept_SE.shape[1])
     assert embedded_TE.is_contiguous()
     assert kept_SE.is_contiguous()
-    weights = embedding_weight_E, hidden_weight_E
-    return call("join_hidden", embedded_TE, join_hidden_reference, embedded_TE, kept_SE, slots_T, *weights, eps)
+    assert all(weight_E.shape == kept_SE.shape[1:] for weight_E in weights)
+    return call("join_hidden", embedded_TE, join_hidden_reference, embedded_TE, kept_SE, slots_T, weights, eps)
 
 
 def join_hidden_reference(
-    embedded_TE: Tensor,
-    kept_SE: Tensor,
-    slots_T: Tensor,
-    embedding_weight_E: Tensor,
-    hidden_weight_E: Tensor,
-    eps: float,
+    embedded_TE: Tensor, kept_SE: Tensor, slots_T: Tensor, weights: tuple[Tensor, Tensor], eps: float
 ) -> Tensor:
-    hidden_TE = rms_norm_reference(kept_SE[slots_T.clamp(min=0)], hidden_weight_E, eps, None)
-    return torch.cat((rms_norm_reference(embedded_TE, embedding_weight_E, eps, None), hidden_TE), dim=1)
+    parts = zip((embedded_TE, kept_SE[slots_T.clamp(min=0)]), weights, strict=True)
+    return torch.cat([rms_norm_reference(part_TE, weight_E, eps, None) for part_TE, weight_E in parts], dim=1)
