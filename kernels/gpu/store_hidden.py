@@ -22,5 +22,6 @@ def store_rows(hidden, slots, kept, size, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + token)
-    mask = (columns < size) & (slot >= 0)
-    tl.store(kept + slot * size + columns, tl.load(hidden + token * size + columns, mask=mask), mask=mask)
+    if slot >= 0:
+        mask = columns < size
+        tl.store(kept + slot * size + columns, tl.load(hidden + token * size + columns, mask=mask), mask=mask)
