@@ -29,6 +29,7 @@ from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Stepper
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.clients import Inbox, user_msg
+from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend, no_triton
 from tests.scheduler_proc.computing.kv_cache.test_kv_memory import wait_until_free
 from tests.scheduler_proc.computing.model.trained.train_mtp_head import HEAD, MODEL, MtpHead, load_model
 from tests.scheduler_proc.simulated_drafter import AllDrafts
@@ -88,7 +89,7 @@ class Service:
         for prompt in prompts:
             self.scheduler.receive(user_msg(self._uid, list(prompt), num_tokens, **{"seed": len(prompt), **params}))
             self._uid += 1
-        while (batch := stepper.plan()) is not None:
+        while (batch := stepper.plan()) is not None or stepper.has_step:
             stepper.step(batch, 0.0)
             inbox.take(self.scheduler.pop_replies())
         return [inbox.tokens[uid, 0] for uid in range(first, self._uid)]
@@ -136,6 +137,17 @@ def test_no_token_changes(
         plain = two_turns(Service(checkpoint, kv_cache_dtype="int8"), prompts, KINDS[kind])
     assert two_turns(service, prompts, KINDS[kind]) == plain
     assert service.scheduler.gauges()[counter] > 0
+
+
+def test_no_token_changes_on_a_device_that_stands_in_for_a_gpu(
+    checkpoint: Path, prompts: list[list[int]], expected: dict[str, list[list[list[int]]]]
+) -> None:
+    flags = {"speculative": "mtp", "num_speculative_tokens": 3, "max_num_batched_tokens": 64}
+    with late_backend(LateDevice, no_triton):
+        service = Service(checkpoint, **flags)
+        assert two_turns(service, prompts, KINDS["sampled"]) == expected["sampled"]
+    gauges = service.scheduler.gauges()
+    assert gauges["accepted_tokens"] > 0.5 * gauges["draft_tokens"] > 0
 
 
 def test_drafts_are_those_of_transformers_blocks(checkpoint: Path, prompts: list[list[int]]) -> None:
