@@ -5,6 +5,10 @@ import time
 from collections.abc import Callable
 
 from messages.config.server import Config
+from messages.errors import BootError
+from runtime.adapter_table import read_table
+from scheduler_proc.adapter_reader import AdapterReader
+from scheduler_proc.deciding.adapter_slots import HOST_ADAPTERS_PER_SLOT, AdapterSlots
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
@@ -43,7 +47,8 @@ def make_scheduler(
     )
     memory, store = runner.page_memory, runner.page_store
     if store is not None and wake is not None:
-        store.wake = wake
+        for each in filter(None, (store, store.states)):
+            each.wake = wake
     is_sharing = config.cache.enable_prefix_caching
     cache = open_cache(runner.num_pages, page_size, is_sharing, memory, store, runner.windows, runner.states)
     journal = cache.find_observer(PageJournal)
@@ -56,7 +61,20 @@ def make_scheduler(
         make_draft_planner(config, runner, cache),
         grammars,
         plans_decodes_alone=not runner.can_overlap,
+        adapters=make_adapter_slots(config, runner, wake),
     )
+
+
+def make_adapter_slots(config: Config, runner: Runner, wake: Callable[[], None] | None) -> AdapterSlots | None:
+    """Returns the slots of LoRA adapters, `None` if LoRA is off. Raises `BootError` for an adapter that is unusable."""
+    num_slots = config.model.num_lora_slots
+    if not num_slots:
+        return None
+    if config.first_engine > 1:
+        raise BootError("LoRA adapters are files of the server's machine: engines on other machines cannot read them")
+    reader = AdapterReader(runner.read_adapter, wake or (lambda: None))
+    in_memory = reader.read_table(read_table(config.facts.adapter_table), HOST_ADAPTERS_PER_SLOT * num_slots)
+    return AdapterSlots(num_slots, reader, in_memory)
 
 
 def make_draft_planner(config: Config, runner: Runner, cache: BlockAllocator) -> DraftPlanner | None:

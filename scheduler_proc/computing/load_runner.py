@@ -31,7 +31,6 @@ from scheduler_proc.computing.kv_cache.page_sizes import (
     find_window,
     page_bytes,
     pages_per_context,
-    refuse_states,
     state_bytes,
 )
 from scheduler_proc.computing.loading.identity import identity_of
@@ -41,6 +40,7 @@ from scheduler_proc.computing.loading.model_weights import (
     make_weights,
     no_mtp_head,
     open_checkpoint,
+    read_dense,
 )
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import Decoder, DescribedDecoder, model_parameters
@@ -97,14 +97,15 @@ class LoadedModel:
             draft_cache = self.draft._allocate_beside(cache)
             draft_runner, draft_degraded = self.draft._ready(draft_factory, draft_cache, report, is_file=False)
             degraded += draft_degraded
-        store = None
+        store, sizes = None, self._sizes
         if self.config.cache.kv_disk or self.config.cache.kv_offload_gb:
             identity = identity_of(self.config, self.decoder.model, self.placement)
-            copies = PageCopies(cache, factory.device)
-            store, missing = open_tiers(self.config.cache, copies, identity, self.place.engine)
+            device, num_states = factory.device, sizes.count_states(num_pages)
+            copies = PageCopies(cache.tensors, num_pages, device, device.will_write)
+            state_copies = PageCopies(cache.state_tensors, num_states, device) if num_states else None
+            store, missing = open_tiers(self.config.cache, copies, state_copies, identity, self.place.engine)
             degraded.append(missing)
         texts, placement = "; ".join(filter(None, degraded)), self.placement.texts
-        sizes = self._sizes
         windows = None if self.window is None else (self.window, sizes.count_window_pages(num_pages))
         states = StatePool(sizes.count_states(num_pages), sizes.pages_per_state) if self.limits.has_states else None
         return runner.with_parts(RunnerParts(texts, placement, memory, store, draft_runner, publish, windows, states))
@@ -243,12 +244,14 @@ def _load(
     hf_config = read_hf_config(Path(config.facts.model_dir))
     backend, num_ranks = find_backend(config.model), config.run.tensor_parallel
     number = (place.engine - 1) * num_ranks + place.rank + 1
-    placement = backend.find_placement(config.model, config.cache, hf_config, number)
+    placement = backend.find_placement(replace(config.model, dtype=config.dtype), config.cache, hf_config, number)
     backend.bind(config, placement, place)
     backend.load_kernels(report)
     parallel = ALONE if num_ranks == 1 else _join(config, backend, place, report)
     scheduling = config.scheduling
     num_tokens = scheduling.max_num_batched_tokens or backend.default_step_tokens
+    if config.facts.pooling is not None and config.facts.pooling.is_encoder:  # its prompts are computed whole
+        num_tokens = max(num_tokens, config.facts.max_model_len)
     limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
 
     def load_one(
@@ -258,6 +261,8 @@ def _load(
         if impl == "transformers" or (impl == "auto" and match_family(hf_config) is None):
             if is_shared_only:
                 return None
+            if config.model.num_lora_slots and not is_draft:
+                raise BootError("--lora, --max-loras: adapters need a model family of ours, not transformers' code")
             if weights_file is not None and backend.keeps_memory:  # transformers has the weights in memory of its own
                 os.truncate(file_of_group(weights_file, find_share(config.most_engines, place.engine).group), 0)
             parts = config, backend, place, placement, limits, report
@@ -285,7 +290,18 @@ def _load(
                 weights = memory.load(load_own, report, num_bytes)
         if weights is None:
             return None
-        decoder = DescribedDecoder(shard.own, weights, config.facts.max_model_len, parallel)
+        adapters = None
+        if config.model.num_lora_slots and not is_draft:
+            # Imported here: it needs safetensors, which a machine that only runs random weights may lack.
+            from scheduler_proc.computing.loading.adapters.read_adapter import make_adapters
+
+            adapters = make_adapters(config.model, family, shard, weights, placement)
+        if shard.own.is_encoder:  # its steps are whole rows of any length, of which none is captured
+            config = replace(config, model=replace(config.model, enforce_eager=True))
+        dense = read_dense(config, shard.own.hidden_size)
+        decoder = DescribedDecoder(
+            shard.own, weights, config.facts.max_model_len, parallel, adapters=adapters, dense=dense
+        )
         loaded = LoadedModel(config, backend, place, placement, own_limits, decoder, identity, window=window)
         return loaded if shard.own.mtp is None else _with_mtp(loaded, decoder, weights)
 
@@ -328,9 +344,12 @@ def _limit(
 ) -> tuple[int | None, StepLimits]:
     """Returns the window of the layers with window pages, if any have, and the limits of the model's steps."""
     window, has_states = None if is_draft else find_window(config, model), bool(model.recurrents)
-    if has_states:
-        refuse_states(config, is_draft=is_draft)
-    return window, dataclasses.replace(limits, has_windows=window is not None, has_states=has_states)
+    has_adapters = bool(config.model.num_lora_slots) and not is_draft
+    if has_states and is_draft:
+        raise BootError("--draft-model: the draft model has recurrent layers, which are not supported for drafts")
+    return window, dataclasses.replace(
+        limits, has_windows=window is not None, has_states=has_states, has_adapters=has_adapters
+    )
 
 
 def _join(config: Config, backend: Backend, place: Place, report: Report) -> ParallelGroup:

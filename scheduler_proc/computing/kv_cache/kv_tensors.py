@@ -67,6 +67,8 @@ class KVTensors:
         self.layers = {index: stored[source] for index, source in enumerate(kv_layers) if source is not None}
         """By layer; some may have the same."""
         self.stored = [stored[index] for index in sorted(stored)]
+        self.state_tensors = [tensor for stack in (state_stacks or {}).values() for tensor in stack]
+        """All tensors that states consist of."""
         self.states: dict[int, LayerState] = {}
         """By layer."""
         for indices, stack in (state_stacks or {}).items():
@@ -127,7 +129,7 @@ def _group_attentions(model: ModelDescription, num_window_pages: int) -> Mapping
     groups: dict[tuple[bool, int, int], list[int]] = defaultdict(list)
     for index, layer in enumerate(model.layers):
         attention = layer.attention
-        if attention is not None and attention.kv_layer is None:
+        if attention is not None and attention.stores_kv:
             has_own_pages = num_window_pages > 0 and attention.window is not None
             groups[has_own_pages, attention.num_kv_heads, attention.head_dim].append(index)
     return groups

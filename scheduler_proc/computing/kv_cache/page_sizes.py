@@ -75,14 +75,6 @@ def find_window(config: Config, model: ModelDescription) -> int | None:
     return window
 
 
-def refuse_states(config: Config, *, is_draft: bool) -> None:
-    """Raises `BootError` for what cannot have a model with recurrent layers: a draft model, and lower tiers."""
-    if is_draft:
-        raise BootError("--draft-model: the draft model has recurrent layers, which are not supported for drafts")
-    if config.cache.kv_disk or config.cache.kv_offload_gb:
-        raise BootError("--kv-disk and --kv-offload-gb do not keep recurrent states, which this model has")
-
-
 def count_steady(window: int, page_size: int) -> int:
     """Returns the maximum number of window pages that a request uses between two steps."""
     return 1 + -(-(window - 1) // page_size)
@@ -142,7 +134,7 @@ class PageSizes:
 
     def fit(self, num_bytes: int) -> int:
         """Returns the number of pages of the largest cache of at most `num_bytes`, 0 if it holds no page."""
-        if self.window is None and not self.state_bytes:
+        if self.window is None and not self.state_bytes and self.page_bytes:
             return num_bytes // self.page_bytes
         most = num_bytes // self.page_bytes if self.page_bytes else self.max_num_seqs * self.pages_per_context
         return max(0, bisect_right(range(most + 1), num_bytes, key=self.num_bytes) - 1)

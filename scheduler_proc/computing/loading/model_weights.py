@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from messages.config.server import Config
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.loading.weights import find_segments, has_own_head, make_dummy_weights, most_bytes
+from scheduler_proc.computing.model.blocks.pooler import DenseLayer
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.description import MTP, ModelDescription
 from scheduler_proc.computing.model.families.family import Family
@@ -59,6 +60,16 @@ def open_checkpoint(config: Config) -> "Checkpoint | None":
     from scheduler_proc.computing.loading.open_weights import open_weights
 
     return open_weights(Path(config.facts.model_dir), config.model.load_format)
+
+
+def read_dense(config: Config, hidden_size: int) -> Sequence[DenseLayer]:
+    """Returns the layers between pooling and normalisation of a model of sentence-transformers."""
+    pooling = config.facts.pooling
+    if pooling is None or not pooling.dense or config.model.load_format == "dummy":
+        return ()
+    from scheduler_proc.computing.loading.open_weights import read_dense_layers
+
+    return read_dense_layers(Path(config.facts.model_dir), pooling.dense, hidden_size)
 
 
 def bytes_in_place(family: Family, shard: Shard, checkpoint: "Checkpoint | None", placement: Placement) -> int:

@@ -1,4 +1,4 @@
-"""The forward pass of a decoder-only transformer over the paged KV cache.
+"""The forward pass of a transformer: of a decoder over the paged KV cache, or of an encoder.
 
 Shape legend: T tokens of the step, E embedding size, A values of all query heads, N tokens with logits, V vocabulary,
 S slots.
@@ -15,15 +15,18 @@ from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import RopeTables
 from kernels.arguments.state_rows import LayerState
 from kernels.operations.hidden_states import store_hidden
+from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.embedding import Embedding, embedding_parameters
 from scheduler_proc.computing.model.blocks.head import Head, head_parameters
 from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_parameters
 from scheduler_proc.computing.model.blocks.layer_inputs import LayerInputs, input_parameters
 from scheduler_proc.computing.model.blocks.mtp_inputs import mtp_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
-from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.blocks.pooler import DenseLayer, Pooler
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import LayerDescription, ModelDescription, RopeDescription
 from scheduler_proc.computing.model.parameters import Parameter
+from scheduler_proc.computing.model.position_biases import POSITION_BIAS, bias_parameters, spread_buckets
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
@@ -48,6 +51,8 @@ def model_parameters(model: ModelDescription) -> list[Parameter]:
         *norm_parameters("final_norm", model.final_norm),
         *head_parameters(model),
         *mtp_parameters(model),
+        *bias_parameters(model),
+        *(model.classifier.parameters(model.hidden_size) if model.classifier is not None else ()),
     ]
 
 
@@ -57,6 +62,10 @@ class Decoder(Protocol):
     model: ModelDescription
     parallel: ParallelGroup
     layer_kinds: list[LayerKind]
+    pooler: Pooler | None
+    """`None`: pooled hidden states are the model's vectors, and it has no classification head."""
+    adapters: Adapters | None
+    """`None`: rows have no adapters."""
 
     @property
     def activation_dtype(self) -> torch.dtype: ...
@@ -79,9 +88,11 @@ class Decoder(Protocol):
         """
         ...
 
-    @property
-    def logits(self) -> Callable[..., Tensor]:
-        """Takes rows of what `forward` returned, and possibly room for the result; returns their logits [N, V]."""
+    def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
+        """Returns the logits [N, V] of rows of what `forward` returned, possibly in `out_NV`.
+
+        `slots_N`: the slots of the rows' adapters, needed if an adapter has a head of its own.
+        """
         ...
 
 
@@ -99,30 +110,41 @@ class DescribedDecoder:
         max_model_len: int,
         parallel: ParallelGroup = ALONE,
         shared: "DescribedDecoder | None" = None,
+        adapters: Adapters | None = None,
+        dense: Sequence[DenseLayer] = (),
     ):
         self.model = model
         self.parallel = parallel
+        self.adapters = adapters
         self._final_norm = Norm("final_norm", model.final_norm, weights)
         dtype = self.activation_dtype
         self.embedding = Embedding(model, weights, parallel, dtype) if shared is None else shared.embedding
         self._layer_inputs = LayerInputs(model, weights) if model.layer_inputs_size else None
+        device = self._final_norm.weight_E.device
         tables: dict[tuple[RopeDescription | None, int], RopeTables | None] = {}
+        bias_HX = spread_buckets(pop_tensor(weights, POSITION_BIAS)) if model.num_buckets else None
         self._layers: list[Layer] = []
         self.layer_kinds: list[LayerKind] = []
         for index, layer in enumerate(model.layers):
             rope, head_dim = (layer.attention.rope, layer.attention.head_dim) if layer.attention else (None, 0)
             if (rope, head_dim) not in tables:
-                device = self._final_norm.weight_E.device
                 tables[rope, head_dim] = rope and make_rope_tables(rope, head_dim, max_model_len, device)
             names = [parameter.name for parameter in layer_parameters(f"layers.{index}", layer, model.hidden_size)]
             formats = tuple(weights[name].format.name for name in names if name in weights)
             self.layer_kinds.append((layer, formats))
-            self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel))
-        self.logits = Head(model, weights, self.embedding.tokens_VE, parallel) if shared is None else shared.logits
+            self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel, bias_HX))
+        self.pooler = Pooler(model.classifier, weights, dense, device) if model.classifier or dense else None
+        self._head = Head(model, weights, self.embedding.tokens_VE, parallel) if shared is None else shared._head
 
     @property
     def activation_dtype(self) -> torch.dtype:
         return self._final_norm.weight_E.dtype
+
+    def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
+        logits_NV = self._head(hidden_NE, out_NV)
+        if self.adapters is not None and slots_N is not None:
+            self.adapters.tables.score(hidden_NE, slots_N, logits_NV)
+        return logits_NV
 
     def forward(
         self,
@@ -135,6 +157,8 @@ class DescribedDecoder:
     ) -> Tensor:
         """Returns the final hidden states of `step.head_tokens`, [N, E]; keeps those of all tokens in `hidden_SE`."""
         residual_TE = self.embedding(step, room.residual)
+        if self.adapters is not None and step.adapter_slots is not None:
+            self.adapters.tables.embed(step, step.adapter_slots, residual_TE)
         hidden_TE = self.compute_layers(residual_TE, step, layer_caches, room, compute_middle, states)
         if self.model.mtp is None:
             return hidden_TE
@@ -156,11 +180,13 @@ class DescribedDecoder:
         `compute_middle` gets the layers between the first one, the last one that stores anything, and the last one.
         After the one that stores, only the head's tokens are computed, if `step.head_rows` are known.
         """
+        lora = None if self.adapters is None or step.adapter_slots is None else self.adapters.slots.linears
+        rows = StepRows(step, lora=lora)
         attended_TA = room.attended
         if attended_TA is None:
             attended_TA = residual_TE.new_empty(len(residual_TE), self.model.attended_size)
-        inputs = None if self._layer_inputs is None else self._layer_inputs(step, residual_TE, room)
-        stream = Stream(residual_TE, None, attended_TA, room, StepRows(step), inputs)
+        inputs = None if self._layer_inputs is None else self._layer_inputs(rows, residual_TE, room)
+        stream = Stream(residual_TE, None, attended_TA, room, rows, inputs)
         last = len(self._layers) - 1
         keeps_all = self.model.mtp is not None
         narrow_at = last if step.head_rows is None or keeps_all else self.model.last_storing
@@ -172,7 +198,7 @@ class DescribedDecoder:
             cache, state = layer_caches.get(index), states.get(index, ())
             self._layers[index].apply(stream, cache, state, is_narrow=is_narrow)
             if is_narrow and index < last:
-                stream.rows, stream.attended = StepRows(step.at_head()), stream.attended[: len(stream.residual)]
+                stream.rows, stream.attended = rows.at_head(), stream.attended[: len(stream.residual)]
 
         for first, end in ((0, narrow_at), (narrow_at, last), (last, last + 1)):
             middle = range(first + 1, end)

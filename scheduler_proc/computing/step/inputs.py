@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.arguments.lora_slots import LoraSlots, TokenAdapters
 from kernels.arguments.rows import PrefillRows
 from kernels.arguments.state_rows import StateRows
 from kernels.plans.decode_work import DecodeLayout, DecodeWork
@@ -43,6 +44,15 @@ def read_state_sources(batch: Batch) -> bytes:
     return batch.state_sources or pack_int32([-1]) * batch.num_rows
 
 
+def _read_adapter_slots(batch: Batch) -> bytes:
+    """Returns the slot of each token, none if no row has an adapter."""
+    slots = unpack_int32(batch.adapter_slots)
+    if len(slots) == batch.num_tokens:
+        return batch.adapter_slots
+    counts = unpack_int32(batch.query_lens)
+    return b"".join([pack_int32([slot]) * count for slot, count in zip(slots, counts, strict=False)])
+
+
 def _count_keys(batch: Batch) -> bytes:
     return pack_int32([context_len + 1 for context_len in unpack_int32(batch.context_lens)])
 
@@ -57,8 +67,8 @@ def _find_head_tokens(batch: Batch) -> bytes:
 class InputColumn(NamedTuple):
     """A column of `StepInputs`: what it has an entry for, a whole page table if `is_table`.
 
-    Columns with `only_with` exist if windowed layers have pages of their own, if layers have recurrent states, or if
-    hidden states are drafted from.
+    Columns with `only_with` exist if windowed layers have pages of their own, if layers have recurrent states, if
+    hidden states are drafted from, if rows have adapters, or if tokens have types.
 
     `read` returns the entries of a batch without padding; those of decode rows come before those of prefill rows.
     """
@@ -69,7 +79,7 @@ class InputColumn(NamedTuple):
     """The value of places that no entry of the batch takes."""
     read: Callable[[Batch], bytes]
     is_table: bool = False
-    only_with: Literal["windows", "states", "hidden"] | None = None
+    only_with: Literal["windows", "states", "hidden", "adapters", "types"] | None = None
 
 
 INPUT_COLUMNS: Mapping[str, InputColumn] = {
@@ -94,6 +104,8 @@ INPUT_COLUMNS: Mapping[str, InputColumn] = {
     "prefill_state_sources": InputColumn(torch.int32, "prefill row", -1, read_state_sources, only_with="states"),
     "state_slots": InputColumn(torch.int32, "token", -1, attrgetter("state_slots"), only_with="states"),
     "hidden_slots": InputColumn(torch.int64, "token", -1, attrgetter("hidden_slots"), only_with="hidden"),
+    "adapter_slots": InputColumn(torch.int32, "token", -1, _read_adapter_slots, only_with="adapters"),
+    "token_types": InputColumn(torch.int32, "token", 0, attrgetter("token_types"), only_with="types"),
 }
 """All columns. A column is read and written by its entry here, on every device."""
 
@@ -148,6 +160,10 @@ class StepInputs:
     """int32 [T]"""
     hidden_slots: Tensor | None = None
     """int64 [T]: see `Batch.hidden_slots`; `None` if it is empty."""
+    token_types: Tensor | None = None
+    """int32 [T]; `None` if all tokens are of type 0."""
+    adapter_slots: Tensor | None = None
+    """int32 [T]: the slot with the token's adapter, -1: none. `None` if no row has one."""
 
     @cached_property
     def state_rows(self) -> StateRows:
@@ -168,10 +184,17 @@ class StepInputs:
         changes = {"slots": slots, "decode_page_tables": decode_tables, "prefill_page_tables": tables}
         return replace(self, head_rows=head_rows, **changes)
 
+    def head_slots(self, num_sampled: int) -> tuple[Tensor | None, Tensor | None]:
+        """Returns the adapters' slots of the sampled ones among `head_tokens` and of the others, if rows have any."""
+        if self.adapter_slots is None:
+            return None, None
+        slots_N = self.adapter_slots[self.head_tokens]
+        return slots_N[:num_sampled], slots_N[num_sampled:]
+
     def at_head(self) -> "StepInputs":
         """Returns the step with only the tokens that go to the head; `head_rows` must be known."""
         assert self.head_rows is not None
-        names = ("token_ids", "positions", "slots", "window_slots")
+        names = ("token_ids", "positions", "slots", "window_slots", "adapter_slots")
         columns = {name: column[self.head_tokens] for name in names if (column := getattr(self, name)) is not None}
         lens = {"prefill_query_lens": self.head_rows.query_lens, "prefill_context_lens": self.head_rows.context_lens}
         return replace(self, all_go_to_head=True, head_rows=None, **columns, **lens)
@@ -181,11 +204,21 @@ class StepInputs:
 class StepRows:
     """The tokens that a linear computes: those with these indices (integers), or all tokens of the step.
 
-    The step's columns are in the same memory in all steps that a capture serves.
+    The step's columns are in the same memory in all steps that a capture serves. `lora`: the slots of each linear that
+    adapters may update, by its name; `None` if no row has an adapter.
     """
 
     step: StepInputs
     tokens: Tensor | None = None
+    lora: Mapping[str, LoraSlots] | None = None
+
+    @cached_property
+    def adapters(self) -> TokenAdapters:
+        """The adapters of the tokens; some row must have one."""
+        assert self.step.adapter_slots is not None
+        assert self.lora is not None
+        num_slots = len(next(iter(self.lora.values())).ranks)
+        return TokenAdapters(self.select(self.step.adapter_slots), num_slots)
 
     def select(self, column_T: Tensor) -> Tensor:
         """Returns the entries of a column of the step, one for each token."""
@@ -193,7 +226,11 @@ class StepRows:
 
     def narrowed(self, indices: Tensor) -> "StepRows":
         """Returns the rows with these indices."""
-        return StepRows(self.step, indices if self.tokens is None else self.tokens[indices])
+        return replace(self, tokens=indices if self.tokens is None else self.tokens[indices])
+
+    def at_head(self) -> "StepRows":
+        """Returns all rows of the step with only the tokens that go to the head."""
+        return replace(self, step=self.step.at_head(), tokens=None)
 
 
 @dataclass(frozen=True)
@@ -215,6 +252,10 @@ class StepShape:
     """Layers have recurrent states."""
     has_hidden_slots: bool = False
     """The step is one of a head of multi-token prediction."""
+    has_adapters: bool = False
+    """Rows have adapters."""
+    has_types: bool = False
+    """Some tokens have a type other than 0."""
 
     @property
     def num_tokens(self) -> int:
@@ -241,7 +282,8 @@ class StepShape:
 
 
 def _columns_of(shape: StepShape) -> Mapping[str, InputColumn]:
-    exists = {None: True, "windows": shape.has_windows, "states": shape.has_states, "hidden": shape.has_hidden_slots}
+    exists = {None: True, "windows": shape.has_windows, "states": shape.has_states}
+    exists |= {"hidden": shape.has_hidden_slots, "adapters": shape.has_adapters, "types": shape.has_types}
     return {name: column for name, column in INPUT_COLUMNS.items() if exists[column.only_with]}
 
 
@@ -256,6 +298,8 @@ def shape_of(batch: Batch) -> StepShape:
         has_windows=bool(batch.window_slots),
         has_states=bool(batch.state_slots),
         has_hidden_slots=bool(batch.hidden_slots),
+        has_adapters=bool(batch.adapter_slots),
+        has_types=bool(batch.token_types),
     )
 
 
@@ -269,7 +313,8 @@ def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
         num_last = torch.from_numpy(num_last).to(device)
         context_lens = tensors["prefill_context_lens"] + tensors["prefill_query_lens"] - num_last
         head_rows = PrefillRows(tensors["prefill_page_tables"], num_last, context_lens)
-    return StepInputs(batch.num_decode_rows, all_go_to_head=only_samples(batch), head_rows=head_rows, **tensors)
+    all_go_to_head = np.array_equal(columns["head_tokens"], np.arange(batch.num_tokens))
+    return StepInputs(batch.num_decode_rows, all_go_to_head=all_go_to_head, head_rows=head_rows, **tensors)
 
 
 def _count_last_tokens(num_decode: int, columns: Arrays) -> np.ndarray | None:

@@ -41,6 +41,7 @@ def as_decode_rows(batch: Batch) -> Batch:
         window_page_tables=_repeat(batch.window_page_tables, counts),
         num_drafts=b"",
         state_sources=_chain_sources(batch, counts),
+        adapter_slots=_repeat(batch.adapter_slots, counts),
     )
 
 
