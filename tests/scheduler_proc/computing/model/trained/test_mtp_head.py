@@ -19,6 +19,7 @@ from messages.errors import BootError
 from messages.ring.steps import Batch
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.mtp_decoder import MtpDecoder
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.deciding.drafting import draft_model
@@ -269,7 +270,9 @@ def test_its_steps_are_captured_and_weights_shared(checkpoint: Path, prompts: Tu
     assert own.captures.keys() == {1, 2}
     assert own.can_capture
     assert own.cache.hidden is passes.cache.hidden
-    assert head._decoder.logits is model._decoder.logits
+    assert isinstance(head._decoder, MtpDecoder)
+    assert isinstance(model._decoder, DescribedDecoder)
+    assert head._decoder._decoder._head is model._decoder._head
     sizes = [sum(tensor.nbytes for tensor in each.cache.tensors) // 512 for each in (passes, own)]
     assert sizes == [16 * 4 * (128 + 160), 16 * 4 * 128]  # K and V of two heads of 32 in a layer each; hidden states
 
