@@ -185,7 +185,7 @@ def change(name: str, by: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Ten
 MISTAKES: dict[str, Callable[[dict[str, Tensor]], object]] = {
     "the state comes before the embedding": swap_inputs,
     "the norm of states is not centred at zero": change("pre_fc_norm_hidden", lambda weight: weight - 1),
-    "there is no attention": change("layers.0.self_attn.o_proj", torch.zeros_like),
+    "there is no MLP": change("layers.0.mlp.down_proj", torch.zeros_like),
 }
 
 
@@ -212,7 +212,7 @@ def test_most_draft_tokens_are_accepted(usual: dict[int, float]) -> None:
 def test_a_mistake_in_weights_shows(mistake: str, prompts: Turn, usual: dict[int, float], tmp_path: Path) -> None:
     found = acceptance(write_checkpoint(tmp_path, MISTAKES[mistake]), prompts)
     print(f"{mistake}: {found:.1%}")
-    assert found < usual[1] - 0.05
+    assert found < usual[1] - 0.2
 
 
 def test_hidden_states_of_other_tokens_show(
