@@ -44,6 +44,7 @@ NAMES: tuple[str, ...] = (
     "short_conv",
     "sigmoid_gate",
     "silu_mul",
+    "store_hidden",
     "swiglu_oai",
     "take_tokens",
     "top_logprobs",

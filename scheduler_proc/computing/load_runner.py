@@ -375,7 +375,7 @@ def _draft_config(config: Config) -> Config:
 def _with_mtp(model: LoadedModel, decoder: DescribedDecoder, weights: Weights) -> LoadedModel:
     """Returns the model with its head of multi-token prediction, whose weights are left, as its draft model."""
     head = MtpDecoder(decoder, weights, model.config.facts.max_model_len)
-    limits = dataclasses.replace(model.limits, has_states=False, has_hidden_slots=True)
+    limits = dataclasses.replace(model.limits, has_states=False, has_adapters=False, has_hidden_slots=True)
     draft = dataclasses.replace(model, config=_draft_config(model.config), limits=limits, decoder=head, window=None)
     return dataclasses.replace(model, draft=draft)
 
