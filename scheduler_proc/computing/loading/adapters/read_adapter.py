@@ -38,6 +38,9 @@ TABLE = re.compile(r"(?P<module>.+?)(?P<kind>\.base_layer|\.original_module|\.mo
 """The name of a whole matrix. PEFT saves the base model's own values, too, with an update of the embedding."""
 
 WHOLE = "whole matrix"
+TIED_BY_PEFT = "embed_tokens"
+"""`ensure_weight_tying` has no effect on embeddings of another name."""
+
 COPIES = (".base_layer", ".original_module")
 
 ODD_PARTS = {
@@ -76,7 +79,8 @@ def read_adapter(path: str, targets: Targets, dtype: torch.dtype, max_rank: int)
     tables = [
         _read_table(name, modules.get(name), config, targets, dtype) for name in (targets.embedding, targets.head)
     ]
-    if config.ties_tables and tables[1] is None:
+    is_tied = targets.model.has_tied_head and targets.embedding.endswith(TIED_BY_PEFT)
+    if config.ties_tables and is_tied and tables[1] is None:
         tables[1] = tables[0]
     found = [update for updates in linears.values() for update in updates] + tables
     if not any(update is not None for update in found):

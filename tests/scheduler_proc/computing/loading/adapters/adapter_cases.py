@@ -91,7 +91,8 @@ def merge_tables(
 ) -> "transformers.PreTrainedModel":
     """Adds an embedding and a head to the adapter; returns the model with them; they are not tied.
 
-    `saved`: whole matrices. `updated`: low-rank updates. `tied`: PEFT's `ensure_weight_tying`; the file has one matrix.
+    `saved`: whole matrices. `updated`: low-rank updates. `tied`: PEFT's `ensure_weight_tying`, which has an effect on
+    tied models; the file has one matrix.
     """
     generator, rank, scale = torch.Generator().manual_seed(9), case.config["r"], 2.0
     embedding, head = (getattr(merged, f"get_{which}_embeddings")() for which in ("input", "output"))
@@ -112,7 +113,8 @@ def merge_tables(
         tables = draw(num_rows, size), draw(num_rows, size)
         case.tensors[f"{PREFIX}{name}.weight"] = tables[0]
         if kind == "tied":
-            tables, case.config["ensure_weight_tying"] = (tables[0], tables[0]), True
+            is_tied = merged.config.tie_word_embeddings
+            tables, case.config["ensure_weight_tying"] = (tables[0], tables[0] if is_tied else head.weight), True
         else:
             case.tensors[f"{PREFIX}lm_head.weight"] = tables[1]
     embedding.weight, head.weight = (nn.Parameter(table.detach().clone()) for table in tables)
