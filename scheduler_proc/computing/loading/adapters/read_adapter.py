@@ -14,7 +14,6 @@ from safetensors.torch import load
 from torch import Tensor
 
 from messages.config.server import ModelConfig
-from messages.errors import BootError
 from runtime.adapter_files import AdapterError, read_files
 from scheduler_proc.computing.loading.adapters.peft_config import PeftConfig, read_peft_config
 from scheduler_proc.computing.loading.adapters.targets import SegmentSource, Targets, find_targets
@@ -22,8 +21,8 @@ from scheduler_proc.computing.loading.checkpoint import usual_name
 from scheduler_proc.computing.loading.weights import rows_of
 from scheduler_proc.computing.model.adapters import Adapters, AdapterSlots, HostAdapter, LowRank, OwnTables, Table
 from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.family import Family
-from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
 
 MAX_HEADER_BYTES = 16 << 20
@@ -187,16 +186,11 @@ def _cast(module: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return values.contiguous()
 
 
-def make_adapters(
-    config: ModelConfig, family: Family, shard: Shard, weights: Weights, placement: Placement
-) -> Adapters | None:
-    """Returns what the model has for adapters, `None` if LoRA is off. Raises `BootError` for several ranks."""
-    num_slots, max_rank = config.num_lora_slots, config.max_lora_rank
-    if not num_slots:
-        return None
-    if shard.num_ranks > 1:
-        raise BootError("--lora, --max-loras: adapters are not divided among ranks; leave --tensor-parallel at 1")
-    targets = find_targets(family, shard.whole)
-    slots = AdapterSlots(targets.linears, num_slots, max_rank, placement)
+def open_adapters(
+    config: ModelConfig, family: Family, model: ModelDescription, weights: Weights, placement: Placement
+) -> Adapters:
+    """Returns what the model has for adapters. It keeps the embedding and the head among `weights`."""
+    max_rank, targets = config.max_lora_rank, find_targets(family, model)
+    slots = AdapterSlots(targets.linears, config.num_lora_slots, max_rank, placement)
     read = partial(read_adapter, targets=targets, dtype=placement.dtype, max_rank=max_rank)
-    return Adapters(read, slots, OwnTables(shard.whole, weights, placement))
+    return Adapters(read, slots, OwnTables(model, weights, placement))
