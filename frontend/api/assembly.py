@@ -31,7 +31,7 @@ from frontend.http.stream import OpenStreams
 from frontend.metrics.adapter_collector import AdapterCollector
 from frontend.metrics.process_collector import ProcessCollector
 from frontend.metrics.request_collector import RequestCollector
-from frontend.parsing.model_format import load_model_format
+from frontend.parsing.model_format import ModelFormat
 from frontend.recovery.continuation import Continuations
 from frontend.service import Service
 
@@ -60,10 +60,12 @@ def make_watching(
     return Watching(HealthApi(service, gauges), RequestsApi(service, streams), metrics)
 
 
-def make_endpoints(service: Service, streams: OpenStreams, watching: Watching) -> list[Endpoint]:
+def make_endpoints(
+    service: Service, streams: OpenStreams, model_format: ModelFormat, watching: Watching
+) -> list[Endpoint]:
     """Returns the route table."""
     unknown = UnknownFields(is_strict=service.config.http.strict_fields)
-    conversations = Conversations(service, load_model_format(service.config))
+    conversations = Conversations(service, model_format)
     return [
         *routes.generating(
             GenerateApi(service, streams, unknown),

@@ -20,6 +20,7 @@ from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.state_columns import likely_places
 from scheduler_proc.deciding.stages import Stages
 from scheduler_proc.deciding.step_plan import PageKey, StepPlan
+from scheduler_proc.deciding.tasks.pooling import chunking_of
 
 QUEUE = 0
 """No request has this uid."""
@@ -127,10 +128,7 @@ class Policy:
         self._num_without = 0 if has_turn else self._num_without + 1
         self.notes.num_step_tokens = self.budget.max_num_batched_tokens - plan.num_tokens_left
         if self._draft_planner is not None:
-            most = plan.num_tokens_left
-            if self._cache.states is not None:  # each draft token has one
-                most = min(most, self._cache.states.num_for_drafts)
-            rows = self.add_drafts(rows, plan.chunks, self._draft_planner.plan(rows, most))
+            rows = self.add_drafts(rows, plan.chunks, self._draft_planner.plan(rows, plan.num_tokens_left))
         return rows, plan.chunks
 
     def add_drafts(self, rows: DecodeRows, chunks: list[Chunk], drafted: Sequence[Chunk]) -> DecodeRows:
@@ -241,31 +239,32 @@ class Policy:
     def _add_chunk(self, req: Req, plan: StepPlan) -> None:
         """Adds the next chunk of a prompt.
 
-        A prompt without a task waits if an earlier row of this step, or of the one in flight, computes the same page,
-        which is cached afterwards, or computes up to a checkpoint from which it can continue. So does a prompt whose
-        pages are being loaded from a lower tier.
+        A prompt waits if an earlier row of this step, or of the one in flight, computes the same page, which it can
+        use afterwards, or computes up to a checkpoint from which it can continue. So does a prompt whose pages are
+        being loaded from a lower tier, and one whose next chunk needs the result of the one in flight.
         """
         if req.state is State.WAITING:
             return
-        num_tokens_left = plan.num_tokens_left
+        num_tokens_left, chunking = plan.num_tokens_left, chunking_of(req.pending.sampling_params)
         if req.pending.gives_way:
             num_tokens_left = min(num_tokens_left, plan.num_yielding_left)
-        if num_tokens_left <= 0:
+        start = plan.ends_in_flight.get(req.uid)
+        if num_tokens_left <= 0 or not plan.fits(req.pending) or (start is not None and chunking == "in turn"):
             self._note_delay(req, 0)
             return
-        start = plan.ends_in_flight.get(req.uid)
         if start is None:
             self._cache.find_prefix(req)
             by_uid = plan.pages_in_work.get(self._page_key(req), self._find_state_in_work(req, plan))
-            if by_uid is not None and not req.pending.lacks_prompt_result:
+            num_usable = req.pending.num_reusable_tokens // self._cache.page_size
+            if by_uid is not None and req.num_shared_pages < num_usable:
                 self._note_delay(req, by_uid)
                 return
-            if self._tiers is not None and self._tiers.load(req, self._cache.grow):
+            if self._tiers is not None and self._tiers.load(req, self._cache):
                 plan.pages_in_work[self._page_key(req)] = req.uid
                 self._note_delay(req, req.uid)
                 return
             start = req.num_computed_tokens
-        end = min(start + num_tokens_left, len(req.token_ids))
+        end = len(req.token_ids) if chunking == "none" else min(start + num_tokens_left, len(req.token_ids))
         if start < end and self._make_room(req, end, plan):
             plan.chunks.append(Chunk(req, start, end, req.outputs_in_prefill(start, end)))
             plan.num_tokens_left -= end - start
@@ -312,7 +311,7 @@ class Policy:
         num_promised = self._num_promised()
         while plan.num_tokens_left and stages.num_active < max_num_seqs:
             pending = self._next_waiting(plan.num_yielding_left)
-            if pending is None:
+            if pending is None or not plan.fits(pending):
                 break
             req = stages.open_next(pending)
             num_needed = cache.num_missing(req, _num_next_tokens(req))

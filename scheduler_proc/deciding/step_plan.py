@@ -1,7 +1,9 @@
 """A step that is being planned: its chunks, and the pages that they compute."""
 
 from scheduler_proc.deciding.in_flight import StepInFlight
+from scheduler_proc.deciding.requests import PendingReq
 from scheduler_proc.deciding.rows.batch_columns import Chunk
+from scheduler_proc.deciding.tasks.pooling import chunking_of
 
 PageKey = tuple[int, bytes, bytes]
 
@@ -21,3 +23,8 @@ class StepPlan:
         """The uid of the request that computes each page."""
         self.chunks_in_flight = [] if before is None else before.chunks_in_work()
         self.ends_in_flight = {chunk.req.uid: chunk.end for chunk in self.chunks_in_flight}
+
+    def fits(self, pending: PendingReq) -> bool:
+        """True unless its prompt must be computed in one step, and this one has too few tokens left."""
+        is_whole = chunking_of(pending.sampling_params) == "none"
+        return not is_whole or len(pending.token_ids) <= self.num_tokens_left

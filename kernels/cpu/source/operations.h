@@ -1,6 +1,7 @@
 /* Each operation, in the number format that kernels.c has chosen. */
 #include "embed.c"
 #include "norms.c"
+#include "hidden_states.c"
 #include "activations.c"
 #include "paged_kv.h"
 #include "rotate_store.c"
@@ -9,6 +10,7 @@
 #include "tiles.h"
 #include "tile_product.h"
 #include "paged_prefill.c"
+#include "encoder_attention.c"
 #include "pack_linear.c"
 #include "packed_linear.c"
 #include "fp8_linear.c"

@@ -15,6 +15,7 @@ from messages.ring.steps import ForwardOutput
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.sampling.logprobs import MAX_LOGITS, TokenLogprobs, prompt_logprobs, sampled_logprobs
 from scheduler_proc.computing.sampling.plan import SamplingPlan
+from scheduler_proc.computing.sampling.pooling import compute_pooled, read_pooled
 from scheduler_proc.computing.sampling.sampler import choose_tokens
 
 
@@ -34,7 +35,8 @@ class Forwarded(NamedTuple):
 
 
 Result = Sequence[Tensor] | np.ndarray
-"""Next tokens ([S], -1: the row has none), followed by the four tensors of each requested `TokenLogprobs`.
+"""Next tokens ([S], -1: the row has none), followed by the four tensors of each requested `TokenLogprobs` and by the
+vectors of pooled rows.
 
 An array instead if only next tokens are requested and the host already has them.
 """
@@ -52,7 +54,12 @@ def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan, m
         if plan.num_top >= 0:
             result += sampled_logprobs(logits_SV, tokens_S, plan, columns, max_logits)
         if plan.num_prompt_top >= 0:
-            result += prompt_logprobs(hidden_QE, decoder, plan, columns, max_logits, slots_Q)
+            num_targets = len(columns["prompt_ids"])
+            slots_of_prompts = None if slots_Q is None else slots_Q[:num_targets]
+            result += prompt_logprobs(hidden_QE[:num_targets], decoder, plan, columns, max_logits, slots_of_prompts)
+            hidden_QE = hidden_QE[num_targets:]
+        if plan.pooling is not None:
+            result += compute_pooled(hidden_QE, decoder, plan.pooling, columns, max_logits)
     return result
 
 
@@ -65,4 +72,5 @@ def read_result(step_id: int, plan: SamplingPlan, result: Result) -> ForwardOutp
         TokenLogprobs(*(next(parts) for _ in TokenLogprobs._fields)).columns() if num_top >= 0 else None
         for num_top in (plan.num_top, plan.num_prompt_top)
     )
-    return ForwardOutput(step_id, result[0].numpy().tobytes(), logprobs, of_prompts)
+    pooled = None if plan.pooling is None else read_pooled(plan.pooling, list(parts))
+    return ForwardOutput(step_id, result[0].numpy().tobytes(), logprobs, of_prompts, pooled=pooled)

@@ -24,6 +24,8 @@ from scheduler_proc.computing.transformers_model.attention import NAME, PagedAtt
 class TransformersDecoder:
     """`module` is a causal language model of transformers; `model` describes its calls of attention, a layer each."""
 
+    pooler = None
+
     def __init__(self, module: Any, model: ModelDescription):
         self.model = model
         self.parallel = ALONE
@@ -43,6 +45,7 @@ class TransformersDecoder:
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
         states: Mapping[int, LayerState] = NO_STATES,
+        hidden_SE: Tensor | None = None,
     ) -> Tensor:
         """Returns the logits of `step.head_tokens`, [N, V]: a model may scale or cap them after its head."""
         with attention_by(PagedAttention(step, self.model.attentions, list(layer_caches.values()))):

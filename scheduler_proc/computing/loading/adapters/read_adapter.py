@@ -31,12 +31,14 @@ LENGTH_BYTES = 8
 MAX_NAMES_SHOWN = 4
 
 WRAPPED = re.compile(r"^base_model\.model\.")
-PART = re.compile(r"(?P<module>.+)\.(?P<part>lora_(?:embedding_)?[AB])(?:\.(?!weight$)\w+)?(?:\.weight)?")
+PART = re.compile(r"(?P<module>.+)\.(?P<part>lora_(?:embedding_)?[AB])(?:\.(?!weight$|bias$)\w+)?(?:\.weight)?")
 """The name of a matrix of an update; PEFT writes the adapter's own name in it, or leaves it out."""
 
-SAVED = re.compile(r"(?P<module>.+?)(?:\.modules_to_save(?:\.\w+)?)?\.weight")
-COPIES = re.compile(r".+\.(?:base_layer|original_module)\.weight")
-"""The base model's own values, which PEFT saves with updates of an embedding."""
+TABLE = re.compile(r"(?P<module>.+?)(?P<kind>\.base_layer|\.original_module|\.modules_to_save(?:\.\w+)?)?\.weight")
+"""The name of a whole matrix. PEFT saves the base model's own values, too, with an update of the embedding."""
+
+WHOLE = "whole matrix"
+COPIES = (".base_layer", ".original_module")
 
 ODD_PARTS = {
     ".lora_magnitude_vector": "the magnitudes of DoRA",
@@ -54,7 +56,7 @@ class _Module:
 
     name: str
     parts: dict[str, Tensor] = field(default_factory=dict)
-    saved: Tensor | None = None
+    """`lora_A`, `lora_B` or `WHOLE`."""
 
 
 def read_adapter(path: str, targets: Targets, dtype: torch.dtype, max_rank: int) -> HostAdapter:
@@ -66,7 +68,7 @@ def read_adapter(path: str, targets: Targets, dtype: torch.dtype, max_rank: int)
     config = read_peft_config(files.config, max_rank)
     modules = _sort_tensors(_load_tensors(files.weights), targets)
     linears: dict[str, list[LowRank | None]] = {}
-    for name in modules.keys() - {targets.embedding, targets.head}:
+    for name in sorted(modules.keys() - {targets.embedding, targets.head}):
         update = _make_update(modules[name], config, *targets.sizes(name))
         for segment in targets.segments[name]:
             updates = linears.setdefault(segment.linear, [None] * len(targets.linears[segment.linear].ends))
@@ -98,27 +100,25 @@ def _sort_tensors(tensors: Mapping[str, Tensor], targets: Targets) -> dict[str, 
     """Returns the tensors by module, in the names of `targets`. Refuses those that belong to none."""
     modules: dict[str, _Module] = {}
     unknown: list[str] = []
-    known = targets.segments.keys() | {targets.embedding, targets.head}
+    tables = targets.embedding, targets.head
     for name, tensor in tensors.items():
         usual = usual_name(WRAPPED.sub("", name))
-        match = PART.fullmatch(usual) or SAVED.fullmatch(usual)
-        module = "" if match is None else match["module"]
-        module = module if module in known | targets.refused.keys() else targets.prefix + module
-        is_table = module in (targets.embedding, targets.head)
+        part, table = PART.fullmatch(usual), TABLE.fullmatch(usual)
+        match = part or table
+        own_name = usual if match is None else match["module"]
+        module = targets.find(own_name)
         if module in targets.refused:
             raise AdapterError(f"{name}: {targets.refused[module]} cannot have an adapter")
-        if match is not None and module in known and "part" in match.groupdict():
-            part = match["part"].replace("embedding_", "")
-            if part in modules.setdefault(module, _Module(match["module"])).parts:
-                raise AdapterError(f"{name}: there are two tensors for this module's {part}")
-            modules[module].parts[part] = tensor
-        elif COPIES.fullmatch(usual) and (targets.prefix + usual).count(targets.embedding):
-            _check_shape(name, tensor, _table_shape(targets))
-        elif match is not None and is_table:
-            _check_shape(name, tensor, _table_shape(targets))
-            modules.setdefault(module, _Module(match["module"])).saved = tensor
-        else:
+        if module is None or (part is None and (table is None or module not in tables)):
             unknown.append(name)
+            continue
+        if part is None:
+            _check_shape(name, tensor, _table_shape(targets))
+        if table is not None and table["kind"] in COPIES:
+            continue
+        parts = modules.setdefault(module, _Module(own_name)).parts
+        if parts.setdefault(part["part"].replace("embedding_", "") if part else WHOLE, tensor) is not tensor:
+            raise AdapterError(f"{name}: there are two tensors for the same part of {own_name}")
     if unknown:
         raise AdapterError(_explain_unknown(unknown))
     return modules
@@ -153,10 +153,10 @@ def _read_table(name: str, module: _Module | None, config: PeftConfig, targets: 
     """Returns what the adapter has for the embedding or the head."""
     if module is None:
         return None
-    if module.saved is not None:
-        if module.parts:
+    if WHOLE in module.parts:
+        if len(module.parts) > 1:
             raise AdapterError(f"{name}: it has both a whole matrix and an update")
-        return _cast(name, module.saved, dtype)
+        return _cast(name, module.parts[WHOLE], dtype)
     sizes = _table_shape(targets)
     if name == targets.head:
         a_RE, b_RV, scale = _make_update(module, config, *reversed(sizes))

@@ -44,6 +44,11 @@ class Targets:
     segments: dict[str, list[SegmentSource]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
+    def find(self, name: str) -> str | None:
+        """Returns the module of this name in an adapter, which may be one of the bare decoder; `None` if it is none."""
+        known = self.segments.keys() | self.refused.keys() | {self.embedding, self.head}
+        return next((module for module in (name, self.prefix + name) if module in known), None)
+
     def sizes(self, module: str) -> tuple[int, int]:
         """Returns the module's inputs and outputs, as in the checkpoint."""
         first = self.segments[module][0]
