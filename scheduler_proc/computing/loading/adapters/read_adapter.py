@@ -14,7 +14,6 @@ from safetensors.torch import load
 from torch import Tensor
 
 from messages.config.server import ModelConfig
-from messages.errors import BootError
 from runtime.adapter_files import AdapterError, read_files
 from scheduler_proc.computing.loading.adapters.peft_config import PeftConfig, read_peft_config
 from scheduler_proc.computing.loading.adapters.targets import SegmentSource, Targets, find_targets
@@ -22,8 +21,8 @@ from scheduler_proc.computing.loading.checkpoint import usual_name
 from scheduler_proc.computing.loading.weights import rows_of
 from scheduler_proc.computing.model.adapters import Adapters, AdapterSlots, HostAdapter, LowRank, OwnTables, Table
 from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.family import Family
-from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
 
 MAX_HEADER_BYTES = 16 << 20
@@ -38,6 +37,9 @@ TABLE = re.compile(r"(?P<module>.+?)(?P<kind>\.base_layer|\.original_module|\.mo
 """The name of a whole matrix. PEFT saves the base model's own values, too, with an update of the embedding."""
 
 WHOLE = "whole matrix"
+TIED_BY_PEFT = "embed_tokens"
+"""`ensure_weight_tying` has no effect on embeddings of another name."""
+
 COPIES = (".base_layer", ".original_module")
 
 ODD_PARTS = {
@@ -76,7 +78,8 @@ def read_adapter(path: str, targets: Targets, dtype: torch.dtype, max_rank: int)
     tables = [
         _read_table(name, modules.get(name), config, targets, dtype) for name in (targets.embedding, targets.head)
     ]
-    if config.ties_tables and tables[1] is None:
+    is_tied = targets.model.has_tied_head and targets.embedding.endswith(TIED_BY_PEFT)
+    if config.ties_tables and is_tied and tables[1] is None:
         tables[1] = tables[0]
     found = [update for updates in linears.values() for update in updates] + tables
     if not any(update is not None for update in found):
@@ -183,16 +186,11 @@ def _cast(module: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return values.contiguous()
 
 
-def make_adapters(
-    config: ModelConfig, family: Family, shard: Shard, weights: Weights, placement: Placement
-) -> Adapters | None:
-    """Returns what the model has for adapters, `None` if LoRA is off. Raises `BootError` for several ranks."""
-    num_slots, max_rank = config.num_lora_slots, config.max_lora_rank
-    if not num_slots:
-        return None
-    if shard.num_ranks > 1:
-        raise BootError("--lora, --max-loras: adapters are not divided among ranks; leave --tensor-parallel at 1")
-    targets = find_targets(family, shard.whole)
-    slots = AdapterSlots(targets.linears, num_slots, max_rank, placement)
+def open_adapters(
+    config: ModelConfig, family: Family, model: ModelDescription, weights: Weights, placement: Placement
+) -> Adapters:
+    """Returns what the model has for adapters. It keeps the embedding and the head among `weights`."""
+    max_rank, targets = config.max_lora_rank, find_targets(family, model)
+    slots = AdapterSlots(targets.linears, config.num_lora_slots, max_rank, placement)
     read = partial(read_adapter, targets=targets, dtype=placement.dtype, max_rank=max_rank)
-    return Adapters(read, slots, OwnTables(shard.whole, weights, placement))
+    return Adapters(read, slots, OwnTables(model, weights, placement))

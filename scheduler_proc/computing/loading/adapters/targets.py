@@ -11,7 +11,7 @@ from scheduler_proc.computing.model.adapters import LinearPlan
 from scheduler_proc.computing.model.blocks.embedding import TOKENS
 from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.decoder import model_parameters
-from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.description import MTP, ModelDescription
 from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, Source
 from scheduler_proc.computing.model.parameters import Parameter
 
@@ -60,7 +60,11 @@ class Targets:
 def find_targets(family: Family, model: ModelDescription) -> Targets:
     """Returns what adapters of this model may update. A fused linear has a segment for each module of a checkpoint."""
     parameters = {parameter.name: parameter for parameter in model_parameters(model)}
-    sources = [source for source in family.list_sources(model) if source.target in parameters]
+    sources = [
+        source
+        for source in family.list_sources(model)
+        if source.target in parameters and not source.target.startswith(MTP)
+    ]
     embedding = next(source.name for source in sources if source.target == TOKENS)
     targets = Targets(model, family.prefix, _module_of(embedding), _module_of(HEAD_NAME))
     by_target: dict[str, list[Source]] = {}

@@ -53,7 +53,9 @@ def make_adapter(
         if modules is not None and not name.endswith(tuple(modules)):
             continue
         num_out, num_in = _sizes(module)
-        own_rank = next((value for key, value in config.get("rank_pattern", {}).items() if name.endswith(key)), rank)
+        own_rank = next(
+            (value for key, value in config.get("rank_pattern", {}).items() if name.split(".")[-1] == key), rank
+        )
         for part, shape in (("A", (own_rank, num_in)), ("B", (num_out, own_rank))):
             values = torch.randn(shape, generator=generator) * SIZE
             case.tensors[f"{PREFIX}{name}.lora_{part}.weight"] = values
@@ -75,7 +77,7 @@ def merge(model: "transformers.PreTrainedModel", case: AdapterCase) -> "transfor
 
 def scale_of(config: Mapping[str, Any], name: str, rank: int) -> float:
     alphas = config.get("alpha_pattern", {})
-    alpha = next((value for key, value in alphas.items() if name.endswith(key)), config["lora_alpha"])
+    alpha = next((value for key, value in alphas.items() if name.split(".")[-1] == key), config["lora_alpha"])
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
@@ -87,9 +89,10 @@ def _sizes(module: nn.Module) -> tuple[int, int]:
 def merge_tables(
     merged: "transformers.PreTrainedModel", case: AdapterCase, kind: str
 ) -> "transformers.PreTrainedModel":
-    """Adds an embedding and a head to the adapter; returns the model with them, where they are not tied.
+    """Adds an embedding and a head to the adapter; returns the model with them; they are not tied.
 
-    `saved`: whole matrices. `updated`: low-rank updates. `tied`: PEFT's `ensure_weight_tying`; the file has one matrix.
+    `saved`: whole matrices. `updated`: low-rank updates. `tied`: PEFT's `ensure_weight_tying`, which has an effect on
+    tied models; the file has one matrix.
     """
     generator, rank, scale = torch.Generator().manual_seed(9), case.config["r"], 2.0
     embedding, head = (getattr(merged, f"get_{which}_embeddings")() for which in ("input", "output"))
@@ -110,7 +113,8 @@ def merge_tables(
         tables = draw(num_rows, size), draw(num_rows, size)
         case.tensors[f"{PREFIX}{name}.weight"] = tables[0]
         if kind == "tied":
-            tables, case.config["ensure_weight_tying"] = (tables[0], tables[0]), True
+            is_tied = merged.config.tie_word_embeddings
+            tables, case.config["ensure_weight_tying"] = (tables[0], tables[0] if is_tied else head.weight), True
         else:
             case.tensors[f"{PREFIX}lm_head.weight"] = tables[1]
     embedding.weight, head.weight = (nn.Parameter(table.detach().clone()) for table in tables)
