@@ -135,20 +135,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     lora: Annotated[
         tuple[str, ...],
-        Meta(
-            description="LoRA adapters to serve from the start, each a name for clients and a directory in PEFT's "
-            "layout; /v1/load_lora_adapter adds more",
-            extra={"metavar": "NAME=DIR"},
-        ),
+        Meta(description="LoRA adapters in PEFT's layout, by the names for clients", extra={"metavar": "NAME=DIR"}),
     ] = ()
     max_loras: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=256,
-            description="LoRA adapters that rows may use at once; each has a slot of --max-lora-rank on the device (0: "
-            "LoRA is off, or with --lora one slot for each of these adapters)",
-        ),
+        int, Meta(ge=0, le=256, description="LoRA adapters that rows may use at once; 0: as many as --lora names")
     ] = 0
     max_lora_rank: Annotated[int, Meta(ge=1, le=256, description="largest rank of a LoRA adapter")] = 64
 
