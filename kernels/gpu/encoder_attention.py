@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.arguments.attention_options import AttentionOptions
+from kernels.arguments.rows import WholeRows
 from kernels.gpu.key_blocks import LOG2_E, LOWEST, fold, score
 from kernels.gpu.launch_table import find_launch
 
@@ -21,14 +22,13 @@ def encoder_attention(
     query_THD: Tensor,
     key_TGD: Tensor,
     value_TGD: Tensor,
-    num_single: int,
-    query_lens_C: Tensor,
+    rows: WholeRows,
     options: AttentionOptions,
-    bias_HX: Tensor | None,
     out_THD: Tensor,
 ) -> None:
     """The host knows no row's length: programs find their rows, and those beyond the last tile return."""
     (num_tokens, num_heads, head_dim), num_kv_heads = query_THD.shape, key_TGD.shape[1]
+    (num_single, query_lens_C), bias_HX = rows, options.biases
     queries, num_rows = num_heads // num_kv_heads, len(query_lens_C)
     out_THD[:num_single] = value_TGD[:num_single].repeat_interleave(queries, 1)
     if not num_rows:

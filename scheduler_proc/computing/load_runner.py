@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 
+from messages.config.pooling import choose_dtype
 from messages.config.server import Config, DraftFacts
 from messages.errors import BootError
 from runtime.numa import file_of_group
@@ -235,7 +236,8 @@ def _load(
     hf_config = read_hf_config(Path(config.facts.model_dir))
     backend, num_ranks = find_backend(config.model), config.run.tensor_parallel
     number = (place.engine - 1) * num_ranks + place.rank + 1
-    placement = backend.find_placement(replace(config.model, dtype=config.dtype), config.cache, hf_config, number)
+    model_flags = replace(config.model, dtype=choose_dtype(config.model.dtype, config.facts.pooling))
+    placement = backend.find_placement(model_flags, config.cache, hf_config, number)
     backend.bind(config, placement, place)
     backend.load_kernels(report)
     parallel = ALONE if num_ranks == 1 else _join(config, backend, place, report)

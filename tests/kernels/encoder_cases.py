@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.attention_options import AttentionOptions
+from kernels.arguments.rows import WholeRows
 from kernels.operations.encoder_attention import encoder_attention, encoder_attention_reference
 
 NUM_SINGLE, LENS = 2, (2, 16, 63, 64, 65, 130)
@@ -48,15 +49,14 @@ def split(heads: Tensor, shape: EncoderShape) -> tuple[Tensor, ...]:
 def run(heads: Tensor, bias: Tensor | None, shape: EncoderShape, num_single: int, lens: tuple[int, ...]) -> Tensor:
     query, key, value = split(heads, shape)
     out = torch.full(query.shape, float("nan"), dtype=heads.dtype, device=heads.device)
-    query_lens = torch.tensor(lens, dtype=torch.int32, device=heads.device)
-    options = AttentionOptions(shape.head_dim**-0.5, shape.window)
-    encoder_attention(query, key, value, num_single, query_lens, options, bias, out)
+    rows = WholeRows(num_single, torch.tensor(lens, dtype=torch.int32, device=heads.device))
+    encoder_attention(query, key, value, rows, AttentionOptions(shape.head_dim**-0.5, shape.window, biases=bias), out)
     return out
 
 
 def expected(heads: Tensor, bias: Tensor | None, shape: EncoderShape) -> Tensor:
     parts = split(heads.float(), shape)
-    out, lens = torch.empty_like(parts[0]), torch.tensor(LENS, dtype=torch.int32)
-    options = AttentionOptions(shape.head_dim**-0.5, shape.window)
-    encoder_attention_reference(*parts, NUM_SINGLE, lens, options, bias, out)
+    out, rows = torch.empty_like(parts[0]), WholeRows(NUM_SINGLE, torch.tensor(LENS, dtype=torch.int32))
+    options = AttentionOptions(shape.head_dim**-0.5, shape.window, biases=bias)
+    encoder_attention_reference(*parts, rows, options, out)
     return out.to(heads.dtype)
