@@ -47,7 +47,8 @@ def make_scheduler(
     )
     memory, store = runner.page_memory, runner.page_store
     if store is not None and wake is not None:
-        store.wake = wake
+        for each in filter(None, (store, store.states)):
+            each.wake = wake
     is_sharing = config.cache.enable_prefix_caching
     cache = open_cache(runner.num_pages, page_size, is_sharing, memory, store, runner.windows, runner.states)
     journal = cache.find_observer(PageJournal)
@@ -81,9 +82,11 @@ def make_draft_planner(config: Config, runner: Runner, cache: BlockAllocator) ->
     facts, num_drafts = config.facts, config.scheduling.num_speculative_tokens
     if config.scheduling.speculative == "ngram":
         return DraftPlanner(cache, NgramDrafter(num_drafts, cache), DraftLengths())
-    if runner.draft_runner is None or facts.draft is None:
+    if runner.draft_runner is None:
         return None
-    limits = DraftLimits(num_drafts, facts.draft.max_model_len, facts.draft.vocab_size, facts.vocab_size)
+    draft = facts.draft or facts  # an MTP head has the model's vocabulary and context
+    sizes = draft.max_model_len, draft.vocab_size, facts.vocab_size
+    limits = DraftLimits(num_drafts, *sizes, is_mtp=facts.draft is None)
     builder = BatchBuilder(cache.num_pages, cache.page_size, facts.max_model_len)
     clock = time.monotonic if runner.can_overlap else time.thread_time
     return DraftPlanner(cache, DraftModel(builder, cache, limits, clock), DraftLengths())

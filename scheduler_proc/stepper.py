@@ -14,7 +14,7 @@ from scheduler_proc.deciding.adapter_slots import AdapterSlots
 from scheduler_proc.deciding.drafting.draft_model import run_draft_steps
 from scheduler_proc.deciding.isolation import run_step
 from scheduler_proc.deciding.pages.page_journal import PageMemory
-from scheduler_proc.deciding.pages.page_tiers import PageStore
+from scheduler_proc.deciding.pages.page_observer import PageStore
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
 

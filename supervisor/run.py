@@ -16,6 +16,7 @@ from messages.config.server import Config, ExtraConfig, ModelFacts
 from messages.control.processes import FRONTEND, RING
 from messages.engines import SCHEDULER, rank_name
 from messages.errors import BootError, UsageError
+from messages.program import PROGRAM
 from runtime.extras import load_parts, load_sections
 from runtime.lifeline import make_lifeline
 from runtime.prefetch import prefetch
@@ -61,7 +62,7 @@ def launch(arguments: list[str], early_scheduler: EarlyScheduler | None = None) 
         config = build_config(sections, console)
         return serve(config, server_commands(config), console, began_s, early_scheduler)
     except (UsageError, BootError) as error:
-        console.say(f"launch.py: {error}", "error")
+        console.say(f"{PROGRAM}: {error}", "error")
         return USAGE_EXIT_CODE if isinstance(error, UsageError) else FAILURE_EXIT_CODE
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT_CODE
@@ -83,8 +84,8 @@ RULES: tuple[Rule, ...] = (
         "--tensor-parallel: the launcher starts all ranks; leave out --external scheduler",
     ),
     (
-        lambda config: config.scheduling.speculative == "draft" and config.run.tensor_parallel > 1,
-        "--tensor-parallel: several ranks have no draft model; --speculative ngram needs none",
+        lambda config: config.scheduling.speculative in ("draft", "mtp") and config.run.tensor_parallel > 1,
+        "--tensor-parallel: several ranks have no draft model and no MTP head; --speculative ngram needs none",
     ),
     (
         lambda config: config.cache.has_tiers and config.run.tensor_parallel > 1,

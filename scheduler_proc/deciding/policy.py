@@ -128,10 +128,7 @@ class Policy:
         self._num_without = 0 if has_turn else self._num_without + 1
         self.notes.num_step_tokens = self.budget.max_num_batched_tokens - plan.num_tokens_left
         if self._draft_planner is not None:
-            most = plan.num_tokens_left
-            if self._cache.states is not None:  # each draft token has one
-                most = min(most, self._cache.states.num_for_drafts)
-            rows = self.add_drafts(rows, plan.chunks, self._draft_planner.plan(rows, most))
+            rows = self.add_drafts(rows, plan.chunks, self._draft_planner.plan(rows, plan.num_tokens_left))
         return rows, plan.chunks
 
     def add_drafts(self, rows: DecodeRows, chunks: list[Chunk], drafted: Sequence[Chunk]) -> DecodeRows:
@@ -262,7 +259,7 @@ class Policy:
             if by_uid is not None and req.num_shared_pages < num_usable:
                 self._note_delay(req, by_uid)
                 return
-            if self._tiers is not None and self._tiers.load(req, self._cache.grow):
+            if self._tiers is not None and self._tiers.load(req, self._cache):
                 plan.pages_in_work[self._page_key(req)] = req.uid
                 self._note_delay(req, req.uid)
                 return

@@ -131,7 +131,7 @@ class Scheduler:
         if self._grammars is not None:
             self._release_compiled(self._grammars)
         if self._tiers is not None:
-            self._tiers.collect_loaded(self._cache.share)
+            self._tiers.collect_loaded(self._cache)
         for pending, ending in [] if self.adapters is None else self.adapters.collect(self._stages.waiting):
             self._reply_end(self._results.finish(pending, ending))
         if self.is_idle or (self._policy.is_closed and not self._stages.running):

@@ -173,6 +173,8 @@ class Bench:
             self.runner.state_slots = pages.state_slots
         if store is not None:
             store.slots = self.runner.slots
+            if store.states is not None:
+                store.states.by_slot = self.runner.state_slots
         self.inbox = Inbox()
         self.max_num_batched_tokens = max_num_batched_tokens
 

@@ -65,6 +65,7 @@ def test_all_paths_are_described_and_exist(server: FrontendRun, document: dict[s
     wanted |= {"/v1/embeddings", "/pooling", "/classify", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"}
     wanted |= {"/embed", "/similarity", "/v1/decisions"}
     wanted |= {"/admin/processes", "/admin/restart/{process}", "/admin/snapshot", "/start_profile", "/stop_profile"}
+    wanted |= {f"/api/{name}" for name in ("chat", "generate", "show", "tags", "ps", "version")}
     assert set(document["paths"]) == wanted
     for path, operations in document["paths"].items():
         for method, operation in operations.items():

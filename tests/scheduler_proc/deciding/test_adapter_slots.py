@@ -241,7 +241,7 @@ SHAPES = {
     bench_type=st.sampled_from([Bench, OverlappedBench, AheadBench]),
     is_faulty=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_each_request_gets_the_tokens_of_its_adapter_however_it_is_computed(
     seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, num_slots, num_adapters, bench_type, is_faulty
 ):
