@@ -6,6 +6,8 @@ from typing import NamedTuple
 import msgspec
 
 from messages.columns import pack_int32
+from messages.config.server import ModelFacts
+from messages.errors import bad_request
 from messages.ring.requests import ChatPrompt, SamplingParams, Sibling, Stamps, TokenizeMsg, Truncation
 
 Prompt = str | list[int] | ChatPrompt
@@ -44,6 +46,14 @@ class PromptRequest(NamedTuple):
         for index in range(1, self.num_choices):
             params = msgspec.structs.replace(self.params, seed=nth_seed(self.params.seed, index))
             yield msgspec.structs.replace(first, sampling_params=params)
+
+
+def check_generates(requests: Sequence[PromptRequest], facts: ModelFacts) -> None:
+    """Raises `RequestError` (400) for a request of text to a model that generates none."""
+    known = facts.pooling
+    if known is not None and not known.generates and any(request.params.pooling is None for request in requests):
+        serves = "classes or scores" if known.kind == "classify" else "embeddings"
+        raise bad_request(f"this model generates no text, it gives {serves}", "model", "not_supported")
 
 
 def join_choices(messages: Sequence[TokenizeMsg]) -> TokenizeMsg:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.codes import BLOCK, GROUP, Bits, Codes
+from kernels.arguments.lora_slots import LoraSlots, TokenAdapters
 from kernels.arguments.packed_blocks import FORMS, PackedBlocks
 from kernels.arguments.packed_fp8 import PackedFp8
 from kernels.arguments.paged_kv import PagedKV
@@ -229,6 +230,12 @@ def block_linear(
     return out_TO
 
 
+def lora_linear(kernel: Kernel, x_TI: Tensor, lora: LoraSlots, adapters: TokenAdapters, out_TO: Tensor) -> None:
+    addresses = addresses_of(x_TI, lora.a, lora.b, lora.ranks, lora.scales, lora.ends, adapters.slots, out_TO)
+    num_slots, num_segments, max_rank, _ = lora.a.shape
+    kernel(*addresses, *x_TI.shape, out_TO.shape[1], num_segments, max_rank, num_slots)
+
+
 def look_up_blocks(kernel: Kernel, weight: PackedBlocks, row_T: Tensor, out_TI: Tensor) -> Tensor:
     row_T = row_T if row_T.dtype == torch.int32 else row_T.int()  # the latter cannot be captured
     addresses = address_of(weight.stored), ctypes.addressof(weight.description), *addresses_of(row_T, out_TI)
@@ -318,7 +325,7 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
             quantized_linear,
             apply_bitmask,
         ),
-        *(block_linear, look_up_blocks, pack_blocks, route_tokens, gather_rows, combine_experts),
+        *(block_linear, lora_linear, look_up_blocks, pack_blocks, route_tokens, gather_rows, combine_experts),
         *(expert_packed_linear, expert_quantized_linear, expert_block_linear),
     )
 }

@@ -228,6 +228,8 @@ class EncodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     token_ids: Int32s = b""
     token_strs: tuple[str, ...] = ()
     error: ErrorInfo | None = None
+    text: str = ""
+    """The text that was encoded, if requested."""
 
 
 class DecodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -366,6 +366,8 @@ class EncodeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     chat: ChatPrompt | None = None
     add_special_tokens: bool = True
     wants_token_strs: bool = False
+    wants_text: bool = False
+    """Return the text, too: that of the rendered chat."""
 
 
 class DecodeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -33,19 +33,19 @@ def open_pooled(
     trace: RequestTrace,
     *,
     timeout_s: float | None = None,
-    param: str = "input",
+    param: str | Sequence[str] = "input",
 ) -> list[Generation]:
     """Submits all `requests`, whose parameters have `pooling`, or none; returns their entries.
 
-    `param` is the field of the body with the texts. Raises `RequestError` (400) for more texts than may be open, and
-    for a kind of pooling that the model does not have; `UnavailableError`.
+    `param` is the field of the body with the texts, or the list of their places in it. Raises `RequestError` (400) for
+    more texts than may be open, and for a kind of pooling that the model does not have; `UnavailableError`.
     """
     limit = service.admission.limit
     if len(requests) > limit:
         raise bad_request(
             f"{len(requests)} texts are requested together, and at most {limit} may be open "
             "(--max-num-seqs and --max-queued-requests)",
-            param,
+            param if isinstance(param, str) else None,
         )
     facts = service.config.facts
     resolved = [
@@ -60,17 +60,17 @@ def open_pooled(
 
 
 def pooled_reply(
-    service: Service, entries: Sequence[Generation], content: Callable[[], Any], param: str = "input"
+    service: Service, entries: Sequence[Generation], content: Callable[[], Any], param: str | Sequence[str] = "input"
 ) -> WholeReply:
     """Returns the response that sends the JSON document from `content` once all `entries` have their numbers.
 
     `content` finds them in `Generation.pooled`. The first error of an entry is the error of the response, which names
-    its index in `param`; the other entries are then aborted, as all are if the client leaves.
+    its index in `param`, or its name there; the other entries are then aborted, as all are if the client leaves.
     """
     return WholeReply(service, entries, content, partial(wait_pooled, entries, param))
 
 
-async def wait_pooled(entries: Sequence[Generation], param: str = "input") -> bool:
+async def wait_pooled(entries: Sequence[Generation], param: str | Sequence[str] = "input") -> bool:
     """Returns True when all entries have their numbers, False as soon as the client has left.
 
     Raises `RequestError` for the first that fails.
@@ -113,9 +113,9 @@ def _warn_of_last_token(name: str) -> None:
     log.warning("the files of %s name no pooling: its embeddings are its last token's, normalized", name)
 
 
-def _name_text(error: ErrorInfo, param: str, index: int | None) -> ErrorInfo:
+def _name_text(error: ErrorInfo, param: str | Sequence[str], index: int | None) -> ErrorInfo:
     """Returns the error with the field of its text, one of several if it has an index."""
     if index is None:
-        return msgspec.structs.replace(error, param=param)
-    place = f"{param}[{index}]"
+        return msgspec.structs.replace(error, param=param if isinstance(param, str) else param[0])
+    place = f"{param}[{index}]" if isinstance(param, str) else param[index]
     return msgspec.structs.replace(error, message=f"{place}: {error.message}", param=place)

@@ -9,7 +9,7 @@ embedding size, D size of a vector, L labels of the row that has the most, V voc
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -71,8 +71,9 @@ def plan_pooling(pooled: PooledRows, columns: dict[str, np.ndarray]) -> PoolingP
         label_ids = np.zeros((np.count_nonzero(num_labels), most), np.int64)
         label_ids[np.arange(most) < num_labels[num_labels > 0][:, None]] = np.frombuffer(pooled.label_ids, np.int32)
         columns["pooled_labels"] = label_ids.ravel()
-    takes_maximum = POOLING_WAYS.index("max") in _read(pooled.ways)
-    return PoolingPlan(groups, num_tokens.tolist(), num_labels.tolist(), "max" if takes_maximum else "sum")
+    ways = {POOLING_WAYS[way] for way in _read(pooled.ways)}
+    assert "max" not in ways or ways.isdisjoint(("mean", "weighted_mean")), "the model pools in one way"
+    return PoolingPlan(groups, num_tokens.tolist(), num_labels.tolist(), "max" if "max" in ways else "sum")
 
 
 def _plan_sums(pooled: PooledRows, kinds: np.ndarray, rows_Q: np.ndarray, columns: dict[str, np.ndarray]) -> None:
@@ -115,7 +116,8 @@ def compute_pooled(
                 labels_ML = columns["pooled_labels"].view(len(vectors_ME), -1)
                 vectors.append(_label_logprobs(vectors_ME.to(hidden_QE.dtype), labels_ML, decoder, max_logits))
             case "classify":
-                vectors.append(_pooler(decoder).classify(vectors_ME))
+                assert decoder.pooler is not None, "the model has no classification head"
+                vectors.append(decoder.pooler.classify(vectors_ME))
             case "embed" | "token_embed":
                 vectors.append(_embed(vectors_ME, decoder, group))
     return vectors
@@ -135,8 +137,7 @@ def _reduce(wide_QE: Tensor, plan: PoolingPlan, columns: Mapping[str, Tensor]) -
 
 
 def _embed(vectors_ME: Tensor, decoder: Decoder, group: PooledGroup) -> Tensor:
-    pooler = _pooler(decoder)
-    vectors_MD = vectors_ME if pooler is None else pooler.embed(vectors_ME)
+    vectors_MD = vectors_ME if decoder.pooler is None else decoder.pooler.embed(vectors_ME)
     if group.dimensions:
         vectors_MD = vectors_MD[:, : group.dimensions]
     if not group.normalizes:
@@ -144,10 +145,6 @@ def _embed(vectors_ME: Tensor, decoder: Decoder, group: PooledGroup) -> Tensor:
     size = vectors_MD.shape[1]
     scale_D = vectors_MD.new_full((size,), size**-0.5)
     return rms_norm(vectors_MD.contiguous(), scale_D, SMALLEST_SQUARE / size)
-
-
-def _pooler(decoder: Decoder) -> Any:
-    return getattr(decoder, "pooler", None)
 
 
 def _label_logprobs(hidden_ME: Tensor, labels_ML: Tensor, decoder: Decoder, max_logits: int) -> Tensor:
