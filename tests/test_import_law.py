@@ -187,7 +187,7 @@ LAYERS = {
         "tokenizer_proc/parameter_texts.py",
         "tokenizer_proc/thoughts.py tokenizer_proc/encoding.py tokenizer_proc/tagged_arguments.py "
         "tokenizer_proc/message_forms.py tokenizer_proc/template_sandbox.py",
-        "tokenizer_proc/marked_text.py",
+        "tokenizer_proc/joined_texts.py tokenizer_proc/marked_text.py",
         "tokenizer_proc/structural_tags.py",
         "tokenizer_proc/schema_rules.py",
         "tokenizer_proc/schema_faults.py",
@@ -222,6 +222,7 @@ FUNCTION_LEVEL_IMPORTS = {
     ("scheduler_proc/computing/torch_import.py", "torch"): "the process imports this file long before",
     ("scheduler_proc/computing/torch_import.py", "numpy"): "likewise, and under a setting",
     (MODEL_WEIGHTS, "scheduler_proc.computing.loading.open_weights"): "random weights need no safetensors",
+    (MODEL_WEIGHTS, "scheduler_proc.computing.loading.adapters.read_adapter"): "random weights need no safetensors",
     (MODEL_WEIGHTS, "scheduler_proc.computing.loading.weight_cache"): "likewise",
     (LOAD_RUNNER, "scheduler_proc.computing.transformers_model.loading"): "takes seconds (transformers)",
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",

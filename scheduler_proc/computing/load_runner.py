@@ -37,10 +37,10 @@ from scheduler_proc.computing.loading.identity import identity_of
 from scheduler_proc.computing.loading.model_weights import (
     bytes_in_place,
     describe,
+    make_decoder,
     make_weights,
     no_mtp_head,
     open_checkpoint,
-    read_dense,
 )
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import Decoder, DescribedDecoder, model_parameters
@@ -248,11 +248,7 @@ def _load(
     backend.bind(config, placement, place)
     backend.load_kernels(report)
     parallel = ALONE if num_ranks == 1 else _join(config, backend, place, report)
-    scheduling = config.scheduling
-    num_tokens = scheduling.max_num_batched_tokens or backend.default_step_tokens
-    if config.facts.pooling is not None and config.facts.pooling.is_encoder:  # its prompts are computed whole
-        num_tokens = max(num_tokens, config.facts.max_model_len)
-    limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
+    limits = _limit_steps(config, backend)
 
     def load_one(
         config: Config, hf_config: HfConfig, weights_file: Path | None, *, is_draft: bool = False
@@ -261,8 +257,6 @@ def _load(
         if impl == "transformers" or (impl == "auto" and match_family(hf_config) is None):
             if is_shared_only:
                 return None
-            if config.model.num_lora_slots and not is_draft:
-                raise BootError("--lora, --max-loras: adapters need a model family of ours, not transformers' code")
             if weights_file is not None and backend.keeps_memory:  # transformers has the weights in memory of its own
                 os.truncate(file_of_group(weights_file, find_share(config.most_engines, place.engine).group), 0)
             parts = config, backend, place, placement, limits, report
@@ -290,18 +284,9 @@ def _load(
                 weights = memory.load(load_own, report, num_bytes)
         if weights is None:
             return None
-        adapters = None
-        if config.model.num_lora_slots and not is_draft:
-            # Imported here: it needs safetensors, which a machine that only runs random weights may lack.
-            from scheduler_proc.computing.loading.adapters.read_adapter import make_adapters
-
-            adapters = make_adapters(config.model, family, shard, weights, placement)
         if shard.own.is_encoder:  # its steps are whole rows of any length, of which none is captured
             config = replace(config, model=replace(config.model, enforce_eager=True))
-        dense = read_dense(config, shard.own.hidden_size)
-        decoder = DescribedDecoder(
-            shard.own, weights, config.facts.max_model_len, parallel, adapters=adapters, dense=dense
-        )
+        decoder = make_decoder(config, family, shard, weights, parallel, placement, is_draft=is_draft)
         loaded = LoadedModel(config, backend, place, placement, own_limits, decoder, identity, window=window)
         return loaded if shard.own.mtp is None else _with_mtp(loaded, decoder, weights)
 
@@ -312,6 +297,13 @@ def _load(
     assert draft is not None
     _warn_if_large(model.decoder, draft.decoder)
     return dataclasses.replace(model, draft=draft)
+
+
+def _limit_steps(config: Config, backend: Backend) -> StepLimits:
+    num_tokens = config.scheduling.max_num_batched_tokens or backend.default_step_tokens
+    if config.facts.pooling is not None and config.facts.pooling.is_encoder:  # its prompts are computed whole
+        num_tokens = max(num_tokens, config.facts.max_model_len)
+    return StepLimits(config.scheduling.max_num_seqs, num_tokens, pages_per_context(config))
 
 
 def _load_with_transformers(
@@ -327,6 +319,8 @@ def _load_with_transformers(
     """Returns the model, none of whose steps is captured. Raises `BootError`."""
     if config.scheduling.speculative == "mtp":
         raise no_mtp_head(config)
+    if config.model.num_lora_slots and not is_draft:
+        raise BootError("--lora, --max-loras: no adapters for a model that transformers' code computes")
     report("importing transformers", None)
     import_fake_tensors()
     # Imported here: it takes seconds, and other models do not need it.

@@ -6,6 +6,7 @@ prefills D = 0, and mixed steps a small D or the largest, because empty places c
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import Any
 
 from messages.ring.steps import Batch
 from scheduler_proc.computing.step.inputs import StepShape
@@ -34,7 +35,7 @@ class StepLimits:
     has_adapters: bool = False
 
     @property
-    def flags(self) -> dict[str, bool]:
+    def flags(self) -> dict[str, Any]:
         """What `StepShape` has, by the names of its fields."""
         names = ("has_windows", "has_states", "has_hidden_slots", "has_adapters")
         return {name: getattr(self, name) for name in names}
