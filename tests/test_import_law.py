@@ -187,7 +187,7 @@ LAYERS = {
         "tokenizer_proc/parameter_texts.py",
         "tokenizer_proc/thoughts.py tokenizer_proc/encoding.py tokenizer_proc/tagged_arguments.py "
         "tokenizer_proc/message_forms.py tokenizer_proc/template_sandbox.py",
-        "tokenizer_proc/marked_text.py",
+        "tokenizer_proc/joined_texts.py tokenizer_proc/marked_text.py",
         "tokenizer_proc/structural_tags.py",
         "tokenizer_proc/schema_rules.py",
         "tokenizer_proc/schema_faults.py",

@@ -17,8 +17,8 @@ from tokenizer_proc.thoughts import with_thought
 FIRST_PROBE_CHARS_PER_TOKEN = 4
 
 MAX_COUNTED_CHARS = 100_000
-"""A pooled text of at most this length is encoded to count its tokens. Tokenizers of encoders drop spaces, so a text's
-length says little about them."""
+"""A pooled text of at most this length is encoded to count its tokens. Tokenizers of encoders drop spaces, so a long
+text may have few."""
 
 
 class PromptReader:

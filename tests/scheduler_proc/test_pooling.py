@@ -4,11 +4,14 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from messages.columns import pack_int32, unpack_float32
+from messages.config.server import ModelConfig
 from messages.ring.replies import PooledReply
 from messages.ring.requests import Pooling, UserMsg
 from scheduler_proc.computing.load_runner import load_runner
@@ -18,9 +21,11 @@ from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
+from supervisor.model.facts import read_model_facts
 from tests.checkpoints import CONTEXT, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.clients import Inbox, user_msg
 from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend, no_triton
+from tests.tiny_bert import write_tiny_bert
 
 PAGE_SIZE, PLENTY, SCARCE = 4, 400, 32
 
@@ -136,3 +141,29 @@ def test_a_device_with_its_own_memory_gives_the_same_vectors(served: Served):
     expected, _ = run(served.runner, requests, PLENTY, 16)
     for uid, values in run(gpu, requests, PLENTY, 16)[0].items():
         torch.testing.assert_close(torch.tensor(unpack_float32(values)), torch.tensor(unpack_float32(expected[uid])))
+
+
+def test_an_encoders_rows_are_the_same_alone_and_packed_in_every_order(tmp_path: Path):
+    write_tiny_bert(tmp_path)
+    facts = read_model_facts(ModelConfig(), tmp_path, tmp_path, "bert")
+    config = make_config(tmp_path, block_size=PAGE_SIZE, num_pages=PLENTY)
+    runner = load_runner(msgspec.structs.replace(config, facts=facts), lambda text, fraction: None)
+    pooling, chooser = Pooling("embed", way="mean", normalizes=True, is_whole=True), random.Random(2)
+    prompts = [[chooser.randrange(256) for _ in range(length)] for length in (1, 2, 7, 30, 31, 64, 90, 5)]
+    starts = [length // 2 if length > 20 else 0 for length in map(len, prompts)]
+    requests = [
+        user_msg(uid, prompt, 0, pooling=msgspec.structs.replace(pooling, second_start=start))
+        for uid, (prompt, start) in enumerate(zip(prompts, starts, strict=True))
+    ]
+    alone = {uid: run(runner, [request], PLENTY, 256)[0][uid] for uid, request in enumerate(requests)}
+    reference = transformers.BertModel.from_pretrained(tmp_path, add_pooling_layer=False).eval()
+    for uid, (prompt, start) in enumerate(zip(prompts, starts, strict=True)):
+        types = [int(0 < start <= place) for place in range(len(prompt))]
+        with torch.inference_mode():
+            hidden_LE = reference(torch.tensor([prompt]), token_type_ids=torch.tensor([types]))[0][0]
+        expected = torch.nn.functional.normalize(hidden_LE.mean(0), dim=0)
+        torch.testing.assert_close(torch.tensor(unpack_float32(alone[uid])), expected, rtol=0, atol=1e-6)
+    for num_step_tokens in (256, 128, 90):
+        for _ in range(4):
+            chooser.shuffle(requests)
+            assert run(runner, requests, PLENTY, num_step_tokens)[0] == alone

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from messages.columns import pack_float32, pack_int32, unpack_float32, unpack_int32
-from messages.ring.requests import YIELDING_PRIORITY, AbortMsg, Pooling
+from messages.ring.requests import YIELDING_PRIORITY, AbortMsg, Pooling, UserMsg
 from messages.ring.steps import PooledColumns
 from scheduler_proc.deciding.isolation import run_step, slice_rows
 from scheduler_proc.deciding.sampling.endings import NOT_FINITE
@@ -24,8 +24,8 @@ MEAN = Pooling("embed", way="mean")
 WHOLE = Pooling("embed", way="mean", is_whole=True)
 
 
-def pooled(uid: int, prompt: list[int], pooling: Pooling, **params: object):
-    return user_msg(uid, prompt, max_tokens=0, pooling=pooling, **params)
+def pooled(uid: int, prompt: list[int], pooling: Pooling, priority: int = 0) -> UserMsg:
+    return user_msg(uid, prompt, max_tokens=0, pooling=pooling, priority=priority)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
