@@ -1,10 +1,12 @@
 # `make serve` and `make test` need no other set-up. Pip uses one core, so the C kernels are built at the same time; our
 # setup.py would build them last. Pip compiles no modules: they are compiled afterwards on all cores, except for modules
-# that none of our processes imports as it starts.
+# that none of our processes imports as it starts, which are two thirds of the text.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NOT_STARTED = /(transformers/models|sympy|networkx|mpmath|scipy|pip)/
+UNUSED_PARTS = torch/(_inductor|testing/_internal/(distributed|opinfo)|onnx)|transformers/models|huggingface_hub/(cli|inference)
+TOOLS = anthropic|openai|pydantic_ai|genai_prices|schemathesis|graphql|pygments|rich|setuptools|pip|griffe
+NOT_STARTED = site-packages/($(UNUSED_PARTS)|$(TOOLS)|sympy|networkx|mpmath|scipy|.*/tests|numpy/distutils)/
 COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '$(NOT_STARTED)' $(VENV)/lib || true
 INSTALL = $(BIN)/python -m kernels.cpu.build >/dev/null 2>&1 & $(BIN)/python -m pip install --quiet --no-compile --editable
 ARGS ?=

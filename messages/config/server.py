@@ -252,11 +252,11 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="plan a step while the one before it runs, and on a GPU launch it, too"),
     ] = True
     speculative: Annotated[
-        Literal["none", "ngram", "draft"],
+        Literal["none", "ngram", "draft", "mtp"],
         Meta(
             description="draft tokens that are verified several in one step, which changes no output; ngram: what "
             "followed the same tokens earlier in the prompt or the output, or in another request; draft: what "
-            "--draft-model samples"
+            "--draft-model samples; mtp: what the model's own head of multi-token prediction samples"
         ),
     ] = "none"
     draft_model: Annotated[

@@ -214,6 +214,9 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     state_slots: Annotated[bytes, Column(INT32, TOKEN, fill=-1, is_optional=True)] = b""
     """The slot that takes the recurrent state after each token; -1 if it is not stored. These slots are not those of K
     and V. Each row stores at least one, so the column is only empty if the model has no recurrent layers."""
+    hidden_slots: Annotated[bytes, Column(INT64, TOKEN, fill=-1, is_optional=True)] = b""
+    """Only in steps of a head of multi-token prediction: the slot that takes the head's hidden state after each token;
+    -1 if it is not stored. `positions`, `context_lens` and `slots` are then those of the token before."""
     adapter_slots: Annotated[bytes, Column(INT32, ROW, fill=-1, is_optional=True)] = b""
     """The slot with the row's LoRA adapter, -1 for none."""
     pooled: PooledRows | None = None

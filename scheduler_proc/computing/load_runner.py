@@ -31,7 +31,6 @@ from scheduler_proc.computing.kv_cache.page_sizes import (
     find_window,
     page_bytes,
     pages_per_context,
-    refuse_states,
     state_bytes,
 )
 from scheduler_proc.computing.loading.identity import identity_of
@@ -39,6 +38,7 @@ from scheduler_proc.computing.loading.model_weights import (
     bytes_in_place,
     describe,
     make_weights,
+    no_mtp_head,
     open_checkpoint,
     read_dense,
 )
@@ -46,6 +46,7 @@ from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import Decoder, DescribedDecoder, model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.registry import find_family, match_family
+from scheduler_proc.computing.model.mtp_decoder import MtpDecoder
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.placement import Placement
@@ -93,17 +94,18 @@ class LoadedModel:
         runner, degraded = self._ready(factory, cache, report, is_file=memory is not None)
         draft_runner = None
         if self.draft is not None and draft_factory is not None:
-            draft_cache = self.draft._allocate(num_pages)
+            draft_cache = self.draft._allocate_beside(cache)
             draft_runner, draft_degraded = self.draft._ready(draft_factory, draft_cache, report, is_file=False)
             degraded += draft_degraded
-        store = None
+        store, sizes = None, self._sizes
         if self.config.cache.kv_disk or self.config.cache.kv_offload_gb:
             identity = identity_of(self.config, self.decoder.model, self.placement)
-            copies = PageCopies(cache, factory.device)
-            store, missing = open_tiers(self.config.cache, copies, identity, self.place.engine)
+            device, num_states = factory.device, sizes.count_states(num_pages)
+            copies = PageCopies(cache.tensors, num_pages, device, device.will_write)
+            state_copies = PageCopies(cache.state_tensors, num_states, device) if num_states else None
+            store, missing = open_tiers(self.config.cache, copies, state_copies, identity, self.place.engine)
             degraded.append(missing)
         texts, placement = "; ".join(filter(None, degraded)), self.placement.texts
-        sizes = self._sizes
         windows = None if self.window is None else (self.window, sizes.count_window_pages(num_pages))
         states = StatePool(sizes.count_states(num_pages), sizes.pages_per_state) if self.limits.has_states else None
         return runner.with_parts(RunnerParts(texts, placement, memory, store, draft_runner, publish, windows, states))
@@ -117,14 +119,21 @@ class LoadedModel:
         page_size = self.config.cache.block_size
         return allocate_cache(self.decoder.model, num_pages, page_size, self.placement, memory, *numbers)
 
+    def _allocate_beside(self, cache: KVTensors) -> KVTensors:
+        """Returns the cache of a draft model with as many pages as the model's, and the same hidden states."""
+        own = self._allocate(cache.num_pages)
+        own.hidden = cache.hidden
+        return own
+
     def _count_pages(self, factory: RunnerFactory, draft_factory: RunnerFactory | None, memory: KVMemory | None) -> int:
         """Returns the pages of the KV cache: as many as in `memory`, or as the flags and the free memory allow."""
 
         def make_runner(num_pages: int) -> Runner:
-            runner = factory.make_runner(self._allocate(num_pages))
+            cache = self._allocate(num_pages)
+            runner = factory.make_runner(cache)
             if self.draft is None or draft_factory is None:
                 return runner
-            draft_runner = draft_factory.make_runner(self.draft._allocate(num_pages))
+            draft_runner = draft_factory.make_runner(self.draft._allocate_beside(cache))
             return runner.with_parts(RunnerParts(draft_runner=draft_runner))
 
         if memory is not None and memory.num_pages:
@@ -290,8 +299,11 @@ def _load(
         if shard.own.is_encoder:  # its steps are whole rows of any length, of which none is captured
             config = replace(config, model=replace(config.model, enforce_eager=True))
         dense = read_dense(config, shard.own.hidden_size)
-        decoder = DescribedDecoder(shard.own, weights, config.facts.max_model_len, parallel, adapters, dense)
-        return LoadedModel(config, backend, place, placement, own_limits, decoder, identity, window=window)
+        decoder = DescribedDecoder(
+            shard.own, weights, config.facts.max_model_len, parallel, adapters=adapters, dense=dense
+        )
+        loaded = LoadedModel(config, backend, place, placement, own_limits, decoder, identity, window=window)
+        return loaded if shard.own.mtp is None else _with_mtp(loaded, decoder, weights)
 
     model = load_one(config, hf_config, weights_file)
     if model is None or config.facts.draft is None:
@@ -313,6 +325,8 @@ def _load_with_transformers(
     is_draft: bool,
 ) -> LoadedModel:
     """Returns the model, none of whose steps is captured. Raises `BootError`."""
+    if config.scheduling.speculative == "mtp":
+        raise no_mtp_head(config)
     report("importing transformers", None)
     import_fake_tensors()
     # Imported here: it takes seconds, and other models do not need it.
@@ -331,8 +345,8 @@ def _limit(
     """Returns the window of the layers with window pages, if any have, and the limits of the model's steps."""
     window, has_states = None if is_draft else find_window(config, model), bool(model.recurrents)
     has_adapters = bool(config.model.num_lora_slots) and not is_draft
-    if has_states:
-        refuse_states(config, is_draft=is_draft)
+    if has_states and is_draft:
+        raise BootError("--draft-model: the draft model has recurrent layers, which are not supported for drafts")
     return window, dataclasses.replace(
         limits, has_windows=window is not None, has_states=has_states, has_adapters=has_adapters
     )
@@ -349,13 +363,21 @@ def _join(config: Config, backend: Backend, place: Place, report: Report) -> Par
 def _read_draft_config(config: Config, draft: DraftFacts) -> tuple[Config, HfConfig]:
     """Returns the configuration as if the draft model were the model; its steps are not captured on a GPU."""
     sizes = {"vocab_size": draft.vocab_size, "max_model_len": draft.max_model_len}
-    own = replace(
-        config,
-        model=replace(config.model, enforce_eager=True),
-        scheduling=replace(config.scheduling, overlap=False),
-        facts=replace(config.facts, model_dir=draft.model_dir, **sizes),
-    )
+    own = replace(_draft_config(config), facts=replace(config.facts, model_dir=draft.model_dir, **sizes))
     return own, read_hf_config(Path(draft.model_dir))
+
+
+def _draft_config(config: Config) -> Config:
+    model, scheduling = replace(config.model, enforce_eager=True), replace(config.scheduling, overlap=False)
+    return replace(config, model=model, scheduling=scheduling)
+
+
+def _with_mtp(model: LoadedModel, decoder: DescribedDecoder, weights: Weights) -> LoadedModel:
+    """Returns the model with its head of multi-token prediction, whose weights are left, as its draft model."""
+    head = MtpDecoder(decoder, weights, model.config.facts.max_model_len)
+    limits = dataclasses.replace(model.limits, has_states=False, has_hidden_slots=True)
+    draft = dataclasses.replace(model, config=_draft_config(model.config), limits=limits, decoder=head, window=None)
+    return dataclasses.replace(model, draft=draft)
 
 
 def _warn_if_large(model: Decoder, draft: Decoder) -> None:

@@ -96,6 +96,8 @@ class Runner:
         self.draft_runner = parts.draft_runner
         self.windows = parts.windows
         self.states = parts.states
+        self.adapters = decoder.adapters
+        """What the model has for LoRA adapters; `None`: its rows have none."""
         self.forward_passes = forward_passes
         self._publish = parts.publish
         self._limits = limits
@@ -122,13 +124,13 @@ class Runner:
 
     def read_adapter(self, path: str) -> HostAdapter:
         """Returns the adapter in the directory `path`; runs in any thread. Raises `AdapterError`."""
-        assert self._decoder.adapters is not None
-        return self._decoder.adapters.read(path)
+        assert self.adapters is not None
+        return self.adapters.read(path)
 
     def place_adapter(self, slot: int, adapter: HostAdapter) -> None:
         """Puts the adapter into the slot, which no row of a launched step has, for the steps that follow."""
-        assert self._decoder.adapters is not None
-        self._decoder.adapters.place(slot, adapter)
+        assert self.adapters is not None
+        self.adapters.place(slot, adapter)
 
     def run(self, batch: Batch) -> ForwardOutput:
         """Runs the step and waits for its result; the cache then holds its K and V."""

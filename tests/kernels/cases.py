@@ -4,7 +4,10 @@ Shape legend: T tokens, H query heads, G key/value heads, D head dimension, S sl
 """
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,7 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-@dataclass(frozen=True)
+@dataclass
 class PagedCase:
     """Rows whose K and V lie scattered in a cache that is NaN elsewhere, with the attention they must get."""
 
@@ -41,8 +44,12 @@ class PagedCase:
     query_lens: Tensor
     context_lens: Tensor
     options: AttentionOptions
-    expected: Tensor
-    """float64 [T, H, D]"""
+    attend: Callable[[], Tensor]
+    """Returns the expected attention, float64 [T, H, D]."""
+
+    @cached_property
+    def expected(self) -> Tensor:
+        return self.attend()
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,8 @@ def make_paged_case(
     caches = torch.full((2, num_slots, shape.num_kv_heads, shape.head_dim), float("nan"), dtype=dtype)
     query_THD = torch.randn(sum(query_lens), shape.num_heads, shape.head_dim, generator=generator).to(dtype)
     page_tables = torch.full((len(query_lens), max(num_pages) + 1), -1, dtype=torch.int32)
-    expected, first, attention = [], 0, AttentionOptions(shape.head_dim**-0.5, **options)
+    rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    first, attention = 0, AttentionOptions(shape.head_dim**-0.5, **options)
     for row, (num_new, num_before) in enumerate(zip(query_lens, context_lens, strict=True)):
         row_pages = torch.tensor([pages.pop() for _ in range(num_pages[row])])
         page_tables[row, : len(row_pages)] = row_pages
@@ -74,7 +82,7 @@ def make_paged_case(
         begin = first_seen(num_before, attention)
         caches[:, slots[begin:]] = kv[:, begin:]
         page_tables[row, : begin // shape.page_size] = -1
-        expected.append(dense_attention(query_THD[first : first + num_new], *kv[:, begin:], attention))
+        rows.append((query_THD[first : first + num_new].clone(), *kv[:, begin:]))
         first += num_new
     return PagedCase(
         query_THD.to(device),
@@ -83,7 +91,7 @@ def make_paged_case(
         torch.tensor(query_lens, dtype=torch.int32, device=device),
         torch.tensor(context_lens, dtype=torch.int32, device=device),
         replace(attention, sinks=None if attention.sinks is None else attention.sinks.to(device)),
-        torch.cat(expected).to(device),
+        lambda: torch.cat([dense_attention(*row, attention) for row in rows]).to(device),
     )
 
 
@@ -111,7 +119,17 @@ def with_codes(case: PagedCase, code_dtype: torch.dtype) -> PagedCase:
         kv = [gather_heads(codes, scales, slots, torch.float64).cpu() for codes, scales in parts]
         expected.append(dense_attention(case.query[first : first + num_new].cpu(), kv[0], kv[1], case.options))
         first += num_new
-    return replace(case, cache=coded, expected=torch.cat(expected).to(keys.device))
+    return replace(case, cache=coded, attend=lambda: torch.cat(expected).to(keys.device))
+
+
+@contextmanager
+def naming(**values: Any) -> Iterator[None]:
+    """An error in the block shows `values`: one test of many cases costs less than a test of each."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"with {', '.join(f'{name} {value}' for name, value in values.items())}")
+        raise
 
 
 def first_seen(position: int, options: AttentionOptions) -> int:

@@ -291,6 +291,10 @@ class LayerDescription:
     has_scale: bool = False
 
 
+MTP = "mtp"
+"""Begins the names of the parameters of a head of multi-token prediction, and of its tensors in a checkpoint."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
     """A decoder or an encoder. `num_positions`: rows of the table of learned positions, 0 if there is none; the first
@@ -300,7 +304,8 @@ class ModelDescription:
     Embeddings of tokens are multiplied by `embedding_scale`, which may be rounded to their number format, and logits by
     `logit_scale`. `logit_softcap`: logits then become softcap * tanh(logit / softcap). `num_ranks`: if the model is
     divided among several, the layers are those of one rank (`sharding.py`). `layer_input_norm`: of each layer's part
-    of the projected embedding, if layers have inputs of their own.
+    of the projected embedding, if layers have inputs of their own. `mtp`: the layer of a head of multi-token
+    prediction (`model/mtp_decoder.py`); with one, the final hidden states of all tokens are kept, in pages.
     """
 
     vocab_size: int
@@ -319,6 +324,7 @@ class ModelDescription:
     logit_softcap: float | None = None
     layer_input_norm: NormDescription | None = None
     num_ranks: int = 1
+    mtp: LayerDescription | None = None
 
     @property
     def vocab_part(self) -> int:
@@ -362,6 +368,11 @@ class ModelDescription:
         """The largest number of values per token that attention or a recurrent block has for its output linear."""
         outs = [layer.attention.query_size for layer in self.layers if layer.attention is not None]
         return max(outs + [recurrent.out_size for recurrent in self.recurrents.values()])
+
+    def with_mtp(self) -> "ModelDescription":
+        """Returns the model with a head of multi-token prediction, whose layer is like the last one that attends."""
+        layer = next(layer for layer in reversed(self.layers) if layer.attention is not None)
+        return replace(self, mtp=layer)
 
     @property
     def layer_inputs_size(self) -> int:

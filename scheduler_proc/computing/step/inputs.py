@@ -67,8 +67,8 @@ def _find_head_tokens(batch: Batch) -> bytes:
 class InputColumn(NamedTuple):
     """A column of `StepInputs`: what it has an entry for, a whole page table if `is_table`.
 
-    Columns with `only_with` exist if windowed layers have pages of their own, if layers have recurrent states, if rows
-    have adapters, or if tokens have types.
+    Columns with `only_with` exist if windowed layers have pages of their own, if layers have recurrent states, if
+    hidden states are drafted from, if rows have adapters, or if tokens have types.
 
     `read` returns the entries of a batch without padding; those of decode rows come before those of prefill rows.
     """
@@ -79,7 +79,7 @@ class InputColumn(NamedTuple):
     """The value of places that no entry of the batch takes."""
     read: Callable[[Batch], bytes]
     is_table: bool = False
-    only_with: Literal["windows", "states", "adapters", "types"] | None = None
+    only_with: Literal["windows", "states", "hidden", "adapters", "types"] | None = None
 
 
 INPUT_COLUMNS: Mapping[str, InputColumn] = {
@@ -103,6 +103,7 @@ INPUT_COLUMNS: Mapping[str, InputColumn] = {
     "decode_state_sources": InputColumn(torch.int32, "decode row", -1, read_state_sources, only_with="states"),
     "prefill_state_sources": InputColumn(torch.int32, "prefill row", -1, read_state_sources, only_with="states"),
     "state_slots": InputColumn(torch.int32, "token", -1, attrgetter("state_slots"), only_with="states"),
+    "hidden_slots": InputColumn(torch.int64, "token", -1, attrgetter("hidden_slots"), only_with="hidden"),
     "adapter_slots": InputColumn(torch.int32, "token", -1, _read_adapter_slots, only_with="adapters"),
     "token_types": InputColumn(torch.int32, "token", 0, attrgetter("token_types"), only_with="types"),
 }
@@ -157,6 +158,8 @@ class StepInputs:
     """int32 [C]"""
     state_slots: Tensor | None = None
     """int32 [T]"""
+    hidden_slots: Tensor | None = None
+    """int64 [T]: see `Batch.hidden_slots`; `None` if it is empty."""
     token_types: Tensor | None = None
     """int32 [T]; `None` if all tokens are of type 0."""
     adapter_slots: Tensor | None = None
@@ -247,6 +250,8 @@ class StepShape:
     """Windowed layers have pages of their own."""
     has_states: bool = False
     """Layers have recurrent states."""
+    has_hidden_slots: bool = False
+    """The step is one of a head of multi-token prediction."""
     has_adapters: bool = False
     """Rows have adapters."""
     has_types: bool = False
@@ -278,7 +283,7 @@ class StepShape:
 
 def _columns_of(shape: StepShape) -> Mapping[str, InputColumn]:
     exists = {None: True, "windows": shape.has_windows, "states": shape.has_states}
-    exists |= {"adapters": shape.has_adapters, "types": shape.has_types}
+    exists |= {"hidden": shape.has_hidden_slots, "adapters": shape.has_adapters, "types": shape.has_types}
     return {name: column for name, column in INPUT_COLUMNS.items() if exists[column.only_with]}
 
 
@@ -292,6 +297,7 @@ def shape_of(batch: Batch) -> StepShape:
         num_head_tokens=batch.num_sampled + num_int32(batch.hidden_tokens),
         has_windows=bool(batch.window_slots),
         has_states=bool(batch.state_slots),
+        has_hidden_slots=bool(batch.hidden_slots),
         has_adapters=bool(batch.adapter_slots),
         has_types=bool(batch.token_types),
     )

@@ -22,14 +22,22 @@ PREFILL_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 
 @dataclass(frozen=True)
 class StepLimits:
     """The largest step: rows, tokens, and pages of a row. `has_windows`: windowed layers have pages of their own.
-    `has_states`: layers have recurrent states. `has_adapters`: rows may have adapters."""
+    `has_states`: layers have recurrent states. `has_hidden_slots`: steps are those of a head of multi-token
+    prediction. `has_adapters`: rows may have adapters."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     num_pages: int
     has_windows: bool = False
     has_states: bool = False
+    has_hidden_slots: bool = False
     has_adapters: bool = False
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """What `StepShape` has, by the names of its fields."""
+        names = ("has_windows", "has_states", "has_hidden_slots", "has_adapters")
+        return {name: getattr(self, name) for name in names}
 
 
 class StepShapes:
@@ -77,9 +85,7 @@ class StepShapes:
         num_prefill_rows = min(num_prefill_tokens, max_rows)
         num_head_tokens = min(num_decode_rows + num_prefill_rows, max_rows)
         sizes = num_decode_rows, num_prefill_tokens, num_prefill_rows, limits.num_pages, num_head_tokens
-        return StepShape(
-            *sizes, has_windows=limits.has_windows, has_states=limits.has_states, has_adapters=has_adapters
-        )
+        return StepShape(*sizes, **{**limits.flags, "has_adapters": has_adapters})
 
 
 def decode_row_counts(max_num_seqs: int) -> list[int]:

@@ -45,6 +45,7 @@ class TransformersDecoder:
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
         states: Mapping[int, LayerState] = NO_STATES,
+        hidden_SE: Tensor | None = None,
     ) -> Tensor:
         """Returns the logits of `step.head_tokens`, [N, V]: a model may scale or cap them after its head."""
         with attention_by(PagedAttention(step, self.model.attentions, list(layer_caches.values()))):

@@ -76,7 +76,7 @@ def make_case(shape: Shape, lens: list[tuple[int, int]], codes: torch.dtype | No
         kv = [gather_heads(half, its, slots, torch.float64) for half, its in zip(halves, scales, strict=True)]
         expected.append(dense_attention(rows_query, kv[0], kv[1], options))
     columns = [torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in (new, before)]
-    return PagedCase(query, cache, tables, columns[0], columns[1], options, torch.cat(expected))
+    return PagedCase(query, cache, tables, columns[0], columns[1], options, lambda: torch.cat(expected))
 
 
 def plan_work(case: PagedCase, shape: Shape, codes: torch.dtype | None, shares: bool) -> DecodeWork:

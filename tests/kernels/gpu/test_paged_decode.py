@@ -70,7 +70,7 @@ def share(case: PagedCase, groups: list[tuple[list[int], int]]) -> PagedCase:
         slots = case.cache.find_slots(tables[row : row + 1], positions[None])[0]
         kv = (case.cache.keys[slots].cpu(), case.cache.values[slots].cpu())
         expected.append(dense_attention(case.query[row : row + 1].cpu(), *kv, case.options))
-    return dataclasses.replace(case, page_tables=tables, expected=torch.cat(expected).to(tables.device))
+    return dataclasses.replace(case, page_tables=tables, attend=lambda: torch.cat(expected).to(tables.device))
 
 
 @pytest.mark.parametrize(("shape", "dtype"), GRID, ids=str)

@@ -1,5 +1,7 @@
 """Each expert's outputs against those of the dense layer with its part of the weight."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from kernels.formats.plain import PlainWeight
 from kernels.formats.quantized import QUANTIZED
 from kernels.formats.weight_format import Weight
 from kernels.operations.experts import route_tokens
+from tests.kernels.cases import naming
 from tests.kernels.gpu.plausible_blocks import plausible_rows
 
 NUM_EXPERTS, NUM_OUTPUTS, NUM_INPUTS = 5, 96, 256
@@ -71,12 +74,17 @@ def make_rows(num_rows: int, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("num_tokens", [1, 3, 20, 150])
-def test_rows_have_the_outputs_of_their_experts(
-    form: str, num_tokens: int, dtype: torch.dtype, *, has_bias: bool
+def test_rows_have_the_outputs_of_their_experts(form: str, dtype: torch.dtype) -> None:
+    weights = make_weights(form, dtype)
+    for num_tokens, has_bias in itertools.product([1, 3, 20, 150], [False, True]):
+        with naming(num_tokens=num_tokens, has_bias=has_bias):
+            check_outputs(form, weights, num_tokens, dtype, has_bias=has_bias)
+
+
+def check_outputs(
+    form: str, weights: tuple[Weight, list[Weight]], num_tokens: int, dtype: torch.dtype, *, has_bias: bool
 ) -> None:
-    whole, each = make_weights(form, dtype)
+    whole, each = weights
     routes, x = make_routes(num_tokens), make_rows(2 * num_tokens, dtype)
     biases = make_rows(NUM_EXPERTS, dtype)[:, :NUM_OUTPUTS].contiguous() if has_bias else None
     layer = whole.experts(None if biases is None else biases.flatten())

@@ -6,7 +6,7 @@ import torch
 
 from kernels.operations import paged_decode as module
 from kernels.operations.paged_decode import paged_decode, paged_decode_reference
-from tests.kernels.cases import DEVICES, OPTIONS, WINDOWS, PagedCase, Shape, assert_close, make_paged_case
+from tests.kernels.cases import DEVICES, OPTIONS, WINDOWS, PagedCase, Shape, assert_close, make_paged_case, naming
 
 SHAPES = [
     Shape(12, 12, 64, 16),
@@ -86,13 +86,14 @@ def test_rows_of_more_keys_than_one_part_takes(shape: Shape, dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("shape", [Shape(6, 2, 64, 16), Shape(4, 4, 80, 1), Shape(6, 2, 16, 24)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_windows(shape: Shape, dtype: torch.dtype, window: int, device: str) -> None:
+def test_windows(shape: Shape, dtype: torch.dtype, device: str) -> None:
     """Nothing behind a window is read: its pages may have been freed."""
-    case = decode_case(shape, [*NUM_KEYS, *LONG_NUM_KEYS], dtype, device, window=window)
-    assert_close(run(case), case.expected, dtype)
+    for window in WINDOWS:
+        with naming(window=window):
+            case = decode_case(shape, [*NUM_KEYS, *LONG_NUM_KEYS], dtype, device, window=window)
+            assert_close(run(case), case.expected, dtype)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -120,46 +121,46 @@ def test_a_row_is_the_same_alone_and_in_a_batch(
         torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("window", [None, 1, 100, 256, 290])
 @pytest.mark.parametrize("shape", SHARING_SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_alone_and_beside_rows_that_share_its_pages(
-    backend: str, shape: Shape, dtype: torch.dtype, window: int | None
+    backend: str, shape: Shape, dtype: torch.dtype
 ) -> None:
     """To the last bit, whether they share all of a part of its keys, or some, or the same pages in another order."""
     if backend == "torch":
         pytest.skip("torch's products may add in another order for another number of rows")
-    case = decode_case(shape, SHARING_NUM_KEYS, dtype, "cpu", softcap=window and 4.0)
-    case = replace(case, options=replace(case.options, window=window))
+    case = decode_case(shape, SHARING_NUM_KEYS, dtype, "cpu")
     for row, num_shared in enumerate(NUM_SHARED):
         num_pages = num_shared // shape.page_size
         case.page_tables[row, :num_pages] = case.page_tables[0, :num_pages].clone()
     first = case.page_tables[0, : 256 // shape.page_size]
     case.page_tables[1, : len(first)] = first.flip(0)
-    assert torch.equal(run(case), run_each_alone(case))
+    for window in [None, 1, 100, 256, 290]:
+        windowed = replace(case, options=replace(case.options, window=window, softcap=window and 4.0))
+        with naming(window=window):
+            assert torch.equal(run(windowed), run_each_alone(windowed))
 
 
-@pytest.mark.parametrize("window", [None, 5, 64, 100])
 @pytest.mark.parametrize("num_rows", [2, 3, 17, 20])
 @pytest.mark.parametrize("shape", SHARING_SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_of_a_draft_are_each_the_same_alone(
-    backend: str, shape: Shape, dtype: torch.dtype, num_rows: int, window: int | None
-) -> None:
+def test_rows_of_a_draft_are_each_the_same_alone(backend: str, shape: Shape, dtype: torch.dtype, num_rows: int) -> None:
     """To the last bit: they have the same pages and one key more from row to row, and what a draft token that is not
     finite leaves in the cache reaches no row before it."""
     if backend == "torch":
         pytest.skip("torch's products may add in another order for another number of rows")
     num_keys = [3, *range(119, 119 + num_rows), 140]
     case = decode_case(shape, num_keys, dtype, "cpu")
-    case = replace(case, options=replace(case.options, window=window))
     case.page_tables[1 : 1 + num_rows] = case.page_tables[num_rows].clone()
     case.cache.values[slot_of(case, num_rows, 118 + num_rows - 1)] = float("nan")
-    out = run(case)
-    assert not bool(out[num_rows].isfinite().any())
-    others = [row for row in range(len(out)) if row != num_rows]
-    assert torch.equal(out[others], run_each_alone(case)[others])
-    assert bool(out[others].isfinite().all())
+    others = [row for row in range(len(num_keys)) if row != num_rows]
+    for window in [None, 5, 64, 100]:
+        windowed = replace(case, options=replace(case.options, window=window))
+        with naming(window=window):
+            out = run(windowed)
+            assert not bool(out[num_rows].isfinite().any())
+            assert torch.equal(out[others], run_each_alone(windowed)[others])
+            assert bool(out[others].isfinite().all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,7 +4,7 @@ import torch
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
-from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.cases import DEVICES, assert_close, naming
 
 SHAPES = [(8, 1, 512), (2, 1, 64), (4, 4, 80), (9, 3, 96), (8, 1, 128), (3, 3, 6), (5, 1, 10)]
 NUM_POSITIONS = 40
@@ -34,8 +34,14 @@ def empty_cache(num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: st
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("has_rope", [True, False])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_its_reference(shape: tuple[int, int, int], has_rope: bool, dtype: torch.dtype, device: str) -> None:
+def test_equals_its_reference(has_rope: bool, dtype: torch.dtype, device: str) -> None:
+    for shape in SHAPES:
+        with naming(shape=shape):
+            check(shape, dtype, device, has_rope=has_rope)
+
+
+def check(shape: tuple[int, int, int], dtype: torch.dtype, device: str, *, has_rope: bool) -> None:
+    """Compares the rotated queries and what is stored with those of the reference."""
     num_heads, num_kv_heads, head_dim = shape
     heads, tables, positions, slots = make_inputs(*shape, dtype, device)
     cache, expected = (empty_cache(num_kv_heads, head_dim, dtype, device) for _ in range(2))
@@ -73,11 +79,17 @@ def test_with_norms_equals_its_reference(shape: tuple[int, int, int], dtype: tor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_norms", [True, False])
 @pytest.mark.parametrize("query_row", [0, NUM_POSITIONS // 2])
-@pytest.mark.parametrize(("head_dim", "num_pairs"), [(128, 48), (96, 24), (64, 16), (10, 3), (6, 1)])
-def test_a_part_of_each_head_is_rotated(
-    head_dim: int, num_pairs: int, query_row: int, has_norms: bool, dtype: torch.dtype, device: str
-) -> None:
+def test_a_part_of_each_head_is_rotated(query_row: int, has_norms: bool, dtype: torch.dtype, device: str) -> None:
     """Also with tables of their own for queries; the rest of a head is only normalized."""
+    for head_dim, num_pairs in [(128, 48), (96, 24), (64, 16), (10, 3), (6, 1)]:
+        with naming(head_dim=head_dim, num_pairs=num_pairs):
+            check_part(head_dim, num_pairs, query_row, dtype, device, has_norms=has_norms)
+
+
+def check_part(
+    head_dim: int, num_pairs: int, query_row: int, dtype: torch.dtype, device: str, *, has_norms: bool
+) -> None:
+    """Compares queries and keys of which `num_pairs` pairs are rotated with those of the reference."""
     heads, tables, _, slots = make_inputs(4, 2, head_dim, dtype, device, num_pairs)
     tables = tables._replace(query_row=query_row)
     positions = torch.tensor([19, 0, 7, 7, 1], dtype=torch.int32, device=device)

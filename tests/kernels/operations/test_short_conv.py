@@ -1,5 +1,7 @@
 """Shape legend: T tokens, C channels, K taps, J = K - 1."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,10 +9,12 @@ from transformers.models.lfm2.modeling_lfm2 import causal_conv1d_fn
 
 from kernels.arguments.state_rows import StateRows
 from kernels.operations.short_conv import short_conv
-from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.cases import DEVICES, assert_close, naming
 from tests.kernels.state_cases import CHAIN, NUM_TOKENS, chained_rows, expect_rows, make_states, mixed_rows, one_row
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SIZES = [(1, 4), (17, 4), (160, 4), (83, 3), (64, 7), (40, 2), (70, 9)]
+"""Channels and taps."""
 
 
 def make_inputs(
@@ -49,12 +53,15 @@ def expect(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("is_gated", [True, False], ids=["gated", "silu"])
-@pytest.mark.parametrize(("num_channels", "num_taps"), [(1, 4), (17, 4), (160, 4), (83, 3), (64, 7), (40, 2), (70, 9)])
-def test_equals_transformers(
-    num_channels: int, num_taps: int, is_gated: bool, has_bias: bool, dtype: torch.dtype, device: str
-) -> None:
+def test_equals_transformers(is_gated: bool, dtype: torch.dtype, device: str) -> None:
+    for has_bias, (num_channels, num_taps) in itertools.product((True, False), SIZES):
+        with naming(num_channels=num_channels, num_taps=num_taps, has_bias=has_bias):
+            check(num_channels, num_taps, dtype, device, is_gated=is_gated, has_bias=has_bias)
+
+
+def check(num_channels: int, num_taps: int, dtype: torch.dtype, device: str, *, is_gated: bool, has_bias: bool) -> None:
+    """Compares outputs and tails with those of transformers."""
     input_TX, weight_CK, bias_C = make_inputs(num_channels, num_taps, dtype, device, is_gated)
     inputs = input_TX, weight_CK, bias_C if has_bias else None
     tails, rows = make_states((num_taps - 1, num_channels), dtype, device), mixed_rows(device)

@@ -70,12 +70,7 @@ class CpuForwardPasses:
         max_tokens = max(limits.max_num_batched_tokens, self._max_rows)
         self._workspace = Workspace(decoder.model, decoder.activation_dtype, max_tokens, self._max_rows)
         sizes = self._max_rows, 0, 0, limits.num_pages, 0
-        shape = StepShape(
-            *sizes,
-            has_windows=limits.has_windows,
-            has_states=limits.has_states,
-            has_adapters=limits.has_adapters,
-        )
+        shape = StepShape(*sizes, **limits.flags)
         columns = shape.columns()
         memory = torch.empty(columns.num_bytes, dtype=torch.uint8)
         self._tensors, arrays = columns.tensors(memory), columns.arrays(memory)
@@ -137,7 +132,8 @@ class CpuForwardPasses:
         activations = self._workspace.activations(len(step.token_ids))
         repeats = self.repeats if activations.residual is not None else None
         compute_middle = None if repeats is None else repeats.compute
-        hidden_NE = self._decoder.forward(step, self.cache.layers, activations, compute_middle, self.cache.states)
+        kept = self.cache.states, self.cache.hidden
+        hidden_NE = self._decoder.forward(step, self.cache.layers, activations, compute_middle, *kept)
         slots_S, slots_Q = step.head_slots(num_sampled)
         logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled), slots_S)
         return Forwarded(logits_SV, hidden_NE[num_sampled:], columns, hidden_slots=slots_Q)
@@ -178,7 +174,8 @@ class CpuForwardPasses:
         draws = [self._draws[name][:num_rows] for name in DRAW_COLUMNS]
 
         def compute() -> tuple[Forwarded, Tensor]:
-            hidden_RE = self._decoder.forward(step, self.cache.layers, activations, states=self.cache.states)
+            kept = self.cache.states, self.cache.hidden
+            hidden_RE = self._decoder.forward(step, self.cache.layers, activations, None, *kept)
             logits_RV = self._decoder.logits(hidden_RE, room_RV)
             return Forwarded(logits_RV, hidden_RE[num_rows:], sampling), draw(logits_RV, *draws)
 

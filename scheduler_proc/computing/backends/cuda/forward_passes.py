@@ -123,4 +123,5 @@ class GpuForwardPasses:
         """Returns what the head reads, [N, E]."""
         if step.num_decode_rows and self.last_tokens is not None:
             take_tokens(step.token_ids, step.future_token_indices, self.last_tokens)
-        return self._decoder.forward(step, self._cache.layers, states=self._cache.states)
+        kept = {"states": self._cache.states, "hidden_SE": self._cache.hidden}
+        return self._decoder.forward(step, self._cache.layers, **kept)

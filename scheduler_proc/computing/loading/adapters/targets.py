@@ -16,7 +16,8 @@ from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, So
 from scheduler_proc.computing.model.parameters import Parameter
 
 WEIGHT = ".weight"
-REFUSED_ROLES = {"experts": "experts", "router": "the router of experts"}
+REFUSED = {".experts_in.weight": "experts", ".experts_out.weight": "experts", ".router.weight": "the router of experts"}
+"""By the end of our names."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,10 @@ def find_targets(family: Family, model: ModelDescription) -> Targets:
     targets = Targets(model, family.prefix, _module_of(embedding), _module_of(HEAD_NAME))
     by_target: dict[str, list[Source]] = {}
     for source in sources:
-        role = parameters[source.target].role
-        if role in REFUSED_ROLES:
-            targets.refused |= dict.fromkeys(map(_module_of, _names_of(source)), REFUSED_ROLES[role])
-        elif role == "linear" and source.target not in (HEAD, TOKENS):
+        refused = next((what for end, what in REFUSED.items() if source.target.endswith(end)), None)
+        if refused is not None:
+            targets.refused |= dict.fromkeys(map(_module_of, _names_of(source)), refused)
+        elif parameters[source.target].role in ("linear", "router") and source.target != HEAD:
             by_target.setdefault(source.target, []).append(source)
     for target, its_sources in by_target.items():
         _add_linear(targets, parameters[target], its_sources)
@@ -87,8 +88,8 @@ def _add_linear(targets: Targets, parameter: Parameter, sources: Sequence[Source
 
 def _reason_against(model: ModelDescription, linear: str) -> str | None:
     """Returns why no adapter may update a linear layer: a GGUF file may have value heads in an order of its own."""
-    recurrent = model.recurrents.get(int(linear.split(".")[1]))
-    if ".delta_" in linear and getattr(recurrent, "has_tiled_heads", False):
+    is_tiled = any(getattr(recurrent, "has_tiled_heads", False) for recurrent in model.recurrents.values())
+    if ".delta_" in linear and is_tiled:
         return "the recurrent layers of a GGUF file, whose heads are in another order; use the model's safetensors"
     return None
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional
 
 from tests.checkpoints import build_checkpoint
 
@@ -33,12 +35,10 @@ class Quantized(NamedTuple):
 
 def pack(codes: Tensor, bits: int) -> Tensor:
     """Returns int32 words of rows of codes, which are one string of bits, the lowest first."""
-    rows = []
-    for row in codes.tolist():
-        string = sum(code << index * bits for index, code in enumerate(row))
-        num_bytes = -(-len(row) * bits // 32) * 4
-        rows.append(list(string.to_bytes(num_bytes, "little")))
-    return torch.tensor(rows, dtype=torch.uint8).view(torch.int32)
+    string = (codes[:, :, None] >> torch.arange(bits) & 1).flatten(1)
+    rest = -string.shape[1] % 32
+    packed = numpy.packbits(functional.pad(string, (0, rest)).numpy().astype("uint8"), axis=1, bitorder="little")
+    return torch.from_numpy(packed).view(torch.int32)
 
 
 def _random_codes(shape: Shape, bits: int, group: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,6 +3,7 @@
 In a model of noise, a wrong expert or a window that is off by one changes no best token.
 """
 
+import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -136,12 +137,17 @@ MISTAKES: dict[str, dict[str, Mistake]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def held_out() -> Tensor:
-    """Rows of tokens [rows, context]."""
+@functools.cache
+def read_held_out() -> Tensor:
+    """Returns rows of tokens [rows, context]."""
     ids = torch.tensor(list((FOLDER / "held_out.txt").read_bytes()))
     assert len(ids) == HELD_OUT_ROWS * CONTEXT
     return ids.view(-1, CONTEXT)
+
+
+@pytest.fixture
+def held_out() -> Tensor:
+    return read_held_out()
 
 
 class Service:
@@ -179,17 +185,23 @@ def our_perplexity(path: Path, held_out: Tensor, spoil: Spoil = lambda states: N
 class Trained:
     """A model as transformers computes it in float32."""
 
-    def __init__(self, name: str, held_out: Tensor):
-        self.name, self.path = name, FOLDER / name
+    def __init__(self, name: str):
+        self.name, self.path, held_out = name, FOLDER / name, read_held_out()
         self.model = transformers.AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32)
         with torch.inference_mode():
             logits_BLV = self.model(held_out).logits[:, :-1]
         self.perplexity = cross_entropy(logits_BLV.flatten(0, 1), held_out[:, 1:].flatten()).exp().item()
 
 
-@pytest.fixture(scope="module", params=MISTAKES)
-def trained(request: pytest.FixtureRequest, held_out: Tensor) -> Trained:
-    return Trained(request.param, held_out)
+@functools.cache
+def load_trained(name: str) -> Trained:
+    return Trained(name)
+
+
+@pytest.fixture(params=MISTAKES)
+def trained(request: pytest.FixtureRequest) -> Trained:
+    """Loaded once: pytest would make a fixture again for tests that name its parameter themselves."""
+    return load_trained(request.param)
 
 
 def test_perplexity_is_that_of_transformers(trained: Trained, held_out: Tensor) -> None:
