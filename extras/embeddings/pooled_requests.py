@@ -9,6 +9,7 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from frontend.api.answers.pooled import open_pooled, pooled_reply
+from frontend.api.parameters.adapter_names import find_adapter, salt_for
 from frontend.api.parameters.foreign_fields import FOREIGN
 from frontend.api.parameters.generation_body import REQUEST_ID_TEXT, NumKept, RequestId, Side, check_model
 from frontend.api.parameters.sampling import INT64_TEXT, Int64, Salt, Seconds
@@ -86,21 +87,24 @@ class PooledCalls:
 
     def __init__(self, service: Service):
         self._service = service
-        facts = service.config.facts
+        self._facts = facts = service.config.facts
         self.pooling = facts.pooling or PoolingFacts()
-        self._max_model_len = facts.max_model_len
-        self._served_name = facts.served_names[0]
 
     def model_name(self, body: PooledFields) -> str:
         """Returns the model's name as the client spells it."""
-        return body.model or self._served_name
+        return body.model or self._facts.served_names[0]
 
     def request(
         self, body: PooledFields, prompt: Prompt, pooling: Pooling, text_pair: str | None = None
     ) -> PromptRequest:
         """Returns the request for one result. Raises `RequestError` (400)."""
+        adapter = find_adapter(self._facts, body.model)
         params = SamplingParams(
-            max_tokens=0, priority=body.priority or 0, cache_salt=body.cache_salt or "", pooling=pooling
+            max_tokens=0,
+            priority=body.priority or 0,
+            cache_salt=salt_for(adapter, body.cache_salt or ""),
+            adapter=adapter,
+            pooling=pooling,
         )
         is_chat = isinstance(prompt, ChatPrompt)
         return PromptRequest(
@@ -108,7 +112,7 @@ class PooledCalls:
         )
 
     def _truncation(self, body: PooledFields) -> Truncation | None:
-        num_kept, most = body.truncate_prompt_tokens, self._max_model_len
+        num_kept, most = body.truncate_prompt_tokens, self._facts.max_model_len
         if num_kept is None:
             return None
         if num_kept == 0 or num_kept > most:

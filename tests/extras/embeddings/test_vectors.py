@@ -2,17 +2,17 @@
 
 import struct
 from base64 import b64decode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from messages.columns import pack_float32, unpack_int32
+from messages.columns import unpack_int32
 from messages.config.pooling import PoolingFacts
 from messages.errors import bad_request
-from messages.ring.replies import PooledReply, Usage
-from messages.ring.requests import Pooling, TokenizeMsg, Truncation
+from messages.ring.requests import Pooling, Truncation
+from tests.extras.embeddings.ring import answer, post
 from tests.frontend.frontend_run import FrontendRun, final, make_config
 
 VECTOR = [0.6, -0.8]
@@ -28,23 +28,6 @@ def encoder() -> Iterator[FrontendRun]:
     facts = msgspec.structs.replace(config.facts, pooling=pooling)
     with FrontendRun(msgspec.structs.replace(config, facts=facts)) as run:
         yield run
-
-
-def answer(server: FrontendRun, *results: Sequence[float], num_rows: int = 1) -> list[TokenizeMsg]:
-    """Returns the next requests, which get these numbers, the last one first."""
-    messages = [server.take_request() for _ in results]
-    for message, values in reversed(list(zip(messages, results, strict=True))):
-        server.send(PooledReply(message.uid, message.attempt, pack_float32(values), num_rows))
-        server.send(final(message, usage=Usage(3, 1, 0)))
-    return messages
-
-
-def post(server: FrontendRun, path: str, body: Any, *results: Sequence[float], **fields: Any) -> tuple[Any, list[Any]]:
-    asked = server.ask(path, body)
-    messages = answer(server, *results, **fields)
-    response = asked.response()
-    assert response.status_code == 200, response.text
-    return response.json(), messages
 
 
 def test_vectors_are_in_the_order_of_the_inputs(server: FrontendRun):
