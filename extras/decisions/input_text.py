@@ -88,7 +88,11 @@ def _text_of_part(part: Part, where: str) -> str:
         return msgspec.json.encode(part.data).decode()
     known = part.type in (*TEXT_PARTS, "refusal", JSON_PART)
     reason = "lacks its content" if known else "is not supported, the model reads text only"
-    raise bad_request(f"{where}: a part of type {part.type[:60]!r} {reason}", "input", "not_supported")
+    raise bad_request(
+        f"{where}: a part of type {part.type[:60]!r} {reason}",
+        where.partition(".")[0].partition("[")[0],
+        "not_supported",
+    )
 
 
 def _check(item: Item, where: str, called: dict[str | None, str]) -> None:
