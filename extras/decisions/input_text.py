@@ -53,7 +53,7 @@ class DecisionInput(msgspec.Struct, frozen=True):
 def read_input(given: str | list[Item]) -> DecisionInput:
     """Returns the text of the whole input. Raises `RequestError` (400).
 
-    A single user message is its text. Of more items, each begins with a line that states what it is.
+    A single user message is its text. Otherwise each item begins with a line that states what it is.
     """
     if isinstance(given, str):
         return DecisionInput("", given)
