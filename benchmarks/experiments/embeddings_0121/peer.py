@@ -88,7 +88,10 @@ class Batcher:
 
 def infinity(model_dir: str, onnx_dir: str):
     from infinity_emb import AsyncEmbeddingEngine, EngineArgs
+    from transformers import PreTrainedTokenizerBase
 
+    # infinity 0.0.78 calls a method that transformers 5 no longer has.
+    PreTrainedTokenizerBase.batch_encode_plus = PreTrainedTokenizerBase.__call__
     engine = AsyncEmbeddingEngine.from_args(
         EngineArgs(model_name_or_path=model_dir, engine="torch", device="cpu", compile=False, bettertransformer=False)
     )
