@@ -1,8 +1,9 @@
 """The fields that all pooled endpoints share, and how their bodies become requests and replies."""
 
+import time
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -60,6 +61,16 @@ class PooledUsage(msgspec.Struct, frozen=True):
 
 
 T = TypeVar("T", bound=PooledFields)
+D = TypeVar("D")
+
+
+class ResultList(msgspec.Struct, Generic[D], frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    id: str
+    created: int
+    model: str
+    data: list[D]
+    usage: PooledUsage
 
 
 class PooledReader(Generic[T]):
@@ -93,6 +104,13 @@ class PooledCalls:
     def model_name(self, body: PooledFields) -> str:
         """Returns the model's name as the client spells it."""
         return body.model or self._facts.served_names[0]
+
+    def result_list(
+        self, kind: str, trace: RequestTrace, body: PooledFields, entries: Sequence[Generation], data: list[D]
+    ) -> ResultList[D]:
+        """Returns the document with `data`, whose id begins with `kind`."""
+        reply_id, model = f"{kind}-{trace.request_id}", self.model_name(body)
+        return ResultList(id=reply_id, created=int(time.time()), model=model, data=data, usage=usage_of(entries))
 
     def request(
         self, body: PooledFields, prompt: Prompt, pooling: Pooling, text_pair: str | None = None
