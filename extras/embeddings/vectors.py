@@ -166,7 +166,11 @@ def embedding(body: EmbeddingBody, kind: Task = "embed") -> Pooling:
 
 
 def _form_of(body: EmbeddingBody) -> Form:
-    return _base64 if body.encoding_format == "base64" else array.tolist
+    return _base64 if body.encoding_format == "base64" else _floats
+
+
+def _floats(values: "array[float]") -> list[float]:
+    return values.tolist()
 
 
 def _base64(values: "array[float]") -> str:
@@ -179,5 +183,6 @@ def _pooled_data(body: PoolingBody, task: Task, row: Generation) -> list[Any] | 
     values = vector_of(row)
     if task != "token_embed" or body.encoding_format == "base64":
         return _form_of(body)(values)
+    assert row.pooled is not None
     size = len(values) // row.pooled.num_rows
     return [values[start : start + size].tolist() for start in range(0, len(values), size)]

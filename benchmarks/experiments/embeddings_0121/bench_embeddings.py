@@ -114,7 +114,7 @@ def measure(servers: Sequence[Server], texts: Texts, num_rounds: int, num_reques
         for server in servers
     }
     for number in range(num_rounds):
-        for server in servers[number % len(servers) :] + servers[: number % len(servers)]:
+        for server in [*servers[number % len(servers) :], *servers[: number % len(servers)]]:
             row = result[server.name]
             given, begin_s = texts.take(NUM_TEXTS), time.perf_counter()
             server.embed(server.connect(), given)
