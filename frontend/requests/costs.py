@@ -17,6 +17,10 @@ MAX_PROMPT_LOGPROBS = 1 << 20
 """Maximum per reply; each takes about 200 bytes of memory and 70 bytes of the reply."""
 
 
+MAX_TOKEN_VECTORS = 1 << 14
+"""Maximum vectors of single tokens per reply. With 1,024 numbers each they take 64 MiB, as JSON three times as much."""
+
+
 def is_long(requests: Sequence[PromptRequest]) -> bool:
     """True if the prompts and the texts in their parameters have `LONG_CHARS` characters or more in total."""
     num_chars = sum(_num_prompt_chars(request) + _num_param_chars(request.params) for request in requests)
@@ -56,20 +60,34 @@ def check_prompt_logprobs(requests: Sequence[PromptRequest], max_model_len: int)
         )
 
 
+def check_token_vectors(requests: Sequence[PromptRequest], max_model_len: int) -> None:
+    """Raises `RequestError` (400) if the reply would have too many vectors of single tokens."""
+    num_vectors = sum(
+        min(_num_tokens(request), max_model_len)
+        for request in requests
+        if request.params.pooling is not None and request.params.pooling.kind == "token_embed"
+    )
+    if num_vectors > MAX_TOKEN_VECTORS:
+        raise bad_request(
+            f"the reply would hold about {num_vectors} vectors, one for each token, and may have {MAX_TOKEN_VECTORS}: "
+            "send fewer or shorter texts"
+        )
+
+
 def _num_tokens(request: PromptRequest) -> int:
     prompt = request.prompt
     if isinstance(prompt, list):
         return len(prompt)
     if isinstance(prompt, ChatPrompt):
         return estimate_tokens(None, b"", prompt)
-    return estimate_tokens(prompt, b"", None)
+    return estimate_tokens(prompt + (request.text_pair or ""), b"", None)
 
 
 def _num_prompt_chars(request: PromptRequest) -> int:
     prompt = request.prompt
     if isinstance(prompt, ChatPrompt):
         return len(prompt.messages) + len(prompt.template_kwargs)
-    return len(prompt) if isinstance(prompt, str) else 0
+    return len(prompt) + len(request.text_pair or "") if isinstance(prompt, str) else 0
 
 
 def _num_param_chars(params: SamplingParams) -> int:

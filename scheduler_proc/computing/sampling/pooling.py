@@ -71,8 +71,9 @@ def plan_pooling(pooled: PooledRows, columns: dict[str, np.ndarray]) -> PoolingP
         label_ids = np.zeros((np.count_nonzero(num_labels), most), np.int64)
         label_ids[np.arange(most) < num_labels[num_labels > 0][:, None]] = np.frombuffer(pooled.label_ids, np.int32)
         columns["pooled_labels"] = label_ids.ravel()
-    takes_maximum = POOLING_WAYS.index("max") in _read(pooled.ways)
-    return PoolingPlan(groups, num_tokens.tolist(), num_labels.tolist(), "max" if takes_maximum else "sum")
+    ways = {POOLING_WAYS[way] for way in _read(pooled.ways)}
+    assert "max" not in ways or ways.isdisjoint(("mean", "weighted_mean")), "the model pools in one way"
+    return PoolingPlan(groups, num_tokens.tolist(), num_labels.tolist(), "max" if "max" in ways else "sum")
 
 
 def _plan_sums(pooled: PooledRows, kinds: np.ndarray, rows_Q: np.ndarray, columns: dict[str, np.ndarray]) -> None:
