@@ -365,13 +365,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Most engines on this machine if their number changes by itself, otherwise 0."""
 
     @property
-    def dtype(self) -> Literal["auto", "float32", "bfloat16", "float16"]:
-        """`--dtype`, but float32 in place of auto for an encoder whose weights are: users compare its vectors."""
-        pooling = self.facts.pooling
-        is_exact = self.model.dtype == "auto" and pooling is not None and pooling.is_encoder and pooling.is_float32
-        return "float32" if is_exact else self.model.dtype
-
-    @property
     def num_engines(self) -> int:
         """Number of engines that the server begins with, on all machines."""
         return self.run.data_parallel + self.num_remote_engines

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from messages.config.server import Config
+from messages.config.server import Config, ModelConfig
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.loading.weights import find_segments, has_own_head, make_dummy_weights, most_bytes
+from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.pooler import DenseLayer
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.description import MTP, ModelDescription
@@ -70,6 +71,17 @@ def read_dense(config: Config, hidden_size: int) -> Sequence[DenseLayer]:
     from scheduler_proc.computing.loading.open_weights import read_dense_layers
 
     return read_dense_layers(Path(config.facts.model_dir), pooling.dense, hidden_size)
+
+
+def open_adapters(
+    model: ModelConfig, family: Family, shard: Shard, weights: Weights, placement: Placement
+) -> Adapters | None:
+    """Returns the slots for LoRA adapters, `None` if LoRA is off."""
+    if not model.num_lora_slots:
+        return None
+    from scheduler_proc.computing.loading.adapters.read_adapter import make_adapters
+
+    return make_adapters(model, family, shard, weights, placement)
 
 
 def bytes_in_place(family: Family, shard: Shard, checkpoint: "Checkpoint | None", placement: Placement) -> int:
