@@ -130,7 +130,8 @@ class DecisionApi:
         if not place:
             raise bad_request("the model's chat template leaves out the last words of a message", "model")
         (head,) = await self._encode_all([before])
-        return SharedPrompt(head, after)
+        thought = self._conversations.model_format.thought
+        return SharedPrompt(head, after if thought is None else after + thought.answer)
 
     async def _encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         encoded: list[list[int]] = []
