@@ -13,7 +13,6 @@ from frontend.api.answers.conversation import Conversations
 from frontend.api.operate.info import VersionReply
 from frontend.extras import FrontendContext, FrontendPart
 from frontend.http.endpoint import Endpoint
-from frontend.parsing.model_format import load_model_format
 
 MODEL = {"model": "m"}
 BRIEF: dict[str, Any] = {"model": "m", "options": {"num_predict": 8}, "stream": False}
@@ -28,7 +27,7 @@ _MODEL = partial(_OLLAMA, method="POST", errors=(404,))
 class OllamaPart(FrontendPart):
     def __init__(self, context: FrontendContext):
         service, config = context.service, context.service.config
-        reader, conversations = Reader(service), Conversations(service, load_model_format(config))
+        reader, conversations = Reader(service), Conversations(service, context.model_format)
         answers = AnswerApi(service, context.streams, reader, conversations)
         self.endpoints = routes(answers, EmbedApi(service, reader), ModelsApi(config, reader, conversations))
 
