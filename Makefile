@@ -11,7 +11,7 @@ COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '$(NOT_STARTED)' $(VENV)/lib |
 INSTALL = $(BIN)/python -m kernels.cpu.build >/dev/null 2>&1 & $(BIN)/python -m pip install --quiet --no-compile --editable
 ARGS ?=
 
-.PHONY: serve test check fix docs lines bench test-gpu bench-gpu gpu-wheels gpu-install gpu-check chaos starts sanitize clean
+.PHONY: serve test check fix docs lines wheel bench test-gpu bench-gpu gpu-wheels gpu-install gpu-check chaos starts sanitize clean
 
 serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
@@ -39,6 +39,10 @@ fix: $(VENV)/.dev
 # Builds docs/ into build/site; a dead link or a page that no menu lists is an error.
 docs: $(VENV)/.dev
 	$(BIN)/python -m mkdocs build --strict
+
+# A wheel with the C kernels for this kind of machine, in dist/: `pip install dist/sluice-*.whl` gives the command sluice.
+wheel: $(VENV)/.serve
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 # Lines of code by package, and the budgets that a test enforces.
 lines: $(VENV)/.dev

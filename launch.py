@@ -15,13 +15,20 @@ ROOT = Path(__file__).resolve().parent
 LIBRARIES = ("msgspec", "zmq", "torch")
 """Some of the libraries that the program needs."""
 
+SERVE = "serve"
+"""`launch.py serve [MODEL] [flags]` starts a server, as the command without this word."""
+
 
 def main() -> int:
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         return use_own_python(missing)
     arguments = sys.argv[1:]
-    if arguments and not arguments[0].startswith("-"):
+    if arguments[:1] == [SERVE]:
+        arguments = arguments[1:]
+        if arguments and not arguments[0].startswith("-"):
+            arguments = ["--model", *arguments]
+    elif arguments and not arguments[0].startswith("-"):
         # Imported here and not above: a server that starts needs none of the commands.
         from supervisor.programs import find_programs, run_program
 

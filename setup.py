@@ -1,13 +1,14 @@
-"""Builds the C kernels during installation, so that the first start need not; pyproject.toml has all other settings.
+"""Puts the packages into one package, `sluice.app`, and builds the C kernels; pyproject.toml has all other settings.
 
-A machine without a compiler gets the package without them: the server tries again at its start, and logs what is lost.
+The kernels are built during installation, so that the first start need not. A machine without a compiler gets the
+package without them: the server tries again at its start, and logs what is lost.
 """
 
 import shutil
 import sys
 from pathlib import Path
 
-from setuptools import Distribution, setup
+from setuptools import Distribution, find_packages, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
@@ -23,13 +24,22 @@ from kernels.cpu.build import (  # noqa: E402
     prebuilt_name,
 )
 
+APP = "sluice.app"
+"""The package around the installed packages: other distributions have a `kernels` or a `messages`, too."""
+
+PROCESSES = ("frontend", "tokenizer_proc", "scheduler_proc", "detokenizer_proc")
+PACKAGES = find_packages(
+    str(ROOT), include=[f"{name}*" for name in (*PROCESSES, "messages", "runtime", "supervisor", "kernels", "extras")]
+)
+FILES = {"kernels.cpu": ["source/*.c", "source/*.h"], "extras.live": ["page/*"]}
+
 
 class BuildKernels(build_py):
     """Puts a library into `kernels/cpu/prebuilt` of the installed package; with --editable, of this checkout."""
 
     def run(self) -> None:
         super().run()
-        places = ROOT if self.editable_mode else Path(self.build_lib)
+        places = ROOT if self.editable_mode else Path(self.build_lib, *APP.split("."))
         folder = places / PREBUILT.relative_to(ROOT)
         try:
             for old in folder.glob("kernels-*.so"):
@@ -50,4 +60,11 @@ class PlatformDistribution(Distribution):
         return True
 
 
-setup(cmdclass={"build_py": BuildKernels}, distclass=PlatformDistribution)
+setup(
+    packages=["sluice", *(f"{APP}.{name}" for name in PACKAGES)],
+    package_dir={"sluice": "sluice", APP: ".", **{f"{APP}.{name}": name.replace(".", "/") for name in PACKAGES}},
+    py_modules=[f"{APP}.launch"],
+    package_data={f"{APP}.{name}": files for name, files in FILES.items()},
+    cmdclass={"build_py": BuildKernels},
+    distclass=PlatformDistribution,
+)

@@ -19,6 +19,7 @@ from messages.ring.replies import (
     DetokenizeMsg,
     FinishedRow,
     OpenStream,
+    PooledReply,
     PositionLogprobs,
     PromptLogprobs,
     PromptReply,
@@ -59,7 +60,7 @@ class Detokenizer:
                 return self.open_stream(message)
             case PromptLogprobs():
                 return self._send_prompt(message)
-            case CacheFlushed() | ScheduleReport() | CacheExplained() | CacheListed():
+            case PooledReply() | CacheFlushed() | ScheduleReport() | CacheExplained() | CacheListed():
                 return [message], []
             case DropBefore():
                 self.drop(message)

@@ -7,6 +7,7 @@ from prometheus_client.registry import Collector
 
 from frontend.http.endpoint import Endpoint
 from frontend.http.stream import OpenStreams
+from frontend.parsing.model_format import ModelFormat
 from frontend.service import Service
 from runtime.extras import load_parts
 from runtime.process import ProcessLink
@@ -18,6 +19,7 @@ class FrontendContext(NamedTuple):
     link: ProcessLink
     service: Service
     streams: OpenStreams
+    model_format: ModelFormat
     end: Callable[[], Awaitable[object]]
 
 

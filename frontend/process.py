@@ -22,6 +22,7 @@ from frontend.http.server import (
 )
 from frontend.http.stream import OpenStreams
 from frontend.links.launcher import Launcher
+from frontend.parsing.model_format import load_model_format
 from frontend.recovery.continuation import Continuations
 from frontend.service import Service
 from messages.control.admin import AdminCommand, Answer, DrainServer, WriteState
@@ -56,9 +57,9 @@ class Frontend:
         )
         self._launcher = Launcher(self._ask)
         self._streams = OpenStreams(link.config.http.sse_keepalive_s)
-        context = FrontendContext(
-            link, self._service, self._streams, lambda: self._launcher.ask(DrainServer(), DRAIN_TIMEOUT_S)
-        )
+        model_format = load_model_format(link.config)
+        end = lambda: self._launcher.ask(DrainServer(), DRAIN_TIMEOUT_S)  # noqa: E731
+        context = FrontendContext(link, self._service, self._streams, model_format, end)
         self._parts = make_parts(context)
         self._service.on_part = self._continuations.replace
         metrics = make_metrics(
@@ -70,7 +71,7 @@ class Frontend:
         watching = make_watching(self._service, self._streams, metrics, self.gauges)
         link.register(WriteState, watching.write_files)
         endpoints = [
-            *make_endpoints(self._service, self._streams, watching),
+            *make_endpoints(self._service, self._streams, model_format, watching),
             *(endpoint for part in self._parts for endpoint in part.endpoints),
             *administering(AdminApi(self._launcher, link.config.http.port)),
         ]

@@ -21,7 +21,7 @@ from frontend.requests.costs import check_num_ids, check_prompt_logprobs, estima
 from frontend.requests.deadlines import Deadlines
 from frontend.requests.generation import Generation
 from frontend.requests.hold import RestartHold
-from frontend.requests.prompt_request import PromptRequest, join_choices
+from frontend.requests.prompt_request import PromptRequest, check_generates, join_choices
 from frontend.requests.quiet import find_quiet
 from frontend.requests.recent_steps import RecentSteps
 from frontend.requests.registry import Registry
@@ -159,6 +159,7 @@ class Service:
         return part
 
     def _check_costs(self, requests: Sequence[PromptRequest]) -> None:
+        check_generates(requests, self.config.facts)
         check_num_ids(requests, self.config.facts.max_model_len)
         check_prompt_logprobs(requests, self.config.facts.max_model_len)
         if self.admission.limits_tokens:

@@ -42,16 +42,21 @@ def is_weight_file(name: str) -> bool:
     return any(fnmatch(name, files.pattern) for files in WEIGHT_FILES.values())
 
 
-def read_object(file: Path) -> dict[str, Any]:
-    """Returns the JSON object in `file`. Raises a `BootError` that names the file."""
+def read_json(file: Path) -> object:
+    """Returns the JSON value in `file`. Raises a `BootError` that names the file."""
     try:
-        value: object = json.loads(file.read_bytes())
+        return json.loads(file.read_bytes())
     except OSError as error:
         raise BootError(f"{file}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise BootError(f"{file}: {find_other_content(file) or f'is not valid JSON: {error}'}") from None
     except RecursionError:
         raise BootError(f"{file}: is nested too deeply for a model file") from None
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Returns the JSON object in `file`. Raises a `BootError` that names the file."""
+    value = read_json(file)
     if not isinstance(value, dict):
         raise BootError(f"{file}: is not a JSON object")
     return cast("dict[str, Any]", value)

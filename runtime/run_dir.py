@@ -11,6 +11,7 @@ import msgspec
 
 from messages.config.server import Config
 from messages.errors import BootError, UsageError
+from messages.program import START
 from runtime.own_directory import empty_directory, names_in, own_directory
 
 MAX_IPC_PATH_BYTES = 107
@@ -78,9 +79,7 @@ class RunDir:
         try:
             return msgspec.json.decode(self.config_file.read_bytes(), type=Config)
         except FileNotFoundError:
-            raise BootError(
-                f"no server runs in {self.path}: start one with `python launch.py --run-dir {self.path}`"
-            ) from None
+            raise BootError(f"no server runs in {self.path}: start one with `{START} --run-dir {self.path}`") from None
         except msgspec.DecodeError as error:
             raise BootError(f"{self.config_file}: written by another version of this program: {error}") from None
 

@@ -5,6 +5,10 @@ import time
 from collections.abc import Callable
 
 from messages.config.server import Config
+from messages.errors import BootError
+from runtime.adapter_table import read_table
+from scheduler_proc.adapter_reader import AdapterReader
+from scheduler_proc.deciding.adapter_slots import HOST_ADAPTERS_PER_SLOT, AdapterSlots
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
@@ -43,7 +47,8 @@ def make_scheduler(
     )
     memory, store = runner.page_memory, runner.page_store
     if store is not None and wake is not None:
-        store.wake = wake
+        for each in filter(None, (store, store.states)):
+            each.wake = wake
     is_sharing = config.cache.enable_prefix_caching
     cache = open_cache(runner.num_pages, page_size, is_sharing, memory, store, runner.windows, runner.states)
     journal = cache.find_observer(PageJournal)
@@ -56,7 +61,20 @@ def make_scheduler(
         make_draft_planner(config, runner, cache),
         grammars,
         plans_decodes_alone=not runner.can_overlap,
+        adapters=make_adapter_slots(config, runner, wake),
     )
+
+
+def make_adapter_slots(config: Config, runner: Runner, wake: Callable[[], None] | None) -> AdapterSlots | None:
+    """Returns the slots of LoRA adapters, `None` if LoRA is off. Raises `BootError` for an adapter that is unusable."""
+    num_slots = config.model.num_lora_slots
+    if not num_slots:
+        return None
+    if config.first_engine > 1:
+        raise BootError("LoRA adapters are files of the server's machine: engines on other machines cannot read them")
+    reader = AdapterReader(runner.read_adapter, wake or (lambda: None))
+    in_memory = reader.read_table(read_table(config.facts.adapter_table), HOST_ADAPTERS_PER_SLOT * num_slots)
+    return AdapterSlots(num_slots, reader, in_memory)
 
 
 def make_draft_planner(config: Config, runner: Runner, cache: BlockAllocator) -> DraftPlanner | None:
@@ -64,9 +82,11 @@ def make_draft_planner(config: Config, runner: Runner, cache: BlockAllocator) ->
     facts, num_drafts = config.facts, config.scheduling.num_speculative_tokens
     if config.scheduling.speculative == "ngram":
         return DraftPlanner(cache, NgramDrafter(num_drafts, cache), DraftLengths())
-    if runner.draft_runner is None or facts.draft is None:
+    if runner.draft_runner is None:
         return None
-    limits = DraftLimits(num_drafts, facts.draft.max_model_len, facts.draft.vocab_size, facts.vocab_size)
+    draft = facts.draft or facts  # an MTP head has the model's vocabulary and context
+    sizes = draft.max_model_len, draft.vocab_size, facts.vocab_size
+    limits = DraftLimits(num_drafts, *sizes, is_mtp=facts.draft is None)
     builder = BatchBuilder(cache.num_pages, cache.page_size, facts.max_model_len)
     clock = time.monotonic if runner.can_overlap else time.thread_time
     return DraftPlanner(cache, DraftModel(builder, cache, limits, clock), DraftLengths())

@@ -5,13 +5,16 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from messages.ring.steps import Batch, ForwardOutput
+from scheduler_proc.adapter_reader import Tensors
+from scheduler_proc.deciding.adapter_slots import AdapterSlots
 from scheduler_proc.deciding.drafting.draft_model import run_draft_steps
 from scheduler_proc.deciding.isolation import run_step
 from scheduler_proc.deciding.pages.page_journal import PageMemory
-from scheduler_proc.deciding.pages.page_tiers import PageStore
+from scheduler_proc.deciding.pages.page_observer import PageStore
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
 
@@ -67,6 +70,13 @@ class Runner(Protocol):
     @property
     def page_store(self) -> PageStore | None: ...
 
+    def read_adapter(self, path: str) -> Tensors:
+        """Returns the checked tensors of the LoRA adapter in a directory, in any thread. Raises `AdapterError`."""
+        ...
+
+    def place_adapter(self, slot: int, adapter: Any) -> None:
+        """Places these tensors in a slot, for the steps that are launched after it."""
+
     def launch(self, batch: Batch) -> StepFuture:
         """Starts a step. Steps run in the order of launches, and each finds K and V of the previous ones in the cache.
 
@@ -76,6 +86,14 @@ class Runner(Protocol):
 
 
 Launch = Callable[[Batch], StepFuture]
+
+
+def _place_and_launch(runner: Runner, adapters: AdapterSlots, batch: Batch) -> StepFuture:
+    """Launches a step after placing the adapters that have got a slot since the last one."""
+    for slot, adapter in tuple(adapters.placements.items()):
+        runner.place_adapter(slot, adapter)
+        del adapters.placements[slot]
+    return runner.launch(batch)
 
 
 class RunningStep(NamedTuple):
@@ -106,6 +124,8 @@ class Stepper:
         has_news: Callable[[], bool] = lambda: False,
     ):
         self.launch: Launch = runner.launch
+        if scheduler.adapters is not None:
+            self.launch = partial(_place_and_launch, runner, scheduler.adapters)
         self._draft_runner = runner.draft_runner
         self._clock = clock
         self._scheduler = scheduler

@@ -15,6 +15,7 @@ from msgspec import Meta
 from messages import VERSION
 from messages.config.server import CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
 from messages.errors import UsageError
+from messages.program import PROGRAM, START
 from runtime.extras import load_sections
 from supervisor.programs import command_names
 
@@ -108,13 +109,13 @@ def make_parser(names: Collection[str] | None = None) -> argparse.ArgumentParser
     Flags that are not given stay out of the result.
     """
     with_server, others = command_names()
-    other_commands = f"Others: launch.py {', '.join(others)}. " if others else ""
+    other_commands = f"Others: {PROGRAM} {', '.join(others)}. " if others else ""
     parser = _Parser(
-        prog="launch.py",
+        prog=PROGRAM,
         description="Serves a language model over HTTP from separate processes.",
-        epilog=f"Commands for a running server: launch.py {', '.join(with_server)}. "
-        f"{other_commands}Each has --help. All flags: launch.py --help-all.",
-        usage="launch.py [--model DIR] [flags], or launch.py COMMAND",
+        epilog=f"Commands for a running server: {PROGRAM} {', '.join(with_server)}. "
+        f"{other_commands}Each has --help. All flags: {PROGRAM} --help-all.",
+        usage=f"{START} [--model DIR] [flags], or {PROGRAM} COMMAND",
         add_help=False,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,

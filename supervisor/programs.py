@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from messages.program import PROGRAM
 from runtime.extras import installed_extras
 from runtime.lifeline import ask_for_death_signal
 from supervisor.python_process import ROOT, python_command, python_path
@@ -30,7 +31,7 @@ def command_names() -> tuple[list[str], list[str]]:
 def program_parser(command: str, description: str | None) -> argparse.ArgumentParser:
     """Returns the parser of a program; its help shows `description` as it is written."""
     return argparse.ArgumentParser(
-        prog=f"launch.py {command}",
+        prog=f"{PROGRAM} {command}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

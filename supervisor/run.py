@@ -16,6 +16,7 @@ from messages.config.server import Config, ExtraConfig, ModelFacts
 from messages.control.processes import FRONTEND, RING
 from messages.engines import SCHEDULER, rank_name
 from messages.errors import BootError, UsageError
+from messages.program import PROGRAM
 from runtime.extras import load_parts, load_sections
 from runtime.lifeline import make_lifeline
 from runtime.prefetch import prefetch
@@ -26,6 +27,7 @@ from supervisor.early_scheduler import EarlyScheduler
 from supervisor.flags import CORE_SECTIONS, parse_flags
 from supervisor.listener import base_url, open_listener
 from supervisor.manifest import claim_recording, make_manifest, write_manifest
+from supervisor.model.adapters import add_adapters
 from supervisor.model.draft import add_draft_facts
 from supervisor.model.facts import read_model_facts
 from supervisor.model.gguf.model_directory import move_temporary
@@ -60,7 +62,7 @@ def launch(arguments: list[str], early_scheduler: EarlyScheduler | None = None) 
         config = build_config(sections, console)
         return serve(config, server_commands(config), console, began_s, early_scheduler)
     except (UsageError, BootError) as error:
-        console.say(f"launch.py: {error}", "error")
+        console.say(f"{PROGRAM}: {error}", "error")
         return USAGE_EXIT_CODE if isinstance(error, UsageError) else FAILURE_EXIT_CODE
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT_CODE
@@ -82,8 +84,8 @@ RULES: tuple[Rule, ...] = (
         "--tensor-parallel: the launcher starts all ranks; leave out --external scheduler",
     ),
     (
-        lambda config: config.scheduling.speculative == "draft" and config.run.tensor_parallel > 1,
-        "--tensor-parallel: several ranks have no draft model; --speculative ngram needs none",
+        lambda config: config.scheduling.speculative in ("draft", "mtp") and config.run.tensor_parallel > 1,
+        "--tensor-parallel: several ranks have no draft model and no MTP head; --speculative ngram needs none",
     ),
     (
         lambda config: config.cache.has_tiers and config.run.tensor_parallel > 1,
@@ -92,6 +94,10 @@ RULES: tuple[Rule, ...] = (
     (
         lambda config: config.cache.has_tiers and not config.cache.enable_prefix_caching,
         "--kv-disk and --kv-offload-gb keep pages of the prefix cache: leave --no-enable-prefix-caching out",
+    ),
+    (
+        lambda config: config.model.num_lora_slots and config.run.tensor_parallel > 1,
+        "--tensor-parallel: --lora and --max-loras are for one rank; leave them out, or use --data-parallel",
     ),
     (
         lambda config: not config.num_engines,
@@ -110,7 +116,10 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
     tokenizer_dir = find_tokenizer(config.model, model_dir, console)
     facts = read_model_facts(config.model, model_dir, tokenizer_dir, model_name(config.model))
     facts = add_draft_facts(facts, config.model, config.scheduling, console)
-    return msgspec.structs.replace(config, facts=facts)
+    cache = config.cache
+    if facts.pooling is not None and facts.pooling.is_encoder:  # it keeps nothing of a prompt
+        cache = msgspec.structs.replace(cache, enable_prefix_caching=False, kv_disk="", kv_offload_gb=0.0)
+    return msgspec.structs.replace(config, facts=facts, cache=cache)
 
 
 def check_flags(sections: dict[str, Any]) -> Config:
@@ -182,7 +191,8 @@ def serve(
         run_dir, lock = claim(Path(wanted_dir) if wanted_dir else default_path(port))
         lifeline = make_lifeline(run_dir)
         try:
-            config = msgspec.structs.replace(config, facts=move_temporary(config.facts, run_dir.path))
+            facts = add_adapters(move_temporary(config.facts, run_dir.path), config.model, run_dir.path)
+            config = msgspec.structs.replace(config, facts=facts)
             _write_files(run_dir, config, url)
             if early_scheduler is not None:  # which knows of no files before it has imported torch
                 prefetch(config.model, Path(config.facts.model_dir))

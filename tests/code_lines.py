@@ -22,7 +22,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "operations and references": ("kernels",),
     "messages": ("messages",),
     "process runtime": ("runtime",),
-    "launcher": ("launch.py", "supervisor"),
+    "launcher": ("launch.py", "sluice", "supervisor"),
     "extras": ("extras",),
 }
 """Where each begins; the longest prefix of a file's path decides."""

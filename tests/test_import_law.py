@@ -27,6 +27,7 @@ def rule(ours: str, others: str) -> Rule:
 
 RULES = {
     "launch.py": rule("supervisor", ""),
+    "sluice": rule("launch", ""),
     "supervisor": rule("supervisor runtime messages", "msgspec psutil"),
     "supervisor/memory_files.py": rule("supervisor runtime messages kernels.cpu.huge_memory", ""),
     "supervisor/model/fetch.py": rule("supervisor runtime messages", "msgspec huggingface_hub"),
@@ -57,11 +58,15 @@ RULES = {
     "tokenizer_proc/thoughts.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/structural_tags.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "kernels": rule("kernels", "torch triton numpy"),
+    "extras/decisions": rule("extras.decisions extras.embeddings frontend runtime messages", "msgspec starlette"),
+    "extras/embeddings": rule("extras.embeddings frontend runtime messages", "msgspec starlette"),
     "extras/batches": rule(
         "extras.batches frontend supervisor runtime messages", "msgspec starlette python_multipart tqdm"
     ),
     "extras/faults": rule("extras.faults scheduler_proc supervisor runtime messages", "msgspec"),
+    "extras/home": rule("extras.home supervisor runtime messages", "huggingface_hub"),
     "extras/live": rule("extras.live frontend runtime messages", "msgspec starlette psutil"),
+    "extras/ollama": rule("extras.ollama frontend runtime messages", "msgspec starlette"),
     "extras/remote": rule("extras.remote supervisor runtime messages", "msgspec zmq psutil"),
     "extras/remote/ray_placement.py": rule("extras.remote supervisor messages", "ray"),
     "extras/replay": rule("extras.replay extras.faults supervisor runtime messages", "msgspec"),
@@ -112,9 +117,11 @@ LAYERS = {
         "scheduler_proc/deciding/scheduler.py",
         "scheduler_proc/deciding/schedule_reports.py",
         "scheduler_proc/deciding/policy.py scheduler_proc/deciding/results.py scheduler_proc/deciding/refusals.py",
-        "scheduler_proc/deciding/drafting/draft_planner.py scheduler_proc/deciding/row_results.py",
+        "scheduler_proc/deciding/drafting/draft_planner.py scheduler_proc/deciding/row_results.py "
+        "scheduler_proc/deciding/step_plan.py",
         "scheduler_proc/deciding/in_flight.py",
-        "scheduler_proc/deciding/stages.py scheduler_proc/deciding/isolation.py",
+        "scheduler_proc/deciding/stages.py scheduler_proc/deciding/isolation.py "
+        "scheduler_proc/deciding/adapter_slots.py",
         "scheduler_proc/deciding/drafting/draft_model.py scheduler_proc/deciding/drafting/drafts.py",
         "scheduler_proc/deciding/rows",
         "scheduler_proc/deciding/waiting_queue.py scheduler_proc/deciding/plan_notes.py scheduler_proc/deciding/pages",
@@ -139,6 +146,7 @@ LAYERS = {
         "scheduler_proc/computing/device.py",
         "scheduler_proc/computing/transformers_model",
         "scheduler_proc/computing/sampling scheduler_proc/computing/kv_cache",
+        "scheduler_proc/computing/model/mtp_decoder.py",
         "scheduler_proc/computing/model/decoder.py",
         "scheduler_proc/computing/model",
         "scheduler_proc/computing/step",
@@ -165,8 +173,9 @@ LAYERS = {
         "runtime/run_dir.py runtime/grammars.py runtime/chat_files.py runtime/prefetch.py",
         "runtime/own_directory.py runtime/tokenizer_files.py",
         "runtime/special_tokens.py runtime/gguf",
-        "runtime/model_files.py",
-        "runtime/background.py runtime/histograms.py runtime/machine.py runtime/numa.py",
+        "runtime/pooling_files.py",
+        "runtime/model_files.py runtime/adapter_table.py",
+        "runtime/adapter_files.py runtime/background.py runtime/histograms.py runtime/machine.py runtime/numa.py",
     ),
     "tokenizer_proc": (
         "tokenizer_proc/__main__.py",
@@ -196,7 +205,9 @@ LAYERS = {
 """The rooms of each package from the top down. A room imports only from itself and from lines below it."""
 
 LOAD_RUNNER = "scheduler_proc/computing/load_runner.py"
+MODEL_WEIGHTS = "scheduler_proc/computing/loading/model_weights.py"
 FUNCTION_LEVEL_IMPORTS = {
+    ("sluice/command.py", "launch"): "is found only after its folder has been named",
     ("launch.py", "supervisor.programs"): "is for commands only",
     ("launch.py", "supervisor.cli.operate"): "takes a third of the launcher's imports, for commands only",
     ("launch.py", "supervisor.run"): "the scheduler's process is begun before",
@@ -210,8 +221,8 @@ FUNCTION_LEVEL_IMPORTS = {
     ("scheduler_proc/rank_process.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/computing/torch_import.py", "torch"): "the process imports this file long before",
     ("scheduler_proc/computing/torch_import.py", "numpy"): "likewise, and under a setting",
-    (LOAD_RUNNER, "scheduler_proc.computing.loading.open_weights"): "random weights need no safetensors",
-    (LOAD_RUNNER, "scheduler_proc.computing.loading.weight_cache"): "likewise",
+    (MODEL_WEIGHTS, "scheduler_proc.computing.loading.open_weights"): "random weights need no safetensors",
+    (MODEL_WEIGHTS, "scheduler_proc.computing.loading.weight_cache"): "likewise",
     (LOAD_RUNNER, "scheduler_proc.computing.transformers_model.loading"): "takes seconds (transformers)",
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
     ("runtime/grammars.py", "llguidance"): "is needed from the first grammar on",

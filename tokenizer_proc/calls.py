@@ -13,7 +13,7 @@ def encode(message: EncodeMsg, text: str, encoding: Encoding) -> EncodeReply:
         raise _too_much(f"{len(text)} characters")
     ids = encoding.encode(text, message.add_special_tokens)
     token_strs = tuple(encoding.token_of(token_id) or "" for token_id in ids) if message.wants_token_strs else ()
-    return EncodeReply(message.uid, pack_int32(ids), token_strs)
+    return EncodeReply(message.uid, pack_int32(ids), token_strs, text=text if message.wants_text else "")
 
 
 def decode(message: DecodeMsg, encoding: Encoding, vocab_size: int) -> DecodeReply:

@@ -3,11 +3,13 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from runtime.tokenizer_files import load_tokenizer
+from tokenizer_proc.joined_texts import JoinedTexts, Texts, join_by_transformers, join_texts
 
 MAX_ENCODED_CHARS = 2_000_000
 """Maximum length of a text that need not fit the context. It takes about two seconds, which block other prompts."""
@@ -19,13 +21,15 @@ class Encoding:
 
     `to_ids` gets a text, and whether to add the special tokens that the tokenizer adds to a prompt. It raises for text
     that cannot be encoded. `to_text` includes special tokens. `token_of` returns the vocabulary entry of an id,
-    `None` if it has none. `longest_token_chars`: the maximum number of characters of a token.
+    `None` if it has none. `longest_token_chars`: the maximum number of characters of a token. `join` gives the ids of
+    texts that are pooled.
     """
 
     to_ids: Callable[[str, bool], list[int]]
     to_text: Callable[[list[int]], str]
     token_of: Callable[[int], str | None]
     longest_token_chars: int
+    join: Callable[[Texts], JoinedTexts]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self.to_ids(text, add_special_tokens)
@@ -50,7 +54,7 @@ def _from_tokenizer(tokenizer: Tokenizer) -> Encoding:
 
     tokens = (tokenizer.id_to_token(token_id) for token_id in range(tokenizer.get_vocab_size()))
     longest = max((len(token) for token in tokens if token), default=1)
-    return Encoding(to_ids, to_text, tokenizer.id_to_token, longest)
+    return Encoding(to_ids, to_text, tokenizer.id_to_token, longest, partial(join_texts, tokenizer))
 
 
 def _from_transformers(loaded: Any) -> Encoding:
@@ -68,4 +72,4 @@ def _from_transformers(loaded: Any) -> Encoding:
         return loaded.convert_ids_to_tokens(token_id) if token_id < len(loaded) else None
 
     longest = max((len(token) for token in loaded.get_vocab()), default=1)
-    return Encoding(to_ids, to_text, token_of, longest)
+    return Encoding(to_ids, to_text, token_of, longest, partial(join_by_transformers, loaded))

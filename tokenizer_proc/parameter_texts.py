@@ -1,12 +1,13 @@
-"""Converts texts in sampling parameters to token ids: biased texts, bad words and DRY's sequence breakers."""
+"""Converts texts in sampling parameters to token ids: biased texts, bad words, DRY's sequence breakers, and labels."""
 
+from array import array
 from collections.abc import Sequence
 
 import msgspec
 
-from messages.columns import pack_float32, pack_int32, unpack_float32, unpack_int32
+from messages.columns import INT32, pack_float32, pack_int32, unpack_float32, unpack_int32
 from messages.errors import bad_request
-from messages.ring.requests import Dry, SamplingParams
+from messages.ring.requests import Dry, Pooling, SamplingParams
 from tokenizer_proc.encoding import Encoding
 
 
@@ -17,6 +18,7 @@ def with_token_ids(params: SamplingParams, encoding: Encoding, vocab_size: int) 
         params,
         bad_word_ids=bad_word_ids(params.bad_words, encoding, vocab_size) + params.bad_word_ids,
         dry=with_breaker_ids(params.dry, encoding, vocab_size),
+        pooling=with_label_ids(params.pooling, encoding, vocab_size),
     )
 
 
@@ -68,6 +70,21 @@ def with_breaker_ids(dry: Dry | None, encoding: Encoding, vocab_size: int) -> Dr
     encoded = (encoding.encode("a" + breaker, add_special_tokens=False) for breaker in dry.sequence_breakers)
     ids = {ids[-1] for ids in encoded if ids and ids[-1] < vocab_size}
     return msgspec.structs.replace(dry, breaker_ids=pack_int32(sorted(ids)))
+
+
+def with_label_ids(pooling: Pooling | None, encoding: Encoding, vocab_size: int) -> Pooling | None:
+    """Returns `pooling` with the ids of its label texts. Raises `RequestError` for a label that is not one token."""
+    if pooling is None or pooling.kind != "labels":
+        return pooling
+    ids = unpack_int32(pooling.label_ids)
+    for text in pooling.label_texts:
+        of_text = encoding.encode(text, add_special_tokens=False)
+        if len(of_text) != 1:
+            raise bad_request(f"The label {text!r} has {len(of_text)} tokens of the model, and must have one", "labels")
+        ids += array(INT32, of_text)
+    if not all(0 <= token_id < vocab_size for token_id in ids):
+        raise bad_request(f"A label is outside the vocabulary (0 to {vocab_size - 1})", "labels")
+    return msgspec.structs.replace(pooling, label_ids=ids.tobytes(), label_texts=())
 
 
 def _check(ids: Sequence[int], vocab_size: int, text: str, param: str) -> None:

@@ -10,10 +10,15 @@ from messages.columns import pack_int32, unpack_int32
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.ring.requests import SamplingParams, TokenizeMsg, UserMsg
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
+from tokenizer_proc.joined_texts import Texts
 from tokenizer_proc.parameter_texts import with_token_ids
 from tokenizer_proc.thoughts import with_thought
 
 FIRST_PROBE_CHARS_PER_TOKEN = 4
+
+MAX_COUNTED_CHARS = 100_000
+"""A pooled text of at most this length is encoded to count its tokens. Tokenizers of encoders drop spaces, so a text's
+length says little about them."""
 
 
 class PromptReader:
@@ -42,10 +47,15 @@ class PromptReader:
             asked = with_thought(asked, message.chat, text)
         max_prompt_tokens = self._max_model_len - min(1, asked.max_tokens)
         param = "prompt" if message.chat is None else "messages"
-        ids = (
-            unpack_int32(message.prompt_ids) if text is None else self._ids_of(text, message, max_prompt_tokens, param)
-        )
-        ids = self._cut(ids, message)
+        if text is None:
+            ids = self._cut(unpack_int32(message.prompt_ids), message)
+        elif asked.pooling is None:
+            ids = self._cut(self._ids_of(text, message, max_prompt_tokens, param), message)
+        else:
+            ids, second_start = self._join(text, message, max_prompt_tokens, param)
+            asked = msgspec.structs.replace(
+                asked, pooling=msgspec.structs.replace(asked.pooling, second_start=second_start)
+            )
         self._check(ids, max_prompt_tokens, param)
         max_tokens = min(asked.max_tokens, self._max_model_len - len(ids))
         params = msgspec.structs.replace(self._params_of(asked), max_tokens=max_tokens)
@@ -71,15 +81,30 @@ class PromptReader:
         last = self._last_ids
         if last is not None and last[0] == key:
             return last[1]
+        self._check_chars(text, message, max_prompt_tokens, param)
+        ids = unpack_int32(pack_int32(self._encoding.encode(*key)))
+        self._last_ids = key, ids
+        return ids
+
+    def _join(self, text: str, message: TokenizeMsg, max_prompt_tokens: int, param: str) -> tuple["array[int]", int]:
+        """Returns the ids of a text that is pooled, possibly with a second one, and where that begins."""
+        for each in (text, message.text_pair or ""):
+            if len(each) > MAX_COUNTED_CHARS:
+                self._check_chars(each, message, max_prompt_tokens, param)
+        side = "right" if message.truncation is None else message.truncation.side
+        joined = self._encoding.join(
+            Texts(text, message.text_pair, message.add_special_tokens, self._num_kept(message), side)
+        )
+        return unpack_int32(pack_int32(joined.ids)), joined.second_start
+
+    def _check_chars(self, text: str, message: TokenizeMsg, max_prompt_tokens: int, param: str) -> None:
+        """Raises `RequestError` for a text that is too long to be encoded."""
         if message.truncation is None:
             self._refuse_far_too_long(text, max_prompt_tokens, param)
         elif len(text) > MAX_ENCODED_CHARS:
             limit = f"A prompt with truncate_prompt_tokens may have at most {MAX_ENCODED_CHARS} characters"
             words = f"{limit}, the request has {len(text)} in the {param}"
             raise bad_request(words, param, "context_length_exceeded")
-        ids = unpack_int32(pack_int32(self._encoding.encode(*key)))
-        self._last_ids = key, ids
-        return ids
 
     def _params_of(self, params: SamplingParams) -> SamplingParams:
         """Returns the parameters with their texts as token ids and with `max_tokens` 0."""
@@ -90,14 +115,17 @@ class PromptReader:
         return msgspec.structs.replace(last[1], seed=params.seed)
 
     def _cut(self, ids: "array[int]", message: TokenizeMsg) -> "array[int]":
-        truncation = message.truncation
-        if truncation is None:
+        truncation, num_kept = message.truncation, self._num_kept(message)
+        if truncation is None or num_kept is None:
             return ids
-        num_kept = truncation.num_tokens
-        if num_kept < 0:
-            num_kept = self._max_model_len - message.sampling_params.max_tokens
-            num_kept = num_kept if num_kept > 0 else self._max_model_len - 1
         return ids[max(0, len(ids) - num_kept) :] if truncation.side == "left" else ids[:num_kept]
+
+    def _num_kept(self, message: TokenizeMsg) -> int | None:
+        """Returns the maximum length of a prompt that is truncated, `None` if it is not."""
+        if message.truncation is None or message.truncation.num_tokens >= 0:
+            return message.truncation and message.truncation.num_tokens
+        num_kept = self._max_model_len - message.sampling_params.max_tokens
+        return num_kept if num_kept > 0 else self._max_model_len - 1
 
     def _check(self, ids: "array[int]", max_prompt_tokens: int, param: str) -> None:
         if not ids:

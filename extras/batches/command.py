@@ -17,6 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from messages.program import PROGRAM
 from supervisor.programs import start_launcher
 
 DONE, LEFT, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
@@ -103,7 +104,7 @@ def run_batch(options: argparse.Namespace) -> int:
         results = ResultCount(output)
         results.look()
     except OSError as error:
-        print(f"launch.py batch: {error}", file=sys.stderr)
+        print(f"{PROGRAM} batch: {error}", file=sys.stderr)
         return UNUSABLE
     if num_lines and results.look() >= num_lines:
         print(f"{output} has a result of each of the {num_lines} lines", file=sys.stderr)

@@ -10,8 +10,11 @@ from msgspec import Meta, Raw
 from messages.errors import SluiceError
 from messages.ring.requests import YIELDING_PRIORITY
 
-ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
-"""The endpoints that a line may request: those that generate and take OpenAI's bodies."""
+ENDPOINTS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses"),
+    *("/v1/embeddings", "/v1/rerank", "/v1/score", "/classify", "/v1/decisions"),
+)
+"""The endpoints that a line may request: those that compute, with the bodies of OpenAI's API and vLLM's."""
 
 REFUSED = {"stream": "stream_not_supported", "background": "background_not_supported"}
 """Switches that must be off, as a line has one result, with the codes of their errors."""

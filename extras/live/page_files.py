@@ -1,4 +1,7 @@
-"""`GET /` and `/page/…`: the live page, from the files in `extras/live/page/`. It loads nothing from anywhere else."""
+"""`GET /`, `/pipeline` and `/page/…`: a chat and the live page, from the files in `extras/live/page/`.
+
+They load nothing from anywhere else.
+"""
 
 from pathlib import Path
 
@@ -8,9 +11,18 @@ from starlette.requests import Request
 from frontend.http.responses import FileReply
 
 FOLDER = Path(__file__).with_name("page")
-INDEX = "index.html"
+CHAT, PIPELINE = "chat.html", "pipeline.html"
+RUNNING = "running.txt"
+"""What Ollama's clients expect in place of the page."""
 
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -30,8 +42,12 @@ class PageApi:
     def __init__(self) -> None:
         self._files = {path.name: path for path in FOLDER.iterdir()}
 
-    async def index(self, request: Request) -> FileReply:
-        return self._reply(INDEX)
+    async def chat(self, request: Request) -> FileReply:
+        is_ollama = request.headers.get("user-agent", "").startswith("ollama")
+        return self._reply(RUNNING if is_ollama else CHAT)
+
+    async def pipeline(self, request: Request) -> FileReply:
+        return self._reply(PIPELINE)
 
     async def file(self, request: Request) -> FileReply:
         """Raises `HTTPException` (404) for what is no file of the page."""

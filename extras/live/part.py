@@ -29,9 +29,10 @@ def make_part(context: FrontendContext) -> LivePart:
 def showing(live: LiveApi, page: PageApi) -> list[Endpoint]:
     """Returns the endpoints that show the server as it runs: the page for people, and the stream that it reads."""
     text = "Processes, edges, steps and requests: all at first, then what changes, until the server drains"
-    page_file = partial(Endpoint, summary="The live page", access="public", is_early=True, is_described=False)
+    page_file = partial(Endpoint, summary="The pages", access="public", is_early=True, is_described=False)
     return [
-        page_file("/", page.index),
+        page_file("/", page.chat),
+        page_file("/pipeline", page.pipeline),
         page_file("/page/{name}", page.file, is_polled=True),
         Endpoint("/live", live.watch, text, events=(LiveEvent,), is_early=True),
     ]

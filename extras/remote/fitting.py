@@ -9,7 +9,7 @@ from messages.columns import num_int32, unpack_int32
 from messages.frame_files import DECODERS
 from messages.frames import HEADER
 from messages.ring.axes import columns_of
-from messages.ring.replies import DetokenizeMsg, OpenStream, PromptLogprobs, ToDetokenizer
+from messages.ring.replies import DetokenizeMsg, OpenStream, PooledReply, PromptLogprobs, ToDetokenizer
 from messages.ring.steps import LogprobColumns
 from messages.ring.uids import block_of
 
@@ -46,6 +46,9 @@ def check_fit(message: ToDetokenizer, engine: int) -> int:
             _check(message, all(message.stop), "a stop string is empty")
         case PromptLogprobs():
             _check_logprobs(message, message.logprobs)
+        case PooledReply():
+            is_whole = message.num_rows > 0 and len(message.values) % (4 * message.num_rows) == 0
+            _check(message, is_whole, f"{len(message.values)} bytes are not {message.num_rows} vectors")
         case _:
             pass
     _check(message, min(uids) >= 0, "a uid is negative")

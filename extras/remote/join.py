@@ -11,6 +11,7 @@ from extras.remote.join_keys import JoinKeys, check_address, read_keys
 from extras.remote.machine import check_processors, make_config
 from extras.remote.session import EngineEndedError, NoHeadError, Session, StopSignalError
 from messages.errors import BootError, UsageError
+from messages.program import PROGRAM
 from runtime.lifeline import ask_for_death_signal, clear_run, make_lifeline
 from runtime.run_dir import RunDir, claim, default_path
 from supervisor.console import Console
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     except StopSignalError:
         return 0
     except (UsageError, BootError) as error:
-        console.say(f"launch.py join: {error}", "error")
+        console.say(f"{PROGRAM} join: {error}", "error")
         return 2 if isinstance(error, UsageError) else 1
     finally:
         console.close()

@@ -41,6 +41,7 @@ def find_difference(attempt: Attempt) -> Difference | None:
     logprobs = [("logprob of token", old.logprobs, new.logprobs)]
     if attempt.is_whole:
         logprobs.append(("logprob of prompt token", old.prompt_logprobs, new.prompt_logprobs))
+        logprobs.append(("number of the pooled prompt", old.pooled, new.pooled))
     for what, recorded, replayed in logprobs:
         index = _find_far(recorded, replayed)
         if index is not None:

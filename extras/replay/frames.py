@@ -14,6 +14,7 @@ import msgspec
 
 from messages.errors import SluiceError
 from messages.frame_files import FrameFileError, FrameReader, Record, find_readers, reporting_damage
+from messages.program import PROGRAM
 from messages.ring.plain import to_plain
 from messages.ring.timeline import ScheduleReport, Tokenized
 from runtime.black_box.redaction import redact
@@ -195,5 +196,5 @@ def _add_redact(parser: argparse.ArgumentParser) -> None:
 
 def complain(command: str, message: str, code: int = UNUSABLE) -> int:
     """Prints the error of a command; returns its exit code."""
-    print(f"launch.py {command}: {message}", file=sys.stderr)
+    print(f"{PROGRAM} {command}: {message}", file=sys.stderr)
     return code

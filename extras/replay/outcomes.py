@@ -27,6 +27,8 @@ class Outcome:
     prompt: tuple[Any, ...] = ()
     """The prompt's text, ids and parameters."""
     prompt_logprobs: list[float] = field(default_factory=list[float])
+    pooled: list[float] = field(default_factory=list[float])
+    """The numbers of a pooled prompt."""
     reason: str = ""
     """Empty while it has not ended."""
     stop_reason: str | int | None = None
@@ -79,7 +81,7 @@ class Outcomes:
                 self._collect_tokens(message)
             case replies.UserReply():
                 self._collect_final(message)
-            case replies.PromptReply() | replies.PromptLogprobs() | UserMsg():
+            case replies.PromptReply() | replies.PromptLogprobs() | replies.PooledReply() | UserMsg():
                 self._collect_prompt(message)
             case _:
                 pass
@@ -133,7 +135,9 @@ class Outcomes:
             outcome.end(row.finish_reason, row.usage, row.error, row.stop_reason)
             outcome.rows.append(Row(len(outcome.tokens), row))
 
-    def _collect_prompt(self, message: replies.PromptReply | replies.PromptLogprobs | UserMsg) -> None:
+    def _collect_prompt(
+        self, message: replies.PromptReply | replies.PromptLogprobs | replies.PooledReply | UserMsg
+    ) -> None:
         outcome = self._find((message.uid, message.attempt))
         if outcome is None:
             return
@@ -143,6 +147,8 @@ class Outcomes:
                 outcome.prompt_logprobs = logprobs_of(message.tokens)
             case replies.PromptLogprobs():
                 outcome.prompt_logprobs = unpack_float32(message.logprobs.logprobs).tolist()
+            case replies.PooledReply():
+                outcome.pooled = unpack_float32(message.values).tolist()
             case UserMsg():
                 outcome.tokens = unpack_int32(message.input_ids).tolist()
                 outcome.prompt = (message.sampling_params, message.output_ids, message.num_chars_sent)

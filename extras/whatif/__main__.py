@@ -31,6 +31,7 @@ from extras.whatif.settings import VOCAB_SIZE, Setting, check_possible
 from extras.whatif.show import capacity_table, outcome_table
 from extras.whatif.traces import Arrival, fit_scale, num_cut, read_trace, replay
 from messages.errors import UsageError
+from messages.program import PROGRAM
 from supervisor.programs import program_parser
 
 DEFAULT_STEPS = Path("steps.json")
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run(options)
     except UsageError as error:
-        print(f"launch.py whatif: {error}", file=sys.stderr)
+        print(f"{PROGRAM} whatif: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -23,6 +23,7 @@ from extras.whatif.drive import SkippingClock, serve
 from extras.whatif.traces import Arrival, random_ids
 from messages.config.server import Config
 from messages.errors import SluiceError, UsageError
+from messages.program import PROGRAM
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.stepper import Runner
 from supervisor.flags import parse_flags
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model = fit(found.steps)
         options.out.write_bytes(msgspec.json.encode(found))
     except (SluiceError, OSError) as error:
-        print(f"launch.py calibrate: {error}", file=sys.stderr)
+        print(f"{PROGRAM} calibrate: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     print(f"{options.out}: {len(found.steps):,} steps; {model.fit_text}")
     return 0

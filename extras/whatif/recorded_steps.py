@@ -43,6 +43,9 @@ class StepReader:
             case DetokenizeMsg():
                 if message.uids:
                     self._take_tokens(message)
+                elif message.committed_ns and self._chunks:  # of prompts without output
+                    self._note(with_chunks(0, 0, _spans(self._chunks)), message.committed_ns)
+                    self._chunks = ()
                 for row in message.finished:
                     self._num_tokens.pop(row.uid, None)
                     self._decoding.discard(row.uid)

@@ -12,6 +12,7 @@ from frontend.api.generate.generate import GenerateApi
 from frontend.api.openai.chat import ChatApi
 from frontend.api.openai.completions import CompletionApi
 from frontend.api.operate.aborts import AbortApi
+from frontend.api.operate.adapters import AdapterApi, adapting
 from frontend.api.operate.cache import CacheApi
 from frontend.api.operate.health import HealthApi
 from frontend.api.operate.info import InfoApi, find_version
@@ -27,9 +28,10 @@ from frontend.http.endpoint import Endpoint
 from frontend.http.field_names import UnknownFields
 from frontend.http.openapi import OpenApiApi
 from frontend.http.stream import OpenStreams
+from frontend.metrics.adapter_collector import AdapterCollector
 from frontend.metrics.process_collector import ProcessCollector
 from frontend.metrics.request_collector import RequestCollector
-from frontend.parsing.model_format import load_model_format
+from frontend.parsing.model_format import ModelFormat
 from frontend.recovery.continuation import Continuations
 from frontend.service import Service
 
@@ -58,10 +60,12 @@ def make_watching(
     return Watching(HealthApi(service, gauges), RequestsApi(service, streams), metrics)
 
 
-def make_endpoints(service: Service, streams: OpenStreams, watching: Watching) -> list[Endpoint]:
+def make_endpoints(
+    service: Service, streams: OpenStreams, model_format: ModelFormat, watching: Watching
+) -> list[Endpoint]:
     """Returns the route table."""
     unknown = UnknownFields(is_strict=service.config.http.strict_fields)
-    conversations = Conversations(service, load_model_format(service.config))
+    conversations = Conversations(service, model_format)
     return [
         *routes.generating(
             GenerateApi(service, streams, unknown),
@@ -75,6 +79,7 @@ def make_endpoints(service: Service, streams: OpenStreams, watching: Watching) -
         *routes.watching(watching.health, watching.metrics),
         *routes.tracing(watching.requests, AbortApi(service, unknown)),
         *routes.caching(CacheApi(service, watching.requests, unknown)),
+        *adapting(AdapterApi(service, unknown)),
     ]
 
 
@@ -97,7 +102,12 @@ def make_metrics(
         num_continued=lambda: continuations.num_resubmitted,
     )
     return MetricsApi(
-        own=(requests, service.http_requests, *collectors),
+        own=(
+            requests,
+            service.http_requests,
+            AdapterCollector(service.config, service.processes, service.registry),
+            *collectors,
+        ),
         shared=(ProcessCollector(service.config, service.processes),),
         peers=service.peers if service.config.run.frontend_workers > 1 else None,
         own_name=lambda: service.name,

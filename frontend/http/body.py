@@ -35,17 +35,19 @@ MAX_FIELDS = 128
 """Maximum fields in a body: each unknown field is compared with all known ones."""
 
 
-async def read_body(request: Request, limit_bytes: int) -> bytes:
+async def read_body(request: Request, limit_bytes: int, *, needs_type: bool = True) -> bytes:
     """Returns the request's body.
 
-    It is held in memory until the response is over. Raises `RequestError`: 503 if other bodies leave no room for it,
+    It is held in memory until the response is over. Without `needs_type`, its media type is not checked: the clients of
+    some APIs send none. Raises `RequestError`: 503 if other bodies leave no room for it,
     413 if it exceeds `limit_bytes` (before reading if its length is announced), 415 if it is compressed or its media
     type is not JSON, 408 if it does not arrive in time. Raises `ClientDisconnect` if the client leaves.
     """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise RequestError(ErrorInfo(415, f"Content-Encoding {encoding!r} is not supported, send it uncompressed"))
-    _check_media_type(request.headers)
+    if needs_type:
+        _check_media_type(request.headers)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit_bytes:
         raise _too_large(limit_bytes)

@@ -8,6 +8,7 @@ from frontend.errors import forbidden
 from frontend.http.endpoint import Access
 from messages.config.server import HttpConfig
 from messages.errors import BootError, ErrorInfo, RequestError
+from messages.program import PROGRAM
 
 
 class UnauthorizedError(RequestError):
@@ -45,7 +46,7 @@ class Keys:
         accepted = self._accepted[access]
         if access == "operator" and not accepted:
             raise forbidden(
-                "admin commands over HTTP need a key: use `python launch.py` (ps, restart, profile, …) on the server's "
+                f"admin commands over HTTP need a key: use `{PROGRAM}` (ps, restart, profile, …) on the server's "
                 "machine, or start the server with --admin-key",
                 code="no_admin_key",
             )

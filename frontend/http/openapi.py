@@ -189,4 +189,5 @@ _ERROR_TEXTS = {
     431: "The head of the request is too large.",
     500: "An error of the server; `message` has a reference to its log.",
     503: "The server is full, starting, draining, or one of its processes does not serve.",
+    504: "The time for the request was over before it had a result.",
 }

@@ -5,6 +5,7 @@ import msgspec
 from frontend.errors import error_body
 from messages.errors import ErrorInfo
 
+CONTENT_TYPE = b"text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 

@@ -29,8 +29,9 @@ READ_PATIENCE_S = 10.0
 
 
 class EventWriter(Protocol):
-    """The format of an endpoint's events. By default they end with `[DONE]`."""
+    """The format of an endpoint's events. By default they are server-sent ones that end with `[DONE]`."""
 
+    content_type: ClassVar[bytes] = sse.CONTENT_TYPE
     keep_alive: ClassVar[bytes] = sse.KEEP_ALIVE
     """Written after a long silence."""
 
@@ -153,7 +154,7 @@ class EventStream:
             if not frames:
                 continue
             if not trace.status:
-                await write_head(send, trace)
+                await write_head(send, trace, self._events.content_type)
             self.wrote_s = time.monotonic()
             self.is_writing = True
             await write_body(send, frames, is_last=is_last)
@@ -271,10 +272,10 @@ def _are_heard(choices: Iterable[Generation]) -> bool:
     return True
 
 
-async def write_head(send: Send, trace: RequestTrace) -> None:
+async def write_head(send: Send, trace: RequestTrace, content_type: bytes = sse.CONTENT_TYPE) -> None:
     trace.status = 200
     headers = [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"content-type", content_type),
         (b"cache-control", b"no-cache"),
         (b"x-accel-buffering", b"no"),
         *trace.id_headers,

@@ -60,18 +60,21 @@ COUNTERS = (
     ("sluice_recomputed_tokens", "Resumed tokens that were computed again.", "recomputed_tokens"),
     ("sluice_kv_tier_skipped_pages", "Evicted pages not kept: too few are reused.", "tier_skipped_pages"),
     ("sluice_kv_tier_dropped_pages", "Evicted pages for which no tier had bandwidth or space.", "tier_dropped_pages"),
+    ("sluice_kv_tier_dropped_states", "Likewise, recurrent states.", "tier_dropped_states"),
     ("sluice_steps", "Forward passes.", "steps"),
 )
 TIER_GAUGES = (
     ("sluice_kv_tier_pages", "Pages in a tier below the KV cache.", "pages"),
-    ("sluice_kv_tier_bytes", "Bytes of the pages in a tier below the KV cache.", "bytes"),
+    ("sluice_kv_tier_states", "Recurrent states in a tier below the KV cache.", "states"),
+    ("sluice_kv_tier_bytes", "Bytes of the pages and states in a tier below the KV cache.", "bytes"),
     ("sluice_kv_tier_read_bytes_per_second", "Recent read bandwidth of a tier.", "read_bytes_per_s"),
 )
 TIER_COUNTERS = (
     ("sluice_kv_tier_hit_pages", "Pages that requests loaded from a tier.", "hit_pages"),
+    ("sluice_kv_tier_hit_states", "Recurrent states that requests loaded from a tier.", "hit_states"),
     ("sluice_kv_tier_read_bytes", "Bytes read from a tier.", "read_bytes"),
-    ("sluice_kv_tier_written_bytes", "Bytes of evicted pages written to a tier.", "written_bytes"),
-    ("sluice_kv_tier_errors", "Pages of a tier that could not be written or used.", "errors"),
+    ("sluice_kv_tier_written_bytes", "Bytes of evicted pages and states written to a tier.", "written_bytes"),
+    ("sluice_kv_tier_errors", "Pages and states of a tier that could not be written or used.", "errors"),
 )
 
 HISTOGRAMS = {

@@ -11,7 +11,7 @@ import msgspec
 
 from frontend.requests.timeline import Timeline
 from messages.columns import unpack_int32
-from messages.ring.replies import PositionLogprobs, PromptReply, Usage, UserReply
+from messages.ring.replies import PooledReply, PositionLogprobs, PromptReply, Usage, UserReply
 from messages.ring.requests import AbortReason, TokenizeMsg
 from runtime.logs import FIELDS
 
@@ -71,6 +71,8 @@ class Generation:
         """The deadline by `time.monotonic()`, at which the request ends with its output so far."""
         self.prompt: PromptReply | None = None
         """The data about the prompt, if requested; it arrives before the first token."""
+        self.pooled: PooledReply | None = None
+        """The numbers computed from the prompt, if it is pooled; they arrive before the end."""
         self.prompt_usage: Usage | None = None
         """The usage of the prompt; it arrives with the first token."""
         self._steps: deque[tuple[str, int]] = deque()
@@ -137,7 +139,7 @@ class Generation:
         if ends_at_once or self.prompt is not None:
             params = msgspec.structs.replace(params, num_prompt_logprobs=None, echo=False, wants_prompt_end=False)
         if ends_at_once:
-            params = msgspec.structs.replace(params, max_tokens=len(self.output_ids))
+            params = msgspec.structs.replace(params, max_tokens=len(self.output_ids), pooling=None)
         return msgspec.structs.replace(
             self.message,
             attempt=self.attempt,
@@ -163,9 +165,13 @@ class Generation:
         if self.has_listener:
             self.logprobs.append(logprobs)
 
-    def add_prompt(self, prompt: PromptReply) -> None:
+    def add_prompt(self, prompt: PromptReply | PooledReply) -> None:
         """Stores the data about the prompt; repeated data is ignored."""
-        if self.prompt is None and self.has_listener:
+        if not self.has_listener:
+            return
+        if isinstance(prompt, PooledReply):
+            self.pooled = prompt
+        elif self.prompt is None:
             self.prompt = prompt
 
     def finish(self, final: UserReply) -> None:

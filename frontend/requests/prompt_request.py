@@ -6,6 +6,8 @@ from typing import NamedTuple
 import msgspec
 
 from messages.columns import pack_int32
+from messages.config.server import ModelFacts
+from messages.errors import bad_request
 from messages.ring.requests import ChatPrompt, SamplingParams, Sibling, Stamps, TokenizeMsg, Truncation
 
 Prompt = str | list[int] | ChatPrompt
@@ -13,13 +15,17 @@ Prompt = str | list[int] | ChatPrompt
 
 
 class PromptRequest(NamedTuple):
-    """`num_choices` requests for one prompt. Their seeds count up from the seed of `params`."""
+    """`num_choices` requests for one prompt. Their seeds count up from the seed of `params`.
+
+    `text_pair` is a second text next to a text.
+    """
 
     prompt: Prompt
     params: SamplingParams
     num_choices: int = 1
     add_special_tokens: bool = True
     truncation: Truncation | None = None
+    text_pair: str | None = None
 
     def messages(self, received_ns: int) -> Iterator[TokenizeMsg]:
         """Yields one message per choice, without a uid."""
@@ -34,11 +40,20 @@ class PromptRequest(NamedTuple):
             chat=prompt if isinstance(prompt, ChatPrompt) else None,
             add_special_tokens=self.add_special_tokens,
             truncation=self.truncation,
+            text_pair=self.text_pair,
         )
         yield first
         for index in range(1, self.num_choices):
             params = msgspec.structs.replace(self.params, seed=nth_seed(self.params.seed, index))
             yield msgspec.structs.replace(first, sampling_params=params)
+
+
+def check_generates(requests: Sequence[PromptRequest], facts: ModelFacts) -> None:
+    """Raises `RequestError` (400) for a request of text to a model that generates none."""
+    known = facts.pooling
+    if known is not None and not known.generates and any(request.params.pooling is None for request in requests):
+        serves = "classes or scores" if known.kind == "classify" else "embeddings"
+        raise bad_request(f"this model generates no text, it gives {serves}", "model", "not_supported")
 
 
 def join_choices(messages: Sequence[TokenizeMsg]) -> TokenizeMsg:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from frontend.requests.generation import Generation
 from messages.columns import runs_of, unpack_int32, unpack_int64
 from messages.errors import ErrorInfo
-from messages.ring.replies import PromptReply, StepReplies, UserReply
+from messages.ring.replies import PooledReply, PromptReply, StepReplies, UserReply
 from messages.ring.uids import first_uid_of
 
-RequestReplies = UserReply | StepReplies | PromptReply
+RequestReplies = UserReply | StepReplies | PromptReply | PooledReply
 OnEnd = Callable[[Generation], None]
 OnStep = Callable[[StepReplies, int, dict[int, int]], None]
 
@@ -71,7 +71,7 @@ class Registry:
                     self._take_final(final)
             case UserReply():
                 self._take_final(message)
-            case PromptReply():
+            case PromptReply() | PooledReply():
                 generation = self._open.get(message.uid)
                 if generation is not None and generation.attempt == message.attempt:
                     generation.add_prompt(message)

@@ -36,6 +36,8 @@ class AttentionArguments(ctypes.Structure):
         ("window", INTEGER),
         ("softcap", NUMBER),
         ("sinks", POINTER),
+        ("biases", POINTER),
+        ("bias_reach", INTEGER),
     )
 
     @property

@@ -7,23 +7,26 @@ Shape legends are those of the operations.
 import ctypes
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.codes import BLOCK, GROUP, Bits, Codes
+from kernels.arguments.lora_slots import LoraSlots, TokenAdapters
 from kernels.arguments.packed_blocks import FORMS, PackedBlocks
 from kernels.arguments.packed_fp8 import PackedFp8
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.routes import MOST_EXPERTS, Routes, Routing
-from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
+from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.cpu.addresses import address_of, addresses_of
-from kernels.cpu.attention_arguments import ALL_KEYS, AttentionArguments
+from kernels.cpu.attention_launchers import ATTENTION_LAUNCHERS, has_kernel
 from kernels.cpu.huge_pages import empty_huge
-from kernels.cpu.library import MAX_HEAD_DIM, MAX_QUERIES_A_HEAD, Kernel, find_kernel
+from kernels.cpu.library import Kernel, find_kernel
 from kernels.cpu.state_launchers import STATE_LAUNCHERS
+
+GELUS: dict[str | None, int] = {None: 0, "tanh": 1, "exact": 2}
+"""The kinds of GELU in C."""
 
 
 def find_launcher(name: str, dtype: torch.dtype) -> Callable[..., Any] | None:
@@ -88,11 +91,11 @@ def gate_mul(kernel: Kernel, gate_up_TF2: Tensor, *rest: Any) -> Tensor:
     return out_TF
 
 
-def gelu_mul(kernel: Kernel, gate_up: Tensor, out_TF: Tensor | None, up_TF: Tensor | None) -> Tensor:
+def gelu_mul(kernel: Kernel, gate_up: Tensor, out_TF: Tensor | None, up_TF: Tensor | None, kind: str) -> Tensor:
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // (2 if up_TF is None else 1)
     out_TF = _output(out_TF, num_tokens, size, gate_up.dtype)
     up, stride = (None, 0) if up_TF is None else (up_TF.data_ptr(), up_TF.stride(0))
-    kernel(address_of(gate_up), up, address_of(out_TF), num_tokens, size, stride)
+    kernel(address_of(gate_up), up, address_of(out_TF), num_tokens, size, stride, kind == "exact")
     return out_TF
 
 
@@ -107,10 +110,8 @@ def rescale(kernel: Kernel, x_TE: Tensor, factor: float, added_TE: Tensor | None
 
 
 def gelu(kernel: Kernel, x_TF: Tensor, kind: str) -> Tensor:
-    if kind == "exact":
-        return NotImplemented
     out_TF = torch.empty_like(x_TF)
-    kernel(*addresses_of(x_TF, out_TF), *x_TF.shape)
+    kernel(*addresses_of(x_TF, out_TF), *x_TF.shape, kind == "exact")
     return out_TF
 
 
@@ -123,7 +124,7 @@ def rotate_store(
     slots_T: Tensor,
     norms: HeadNorms | None,
 ) -> Tensor:
-    if cache is not None and not _has_kernel(cache):
+    if cache is not None and not has_kernel(cache):
         return NotImplemented
     num_kv_heads, addresses = (0, [None] * 4) if cache is None else (cache.num_heads, cache.addresses)
     num_heads = heads_TAD.shape[1] - 2 * num_kv_heads
@@ -140,69 +141,6 @@ def rotate_store(
     return heads_TAD[:, :num_heads]
 
 
-def paged_decode(
-    kernel: Kernel,
-    query_RHD: Tensor,
-    cache: PagedKV,
-    page_tables_RP: Tensor,
-    num_keys_R: Tensor,
-    options: AttentionOptions,
-    out_RHD: Tensor,
-    *_work: Any,
-) -> Any:
-    return _attend(kernel, query_RHD, cache, page_tables_RP, options, out_RHD, num_keys=address_of(num_keys_R))
-
-
-def paged_prefill(
-    kernel: Kernel, query_THD: Tensor, cache: PagedKV, rows: PrefillRows, options: AttentionOptions, out_THD: Tensor
-) -> Any:
-    lens = {"query_lens": address_of(rows.query_lens), "context_lens": address_of(rows.context_lens)}
-    return _attend(kernel, query_THD, cache, rows.page_tables, options, out_THD, **lens)
-
-
-def _attend(
-    kernel: Kernel,
-    query_THD: Tensor,
-    cache: PagedKV,
-    page_tables_RP: Tensor,
-    options: AttentionOptions,
-    out_THD: Tensor,
-    **lens: int | None,
-) -> Any:
-    queries_a_head = query_THD.shape[1] // cache.num_heads
-    if not _has_kernel(cache) or cache.head_dim > MAX_HEAD_DIM or queries_a_head > MAX_QUERIES_A_HEAD:
-        return NotImplemented
-    assert query_THD.stride()[1:] == (cache.head_dim, 1)
-    keys, values, key_scales, value_scales = cache.addresses
-    arguments = AttentionArguments(
-        query=query_THD.data_ptr(),
-        query_stride=query_THD.stride(0),
-        keys=keys,
-        values=values,
-        key_scales=key_scales,
-        value_scales=value_scales,
-        page_tables=page_tables_RP.data_ptr(),
-        table_stride=page_tables_RP.stride(0),
-        out=address_of(out_THD),
-        num_rows=len(page_tables_RP),
-        num_heads=cache.num_heads,
-        queries_a_head=queries_a_head,
-        head_dim=cache.head_dim,
-        page_size=cache.page_size,
-        scale=options.scale,
-        window=options.window or ALL_KEYS,
-        softcap=options.softcap or 0.0,
-        sinks=address_of(options.sinks),
-        **lens,
-    )
-    kernel(arguments)
-    return None
-
-
-def _has_kernel(cache: PagedKV) -> bool:
-    return cache.keys.dtype != torch.float8_e4m3fn
-
-
 def pack_linear(kernel: Kernel, packed: Tensor, first_output: int, rows_OI: Tensor) -> None:
     is_transposed = rows_OI.T.is_contiguous()
     rows_OI = rows_OI if is_transposed else rows_OI.contiguous()
@@ -215,13 +153,13 @@ def packed_linear(
     packed: Tensor,
     bias_O: Tensor | None,
     num_outputs: int,
-    activation: Literal["tanh"] | None,
+    activation: str | None,
     out_TO: Tensor | None,
 ) -> Tensor:
     num_tokens, num_inputs = x_TI.shape
     out_TO = _output(out_TO, num_tokens, num_outputs, x_TI.dtype)
     addresses = addresses_of(x_TI, packed, bias_O, out_TO)
-    kernel(*addresses, num_tokens, num_inputs, num_outputs, activation is not None)
+    kernel(*addresses, num_tokens, num_inputs, num_outputs, GELUS[activation])
     return out_TO
 
 
@@ -230,13 +168,13 @@ def fp8_linear(
     x_TI: Tensor,
     weight: PackedFp8,
     bias_O: Tensor | None,
-    activation: Literal["tanh"] | None,
+    activation: str | None,
     out_TO: Tensor | None,
 ) -> Tensor:
     num_tokens, num_inputs = x_TI.shape
     out_TO = _output(out_TO, num_tokens, weight.num_outputs, x_TI.dtype)
     addresses = addresses_of(x_TI, weight.stored, bias_O, out_TO)
-    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, weight.chunk_inputs, activation is not None)
+    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, weight.chunk_inputs, GELUS[activation])
     return out_TO
 
 
@@ -262,14 +200,14 @@ def quantized_linear(
     x_TI: Tensor,
     weight: Codes,
     bias_O: Tensor | None,
-    activation: Literal["tanh"] | None,
+    activation: str | None,
     mean_T: Tensor | None,
     out_TO: Tensor | None,
 ) -> Tensor:
     num_tokens, num_inputs = x_TI.shape
     out_TO = _output(out_TO, num_tokens, weight.num_outputs, x_TI.dtype)
     addresses = addresses_of(x_TI, weight.packed, bias_O, mean_T, out_TO)
-    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, activation is not None)
+    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, GELUS[activation])
     return out_TO
 
 
@@ -278,7 +216,7 @@ def block_linear(
     x_TI: Tensor,
     weight: PackedBlocks,
     bias_O: Tensor | None,
-    activation: Literal["tanh"] | None,
+    activation: str | None,
     out_TO: Tensor | None,
 ) -> Tensor:
     num_tokens, num_inputs = x_TI.shape
@@ -287,9 +225,15 @@ def block_linear(
         *addresses_of(x_TI, weight.stored),
         ctypes.addressof(weight.description),
         *addresses_of(bias_O, out_TO),
-        *(len(weight.segments), num_tokens, num_inputs, activation is not None),
+        *(len(weight.segments), num_tokens, num_inputs, GELUS[activation]),
     )
     return out_TO
+
+
+def lora_linear(kernel: Kernel, x_TI: Tensor, lora: LoraSlots, adapters: TokenAdapters, out_TO: Tensor) -> None:
+    addresses = addresses_of(x_TI, lora.a, lora.b, lora.ranks, lora.scales, lora.ends, adapters.slots, out_TO)
+    num_slots, num_segments, max_rank, _ = lora.a.shape
+    kernel(*addresses, *x_TI.shape, out_TO.shape[1], num_segments, max_rank, num_slots)
 
 
 def look_up_blocks(kernel: Kernel, weight: PackedBlocks, row_T: Tensor, out_TI: Tensor) -> Tensor:
@@ -373,8 +317,6 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
     for launcher in (
         *(embed, layer_norm, rms_norm, rescale, gelu, gelu_mul, relu_squared, rotate_store),
         *(
-            paged_decode,
-            paged_prefill,
             pack_linear,
             packed_linear,
             fp8_linear,
@@ -383,10 +325,10 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
             quantized_linear,
             apply_bitmask,
         ),
-        *(block_linear, look_up_blocks, pack_blocks, route_tokens, gather_rows, combine_experts),
+        *(block_linear, lora_linear, look_up_blocks, pack_blocks, route_tokens, gather_rows, combine_experts),
         *(expert_packed_linear, expert_quantized_linear, expert_block_linear),
     )
 }
-LAUNCHERS |= STATE_LAUNCHERS | dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)
+LAUNCHERS |= ATTENTION_LAUNCHERS | STATE_LAUNCHERS | dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)
 LAUNCHERS |= dict.fromkeys(("silu_mul", "swiglu_oai"), gate_mul)
 """By operation."""

@@ -1,4 +1,4 @@
-"""Calls of the C kernels of recurrent states, as in `launchers.py`."""
+"""Calls of the C kernels of recurrent and of kept hidden states, as in `launchers.py`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -107,7 +107,20 @@ def sigmoid_gate(kernel: Kernel, values_TA: Tensor, gate_TA: Tensor) -> None:
     kernel(values_TA.data_ptr(), gate_TA.data_ptr(), *values_TA.shape, *strides)
 
 
+def store_hidden(kernel: Kernel, hidden_TE: Tensor, slots_T: Tensor, kept_SE: Tensor) -> None:
+    kernel(*addresses_of(hidden_TE, slots_T, kept_SE), *hidden_TE.shape)
+
+
+def join_hidden(kernel: Kernel, embedded_TE: Tensor, kept_SE: Tensor, slots_T: Tensor, *rest: Any) -> Tensor:
+    *weights, eps = rest
+    num_tokens, size = embedded_TE.shape
+    out_TJ = embedded_TE.new_empty(num_tokens, 2 * size)
+    kernel(*addresses_of(embedded_TE, kept_SE, slots_T, *weights, out_TJ), num_tokens, size, eps)
+    return out_TJ
+
+
 STATE_LAUNCHERS: dict[str, Callable[..., Any]] = {
-    launcher.__name__: launcher for launcher in (short_conv, mamba_scan, gated_delta, gated_norm, sigmoid_gate)
+    launcher.__name__: launcher
+    for launcher in (short_conv, mamba_scan, gated_delta, gated_norm, sigmoid_gate, store_hidden, join_hidden)
 }
 """By operation."""

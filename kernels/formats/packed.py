@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks
 from kernels.operations.expert_linear import ExpertLinear, packed_experts
-from kernels.operations.gelu import GeluKind, gelu
+from kernels.operations.gelu import GeluKind
 from kernels.operations.packed_linear import BLOCK, allocate_packed, pack_rows, packed_linear, unpack_rows
 
 
@@ -39,11 +39,8 @@ class PackedWeight:
         return self
 
     def linear(self, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
-        """The tanh GELU is part of the product."""
+        """The GELU is part of the product."""
         packed, num_outputs = self.stored, self.num_outputs
-        if activation == "exact":
-            plain = self.linear(bias_O, None)
-            return lambda x_TI, out_TO=None: gelu(plain(x_TI, out_TO), "exact")
         return lambda x_TI, out_TO=None: packed_linear(x_TI, packed, bias_O, num_outputs, activation, out_TO)
 
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:

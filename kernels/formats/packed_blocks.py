@@ -23,7 +23,7 @@ from kernels.operations.block_linear import (
 )
 from kernels.operations.expert_codes import block_experts
 from kernels.operations.expert_linear import ExpertLinear
-from kernels.operations.gelu import GeluKind, gelu
+from kernels.operations.gelu import GeluKind
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of activations."""
@@ -69,10 +69,8 @@ class PackedBlocksWeight:
         return self
 
     def linear(self, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
-        """The tanh GELU is part of the product."""
+        """The GELU is part of the product."""
         blocks = self.blocks
-        if activation == "exact":
-            return lambda x_TI, out_TO=None: gelu(block_linear(x_TI, blocks, bias_O, None, out_TO), "exact")
         return lambda x_TI, out_TO=None: block_linear(x_TI, blocks, bias_O, activation, out_TO)
 
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:

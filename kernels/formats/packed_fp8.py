@@ -16,7 +16,7 @@ from kernels.cpu.huge_pages import empty_huge
 from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks
 from kernels.operations.expert_linear import ExpertLinear
 from kernels.operations.fp8_linear import fp8_linear, pack_fp8_rows, unpack_fp8
-from kernels.operations.gelu import GeluKind, gelu
+from kernels.operations.gelu import GeluKind
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,8 @@ class PackedFp8Weight:
         return self
 
     def linear(self, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
-        """The tanh GELU is part of the product."""
+        """The GELU is part of the product."""
         codes = self.codes
-        if activation == "exact":
-            return lambda x_TI, out_TO=None: gelu(fp8_linear(x_TI, codes, bias_O, None, out_TO), "exact")
         return lambda x_TI, out_TO=None: fp8_linear(x_TI, codes, bias_O, activation, out_TO)
 
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:

@@ -16,7 +16,7 @@ from kernels.formats.weight_format import AllReduce, Linear, Rows, Weight, Weigh
 from kernels.operations.block_linear import quantize_blocks
 from kernels.operations.expert_codes import quantized_experts
 from kernels.operations.expert_linear import ExpertLinear
-from kernels.operations.gelu import GeluKind, gelu
+from kernels.operations.gelu import GeluKind
 from kernels.operations.quantized_linear import dequantize, quantize, quantized_linear, sum_magnitudes
 
 
@@ -43,10 +43,8 @@ class QuantizedWeight:
         return self
 
     def linear(self, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
-        """The tanh GELU is part of the product."""
+        """The GELU is part of the product."""
         codes = self.codes
-        if activation == "exact":
-            return lambda x_TI, out_TO=None: gelu(quantized_linear(x_TI, codes, bias_O, None, out_TO), "exact")
         return lambda x_TI, out_TO=None: quantized_linear(x_TI, codes, bias_O, activation, out_TO)
 
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:

@@ -22,9 +22,13 @@ def gelu(x_TF: Tensor, kind: str) -> Tensor:
 
 
 @triton.jit
-def gelu_of(x):
-    # (1 + tanh(u)) / 2 is the sigmoid of 2 u; 1.5957691... is 2 sqrt(2 / pi).
-    return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+def gelu_of(x, IS_TANH: tl.constexpr):
+    if IS_TANH:
+        # (1 + tanh(u)) / 2 is the sigmoid of 2 u; 1.5957691... is 2 sqrt(2 / pi).
+        result = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    else:
+        result = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    return result
 
 
 @triton.jit
@@ -33,5 +37,4 @@ def gelu_kernel(x_ptr, out_ptr, SIZE: tl.constexpr, IS_TANH: tl.constexpr, BLOCK
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
     x = tl.load(x_ptr + first + columns, mask=mask, other=0.0).to(tl.float32)
-    out = gelu_of(x) if IS_TANH else 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    tl.store(out_ptr + first + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + first + columns, gelu_of(x, IS_TANH).to(out_ptr.dtype.element_ty), mask=mask)

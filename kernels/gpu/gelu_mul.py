@@ -5,5 +5,5 @@ from torch import Tensor
 from kernels.gpu.silu_mul import multiply
 
 
-def gelu_mul(gate_up: Tensor, _out_TF: Tensor | None, up_TF: Tensor | None) -> Tensor:
-    return multiply(gate_up, is_gelu=True) if up_TF is None else NotImplemented
+def gelu_mul(gate_up: Tensor, _out_TF: Tensor | None, up_TF: Tensor | None, kind: str) -> Tensor:
+    return multiply(gate_up, kind) if up_TF is None else NotImplemented

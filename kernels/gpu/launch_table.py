@@ -179,6 +179,15 @@ def _expert_planes_linear(has_many_rows: bool, looks_up: bool, itemsize: int) ->
     return {**_planes_linear(itemsize), "BLOCK_T": many_rows if has_many_rows else 16}
 
 
+def _lora_linear(has_many_tokens: bool, itemsize: int) -> Launch:
+    """Few tokens take as long as reading A and B; with many, each part of them is used for 64 tokens. `MOST_R`: the
+    most rows of A in a block."""
+    block_inputs = 128 if itemsize < 4 else 64
+    if has_many_tokens:
+        return {"BLOCK_M": 64, "BLOCK_I": block_inputs, "BLOCK_O": 128, "MOST_R": 64, "num_warps": 4}
+    return {"BLOCK_M": 16, "BLOCK_I": 2 * block_inputs, "BLOCK_O": 128, "MOST_R": 32, "num_warps": 4}
+
+
 def _groups(group_size: int) -> Launch:
     """Small groups share a program."""
     block = power_of_2(group_size)
@@ -229,6 +238,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "greedy": _part,
     "layer_norm": _row,
     "look_up_planes": lambda: {"BLOCK_O": 16, "num_warps": 4},
+    "lora_linear": _lora_linear,
     "pair_entries": _blocks(256),
     "paged_decode": _decode,
     "paged_decode_merge": _decode_merge,

@@ -30,6 +30,7 @@ NAMES: tuple[str, ...] = (
     "greedy",
     "layer_norm",
     "look_up_planes",
+    "lora_linear",
     "mamba_scan",
     "paged_decode",
     "paged_prefill",

@@ -6,8 +6,6 @@ Weights are not rounded again (kernels/arguments/packed_blocks.py). Activations 
 scale per token and group, and 127 is the largest magnitude. The integer sums of groups are exact.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -26,6 +24,7 @@ from kernels.arguments.packed_blocks import (
     PackedForm,
 )
 from kernels.dispatch import call
+from kernels.operations.gelu import GeluKind
 from kernels.operations.packed_linear import torch_linear
 
 LEAST_MAGNITUDE = 1e-30
@@ -49,10 +48,10 @@ def block_linear(
     x_TI: Tensor,
     weight: PackedBlocks,
     bias_O: Tensor | None,
-    activation: Literal["tanh"] | None = None,
+    activation: GeluKind | None = None,
     out_TO: Tensor | None = None,
 ) -> Tensor:
-    """Returns x W^T + b [T, O], followed by the tanh GELU if `activation` is set.
+    """Returns x W^T + b [T, O], followed by the GELU that `activation` names.
 
     In the C kernels a token's outputs are the same bits alone and in any batch. The result may be written to `out_TO`;
     otherwise it is a new tensor.
@@ -67,7 +66,7 @@ def block_linear_reference(
     x_TI: Tensor,
     weight: PackedBlocks,
     bias_O: Tensor | None,
-    activation: Literal["tanh"] | None,
+    activation: GeluKind | None,
     _out_TO: Tensor | None = None,
 ) -> Tensor:
     rounded_TI = _round_activations(x_TI.float())

@@ -6,14 +6,13 @@ A chunk has a scale per output. A kernel widens codes to bfloat16, multiplies ac
 chunk's sum in float32: neither is rounded.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from kernels.arguments.block_rows import FORMS, BlockRows
 from kernels.arguments.packed_fp8 import BLOCK, HALF, SCALE_BYTES, PackedFp8
 from kernels.dispatch import call
+from kernels.operations.gelu import GeluKind
 from kernels.operations.packed_linear import torch_linear
 
 
@@ -43,10 +42,10 @@ def fp8_linear(
     x_TI: Tensor,
     weight: PackedFp8,
     bias_O: Tensor | None,
-    activation: Literal["tanh"] | None = None,
+    activation: GeluKind | None = None,
     out_TO: Tensor | None = None,
 ) -> Tensor:
-    """Returns x W^T + b [T, O], followed by the tanh GELU if `activation` is set.
+    """Returns x W^T + b [T, O], followed by the GELU that `activation` names.
 
     In the C kernel a token's outputs are the same bits alone and in any batch. The result may be written to `out_TO`;
     otherwise it is a new tensor.
@@ -60,7 +59,7 @@ def fp8_linear_reference(
     x_TI: Tensor,
     weight: PackedFp8,
     bias_O: Tensor | None,
-    activation: Literal["tanh"] | None,
+    activation: GeluKind | None,
     _out_TO: Tensor | None = None,
 ) -> Tensor:
     return torch_linear(x_TI.float(), unpack_fp8(weight), bias_O, activation).to(x_TI.dtype)

@@ -4,8 +4,6 @@ Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, S inputs th
 in float32.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -13,6 +11,7 @@ from torch.nn import functional
 from kernels.cpu.huge_pages import empty_huge
 from kernels.cpu.library import loaded_isa
 from kernels.dispatch import call, find_implementation
+from kernels.operations.gelu import GeluKind, gelu_reference
 
 STEP, BLOCK = 32, 32
 """The number of inputs is a multiple of STEP; BLOCK outputs are stored together."""
@@ -71,10 +70,10 @@ def packed_linear(
     packed: Tensor,
     bias_O: Tensor | None,
     num_outputs: int,
-    activation: Literal["tanh"] | None = None,
+    activation: GeluKind | None = None,
     out_TO: Tensor | None = None,
 ) -> Tensor:
-    """Returns x W^T + b [T, O], followed by the tanh GELU if `activation` is set; `packed` comes from `pack`.
+    """Returns x W^T + b [T, O], followed by the GELU that `activation` names; `packed` comes from `pack`.
 
     A token's outputs are the same bits alone and in any batch. The result may be written to `out_TO`; otherwise it is
     a new tensor.
@@ -90,14 +89,14 @@ def packed_linear_reference(
     packed: Tensor,
     bias_O: Tensor | None,
     num_outputs: int,
-    activation: Literal["tanh"] | None,
+    activation: GeluKind | None,
     _out_TO: Tensor | None = None,
 ) -> Tensor:
     weight_OI = packed.transpose(1, 2).reshape(-1, x_TI.shape[1])[:num_outputs]
     return torch_linear(x_TI, weight_OI, bias_O, activation)
 
 
-def torch_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, activation: Literal["tanh"] | None) -> Tensor:
-    """Returns x W^T + b [T, O], followed by the tanh GELU if `activation` is set, in the dtype of x and W."""
+def torch_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, activation: GeluKind | None) -> Tensor:
+    """Returns x W^T + b [T, O], followed by the GELU that `activation` names, in the dtype of x and W."""
     out_TO = functional.linear(x_TI, weight_OI, None if bias_O is None else bias_O.to(x_TI.dtype))
-    return out_TO if activation is None else functional.gelu(out_TO, approximate=activation)
+    return out_TO if activation is None else gelu_reference(out_TO, activation)

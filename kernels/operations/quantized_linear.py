@@ -7,14 +7,13 @@ scale: a magnitude of `STEPS` is the mean of the token's. Activations far above 
 in LLM.int8() (Dettmers et al. 2022, section 3.2). Sums of codes are exact.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kernels.arguments.codes import BLOCK, GROUP, Codes
 from kernels.dispatch import call
+from kernels.operations.gelu import GeluKind
 from kernels.operations.packed_linear import torch_linear
 
 STEPS = 24.0
@@ -56,11 +55,11 @@ def quantized_linear(
     x_TI: Tensor,
     weight: Codes,
     bias_O: Tensor | None,
-    activation: Literal["tanh"] | None = None,
+    activation: GeluKind | None = None,
     out_TO: Tensor | None = None,
     mean_T: Tensor | None = None,
 ) -> Tensor:
-    """Returns x W^T + b [T, O], followed by the tanh GELU if `activation` is set.
+    """Returns x W^T + b [T, O], followed by the GELU that `activation` names.
 
     In the C kernels a token's outputs are the same bits alone and in any batch. The result may be written to `out_TO`;
     otherwise it is a new tensor. `x_TI` may have a part of the inputs: then `mean_T` (float32) is the mean magnitude of
@@ -77,7 +76,7 @@ def quantized_linear_reference(
     x_TI: Tensor,
     weight: Codes,
     bias_O: Tensor | None,
-    activation: Literal["tanh"] | None,
+    activation: GeluKind | None,
     mean_T: Tensor | None = None,
     _out_TO: Tensor | None = None,
 ) -> Tensor:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from messages.config.http import HttpConfig
+from messages.config.pooling import PoolingFacts
 from messages.config.processes import RunConfig
 
 Positive = Meta(ge=1)
@@ -54,7 +55,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(
             description="number format of weights and KV cache; auto: bfloat16 where the device computes it natively, "
-            "else float32"
+            "else float32; float32 for an encoder whose weights are"
         ),
     ] = "auto"
     quantization: Annotated[
@@ -131,6 +132,30 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="launch each operation of a step by itself, without CUDA graphs (on a CPU there are none)"),
     ] = False
+
+    lora: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="LoRA adapters to serve from the start, each a name for clients and a directory in PEFT's "
+            "layout; /v1/load_lora_adapter adds more",
+            extra={"metavar": "NAME=DIR"},
+        ),
+    ] = ()
+    max_loras: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=256,
+            description="LoRA adapters that rows may use at once; each has a slot of --max-lora-rank on the device (0: "
+            "LoRA is off, or with --lora one slot for each of these adapters)",
+        ),
+    ] = 0
+    max_lora_rank: Annotated[int, Meta(ge=1, le=256, description="largest rank of a LoRA adapter")] = 64
+
+    @property
+    def num_lora_slots(self) -> int:
+        """The number of adapters on the device at once; 0 if LoRA is off."""
+        return self.max_loras or len(self.lora)
 
     @property
     def device_type(self) -> str:
@@ -227,11 +252,11 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="plan a step while the one before it runs, and on a GPU launch it, too"),
     ] = True
     speculative: Annotated[
-        Literal["none", "ngram", "draft"],
+        Literal["none", "ngram", "draft", "mtp"],
         Meta(
             description="draft tokens that are verified several in one step, which changes no output; ngram: what "
             "followed the same tokens earlier in the prompt or the output, or in another request; draft: what "
-            "--draft-model samples"
+            "--draft-model samples; mtp: what the model's own head of multi-token prediction samples"
         ),
     ] = "none"
     draft_model: Annotated[
@@ -315,6 +340,10 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     has_chat_template: bool = False
     """The model was trained on chats, or `--chat-template` is given."""
     draft: DraftFacts | None = None
+    pooling: PoolingFacts | None = None
+    """`None`: the model generates text, and no file of it describes vectors or labels."""
+    adapter_table: str = ""
+    """The file with the LoRA adapters by name (`runtime/adapter_table.py`); empty if LoRA is off."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,6 +363,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Engines on other machines that the server begins with."""
     max_engines: int = 0
     """Most engines on this machine if their number changes by itself, otherwise 0."""
+
+    @property
+    def dtype(self) -> Literal["auto", "float32", "bfloat16", "float16"]:
+        """`--dtype`, but float32 in place of auto for an encoder whose weights are: users compare its vectors."""
+        pooling = self.facts.pooling
+        is_exact = self.model.dtype == "auto" and pooling is not None and pooling.is_encoder and pooling.is_float32
+        return "float32" if is_exact else self.model.dtype
 
     @property
     def num_engines(self) -> int:

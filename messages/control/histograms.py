@@ -16,7 +16,7 @@ BOUNDS: dict[str, tuple[float, ...]] = {
 KV_TIERS = "host", "disk"
 """The tiers below the KV cache."""
 
-TIER_COUNTERS = "hit_pages", "read_bytes", "written_bytes", "errors"
+TIER_COUNTERS = "hit_pages", "hit_states", "read_bytes", "written_bytes", "errors"
 """Counters of each tier; the full name begins with the tier's."""
 
 COUNTERS = (
@@ -36,6 +36,7 @@ COUNTERS = (
     "accepted_tokens",
     "tier_skipped_pages",
     "tier_dropped_pages",
+    "tier_dropped_states",
     *(f"{tier}_{count}" for tier in KV_TIERS for count in TIER_COUNTERS),
 )
 """The scheduler's gauges that only increase."""

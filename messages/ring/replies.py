@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from messages.columns import Int32s, Int64s
+from messages.columns import Float32s, Int32s, Int64s
 from messages.errors import ErrorInfo
 from messages.ring.cache import CacheAnswer
 from messages.ring.requests import DropBefore, FramesLost, Stamps
@@ -64,6 +64,18 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=True):
     uid: int
     attempt: int
     logprobs: LogprobColumns
+
+
+class PooledReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """scheduler → detokenizer → frontend: the numbers that a `Pooling` requests, before the end of the request.
+
+    `values` (float32) are `num_rows` vectors of equal length: one for each token of `token_embed`, otherwise one.
+    """
+
+    uid: int
+    attempt: int
+    values: Float32s
+    num_rows: int = 1
 
 
 class FinishedRow(msgspec.Struct, frozen=True, array_like=True):
@@ -216,6 +228,8 @@ class EncodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     token_ids: Int32s = b""
     token_strs: tuple[str, ...] = ()
     error: ErrorInfo | None = None
+    text: str = ""
+    """The text that was encoded, if requested."""
 
 
 class DecodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -227,12 +241,21 @@ class DecodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 ToDetokenizer = (
-    OpenStream | PromptLogprobs | DetokenizeMsg | DropBefore | CacheFlushed | FramesLost | ScheduleReport | CacheAnswer
+    OpenStream
+    | PromptLogprobs
+    | PooledReply
+    | DetokenizeMsg
+    | DropBefore
+    | CacheFlushed
+    | FramesLost
+    | ScheduleReport
+    | CacheAnswer
 )
 FromRing = (
     UserReply
     | StepReplies
     | PromptReply
+    | PooledReply
     | CacheFlushed
     | EncodeReply
     | DecodeReply

@@ -9,12 +9,15 @@ from typing import Any, Literal
 import msgspec
 
 from messages.columns import Float32s, Int32s
+from messages.ring.adapters import Adapter
 from messages.ring.cache import CacheQuestion
 
 AbortReason = Literal["abort", "timeout"]
 TruncationSide = Literal["left", "right"]
 GrammarKind = Literal["json_schema", "regex", "choice", "lark", "structural_tag", "calls", "llguidance", "thought"]
 ThoughtPlace = Literal["before", "inside", "behind"]
+PoolingKind = Literal["embed", "token_embed", "classify", "labels"]
+PoolingWay = Literal["last", "cls", "mean", "weighted_mean", "max"]
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables by which chat templates switch reasoning on or off. A template reads at most one of them."""
@@ -106,6 +109,30 @@ class Dry(msgspec.Struct, frozen=True, array_like=True):
     breaker_ids: Int32s = b""
 
 
+class Pooling(msgspec.Struct, frozen=True, array_like=True):
+    """Requests numbers that are computed from a prompt's hidden states, with `max_tokens` 0.
+
+    `embed`: one vector, reduced to its first `dimensions` (0: all), then normalized if `normalizes` (`None`: as the
+    model's files say). `token_embed`: such a vector of each token. `classify`: the logits of the model's classification
+    head. `labels`: the logprobs of `label_ids` (int32) as the next token, under the whole vocabulary; the tokenizer
+    appends the ids of `label_texts`, each of which must be one token.
+
+    The frontend sets what depends on the model: `way`, by which the hidden states of `embed` and `classify` become one,
+    and `is_whole`, if tokens also attend to later ones, so that the prompt must be computed in one step. The tokenizer
+    sets `second_start`: from this position on, tokens belong to the second text (0: there is none, or the model does
+    not distinguish them).
+    """
+
+    kind: PoolingKind
+    dimensions: int = 0
+    normalizes: bool | None = None
+    label_ids: Int32s = b""
+    label_texts: tuple[str, ...] = ()
+    way: PoolingWay = "last"
+    is_whole: bool = False
+    second_start: int = 0
+
+
 YIELDING_PRIORITY = 100
 """Requests with this `priority` or a larger number give way to all others, as those of batches do (decision 0058)."""
 
@@ -164,6 +191,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     dry: Dry | None = None
     bias_texts: tuple[tuple[str, float | None], ...] = ()
     is_streamed: bool = True
+    adapter: Adapter | None = None
+    """Its digest is part of `cache_salt`. With `max_tokens` 0, the request ends when the adapter has been read."""
+    pooling: Pooling | None = None
+    """`None` if the prompt is not pooled."""
 
     @property
     def must_tell_tokens(self) -> bool:
@@ -251,6 +282,8 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """More choices for this prompt, which is sent and tokenized once for all of them."""
     is_long: bool = False
     """The text of its HTTP request is long, so shorter texts are tokenized first."""
+    text_pair: str | None = None
+    """A second text, for models that compare two: the tokenizer joins them by its template for pairs."""
 
     def alone(self, sibling: Sibling) -> "TokenizeMsg":
         """Returns the message of the request `sibling`."""
@@ -333,6 +366,8 @@ class EncodeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     chat: ChatPrompt | None = None
     add_special_tokens: bool = True
     wants_token_strs: bool = False
+    wants_text: bool = False
+    """Return the text, too: that of the rendered chat."""
 
 
 class DecodeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):

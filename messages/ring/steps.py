@@ -5,13 +5,14 @@ verifies draft tokens), P pages per row (padded), Q prompt tokens with requested
 alternatives of each.
 """
 
-from typing import Annotated, Literal
+from itertools import chain
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from messages.columns import FLOAT32, INT32, INT64, num_int32
+from messages.columns import FLOAT32, INT32, INT64, num_int32, pack_int32, unpack_int32
 from messages.ring.axes import Axis, Column
-from messages.ring.requests import FramesLost
+from messages.ring.requests import FramesLost, PoolingWay
 
 Phase = Literal["prefill", "decode", "mixed"]
 
@@ -28,8 +29,19 @@ BIAS = Axis("bias", SAMPLED, indices="bias_rows")
 PENALIZED = Axis("sampled token with a penalty", SAMPLED, indices="penalty_rows")
 HISTORY_ID = Axis("history id", PENALIZED, counts="num_history")
 PROMPT_LOGPROB = Axis("prompt token with a logprob", TOKEN, indices="token_indices")
+POOLED = Axis("pooled row", TOKEN, indices="first_tokens")
+CARRIED = Axis("number of a carried vector", POOLED, counts="num_carried")
+LABEL = Axis("label", POOLED, counts="num_labels")
 WITH_LOGPROB = Axis("token with a logprob")
 ALTERNATIVE = Axis("alternative", WITH_LOGPROB, width="num_top")
+VECTOR = Axis("pooled vector")
+VALUE = Axis("number of a pooled vector", VECTOR, counts="sizes")
+
+PooledKind = Literal["embed", "token_embed", "classify", "labels", "part"]
+POOLED_KINDS: tuple[PooledKind, ...] = get_args(PooledKind)
+"""What is computed from the pooled hidden states of a row; `part`: nothing, more tokens of the prompt follow."""
+
+POOLING_WAYS: tuple[PoolingWay, ...] = get_args(PoolingWay)
 
 NO_TOKEN = -1
 """The next token of a row whose logits were not finite."""
@@ -82,6 +94,49 @@ class PromptLogprobTargets(msgspec.Struct, frozen=True, array_like=True):
     """The prompt tokens."""
     num_top: int
     """K: the number of alternatives for each."""
+
+
+class PooledRows(msgspec.Struct, frozen=True, array_like=True):
+    """Rows whose hidden states are pooled, in the order of the rows.
+
+    `num_tokens` tokens of the row are pooled in this step, from the one with index `first_tokens` on, and `num_before`
+    were in earlier steps: their sum or maximum, as this step's predecessor returned it, is in `carried`.
+    """
+
+    first_tokens: Annotated[bytes, Column(INT32, POOLED)]
+    """Ascending indices into T."""
+    num_tokens: Annotated[bytes, Column(INT32, POOLED)]
+    num_before: Annotated[bytes, Column(INT32, POOLED)]
+    kinds: Annotated[bytes, Column(INT32, POOLED)]
+    """Indices into `POOLED_KINDS`."""
+    ways: Annotated[bytes, Column(INT32, POOLED)]
+    """Indices into `POOLING_WAYS`."""
+    dimensions: Annotated[bytes, Column(INT32, POOLED)]
+    """How many numbers of a vector are returned, 0 for all."""
+    normalizes: Annotated[bytes, Column(INT32, POOLED)]
+    """1 or 0."""
+    second_starts: Annotated[bytes, Column(INT32, POOLED)]
+    """The position of the row at which its second text starts, 0 if it has none."""
+    num_carried: Annotated[bytes, Column(INT32, POOLED)]
+    num_labels: Annotated[bytes, Column(INT32, POOLED)]
+    carried: Annotated[bytes, Column(FLOAT32, CARRIED)]
+    label_ids: Annotated[bytes, Column(INT32, LABEL)]
+
+    @property
+    def spans(self) -> list[range]:
+        """The pooled tokens of each row, as indices into T."""
+        columns = unpack_int32(self.first_tokens), unpack_int32(self.num_tokens)
+        return [range(first, first + count) for first, count in zip(*columns, strict=True)]
+
+
+class PooledColumns(msgspec.Struct, frozen=True, array_like=True):
+    """Vectors of pooled rows: one for each row, or one for each token of it."""
+
+    sizes: Annotated[bytes, Column(INT32, VECTOR)]
+    """Numbers in each vector."""
+    num_tokens: Annotated[bytes, Column(INT32, VECTOR)]
+    """Tokens of this step that each vector is made of."""
+    values: Annotated[bytes, Column(FLOAT32, VALUE)]
 
 
 class LogprobColumns(msgspec.Struct, frozen=True, array_like=True):
@@ -159,6 +214,13 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     state_slots: Annotated[bytes, Column(INT32, TOKEN, fill=-1, is_optional=True)] = b""
     """The slot that takes the recurrent state after each token; -1 if it is not stored. These slots are not those of K
     and V. Each row stores at least one, so the column is only empty if the model has no recurrent layers."""
+    hidden_slots: Annotated[bytes, Column(INT64, TOKEN, fill=-1, is_optional=True)] = b""
+    """Only in steps of a head of multi-token prediction: the slot that takes the head's hidden state after each token;
+    -1 if it is not stored. `positions`, `context_lens` and `slots` are then those of the token before."""
+    adapter_slots: Annotated[bytes, Column(INT32, ROW, fill=-1, is_optional=True)] = b""
+    """The slot with the row's LoRA adapter, -1 for none."""
+    pooled: PooledRows | None = None
+    """`None` if no row is pooled."""
 
     @property
     def num_rows(self) -> int:
@@ -175,7 +237,25 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     @property
     def hidden_tokens(self) -> bytes:
         """Indices into T (int32) of tokens whose hidden states are needed for more than sampling, kind after kind."""
-        return b"" if self.prompt_logprobs is None else self.prompt_logprobs.token_indices
+        of_logprobs = b"" if self.prompt_logprobs is None else self.prompt_logprobs.token_indices
+        return of_logprobs if self.pooled is None else of_logprobs + pack_int32(chain.from_iterable(self.pooled.spans))
+
+    @property
+    def token_types(self) -> bytes:
+        """int32 [T]: 1 for tokens of second texts, which are in pooled rows of whole prompts; empty if all are 0."""
+        if self.pooled is None or not any(self.pooled.second_starts):
+            return b""
+        positions, firsts = unpack_int32(self.positions), unpack_int32(self.pooled.first_tokens)
+        starts = zip(
+            (first - positions[first] for first in firsts), unpack_int32(self.pooled.second_starts), strict=True
+        )
+        num_first_text = {start: second for start, second in starts if second}
+        types, start = list[int](), 0
+        for query_len in unpack_int32(self.query_lens):
+            num_zeros = num_first_text.get(start, query_len)
+            types += [0] * num_zeros + [1] * (query_len - num_zeros)
+            start += query_len
+        return pack_int32(types)
 
     @property
     def phase(self) -> Phase:
@@ -199,6 +279,8 @@ class ForwardOutput(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_tokens: bytes = b""
     """int32, one entry per row that samples: how many of `next_tokens` it got. That is at most the number it sampled,
     and may be 0 if no step is planned after this one. Empty: one after each of `Batch.sample_tokens`."""
+    pooled: PooledColumns | None = None
+    """The vectors of `Batch.pooled`."""
 
     @property
     def has_ended(self) -> bool:

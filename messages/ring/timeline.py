@@ -4,10 +4,13 @@ from typing import Literal
 
 import msgspec
 
-WaitsFor = Literal["rows", "tokens", "pages", "drain", "priority", "window_pages", "state_slots"]
+WaitsFor = Literal[
+    "rows", "tokens", "pages", "drain", "priority", "window_pages", "state_slots", "adapter", "adapter_slots"
+]
 """Why the first request of the queue got no row: all rows are in use, the step's token budget is spent, too few pages
 are available, the scheduler is draining, its priority is the lowest and requests of higher priority exist, there are
-too few pages of layers with a window, or no slot for its recurrent state."""
+too few pages of layers with a window, or no slot for its recurrent state; its LoRA adapter is being read from disk, or
+other adapters that rows use have all slots."""
 
 
 class TokenizedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,7 +1,7 @@
 """Redacts frames: replaces the content of clients by placeholders of the same length and keeps everything else.
 
-Texts and columns of token ids are replaced unless they are known to contain nothing of a client. So a field that is
-added later is replaced, too.
+Texts and columns of token ids are replaced unless they are known to contain nothing of a client, so a field that is
+added later is replaced, too. Vectors of prompts become zeros.
 """
 
 import json
@@ -20,6 +20,9 @@ from messages.ring.plain import fields_of, typecode_of
 T = TypeVar("T", bound=msgspec.Struct)
 
 KEPT_COLUMNS = frozenset({"attempts", "num_tokens", "logprob_entries"})
+HIDDEN_NUMBERS = frozenset({"values", "carried"})
+"""Columns of floats from which a text could be guessed: vectors of pooled prompts."""
+
 KEPT_TEXTS = frozenset({"receiver", "param", "code", "type"})
 KEPT_WORDS = frozenset({"system", "user", "assistant", "tool", "text", "function"})
 """Values of `role` and `type` in JSON objects, which chat templates check."""
@@ -78,7 +81,8 @@ def _redact(value: Any, hint: Any, name: str) -> Any:
 def _redact_bytes(value: bytes, hint: Any, name: str) -> bytes:
     typecode = typecode_of(hint)
     if typecode is not None:
-        return value if name in KEPT_COLUMNS or typecode != INT32 else bytes(len(value))
+        is_kept = name in KEPT_COLUMNS or (typecode != INT32 and name not in HIDDEN_NUMBERS)
+        return value if is_kept else bytes(len(value))
     try:
         content = json.loads(value)
     except ValueError:

@@ -21,6 +21,9 @@ log = logging.getLogger("sluice.gguf")
 
 LAYER = re.compile(r"blk\.(?P<number>\d+)\.(?P<name>.+)", re.ASCII)
 
+MTP_LAYER = re.compile(r"model\.layers\.\d+\.(mtp\.)?", re.ASCII)
+"""Begins the names of a head of multi-token prediction, until they are those of a checkpoint."""
+
 OTHER_FILES = {
     "adapter": "a LoRA adapter",
     "imatrix": "an importance matrix",
@@ -82,12 +85,17 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
     architecture, config = find_architecture(file), read_config(file)
     tensors: dict[str, HfTensor] = {}
     beyond = {tensor.name for tensor in file.tensors.values() if _is_beyond(tensor, config)}
+    mtp = f"blk.{config['num_hidden_layers']}." if "nextn.eh_proj" in architecture.layer_names else None
+    if mtp is not None:
+        beyond = {name for name in beyond if not name.startswith(mtp)}
     if beyond:
         log.info("%d tensors of layers that predict further tokens (MTP) are not used", len(beyond))
     for tensor in file.tensors.values():
         if tensor.name in beyond or tensor.name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
             continue
         name, hf_name = _find_name(architecture, tensor)
+        if mtp is not None and tensor.name.startswith(mtp):
+            hf_name = MTP_LAYER.sub(lambda match: match[1] or "mtp.layers.0.", hf_name)
         if "{}" in hf_name:
             experts = _split_experts(tensor, next(config[key] for key in EXPERT_COUNTS if key in config))
             tensors |= {hf_name.format(index): HfTensor(expert) for index, expert in enumerate(experts)}

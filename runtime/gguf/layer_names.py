@@ -59,7 +59,12 @@ GATED_DELTA_LAYER = {
     "ssm_dt.bias": "linear_attn.dt_bias",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
+    "nextn.eh_proj": "mtp.fc",
+    "nextn.enorm": "mtp.pre_fc_norm_embedding",
+    "nextn.hnorm": "mtp.pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "mtp.norm",
 }
+"""The layer after the last one is that of the head of multi-token prediction."""
 
 GPT_OSS_LAYER = PROJECTIONS | {
     "attn_norm": "input_layernorm",

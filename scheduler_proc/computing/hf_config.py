@@ -123,6 +123,9 @@ class HfConfig:
             raise self.error(name, value, "an object")
         return HfConfig(value, f"{self._where}: {name}")
 
+    def names(self) -> list[str]:
+        return list(self._fields)
+
     def sections(self) -> dict[str, "HfConfig"]:
         """Returns all fields, each of which is an object."""
         return {name: self.section(name) or HfConfig({}) for name in self._fields}

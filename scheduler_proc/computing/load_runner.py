@@ -3,11 +3,9 @@
 import dataclasses
 import logging
 import os
-from collections.abc import Callable
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from msgspec.structs import replace
@@ -33,16 +31,22 @@ from scheduler_proc.computing.kv_cache.page_sizes import (
     find_window,
     page_bytes,
     pages_per_context,
-    refuse_states,
     state_bytes,
 )
 from scheduler_proc.computing.loading.identity import identity_of
-from scheduler_proc.computing.loading.weights import find_segments, has_own_head, make_dummy_weights, most_bytes
+from scheduler_proc.computing.loading.model_weights import (
+    bytes_in_place,
+    describe,
+    make_weights,
+    no_mtp_head,
+    open_checkpoint,
+    read_dense,
+)
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import Decoder, DescribedDecoder, model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.registry import find_family, match_family
+from scheduler_proc.computing.model.mtp_decoder import MtpDecoder
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.placement import Placement
@@ -52,9 +56,6 @@ from scheduler_proc.computing.step.shapes import StepLimits
 from scheduler_proc.computing.tiers.open_tiers import open_tiers
 from scheduler_proc.computing.tiers.page_copies import PageCopies
 from scheduler_proc.computing.torch_import import import_fake_tensors
-
-if TYPE_CHECKING:
-    from scheduler_proc.computing.loading.checkpoint import Checkpoint
 
 log = logging.getLogger("sluice.load_runner")
 
@@ -93,17 +94,18 @@ class LoadedModel:
         runner, degraded = self._ready(factory, cache, report, is_file=memory is not None)
         draft_runner = None
         if self.draft is not None and draft_factory is not None:
-            draft_cache = self.draft._allocate(num_pages)
+            draft_cache = self.draft._allocate_beside(cache)
             draft_runner, draft_degraded = self.draft._ready(draft_factory, draft_cache, report, is_file=False)
             degraded += draft_degraded
-        store = None
+        store, sizes = None, self._sizes
         if self.config.cache.kv_disk or self.config.cache.kv_offload_gb:
             identity = identity_of(self.config, self.decoder.model, self.placement)
-            copies = PageCopies(cache, factory.device)
-            store, missing = open_tiers(self.config.cache, copies, identity, self.place.engine)
+            device, num_states = factory.device, sizes.count_states(num_pages)
+            copies = PageCopies(cache.tensors, num_pages, device, device.will_write)
+            state_copies = PageCopies(cache.state_tensors, num_states, device) if num_states else None
+            store, missing = open_tiers(self.config.cache, copies, state_copies, identity, self.place.engine)
             degraded.append(missing)
         texts, placement = "; ".join(filter(None, degraded)), self.placement.texts
-        sizes = self._sizes
         windows = None if self.window is None else (self.window, sizes.count_window_pages(num_pages))
         states = StatePool(sizes.count_states(num_pages), sizes.pages_per_state) if self.limits.has_states else None
         return runner.with_parts(RunnerParts(texts, placement, memory, store, draft_runner, publish, windows, states))
@@ -117,14 +119,21 @@ class LoadedModel:
         page_size = self.config.cache.block_size
         return allocate_cache(self.decoder.model, num_pages, page_size, self.placement, memory, *numbers)
 
+    def _allocate_beside(self, cache: KVTensors) -> KVTensors:
+        """Returns the cache of a draft model with as many pages as the model's, and the same hidden states."""
+        own = self._allocate(cache.num_pages)
+        own.hidden = cache.hidden
+        return own
+
     def _count_pages(self, factory: RunnerFactory, draft_factory: RunnerFactory | None, memory: KVMemory | None) -> int:
         """Returns the pages of the KV cache: as many as in `memory`, or as the flags and the free memory allow."""
 
         def make_runner(num_pages: int) -> Runner:
-            runner = factory.make_runner(self._allocate(num_pages))
+            cache = self._allocate(num_pages)
+            runner = factory.make_runner(cache)
             if self.draft is None or draft_factory is None:
                 return runner
-            draft_runner = draft_factory.make_runner(self.draft._allocate(num_pages))
+            draft_runner = draft_factory.make_runner(self.draft._allocate_beside(cache))
             return runner.with_parts(RunnerParts(draft_runner=draft_runner))
 
         if memory is not None and memory.num_pages:
@@ -235,12 +244,14 @@ def _load(
     hf_config = read_hf_config(Path(config.facts.model_dir))
     backend, num_ranks = find_backend(config.model), config.run.tensor_parallel
     number = (place.engine - 1) * num_ranks + place.rank + 1
-    placement = backend.find_placement(config.model, config.cache, hf_config, number)
+    placement = backend.find_placement(replace(config.model, dtype=config.dtype), config.cache, hf_config, number)
     backend.bind(config, placement, place)
     backend.load_kernels(report)
     parallel = ALONE if num_ranks == 1 else _join(config, backend, place, report)
     scheduling = config.scheduling
     num_tokens = scheduling.max_num_batched_tokens or backend.default_step_tokens
+    if config.facts.pooling is not None and config.facts.pooling.is_encoder:  # its prompts are computed whole
+        num_tokens = max(num_tokens, config.facts.max_model_len)
     limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
 
     def load_one(
@@ -250,35 +261,49 @@ def _load(
         if impl == "transformers" or (impl == "auto" and match_family(hf_config) is None):
             if is_shared_only:
                 return None
+            if config.model.num_lora_slots and not is_draft:
+                raise BootError("--lora, --max-loras: adapters need a model family of ours, not transformers' code")
             if weights_file is not None and backend.keeps_memory:  # transformers has the weights in memory of its own
                 os.truncate(file_of_group(weights_file, find_share(config.most_engines, place.engine).group), 0)
             parts = config, backend, place, placement, limits, report
             return _load_with_transformers(*parts, is_draft=is_draft)
         family = find_family(hf_config)
-        open_once = cache(lambda: _open_checkpoint(config))
-        shard = Shard(_describe(config, family, hf_config, open_once), parallel.rank, parallel.size)
+        open_once = cache(lambda: open_checkpoint(config))
+        shard = Shard(describe(config, family, hf_config, open_once), parallel.rank, parallel.size)
         window, own_limits = _limit(config, shard.own, limits, is_draft=is_draft)
         identity = b""
         if backend.keeps_memory:
             identity = identity_of(config, shard.own, placement, config.model, config.cache, config.facts)
 
-        def load_weights() -> Weights:
-            return _load_weights(config, family, shard, open_once(), placement, report)
+        def load_own() -> Weights:
+            return make_weights(config, family, shard, open_once(), placement, report)
 
         if weights_file is None or not backend.keeps_memory:
-            weights = load_weights()
+            weights = load_own()
         else:
             share = find_share(config.most_engines, place.engine)
             memory = WeightMemory(file_of_group(weights_file, share.group), identity)
             if is_shared_only:
                 weights = memory.find()
             else:
-                num_bytes = _bytes_in_place(family, shard, open_once(), placement)
-                weights = memory.load(load_weights, report, num_bytes)
+                num_bytes = bytes_in_place(family, shard, open_once(), placement)
+                weights = memory.load(load_own, report, num_bytes)
         if weights is None:
             return None
-        decoder = DescribedDecoder(shard.own, weights, config.facts.max_model_len, parallel)
-        return LoadedModel(config, backend, place, placement, own_limits, decoder, identity, window=window)
+        adapters = None
+        if config.model.num_lora_slots and not is_draft:
+            # Imported here: it needs safetensors, which a machine that only runs random weights may lack.
+            from scheduler_proc.computing.loading.adapters.read_adapter import make_adapters
+
+            adapters = make_adapters(config.model, family, shard, weights, placement)
+        if shard.own.is_encoder:  # its steps are whole rows of any length, of which none is captured
+            config = replace(config, model=replace(config.model, enforce_eager=True))
+        dense = read_dense(config, shard.own.hidden_size)
+        decoder = DescribedDecoder(
+            shard.own, weights, config.facts.max_model_len, parallel, adapters=adapters, dense=dense
+        )
+        loaded = LoadedModel(config, backend, place, placement, own_limits, decoder, identity, window=window)
+        return loaded if shard.own.mtp is None else _with_mtp(loaded, decoder, weights)
 
     model = load_one(config, hf_config, weights_file)
     if model is None or config.facts.draft is None:
@@ -300,6 +325,8 @@ def _load_with_transformers(
     is_draft: bool,
 ) -> LoadedModel:
     """Returns the model, none of whose steps is captured. Raises `BootError`."""
+    if config.scheduling.speculative == "mtp":
+        raise no_mtp_head(config)
     report("importing transformers", None)
     import_fake_tensors()
     # Imported here: it takes seconds, and other models do not need it.
@@ -317,9 +344,12 @@ def _limit(
 ) -> tuple[int | None, StepLimits]:
     """Returns the window of the layers with window pages, if any have, and the limits of the model's steps."""
     window, has_states = None if is_draft else find_window(config, model), bool(model.recurrents)
-    if has_states:
-        refuse_states(config, is_draft=is_draft)
-    return window, dataclasses.replace(limits, has_windows=window is not None, has_states=has_states)
+    has_adapters = bool(config.model.num_lora_slots) and not is_draft
+    if has_states and is_draft:
+        raise BootError("--draft-model: the draft model has recurrent layers, which are not supported for drafts")
+    return window, dataclasses.replace(
+        limits, has_windows=window is not None, has_states=has_states, has_adapters=has_adapters
+    )
 
 
 def _join(config: Config, backend: Backend, place: Place, report: Report) -> ParallelGroup:
@@ -333,13 +363,21 @@ def _join(config: Config, backend: Backend, place: Place, report: Report) -> Par
 def _read_draft_config(config: Config, draft: DraftFacts) -> tuple[Config, HfConfig]:
     """Returns the configuration as if the draft model were the model; its steps are not captured on a GPU."""
     sizes = {"vocab_size": draft.vocab_size, "max_model_len": draft.max_model_len}
-    own = replace(
-        config,
-        model=replace(config.model, enforce_eager=True),
-        scheduling=replace(config.scheduling, overlap=False),
-        facts=replace(config.facts, model_dir=draft.model_dir, **sizes),
-    )
+    own = replace(_draft_config(config), facts=replace(config.facts, model_dir=draft.model_dir, **sizes))
     return own, read_hf_config(Path(draft.model_dir))
+
+
+def _draft_config(config: Config) -> Config:
+    model, scheduling = replace(config.model, enforce_eager=True), replace(config.scheduling, overlap=False)
+    return replace(config, model=model, scheduling=scheduling)
+
+
+def _with_mtp(model: LoadedModel, decoder: DescribedDecoder, weights: Weights) -> LoadedModel:
+    """Returns the model with its head of multi-token prediction, whose weights are left, as its draft model."""
+    head = MtpDecoder(decoder, weights, model.config.facts.max_model_len)
+    limits = dataclasses.replace(model.limits, has_states=False, has_hidden_slots=True)
+    draft = dataclasses.replace(model, config=_draft_config(model.config), limits=limits, decoder=head, window=None)
+    return dataclasses.replace(model, draft=draft)
 
 
 def _warn_if_large(model: Decoder, draft: Decoder) -> None:
@@ -353,47 +391,3 @@ def _warn_if_large(model: Decoder, draft: Decoder) -> None:
             draft_size,
             size,
         )
-
-
-def _describe(
-    config: Config, family: Family, hf_config: HfConfig, open_once: "Callable[[], Checkpoint | None]"
-) -> ModelDescription:
-    """Returns the model that config.json describes, but with the checkpoint's own head, if it has one."""
-    model = family.describe(hf_config, config.facts.max_model_len)
-    checkpoint = open_once() if model.has_tied_head else None
-    if checkpoint is None:
-        return model
-    return dataclasses.replace(model, has_tied_head=not has_own_head(model, family, checkpoint))
-
-
-def _open_checkpoint(config: Config) -> "Checkpoint | None":
-    """Returns the model's weight files, `None` if its weights are random."""
-    if config.model.load_format == "dummy":
-        return None
-    # Imported here: it needs safetensors, which a machine that only runs random weights may lack.
-    from scheduler_proc.computing.loading.open_weights import open_weights
-
-    return open_weights(Path(config.facts.model_dir), config.model.load_format)
-
-
-def _bytes_in_place(family: Family, shard: Shard, checkpoint: "Checkpoint | None", placement: Placement) -> int:
-    """Returns the bytes that suffice for the weights, 0 if that is not known: quantized ones are not made in place."""
-    segments = {} if checkpoint is None else find_segments(shard, family, checkpoint)
-    if placement.quantization is not None or segments is None:
-        return 0
-    return most_bytes(shard, placement, segments)
-
-
-def _load_weights(
-    config: Config,
-    family: Family,
-    shard: Shard,
-    checkpoint: "Checkpoint | None",
-    placement: Placement,
-    report: Report,
-) -> Weights:
-    if checkpoint is None:
-        return make_dummy_weights(shard, placement, report)
-    from scheduler_proc.computing.loading.weight_cache import load_through_cache
-
-    return load_through_cache(shard, family, checkpoint, placement, report, config.model.weight_cache)

@@ -10,10 +10,11 @@ import numpy as np
 from messages.ring.steps import Batch, ForwardOutput
 from scheduler_proc.computing.device import Device, Fetched, Forward, ForwardPasses
 from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
+from scheduler_proc.computing.model.adapters import HostAdapter
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
 from scheduler_proc.computing.sampling.results import Result, compute_result, read_result
-from scheduler_proc.computing.step.inputs import with_known_tokens
+from scheduler_proc.computing.step.rewritten_batches import with_known_tokens
 from scheduler_proc.computing.step.shapes import StepLimits
 from scheduler_proc.computing.tiers.tiered_pages import TieredPages
 
@@ -95,6 +96,8 @@ class Runner:
         self.draft_runner = parts.draft_runner
         self.windows = parts.windows
         self.states = parts.states
+        self.adapters = decoder.adapters
+        """What the model has for LoRA adapters; `None`: its rows have none."""
         self.forward_passes = forward_passes
         self._publish = parts.publish
         self._limits = limits
@@ -118,6 +121,16 @@ class Runner:
         forward = self.forward_passes.prepare(batch, sampling.columns)
         fetched = self._device.submit(partial(self._compute, batch, forward, sampling))
         return LaunchedStep(self, batch.step_id, sampling, fetched)
+
+    def read_adapter(self, path: str) -> HostAdapter:
+        """Returns the adapter in the directory `path`; runs in any thread. Raises `AdapterError`."""
+        assert self.adapters is not None
+        return self.adapters.read(path)
+
+    def place_adapter(self, slot: int, adapter: HostAdapter) -> None:
+        """Puts the adapter into the slot, which no row of a launched step has, for the steps that follow."""
+        assert self.adapters is not None
+        self.adapters.place(slot, adapter)
 
     def run(self, batch: Batch) -> ForwardOutput:
         """Runs the step and waits for its result; the cache then holds its K and V."""

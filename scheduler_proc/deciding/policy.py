@@ -1,11 +1,12 @@
 """The policy: which rows run in the next step, which requests wait, and which are preempted or paused."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from messages.ring.timeline import DelayedRow, PausedRow, PreemptedRow, WaitsFor
+from scheduler_proc.deciding.adapter_slots import AdapterSlots
 from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
@@ -18,6 +19,8 @@ from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.state_columns import likely_places
 from scheduler_proc.deciding.stages import Stages
+from scheduler_proc.deciding.step_plan import PageKey, StepPlan
+from scheduler_proc.deciding.tasks.pooling import chunking_of
 
 QUEUE = 0
 """No request has this uid."""
@@ -55,28 +58,6 @@ class DraftSource(Protocol):
         ...
 
 
-PageKey = tuple[int, bytes, bytes]
-
-
-class _Plan:
-    """A step that is being planned: its chunks, and the pages that they compute.
-
-    Nothing is preempted if it is planned behind a step in flight, `before`. `ends_in_flight` is how far that step
-    computes each of its prompts, by uid.
-    """
-
-    def __init__(self, num_tokens_left: int, num_yielding_left: int, before: StepInFlight | None):
-        self.num_tokens_left = num_tokens_left
-        self.num_yielding_left = num_yielding_left
-        """The part of `num_tokens_left` for requests that give way."""
-        self.may_preempt = before is None
-        self.chunks: list[Chunk] = []
-        self.pages_in_work: dict[PageKey, int] = {}
-        """The uid of the request that computes each page."""
-        self.chunks_in_flight = [] if before is None else before.chunks_in_work()
-        self.ends_in_flight = {chunk.req.uid: chunk.end for chunk in self.chunks_in_flight}
-
-
 class Policy:
     """Chooses the rows of each step and gives them their pages. The counters only grow."""
 
@@ -99,6 +80,7 @@ class Policy:
         self.admission_rate = AdmissionRate()
         self.is_closed = False
         """No more requests are admitted from the queue."""
+        self.adapters: AdapterSlots | None = None
         self.starved: Collection[int] = ()
         """Fault injection: the uids that no step has once they decode; 0 means the queue."""
         self._num_without = 0
@@ -132,7 +114,7 @@ class Policy:
 
     def _choose(self, rows: DecodeRows, before: StepInFlight | None) -> tuple[DecodeRows, list[Chunk]]:
         has_turn = self._max_num_yielding > 0
-        plan = _Plan(self.budget.max_num_batched_tokens, self._share(before), before)
+        plan = StepPlan(self.budget.max_num_batched_tokens, self._share(before), before)
         for req, num_tokens in rows.reqs_without_slot():
             self._make_room(req, num_tokens, plan)
         plan.num_tokens_left -= len(rows)
@@ -146,10 +128,7 @@ class Policy:
         self._num_without = 0 if has_turn else self._num_without + 1
         self.notes.num_step_tokens = self.budget.max_num_batched_tokens - plan.num_tokens_left
         if self._draft_planner is not None:
-            most = plan.num_tokens_left
-            if self._cache.states is not None:  # each draft token has one
-                most = min(most, self._cache.states.num_for_drafts)
-            rows = self.add_drafts(rows, plan.chunks, self._draft_planner.plan(rows, most))
+            rows = self.add_drafts(rows, plan.chunks, self._draft_planner.plan(rows, plan.num_tokens_left))
         return rows, plan.chunks
 
     def add_drafts(self, rows: DecodeRows, chunks: list[Chunk], drafted: Sequence[Chunk]) -> DecodeRows:
@@ -200,10 +179,12 @@ class Policy:
 
     def _next_waiting(self, num_yielding_left: int) -> PendingReq | None:
         """Returns the first request of the queue that may get a row, if there is room for it."""
-        waiting = self._stages.waiting
-        if not waiting or num_yielding_left > 0 or not waiting.first.gives_way:
-            return waiting.first if waiting else None
-        return next((pending for pending in waiting if not pending.gives_way), None)
+        waiting: Iterable[PendingReq] = self._stages.waiting
+        if num_yielding_left <= 0:
+            waiting = (pending for pending in waiting if not pending.gives_way)
+        if self.adapters is not None:
+            waiting = self.adapters.admissible(waiting, self._stages.running.values())
+        return next(iter(waiting), None)
 
     @property
     def has_prompts(self) -> bool:
@@ -229,7 +210,7 @@ class Policy:
             has_pages &= self._cache.states.num_available > 0
         return has_pages and num_running < min(budget.max_num_seqs, budget.max_num_batched_tokens)
 
-    def _make_room(self, req: Req, num_tokens: int, plan: _Plan) -> bool:
+    def _make_room(self, req: Req, num_tokens: int, plan: StepPlan) -> bool:
         """Gives `req` pages for `num_tokens` in all; returns False if it was preempted itself."""
         while req.state is not State.WAITING:
             if self._cache.grow(req, num_tokens):
@@ -237,7 +218,7 @@ class Policy:
             self._preempt(self._stages.last_in_priority(), req, plan)
         return False
 
-    def _preempt(self, last: Req, req: Req, plan: _Plan) -> None:
+    def _preempt(self, last: Req, req: Req, plan: StepPlan) -> None:
         """Preempts `last` for `req`. Raises `MustCommitError` if a step is in flight."""
         if not plan.may_preempt:
             raise MustCommitError
@@ -245,7 +226,7 @@ class Policy:
         self.notes.preempted.append(PreemptedRow(last.uid, last.pending.attempt, req.uid))
         self.num_preemptions += 1
 
-    def _find_yielding(self, plan: _Plan, num_pages: int) -> list[Req]:
+    def _find_yielding(self, plan: StepPlan, num_pages: int) -> list[Req]:
         """Returns the rows to preempt for a request of higher priority, in order of priority.
 
         Empty if all their pages together are too few.
@@ -255,34 +236,35 @@ class Policy:
         has_enough = sum([len(req.pages) for req in rows]) >= num_pages
         return sorted(rows, key=lambda req: req.pending.priority_key) if has_enough else []
 
-    def _add_chunk(self, req: Req, plan: _Plan) -> None:
+    def _add_chunk(self, req: Req, plan: StepPlan) -> None:
         """Adds the next chunk of a prompt.
 
-        A prompt without a task waits if an earlier row of this step, or of the one in flight, computes the same page,
-        which is cached afterwards, or computes up to a checkpoint from which it can continue. So does a prompt whose
-        pages are being loaded from a lower tier.
+        A prompt waits if an earlier row of this step, or of the one in flight, computes the same page, which it can
+        use afterwards, or computes up to a checkpoint from which it can continue. So does a prompt whose pages are
+        being loaded from a lower tier, and one whose next chunk needs the result of the one in flight.
         """
         if req.state is State.WAITING:
             return
-        num_tokens_left = plan.num_tokens_left
+        num_tokens_left, chunking = plan.num_tokens_left, chunking_of(req.pending.sampling_params)
         if req.pending.gives_way:
             num_tokens_left = min(num_tokens_left, plan.num_yielding_left)
-        if num_tokens_left <= 0:
+        start = plan.ends_in_flight.get(req.uid)
+        if num_tokens_left <= 0 or not plan.fits(req.pending) or (start is not None and chunking == "in turn"):
             self._note_delay(req, 0)
             return
-        start = plan.ends_in_flight.get(req.uid)
         if start is None:
             self._cache.find_prefix(req)
             by_uid = plan.pages_in_work.get(self._page_key(req), self._find_state_in_work(req, plan))
-            if by_uid is not None and not req.pending.lacks_prompt_result:
+            num_usable = req.pending.num_reusable_tokens // self._cache.page_size
+            if by_uid is not None and req.num_shared_pages < num_usable:
                 self._note_delay(req, by_uid)
                 return
-            if self._tiers is not None and self._tiers.load(req, self._cache.grow):
+            if self._tiers is not None and self._tiers.load(req, self._cache):
                 plan.pages_in_work[self._page_key(req)] = req.uid
                 self._note_delay(req, req.uid)
                 return
             start = req.num_computed_tokens
-        end = min(start + num_tokens_left, len(req.token_ids))
+        end = len(req.token_ids) if chunking == "none" else min(start + num_tokens_left, len(req.token_ids))
         if start < end and self._make_room(req, end, plan):
             plan.chunks.append(Chunk(req, start, end, req.outputs_in_prefill(start, end)))
             plan.num_tokens_left -= end - start
@@ -290,7 +272,7 @@ class Policy:
             plan.pages_in_work[self._page_key(req)] = req.uid
             self._note_first_chunk(req)
 
-    def _find_state_in_work(self, req: Req, plan: _Plan) -> int | None:
+    def _find_state_in_work(self, req: Req, plan: StepPlan) -> int | None:
         """Returns the request that computes up to a checkpoint from which `req` can continue."""
         if self._cache.states is None or not self._cache.is_sharing:
             return None
@@ -309,7 +291,7 @@ class Policy:
         page = self._cache.next_page(req)
         return (id(req.node), req.pending.salt, page) if page else (id(req), b"", b"")
 
-    def _admit(self, plan: _Plan) -> None:
+    def _admit(self, plan: StepPlan) -> None:
         """Admits requests from the queue, unless it is closed, and notes what its first request waits for."""
         stages, notes = self._stages, self.notes
         if not (self.is_closed or QUEUE in self.starved):
@@ -318,7 +300,7 @@ class Policy:
             notes.waits_for = "drain"
         self.admission_rate.note_plan(len(stages.waiting), notes.planned_ns)
 
-    def _admit_fitting(self, plan: _Plan) -> None:
+    def _admit_fitting(self, plan: StepPlan) -> None:
         """Admits requests while their whole prompt fits in the pages that the running rows do not need.
 
         One page per running row is reserved for growth, since a row admitted too early would be preempted again. A row
@@ -329,7 +311,7 @@ class Policy:
         num_promised = self._num_promised()
         while plan.num_tokens_left and stages.num_active < max_num_seqs:
             pending = self._next_waiting(plan.num_yielding_left)
-            if pending is None:
+            if pending is None or not plan.fits(pending):
                 break
             req = stages.open_next(pending)
             num_needed = cache.num_missing(req, _num_next_tokens(req))
@@ -340,6 +322,8 @@ class Policy:
                 lacking = self._count_lacking_windows([*stages.prefilling, req], cache.windows)
             if cache.states is not None and lacking <= 0:
                 scarce, lacking = "state_slots", 1 - cache.states.num_available
+            if self.adapters is not None and lacking <= 0:
+                scarce, lacking = "adapter_slots", self.adapters.num_lacking(pending, stages.running.values())
             yielding = self._find_yielding(plan, lacking) if lacking > 0 and not pending.gives_way else []
             if yielding:
                 stages.close_next(req)
@@ -360,7 +344,8 @@ class Policy:
             num_promised += cache.num_missing(req, _num_next_tokens(req))
         if stages.waiting:
             is_full = stages.num_active >= max_num_seqs
-            notes.waits_for = "rows" if is_full else "tokens" if not plan.num_tokens_left else "priority"
+            other = "priority" if self.adapters is None else self.adapters.find_wait(stages.waiting.first)
+            notes.waits_for = "rows" if is_full else "tokens" if not plan.num_tokens_left else other
 
     def _num_promised(self) -> int:
         """Returns the number of pages that the running prefills still need."""

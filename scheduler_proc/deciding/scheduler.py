@@ -11,6 +11,7 @@ from messages.ring.replies import CacheFlushed, DetokenizeMsg, FinishedRow, ToDe
 from messages.ring.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen, ToScheduler, UserMsg
 from messages.ring.steps import Batch, ForwardOutput
 from messages.ring.uids import GoneRequests
+from scheduler_proc.deciding.adapter_slots import AdapterSlots
 from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
@@ -65,6 +66,7 @@ class Scheduler:
         grammars: GrammarSource | None = None,
         *,
         plans_decodes_alone: bool = False,
+        adapters: AdapterSlots | None = None,
     ):
         assert cache.num_pages * cache.page_size >= limits.max_model_len
         self._cache = cache
@@ -73,6 +75,7 @@ class Scheduler:
         self._draft_planner = draft_planner
         self._tiers = cache.find_observer(PageTiers)
         self._policy = Policy(self._stages, cache, budget, draft_planner, self._tiers)
+        self.adapters = self._policy.adapters = adapters
         self._reports = ScheduleReports(self._stages, cache, self._policy)
         self._states = None if cache.states is None else StatePlanner(cache)
         self._results = Results(self._stages, cache, self._states)
@@ -128,7 +131,9 @@ class Scheduler:
         if self._grammars is not None:
             self._release_compiled(self._grammars)
         if self._tiers is not None:
-            self._tiers.collect_loaded(self._cache.share)
+            self._tiers.collect_loaded(self._cache)
+        for pending, ending in [] if self.adapters is None else self.adapters.collect(self._stages.waiting):
+            self._reply_end(self._results.finish(pending, ending))
         if self.is_idle or (self._policy.is_closed and not self._stages.running):
             return None
         assert len(self._in_flight) < 2, "there are two steps in flight"
@@ -142,6 +147,7 @@ class Scheduler:
             return None
         if not rows.reqs and not chunks:
             is_held = self._stages.compiling or self._policy.starved or self.has_loads
+            is_held = is_held or (self.adapters is not None and self.adapters.is_reading)
             assert before is not None or is_held, "there are requests and none can run"
             return None
         if self.proposal is not None:
@@ -172,7 +178,11 @@ class Scheduler:
         report = self._reports.make(self._num_steps, chunks)
         if report is not None:
             self._replies.append(report)
-        return self._builder.build(self._num_steps, rows, chunks, {} if states is None else states.columns())
+        columns = {} if states is None else states.columns()
+        if self.adapters is not None:
+            reqs = [*rows.reqs, *[chunk.req for chunk in chunks]]
+            columns = {**columns, **self.adapters.columns(reqs, self._stages.running.values())}
+        return self._builder.build(self._num_steps, rows, chunks, columns)
 
     @property
     def has_loads(self) -> bool:
@@ -308,12 +318,16 @@ class Scheduler:
         }
         for part in [*cache.observers, *cache.attachments]:
             gauges |= part.gauges()
+        if self.adapters is not None:
+            gauges |= self.adapters.gauges(stages.running.values())
         gauges.update((f"finished_{reason}", count) for reason, count in results.num_finished.items())
         return gauges
 
     def check(self) -> None:
         """Asserts all invariants between two steps. It walks all pages: milliseconds for a large cache."""
         self._stages.check()
+        if self.adapters is not None:
+            self.adapters.check(self._stages.running.values())
 
     def _take_request(self, message: UserMsg, replaced: PendingReq | None) -> None:
         if replaced is not None:
@@ -323,6 +337,8 @@ class Scheduler:
             check_possible(message, self._limits)
             if message.sampling_params.grammar is not None and self._grammars is None:
                 raise bad_request("grammars are not supported here")
+            if message.sampling_params.adapter is not None and self.adapters is None:
+                raise bad_request("LoRA is off here", "model")
         except RequestError as error:
             self._results.num_finished["error"] += 1
             self._reply_end(refused_row(message, error.info))
@@ -330,8 +346,9 @@ class Scheduler:
         pending = PendingReq(message, self._limits, time.monotonic_ns())
         self._enqueue(pending)
         self._replies += pending.pop_task_replies()  # the logprobs of a prompt of one token are complete
+        must_read = self.adapters is not None and self.adapters.prepare(pending)
         ending = pending.find_ending()
-        if ending is not None:
+        if ending is not None and not must_read:
             self._reply_end(self._results.finish(pending, ending))
 
     def _enqueue(self, pending: PendingReq) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from messages.control import admin
 from messages.frame_files import FrameFileError
+from messages.program import PROGRAM, START
 from runtime.extras import installed_extras, load_object
 from supervisor.admin.tasks import CommandFailedError
 from supervisor.cli.redact import redact_snapshot
@@ -48,11 +49,11 @@ def operate(arguments: Sequence[str]) -> int:
     own, flags = _split(arguments)
     parser, commands = make_parser(own[:1])
     if own[0] not in commands:
-        print(f"launch.py: {describe_no_command(own[0], [*commands, *find_programs()])}", file=sys.stderr)
+        print(f"{PROGRAM}: {describe_no_command(own[0], [*commands, *find_programs()])}", file=sys.stderr)
         return USAGE
     options, unknown = parser.parse_known_args(own, argparse.Namespace(server_flags=flags))
     if unknown:
-        print(f"launch.py {own[0]}: {describe_unknown(unknown[0], commands[own[0]])}", file=sys.stderr)
+        print(f"{PROGRAM} {own[0]}: {describe_unknown(unknown[0], commands[own[0]])}", file=sys.stderr)
         return USAGE
     try:
         if not options.needs_server:
@@ -77,18 +78,18 @@ def operate(arguments: Sequence[str]) -> int:
 def describe_no_command(word: str, known: Sequence[str]) -> str:
     """Returns the error for a first word that is not one of the `known` commands."""
     if "/" in word or Path(word).is_dir():
-        return f"{word} is not a command; to serve a model, use --model: launch.py --model {word}"
+        return f"{word} is not a command; to serve a model, use --model: {START} --model {word}"
     nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     return (
         f"there is no command {word!r}{hint}\ncommands are {', '.join(known)}; each has --help\n"
-        "to start a server, give no command: launch.py --model DIR"
+        f"to start a server: {START} --model DIR"
     )
 
 
 def make_parser(wanted: Collection[str] = ()) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """Returns the parser of all commands, and the parser of each. An extra's command has options if it is `wanted`."""
-    parser = argparse.ArgumentParser(prog="launch.py", description="Commands for a running server.")
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="Commands for a running server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add(commands, "ps", "list the processes", list_processes)
     logs = _add(commands, "logs", "show what a process has written last", show_logs)

@@ -6,6 +6,7 @@ import sys
 import msgspec
 
 from messages.control.admin import Acknowledged, AdminCommand, Done, Failed, InstructProcesses, ProcessResults, Result
+from messages.program import PROGRAM
 from supervisor.client.admin_client import AdminClient
 
 DONE, FAILED, USAGE, NO_SERVER = 0, 1, 2, 3
@@ -54,7 +55,7 @@ def complain(options: argparse.Namespace, reason: str, message: str) -> None:
     if options.json:
         print_json({"error": {"reason": reason, "message": message}})
     else:
-        print(f"launch.py {options.command}: {message}", file=sys.stderr)
+        print(f"{PROGRAM} {options.command}: {message}", file=sys.stderr)
 
 
 def print_json(value: object) -> None:

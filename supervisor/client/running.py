@@ -9,6 +9,7 @@ import psutil
 
 from messages.config.server import Config
 from messages.errors import BootError, SluiceError
+from messages.program import START
 from runtime.lifeline import has_launcher
 from runtime.run_dir import RunDir
 
@@ -46,7 +47,7 @@ def choose_server(run_dir: Path | None, port: int | None) -> RunningServer:
     chosen = [server for server in servers if port in (None, server.config.http.port)]
     listing = "\n".join(f"  {server.text}" for server in servers)
     if not servers:
-        raise NoServerError("no server of this user runs; start one with `python launch.py`")
+        raise NoServerError(f"no server of this user runs; start one with `{START}`")
     if not chosen:
         raise NoServerError(f"no server of this user runs on port {port}; there are\n{listing}")
     if len(chosen) > 1:

@@ -4,10 +4,12 @@ import math
 from pathlib import Path
 from typing import Any, cast
 
+from messages.config.pooling import PoolingFacts
 from messages.config.server import ModelConfig, ModelFacts
 from messages.errors import BootError, UsageError
 from runtime.chat_files import read_chat_files
 from runtime.model_files import read_config, read_object
+from runtime.pooling_files import read_pooling_facts
 from runtime.special_tokens import find_token_id, read_fields, special_texts
 
 CONTEXT_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")
@@ -43,26 +45,29 @@ def read_model_facts(model: ModelConfig, model_dir: Path, tokenizer_dir: Path, n
     )
     eos_token_ids = tuple(token_id for token_id in dict.fromkeys(found) if token_id < vocab_size)
     is_auto = model.generation_config == "auto"
+    pooling = read_pooling_facts(model_dir, config)
     return ModelFacts(
         model_dir=str(model_dir),
         tokenizer_dir=str(tokenizer_dir),
         served_names=model.served_model_name or (name,),
         vocab_size=vocab_size,
-        max_model_len=_max_model_len(model.max_model_len, config, config_file),
+        max_model_len=_max_model_len(model.max_model_len, config, config_file, pooling or PoolingFacts()),
         eos_token_ids=eos_token_ids,
         sampling_defaults=_sampling_defaults(generation, generation_file) if is_auto else {},
         has_chat_template=read_chat_files(str(tokenizer_dir), model.chat_template).has_template,
+        pooling=pooling,
     )
 
 
-def _max_model_len(wanted: int | None, config: dict[str, Any], file: Path) -> int:
+def _max_model_len(wanted: int | None, config: dict[str, Any], file: Path, pooling: PoolingFacts) -> int:
     found = {key: _positive_int(config, key, file) for key in CONTEXT_KEYS}
     key, context = next(((key, value) for key, value in found.items() if value is not None), ("", None))
     if context is None:
         if wanted is None:
             raise BootError(f"{file}: none of {', '.join(CONTEXT_KEYS)} is there; give the context as --max-model-len")
         return wanted
-    context, longest = _scaled_contexts(config, context)
+    context, longest = _scaled_contexts(config, pooling.num_positions or context)
+    context = min(context, pooling.max_seq_length or context)
     if wanted is not None and wanted > longest:
         raise UsageError(f"--max-model-len: {wanted} is more than the model's context of {longest} tokens ({key})")
     return wanted or context

@@ -36,8 +36,8 @@ def find_weight_bytes(config: Config) -> int:
     is_read_whole = model.quantization == "none" and model.load_format in ("auto", "safetensors", "gguf")
     if may_be_gpu or not is_shared or not is_read_whole:
         return 0
-    is_small = model.dtype == "float16" or model.dtype == "bfloat16"
-    value_bytes = 2 if is_small or (model.dtype == "auto" and computes_bfloat16(CPU_INFO)) else 4
+    is_small = config.dtype == "float16" or config.dtype == "bfloat16"
+    value_bytes = 2 if is_small or (config.dtype == "auto" and computes_bfloat16(CPU_INFO)) else 4
     try:
         num_bytes = _count_bytes(Path(config.facts.model_dir), value_bytes)
     except (BootError, OSError, ValueError, TypeError, KeyError, AttributeError, struct.error):

@@ -1,5 +1,5 @@
-"""Extras of the frontend are tested in the frontend that its own tests share."""
+"""Extras of the frontend are tested in the frontends that its own tests share."""
 
-from tests.frontend.conftest import _server, server
+from tests.frontend.conftest import _reader, _server, reader, server
 
-__all__ = ["_server", "server"]
+__all__ = ["_reader", "_server", "reader", "server"]

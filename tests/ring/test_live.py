@@ -34,7 +34,7 @@ def page() -> Iterator[BrowserPage]:
 @pytest.fixture(scope="module")
 def shown(page: BrowserPage, faulty_ring: RingClient) -> BrowserPage:
     """The page of a server whose processes may be killed."""
-    page.open(f"{faulty_ring.url}/")
+    page.open(f"{faulty_ring.url}/pipeline")
     page.wait_for("document.getElementById('status')?.textContent === 'ready'")
     return page
 
@@ -164,7 +164,7 @@ def test_top_shows_the_same_in_a_terminal(faulty_ring: RingClient):
 
 def test_the_operator_has_more(page: BrowserPage, plain_ring: RingClient):
     """On the server's own page, with the key. Other pages may not, nor this one without the key."""
-    page.open(f"{plain_ring.url}/")
+    page.open(f"{plain_ring.url}/pipeline")
     page.wait_for("document.getElementById('status')?.textContent === 'ready'")
     assert page.run("document.getElementById('actions').hidden")
     page.run(f"document.getElementById('key').value = {ADMIN_KEY!r}")

@@ -36,6 +36,9 @@ ADMINISTRATION = (
     *("POST /cache/explain", "GET /cache/tree", "GET /live", "POST /v1/messages/count_tokens"),
     *("POST /v1/files", "GET /v1/files/{id}", "DELETE /v1/files/{id}", "GET /v1/files/{id}/content"),
     *("GET /v1/files", "GET /v1/batches", "POST /v1/batches/{id}/cancel"),
+    *("POST /v1/embeddings", "POST /pooling", "POST /classify", "POST /v1/rerank", "POST /v2/rerank", "POST /rerank"),
+    *("POST /v1/score", "POST /score", "POST /embed", "POST /similarity", "POST /v1/decisions"),
+    *("POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"),
     *("POST /v1/responses/input_tokens", "POST /v1/chat/completions/input_tokens"),
 )
 """Described, and tested where they are: here they would restart what is being tested, never end, or take or show what

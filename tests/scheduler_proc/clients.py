@@ -14,6 +14,7 @@ from messages.ring.replies import (
 )
 from messages.ring.requests import DropBefore, SamplingParams, Stamps, ToScheduler, UserMsg
 from messages.ring.steps import Batch, LogprobColumns
+from scheduler_proc.deciding.adapter_slots import AdapterSlots
 from scheduler_proc.deciding.drafting.draft_model import run_draft_steps
 from scheduler_proc.deciding.drafting.drafts import Drafter
 from scheduler_proc.deciding.pages.open_cache import open_cache
@@ -142,6 +143,7 @@ class Bench:
         yielding: tuple[int, int] = (2, 3),
         windows: tuple[int, int] | None = None,
         states: tuple[int, int] | None = None,
+        adapters: AdapterSlots | None = None,
     ):
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
         self.cache = open_cache(num_pages, page_size, is_sharing, pages, store, windows, states)
@@ -149,8 +151,15 @@ class Bench:
         self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding)
         planner = None if drafter is None else plan_all_drafts(self.cache, drafter)
         self.scheduler = Scheduler(
-            self.cache, self.limits, self.budget, planner, self.grammars, plans_decodes_alone=plans_decodes_alone
+            self.cache,
+            self.limits,
+            self.budget,
+            planner,
+            self.grammars,
+            plans_decodes_alone=plans_decodes_alone,
+            adapters=adapters,
         )
+        self.adapters = adapters
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
         self.runner.windows, self.runner.states = windows, states
         self.draft_runner: SimulatedRunner | None = None
@@ -159,6 +168,8 @@ class Bench:
             self.runner.state_slots = pages.state_slots
         if store is not None:
             store.slots = self.runner.slots
+            if store.states is not None:
+                store.states.by_slot = self.runner.state_slots
         self.inbox = Inbox()
         self.max_num_batched_tokens = max_num_batched_tokens
 
@@ -179,13 +190,19 @@ class Bench:
     def step(self) -> dict[int, int]:
         """Runs one step; returns the number of tokens that each request had in it, in the order of the rows."""
         batch = self.plan()
-        while batch is None and (self.grammars.compiling or self.scheduler.has_loads):
+        while batch is None and (
+            self.grammars.compiling or self.scheduler.has_loads or (self.adapters and self.adapters.is_reading)
+        ):
             batch = self.plan()
         self.inbox.take(self.scheduler.pop_replies())
         if batch is None:
             return {}
         self.scheduler.check()
         assert len(batch.token_ids) // 4 <= self.max_num_batched_tokens, "the step is over its budget"
+        if self.adapters is not None:
+            for slot, key in self.adapters.placements.items():
+                self.runner.place_adapter(slot, key)
+            self.adapters.placements.clear()
         self.scheduler.commit(self.runner.run(batch))
         self.scheduler.check()
         self.inbox.take(self.scheduler.pop_replies())
@@ -215,4 +232,5 @@ class Bench:
             assert gauges[name] == 0, f"{name} is not empty"
         assert gauges["pages_free"] + gauges["pages_cached"] == gauges["pages_all"]
         assert gauges.get("state_slots_in_use", 0) == 0, "a state slot was lost"
+        assert gauges.get("adapter_slots_in_use", 0) == 0, "an adapter is in use"
         assert set(self.inbox.opened) >= set(self.inbox.finished)

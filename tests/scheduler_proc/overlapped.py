@@ -71,10 +71,17 @@ class OverlappedRunner:
         self._attempt_of = attempt_of
         self._end_s = 0.0
         self._waiting: deque[LaunchedStep] = deque()
+        self._place = getattr(runner, "place_adapter", None)
+        self._placed: dict[int, list[tuple[int, int]]] = {}
+        """The adapters that were placed before each step."""
+        self._placing: list[tuple[int, int]] = []
         self._last_step_id = 0
         self._has_failed = False
         """The step before has failed, so that this one has nothing to begin from."""
         self._last_tokens: array[int] = array("i")
+
+    def place_adapter(self, slot: int, key: int) -> None:
+        self._placing.append((slot, key))
 
     def launch(self, batch: Batch) -> LaunchedStep:
         assert len(self._waiting) < 2, "two steps are in flight"
@@ -92,6 +99,7 @@ class OverlappedRunner:
         num_tokens = len(batch.token_ids) // 4
         self._end_s = max(self.now_s, self._end_s) + STEP_S + TOKEN_S * num_tokens
         attempts = [self._attempt_of(uid) for uid in unpack_int64(batch.uids)]
+        self._placed[batch.step_id], self._placing = self._placing, []
         launched = LaunchedStep(self, batch, self._end_s, attempts, self.is_done_at_once(batch))
         self._waiting.append(launched)
         return launched
@@ -102,6 +110,9 @@ class OverlappedRunner:
     def result_of(self, launched: LaunchedStep) -> ForwardOutput:
         assert self._waiting.popleft() is launched, "results are asked for in another order"
         self.now_s = max(self.now_s, launched.end_s)
+        for placement in self._placed.pop(launched.batch.step_id, ()):
+            assert self._place is not None
+            self._place(*placement)
         if self._has_failed or (self._waiting and self.fails("result")):
             self._has_failed = True
             self._last_tokens = array("i")

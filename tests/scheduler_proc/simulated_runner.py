@@ -17,10 +17,12 @@ from messages.columns import pack_float32, pack_int32, unpack_int32, unpack_int6
 from messages.ring.axes import columns_of
 from messages.ring.requests import SamplingParams
 from messages.ring.steps import SAMPLED, Batch, ForwardOutput, LogprobColumns
+from tests.scheduler_proc.simulated_adapters import adapted
 from tests.scheduler_proc.simulated_edits import NOTHING, Edits, expected_edits, read_edits
 from tests.scheduler_proc.simulated_grammar import allowed_next
 
 START = 0x5EED
+NO_PARAMS = SamplingParams(max_tokens=1)
 
 Logprob = tuple[int, float, list[tuple[int, float]]]
 """A token, its logprob, and its alternatives with theirs."""
@@ -132,12 +134,17 @@ class SimulatedRunner:
         self.slots: list[tuple[int, int] | None] = [None] * (num_pages * page_size)
         self.window_slots: dict[int, tuple[int, int]] = {}
         self.state_slots: dict[int, tuple[int, int]] = {}
+        self.adapter_keys: dict[int, int] = {}
+        """The number that is added to the token ids of rows, by the slot of their adapter."""
         self.poison: set[int] = set()
         self.nan: set[int] = set()
         self.withholds: random.Random | None = None
         self.is_wrong = False
         """A step was none that a device could run, which a scheduler takes for a fault of the device."""
         self.batches: list[Batch] = []
+
+    def place_adapter(self, slot: int, key: int) -> None:
+        self.adapter_keys[slot] = key
 
     def launch(self, batch: Batch) -> ForwardOutput:
         return self.run(batch)
@@ -160,13 +167,16 @@ class SimulatedRunner:
         assert len(set(slots)) == len(slots), "two tokens are written to one slot"
         width, start, row_tables = batch.num_pages_per_row, 0, []
         query_lens, context_lens = unpack_int32(batch.query_lens), unpack_int32(batch.context_lens)
+        adapter_slots = unpack_int32(batch.adapter_slots) or [-1] * batch.num_rows
+        assert len(adapter_slots) == batch.num_rows
         for row, (query_len, context_len) in enumerate(zip(query_lens, context_lens, strict=True)):
             table = tables[row * width : (row + 1) * width]
             end = start + query_len
             assert list(positions[start:end]) == list(range(context_len, context_len + query_len))
             expected = [self._slot(table, position) for position in positions[start:end]]
             assert list(slots[start:end]) == expected, "the slots are not those of the page table"
-            self._write(table, token_ids[start:end], context_len)
+            key = self.adapter_keys[adapter_slots[row]] if adapter_slots[row] >= 0 else 0
+            self._write(table, [token_id + key for token_id in token_ids[start:end]], context_len)
             row_tables.append(table)
             start = end
         if self.windows is not None:
@@ -277,7 +287,7 @@ class SimulatedRunner:
         assert held[0] == position, "a slot holds another position"
         return held[1]
 
-    def _write(self, table: "array[int]", token_ids: "array[int]", position: int) -> None:
+    def _write(self, table: "array[int]", token_ids: Sequence[int], position: int) -> None:
         value = self._read(table, position - 1) if position else START
         for token_id in token_ids:
             value = next_value(value, token_id, position)
@@ -363,7 +373,7 @@ def expected_output(
     values: list[int] = []
     value = START
     for position, token_id in enumerate(prompt):
-        value = next_value(value, token_id, position)
+        value = next_value(value, adapted(params, token_id), position)
         values.append(value)
     temperature = 0.0 if params.is_greedy else params.temperature
     optional = params.top_n_sigma, params.typical_p, params.xtc_probability, params.xtc_threshold
@@ -384,17 +394,19 @@ def expected_output(
         tokens.append(token_id)
         if token_id in ends:
             break
-        value = next_value(value, token_id, len(values))
+        value = next_value(value, adapted(params, token_id), len(values))
         values.append(value)
     return output
 
 
-def expected_logprobs(token_ids: Sequence[int], start: int, num_top: int, vocab_size: int) -> list[Logprob]:
+def expected_logprobs(
+    token_ids: Sequence[int], start: int, num_top: int, vocab_size: int, params: SamplingParams = NO_PARAMS
+) -> list[Logprob]:
     """Returns what is known of each token from position `start` on, which is at least 1."""
     logprobs: list[Logprob] = []
     value = START
     for position, (token_id, following) in enumerate(pairwise(token_ids)):
-        value = next_value(value, token_id, position)
+        value = next_value(value, adapted(params, token_id), position)
         if position + 1 >= start:
             logprobs.append((following, *logprob_with_top(value, following, num_top, vocab_size)))
     return logprobs

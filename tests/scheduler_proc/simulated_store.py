@@ -9,11 +9,18 @@ Slots = list[tuple[int, int] | None]
 class SimulatedStore:
     """Loads make progress when they are asked for, at most by `pages_at_once` together; where that is 0, they hang.
 
-    With a `chance`, pages are dropped, lost and unreadable now and then.
+    With a `chance`, pages are dropped, lost and unreadable now and then. `states` has checkpoints.
     """
 
-    def __init__(self, page_size: int, max_pages: int = 1000, chance: random.Random | None = None):
+    def __init__(
+        self,
+        page_size: int,
+        max_pages: int = 1000,
+        chance: random.Random | None = None,
+        states: "SimulatedStates | None" = None,
+    ):
         self.slots: Slots = []
+        self.states = states
         self.wake = lambda: None
         self.kept: dict[bytes, Slots] = {}
         self.pages_at_once = 1000
@@ -39,7 +46,7 @@ class SimulatedStore:
 
     def put(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
         for page, digest in zip(pages, digests, strict=True):
-            held = self.slots[page * self._page_size : (page + 1) * self._page_size]
+            held = self._read(page)
             assert None not in held, "a page is put that was never written"
             assert self.kept.get(digest, held) == held, "two pages have one name"
             if not self._fails():
@@ -67,8 +74,7 @@ class SimulatedStore:
         for uid, (pages, digests, start) in list(self.loads.items()):
             done = start
             while left and done < len(pages) and digests[done] in self.kept and not self._fails():
-                page = pages[done]
-                self.slots[page * self._page_size : (page + 1) * self._page_size] = self.kept[digests[done]]
+                self._write(pages[done], self.kept[digests[done]])
                 done, left = done + 1, left - 1
             has_ended = done == len(pages) or bool(left)
             if left and done < len(pages):
@@ -89,9 +95,33 @@ class SimulatedStore:
 
     def clear(self) -> None:
         self.kept.clear()
+        if self.states is not None:
+            self.states.clear()
 
     def gauges(self) -> dict[str, float]:
         return {"disk_pages": len(self.kept)}
 
     def close(self) -> None:
         pass
+
+    def _read(self, page: int) -> Slots:
+        return self.slots[page * self._page_size : (page + 1) * self._page_size]
+
+    def _write(self, page: int, held: Slots) -> None:
+        self.slots[page * self._page_size : (page + 1) * self._page_size] = held
+
+
+class SimulatedStates(SimulatedStore):
+    """The same of the states of a simulated runner, by slot."""
+
+    def __init__(self, max_states: int = 1000, chance: random.Random | None = None):
+        super().__init__(1, max_states, chance)
+        self.by_slot: dict[int, tuple[int, int]] = {}
+
+    def _read(self, page: int) -> Slots:
+        return [self.by_slot.get(page)]
+
+    def _write(self, page: int, held: Slots) -> None:
+        (state,) = held
+        assert state is not None
+        self.by_slot[page] = state

@@ -1,10 +1,12 @@
 """Random requests of every kind, aborted, stopped, resubmitted; and whether each got what it must."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from messages.columns import pack_float32, pack_int32
+from messages.ring.adapters import Adapter
 from messages.ring.requests import AbortMsg, Dry, FlushCache, SamplingParams, StopSeen, UserMsg
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_grammar import allowed_next, grammar_of
@@ -32,12 +34,15 @@ class Ask:
 class Soak:
     """Sends random requests to a bench, and disturbs some; knows what must come of each."""
 
-    def __init__(self, seed: int, num_requests: int, bench: Bench, rich_share: float = 0.5):
+    def __init__(
+        self, seed: int, num_requests: int, bench: Bench, rich_share: float = 0.5, adapters: Sequence[Adapter] = ()
+    ):
         self.chance = random.Random(seed)
         self.bench = bench
         self.asks: dict[int, Ask] = {}
         self.rich_share = rich_share
         """How many of the requests want logprobs or change logits."""
+        self.adapters = adapters
         self._unfinished: list[int] = []
         self.num_requests = num_requests
         self._faulty = bench.runner.poison | bench.runner.nan
@@ -49,9 +54,12 @@ class Soak:
         length = chance.choice((1, 2, 4, 7, 16, 33, 60, 63))
         shared = chance.choice(self.prefixes)[: chance.randrange(0, min(length, 40) + 1)]
         prompt = shared + [chance.choice(self._prompt_ids) for _ in range(length - len(shared))]
+        adapter = chance.choice([*self.adapters, None]) if self.adapters else None
+        salt = "" if adapter is None else adapter.digest
         message = user_msg(
             uid,
             prompt,
+            adapter=adapter,
             max_tokens=chance.choice((0, 1, 2, 5, 9, 30, 200)),
             temperature=chance.choice((0.0, 0.6, 1.0)),
             top_p=chance.choice((1.0, 0.9)),
@@ -61,7 +69,7 @@ class Soak:
             seed=chance.randrange(-(2**63), 2**63),
             ignore_eos=chance.random() < 0.3,
             stop_token_ids=chance.choice(((), (3, 30))),
-            cache_salt=chance.choice(("", "", "tenant", "other")),
+            cache_salt=salt + chance.choice(("", "", "tenant", "other")),
             priority=chance.choice((0, 0, 0, -5, 3, 1_000)),
             **(self.new_params() if chance.random() < self.rich_share else {}),
         )
@@ -175,10 +183,11 @@ class Soak:
         key, inbox = (uid, ask.attempt), self.bench.inbox
         num_top, num_prompt_top = ask.params.num_logprobs, ask.params.num_prompt_logprobs
         tokens, start = ask.prompt + got, len(ask.prompt) + len(ask.known)
-        expected = [] if num_top is None else expected_logprobs(tokens, start, num_top, VOCAB_SIZE)
+        expected = [] if num_top is None else expected_logprobs(tokens, start, num_top, VOCAB_SIZE, ask.params)
         assert inbox.logprobs[key] == expected, "a logprob is wrong, lost or doubled"
         if key in inbox.prompt_logprobs and num_prompt_top is not None:
-            assert inbox.prompt_logprobs[key] == expected_logprobs(ask.prompt, 1, num_prompt_top, VOCAB_SIZE)
+            expected = expected_logprobs(ask.prompt, 1, num_prompt_top, VOCAB_SIZE, ask.params)
+            assert inbox.prompt_logprobs[key] == expected
             assert ask.known or not inbox.finished[key].usage.cached_tokens
         assert num_prompt_top is None or key in inbox.prompt_logprobs or len(got) == len(ask.known)
 

@@ -111,6 +111,7 @@ def test_ray_places_every_engine(tmp_path: Path):
         (["--remote-engines", "tcp://a:1"], "an engine on another machine has one rank"),
         (["--kv-disk", "/tmp/x"], "--kv-disk and --kv-offload-gb keep the pages of one rank"),
         (["--kv-offload-gb", "1"], "--kv-disk and --kv-offload-gb keep the pages of one rank"),
+        (["--max-loras", "2"], "--lora and --max-loras are for one rank"),
         (["--ray"], "an engine on another machine has one rank"),
         (["--device", "cuda:0,cuda:1", "--data-parallel", "2"], "--device: 4 ranks .* need as many different GPUs"),
     ],

@@ -8,6 +8,7 @@ from messages.ring.requests import ChatPrompt
 from runtime.chat_files import DEFAULT, PLAIN_TEMPLATE, ChatFiles
 from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.encoding import Encoding
+from tokenizer_proc.joined_texts import JoinedTexts
 
 
 def encoding_of(encode: Callable[[str], list[int]], longest_token_chars: int = 1) -> Encoding:
@@ -17,6 +18,7 @@ def encoding_of(encode: Callable[[str], list[int]], longest_token_chars: int = 1
         to_text=lambda ids: "".join(map(chr, ids)),
         token_of=chr,
         longest_token_chars=longest_token_chars,
+        join=lambda texts: JoinedTexts(encode(texts.text), 0),
     )
 
 

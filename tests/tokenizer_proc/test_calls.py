@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from messages.columns import pack_int32
@@ -9,7 +11,9 @@ from tokenizer_proc import calls
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
 
 LETTERS = encoding_of(lambda text: [ord(char) for char in text])
-WITH_BEGINNING = Encoding(lambda text, add: [1] * add + LETTERS.encode(text), LETTERS.to_text, LETTERS.token_of, 1)
+WITH_BEGINNING = Encoding(
+    lambda text, add: [1] * add + LETTERS.encode(text), LETTERS.to_text, LETTERS.token_of, 1, LETTERS.join
+)
 
 
 @pytest.mark.parametrize("add_special_tokens", [False, True])
@@ -27,7 +31,7 @@ def test_a_chat_with_its_tokens() -> None:
 
 
 def test_an_id_without_a_token_has_an_empty_one() -> None:
-    encoding = Encoding(LETTERS.to_ids, LETTERS.to_text, lambda token_id: None, 1)
+    encoding = dataclasses.replace(LETTERS, token_of=lambda token_id: None)
     assert calls.encode(EncodeMsg(5, "a", wants_token_strs=True), "a", encoding).token_strs == ("",)
 
 

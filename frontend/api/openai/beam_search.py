@@ -108,6 +108,7 @@ class PromptSearch:
             ignore_eos=True,
             skip_special_tokens=params.skip_special_tokens,
             cache_salt=params.cache_salt,
+            adapter=params.adapter,
             num_logprobs=min(self._rules.num_logprobs, self._facts.vocab_size),
             priority=params.priority,
             echo=echo,

@@ -7,7 +7,8 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from frontend.api.operate.requests import RequestsApi
-from frontend.api.operate.tokens import ChatFields, question_of
+from frontend.api.operate.tokens import ChatFields, ModelName, question_of
+from frontend.api.parameters.adapter_names import find_adapter, salt_for
 from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, NumLogprobs, Salt, Switch, TokenIds
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import UnknownFields
@@ -27,6 +28,7 @@ MAX_ENGINES = 64
 class ExplainBody(ChatFields, frozen=True, kw_only=True):
     """A prompt as for `/generate`, or the messages of a chat, with what decides what may be found for it."""
 
+    model: ModelName = None
     prompt: Annotated[str | TokenIds | None, Meta(description=f"a string or {TOKEN_IDS_TEXT}")] = None
     cache_salt: Annotated[Salt | None, Meta(description="a string of 1 to 128 characters")] = None
     prompt_logprobs: NumLogprobs = None
@@ -115,8 +117,9 @@ class CacheApi:
     async def explain(self, request: Request) -> JsonReply:
         """Raises `RequestError`: 400, or 503 if a process does not answer. Waits for the running step."""
         body = self._explain_decoder.decode(await read_body(request, self._max_body_bytes))
+        salt = salt_for(find_adapter(self._service.config.facts, body.model), body.cache_salt or "")
         input_ids = await self._find_ids(body)
-        engine, answer = await self._service.queries.explain_cache(input_ids, body.cache_salt or "")
+        engine, answer = await self._service.queries.explain_cache(input_ids, salt)
         names = await self._requests.find_names([answer.other_uid, *(source.uid for source in answer.sources)])
         return JsonReply(self._reply(body, input_ids, engine, answer, names))
 
@@ -227,7 +230,10 @@ def _text_of(answer: CacheExplained, num_tokens: int, page_tokens: int) -> str:
                 "are computed"
             )
         case "salt":
-            return "nothing with this cache_salt begins like it, but something with another one does"
+            return (
+                "nothing with this cache_salt (and with the contents of this LoRA adapter) begins like it, but "
+                "something with another one does"
+            )
         case "disabled":
             return "the prefix cache is off (--no-enable-prefix-caching)"
         case "not_cached":

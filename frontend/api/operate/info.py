@@ -7,10 +7,11 @@ from typing import Literal
 import msgspec
 from starlette.requests import Request
 
-from frontend.api.parameters.generation_body import check_model
+from frontend.api.parameters.adapter_names import find_adapter
 from frontend.http.responses import JsonReply
 from frontend.links.processes import ProcessView
 from messages.config.server import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig
+from runtime.adapter_table import read_table
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +22,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: Literal["sluice"] = "sluice"
     root: str
+    parent: str | None = None
+    """The model of a LoRA adapter, whose `root` is its directory."""
     max_model_len: int
     type: Literal["model"] = "model"
     display_name: str
@@ -64,33 +67,34 @@ class ServerInfo(msgspec.Struct, frozen=True):
 
 class InfoApi:
     def __init__(self, config: Config, processes: ProcessView):
-        facts = config.facts
-        created = int(time.time())
+        self._created = int(time.time())
         self._config = config
         self._processes = processes
-        self._cards = {
-            name: ModelCard(
-                id=name,
-                created=created,
-                root=facts.model_dir,
-                max_model_len=facts.max_model_len,
-                display_name=name,
-                created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created)),
-                max_input_tokens=facts.max_model_len,
-            )
-            for name in facts.served_names
-        }
         self._version = find_version()
 
     async def models(self, request: Request) -> JsonReply:
-        names = self._config.facts.served_names
-        return JsonReply(ModelList(data=tuple(self._cards.values()), first_id=names[0], last_id=names[-1]))
+        facts = self._config.facts
+        names = [*facts.served_names, *read_table(facts.adapter_table)]
+        cards = tuple(map(self._card, names))
+        return JsonReply(ModelList(data=cards, first_id=names[0], last_id=names[-1]))
 
     async def model(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404) for a name that is not served."""
-        name = request.path_params["id"]
-        check_model(self._config.facts, name)
-        return JsonReply(self._cards[name])
+        return JsonReply(self._card(request.path_params["id"]))
+
+    def _card(self, name: str) -> ModelCard:
+        facts = self._config.facts
+        adapter = find_adapter(facts, name)
+        return ModelCard(
+            id=name,
+            created=self._created,
+            root=facts.model_dir if adapter is None else adapter.path,
+            parent=None if adapter is None else facts.served_names[0],
+            max_model_len=facts.max_model_len,
+            display_name=name,
+            created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._created)),
+            max_input_tokens=facts.max_model_len,
+        )
 
     async def version(self, request: Request) -> JsonReply:
         return JsonReply(VersionReply(self._version))

@@ -21,6 +21,8 @@ WaitsFor = Literal[
     "drain",
     "window_pages",
     "state_slots",
+    "adapter",
+    "adapter_slots",
     "priority",
     "same_page",
     "load",
@@ -146,6 +148,10 @@ def _in_queue(row: WaitingRow, facts: QueueFacts, heard_s: float) -> Waiting:
             reason = "too few pages of layers with a window are free or can be evicted (--kv-cache-memory-gb)"
         case "state_slots":
             reason = "all slots for recurrent states are in use (--kv-cache-memory-gb)"
+        case "adapter":
+            reason = "its LoRA adapter is being read from disk"
+        case "adapter_slots":
+            reason = "rows use other LoRA adapters, as many as may be used at once (--max-loras)"
         case "drain":
             reason = "the scheduler finishes its running requests and is then replaced"
         case "priority":

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Generic, TypeVar
 from msgspec import Meta
 from starlette.requests import Request
 
+from frontend.api.parameters.adapter_names import find_adapter
 from frontend.api.parameters.foreign_fields import FOREIGN, RENAMED
 from frontend.api.parameters.grammar import GrammarFields
 from frontend.api.parameters.sampling import MAX_INT32, SamplingFields, Switch
-from frontend.errors import not_found
 from frontend.http.body import BodyDecoder, DecodedBody, read_body
 from frontend.http.field_names import NameRules, UnknownFields
 from frontend.requests.trace import REQUEST_ID_PATTERN, trace_of
@@ -67,6 +67,7 @@ REQUEST_ID_TEXT = "a string of 1 to 128 letters, digits and ._:/+=-"
 class GenerationFields(SamplingFields, frozen=True, kw_only=True):
     """The fields of every endpoint that generates. The last four are validated but have no effect."""
 
+    model: Annotated[str | None, Meta(description="a string, one of the names in /v1/models")] = None
     stream: Switch = None
     request_id: Annotated[RequestId | None, Meta(description=REQUEST_ID_TEXT)] = None
     add_special_tokens: Switch = None
@@ -79,7 +80,7 @@ class GenerationFields(SamplingFields, frozen=True, kw_only=True):
 
 
 class ModelFields(GenerationFields, frozen=True, kw_only=True):
-    model: Annotated[str | None, Meta(description="a string, one of the names in /v1/models")] = None
+    """The fields of the endpoints of other servers' APIs."""
 
 
 T = TypeVar("T", bound=GenerationFields)
@@ -108,12 +109,13 @@ class GenerationReader(Generic[T]):
         return decoded
 
     def _check(self, body: T) -> None:
-        """Raises `RequestError` if fields that are valid by themselves cannot be combined."""
+        """Raises `RequestError` for an unknown model, or if fields that are valid by themselves cannot be combined."""
+        check_model(self._service.config.facts, body.model)
 
 
 class ModelReader(GenerationReader[M]):
     def _check(self, body: M) -> None:
-        check_model(self._service.config.facts, body.model)
+        super()._check(body)
         if body.prompt_logprobs is not None and body.stream:
             raise bad_request("prompt_logprobs are not in streams: stream must be false", "prompt_logprobs")
 
@@ -152,6 +154,5 @@ def name_rules(refused: dict[str, tuple[Any, ...]], ignored: Sequence[str] = ())
 
 
 def check_model(facts: ModelFacts, name: str | None) -> None:
-    """Raises `RequestError` (404) if `name` is not served; without a name, the served model is meant."""
-    if name is not None and name not in facts.served_names:
-        raise not_found(f"The model `{name[:200]}` does not exist", "model_not_found", "model")
+    """Raises `RequestError` (404) if `name` is not the model's, nor a LoRA adapter's; no name means the model."""
+    find_adapter(facts, name)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from frontend.api.parameters.adapter_names import find_adapter, salt_for
 from frontend.api.parameters.grammar import GrammarFields, make_grammar
 from frontend.api.parameters.logit_bias import (
     BIAS_TEXT,
@@ -160,12 +161,13 @@ class Sampling:
 
     def __init__(self, facts: ModelFacts):
         self._defaults = sampling_defaults(facts.sampling_defaults)
+        self._facts = facts
         self._vocab_size = facts.vocab_size
 
     def make_params(self, fields: SamplingFields, *, max_tokens: int, seed: int, echo: bool = False) -> SamplingParams:
         """Returns the parameters; `max_tokens` and `seed` apply if the request sets none.
 
-        `max_tokens` 0 is allowed with `echo` or prompt logprobs. Raises `RequestError` (400).
+        `max_tokens` 0 is allowed with `echo` or prompt logprobs. Raises `RequestError` (400, or 404 for the model).
         """
         max_tokens = max_tokens if fields.max_tokens is None else fields.max_tokens
         min_tokens = fields.min_tokens or 0
@@ -189,13 +191,16 @@ class Sampling:
             )
         stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
         _check_texts(fields, stop, [text for text, _ in bias.texts])
+        adapter = find_adapter(self._facts, getattr(fields, "model", None))
         values: dict[str, Any] = {**msgspec.structs.asdict(self._defaults), "seed": seed}
         values |= {name: value for name in UNCHANGED if (value := getattr(fields, name)) is not None}
         values["top_k"] = max(0, values["top_k"])
         values["top_n_sigma"] = max(0.0, fields.top_n_sigma or 0.0)
         values["repetition_penalty"] = _bearable(values["repetition_penalty"])
+        values["cache_salt"] = salt_for(adapter, values.get("cache_salt", ""))
         return SamplingParams(
             max_tokens=max_tokens,
+            adapter=adapter,
             stop=stop,
             stop_token_ids=tuple(stop_ids),
             bias_ids=pack_int32(bias.by_id),

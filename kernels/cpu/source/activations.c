@@ -1,4 +1,4 @@
-/* The tanh approximation of GELU, squared ReLU and the gated activations: see kernels/operations/gelu.py,
+/* GELU, squared ReLU and the gated activations: see kernels/operations/gelu.py,
    relu_squared.py, gelu_mul.py, silu_mul.py and swiglu_oai.py; and rescale.py. */
 
 #ifndef SLUICE_ACTIVATIONS
@@ -13,13 +13,18 @@ typedef struct {
   int64_t size;
   const element *up; /* rows that are `up_stride` elements apart, or null if `x` has both halves */
   int64_t up_stride;
+  int is_exact; /* GELU, not its tanh approximation */
 } NAME(activation_call);
+
+/* A GELU of `size` numbers, possibly in place. */
+INLINE void NAME(gelu_row)(const NAME(activation_call) *call, const element *x, element *out) {
+  if (call->is_exact) SIMD for (int64_t i = 0; i < call->size; i++) out[i] = NARROW(gelu_exact(WIDEN(x[i])));
+  else SIMD for (int64_t i = 0; i < call->size; i++) out[i] = NARROW(gelu_tanh(WIDEN(x[i])));
+}
 
 static void NAME(gelu_token)(const void *data, int64_t token) {
   const NAME(activation_call) *call = data;
-  const element *x = call->x + token * call->size;
-  element *out = call->out + token * call->size;
-  SIMD for (int64_t i = 0; i < call->size; i++) out[i] = NARROW(gelu_tanh(WIDEN(x[i])));
+  NAME(gelu_row)(call, call->x + token * call->size, call->out + token * call->size);
 }
 
 static void NAME(relu_squared_token)(const void *data, int64_t token) {
@@ -61,8 +66,8 @@ static void NAME(gelu_mul_token)(const void *data, int64_t token) {
   const element *gate = call->x + (call->up ? 1 : 2) * token * call->size;
   const element *up = call->up ? call->up + token * call->up_stride : gate + call->size;
   element *out = call->out + token * call->size;
-  SIMD for (int64_t i = 0; i < call->size; i++)
-      out[i] = NARROW(WIDEN(NARROW(gelu_tanh(WIDEN(gate[i])))) * WIDEN(up[i]));
+  NAME(gelu_row)(call, gate, out);
+  SIMD for (int64_t i = 0; i < call->size; i++) out[i] = NARROW(WIDEN(out[i]) * WIDEN(up[i]));
 }
 
 typedef struct {
@@ -105,8 +110,8 @@ static void NAME(rescale_token)(const void *data, int64_t token) {
 }
 
 /* x and out: [num_tokens, size]. */
-PUBLIC void NAME(gelu)(const element *x, element *out, int64_t num_tokens, int64_t size) {
-  const NAME(activation_call) call = {.x = x, .out = out, .size = size};
+PUBLIC void NAME(gelu)(const element *x, element *out, int64_t num_tokens, int64_t size, int64_t is_exact) {
+  const NAME(activation_call) call = {.x = x, .out = out, .size = size, .is_exact = is_exact != 0};
   run_items(num_tokens, num_tokens * size * 4, NAME(gelu_token), &call);
 }
 
@@ -124,8 +129,8 @@ PUBLIC void NAME(silu_mul)(const element *gate_up, element *out, int64_t num_tok
 
 /* As silu_mul; or with `up`, rows that are `up_stride` elements apart, and then the gate alone: [num_tokens, size]. */
 PUBLIC void NAME(gelu_mul)(const element *gate_up, const element *up, element *out, int64_t num_tokens, int64_t size,
-                           int64_t up_stride) {
-  const NAME(activation_call) call = {gate_up, out, size, up, up_stride};
+                           int64_t up_stride, int64_t is_exact) {
+  const NAME(activation_call) call = {gate_up, out, size, up, up_stride, is_exact != 0};
   run_items(num_tokens, num_tokens * size * 4, NAME(gelu_mul_token), &call);
 }
 

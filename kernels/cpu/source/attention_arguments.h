@@ -11,7 +11,7 @@ typedef struct {
   const void *keys, *values;                 /* [slots, num_heads, head_dim]: elements, or codes of int8 */
   const uint16_t *key_scales, *value_scales; /* bfloat16 [slots, num_heads]; null without codes */
   const int32_t *page_tables;                /* [rows, pages], rows `table_stride` apart */
-  int64_t table_stride;
+  int64_t table_stride;                      /* for encoder_attention: elements between tokens of keys, and of values */
   const int32_t *num_keys;                  /* [rows], for decode */
   const int32_t *query_lens, *context_lens; /* [rows], for prefill */
   void *out;                                /* like query, contiguous */
@@ -20,6 +20,8 @@ typedef struct {
   int64_t window;     /* last keys that a query attends to: at least 1; 2^31 - 1 for all */
   double softcap;     /* scores become softcap * tanh(score / softcap); 0 for none */
   const float *sinks; /* [num_heads * queries_a_head]; null for none */
+  const float *biases; /* [num_heads, 2 * bias_reach + 1], by distance; null for none. Only for encoder_attention. */
+  int64_t bias_reach;
 } attention_arguments;
 
 #endif

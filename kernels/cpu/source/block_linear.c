@@ -14,7 +14,7 @@ typedef struct {
   int8_t *codes;         /* [tiles, groups, 8, rows of a tile, 4] */
   block_factor *factors; /* [tiles, groups, rows of a tile] */
   int64_t num_rows, rows_per_tile, rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows;
-  int num_parts, is_gelu;
+  int num_parts, gelu;
   block_part parts[BLOCK_MOST_SEGMENTS];
 } block_call;
 
@@ -190,7 +190,7 @@ static void NAME(block_block)(const block_call *call, const block_part *part, in
   float sums[BLOCK_MOST_ROWS * BLOCK_SIZE] __attribute__((aligned(64)));
   block_sums(call, &operands, begin, end, sums);
   for (int64_t row = begin; row < end; row++)
-    NAME(quant_finish)(out + row * call->outputs, bias, left < BLOCK_SIZE ? (int)left : BLOCK_SIZE, call->is_gelu,
+    NAME(quant_finish)(out + row * call->outputs, bias, left < BLOCK_SIZE ? (int)left : BLOCK_SIZE, call->gelu,
                        sums + (row - begin) * BLOCK_SIZE);
 }
 
@@ -210,9 +210,9 @@ static void NAME(block_item)(const void *data, int64_t item) {
 /* x: [num_rows, inputs], weight: the segments' blocks, bias (or null): [outputs], out: [num_rows, outputs]. Returns 0, or -1
    without memory. */
 PUBLIC int NAME(block_linear)(const element *x, const uint8_t *weight, const block_segment *segments, const element *bias,
-                              element *out, int64_t num_segments, int64_t num_rows, int64_t inputs, int64_t is_gelu) {
+                              element *out, int64_t num_segments, int64_t num_rows, int64_t inputs, int64_t gelu) {
   if (num_rows == 0) return 0;
-  block_call call = {.x = x, .bias = bias, .out = out, .num_rows = num_rows, .inputs = inputs, .is_gelu = is_gelu != 0};
+  block_call call = {.x = x, .bias = bias, .out = out, .num_rows = num_rows, .inputs = inputs, .gelu = (int)gelu};
   block_plan(&call, weight, segments, num_segments);
   void *room = kept_room((size_t)block_place(&call, 0));
   if (!room) return -1;

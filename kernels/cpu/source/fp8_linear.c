@@ -14,7 +14,7 @@ typedef struct {
   const uint8_t *weight;
   uint16_t *out;
   int64_t num_rows, inputs, outputs, size, num_blocks, blocks_per_item; /* `size`: inputs of a scale */
-  int is_gelu;
+  int gelu;
 } fp8_call;
 
 /* Widens float8_e4m3fn numbers, none of which is NaN, to bfloat16; they are in the high halves of `high`, and in the low halves
@@ -114,7 +114,7 @@ static void fp8_block(const fp8_call *call, int64_t block, int64_t begin, int64_
                totals + (row - begin) * FP8_BLOCK);
     }
   }
-  const linear_call same = {.bias = call->bias, .out = call->out, .outputs = call->outputs, .is_gelu = call->is_gelu};
+  const linear_call same = {.bias = call->bias, .out = call->out, .outputs = call->outputs, .gelu = call->gelu};
   for (int64_t row = begin; row < end; row++) {
     const float *total = totals + (row - begin) * FP8_BLOCK;
     linear_finish(&same, row, block, _mm512_load_ps(total), _mm512_load_ps(total + 16));
@@ -132,13 +132,13 @@ static void fp8_item(const void *data, int64_t item) {
 /* x: [num_rows, inputs], weight: [ceil(outputs / 32), inputs / size, 32 scales and size * 32 codes], bias (or null):
    [outputs], out: [num_rows, outputs]; `size` is 32, 64 or 128. */
 PUBLIC void NAME(fp8_linear)(const uint16_t *x, const uint8_t *weight, const uint16_t *bias, uint16_t *out, int64_t num_rows,
-                             int64_t inputs, int64_t outputs, int64_t size, int64_t is_gelu) {
+                             int64_t inputs, int64_t outputs, int64_t size, int64_t gelu) {
   const int64_t num_blocks = (outputs + FP8_BLOCK - 1) / FP8_BLOCK, block_bytes = inputs / size * fp8_chunk_bytes(size);
   int64_t item_bytes = num_blocks * block_bytes / FP8_ITEMS;
   if (item_bytes < FP8_LEAST_ITEM) item_bytes = FP8_LEAST_ITEM;
   if (item_bytes > FP8_LARGEST_ITEM) item_bytes = FP8_LARGEST_ITEM;
   const int64_t blocks_per_item = (item_bytes + block_bytes - 1) / block_bytes;
-  const fp8_call call = {x, bias, weight, out, num_rows, inputs, outputs, size, num_blocks, blocks_per_item, is_gelu != 0};
+  const fp8_call call = {x, bias, weight, out, num_rows, inputs, outputs, size, num_blocks, blocks_per_item, (int)gelu};
   run_ordered_items(num_rows > FP8_MOST_ROWS ? BY_TURNS : IN_STRETCHES, (num_blocks + blocks_per_item - 1) / blocks_per_item,
                     inputs * outputs, fp8_item, &call);
 }

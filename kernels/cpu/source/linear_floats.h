@@ -45,7 +45,8 @@ INLINE __m256 linear_weights(const element *weight, const int is_second) {
 INLINE void linear_store(const linear_call *call, int64_t row, int64_t first, float *sums, const int64_t count) {
   element *out = call->out + row * call->outputs + first;
   if (call->bias) SIMD for (int64_t i = 0; i < count; i++) sums[i] += WIDEN(call->bias[first + i]);
-  if (call->is_gelu) SIMD for (int64_t i = 0; i < count; i++) sums[i] = gelu_tanh(sums[i]);
+  if (call->gelu == TANH_GELU) SIMD for (int64_t i = 0; i < count; i++) sums[i] = gelu_tanh(sums[i]);
+  if (call->gelu == EXACT_GELU) SIMD for (int64_t i = 0; i < count; i++) sums[i] = gelu_exact(sums[i]);
   SIMD for (int64_t i = 0; i < count; i++) out[i] = NARROW(sums[i]);
 }
 

@@ -206,4 +206,35 @@ INLINE float gelu_tanh(float x) {
   return x / (1.0f + power_of_2(power));
 }
 
+/* The GELU that follows a linear layer or gates another one. */
+enum { NO_GELU, TANH_GELU, EXACT_GELU };
+
+/* erfc z = (a polynomial in t = 1 / (1 + 0.3275911 z)) e^-z^2 for z >= 0, error at most 1.5e-7 (Abramowitz and Stegun, 7.1.26);
+   these are its coefficients, halved. */
+#define ERFC(OP, FIRST, t) OP(OP(OP(OP(OP(FIRST(0.5307027145f), t, -0.7265760135f), t, 0.7107068705f), t, -0.142248368f), t, 0.127414796f), t, 0.0f)
+
+INLINE float times_plus(float a, float b, float c) { return a * b + c; }
+
+/* x Phi(x), where Phi is the normal distribution's function. */
+INLINE float gelu_exact(float x) {
+  const float size = x < 0.0f ? -x : x, t = 1.0f / (1.0f + 0.3275911f * 0.70710678f * size);
+  const float rest = ERFC(times_plus, , t) * power_of_2(-0.5f * LOG2_E * x * x);
+  return x * (x < 0.0f ? rest : 1.0f - rest);
+}
+
+#if defined(__AVX512BF16__)
+/* gelu_exact of 16 numbers, for results that become bfloat16. */
+INLINE __m512 gelu_exact_vector(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+  const __m512 t = _mm512_rcp14_ps(_mm512_fmadd_ps(_mm512_abs_ps(x), _mm512_set1_ps(0.3275911f * 0.70710678f), one));
+  __m512 power = _mm512_mul_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(-0.5f * LOG2_E));
+  power = rough_powers_of_2(_mm512_max_ps(_mm512_set1_ps(-126.0f), power)); /* NaN stays NaN */
+#define VECTOR_OP(a, b, c) _mm512_fmadd_ps(a, b, _mm512_set1_ps(c))
+  const __m512 rest = _mm512_mul_ps(ERFC(VECTOR_OP, _mm512_set1_ps, t), power);
+#undef VECTOR_OP
+  const __mmask16 is_negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+  return _mm512_mul_ps(x, _mm512_mask_sub_ps(rest, (__mmask16)~is_negative, one, rest));
+}
+#endif
+
 #endif

@@ -1,6 +1,7 @@
 /* Each operation, in the number format that kernels.c has chosen. */
 #include "embed.c"
 #include "norms.c"
+#include "hidden_states.c"
 #include "activations.c"
 #include "paged_kv.h"
 #include "rotate_store.c"
@@ -9,6 +10,7 @@
 #include "tiles.h"
 #include "tile_product.h"
 #include "paged_prefill.c"
+#include "encoder_attention.c"
 #include "pack_linear.c"
 #include "packed_linear.c"
 #include "fp8_linear.c"
@@ -22,6 +24,7 @@
 #include "block_stretch.h"
 #include "block_linear.c"
 #include "block_pack.c"
+#include "lora_linear.c"
 #include "experts.c"
 #include "expert_linear.c"
 #include "state_rows.h"

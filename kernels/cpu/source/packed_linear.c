@@ -42,7 +42,7 @@ typedef struct {
   const element *x, *weight, *bias;
   element *out;
   int64_t num_rows, inputs, outputs, rows_per_group, num_blocks, blocks_per_item, items_per_group;
-  int is_gelu;
+  int gelu;
   item_order order;
   int64_t blocks_between; /* between an item and the one that its thread will probably take next, by turns */
   void *prepared; /* x as `linear_prepare` writes it and products read it, or null */
@@ -50,8 +50,9 @@ typedef struct {
 
 #if defined(__AVX512BF16__)
 #if IS_BFLOAT16
-/* gelu_tanh of 16 numbers, to the precision of bfloat16. */
-INLINE __m512 linear_gelu(__m512 x) {
+/* The GELU of this kind of 16 numbers, to the precision of bfloat16. */
+INLINE __m512 linear_gelu(__m512 x, int kind) {
+  if (kind == EXACT_GELU) return gelu_exact_vector(x);
   const __m512 rate = _mm512_set1_ps(-2.0f * 0.79788456080286536f * LOG2_E), limit = _mm512_set1_ps(126.0f);
   const __m512 slope = _mm512_fmadd_ps(_mm512_mul_ps(x, x), _mm512_mul_ps(rate, _mm512_set1_ps(0.044715f)), rate);
   __m512 power = _mm512_min_ps(limit, _mm512_mul_ps(slope, x)); /* NaN stays NaN */
@@ -62,10 +63,11 @@ INLINE __m512 linear_gelu(__m512 x) {
 INLINE __m512 linear_load(const element *x, __mmask16 lanes) { return load_vector(x, lanes); }
 INLINE void linear_put(element *out, __mmask16 lanes, __m512 x) { store_vector(out, lanes, x); }
 #else
-INLINE __m512 linear_gelu(__m512 x) {
+INLINE __m512 linear_gelu(__m512 x, int kind) {
   float all[16] __attribute__((aligned(64)));
   _mm512_store_ps(all, x);
-  SIMD for (int i = 0; i < 16; i++) all[i] = gelu_tanh(all[i]);
+  if (kind == EXACT_GELU) SIMD for (int i = 0; i < 16; i++) all[i] = gelu_exact(all[i]);
+  else SIMD for (int i = 0; i < 16; i++) all[i] = gelu_tanh(all[i]);
   return _mm512_load_ps(all);
 }
 
@@ -77,7 +79,7 @@ INLINE void linear_put(element *out, __mmask16 lanes, __m512 x) { _mm512_mask_st
 INLINE void linear_narrow(const linear_call *call, __m512 values, const element *bias, element *out, int64_t left) {
   const __mmask16 lanes = lanes_of(left);
   if (bias) values = _mm512_add_ps(values, linear_load(bias, lanes));
-  if (call->is_gelu) values = linear_gelu(values);
+  if (call->gelu) values = linear_gelu(values, call->gelu);
   linear_put(out, lanes, values);
 }
 
@@ -126,10 +128,10 @@ static int64_t linear_place(linear_call *call, void *room) {
    [ceil(outputs / 32), inputs, 32, 1], bias (or null): [outputs],
    out: [num_rows, outputs]; inputs is a multiple of 32. Returns 0, or -1 without memory. */
 PUBLIC int NAME(packed_linear)(const element *x, const element *weight, const element *bias, element *out,
-                               int64_t num_rows, int64_t inputs, int64_t outputs, int64_t is_gelu) {
+                               int64_t num_rows, int64_t inputs, int64_t outputs, int64_t gelu) {
   if (num_rows == 0) return 0;
   linear_call call = {.x = x, .weight = weight, .bias = bias, .out = out, .num_rows = num_rows, .inputs = inputs,
-                      .outputs = outputs, .is_gelu = is_gelu != 0};
+                      .outputs = outputs, .gelu = (int)gelu};
   linear_plan(&call);
   /* With few rows a thread reads a long stretch of weights; with many rows threads work on neighbouring blocks together. */
   call.order = num_rows <= call.rows_per_group ? IN_STRETCHES : BY_TURNS;

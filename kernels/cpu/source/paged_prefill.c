@@ -9,6 +9,17 @@
 #define NUM_GROUPS(num_queries) (((num_queries) + QUERY_STRIDE - 1) / QUERY_STRIDE)
 #define KEY_LINES(bytes) (((int64_t)(bytes) + LINE_BYTES - 1) / LINE_BYTES)
 #define LOWEST (-1e30f) /* the level before any key; a difference of infinities would not be a number */
+
+/* The row of a tile. first_tile: [num_rows + 1]. */
+INLINE int64_t find_row(const int64_t *first_tile, int64_t num_rows, int64_t tile) {
+  int64_t row = 0, beyond = num_rows;
+  while (beyond - row > 1) {
+    const int64_t middle = (row + beyond) / 2;
+    if (first_tile[middle] <= tile) row = middle;
+    else beyond = middle;
+  }
+  return row;
+}
 #endif
 
 typedef struct {
@@ -128,12 +139,7 @@ static void NAME(paged_prefill_item)(const void *data, int64_t item) {
      first. */
   const int64_t num_tiles = call->first_tile[call->given.num_rows], head = item / num_tiles;
   const int64_t tile = num_tiles - 1 - item % num_tiles;
-  int64_t row = 0, beyond = call->given.num_rows;
-  while (beyond - row > 1) {
-    const int64_t middle = (row + beyond) / 2;
-    if (call->first_tile[middle] <= tile) row = middle;
-    else beyond = middle;
-  }
+  const int64_t row = find_row(call->first_tile, call->given.num_rows, tile);
   const int64_t start = (tile - call->first_tile[row]) * call->tokens_a_tile, rest = call->given.query_lens[row] - start;
   const int num_tokens = (int)(rest < call->tokens_a_tile ? rest : call->tokens_a_tile);
   const int num_queries = num_tokens * (int)queries, padded_dim = PADDED_DIM((int)head_dim);
@@ -164,8 +170,8 @@ static void NAME(paged_prefill_item)(const void *data, int64_t item) {
   NAME(unpack_sums)(s, num_queries, (int)queries, (int)head_dim, out, num_heads * queries * head_dim);
 }
 
-/* The query holds the tokens of all rows, one row after another. Returns 0, or -1 without memory. */
-PUBLIC int NAME(paged_prefill)(const attention_arguments *given) {
+/* Runs an item for each tile and head. Without `context_lens` rows have no earlier tokens. Returns 0, or -1 without memory. */
+static int NAME(run_tiles)(const attention_arguments *given, item_fn run_item) {
   const int64_t num_rows = given->num_rows;
   const int32_t *query_lens = given->query_lens, *context_lens = given->context_lens;
   if (num_rows == 0) return 0;
@@ -177,19 +183,16 @@ PUBLIC int NAME(paged_prefill)(const attention_arguments *given) {
   for (int64_t row = 0; row < num_rows; row++) {
     first_tile[row + 1] = first_tile[row] + (query_lens[row] + tokens_a_tile - 1) / tokens_a_tile;
     first_token[row + 1] = first_token[row] + query_lens[row];
-    num_scores += (int64_t)query_lens[row] * (context_lens[row] + query_lens[row]);
+    num_scores += (int64_t)query_lens[row] * ((context_lens ? context_lens[row] : 0) + query_lens[row]);
   }
   const NAME(paged_prefill_call) call = {*given, tokens_a_tile, first_tile, first_token};
   run_ordered_items(BY_TURNS, first_tile[num_rows] * given->num_heads, num_scores * given->num_heads * given->head_dim / 16,
-                    NAME(paged_prefill_item), &call);
+                    run_item, &call);
   free(firsts);
   return 0;
 }
 
-#undef STEP
-#undef packed
-#undef packed_step
-#undef TILE_ROWS
-#undef LEVEL_UNIT
-#undef VALUES_ROW
-#undef VALUES_STEP
+/* The query holds the tokens of all rows, one row after another. Returns 0, or -1 without memory. */
+PUBLIC int NAME(paged_prefill)(const attention_arguments *given) {
+  return NAME(run_tiles)(given, NAME(paged_prefill_item));
+}

@@ -33,7 +33,7 @@ typedef struct {
   quant_rests *rests;
   int64_t num_rows, rows_per_tile, rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows;
   int64_t most_outliers; /* per row */
-  int is_gelu, has_tiles, is_shifted /* any row */;
+  int gelu, has_tiles, is_shifted /* any row */;
 } quant_call;
 
 INLINE int64_t quant_rows_left(const quant_call *call, int64_t row) {
@@ -252,16 +252,18 @@ static void NAME(quant_code_tile)(const void *data, int64_t tile) {
 }
 
 /* Writes a row's outputs of a block, at most 32, from their sums. */
-static void NAME(quant_finish)(element *out, const element *bias, int num_outputs, int is_gelu, float *sums) {
+static void NAME(quant_finish)(element *out, const element *bias, int num_outputs, int gelu, float *sums) {
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
-  const linear_call same = {.bias = bias, .out = out, .outputs = num_outputs, .is_gelu = is_gelu};
+  const linear_call same = {.bias = bias, .out = out, .outputs = num_outputs, .gelu = gelu};
   linear_finish(&same, 0, 0, _mm512_loadu_ps(sums), _mm512_loadu_ps(sums + 16));
 #else
   if (bias) {
     for (int i = 0; i < num_outputs; i++) sums[i] += WIDEN(bias[i]);
   }
-  if (is_gelu) {
+  if (gelu == TANH_GELU) {
     SIMD for (int i = 0; i < QUANT_BLOCK; i++) sums[i] = gelu_tanh(sums[i]);
+  } else if (gelu == EXACT_GELU) {
+    SIMD for (int i = 0; i < QUANT_BLOCK; i++) sums[i] = gelu_exact(sums[i]);
   }
   if (num_outputs == QUANT_BLOCK) {
     SIMD for (int i = 0; i < QUANT_BLOCK; i++) out[i] = NARROW(sums[i]);
@@ -275,7 +277,7 @@ static void NAME(quant_finish)(element *out, const element *bias, int num_output
 INLINE void NAME(quant_put)(const quant_call *call, int64_t row, int64_t block, float *sums) {
   const int64_t first = block * QUANT_BLOCK, left = call->outputs - first;
   NAME(quant_finish)((element *)call->out + row * call->outputs + first, call->bias ? (const element *)call->bias + first : 0,
-                     left < QUANT_BLOCK ? (int)left : QUANT_BLOCK, call->is_gelu, sums);
+                     left < QUANT_BLOCK ? (int)left : QUANT_BLOCK, call->gelu, sums);
 }
 
 /* Computes rows [begin, end) of a block. Each pass of its tiles prefetches a part of the next block, which follows in memory. A
@@ -346,10 +348,10 @@ PUBLIC void NAME(sum_magnitudes)(const element *x, float *sums, int64_t num_rows
 /* x: [num_rows, inputs], weight: [blocks, bytes of a block], bias (or null): [outputs], means (or null): [num_rows],
    out: [num_rows, outputs]. Returns 0, or -1 without memory. */
 PUBLIC int NAME(quantized_linear)(const element *x, const uint8_t *weight, const element *bias, const float *means, element *out,
-                                  int64_t num_rows, int64_t inputs, int64_t outputs, int64_t is_gelu) {
+                                  int64_t num_rows, int64_t inputs, int64_t outputs, int64_t gelu) {
   if (num_rows == 0) return 0;
   quant_call call = {.x = x, .bias = bias, .means = means, .out = out, .weight = weight, .num_rows = num_rows,
-                     .inputs = inputs, .outputs = outputs, .is_gelu = is_gelu != 0};
+                     .inputs = inputs, .outputs = outputs, .gelu = (int)gelu};
   quant_plan(&call);
   void *room = kept_room((size_t)quant_place(&call, 0));
   if (!room) return -1;

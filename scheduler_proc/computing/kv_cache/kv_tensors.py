@@ -1,7 +1,7 @@
 """The memory of the paged KV cache and of recurrent states: how many pages there are, and the tensors.
 
 Shape legend: L layers with equal heads and numbers of pages, or with equal states, S slots (pages * page size, or state
-slots), G key/value heads, D head dimension.
+slots), G key/value heads, D head dimension, E embedding size.
 """
 
 import logging
@@ -39,7 +39,8 @@ class KVTensors:
 
     `stacks`: by the indices of layers with equal heads, their K and V, each [L, S, G, D], and the scales of both,
     [L, S, G], if they are codes. `kv_layers`: the layer whose K and V each layer reads. `state_stacks`: by the indices
-    of layers with equal states, their parts, each [L, S, …]. A slot that no step has written is uninitialised and may
+    of layers with equal states, their parts, each [L, S, …]. `hidden`: the final hidden states of tokens, [1, S, E], if
+    they are kept. A slot that no step has written is uninitialised and may
     hold NaN.
     """
 
@@ -50,10 +51,14 @@ class KVTensors:
         kv_layers: Sequence[int | None],
         num_pages: int | None = None,
         state_stacks: Mapping[tuple[int, ...], Sequence[Tensor]] | None = None,
+        hidden: Tensor | None = None,
     ):
         self.page_size = page_size
         self.tensors = [tensor for stack in stacks.values() for tensor in stack]
         """All tensors that pages consist of."""
+        self.hidden = None if hidden is None else hidden[0]
+        if hidden is not None:
+            self.tensors.append(hidden)
         self.num_pages = self.tensors[0].shape[1] // page_size if num_pages is None else num_pages
         stored: dict[int, PagedKV] = {}
         for indices, stack in stacks.items():
@@ -62,6 +67,8 @@ class KVTensors:
         self.layers = {index: stored[source] for index, source in enumerate(kv_layers) if source is not None}
         """By layer; some may have the same."""
         self.stored = [stored[index] for index in sorted(stored)]
+        self.state_tensors = [tensor for stack in (state_stacks or {}).values() for tensor in stack]
+        """All tensors that states consist of."""
         self.states: dict[int, LayerState] = {}
         """By layer."""
         for indices, stack in (state_stacks or {}).items():
@@ -100,6 +107,9 @@ def allocate_cache(
             parts = [(shape, placement.kv_dtype)] * 2
             parts += [(shape[:-1], SCALE_DTYPE)] * 2 if placement.kv_codes else []
             stacks[tuple(layers)] = [allocate(*part, kind) for part in parts]
+        hidden = None
+        if model.mtp is not None:
+            hidden = allocate((1, num_pages * page_size, model.hidden_size), placement.dtype, "page")
         state_stacks: dict[tuple[int, ...], list[Tensor]] = {}
         for state, layers in _group_states(model).items():
             state_stacks[tuple(layers)] = [
@@ -111,7 +121,7 @@ def allocate_cache(
             f"the KV cache of {num_pages:,} pages needs {num_bytes / GIB:.2f} GiB, which {placement.device} does not "
             f"give: {str(error).splitlines()[0]}; lower --num-pages or --kv-cache-memory-gb"
         ) from None
-    return KVTensors(stacks, page_size, model.kv_layers, num_pages, state_stacks)
+    return KVTensors(stacks, page_size, model.kv_layers, num_pages, state_stacks, hidden)
 
 
 def _group_attentions(model: ModelDescription, num_window_pages: int) -> Mapping[tuple[bool, int, int], list[int]]:
@@ -119,7 +129,7 @@ def _group_attentions(model: ModelDescription, num_window_pages: int) -> Mapping
     groups: dict[tuple[bool, int, int], list[int]] = defaultdict(list)
     for index, layer in enumerate(model.layers):
         attention = layer.attention
-        if attention is not None and attention.kv_layer is None:
+        if attention is not None and attention.stores_kv:
             has_own_pages = num_window_pages > 0 and attention.window is not None
             groups[has_own_pages, attention.num_kv_heads, attention.head_dim].append(index)
     return groups

@@ -31,9 +31,13 @@ PAGES_TO_STATES = 3
 
 
 def page_bytes(model: ModelDescription, page_size: int, placement: Placement, has_window: bool | None = None) -> int:
-    """Returns the bytes of `page_size` tokens in all layers with K and V, or in those with (or without) a window."""
+    """Returns the bytes of `page_size` tokens in all layers with K and V, or in those with (or without) a window.
+
+    Final hidden states, if they are kept, count as a layer without one.
+    """
+    hidden = 0 if model.mtp is None or has_window else page_size * model.hidden_size * placement.dtype.itemsize
     itemsize, scale_bytes = placement.kv_dtype.itemsize, SCALE_DTYPE.itemsize if placement.kv_codes else 0
-    return sum(
+    return hidden + sum(
         2 * page_size * attention.num_kv_heads * (attention.head_dim * itemsize + scale_bytes)
         for attention in model.attentions
         if attention.kv_layer is None and has_window in (None, attention.window is not None)
@@ -69,14 +73,6 @@ def find_window(config: Config, model: ModelDescription) -> int | None:
             "tokens"
         )
     return window
-
-
-def refuse_states(config: Config, *, is_draft: bool) -> None:
-    """Raises `BootError` for what cannot have a model with recurrent layers: a draft model, and lower tiers."""
-    if is_draft:
-        raise BootError("--draft-model: the draft model has recurrent layers, which are not supported for drafts")
-    if config.cache.kv_disk or config.cache.kv_offload_gb:
-        raise BootError("--kv-disk and --kv-offload-gb do not keep recurrent states, which this model has")
 
 
 def count_steady(window: int, page_size: int) -> int:
@@ -138,7 +134,7 @@ class PageSizes:
 
     def fit(self, num_bytes: int) -> int:
         """Returns the number of pages of the largest cache of at most `num_bytes`, 0 if it holds no page."""
-        if self.window is None and not self.state_bytes:
+        if self.window is None and not self.state_bytes and self.page_bytes:
             return num_bytes // self.page_bytes
         most = num_bytes // self.page_bytes if self.page_bytes else self.max_num_seqs * self.pages_per_context
         return max(0, bisect_right(range(most + 1), num_bytes, key=self.num_bytes) - 1)

@@ -155,7 +155,7 @@ def load_weights(
             continue
         for source in sources[name]:
             of_target = pieces.setdefault(source.target, {})
-            of_target[source.first_row] = _rows_of(name, tensor, source)
+            of_target[source.first_row] = rows_of(name, tensor, source)
             missing_rows[source.target] -= source.num_rows
             if missing_rows[source.target] == 0:
                 of_target = pieces.pop(source.target)
@@ -194,7 +194,7 @@ def _rows_in_stack(tensor: Tensor | BlockRows, source: Source, stack: Stack) -> 
     return tensor.part(slice(begin + rows.start, begin + rows.stop, rows.step), slice(None))
 
 
-def _rows_of(name: str, tensor: StoredTensor, source: Source) -> Rows:
+def rows_of(name: str, tensor: StoredTensor, source: Source) -> Rows:
     """Returns the rows of a source's parameter."""
     if source.stack is not None and not isinstance(tensor, TransposedBlockRows):
         return _rows_in_stack(tensor, source, source.stack)

@@ -1,6 +1,7 @@
-"""The forward pass of a decoder-only transformer over the paged KV cache.
+"""The forward pass of a transformer: of a decoder over the paged KV cache, or of an encoder.
 
-Shape legend: T tokens of the step, E embedding size, A values of all query heads, N tokens with logits, V vocabulary.
+Shape legend: T tokens of the step, E embedding size, A values of all query heads, N tokens with logits, V vocabulary,
+S slots.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +14,19 @@ from torch import Tensor
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import RopeTables
 from kernels.arguments.state_rows import LayerState
+from kernels.operations.hidden_states import store_hidden
+from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.embedding import Embedding, embedding_parameters
 from scheduler_proc.computing.model.blocks.head import Head, head_parameters
 from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_parameters
 from scheduler_proc.computing.model.blocks.layer_inputs import LayerInputs, input_parameters
+from scheduler_proc.computing.model.blocks.mtp_inputs import mtp_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
-from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.blocks.pooler import DenseLayer, Pooler
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import LayerDescription, ModelDescription, RopeDescription
 from scheduler_proc.computing.model.parameters import Parameter
+from scheduler_proc.computing.model.position_biases import POSITION_BIAS, bias_parameters, spread_buckets
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
@@ -44,6 +50,9 @@ def model_parameters(model: ModelDescription) -> list[Parameter]:
         *(parameter for layer in layers for parameter in layer),
         *norm_parameters("final_norm", model.final_norm),
         *head_parameters(model),
+        *mtp_parameters(model),
+        *bias_parameters(model),
+        *(model.classifier.parameters(model.hidden_size) if model.classifier is not None else ()),
     ]
 
 
@@ -53,6 +62,10 @@ class Decoder(Protocol):
     model: ModelDescription
     parallel: ParallelGroup
     layer_kinds: list[LayerKind]
+    pooler: Pooler | None
+    """`None`: pooled hidden states are the model's vectors, and it has no classification head."""
+    adapters: Adapters | None
+    """`None`: rows have no adapters."""
 
     @property
     def activation_dtype(self) -> torch.dtype: ...
@@ -64,50 +77,74 @@ class Decoder(Protocol):
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
         states: Mapping[int, LayerState] = NO_STATES,
+        hidden_SE: Tensor | None = None,
     ) -> Tensor:
         """Returns what `logits` takes for `step.head_tokens`, [N, E], and stores all tokens' K and V in the caches.
 
-        `layer_caches` has an entry for each layer with attention, `states` for each recurrent one.
+        `layer_caches` has an entry for each layer with attention, `states` for each recurrent one. `hidden_SE` has the
+        final hidden states of tokens, if they are kept for a head of multi-token prediction.
         Results of operations, including the returned one, may be placed in `room`. `compute_middle`, if given, computes
         layers in the middle.
         """
         ...
 
-    @property
-    def logits(self) -> Callable[..., Tensor]:
-        """Takes rows of what `forward` returned, and possibly room for the result; returns their logits [N, V]."""
+    def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
+        """Returns the logits [N, V] of rows of what `forward` returned, possibly in `out_NV`.
+
+        `slots_N`: the slots of the rows' adapters, needed if an adapter has a head of its own.
+        """
         ...
 
 
 class DescribedDecoder:
     """The decoder of a description. It pops its weights from `weights`; `max_model_len` positions are supported.
 
-    With several ranks, `model` and `weights` are this rank's (`sharding.py`).
+    With several ranks, `model` and `weights` are this rank's (`sharding.py`). Embedding and head are those of `shared`,
+    if given.
     """
 
-    def __init__(self, model: ModelDescription, weights: Weights, max_model_len: int, parallel: ParallelGroup = ALONE):
+    def __init__(
+        self,
+        model: ModelDescription,
+        weights: Weights,
+        max_model_len: int,
+        parallel: ParallelGroup = ALONE,
+        shared: "DescribedDecoder | None" = None,
+        adapters: Adapters | None = None,
+        dense: Sequence[DenseLayer] = (),
+    ):
         self.model = model
         self.parallel = parallel
+        self.adapters = adapters
         self._final_norm = Norm("final_norm", model.final_norm, weights)
-        self.embedding = Embedding(model, weights, parallel, self.activation_dtype)
+        dtype = self.activation_dtype
+        self.embedding = Embedding(model, weights, parallel, dtype) if shared is None else shared.embedding
         self._layer_inputs = LayerInputs(model, weights) if model.layer_inputs_size else None
+        device = self._final_norm.weight_E.device
         tables: dict[tuple[RopeDescription | None, int], RopeTables | None] = {}
+        bias_HX = spread_buckets(pop_tensor(weights, POSITION_BIAS)) if model.num_buckets else None
         self._layers: list[Layer] = []
         self.layer_kinds: list[LayerKind] = []
         for index, layer in enumerate(model.layers):
             rope, head_dim = (layer.attention.rope, layer.attention.head_dim) if layer.attention else (None, 0)
             if (rope, head_dim) not in tables:
-                device = self._final_norm.weight_E.device
                 tables[rope, head_dim] = rope and make_rope_tables(rope, head_dim, max_model_len, device)
             names = [parameter.name for parameter in layer_parameters(f"layers.{index}", layer, model.hidden_size)]
             formats = tuple(weights[name].format.name for name in names if name in weights)
             self.layer_kinds.append((layer, formats))
-            self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel))
-        self.logits = Head(model, weights, self.embedding.tokens_VE, parallel)
+            self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel, bias_HX))
+        self.pooler = Pooler(model.classifier, weights, dense, device) if model.classifier or dense else None
+        self._head = Head(model, weights, self.embedding.tokens_VE, parallel) if shared is None else shared._head
 
     @property
     def activation_dtype(self) -> torch.dtype:
         return self._final_norm.weight_E.dtype
+
+    def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
+        logits_NV = self._head(hidden_NE, out_NV)
+        if self.adapters is not None and slots_N is not None:
+            self.adapters.tables.score(hidden_NE, slots_N, logits_NV)
+        return logits_NV
 
     def forward(
         self,
@@ -116,29 +153,52 @@ class DescribedDecoder:
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
         states: Mapping[int, LayerState] = NO_STATES,
+        hidden_SE: Tensor | None = None,
     ) -> Tensor:
-        """Returns the final hidden states of `step.head_tokens`, [N, E].
+        """Returns the final hidden states of `step.head_tokens`, [N, E]; keeps those of all tokens in `hidden_SE`."""
+        residual_TE = self.embedding(step, room.residual)
+        if self.adapters is not None and step.adapter_slots is not None:
+            self.adapters.tables.embed(step, step.adapter_slots, residual_TE)
+        hidden_TE = self.compute_layers(residual_TE, step, layer_caches, room, compute_middle, states)
+        if self.model.mtp is None:
+            return hidden_TE
+        assert hidden_SE is not None
+        store_hidden(hidden_TE, step.slots, hidden_SE)
+        return hidden_TE if step.all_go_to_head else hidden_TE[step.head_tokens]
+
+    def compute_layers(
+        self,
+        residual_TE: Tensor,
+        step: StepInputs,
+        layer_caches: Mapping[int, PagedKV],
+        room: Activations,
+        compute_middle: ComputeLayers | None,
+        states: Mapping[int, LayerState] = NO_STATES,
+    ) -> Tensor:
+        """Returns the final hidden states of `step.head_tokens`, or of all tokens if they are kept, [N, E].
 
         `compute_middle` gets the layers between the first one, the last one that stores anything, and the last one.
         After the one that stores, only the head's tokens are computed, if `step.head_rows` are known.
         """
-        residual_TE = self.embedding(step, room.residual)
+        lora = None if self.adapters is None or step.adapter_slots is None else self.adapters.slots.linears
+        rows = StepRows(step, lora=lora)
         attended_TA = room.attended
         if attended_TA is None:
             attended_TA = residual_TE.new_empty(len(residual_TE), self.model.attended_size)
-        inputs = None if self._layer_inputs is None else self._layer_inputs(step, residual_TE, room)
-        stream = Stream(residual_TE, None, attended_TA, room, StepRows(step), inputs)
+        inputs = None if self._layer_inputs is None else self._layer_inputs(rows, residual_TE, room)
+        stream = Stream(residual_TE, None, attended_TA, room, rows, inputs)
         last = len(self._layers) - 1
-        narrow_at = last if step.head_rows is None else self.model.last_storing
+        keeps_all = self.model.mtp is not None
+        narrow_at = last if step.head_rows is None or keeps_all else self.model.last_storing
 
         def compute(index: int) -> None:
             if index > narrow_at and not len(stream.residual):
                 return
-            is_narrow = index == narrow_at and not step.all_go_to_head
+            is_narrow = index == narrow_at and not (keeps_all or step.all_go_to_head)
             cache, state = layer_caches.get(index), states.get(index, ())
             self._layers[index].apply(stream, cache, state, is_narrow=is_narrow)
             if is_narrow and index < last:
-                stream.rows, stream.attended = StepRows(step.at_head()), stream.attended[: len(stream.residual)]
+                stream.rows, stream.attended = rows.at_head(), stream.attended[: len(stream.residual)]
 
         for first, end in ((0, narrow_at), (narrow_at, last), (last, last + 1)):
             middle = range(first + 1, end)

@@ -7,6 +7,9 @@ from typing import ClassVar, Literal, Protocol
 from messages.errors import BootError
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
 
+CLASSIFIER_DENSE, CLASSIFIER_NORM, CLASSIFIER_OUT = "classifier_dense", "classifier_norm", "classifier_out"
+"""Names of the parameters of a classification head."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RopeDescription:
@@ -43,7 +46,8 @@ class RopeDescription:
 class NormDescription:
     """A norm over `size` values. A layer norm has a bias if `has_bias`, an RMS norm has none.
 
-    `is_zero_centered`: the norm multiplies by 1 + weight, as in Gemma.
+    `is_zero_centered`: the norm multiplies by 1 + weight, as in Gemma. `replaces_stream`: a norm before a block also
+    replaces the residual stream by the normed values, as in BERT.
     """
 
     kind: Literal["rms", "layer"]
@@ -51,6 +55,7 @@ class NormDescription:
     eps: float
     is_zero_centered: bool = False
     has_bias: bool = True
+    replaces_stream: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +67,8 @@ class AttentionDescription:
 
     `window`: the number of last tokens that a token attends to, itself included. `softcap`: scores become
     softcap * tanh(score / softcap). `has_sinks`: each head has a learned logit in the denominator of its softmax.
-    `has_gate`: outputs are multiplied by the sigmoid of a linear.
+    `has_gate`: outputs are multiplied by the sigmoid of a linear. `is_bidirectional`: a token also attends to later
+    tokens, all of its row's step, and `window` is then that to each side; nothing is cached.
     """
 
     num_heads: int
@@ -81,6 +87,7 @@ class AttentionDescription:
     softcap: float | None = None
     has_sinks: bool = False
     has_gate: bool = False
+    is_bidirectional: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads != 0:
@@ -116,6 +123,10 @@ class AttentionDescription:
         return *self.heads, self.window
 
     @property
+    def stores_kv(self) -> bool:
+        return self.kv_layer is None and not self.is_bidirectional
+
+    @property
     def query_size(self) -> int:
         return self.num_heads * self.head_dim
 
@@ -129,7 +140,8 @@ class AttentionDescription:
 
     def room_sizes(self, hidden_size: int) -> dict[str, int]:
         """Returns the values per token that it uses of `Activations`, except `attended`, by the names of its fields."""
-        return {"heads": self.qkv_size, "inner": self.query_size if self.has_gate else 0}
+        rotated = 2 * self.kv_size if self.is_bidirectional else 0
+        return {"heads": self.qkv_size, "inner": max(self.query_size if self.has_gate else 0, rotated)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +207,7 @@ class DenseMlpDescription:
     """A dense MLP with `size` inner values."""
 
     size: int
-    activation: Literal["gelu_tanh", "gelu", "relu2", "silu_gated", "gelu_tanh_gated"]
+    activation: Literal["gelu_tanh", "gelu", "relu2", "silu_gated", "gelu_tanh_gated", "gelu_gated"]
     has_bias: bool = False
     block: ClassVar[str] = "dense_mlp"
 
@@ -227,6 +239,32 @@ class DenseMlpDescription:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClassifierDescription:
+    """A classification head on a pooled vector: `num_labels` outputs of a linear.
+
+    With an `activation` a linear of the hidden size with it, and possibly a norm, are before that.
+    """
+
+    num_labels: int
+    activation: Literal["tanh", "gelu"] | None = None
+    has_dense_bias: bool = True
+    norm: NormDescription | None = None
+    has_bias: bool = True
+
+    def parameters(self, hidden_size: int) -> list[Parameter]:
+        has_dense, size = self.activation is not None, hidden_size
+        shapes: dict[str, tuple[int, ...] | None] = {
+            f"{CLASSIFIER_DENSE}.weight": (size, size) if has_dense else None,
+            f"{CLASSIFIER_DENSE}.bias": (size,) if has_dense and self.has_dense_bias else None,
+            f"{CLASSIFIER_NORM}.weight": (size,) if self.norm else None,
+            f"{CLASSIFIER_NORM}.bias": (size,) if self.norm and self.norm.has_bias else None,
+            f"{CLASSIFIER_OUT}.weight": (self.num_labels, size),
+            f"{CLASSIFIER_OUT}.bias": (self.num_labels,) if self.has_bias else None,
+        }
+        return [Parameter(name, shape, "float32") for name, shape in shapes.items() if shape is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerDescription:
     """Attention, a recurrent block and an MLP, of which a layer may lack some. Their outputs are added to the stream.
 
@@ -253,14 +291,21 @@ class LayerDescription:
     has_scale: bool = False
 
 
+MTP = "mtp"
+"""Begins the names of the parameters of a head of multi-token prediction, and of its tensors in a checkpoint."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
-    """A decoder. `num_positions`: rows of the table of learned positions, 0 if there is none.
+    """A decoder or an encoder. `num_positions`: rows of the table of learned positions, 0 if there is none; the first
+    `num_unused_positions` belong to no token. `num_token_types`: rows of the table of token types. `num_buckets`: rows
+    of the table of biases by distance, which all heads of all layers add to their scores.
 
     Embeddings of tokens are multiplied by `embedding_scale`, which may be rounded to their number format, and logits by
     `logit_scale`. `logit_softcap`: logits then become softcap * tanh(logit / softcap). `num_ranks`: if the model is
     divided among several, the layers are those of one rank (`sharding.py`). `layer_input_norm`: of each layer's part
-    of the projected embedding, if layers have inputs of their own.
+    of the projected embedding, if layers have inputs of their own. `mtp`: the layer of a head of multi-token
+    prediction (`model/mtp_decoder.py`); with one, the final hidden states of all tokens are kept, in pages.
     """
 
     vocab_size: int
@@ -268,6 +313,10 @@ class ModelDescription:
     layers: tuple[LayerDescription, ...]
     final_norm: NormDescription
     num_positions: int = 0
+    num_unused_positions: int = 0
+    num_token_types: int = 0
+    num_buckets: int = 0
+    classifier: ClassifierDescription | None = None
     has_tied_head: bool = False
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False
@@ -275,6 +324,7 @@ class ModelDescription:
     logit_softcap: float | None = None
     layer_input_norm: NormDescription | None = None
     num_ranks: int = 1
+    mtp: LayerDescription | None = None
 
     @property
     def vocab_part(self) -> int:
@@ -283,8 +333,9 @@ class ModelDescription:
 
     @property
     def attentions(self) -> tuple[AttentionDescription, ...]:
-        """The attention of each layer that has one. Layers may have different heads."""
-        return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+        """The attention of each layer that has one over the KV cache. Layers may have different heads."""
+        attentions = (layer.attention for layer in self.layers)
+        return tuple(each for each in attentions if each is not None and not each.is_bidirectional)
 
     @property
     def recurrents(self) -> Mapping[int, RecurrentDescription]:
@@ -293,22 +344,35 @@ class ModelDescription:
 
     @property
     def kv_layers(self) -> tuple[int | None, ...]:
-        """The layer whose K and V each layer reads, mostly its own; `None` without attention."""
+        """The layer whose K and V each layer reads from the cache, mostly its own; `None` if it reads none."""
         return tuple(
-            layer.attention and (index if layer.attention.kv_layer is None else layer.attention.kv_layer)
+            None
+            if layer.attention is None or layer.attention.is_bidirectional
+            else (index if layer.attention.kv_layer is None else layer.attention.kv_layer)
             for index, layer in enumerate(self.layers)
         )
 
     @property
+    def is_encoder(self) -> bool:
+        return any(layer.attention is not None and layer.attention.is_bidirectional for layer in self.layers)
+
+    @property
     def last_storing(self) -> int:
-        """The last layer that stores K and V or a state: of later ones only the head's tokens are needed."""
+        """The last layer in which tokens read others': of later ones only the head's tokens are needed."""
+        if self.is_encoder:
+            return len(self.layers) - 1
         return max({index for index in self.kv_layers if index is not None} | self.recurrents.keys())
 
     @property
     def attended_size(self) -> int:
         """The largest number of values per token that attention or a recurrent block has for its output linear."""
-        outs = [attention.query_size for attention in self.attentions]
+        outs = [layer.attention.query_size for layer in self.layers if layer.attention is not None]
         return max(outs + [recurrent.out_size for recurrent in self.recurrents.values()])
+
+    def with_mtp(self) -> "ModelDescription":
+        """Returns the model with a head of multi-token prediction, whose layer is like the last one that attends."""
+        layer = next(layer for layer in reversed(self.layers) if layer.attention is not None)
+        return replace(self, mtp=layer)
 
     @property
     def layer_inputs_size(self) -> int:

@@ -60,15 +60,20 @@ def prompt_logprobs(
     plan: SamplingPlan,
     columns: Mapping[str, Tensor],
     max_logits: int = MAX_LOGITS,
+    slots_Q: Tensor | None = None,
 ) -> TokenLogprobs:
     """Returns the logprobs of the step's prompt tokens, from the hidden states of the tokens before them.
 
-    They are NaN if logits are not finite.
+    They are NaN if logits are not finite. `slots_Q`: see `Forwarded.hidden_slots`.
     """
     ids_Q = columns["prompt_ids"]
     assert len(ids_Q) == len(hidden_QE)
     sizes = decoder.model.vocab_size, max_logits
-    return _logprobs(lambda part: decoder.logits(hidden_QE[part]), ids_Q, plan.num_prompt_top, *sizes)
+
+    def make_logits(part: slice) -> Tensor:
+        return decoder.logits(hidden_QE[part], None, None if slots_Q is None else slots_Q[part])
+
+    return _logprobs(make_logits, ids_Q, plan.num_prompt_top, *sizes)
 
 
 def _logprobs(

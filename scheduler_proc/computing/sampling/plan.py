@@ -19,6 +19,7 @@ from scheduler_proc.computing.sampling.filters import (
     read_numbers,
 )
 from scheduler_proc.computing.sampling.logits_processing import expand_logits_processing, find_processed
+from scheduler_proc.computing.sampling.pooling import PoolingPlan, plan_pooling
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,13 @@ class SamplingPlan:
     """The alternatives per prompt token; -1 if no prompt's logprobs are requested."""
     num_one_read: int = 0
     """Special rows before this one are only filtered by `ONE_READ`."""
+    pooling: PoolingPlan | None = None
+    """`None` if no row is pooled."""
 
     @property
     def has_plain_rows_alone(self) -> bool:
         """True if each row only needs a token, greedy or drawn."""
-        return not self.num_special and self.num_top < 0 and self.num_prompt_top < 0
+        return not self.num_special and self.num_top < 0 and self.num_prompt_top < 0 and self.pooling is None
 
 
 GREEDY = SamplingPlan()
@@ -63,11 +66,12 @@ def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
         return SamplingPlan(_plain_draws(batch, np.frombuffer(batch.temperatures, np.float32)))
     columns: dict[str, np.ndarray] = {}
     num_top, num_prompt_top = _plan_logprobs(batch, vocab_size, columns)
+    pooling = None if batch.pooled is None else plan_pooling(batch.pooled, columns)
     temperatures = np.frombuffer(batch.temperatures, np.float32)
     num_rows, is_drawn = len(temperatures), temperatures > 0
     is_processed = find_processed(batch.logits_processing, num_rows)
     if not (is_drawn | is_processed).any():
-        return SamplingPlan(columns, num_top=num_top, num_prompt_top=num_prompt_top)
+        return SamplingPlan(columns, num_top=num_top, num_prompt_top=num_prompt_top, pooling=pooling)
     numbers = read_numbers(batch)
     used = {each.name: each.is_used(numbers, vocab_size) for each in FILTERS}
     is_filtered = is_drawn & ~is_processed & np.logical_or.reduce(list(used.values()))
@@ -86,7 +90,8 @@ def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
         columns |= plan_filters(numbers, used, rows[:num_drawn])
     if num_one_read:
         columns |= plan_one_read(numbers, rows[:num_one_read])
-    return SamplingPlan(columns, len(rows), num_unprocessed, num_drawn, num_top, num_prompt_top, num_one_read)
+    counts = len(rows), num_unprocessed, num_drawn, num_top, num_prompt_top, num_one_read
+    return SamplingPlan(columns, *counts, pooling)
 
 
 def _plan_logprobs(batch: Batch, vocab_size: int, columns: dict[str, np.ndarray]) -> tuple[int, int]:

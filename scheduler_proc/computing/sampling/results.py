@@ -15,6 +15,7 @@ from messages.ring.steps import ForwardOutput
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.sampling.logprobs import MAX_LOGITS, TokenLogprobs, prompt_logprobs, sampled_logprobs
 from scheduler_proc.computing.sampling.plan import SamplingPlan
+from scheduler_proc.computing.sampling.pooling import compute_pooled, read_pooled
 from scheduler_proc.computing.sampling.sampler import choose_tokens
 
 
@@ -29,10 +30,13 @@ class Forwarded(NamedTuple):
     """The columns of the `SamplingPlan`."""
     plain: np.ndarray | None = None
     """int64 [S]: the rows' tokens as if all were plain, if the forward pass has put them into host memory."""
+    hidden_slots: Tensor | None = None
+    """int32 [Q]: the adapter's slot of each hidden state, if an adapter may have a head of its own."""
 
 
 Result = Sequence[Tensor] | np.ndarray
-"""Next tokens ([S], -1: the row has none), followed by the four tensors of each requested `TokenLogprobs`.
+"""Next tokens ([S], -1: the row has none), followed by the four tensors of each requested `TokenLogprobs` and by the
+vectors of pooled rows.
 
 An array instead if only next tokens are requested and the host already has them.
 """
@@ -42,7 +46,7 @@ def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan, m
     """Computes the results of a step that the plan requests."""
     if plan.has_plain_rows_alone and forwarded.plain is not None:
         return forwarded.plain
-    logits_SV, hidden_QE, columns, plain_S = forwarded
+    logits_SV, hidden_QE, columns, plain_S, slots_Q = forwarded
     with torch.inference_mode():
         known_S = None if plain_S is None else torch.from_numpy(plain_S)
         tokens_S = choose_tokens(logits_SV, plan, columns, known_S)
@@ -50,7 +54,12 @@ def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan, m
         if plan.num_top >= 0:
             result += sampled_logprobs(logits_SV, tokens_S, plan, columns, max_logits)
         if plan.num_prompt_top >= 0:
-            result += prompt_logprobs(hidden_QE, decoder, plan, columns, max_logits)
+            num_targets = len(columns["prompt_ids"])
+            slots_of_prompts = None if slots_Q is None else slots_Q[:num_targets]
+            result += prompt_logprobs(hidden_QE[:num_targets], decoder, plan, columns, max_logits, slots_of_prompts)
+            hidden_QE = hidden_QE[num_targets:]
+        if plan.pooling is not None:
+            result += compute_pooled(hidden_QE, decoder, plan.pooling, columns, max_logits)
     return result
 
 
@@ -63,4 +72,5 @@ def read_result(step_id: int, plan: SamplingPlan, result: Result) -> ForwardOutp
         TokenLogprobs(*(next(parts) for _ in TokenLogprobs._fields)).columns() if num_top >= 0 else None
         for num_top in (plan.num_top, plan.num_prompt_top)
     )
-    return ForwardOutput(step_id, result[0].numpy().tobytes(), logprobs, of_prompts)
+    pooled = None if plan.pooling is None else read_pooled(plan.pooling, list(parts))
+    return ForwardOutput(step_id, result[0].numpy().tobytes(), logprobs, of_prompts, pooled=pooled)

@@ -8,18 +8,17 @@ the tokens of its prefill rows after *all* places for decode rows. Unused places
 K and V are stored nowhere), no keys, no query tokens, no source.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.arguments.lora_slots import LoraSlots, TokenAdapters
 from kernels.arguments.rows import PrefillRows
 from kernels.arguments.state_rows import StateRows
 from kernels.plans.decode_work import DecodeLayout, DecodeWork
@@ -41,8 +40,17 @@ def _read_sources(batch: Batch) -> bytes:
     return batch.future_token_indices or pack_int32([-1]) * batch.num_decode_rows
 
 
-def _read_state_sources(batch: Batch) -> bytes:
+def read_state_sources(batch: Batch) -> bytes:
     return batch.state_sources or pack_int32([-1]) * batch.num_rows
+
+
+def _read_adapter_slots(batch: Batch) -> bytes:
+    """Returns the slot of each token, none if no row has an adapter."""
+    slots = unpack_int32(batch.adapter_slots)
+    if len(slots) == batch.num_tokens:
+        return batch.adapter_slots
+    counts = unpack_int32(batch.query_lens)
+    return b"".join([pack_int32([slot]) * count for slot, count in zip(slots, counts, strict=False)])
 
 
 def _count_keys(batch: Batch) -> bytes:
@@ -59,7 +67,8 @@ def _find_head_tokens(batch: Batch) -> bytes:
 class InputColumn(NamedTuple):
     """A column of `StepInputs`: what it has an entry for, a whole page table if `is_table`.
 
-    Columns with `only_with` exist if windowed layers have pages of their own, or if layers have recurrent states.
+    Columns with `only_with` exist if windowed layers have pages of their own, if layers have recurrent states, if
+    hidden states are drafted from, if rows have adapters, or if tokens have types.
 
     `read` returns the entries of a batch without padding; those of decode rows come before those of prefill rows.
     """
@@ -70,7 +79,7 @@ class InputColumn(NamedTuple):
     """The value of places that no entry of the batch takes."""
     read: Callable[[Batch], bytes]
     is_table: bool = False
-    only_with: Literal["windows", "states"] | None = None
+    only_with: Literal["windows", "states", "hidden", "adapters", "types"] | None = None
 
 
 INPUT_COLUMNS: Mapping[str, InputColumn] = {
@@ -91,9 +100,12 @@ INPUT_COLUMNS: Mapping[str, InputColumn] = {
     "window_prefill_tables": InputColumn(
         torch.int32, "prefill row", -1, attrgetter("window_page_tables"), is_table=True, only_with="windows"
     ),
-    "decode_state_sources": InputColumn(torch.int32, "decode row", -1, _read_state_sources, only_with="states"),
-    "prefill_state_sources": InputColumn(torch.int32, "prefill row", -1, _read_state_sources, only_with="states"),
+    "decode_state_sources": InputColumn(torch.int32, "decode row", -1, read_state_sources, only_with="states"),
+    "prefill_state_sources": InputColumn(torch.int32, "prefill row", -1, read_state_sources, only_with="states"),
     "state_slots": InputColumn(torch.int32, "token", -1, attrgetter("state_slots"), only_with="states"),
+    "hidden_slots": InputColumn(torch.int64, "token", -1, attrgetter("hidden_slots"), only_with="hidden"),
+    "adapter_slots": InputColumn(torch.int32, "token", -1, _read_adapter_slots, only_with="adapters"),
+    "token_types": InputColumn(torch.int32, "token", 0, attrgetter("token_types"), only_with="types"),
 }
 """All columns. A column is read and written by its entry here, on every device."""
 
@@ -146,6 +158,12 @@ class StepInputs:
     """int32 [C]"""
     state_slots: Tensor | None = None
     """int32 [T]"""
+    hidden_slots: Tensor | None = None
+    """int64 [T]: see `Batch.hidden_slots`; `None` if it is empty."""
+    token_types: Tensor | None = None
+    """int32 [T]; `None` if all tokens are of type 0."""
+    adapter_slots: Tensor | None = None
+    """int32 [T]: the slot with the token's adapter, -1: none. `None` if no row has one."""
 
     @cached_property
     def state_rows(self) -> StateRows:
@@ -166,10 +184,17 @@ class StepInputs:
         changes = {"slots": slots, "decode_page_tables": decode_tables, "prefill_page_tables": tables}
         return replace(self, head_rows=head_rows, **changes)
 
+    def head_slots(self, num_sampled: int) -> tuple[Tensor | None, Tensor | None]:
+        """Returns the adapters' slots of the sampled ones among `head_tokens` and of the others, if rows have any."""
+        if self.adapter_slots is None:
+            return None, None
+        slots_N = self.adapter_slots[self.head_tokens]
+        return slots_N[:num_sampled], slots_N[num_sampled:]
+
     def at_head(self) -> "StepInputs":
         """Returns the step with only the tokens that go to the head; `head_rows` must be known."""
         assert self.head_rows is not None
-        names = ("token_ids", "positions", "slots", "window_slots")
+        names = ("token_ids", "positions", "slots", "window_slots", "adapter_slots")
         columns = {name: column[self.head_tokens] for name in names if (column := getattr(self, name)) is not None}
         lens = {"prefill_query_lens": self.head_rows.query_lens, "prefill_context_lens": self.head_rows.context_lens}
         return replace(self, all_go_to_head=True, head_rows=None, **columns, **lens)
@@ -179,11 +204,21 @@ class StepInputs:
 class StepRows:
     """The tokens that a linear computes: those with these indices (integers), or all tokens of the step.
 
-    The step's columns are in the same memory in all steps that a capture serves.
+    The step's columns are in the same memory in all steps that a capture serves. `lora`: the slots of each linear that
+    adapters may update, by its name; `None` if no row has an adapter.
     """
 
     step: StepInputs
     tokens: Tensor | None = None
+    lora: Mapping[str, LoraSlots] | None = None
+
+    @cached_property
+    def adapters(self) -> TokenAdapters:
+        """The adapters of the tokens; some row must have one."""
+        assert self.step.adapter_slots is not None
+        assert self.lora is not None
+        num_slots = len(next(iter(self.lora.values())).ranks)
+        return TokenAdapters(self.select(self.step.adapter_slots), num_slots)
 
     def select(self, column_T: Tensor) -> Tensor:
         """Returns the entries of a column of the step, one for each token."""
@@ -191,7 +226,11 @@ class StepRows:
 
     def narrowed(self, indices: Tensor) -> "StepRows":
         """Returns the rows with these indices."""
-        return StepRows(self.step, indices if self.tokens is None else self.tokens[indices])
+        return replace(self, tokens=indices if self.tokens is None else self.tokens[indices])
+
+    def at_head(self) -> "StepRows":
+        """Returns all rows of the step with only the tokens that go to the head."""
+        return replace(self, step=self.step.at_head(), tokens=None)
 
 
 @dataclass(frozen=True)
@@ -211,6 +250,12 @@ class StepShape:
     """Windowed layers have pages of their own."""
     has_states: bool = False
     """Layers have recurrent states."""
+    has_hidden_slots: bool = False
+    """The step is one of a head of multi-token prediction."""
+    has_adapters: bool = False
+    """Rows have adapters."""
+    has_types: bool = False
+    """Some tokens have a type other than 0."""
 
     @property
     def num_tokens(self) -> int:
@@ -238,6 +283,7 @@ class StepShape:
 
 def _columns_of(shape: StepShape) -> Mapping[str, InputColumn]:
     exists = {None: True, "windows": shape.has_windows, "states": shape.has_states}
+    exists |= {"hidden": shape.has_hidden_slots, "adapters": shape.has_adapters, "types": shape.has_types}
     return {name: column for name, column in INPUT_COLUMNS.items() if exists[column.only_with]}
 
 
@@ -251,6 +297,9 @@ def shape_of(batch: Batch) -> StepShape:
         num_head_tokens=batch.num_sampled + num_int32(batch.hidden_tokens),
         has_windows=bool(batch.window_slots),
         has_states=bool(batch.state_slots),
+        has_hidden_slots=bool(batch.hidden_slots),
+        has_adapters=bool(batch.adapter_slots),
+        has_types=bool(batch.token_types),
     )
 
 
@@ -264,7 +313,8 @@ def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
         num_last = torch.from_numpy(num_last).to(device)
         context_lens = tensors["prefill_context_lens"] + tensors["prefill_query_lens"] - num_last
         head_rows = PrefillRows(tensors["prefill_page_tables"], num_last, context_lens)
-    return StepInputs(batch.num_decode_rows, all_go_to_head=only_samples(batch), head_rows=head_rows, **tensors)
+    all_go_to_head = np.array_equal(columns["head_tokens"], np.arange(batch.num_tokens))
+    return StepInputs(batch.num_decode_rows, all_go_to_head=all_go_to_head, head_rows=head_rows, **tensors)
 
 
 def _count_last_tokens(num_decode: int, columns: Arrays) -> np.ndarray | None:
@@ -282,57 +332,6 @@ def _count_last_tokens(num_decode: int, columns: Arrays) -> np.ndarray | None:
 def only_samples(batch: Batch) -> bool:
     """True if each token of the step yields a next token, and nothing else is requested."""
     return num_int32(batch.token_ids) == num_int32(batch.sample_tokens) and not batch.hidden_tokens
-
-
-def with_known_tokens(batch: Batch, next_tokens: bytes) -> Batch:
-    """Returns the step with the tokens that it lacks; `next_tokens` (int32) are the previous step's.
-
-    A row that got none becomes token 0, as in `take_tokens`.
-    """
-    token_ids, known = unpack_int32(batch.token_ids), unpack_int32(next_tokens)
-    for row, source in enumerate(unpack_int32(batch.future_token_indices)):
-        if source >= 0:
-            token_ids[row] = max(0, known[source])
-    return msgspec.structs.replace(batch, token_ids=token_ids.tobytes(), future_token_indices=b"")
-
-
-def as_decode_rows(batch: Batch) -> Batch:
-    """Returns the step with every token as a decode row: a token of a longer row reads the row's pages up to itself.
-
-    K and V of all tokens are stored before any is read. Only for a step in which each token yields a next one.
-    """
-    num_tokens = batch.num_tokens
-    if batch.num_decode_rows == num_tokens:
-        return batch
-    counts = unpack_int32(batch.query_lens)
-    return msgspec.structs.replace(
-        batch,
-        num_decode_rows=num_tokens,
-        uids=_repeat(batch.uids, counts),
-        query_lens=pack_int32([1]) * num_tokens,
-        context_lens=batch.positions,
-        page_tables=_repeat(batch.page_tables, counts),
-        window_page_tables=_repeat(batch.window_page_tables, counts),
-        num_drafts=b"",
-        state_sources=_chain_sources(batch, counts),
-    )
-
-
-def _chain_sources(batch: Batch, counts: Sequence[int]) -> bytes:
-    """Returns the slot with the state before each token: the row's source, then the slot of the token before it."""
-    if not batch.state_slots:
-        return b""
-    slots, starts = unpack_int32(batch.state_slots), accumulate(counts, initial=0)
-    chained = [-1, *slots[:-1]]
-    for start, source in zip(starts, unpack_int32(_read_state_sources(batch)), strict=False):
-        chained[start] = source
-    return pack_int32(chained)
-
-
-def _repeat(column: bytes, counts: Sequence[int]) -> bytes:
-    """Returns each row's part of a column, repeated `count` times: for few rows this is faster than numpy."""
-    size = len(column) // len(counts)
-    return b"".join([column[row * size : (row + 1) * size] * count for row, count in enumerate(counts)])
 
 
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:

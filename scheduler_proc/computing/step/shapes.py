@@ -22,13 +22,22 @@ PREFILL_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 
 @dataclass(frozen=True)
 class StepLimits:
     """The largest step: rows, tokens, and pages of a row. `has_windows`: windowed layers have pages of their own.
-    `has_states`: layers have recurrent states."""
+    `has_states`: layers have recurrent states. `has_hidden_slots`: steps are those of a head of multi-token
+    prediction. `has_adapters`: rows may have adapters."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     num_pages: int
     has_windows: bool = False
     has_states: bool = False
+    has_hidden_slots: bool = False
+    has_adapters: bool = False
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """What `StepShape` has, by the names of its fields."""
+        names = ("has_windows", "has_states", "has_hidden_slots", "has_adapters")
+        return {name: getattr(self, name) for name in names}
 
 
 class StepShapes:
@@ -41,16 +50,18 @@ class StepShapes:
         self._prefill_tokens = prefill_token_counts(limits.max_num_batched_tokens)
 
     def all(self) -> list[StepShape]:
-        """Returns the shapes, the largest first: later ones reuse its memory."""
+        """Returns the shapes, the largest first: later ones reuse its memory. Each may exist twice, with adapters."""
         sizes = [(rows, 0) for rows in self._decode_rows]
         sizes += [(rows, tokens) for rows in (0, *self._mixed_rows) for tokens in self._prefill_tokens]
-        return [self._shape(*size) for size in sorted(set(sizes), key=lambda size: (sum(size), size), reverse=True)]
+        ordered = sorted(set(sizes), key=lambda size: (sum(size), size), reverse=True)
+        kinds = (True, False) if self._limits.has_adapters else (False,)
+        return [self._shape(*size, has_adapters=kind) for size in ordered for kind in kinds]
 
     def largest(self) -> list[StepShape]:
         """Returns the largest shape for mixed steps, for prefills and for decode rows alone."""
         rows, most_tokens = self._limits.max_num_seqs, self._prefill_tokens[-1:]
-        prefills = [self._shape(size, tokens) for tokens in most_tokens for size in (rows, 0)]
-        return [*prefills, self._shape(rows, 0)]
+        sizes = [*((size, tokens) for tokens in most_tokens for size in (rows, 0)), (rows, 0)]
+        return [self._shape(*size, has_adapters=self._limits.has_adapters) for size in sizes]
 
     def find(self, batch: Batch) -> StepShape | None:
         """Returns the smallest shape with room for `batch`; `None` if it is too large or has hidden tokens."""
@@ -59,22 +70,22 @@ class StepShapes:
         is_too_large = tokens > max(self._prefill_tokens, default=0) or batch.num_sampled > self._limits.max_num_seqs
         if is_too_large or batch.hidden_tokens:
             return None
+        has_adapters = self._limits.has_adapters and bool(batch.adapter_slots)
         if tokens == 0:
-            return self._shape(self.places(rows), 0)
+            return self._shape(self.places(rows), 0, has_adapters=has_adapters)
         places = _at_least(self._mixed_rows, rows) if rows else 0
-        return self._shape(places, _at_least(self._prefill_tokens, tokens))
+        return self._shape(places, _at_least(self._prefill_tokens, tokens), has_adapters=has_adapters)
 
     def places(self, num_decode_rows: int) -> int:
         """Returns the smallest number of places in a shape for `num_decode_rows` (at least 1)."""
         return _at_least(self._decode_rows, num_decode_rows)
 
-    def _shape(self, num_decode_rows: int, num_prefill_tokens: int) -> StepShape:
-        max_rows = self._limits.max_num_seqs
+    def _shape(self, num_decode_rows: int, num_prefill_tokens: int, *, has_adapters: bool) -> StepShape:
+        limits, max_rows = self._limits, self._limits.max_num_seqs
         num_prefill_rows = min(num_prefill_tokens, max_rows)
         num_head_tokens = min(num_decode_rows + num_prefill_rows, max_rows)
-        num_pages = self._limits.num_pages
-        sizes = num_decode_rows, num_prefill_tokens, num_prefill_rows, num_pages, num_head_tokens
-        return StepShape(*sizes, has_windows=self._limits.has_windows, has_states=self._limits.has_states)
+        sizes = num_decode_rows, num_prefill_tokens, num_prefill_rows, limits.num_pages, num_head_tokens
+        return StepShape(*sizes, **{**limits.flags, "has_adapters": has_adapters})
 
 
 def decode_row_counts(max_num_seqs: int) -> list[int]:

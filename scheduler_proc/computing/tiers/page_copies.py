@@ -1,16 +1,16 @@
 """K and V of single pages, copied out of the KV cache and back into it between steps, on any device.
 
+States of recurrent layers are copied in the same way: a state slot is a page of other tensors.
 Shape legend: L layers, P pages of the cache, B bytes of a page in a layer, N pages that are copied.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from scheduler_proc.computing.device import Device, Fetched
-from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.sampling.results import Result
 from scheduler_proc.computing.tiers.slot_file import SECTOR_BYTES
 
@@ -19,13 +19,21 @@ NUM_SPARE = 4
 
 
 class PageCopies:
-    """Copies in both directions run after all previous steps and before all later ones, without being waited for."""
+    """Copies in both directions run after all previous steps and before all later ones, without being waited for.
 
-    def __init__(self, cache: KVTensors, device: Device):
+    `tensors` [L, …] hold `num_pages` pages each. `will_write`: called before pages are written, as `Device` has it.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        num_pages: int,
+        device: Device,
+        will_write: Callable[[Sequence[int]], None] = lambda pages: None,
+    ):
         self._device = device
-        self._parts_LPB = [
-            tensor.reshape(tensor.shape[0], cache.num_pages, -1).view(torch.uint8) for tensor in cache.tensors
-        ]
+        self._will_write = will_write
+        self._parts_LPB = [tensor.reshape(tensor.shape[0], num_pages, -1).view(torch.uint8) for tensor in tensors]
         self._sizes = [part.shape[0] * part.shape[2] for part in self._parts_LPB]
         self.page_bytes = sum(self._sizes)
         self.has_own_processor = device.has_own_processor
@@ -65,7 +73,7 @@ class PageCopies:
 
     def copy_in(self, pages: Sequence[int], host: Tensor) -> None:
         """Copies the rows of `host` into the pages; the caller must not use `host` any more."""
-        self._device.will_write(pages)
+        self._will_write(pages)
 
         def work() -> Result:
             rows = self._device.send(host)

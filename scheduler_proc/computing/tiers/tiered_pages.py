@@ -1,7 +1,8 @@
 """The tiers below the KV cache, with one thread that writes to them and one that reads.
 
 A page goes into the first tier; what leaves that goes into the next. The main thread copies pages out of the cache and
-into it and has the indices; the threads get slots, copy between files and memory, and report.
+into it and has the indices; the threads get slots, copy between files and memory, and report. Checkpoints of recurrent
+states have tiers and threads of their own, in which a page is a state slot and has the name of the checkpoint's page.
 """
 
 import errno
@@ -76,16 +77,18 @@ class _Read(NamedTuple):
 class TieredPages:
     """A `PageStore` of tiers, the fastest first. `wake` is called in another thread when pages have been read."""
 
-    def __init__(self, copies: PageCopies, tiers: Sequence[Tier]):
+    def __init__(self, copies: PageCopies, tiers: Sequence[Tier], states: "TieredPages | None" = None):
         self.wake: Callable[[], None] = lambda: None
+        self.states = states
         self.num_dropped = 0
         self.page_put_s = 0.0
         self._put_s = self._num_put = 0.0
         """The time and the number of pages of the latest puts."""
         self._copies = copies
         self._tiers = tiers
-        self._max_queued = max(1, MAX_QUEUED_BYTES // copies.page_bytes)
-        self._read_pages = max(1, READ_BYTES // copies.page_bytes)
+        page_bytes = max(1, copies.page_bytes)  # none in a model without attention
+        self._max_queued = max(1, MAX_QUEUED_BYTES // page_bytes)
+        self._read_pages = max(1, READ_BYTES // page_bytes)
         self._writer = ThreadPoolExecutor(1, "kv-tier-writer")
         self._reader = ThreadPoolExecutor(1, "kv-tier-reader")
         self._num_queued = 0
@@ -165,24 +168,35 @@ class TieredPages:
         return {tier.name: tier.num_pages for tier in self._tiers}
 
     def settle(self, timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
         with suppress(TimeoutError):
             self._writer.submit(int).result(max(0.0, timeout_s))
         self._note_written()
-        return not self._num_queued
+        return not self._num_queued and (self.states is None or self.states.settle(deadline_s - time.monotonic()))
 
     def clear(self) -> None:
         for tier in self._tiers:
             tier.clear()
+        if self.states is not None:
+            self.states.clear()
 
     def gauges(self) -> dict[str, float]:
         self._note_written()
         gauges = {"tier_dropped_pages": float(self.num_dropped)}
         for tier in self._tiers:
             gauges |= tier.gauges()
+        states = {} if self.states is None else self.states.gauges()
+        for key, value in states.items():
+            if key.endswith("pages"):
+                gauges[key.replace("pages", "states")] = value
+            elif not key.endswith("per_s"):
+                gauges[key] += value
         return gauges
 
     def close(self) -> None:
         """Ends the threads and closes the tiers; pages waiting to be written are dropped."""
+        if self.states is not None:
+            self.states.close()
         for load in self._loads.values():
             load.is_over = True
         self._reads_ahead.release(NUM_READS_AHEAD)

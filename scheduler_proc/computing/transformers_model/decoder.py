@@ -24,10 +24,13 @@ from scheduler_proc.computing.transformers_model.attention import NAME, PagedAtt
 class TransformersDecoder:
     """`module` is a causal language model of transformers; `model` describes its calls of attention, a layer each."""
 
+    pooler = None
+
     def __init__(self, module: Any, model: ModelDescription):
         self.model = model
         self.parallel = ALONE
         self.layer_kinds: list[LayerKind] = []
+        self.adapters = None
         self._module = module
         module.set_attn_implementation(NAME)
 
@@ -42,6 +45,7 @@ class TransformersDecoder:
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
         states: Mapping[int, LayerState] = NO_STATES,
+        hidden_SE: Tensor | None = None,
     ) -> Tensor:
         """Returns the logits of `step.head_tokens`, [N, V]: a model may scale or cap them after its head."""
         with attention_by(PagedAttention(step, self.model.attentions, list(layer_caches.values()))):
@@ -53,5 +57,5 @@ class TransformersDecoder:
             )
         return output.logits[0]
 
-    def logits(self, logits_NV: Tensor, out_NV: Tensor | None = None) -> Tensor:
+    def logits(self, logits_NV: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
         return logits_NV

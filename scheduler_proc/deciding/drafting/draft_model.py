@@ -1,5 +1,7 @@
 """Draft tokens of a draft model: what its KV cache holds, and the steps in which it proposes tokens.
 
+A head of multi-token prediction (MTP) is a draft model, too; it also reads the model's hidden states.
+
 It samples as the model does: with the same parameters, logits processing and noise, which is a function of seed and
 position. If both have the same likeliest tokens they therefore choose the same one, also at a temperature.
 
@@ -20,6 +22,7 @@ import msgspec
 from messages.columns import INT32, unpack_int32
 from messages.ring.steps import Batch, ForwardOutput
 from scheduler_proc.deciding.drafting.draft_state import NO_IDS, Drafts, DraftSteps
+from scheduler_proc.deciding.drafting.mtp_steps import at_places_before
 from scheduler_proc.deciding.drafting.step_cost import StepCost
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_observer import PageObserver
@@ -52,13 +55,15 @@ def run_draft_steps(steps: DraftSteps, run: Callable[[Batch], ForwardOutput]) ->
 class DraftLimits(msgspec.Struct, frozen=True):
     """The limits of the draft model: draft tokens of a row, tokens of a request, and both vocabulary sizes.
 
-    If the vocabularies differ in size, the larger one is padded: ids that both have mean the same.
+    If the vocabularies differ in size, the larger one is padded: ids that both have mean the same. `is_mtp`: it is an
+    MTP head, which computes nothing for a request's first token.
     """
 
     max_drafts: int
     max_len: int
     vocab_size: int
     model_vocab_size: int
+    is_mtp: bool = False
 
 
 class DraftModel(PageObserver):
@@ -138,7 +143,8 @@ class DraftModel(PageObserver):
             lacking = [1] * len(rows)
         for req in reqs:
             self._note(req, len(req.token_ids))
-            req.pending.draft.unverified_ids = drafts[req.uid][:-1]
+            # An MTP head computes draft tokens again when it can read the model's hidden states.
+            req.pending.draft.unverified_ids = NO_IDS if self.limits.is_mtp else drafts[req.uid][:-1]
         if num_steps:
             self.cost.add(num_fed / num_steps, (self._clock() - begin_s) / num_steps)
         return drafts
@@ -154,7 +160,7 @@ class DraftModel(PageObserver):
         while index < len(req.pages) and req.pages[index] in self.pages:
             index += 1
             known = index * size
-        return min(known, len(req.token_ids) - 1)
+        return max(int(self.limits.is_mtp), min(known, len(req.token_ids) - 1))
 
     def _note(self, req: Req, num_tokens: int) -> None:
         """Records that the first `num_tokens` of a row have K and V of the draft model."""
@@ -207,6 +213,8 @@ class DraftModel(PageObserver):
 
     def _build(self, rows: DecodeRows, chunks: list[Chunk]) -> Batch:
         batch = self._builder.build(0, rows, chunks)
+        if self.limits.is_mtp:
+            batch = at_places_before(batch, self._cache.page_size)
         processing = batch.logits_processing if self.limits.vocab_size == self.limits.model_vocab_size else None
         return msgspec.structs.replace(batch, num_logprobs=b"", logits_processing=processing)
 

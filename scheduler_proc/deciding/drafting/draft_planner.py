@@ -30,19 +30,22 @@ class DraftPlanner:
         self.proposal: DraftSteps | None = None
         self._chunks: list[Chunk] = []
         self._num_tokens_left = 0
+        """The draft tokens that the step may still get."""
 
     def plan(self, rows: DecodeRows, max_num_tokens: int) -> Sequence[Chunk]:
         """Returns a chunk for each of `rows` that has draft tokens: at most `max_num_tokens`, if there are pages.
 
-        Tokens that a row's grammar forces precede those of the drafter.
+        Tokens that a row's grammar forces precede those of the drafter. Each draft token has a recurrent state, if
+        layers have any. In its own steps, the draft model computes the rest of `max_num_tokens` at most.
         """
-        drafter = self._drafter
+        drafter, states = self._drafter, self._cache.states
+        most_drafts = max_num_tokens if states is None else min(max_num_tokens, states.num_for_drafts)
         proposed: list[tuple[Req, Draft, AcceptanceRate | None]] = []
         for req in rows.reqs:
             pending, num_tokens = req.pending, len(req.token_ids)
             if pending.grammar is None and num_tokens < pending.draft.idle_until:
                 continue
-            limit = min(max_num_tokens, pending.max_len - num_tokens - 1)
+            limit = min(most_drafts, pending.max_len - num_tokens - 1)
             if limit <= 0:
                 continue
             if pending.grammar is not None and (forced_ids := pending.grammar.forced_ids(limit)):
@@ -51,12 +54,12 @@ class DraftPlanner:
                 proposed.append((req, draft, None))
         if not proposed and self._model is None:
             return NO_CHUNKS  # many steps end here, so it must be cheap
-        self._chunks, self._num_tokens_left, self._proposal_s = [], max_num_tokens, 0.0
+        self._chunks, self._num_tokens_left, self._proposal_s = [], most_drafts, 0.0
         self._lengths.begin_step(len(rows))
         if proposed:
             self._add(proposed)
         if self._model is not None and not self._model.has_failed:
-            self.proposal = self._begin_proposal(self._model, rows)
+            self.proposal = self._begin_proposal(self._model, rows, max_num_tokens - most_drafts)
         return self._chunks
 
     def end_proposal(self, rows: DecodeRows, drafts: Drafts) -> Sequence[Chunk]:
@@ -88,8 +91,11 @@ class DraftPlanner:
             elif rate is not None:
                 rate.fade()
 
-    def _begin_proposal(self, model: DraftModel, rows: DecodeRows) -> DraftSteps | None:
-        """Allocates pages for draft tokens of the rows that have none; returns the steps that propose them."""
+    def _begin_proposal(self, model: DraftModel, rows: DecodeRows, num_others: int) -> DraftSteps | None:
+        """Allocates pages for draft tokens of the rows that have none; returns the steps that propose them.
+
+        These steps may compute `num_others` tokens in addition to those left.
+        """
         has_drafts = {chunk.req.uid for chunk in self._chunks}
         most = [0 if req.uid in has_drafts else self._most(model.limits, req) for req in rows.reqs]
         if not any(most):
@@ -106,7 +112,7 @@ class DraftPlanner:
         if not any(counts):
             return None
         rows = rows.kept([count > 0 for count in counts])
-        return model.propose(rows, [count for count in counts if count], self._num_tokens_left)
+        return model.propose(rows, [count for count in counts if count], self._num_tokens_left + num_others)
 
     def _most(self, limits: DraftLimits, req: Req) -> int:
         """Returns the maximum number of draft tokens of a row; 0 with a slow grammar, as each needs a bitmask."""

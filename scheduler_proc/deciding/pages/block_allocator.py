@@ -23,7 +23,7 @@ from scheduler_proc.deciding.pages.cache_questions import explain, find_end, lis
 from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.pages import PagePool
 from scheduler_proc.deciding.pages.radix import Node, RadixTree
-from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.pages.running_request import NO_STATE, Req
 from scheduler_proc.deciding.pages.state_slots import StateSlots
 from scheduler_proc.deciding.pages.window_pages import WindowPages
 from scheduler_proc.deciding.requests import PendingReq
@@ -132,6 +132,23 @@ class BlockAllocator:
         pages = req.pages[:start] + [page for node, num_same in path for page in node.pages[:num_same]]
         req.num_matched_pages = len(pages)
         return find_end(self.attachments, pages, start) - start
+
+    def count_unusable(self, req: Req) -> int:
+        """Returns how many of the next pages of `req` are cached, though it cannot continue after them."""
+        start, end = req.num_shared_pages, req.pending.num_reusable_tokens // self.page_size
+        key = req.token_ids[start * self.page_size : end * self.page_size].tobytes()
+        return sum(num_same for _, num_same in self._tree.match(req.node, req.pending.salt, key))
+
+    def reopen(self, req: Req, num_pages: int = 0) -> None:
+        """Lets a request in PREFILL begin again with its first `num_pages`, which are cached, but without a state."""
+        assert self.states is not None
+        self._give_back(req.pages[req.num_shared_pages :])
+        key = req.token_ids[: num_pages * self.page_size].tobytes()
+        node, req.pages = self._tree.find(self._tree.root, req.pending.salt, key)
+        self._extend_shared(req, node, len(req.pages))
+        req.num_computed_tokens = 0
+        self.states.leave(req)
+        req.state_source = NO_STATE
 
     def next_page(self, req: Req) -> bytes:
         """Returns the token bytes of the page after the shared ones; empty if it cannot be shared."""

@@ -2,8 +2,8 @@
 
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_journal import PageJournal, PageMemory
-from scheduler_proc.deciding.pages.page_observer import PageObserver
-from scheduler_proc.deciding.pages.page_tiers import PageStore, PageTiers
+from scheduler_proc.deciding.pages.page_observer import PageObserver, PageStore
+from scheduler_proc.deciding.pages.page_tiers import PageTiers
 from scheduler_proc.deciding.pages.radix import RadixTree
 from scheduler_proc.deciding.pages.state_slots import StateSlots
 from scheduler_proc.deciding.pages.window_pages import WindowPages
@@ -39,9 +39,12 @@ def open_cache(
             journal.windows = window_pages
     if states is not None:
         attachments.append(StateSlots(*states, {} if journal is None else journal.find_states()))
-    if store is None or attachments:
-        return BlockAllocator(num_pages, page_size, is_sharing, tree, observers, attachments=attachments)
-    tiers = PageTiers(store, num_pages, page_size)
-    for page, digest in digests.items():
-        tiers.set_digest(page, digest)
-    return BlockAllocator(num_pages, page_size, is_sharing, tree, [*observers, tiers], tiers.num_evicted_at_once)
+    num_evicted_at_once = 0
+    if store is not None:
+        slots = next((part for part in attachments if isinstance(part, StateSlots)), None)
+        tiers = PageTiers(store, num_pages, page_size, slots)
+        for page, digest in digests.items():
+            tiers.set_digest(page, digest)
+        observers.append(tiers)
+        num_evicted_at_once = tiers.num_evicted_at_once
+    return BlockAllocator(num_pages, page_size, is_sharing, tree, observers, num_evicted_at_once, attachments)

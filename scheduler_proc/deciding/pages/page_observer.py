@@ -1,6 +1,6 @@
-"""The protocol of everything besides the allocator that keeps account of KV-cache pages."""
+"""The protocols of what keeps account of KV-cache pages besides the allocator, and of what keeps evicted ones."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from scheduler_proc.deciding.pages.running_request import Req
@@ -36,3 +36,65 @@ class PageObserver(Protocol):
 
     def check(self, free: Collection[int], cached: Collection[int]) -> None:
         """Asserts that its account matches the free and the cached pages."""
+
+
+class PageStore(Protocol):
+    """Keeps K and V of evicted pages. Only `settle` blocks. A thread of it calls `wake` when pages have been loaded."""
+
+    wake: Callable[[], None]
+
+    @property
+    def states(self) -> "PageStore | None":
+        """The store of checkpoints, whose pages are state slots; closed, cleared and waited for with this one."""
+        ...
+
+    @property
+    def page_put_s(self) -> float:
+        """The measured delay of steps for each page that is put; 0 before the first."""
+        ...
+
+    def find(self, digest: bytes) -> str | None:
+        """Returns the name of the tier that has a page, `None` if none has it."""
+        ...
+
+    def touch(self, digests: Sequence[bytes]) -> None:
+        """Marks the pages of a prefix as used last, so that they are evicted last."""
+
+    def put(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Copies the pages into the store, or drops them if there is no time. Any later step may overwrite them."""
+
+    def estimate_s(self, digests: Sequence[bytes]) -> float:
+        """Returns the expected duration of a load of these pages by the measured rates; 0 before the first."""
+        ...
+
+    def load(self, uid: int, pages: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Starts to fill the pages with the contents that `put` stored under these names."""
+
+    def cancel(self, uid: int) -> None:
+        """Stops writing to the pages of a request's load, if it has one."""
+
+    def pop_loaded(self) -> list[tuple[int, int, bool]]:
+        """Returns the loads that have made progress or have ended, possibly incomplete.
+
+        Each entry is the uid, the number of its first pages that hold K and V for every step launched from now on, and
+        whether the load has ended.
+        """
+        ...
+
+    def sizes(self) -> dict[str, int]:
+        """Returns the number of pages in each tier."""
+        ...
+
+    def settle(self, timeout_s: float) -> bool:
+        """Waits until all pages that were put are stored or dropped. Returns False on a timeout."""
+        ...
+
+    def clear(self) -> None:
+        """Forgets every page."""
+
+    def gauges(self) -> dict[str, float]:
+        """Returns sizes and counters by name."""
+        ...
+
+    def close(self) -> None:
+        """Ends the threads and drops pending writes."""

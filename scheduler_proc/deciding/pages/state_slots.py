@@ -14,7 +14,7 @@ Nothing is copied between slots.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from scheduler_proc.deciding.pages.pages import PagePool
 from scheduler_proc.deciding.pages.running_request import NO_STATE, Req
@@ -36,6 +36,8 @@ class StateSlots:
         self.num_slots = num_slots
         self.interval = interval
         self.num_evicted = 0
+        self.on_evicted: Callable[[Collection[int]], None] = lambda pages: None
+        """Called with pages whose checkpoints are evicted next."""
         self._pool = PagePool(num_slots, set(attached.values()))
         self._attached = dict(attached)
         """The slot of each page that has a checkpoint."""
@@ -64,10 +66,16 @@ class StateSlots:
         """Returns the slot of the checkpoint of `page`."""
         return self._attached.get(page)
 
+    def find_likely(self, pages: Iterable[int]) -> dict[int, int]:
+        """Returns the slots of the checkpoints of `pages` from which requests are likely to continue, by page."""
+        return {page: self._attached[page] for page in pages if page in self._kept}
+
     def allocate(self) -> int:
         """Returns a slot, which must be available; evicts a checkpoint if needed."""
         if not self._pool.num_free:
-            self.detach([next(iter(self._passed or self._kept))])
+            page = next(iter(self._passed or self._kept))
+            self.on_evicted((page,))
+            self.detach((page,))
             self.num_evicted += 1
         return self._pool.allocate(1)[0]
 

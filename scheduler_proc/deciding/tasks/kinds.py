@@ -3,10 +3,11 @@
 from array import array
 
 from messages.ring.requests import SamplingParams
+from scheduler_proc.deciding.tasks.pooling import POOLED
 from scheduler_proc.deciding.tasks.prompt_logprobs import PROMPT_LOGPROBS
 from scheduler_proc.deciding.tasks.prompt_task import PromptTask, TaskKind
 
-KINDS: tuple[TaskKind, ...] = (PROMPT_LOGPROBS,)
+KINDS: tuple[TaskKind, ...] = (PROMPT_LOGPROBS, POOLED)
 
 
 def find_task(params: SamplingParams, token_ids: "array[int]", num_prompt_tokens: int) -> PromptTask | None:

@@ -8,21 +8,21 @@ from extras.live.page_files import FOLDER
 from tests.frontend.frontend_run import FrontendRun
 
 NAMES = sorted(path.name for path in FOLDER.iterdir())
-TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
 
 
 def test_the_page_and_its_files_are_served_under_a_strict_policy(server: FrontendRun):
-    for path in ("/", *(f"/page/{name}" for name in NAMES)):
+    for path in ("/", "/pipeline", *(f"/page/{name}" for name in NAMES)):
         reply = server.client.get(path)
         assert reply.status_code == 200, path
-        assert reply.headers["content-type"].split(";")[0] == TYPES[path.rpartition(".")[2] if path != "/" else "html"]
+        assert reply.headers["content-type"].split(";")[0] == TYPES[path.rpartition(".")[2] if "." in path else "html"]
         policy = dict(part.strip().split(" ", 1) for part in reply.headers["content-security-policy"].split(";"))
         assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
         assert {policy["script-src"], policy["style-src"], policy["connect-src"]} == {"'self'"}
         assert reply.headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize("name", ["none.js", "..%2fapi%2fpage.py", "%2e%2e/api/page.py", "index.html/"])
+@pytest.mark.parametrize("name", ["none.js", "..%2fapi%2fpage.py", "%2e%2e/api/page.py", "chat.html/"])
 def test_nothing_else_is(server: FrontendRun, name: str):
     assert server.client.get(f"/page/{name}").status_code == 404
 

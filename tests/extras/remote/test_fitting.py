@@ -14,6 +14,7 @@ from messages.ring.replies import (
     DetokenizeMsg,
     FinishedRow,
     OpenStream,
+    PooledReply,
     PrefilledRow,
     PromptLogprobs,
     ToDetokenizer,
@@ -37,6 +38,7 @@ STEP = DetokenizeMsg(
     num_tokens=pack_int32([2, 1]),
     engine=ENGINE,
 )
+POOLED = PooledReply(1, 0, pack_float32([1, 2, 3, 4]), 2)
 OPENING = OpenStream(1, 0, stop=("a",), prompt_ids=pack_int32([1, 2]), engine=ENGINE)
 
 
@@ -44,7 +46,7 @@ def changed(message: Any, **changes: Any) -> Any:
     return msgspec.structs.replace(message, **changes)
 
 
-@pytest.mark.parametrize("message", [STEP, OPENING, PromptLogprobs(1, 0, LOGPROBS), FramesLost("d", 1, 2, 3)])
+@pytest.mark.parametrize("message", [STEP, OPENING, PromptLogprobs(1, 0, LOGPROBS), POOLED, FramesLost("d", 1, 2, 3)])
 def test_what_an_engine_sends_fits(message: ToDetokenizer):
     frame = HEADER.pack(7, 1) + msgspec.msgpack.encode(message)
     assert open_frame(frame) == message
@@ -54,6 +56,9 @@ def test_what_an_engine_sends_fits(message: ToDetokenizer):
 @pytest.mark.parametrize(
     "message",
     [
+        changed(POOLED, num_rows=3),
+        changed(POOLED, num_rows=0),
+        changed(POOLED, values=POOLED.values[:-1]),
         changed(STEP, uids=STEP.uids[:8]),
         changed(STEP, uids=STEP.uids[:-1]),
         changed(STEP, attempts=pack_int32([0])),

@@ -11,7 +11,7 @@ from tests.frontend.frontend_run import FrontendRun, make_config
 KEY, ADMIN_KEY = "sk-client", "sk-operator"
 PUBLIC = {"/health", "/ping", "/version"}
 OPERATORS = {"/admin/processes", "/admin/restart/{process}", "/admin/snapshot", "/start_profile", "/stop_profile"}
-OPERATORS |= {"/cache/explain", "/cache/tree"}
+OPERATORS |= {"/cache/explain", "/cache/tree", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"])

@@ -49,15 +49,23 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]):
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
+WITH_BODY = {"/cache/explain", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+"""Endpoints of the operator."""
+
+
 def test_all_paths_are_described_and_exist(server: FrontendRun, document: dict[str, Any]):
     wanted = {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{id}", "/tokenize"}
     wanted |= {"/detokenize", "/health", "/health/generate", "/metrics", "/version", "/server_info", "/openapi.json"}
+    wanted |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
     wanted |= {"/load", "/ping", "/abort_request", "/flush_cache", "/requests", "/requests/{id}"}
     wanted |= {"/cache/explain", "/cache/tree", "/live", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"}
     wanted |= {"/v1/responses/{id}", "/v1/responses/{id}/cancel", "/v1/responses/{id}/input_items"}
     wanted |= {"/v1/files", "/v1/files/{id}", "/v1/files/{id}/content", "/v1/batches", "/v1/batches/{id}"}
     wanted |= {"/v1/batches/{id}/cancel", "/v1/responses/input_tokens", "/v1/chat/completions/input_tokens"}
+    wanted |= {"/v1/embeddings", "/pooling", "/classify", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"}
+    wanted |= {"/embed", "/similarity", "/v1/decisions"}
     wanted |= {"/admin/processes", "/admin/restart/{process}", "/admin/snapshot", "/start_profile", "/stop_profile"}
+    wanted |= {f"/api/{name}" for name in ("chat", "generate", "show", "tags", "ps", "version")}
     assert set(document["paths"]) == wanted
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -69,7 +77,7 @@ def test_all_paths_are_described_and_exist(server: FrontendRun, document: dict[s
                 allowed = set(refused.headers["allow"].split(", "))
                 assert allowed == {name.upper() for name in operations} | ({"HEAD"} if "get" in operations else set())
             assert {"200", "400", "403", "500", "503"} <= set(operation["responses"])
-            has_body = method == "post" and ("administration" not in operation["tags"] or path == "/cache/explain")
+            has_body = method == "post" and ("administration" not in operation["tags"] or path in WITH_BODY)
             has_body = has_body and not path.endswith("/cancel")
             assert has_body == ("requestBody" in operation)
             assert has_body == ("415" in operation["responses"])

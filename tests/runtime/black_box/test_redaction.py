@@ -4,10 +4,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from messages.columns import pack_int32
+from messages.columns import pack_float32, pack_int32
 from messages.frame_files import DECODERS, FrameReader
 from messages.frames import HEADER
-from messages.ring.replies import PromptReply, StepReplies
+from messages.ring.replies import PooledReply, PromptReply, StepReplies
 from messages.ring.requests import ChatPrompt
 from runtime.black_box.frame_writer import FrameWriter
 from runtime.black_box.redaction import redact, redact_file
@@ -28,6 +28,11 @@ def test_lengths_and_everything_that_is_no_content_stay():
     clean = redact(message)
     assert (clean.step_id, clean.uids, clean.attempts) == (5, message.uids, message.attempts)
     assert (clean.token_ids, clean.texts) == (bytes(8), ("xxxx", "xxxxx"))
+
+
+def test_the_vector_of_a_prompt_is_hidden():
+    message = PooledReply(1, 0, pack_float32([0.5, -0.5, 0.1, 2.0]), 2)
+    assert redact(message) == msgspec.structs.replace(message, values=bytes(16))
 
 
 def test_a_chat_stays_a_chat():

@@ -33,6 +33,7 @@ class Row:
     pages: list[int] = field(default_factory=list)
     window_pages: list[int] = field(default_factory=list)
     state_slot: int = -1
+    adapter_slot: int = -1
 
     @property
     def output_ids(self) -> list[int]:
@@ -55,6 +56,7 @@ def generate(
     num_tokens: int | Sequence[int],
     schedule: Schedule = Schedule(),
     params: Sequence[SamplingParams] | None = None,
+    adapter_slots: Sequence[int] = (),
 ) -> list[list[int]]:
     """Returns the output ids of each prompt. Pages are handed out in a random order of `schedule.seed`.
 
@@ -65,6 +67,8 @@ def generate(
         Row(index, list(prompt), len(prompt), params[index] if params else GREEDY, index * schedule.stagger)
         for index, prompt in enumerate(prompts)
     ]
+    for row, slot in zip(rows, adapter_slots, strict=False):
+        row.adapter_slot = slot
     free_pages = list(range(runner.num_pages))
     random.Random(schedule.seed).shuffle(free_pages)
     window, num_window_pages = runner.windows or (0, 0)
@@ -150,6 +154,7 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
         window_page_tables=_tables([row.window_pages for row, _ in planned], num_pages) if window_slots else b"",
         num_pages_per_row=num_pages,
         **_plan_states(planned),
+        adapter_slots=_plan_adapters(planned),
         sample_tokens=pack_int32(ends[i] - 1 for i in sampling),
         temperatures=pack_float32(0.0 if p.is_greedy else p.temperature for p in params),
         top_ps=pack_float32(p.top_p for p in params),
@@ -170,6 +175,11 @@ def _plan_states(planned: list[tuple[Row, int]]) -> dict[str, bytes]:
     slots = (slot for row, num_new in planned for slot in (*[-1] * (num_new - 1), row.state_slot))
     sources = (row.state_slot if row.num_computed else -1 for row, _ in planned)
     return {"state_sources": pack_int32(sources), "state_slots": pack_int32(slots)}
+
+
+def _plan_adapters(planned: list[tuple[Row, int]]) -> bytes:
+    slots = [row.adapter_slot for row, _ in planned]
+    return pack_int32(slots) if max(slots) >= 0 else b""
 
 
 def row_processing(row: Row) -> RowProcessing:

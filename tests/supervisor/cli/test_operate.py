@@ -150,10 +150,10 @@ def test_wrong_use_is_told_and_has_its_exit_codes():
         (["pss"], "launch.py: there is no command 'pss'; did you mean ps?\ncommands are ps, logs, "),
         (["joins"], "launch.py: there is no command 'joins'; did you mean join?\n"),
         (["status"], "launch.py: there is no command 'status'\ncommands are ps, "),
-        (["serve"], "calibrate, whatif; each has --help\nto start a server, give no command: launch.py --model DIR"),
+        (["start"], "calibrate, whatif; each has --help\nto start a server: python launch.py --model DIR"),
         (
             ["/tmp"],
-            "launch.py: /tmp is not a command; to serve a model, use --model: launch.py --model /tmp",
+            "launch.py: /tmp is not a command; to serve a model, use --model: python launch.py --model /tmp",
         ),
         (["a/b"], "launch.py: a/b is not a command; "),
         (["ps", "--prot", "1"], "launch.py ps: --prot: unknown flag; did you mean --port?\n"),

@@ -31,11 +31,11 @@ from scheduler_proc.computing.step.inputs import (
     NO_ROWS,
     StepInputs,
     StepShape,
-    as_decode_rows,
     make_step_inputs,
     only_samples,
     pack_step,
 )
+from scheduler_proc.computing.step.rewritten_batches import as_decode_rows
 from scheduler_proc.computing.step.shapes import StepLimits
 
 CPU = torch.device("cpu")
@@ -49,6 +49,9 @@ more to do; on the cores of the step's threads that costs more than planning in 
 
 DRAW_COLUMNS = {"temperatures": torch.float32, "seeds": torch.int64, "positions": torch.int64}
 """The columns of a `SamplingPlan` that `draw` takes for plain rows, in its order."""
+
+Captures = dict[int, tuple[CapturedCalls, Forwarded]]
+"""By the number of rows."""
 
 log = logging.getLogger("sluice.cpu_forward_passes")
 
@@ -67,7 +70,7 @@ class CpuForwardPasses:
         max_tokens = max(limits.max_num_batched_tokens, self._max_rows)
         self._workspace = Workspace(decoder.model, decoder.activation_dtype, max_tokens, self._max_rows)
         sizes = self._max_rows, 0, 0, limits.num_pages, 0
-        shape = StepShape(*sizes, has_windows=limits.has_windows, has_states=limits.has_states)
+        shape = StepShape(*sizes, **limits.flags)
         columns = shape.columns()
         memory = torch.empty(columns.num_bytes, dtype=torch.uint8)
         self._tensors, arrays = columns.tensors(memory), columns.arrays(memory)
@@ -82,8 +85,9 @@ class CpuForwardPasses:
         ]
         self._draws = {name: torch.zeros(self._max_rows, dtype=dtype) for name, dtype in DRAW_COLUMNS.items()}
         self._draw_bytes = {name: tensor.numpy().view(np.uint8).data for name, tensor in self._draws.items()}
-        self.captures: dict[int, tuple[CapturedCalls, Forwarded]] = {}
-        """By the number of rows."""
+        self.captures: Captures = {}
+        self.adapted_captures: Captures = {}
+        """Of steps with rows that have adapters."""
         self.can_capture = decoder.parallel.size == 1
         """False if something other than C kernels computes in a step of decode rows, or ranks wait for each other."""
 
@@ -97,13 +101,16 @@ class CpuForwardPasses:
         if is_decode:
             batch = as_decode_rows(batch)
         num_rows = batch.num_decode_rows
-        if not self.can_capture or num_rows > self._max_rows or not is_decode:
+        adapters = self._decoder.adapters if batch.adapter_slots else None
+        can_capture = self.can_capture and (adapters is None or not adapters.tables)
+        if not can_capture or num_rows > self._max_rows or not is_decode:
             return partial(self._forward, make_step_inputs(batch, CPU), batch.num_sampled, copy_columns(columns))
         self._write(batch)
         tensors = self._write_draws(num_rows, columns)
-        captured = self.captures.get(num_rows)
+        captures = self.captures if adapters is None else self.adapted_captures
+        captured = captures.get(num_rows)
         if captured is None:
-            return partial(self._capture, num_rows, tensors)
+            return partial(self._capture, captures, num_rows, tensors)
         if self.can_plan_ahead and num_rows <= MAX_ROWS_AHEAD:
             self._device.has_begun = captured[0].begin()
         return partial(_replay, *captured, tensors)
@@ -125,9 +132,11 @@ class CpuForwardPasses:
         activations = self._workspace.activations(len(step.token_ids))
         repeats = self.repeats if activations.residual is not None else None
         compute_middle = None if repeats is None else repeats.compute
-        hidden_NE = self._decoder.forward(step, self.cache.layers, activations, compute_middle, self.cache.states)
-        logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled))
-        return Forwarded(logits_SV, hidden_NE[num_sampled:], columns)
+        kept = self.cache.states, self.cache.hidden
+        hidden_NE = self._decoder.forward(step, self.cache.layers, activations, compute_middle, *kept)
+        slots_S, slots_Q = step.head_slots(num_sampled)
+        logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled), slots_S)
+        return Forwarded(logits_SV, hidden_NE[num_sampled:], columns, hidden_slots=slots_Q)
 
     def _write(self, batch: Batch) -> None:
         """Puts the step's columns into the memory of captures. Behind a row's pages its table is stale."""
@@ -154,16 +163,19 @@ class CpuForwardPasses:
         return copy_columns({name: column for name, column in columns.items() if name not in DRAW_COLUMNS})
 
     @torch.inference_mode()
-    def _capture(self, num_rows: int, sampling: Mapping[str, Tensor]) -> Forwarded:
+    def _capture(self, captures: Captures, num_rows: int, sampling: Mapping[str, Tensor]) -> Forwarded:
         """Runs the step and `draw` call by call; later steps with this number of rows are replayed, if possible."""
         columns: dict[str, Any] = {name: tensor[:num_rows] for name, tensor in self._tensors.items()}
+        if captures is self.captures:
+            columns.pop("adapter_slots", None)
         step = StepInputs(num_rows, all_go_to_head=True, **columns)
         activations, room_RV = self._workspace.activations(num_rows), self._workspace.logits(num_rows)
         assert room_RV is not None
         draws = [self._draws[name][:num_rows] for name in DRAW_COLUMNS]
 
         def compute() -> tuple[Forwarded, Tensor]:
-            hidden_RE = self._decoder.forward(step, self.cache.layers, activations, states=self.cache.states)
+            kept = self.cache.states, self.cache.hidden
+            hidden_RE = self._decoder.forward(step, self.cache.layers, activations, None, *kept)
             logits_RV = self._decoder.logits(hidden_RE, room_RV)
             return Forwarded(logits_RV, hidden_RE[num_rows:], sampling), draw(logits_RV, *draws)
 
@@ -173,7 +185,7 @@ class CpuForwardPasses:
             self.can_capture = False
             log.info("decode steps are not captured: %s computes in them", other)
         else:
-            self.captures[num_rows] = calls, forwarded
+            captures[num_rows] = calls, forwarded
         return forwarded
 
 

@@ -57,7 +57,8 @@ class CpuRunnerFactory:
 
 
 def _tensors(cache: KVTensors) -> list[Tensor]:
-    return [part for layer in cache.stored for part in layer.tensors]
+    kept = [] if cache.hidden is None else [cache.hidden]
+    return [part for layer in cache.stored for part in layer.tensors] + kept
 
 
 def _states(cache: KVTensors) -> list[Tensor]:

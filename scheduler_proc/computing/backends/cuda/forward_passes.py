@@ -66,7 +66,9 @@ class GpuForwardPasses:
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
         """Packs the step's columns, followed by the columns of its sampling plan, into one host buffer."""
-        captured = None if self.captured is None else self.captured.find(batch)
+        adapters = self._decoder.adapters if batch.adapter_slots else None
+        has_own_tables = adapters is not None and bool(adapters.tables)
+        captured = None if self.captured is None or has_own_tables else self.captured.find(batch)
         shape = self._exact_shape(batch) if captured is None else captured.shape
         inputs = shape.columns() if captured is None else captured.columns
         sampling = PackedColumns.like(columns)
@@ -80,15 +82,17 @@ class GpuForwardPasses:
         @torch.inference_mode()
         def forward() -> Forwarded:
             data = self._device.send(host)
+            num_sampled, slots_S, slots_Q = batch.num_sampled, None, None
             if captured is None:
-                hidden_NE = self._forward(self._view(shape, inputs.tensors(data)))
+                step = self._view(shape, inputs.tensors(data))
+                hidden_NE, (slots_S, slots_Q) = self._forward(step), step.head_slots(num_sampled)
             else:
                 hidden_NE = captured.run(data)
-            num_sampled, sampling_columns = batch.num_sampled, sampling.tensors(data[inputs.num_bytes :])
+            sampling_columns = sampling.tensors(data[inputs.num_bytes :])
             if self.last_tokens is not None:
                 fill_histories(sampling_columns, self.last_tokens)
-            logits_SV = self._decoder.logits(hidden_NE[:num_sampled])
-            return Forwarded(logits_SV, hidden_NE[num_sampled:], sampling_columns)
+            logits_SV = self._decoder.logits(hidden_NE[:num_sampled], None, slots_S)
+            return Forwarded(logits_SV, hidden_NE[num_sampled:], sampling_columns, hidden_slots=slots_Q)
 
         return forward
 
@@ -119,4 +123,5 @@ class GpuForwardPasses:
         """Returns what the head reads, [N, E]."""
         if step.num_decode_rows and self.last_tokens is not None:
             take_tokens(step.token_ids, step.future_token_indices, self.last_tokens)
-        return self._decoder.forward(step, self._cache.layers, states=self._cache.states)
+        kept = {"states": self._cache.states, "hidden_SE": self._cache.hidden}
+        return self._decoder.forward(step, self._cache.layers, **kept)

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache.
+"""Attention over the paged KV cache or, in both directions, over the rows of the step alone.
 
 Shape legend: T tokens of the step, E embedding size, H query heads, G key/value heads, A = H + 2 G, D head dimension.
 """
@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
+from kernels.operations.encoder_attention import encoder_attention
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.rms_norm import rms_norm
@@ -52,7 +53,7 @@ def attention_parameters(layer: str, attention: AttentionDescription, hidden_siz
 
 
 class Attention:
-    """`rope_tables`: the tables of the description's `rope`."""
+    """`rope_tables`: the tables of the description's `rope`. `bias_HX`: as `encoder_attention` takes it."""
 
     _head_norms: HeadNorms | None = None
     _whole_norms: HeadNorms | None = None
@@ -64,7 +65,9 @@ class Attention:
         weights: Weights,
         rope_tables: RopeTables | None,
         parallel: ParallelGroup,
+        bias_HX: Tensor | None = None,
     ):
+        self._bias_HX = bias_HX
         self._kind = attention.kind
         self._head_dim, self._qkv_size = attention.head_dim, attention.qkv_size
         sinks = pop_tensor(weights, f"{layer}.sinks").float() if attention.has_sinks else None
@@ -72,6 +75,7 @@ class Attention:
         self._qkv = pop_linear(weights, f"{layer}.qkv")
         self._gate = pop_linear(weights, f"{layer}.attention_gate") if attention.has_gate else None
         self._stores = attention.kv_layer is None
+        self._encoded_heads = attention.num_kv_heads if attention.is_bidirectional else 0
         if attention.qk_norm is not None:
             names = QK_NORMS if self._stores else QK_NORMS[:1]
             query, *keys = (pop_scale(weights, f"{layer}.{name}", attention.qk_norm) for name in names)
@@ -89,13 +93,14 @@ class Attention:
         self,
         normed_TE: Tensor,
         rows: StepRows,
-        cache: PagedKV,
+        cache: PagedKV | None,
         attended: Tensor,
         room: Activations,
         narrow: tuple[StepRows, Activations] | None,
     ) -> Tensor:
         """Returns the update of the residual stream, [T, E]; first stores K and V in `cache`, unless it is another's.
 
+        Attention in both directions has no cache.
         With `narrow`, the update covers only those rows, and is in that room. Overwrites `attended`.
         """
         step = rows.step if self._options.window is None else rows.step.windowed
@@ -103,19 +108,46 @@ class Attention:
         heads_TAD = heads_TA.view(len(heads_TA), -1, self._head_dim)
         if self._whole_norms is not None:
             _norm_whole(heads_TA, self._whole_norms, self._parallel)
-        own = cache if self._stores else None
-        query_THD = rotate_store(heads_TAD, own, self._rope_tables, step.positions, step.slots, self._head_norms)
-        attended_TA = fit(attended, query_THD.shape[1] * self._head_dim)
-        assert attended_TA is not None
-        attended_THD = attended_TA.view(query_THD.shape)
         is_narrow = narrow is not None
-        attended_TA = attend(query_THD, step, cache, self._kind, self._options, attended_THD, is_narrow=is_narrow)
+        if cache is None:
+            attended_TA = self._encode(heads_TAD, step, attended, room, is_narrow=is_narrow)
+        else:
+            own = cache if self._stores else None
+            query_THD = rotate_store(heads_TAD, own, self._rope_tables, step.positions, step.slots, self._head_norms)
+            attended_THD = _room_like(query_THD, attended)
+            attended_TA = attend(query_THD, step, cache, self._kind, self._options, attended_THD, is_narrow=is_narrow)
         out_rows, out_room = narrow or (rows, room)
         if self._gate is not None:
             gated_TE = normed_TE if narrow is None else normed_TE[step.head_tokens]
             gate_TA = self._gate(gated_TE, out_rows, fit(out_room.inner, attended_TA.shape[1]))
             attended_TA = sigmoid_gate(attended_TA, gate_TA)
         return self._out(attended_TA, out_rows, out_room.update)
+
+    def _encode(
+        self, heads_TAD: Tensor, step: StepInputs, attended: Tensor, room: Activations, *, is_narrow: bool
+    ) -> Tensor:
+        """Returns the outputs of attention in both directions, [T, H * D], or those of `step.head_tokens`."""
+        num_tokens, num_kv_heads = len(heads_TAD), self._encoded_heads
+        query_THD, key_TGD, value_TGD = heads_TAD.tensor_split((-2 * num_kv_heads, -num_kv_heads), 1)
+        if self._rope_tables is not None or self._head_norms is not None:
+            # What rotates also stores: the step's K and V are a cache of pages of one token.
+            size = key_TGD.shape[1:].numel()
+            stored = fit(room.inner, 2 * size)
+            stored = heads_TAD.new_empty(num_tokens, 2 * size) if stored is None else stored
+            key_TGD, value_TGD = stored.view(2, *key_TGD.shape)
+            slots_T = torch.arange(num_tokens, device=heads_TAD.device)
+            cache = PagedKV(key_TGD, value_TGD, page_size=1)
+            rotate_store(heads_TAD, cache, self._rope_tables, step.positions, slots_T, self._head_norms)
+        out_THD, lens = _room_like(query_THD, attended), (step.num_decode_rows, step.prefill_query_lens)
+        encoder_attention(query_THD, key_TGD, value_TGD, *lens, self._options, self._bias_HX, out_THD)
+        return _select(out_THD, step.head_tokens if is_narrow else None)
+
+
+def _room_like(query_THD: Tensor, attended: Tensor) -> Tensor:
+    """Returns contiguous room for outputs of this shape at the beginning of `attended`."""
+    room_TA = fit(attended, query_THD.shape[1] * query_THD.shape[2])
+    assert room_TA is not None
+    return room_TA.view(query_THD.shape)
 
 
 def attend(

@@ -4,6 +4,7 @@ Shape legend: T tokens, E embedding size.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -23,6 +24,7 @@ GELUS: dict[str, GeluKind] = {"gelu_tanh": "tanh", "gelu": "exact"}
 ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "silu_gated": silu_mul,
     "gelu_tanh_gated": gelu_mul,
+    "gelu_gated": partial(gelu_mul, kind="exact"),
     "relu2": lambda inner_TF, _: relu_squared(inner_TF),
 }
 """The others, computed by themselves."""

@@ -101,12 +101,14 @@ class Layer:
         weights: Weights,
         rope_tables: RopeTables | None,
         parallel: ParallelGroup,
+        bias_HX: Tensor | None = None,
     ):
         name = f"layers.{index}"
         norms = {norm: Norm(f"{name}.{norm}", description, weights) for norm, description in _norms_of(layer).items()}
         self._attention_norm, self._attention_out_norm = norms.get("attention_norm"), norms.get("attention_out_norm")
         self._mlp_norm, self._mlp_out_norm = norms.get("mlp_norm"), norms.get("mlp_out_norm")
-        self._attention = layer.attention and Attention(name, layer.attention, weights, rope_tables, parallel)
+        arguments = weights, rope_tables, parallel, bias_HX
+        self._attention = layer.attention and Attention(name, layer.attention, *arguments)
         self._recurrent: Recurrent | None = make_block(name, layer.recurrent, weights, parallel)
         self._mlp: Mlp | None = make_block(name, layer.mlp, weights, parallel)
         self._is_parallel = layer.is_parallel
@@ -162,7 +164,6 @@ class Layer:
         """Returns the update that attention, the recurrent block or both together compute."""
         rows, room, update_TE = stream.rows, stream.room, None
         if self._attention is not None:
-            assert cache is not None
             update_TE = self._attention(normed_TE, rows, cache, stream.attended, room, narrow)
         if self._recurrent is None:
             assert update_TE is not None

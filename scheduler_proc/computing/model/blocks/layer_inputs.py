@@ -17,7 +17,7 @@ from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear
 from scheduler_proc.computing.model.description import LayerDescription, ModelDescription
 from scheduler_proc.computing.model.parameters import Parameter, linear_parameters
 from scheduler_proc.computing.model.workspace import Activations, fit
-from scheduler_proc.computing.step.inputs import StepInputs, StepRows
+from scheduler_proc.computing.step.inputs import StepRows
 
 TABLE, PROJECTION, NORM = "layer_inputs", "layer_projection", "layer_input_norm"
 
@@ -56,10 +56,11 @@ class LayerInputs:
         self._eps = norm.eps * model.hidden_size
         self._factor = (norm.size / 2) ** 0.5
 
-    def __call__(self, step: StepInputs, embedded_TE: Tensor, room: Activations) -> Tensor:
+    def __call__(self, rows: StepRows, embedded_TE: Tensor, room: Activations) -> Tensor:
         """Returns [T, L * P], in `room` if it has room: calls of layers are replayed with its address."""
+        step = rows.step
         values = embed(step.token_ids, step.positions, self._table, None, fit(room.inner, self._size))
-        projected = self._projection(embedded_TE, StepRows(step), room.layer_inputs)
+        projected = self._projection(embedded_TE, rows, room.layer_inputs)
         projected_P = projected.view(-1, len(self._weight_P))
         sums = rms_norm(projected_P, self._weight_P, self._eps, None, projected_P).view(values.shape)
         sums = rescale(rescale(sums, added_TE=values), self._factor)

@@ -31,10 +31,17 @@ class Norm:
         self._bias_E = None
         if norm.kind == "layer":
             self._bias_E = pop_tensor(weights, f"{name}.bias") if norm.has_bias else torch.zeros_like(self.weight_E)
-        self._eps = norm.eps
+        self._eps, self._replaces_stream = norm.eps, norm.replaces_stream
 
     def __call__(self, residual_TE: Tensor, update_TE: Tensor | None, out_TE: Tensor | None) -> Tensor:
-        """Adds the update to the residual stream in place; returns the norm of the sum, in `out_TE` if given."""
+        """Adds the update to the residual stream in place; returns the norm of the sum, in `out_TE` if given.
+
+        A norm that replaces the stream returns the stream.
+        """
+        out_TE = residual_TE if self._replaces_stream else out_TE
         if self._bias_E is None:
-            return rms_norm(residual_TE, self.weight_E, self._eps, update_TE, out_TE)
-        return layer_norm(residual_TE, self.weight_E, self._bias_E, self._eps, update_TE, out_TE)
+            normed_TE = rms_norm(residual_TE, self.weight_E, self._eps, update_TE, out_TE)
+        else:
+            normed_TE = layer_norm(residual_TE, self.weight_E, self._bias_E, self._eps, update_TE, out_TE)
+        is_elsewhere = self._replaces_stream and normed_TE.data_ptr() != residual_TE.data_ptr()
+        return residual_TE.copy_(normed_TE) if is_elsewhere else normed_TE

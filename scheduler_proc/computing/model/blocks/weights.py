@@ -1,12 +1,15 @@
 """The access of blocks to a model's weights."""
 
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Protocol
 
 from torch import Tensor
 
 from kernels.formats.weight_format import Linear, Weight
 from kernels.operations.expert_linear import ExpertLinear
-from kernels.operations.gelu import GeluKind
+from kernels.operations.gelu import GeluKind, gelu
+from kernels.operations.lora_linear import lora_linear
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.inputs import StepRows
 
@@ -28,7 +31,11 @@ def pop_tensor(weights: Weights, name: str) -> Tensor:
 
 def pop_linear(weights: Weights, name: str, activation: GeluKind | None = None) -> StepLinear:
     """Returns the linear layer `name`, with its bias if it has one, followed by the GELU that `activation` names."""
-    return _of_step(weights.pop(f"{name}.weight").linear(_pop_bias(weights, name), activation))
+    weight, bias_O = weights.pop(f"{name}.weight"), _pop_bias(weights, name)
+    linear = weight.linear(bias_O, activation)
+    if activation is None:
+        return _of_step(name, linear)
+    return _of_step(name, linear, cache(lambda: weight.linear(bias_O, None)), partial(gelu, kind=activation))
 
 
 def pop_experts(weights: Weights, name: str, *, has_bias: bool = True) -> ExpertLinear:
@@ -41,13 +48,30 @@ def pop_row_parallel(weights: Weights, name: str, parallel: ParallelGroup) -> St
     """Returns the linear layer `name`, whose inputs are divided among the ranks; all ranks get the sum."""
     weight, bias_O = weights.pop(f"{name}.weight"), _pop_bias(weights, name)
     if parallel.size == 1:
-        return _of_step(weight.linear(bias_O, None))
-    return _of_step(weight.row_parallel(None if parallel.rank else bias_O, parallel.all_reduce, parallel.size))
+        return _of_step(name, weight.linear(bias_O, None))
+    return _of_step(name, weight.row_parallel(None if parallel.rank else bias_O, parallel.all_reduce, parallel.size))
 
 
-def _of_step(linear: Linear) -> StepLinear:
-    """Returns a layer whose weight is the same for all tokens."""
-    return lambda x_TI, rows, out_TO=None: linear(x_TI, out_TO)
+def _of_step(
+    name: str,
+    linear: Linear,
+    make_plain: Callable[[], Linear] | None = None,
+    activate: Callable[[Tensor], Tensor] | None = None,
+) -> StepLinear:
+    """Returns a layer whose weight is the same for all tokens, and is updated by the adapters of those that have one.
+
+    If it has an activation, that follows the updates: `make_plain` returns the layer without it.
+    """
+
+    def compute(x_TI: Tensor, rows: StepRows, out_TO: Tensor | None = None) -> Tensor:
+        lora = None if rows.lora is None else rows.lora.get(name)
+        if lora is None:
+            return linear(x_TI, out_TO)
+        plain = linear if make_plain is None else make_plain()
+        updated_TO = lora_linear(x_TI, lora, rows.adapters, plain(x_TI, out_TO))
+        return updated_TO if activate is None else activate(updated_TO)
+
+    return compute
 
 
 def _pop_bias(weights: Weights, name: str) -> Tensor | None:

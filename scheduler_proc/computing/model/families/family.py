@@ -71,6 +71,7 @@ class Family:
     `model_types` decide if config.json gives no architecture. `describe` raises `BootError` for an unsupported model;
     its arguments are config.json and the longest context to serve, in tokens. `prefix` begins names in a checkpoint
     of the whole model, but not of the bare decoder. `ignored` matches names that may be present but are not needed.
+    `can_have_mtp`: `list_sources` knows the tensors of a head of multi-token prediction.
     """
 
     architectures: tuple[str, ...]
@@ -79,6 +80,7 @@ class Family:
     list_sources: Callable[[ModelDescription], list[Source]]
     prefix: str
     ignored: re.Pattern[str]
+    can_have_mtp: bool = False
 
 
 def embedding_source(name: str, model: ModelDescription) -> Source:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import gemma2
+from scheduler_proc.computing.model.families.headless import bidirectional
 from scheduler_proc.computing.model.families.layer_kinds import read_ropes
 
 DEFAULTS = HfConfig(
@@ -27,7 +28,12 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
     if softcap := hf_config.optional_number("attn_logit_softcapping"):
         raise hf_config.refuse("attn_logit_softcapping", softcap, "Gemma 3 has no capped scores")
-    return gemma2.describe_gemma(hf_config, max_model_len, read_ropes(hf_config), period=6, has_qk_norm=True)
+    is_encoder = hf_config.flag("use_bidirectional_attention", False)
+    if is_encoder:  # as in EmbeddingGemma: a window is divided between both sides
+        own = {"use_bidirectional_attention": False, "sliding_window": hf_config.count("sliding_window") // 2 + 1}
+        hf_config = hf_config.overridden(HfConfig(own))
+    model = gemma2.describe_gemma(hf_config, max_model_len, read_ropes(hf_config), period=6, has_qk_norm=True)
+    return bidirectional(model) if is_encoder else model
 
 
 FAMILY = replace(gemma2.FAMILY, architectures=("Gemma3ForCausalLM",), model_types=("gemma3_text",), describe=describe)

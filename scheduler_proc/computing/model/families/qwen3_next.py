@@ -9,9 +9,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.description import AttentionDescription, MlpDescription, ModelDescription
+from scheduler_proc.computing.model.description import (
+    MTP,
+    AttentionDescription,
+    LayerDescription,
+    MlpDescription,
+    ModelDescription,
+)
 from scheduler_proc.computing.model.families import llama, qwen2_moe, qwen3_moe
-from scheduler_proc.computing.model.families.family import Source, Stack, linear_sources
+from scheduler_proc.computing.model.families.family import Source, Stack, linear_sources, renamed
 from scheduler_proc.computing.model.families.layer_kinds import WHOLE_CONTEXT, read_kinds
 from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDescription
 
@@ -65,7 +71,20 @@ def list_sources(model: ModelDescription) -> list[Source]:
         if isinstance(layer.recurrent, GatedDeltaDescription):
             block = f"model.layers.{index}.linear_attn"
             sources += _delta_sources(block, f"layers.{index}", layer.recurrent, model.hidden_size)
-    return sources
+    return sources if model.mtp is None else sources + _mtp_sources(model, model.mtp)
+
+
+def _mtp_sources(model: ModelDescription, layer: LayerDescription) -> list[Source]:
+    """The head of multi-token prediction has the names of a model with one layer, under a prefix."""
+    alone = list_sources(replace(model, layers=(layer,), mtp=None, has_tied_head=True))
+    names = {"model.layers.": f"{MTP}.layers.", "model.norm.": f"{MTP}.norm."}
+    size = model.hidden_size
+    return [
+        *(replace(source, target=f"{MTP}.{source.target}") for source in renamed(alone, names)[1:]),
+        Source(f"{MTP}.fc.weight", (size, 2 * size), f"{MTP}.join.weight"),
+        Source(f"{MTP}.pre_fc_norm_embedding.weight", (size,), f"{MTP}.embedding_norm.weight"),
+        Source(f"{MTP}.pre_fc_norm_hidden.weight", (size,), f"{MTP}.hidden_norm.weight"),
+    ]
 
 
 def _attention_sources(name: str, layer: str, attention: AttentionDescription, hidden: int) -> list[Source]:
@@ -133,5 +152,6 @@ FAMILY = replace(
     model_types=("qwen3_next",),
     describe=describe,
     list_sources=list_sources,
-    ignored=re.compile(r"(model\.)?visual\..*|lm_head\.weight"),
+    ignored=re.compile(r"(model\.)?visual\..*|lm_head\.weight|mtp\..*"),
+    can_have_mtp=True,
 )

@@ -3,6 +3,7 @@
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.families import (
+    bert,
     cohere2,
     dots1,
     ernie4_5_moe,
@@ -23,6 +24,8 @@ from scheduler_proc.computing.model.families import (
     mamba2,
     ministral3,
     mixtral,
+    modernbert,
+    mpnet,
     nemotron_h,
     olmo2,
     olmo3,
@@ -35,14 +38,17 @@ from scheduler_proc.computing.model.families import (
     qwen3_5_moe,
     qwen3_moe,
     qwen3_next,
+    roberta,
     smollm3,
 )
 from scheduler_proc.computing.model.families.family import Family
+from scheduler_proc.computing.model.families.headless import behead, name_with_head
 
 MODULES = (
     *(gpt2, llama, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma2, gemma3, gemma4, olmo2, olmo3, cohere2, exaone4),
     *(gpt_oss, phi3, smollm3, granite, granite4, glm4, ministral3, glm4_moe, dots1, ernie4_5_moe, granitemoe, olmoe),
     *(qwen3_5, qwen3_5_moe, qwen3_next, lfm2, nemotron_h, mamba2, falcon_h1),
+    *(bert, roberta, mpnet, modernbert),
 )
 FAMILIES = tuple(module.FAMILY for module in MODULES)
 UNSUPPORTED_KINDS = {
@@ -60,6 +66,8 @@ def match_family(hf_config: HfConfig) -> Family | None:
     for family in FAMILIES:
         if any(name in family.architectures for name in architectures):
             return family
+        if any(name_with_head(name) in family.architectures for name in architectures):
+            return behead(family)
     model_type = hf_config.text("model_type", "none")
     for family in FAMILIES:
         if not architectures and model_type in family.model_types:

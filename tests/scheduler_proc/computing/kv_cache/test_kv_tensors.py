@@ -150,14 +150,10 @@ def test_pages_and_states_share_the_memory_that_a_flag_gives(
     assert f"are for {runner.states.num_slots} states of 0.0" in caplog.text
 
 
-def test_states_are_not_kept_in_lower_tiers_and_not_by_draft_models(tmp_path: Path, model_dir: Path) -> None:
+def test_a_draft_model_has_no_states(tmp_path: Path, model_dir: Path) -> None:
     build_checkpoint(tmp_path, "lfm2")
-    for flags, reason in (
-        ({"kv_disk": tmp_path / "disk"}, "do not keep recurrent states"),
-        ({"draft_model": tmp_path}, "the draft model has recurrent layers"),
-    ):
-        with pytest.raises(BootError, match=reason):
-            load_runner(make_config(tmp_path, **flags), lambda text, fraction: None)
+    with pytest.raises(BootError, match="the draft model has recurrent layers"):
+        load_runner(make_config(tmp_path, draft_model=tmp_path), lambda text, fraction: None)
 
 
 def test_a_model_without_attention_has_states_alone(tmp_path: Path) -> None:

@@ -7,13 +7,12 @@ from messages.ring.axes import slice_columns
 from messages.ring.steps import ROW, Batch, PromptLogprobTargets
 from scheduler_proc.computing.step.inputs import (
     StepShape,
-    as_decode_rows,
     make_step_inputs,
     pack_step,
     shape_of,
     view_step,
-    with_known_tokens,
 )
+from scheduler_proc.computing.step.rewritten_batches import as_decode_rows, with_known_tokens
 from tests.scheduler_proc.computing.drive import Row, plan_batch
 
 CPU = torch.device("cpu")

@@ -102,6 +102,46 @@ def test_damaged_files_give_the_same_tokens(
     assert engines[0].gauges["disk_errors"] > 0
 
 
+HYBRIDS = "qwen3_5", "mamba2"
+
+
+@pytest.fixture(scope="module", params=HYBRIDS)
+def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    build_checkpoint(path, request.param)
+    return path
+
+
+def test_checkpoints_come_back_from_the_disk_unless_they_are_damaged(hybrid: Path, tmp_path: Path, engines: Engines):
+    expected = run(OfflineEngine(make_config(hybrid)))[0]
+    flags = SMALL | {"num_pages": 12, "kv_disk": str(tmp_path)}
+    engines.append(OfflineEngine(make_config(hybrid, **flags)))
+    assert run(engines[0]) == (expected, [0] * 5)
+    assert run(engines[0]) == (expected, [48] * 5)
+    assert engines[0].gauges["disk_hit_states"] > 0
+    (before,) = engines[0].generate([PROMPTS[0]], [SamplingParams(8, temperature=0.0, ignore_eos=True)])
+    turn = [*PROMPTS[0], *before.token_ids, 7, 8]
+    own = SamplingParams(4, temperature=0.0, ignore_eos=True)
+    (uncached,) = OfflineEngine(make_config(hybrid)).generate([turn], [own])
+    engines.pop().close()
+    engines.append(OfflineEngine(make_config(hybrid, **flags)))
+    (again,) = engines[0].generate([turn], [own])
+    assert (again.token_ids, again.usage.cached_tokens) == (uncached.token_ids, 56), "the last page of the answer"
+    assert run(engines[0]) == (expected, [48] * 5)
+    assert engines[0].gauges["disk_errors"] == 0
+    engines.pop().close()
+    path = tmp_path / "engine-1" / "states" / "pages"
+    data = bytearray(path.read_bytes())
+    for place in range(len(data) // 10, len(data), len(data) // 10):
+        data[place] ^= 4
+    path.write_bytes(data)
+    engines.append(OfflineEngine(make_config(hybrid, **flags)))
+    tokens, cached = run(engines[0])
+    assert tokens == expected
+    assert min(cached) < 48
+    assert engines[0].gauges["disk_errors"] > 0
+
+
 @pytest.mark.parametrize("has_disk", [False, True])
 def test_a_gpu_has_the_hosts_memory_and_then_the_disk(
     model_dir: Path, tmp_path: Path, expected: list[list[int]], engines: Engines, has_disk: bool

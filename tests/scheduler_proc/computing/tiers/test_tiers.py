@@ -247,7 +247,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 @pytest.mark.parametrize("make_device", [CpuDevice, LateDevice])
 def test_copies_are_in_order_with_steps(dtype: torch.dtype, make_device: Callable[[], Device]):
     cache, device = make_cache(dtype), make_device()
-    copies = PageCopies(cache, device)
+    copies = PageCopies(cache.tensors, cache.num_pages, device)
     before = [contents(cache, page) for page in range(NUM_PAGES)]
     fetched = copies.copy_out([3, 7])
 
@@ -271,7 +271,7 @@ def test_copies_are_in_order_with_steps(dtype: torch.dtype, make_device: Callabl
 
 def test_memory_of_copies_begins_at_a_sector_and_is_used_again_once_it_is_released():
     cache = make_cache(torch.float32)
-    copies = PageCopies(cache, CpuDevice())
+    copies = PageCopies(cache.tensors, cache.num_pages, CpuDevice())
 
     def copy_out(*pages: int) -> torch.Tensor:
         (rows,) = copies.copy_out(pages).wait()
@@ -288,7 +288,7 @@ def test_memory_of_copies_begins_at_a_sector_and_is_used_again_once_it_is_releas
     copies.release(third)
     fourth = copy_out(2, 1, 0)
     assert fourth.data_ptr() == first.data_ptr(), "nothing of the memory is lost"
-    assert torch.equal(fourth[1:], PageCopies(cache, CpuDevice()).copy_out([1, 0]).wait()[0])
+    assert torch.equal(fourth[1:], PageCopies(cache.tensors, cache.num_pages, CpuDevice()).copy_out([1, 0]).wait()[0])
     assert torch.equal(second, kept)
     assert copy_out(3).data_ptr() not in (first.data_ptr(), second.data_ptr()), "each is used by one at a time"
 
@@ -311,7 +311,7 @@ class Pages:
     def __init__(self, *num_slots: int):
         self.cache = make_cache(torch.float32)
         self.before = [contents(self.cache, page) for page in range(NUM_PAGES)]
-        copies = PageCopies(self.cache, CpuDevice())
+        copies = PageCopies(self.cache.tensors, self.cache.num_pages, CpuDevice())
         names = ("host", "disk")[-len(num_slots) :]
         self.tiers = [
             Slow(name, SlotFile(os.memfd_create(name), copies.page_bytes), num)
@@ -470,9 +470,8 @@ def test_what_reading_a_page_takes_is_the_time_of_all_by_their_number(slot_file:
 
 
 def test_a_full_queue_drops_pages_and_waits_for_nothing(make_pages: MakePages, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        tiered_pages, "MAX_QUEUED_BYTES", 3 * PageCopies(make_cache(torch.float32), CpuDevice()).page_bytes
-    )
+    copies = PageCopies(make_cache(torch.float32).tensors, NUM_PAGES, CpuDevice())
+    monkeypatch.setattr(tiered_pages, "MAX_QUEUED_BYTES", 3 * copies.page_bytes)
     pages = make_pages(20)
     pages.let_write(may_write=False)
     pages.put(0, 1)

@@ -91,7 +91,7 @@ def test_pages_are_copied_out_and_back_between_steps(tmp_path: Path) -> None:
     runner = load(tmp_path)
     assert isinstance(runner.forward_passes, GpuForwardPasses)
     cache = runner.forward_passes._cache
-    copies = PageCopies(cache, CudaDevice(torch.device("cuda:0")))
+    copies = PageCopies(cache.tensors, cache.num_pages, CudaDevice(torch.device("cuda:0")))
     rows = [Row(i, list(PROMPTS[2]), 40, GREEDY[0], pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i in range(3)]
     launched = runner.launch(plan_batch(1, [(row, 40) for row in rows], 16))
     rows_on_host = copies.copy_out(range(9)).wait()[0]

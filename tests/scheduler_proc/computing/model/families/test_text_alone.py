@@ -116,7 +116,7 @@ def test_a_head_that_predicts_further_tokens_is_left_out(tmp_path: Path, caplog:
     caplog.clear()
     save_file(tensors | {"mtp.fc.weight": torch.ones(64, 128)}, tmp_path / "model.safetensors")
     assert torch.equal(our_logits(make_config(tmp_path), PROMPTS), expected)
-    assert "tensors not used: mtp.fc.weight" in caplog.text
+    assert "not used" not in caplog.text
 
 
 def test_ministral_3_is_read_in_fp8_as_it_is_published(tmp_path: Path) -> None:

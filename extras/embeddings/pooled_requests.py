@@ -1,0 +1,164 @@
+"""The fields that all pooled endpoints share, and how their bodies become requests and replies."""
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from frontend.api.answers.pooled import open_pooled, pooled_reply
+from frontend.api.parameters.foreign_fields import FOREIGN
+from frontend.api.parameters.generation_body import REQUEST_ID_TEXT, NumKept, RequestId, Side, check_model
+from frontend.api.parameters.sampling import INT64_TEXT, Int64, Salt, Seconds
+from frontend.http.body import BodyDecoder, read_body
+from frontend.http.field_names import NameRules, UnknownFields
+from frontend.http.stream import WholeReply
+from frontend.requests.generation import Generation
+from frontend.requests.prompt_request import Prompt, PromptRequest
+from frontend.requests.trace import RequestTrace, trace_of
+from frontend.service import Service
+from messages.columns import unpack_float32
+from messages.config.pooling import PoolingFacts
+from messages.errors import bad_request
+from messages.ring.requests import ChatPrompt, Pooling, SamplingParams, Truncation
+
+IGNORED = (
+    *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_options", "max_tokens_per_doc"),
+    *("embed_dtype", "endianness", "late_chunking", "max_chunks_per_doc", "add_special_tokens"),
+)
+"""Fields of other servers' and clients' bodies that change nothing here."""
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "mm_processor_kwargs": ({},),
+    "images": ([],),
+    "embedding_types": (["float"],),
+    "output_dtype": ("float",),
+    "embedding_type": ("float",),
+}
+"""Fields that would change the answer, with the values that do not."""
+
+Content = Callable[[Sequence[Generation]], Any]
+"""Makes the document of a reply from the requests, which have ended."""
+
+
+class PooledFields(msgspec.Struct, frozen=True, kw_only=True):
+    model: Annotated[str | None, Meta(description="a string, one of the names in /v1/models")] = None
+    truncate_prompt_tokens: NumKept = None
+    truncation_side: Side = None
+    request_id: Annotated[RequestId | None, Meta(description=REQUEST_ID_TEXT)] = None
+    priority: Annotated[Int64 | None, Meta(description=INT64_TEXT)] = None
+    cache_salt: Annotated[Salt | None, Meta(description="a string of 1 to 128 characters")] = None
+    timeout_s: Annotated[Seconds | None, Meta(description="a number of seconds above 0")] = None
+
+
+class PooledUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+T = TypeVar("T", bound=PooledFields)
+
+
+class PooledReader(Generic[T]):
+    """Reads the bodies of one endpoint, of type `struct`; `renamed` are other servers' names for its fields."""
+
+    def __init__(
+        self, service: Service, struct: type[T], unknown: UnknownFields, renamed: dict[str, str] | None = None
+    ):
+        self._service = service
+        self._decoder = BodyDecoder(struct, NameRules(REFUSED, IGNORED, renamed or {}, FOREIGN), unknown)
+        self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
+
+    async def read(self, request: Request) -> T:
+        """Returns the body; the trace gets its request id. Raises `RequestError`."""
+        self._service.check_admission()
+        body = self._decoder.decode(await read_body(request, self._max_body_bytes))
+        check_model(self._service.config.facts, body.model)
+        trace = trace_of(request.scope)
+        trace.request_id = body.request_id or trace.request_id
+        return body
+
+
+class PooledCalls:
+    """Makes the requests of bodies, each for one result of its prompt, and the response when all have ended."""
+
+    def __init__(self, service: Service):
+        self._service = service
+        facts = service.config.facts
+        self.pooling = facts.pooling or PoolingFacts()
+        self._max_model_len = facts.max_model_len
+        self._served_name = facts.served_names[0]
+
+    def model_name(self, body: PooledFields) -> str:
+        """Returns the model's name as the client spells it."""
+        return body.model or self._served_name
+
+    def request(
+        self, body: PooledFields, prompt: Prompt, pooling: Pooling, text_pair: str | None = None
+    ) -> PromptRequest:
+        """Returns the request for one result. Raises `RequestError` (400)."""
+        params = SamplingParams(
+            max_tokens=0, priority=body.priority or 0, cache_salt=body.cache_salt or "", pooling=pooling
+        )
+        is_chat = isinstance(prompt, ChatPrompt)
+        return PromptRequest(
+            prompt, params, add_special_tokens=not is_chat, truncation=self._truncation(body), text_pair=text_pair
+        )
+
+    def _truncation(self, body: PooledFields) -> Truncation | None:
+        num_kept, most = body.truncate_prompt_tokens, self._max_model_len
+        if num_kept is None:
+            return None
+        if num_kept == 0 or num_kept > most:
+            raise bad_request(
+                f"truncate_prompt_tokens must be a whole number from 1 to {most}, or -1 for the model's length, "
+                f"got {num_kept}",
+                "truncate_prompt_tokens",
+            )
+        return Truncation(most if num_kept < 0 else num_kept, body.truncation_side or "right")
+
+    def reply(
+        self,
+        body: PooledFields,
+        trace: RequestTrace,
+        requests: Sequence[PromptRequest],
+        content: Content,
+        places: str | Sequence[str],
+    ) -> WholeReply:
+        """Opens `requests` and returns the response. Raises `RequestError`.
+
+        `places` names the part of the body that each request comes from, or the list that has one part for each.
+        """
+        entries = open_pooled(self._service, requests, trace, timeout_s=body.timeout_s, param=places)
+        return pooled_reply(self._service, entries, lambda: content(entries), places)
+
+
+def values_of(entry: Generation) -> "array[float]":
+    """Returns the numbers of a request that has them."""
+    assert entry.pooled is not None, f"uid {entry.uid} has no numbers"
+    return unpack_float32(entry.pooled.values)
+
+
+def vector_of(entry: Generation) -> "array[float]":
+    """Returns the numbers of a vector, or of all tokens. Raises `RequestError` (400) if the model's is shorter."""
+    values, pooling = values_of(entry), entry.message.sampling_params.pooling
+    assert entry.pooled is not None
+    assert pooling is not None
+    size = len(values) // max(1, entry.pooled.num_rows)
+    if pooling.dimensions > size:
+        raise bad_request(
+            f"dimensions must be at most {size}, the length of the model's vectors, got {pooling.dimensions}",
+            "dimensions",
+        )
+    return values
+
+
+def usage_of(entries: Sequence[Generation]) -> PooledUsage:
+    num_tokens = sum(entry.ended.usage.prompt_tokens for entry in entries)
+    return PooledUsage(num_tokens, num_tokens)
+
+
+def as_list(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value

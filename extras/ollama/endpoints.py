@@ -1,0 +1,111 @@
+"""`/api/chat` and `/api/generate`: Ollama's endpoints that generate."""
+
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from extras.ollama.body import REFUSED, ModelBody, OllamaChat, OllamaPrompt, chat_of, prompt_of, read_params
+from extras.ollama.reply import Answer, AnswerLines, DoneReason, Piece, Render, chat_line, now, prompt_line
+from frontend.api.answers.answer_blocks import AnswerBlocks
+from frontend.api.answers.conversation import Conversation, Conversations
+from frontend.api.parameters.generation_body import check_model
+from frontend.http.body import BodyDecoder, read_body
+from frontend.http.field_names import NameRules, UnknownFields
+from frontend.http.responses import JsonReply
+from frontend.http.stream import EventStream, OpenStreams, WholeReply
+from frontend.requests.prompt_request import PromptRequest
+from frontend.requests.trace import trace_of
+from frontend.service import Service
+from messages.errors import bad_request
+
+B = TypeVar("B", bound=ModelBody)
+
+LATEST = ":latest"
+"""The tag that clients add to names without one."""
+
+NEVER = (0, "0", "0s", "0m")
+"""Values of `keep_alive` that ask the server to unload the model."""
+
+
+class Reader:
+    """Reads bodies; any media type is accepted, for some clients send none."""
+
+    def __init__(self, service: Service):
+        self._service = service
+        self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
+        self._rules = NameRules(refused=REFUSED, renamed={"name": "model"})
+        self._unknown = UnknownFields(is_strict=service.config.http.strict_fields)
+
+    def decoder(self, struct: type[B]) -> BodyDecoder[B]:
+        return BodyDecoder(struct, self._rules, self._unknown)
+
+    async def read(self, request: Request, decoder: BodyDecoder[B]) -> B:
+        """Returns the body, with the name of the model as it is served. Raises `RequestError`."""
+        body = decoder.decode(await read_body(request, self._max_body_bytes, needs_type=False))
+        facts, name = self._service.config.facts, body.model
+        served = name if name in facts.served_names else name.removesuffix(LATEST)
+        check_model(facts, served)
+        return msgspec.structs.replace(body, model=served)
+
+
+class AnswerApi:
+    def __init__(self, service: Service, streams: OpenStreams, reader: Reader, conversations: Conversations):
+        self._service = service
+        self._streams = streams
+        self._reader = reader
+        self._conversations = conversations
+        self._chats = reader.decoder(OllamaChat)
+        self._prompts = reader.decoder(OllamaPrompt)
+
+    async def chat(self, request: Request) -> EventStream | WholeReply | JsonReply:
+        """Raises `RequestError`; if another process refuses the request, the response raises it."""
+        self._service.check_admission()
+        body = await self._reader.read(request, self._chats)
+        if not body.messages:
+            return _loaded(body, chat_line)
+        return self._answer(request, body, self._open(request, body, chat_of(body, self._conversations)), chat_line)
+
+    async def generate(self, request: Request) -> EventStream | WholeReply | JsonReply:
+        """Same as `chat`, for one prompt."""
+        self._service.check_admission()
+        body = await self._reader.read(request, self._prompts)
+        if body.suffix:
+            raise bad_request("suffix is not supported", "suffix", "not_supported")
+        if not body.prompt:
+            return _loaded(body, prompt_line)
+        blocks = (
+            self._open_raw(request, body, body.prompt)
+            if body.raw
+            else self._open(request, body, prompt_of(body, self._conversations))
+        )
+        return self._answer(request, body, blocks, prompt_line)
+
+    def _open(self, request: Request, body: OllamaChat | OllamaPrompt, conversation: Conversation) -> AnswerBlocks:
+        is_streamed = body.stream is not False
+        opened = self._conversations.open(
+            conversation, trace_of(request.scope), is_streamed=is_streamed, timeout_s=None
+        )
+        return opened[0]
+
+    def _open_raw(self, request: Request, body: OllamaPrompt, prompt: str) -> AnswerBlocks:
+        """Opens the answer to a prompt that no chat template changes."""
+        wanted = PromptRequest(prompt, read_params(body, self._conversations))
+        is_streamed = body.stream is not False
+        generation = self._service.open(wanted, trace_of(request.scope), is_streamed=is_streamed, timeout_s=None)
+        return AnswerBlocks(generation, None)
+
+    def _answer(
+        self, request: Request, body: OllamaChat | OllamaPrompt, blocks: AnswerBlocks, render: Render
+    ) -> EventStream | WholeReply:
+        answer = Answer(body.model, blocks, render)
+        if body.stream is False:
+            return WholeReply(self._service, [blocks.generation], answer.whole)
+        return EventStream(self._service, self._streams, [blocks.generation], AnswerLines(answer))
+
+
+def _loaded(body: ModelBody, render: Render) -> JsonReply:
+    """Returns the reply to a body without a prompt, by which clients load a model or unload it."""
+    reason: DoneReason = "unload" if body.keep_alive in NEVER else "load"
+    fields: dict[str, Any] = {"done": True, "done_reason": reason}
+    return JsonReply(render(Piece(), {"model": body.model, "created_at": now(), **fields}))

@@ -1,0 +1,62 @@
+"""A head of multi-token prediction as a decoder: it drafts tokens from the model's final hidden states.
+
+Its step has each token at the place of the token before it (`Batch.hidden_slots`): K and V of the token's entry go to
+that place, where the hidden state that it reads is kept, too. Its own hidden state stands for the token's until the
+model has computed the token; so it can draft the next one.
+
+Shape legend: T tokens of the step, E embedding size, N tokens with logits, S slots.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.state_rows import LayerState
+from kernels.operations.hidden_states import store_hidden
+from scheduler_proc.computing.model.blocks.mtp_inputs import MtpInputs
+from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.decoder import NO_STATES, ComputeLayers, DescribedDecoder
+from scheduler_proc.computing.model.description import MTP
+from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
+from scheduler_proc.computing.step.inputs import StepInputs
+
+
+class MtpDecoder:
+    """The head of `main`; it pops its weights. Embedding and head are the model's."""
+
+    def __init__(self, main: DescribedDecoder, weights: Weights, max_model_len: int):
+        layer = main.model.mtp
+        assert layer is not None
+        names = [name for name in weights if name.startswith(f"{MTP}.")]
+        own = {name.removeprefix(f"{MTP}."): weights.pop(name) for name in names}
+        self.model = replace(main.model, layers=(layer,), mtp=None)
+        self.parallel = main.parallel
+        self._inputs = MtpInputs(main.model, own)
+        self._decoder = DescribedDecoder(self.model, own, max_model_len, main.parallel, shared=main)
+        self.layer_kinds, self.logits = self._decoder.layer_kinds, self._decoder.logits
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        return self._decoder.activation_dtype
+
+    def forward(
+        self,
+        step: StepInputs,
+        layer_caches: Mapping[int, PagedKV],
+        room: Activations = NEW_MEMORY,
+        compute_middle: ComputeLayers | None = None,
+        states: Mapping[int, LayerState] = NO_STATES,
+        hidden_SE: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the hidden states of `step.head_tokens`, [N, E], and keeps them in `step.hidden_slots`."""
+        slots_N = step.hidden_slots
+        assert hidden_SE is not None
+        assert slots_N is not None
+        embedded_TE = self._decoder.embedding(step, room.normed)
+        residual_TE = self._inputs(step, embedded_TE, hidden_SE, room.residual)
+        hidden_NE = self._decoder.compute_layers(residual_TE, step, layer_caches, room, compute_middle)
+        store_hidden(hidden_NE, slots_N if step.all_go_to_head else slots_N[step.head_tokens], hidden_SE)
+        return hidden_NE

@@ -1,0 +1,171 @@
+"""Ollama's API in a frontend, with a ring played by the test; the bodies are those of the official Python client."""
+
+import json
+from typing import Any
+
+import pytest
+
+from messages.ring.replies import PrefilledRow, PromptReply, Usage
+from messages.ring.requests import Stamps, TokenizeMsg
+from tests.frontend.frontend_run import Call, FrontendRun, final, position_logprobs, step
+
+TEXT = (
+    '<think>\nHm\n</think>\n\nWell.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rom"}}\n</tool_call>'
+)
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
+STAMPS = Stamps(received_ns=1000, first_scheduled_ns=2000, first_token_ns=5000, finished_ns=9000)
+
+
+def send(run: FrontendRun, path: str = "/api/chat", **body: Any) -> tuple[Call, TokenizeMsg]:
+    call = run.call({"model": "m", "prompt": None, **body}, {"Content-Type": "text/plain"}, path)
+    return call, run.take_request()
+
+
+def play(run: FrontendRun, message: TokenizeMsg, text: str = "Yes.", **end: Any) -> None:
+    run.send(PromptReply(message.uid, 0, ""))
+    prefilled = (PrefilledRow(message.uid, 0, Usage(20, 16)),)
+    for start in range(0, len(text), 7):
+        run.send(step([(message, 5, text[start : start + 7])], prefilled=prefilled))
+        prefilled = ()
+    run.send(final(message, "", (), **{"finish_reason": "stop", "usage": Usage(20, 16, 9), "stamps": STAMPS, **end}))
+
+
+def lines_of(call: Call) -> list[dict[str, Any]]:
+    assert call.response.getheader("content-type") == "application/x-ndjson"
+    return [json.loads(line) for line in call.response.read().splitlines()]
+
+
+def test_the_lines_of_a_stream_add_up_to_the_whole_answer(reader: FrontendRun):
+    call, message = send(reader, messages=[USER], tools=[TOOL], options={"num_predict": 50, "seed": 7})
+    with call:
+        play(reader, message, TEXT)
+        *pieces, last = lines_of(call)
+    assert not any(line["done"] for line in pieces)
+    parts = [line["message"] for line in pieces]
+    called = {"index": 0, "name": "get_weather", "arguments": {"city": "Rom"}}
+    assert "".join(part.get("thinking", "") for part in parts) == "Hm"
+    assert "".join(part["content"] for part in parts).strip() == "Well."
+    assert [call["function"] for part in parts for call in part.get("tool_calls", ())] == [called]
+    assert (last["done"], last["done_reason"], last["message"]["content"]) == (True, "stop", "")
+    assert (last["prompt_eval_count"], last["eval_count"]) == (20, 9)
+    assert (last["prompt_eval_duration"], last["eval_duration"]) == (3000, 4000)
+    call, message = send(reader, messages=[USER], tools=[TOOL], stream=False)
+    with call:
+        play(reader, message, TEXT)
+        whole = call.json()
+    assert (whole["message"]["thinking"], whole["message"]["content"]) == ("Hm", "Well.")
+    assert [call["function"] for call in whole["message"]["tool_calls"]] == [called]
+    assert whole["done"]
+    assert isinstance(whole["total_duration"], int)
+
+
+def test_options_become_sampling_parameters(server: FrontendRun):
+    options = {"temperature": 0.5, "top_k": 3, "repeat_penalty": 1.1, "num_predict": 5, "num_ctx": 4096, "stop": ["x"]}
+    call, message = send(server, "/api/generate", prompt="hi", options={**options, "num_gpu": 1, "mirostat": 0})
+    with call:
+        params = message.sampling_params
+        assert (params.temperature, params.top_k, params.repetition_penalty) == (0.5, 3, 1.1)
+        assert (params.max_tokens, params.stop) == (5, ("x",))
+        play(server, message)
+        *pieces, last = lines_of(call)
+    assert ("".join(line["response"] for line in pieces), last["response"]) == ("Yes.", "")
+    call, message = send(server, "/api/generate", prompt="hi", options={"num_predict": -1}, stream=False)
+    with call:
+        assert message.sampling_params.max_tokens == 512
+        play(server, message, finish_reason="length")
+        assert call.json()["done_reason"] == "length"
+
+
+@pytest.mark.parametrize(("think", "kwargs"), [(True, {"thinking": True}), ("low", {"reasoning_effort": "low"})])
+def test_think_reaches_the_chat_template(reader: FrontendRun, think: bool | str, kwargs: dict[str, Any]):
+    call, message = send(reader, messages=[USER], think=think)
+    with call:
+        assert message.chat is not None
+        given = json.loads(message.chat.template_kwargs)
+        assert kwargs.items() <= given.items()
+        play(reader, message)
+        lines_of(call)
+
+
+def test_a_raw_prompt_sees_no_template_and_a_format_is_a_grammar(server: FrontendRun):
+    schema = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"type": "integer"}}}}}
+    call, message = send(server, "/api/generate", prompt="hi", raw=True, format=schema, stream=False)
+    with call:
+        grammar = message.sampling_params.grammar
+        assert (message.prompt_text, message.chat) == ("hi", None)
+        assert grammar is not None
+        sent = json.loads(grammar.text)
+        assert sent["additionalProperties"] is sent["properties"]["a"]["additionalProperties"] is False
+        play(server, message)
+        assert call.json()["response"] == "Yes."
+
+
+def test_results_of_tools_find_the_calls_that_have_no_ids(reader: FrontendRun):
+    turns = [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": n, "arguments": {}}} for n in "ab"]},
+        *({"role": "tool", "content": name.upper(), "tool_name": name} for name in "ab"),
+    ]
+    call, message = send(reader, messages=turns)
+    with call:
+        assert message.chat is not None
+        _, calling, *results = json.loads(message.chat.messages)
+        assert [call["id"] for call in calling["tool_calls"]] == [result["tool_call_id"] for result in results]
+        play(reader, message)
+        lines_of(call)
+
+
+def test_logprobs_are_in_the_line_of_their_tokens(server: FrontendRun):
+    call, message = send(server, messages=[USER], logprobs=True, top_logprobs=1, stream=False)
+    with call:
+        assert message.sampling_params.num_logprobs == 1
+        logprobs = {0: position_logprobs(5, "Yes.", -0.5, 0)}
+        server.send(PromptReply(message.uid, 0, ""))
+        server.send(step([(message, 5, "Yes.")], logprobs=logprobs))
+        server.send(final(message, "", (), finish_reason="stop", usage=Usage(3, 0, 1)))
+        assert [(entry["token"], entry["logprob"]) for entry in call.json()["logprobs"]] == [("Yes.", -0.5)]
+
+
+def test_a_body_without_a_prompt_loads_or_unloads_nothing(server: FrontendRun):
+    for body, reason in (({}, "load"), ({"keep_alive": 0}, "unload")):
+        for path in ("/api/chat", "/api/generate"):
+            reply = server.client.post(path, json={"model": "m:latest", **body}).json()
+            assert (reply["done"], reply["done_reason"], reply["model"]) == (True, reason, "m")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ({"model": "other", "messages": [USER]}, 404, "does not exist"),
+        ({"messages": [USER]}, 400, "model is required"),
+        ({"model": "m", "messages": [{**USER, "images": ["aGk="]}]}, 400, "messages[0].images: the model reads text"),
+        ({"model": "m", "messages": [USER], "options": {"temperature": 9}}, 400, "temperature must be a number in"),
+        ({"model": "m", "messages": [USER], "options": {"num_predict": 0}}, 400, "num_predict must be a whole number"),
+        ({"model": "m", "messages": [USER], "format": "xml"}, 400, 'format must be "json" or a JSON schema'),
+        ({"model": "m", "messages": [USER], "think": "much"}, 400, "think must be true, false"),
+    ],
+)
+def test_errors_are_in_the_form_of_this_api(server: FrontendRun, body: dict[str, Any], status: int, text: str):
+    refused = server.client.post("/api/chat", json=body)
+    assert refused.status_code == status
+    assert text in refused.json()["error"]
+
+
+def test_models_cannot_be_pulled_here(server: FrontendRun):
+    for name, method in (
+        ("pull", "POST"),
+        ("create", "POST"),
+        ("push", "POST"),
+        ("copy", "POST"),
+        ("delete", "DELETE"),
+    ):
+        refused = server.client.request(method, f"/api/{name}", json={"model": "llama3"})
+        assert refused.status_code == 501
+        assert "--model" in refused.json()["error"]
+
+
+def test_its_clients_find_the_server_and_its_models(server: FrontendRun):
+    assert server.client.get("/", headers={"User-Agent": "ollama-python/0.6"}).text == "Ollama is running"
+    assert "html" in server.client.get("/").headers["content-type"]
+    assert server.client.get("/api/version").json()["version"]

@@ -1,0 +1,121 @@
+"""Both halves together give transformers' pooled hidden states: chunked, cached, preempted, with other requests."""
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from messages.columns import pack_int32, unpack_float32
+from messages.ring.replies import PooledReply
+from messages.ring.requests import Pooling, UserMsg
+from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.runner import Runner
+from scheduler_proc.deciding.isolation import run_step
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.policy import Budget
+from scheduler_proc.deciding.requests import Limits
+from scheduler_proc.deciding.scheduler import Scheduler
+from tests.checkpoints import CONTEXT, VOCAB_SIZE, build_checkpoint, make_config
+from tests.scheduler_proc.clients import Inbox, user_msg
+
+PAGE_SIZE, PLENTY, SCARCE = 4, 400, 32
+
+LABELS = [3, 50, 7]
+
+WAYS: list[Mapping[str, object]] = [
+    {"pooling": Pooling("embed", normalizes=True)},
+    {"pooling": Pooling("embed", way="mean", dimensions=5, normalizes=True)},
+    {"max_tokens": 50},
+    {"pooling": Pooling("embed", way="weighted_mean")},
+    {"pooling": Pooling("labels", label_ids=pack_int32(LABELS), way="mean")},
+    {"pooling": Pooling("embed", way="cls")},
+    {"max_tokens": 50, "num_prompt_logprobs": 1},
+    {"pooling": Pooling("token_embed", normalizes=True)},
+    {"pooling": Pooling("labels", label_ids=pack_int32(LABELS[:1]))},
+]
+
+
+class Served:
+    """A checkpoint as transformers and as a scheduler with a small cache see it."""
+
+    def __init__(self, path: Path):
+        self.reference = build_checkpoint(path, "qwen3-gqa-tied", intermediate_size=96, head_dim=32)
+        config = make_config(path, block_size=PAGE_SIZE, num_pages=PLENTY)
+        self.runner: Runner = load_runner(config, lambda text, fraction: None)
+
+    def pool(self, request: UserMsg) -> Tensor:
+        pooling = request.sampling_params.pooling
+        assert pooling is not None
+        ids = torch.tensor([list(memoryview(request.input_ids).cast("i"))])
+        with torch.inference_mode():
+            if pooling.kind == "labels":
+                labels = list(memoryview(pooling.label_ids).cast("i"))
+                return self.reference(ids).logits[0, -1].log_softmax(-1)[labels]
+            hidden_LE = self.reference.base_model(ids)[0][0]
+        places_L1 = torch.arange(1.0, len(hidden_LE) + 1)[:, None]
+        pooled = {
+            "last": hidden_LE[-1],
+            "cls": hidden_LE[0],
+            "mean": hidden_LE.mean(0),
+            "weighted_mean": (hidden_LE * places_L1).sum(0) / places_L1.sum(),
+        }[pooling.way]
+        pooled = hidden_LE if pooling.kind == "token_embed" else pooled[: pooling.dimensions or None]
+        return torch.nn.functional.normalize(pooled, dim=-1).flatten() if pooling.normalizes else pooled
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return Served(tmp_path_factory.mktemp("pooled"))
+
+
+def some_requests() -> list[UserMsg]:
+    """Every second prompt begins like the one before, so that the cache holds some of it."""
+    chooser, prompts = random.Random(5), [[3]]
+    for index, length in enumerate([2, 17, 60, 62, 34, 70, 71, 5, 40, 45, 28, 29, 33, 34, 12, 50, 51]):
+        shared = prompts[-1][: length - 1] if index % 2 else []
+        prompts.append(shared + [chooser.randrange(VOCAB_SIZE) for _ in range(length - len(shared))])
+    return [
+        user_msg(uid, prompt, **{"max_tokens": 0, "ignore_eos": True, **WAYS[uid % len(WAYS)]})
+        for uid, prompt in enumerate(prompts)
+    ]
+
+
+def run(
+    served: Served, requests: list[UserMsg], num_pages: int, num_step_tokens: int
+) -> tuple[dict[int, bytes], Scheduler]:
+    budget = Budget(max_num_seqs=12, max_num_batched_tokens=num_step_tokens)
+    scheduler = Scheduler(BlockAllocator(num_pages, PAGE_SIZE), Limits(CONTEXT, VOCAB_SIZE), budget)
+    inbox, vectors = Inbox(), dict[int, bytes]()
+    for request in requests:
+        scheduler.receive(request)
+    while (batch := scheduler.schedule()) is not None:
+        scheduler.commit(*run_step(served.runner.run, batch))
+        replies = scheduler.pop_replies()
+        inbox.take(replies)
+        vectors |= {reply.uid: reply.values for reply in replies if isinstance(reply, PooledReply)}
+    scheduler.check()
+    assert [row.error for row in inbox.finished.values()] == [None] * len(requests)
+    return vectors, scheduler
+
+
+@pytest.mark.parametrize(("num_pages", "num_step_tokens"), [(PLENTY, 4096), (PLENTY, 16), (SCARCE, 16)])
+def test_vectors_are_those_of_transformers(served: Served, num_pages: int, num_step_tokens: int):
+    requests = some_requests()
+    vectors, scheduler = run(served, requests, num_pages, num_step_tokens)
+    assert (scheduler.gauges()["preemptions"] > 0) == (num_pages == SCARCE)
+    pooled = {request.uid: request for request in requests if request.sampling_params.pooling}
+    assert set(vectors) == set(pooled)
+    for uid, values in vectors.items():
+        expected = served.pool(pooled[uid])
+        torch.testing.assert_close(torch.tensor(unpack_float32(values)), expected.flatten(), rtol=0, atol=2e-5)
+
+
+def test_bits_do_not_depend_on_order_chunks_or_cache(served: Served):
+    requests = [request for request in some_requests() if request.sampling_params.pooling]
+    expected, _ = run(served, requests, PLENTY, 4096)
+    for num_step_tokens in (4096, 64, 16):
+        shuffled = random.Random(num_step_tokens).sample(requests, len(requests))
+        assert run(served, shuffled, PLENTY, num_step_tokens)[0] == expected
