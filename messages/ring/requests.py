@@ -248,6 +248,27 @@ class Truncation(msgspec.Struct, frozen=True, array_like=True):
     side: TruncationSide = "left"
 
 
+class ExtraFile(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    text: str
+
+
+class Infill(msgspec.Struct, frozen=True, array_like=True):
+    """What surrounds a text that the model fills in (FIM). The prompt's text comes before it, `suffix` after it.
+
+    `param` is the field that requested it. `files` come before everything, as context; the first ones are left out if
+    there is too little room for all.
+    """
+
+    suffix: str
+    param: str
+    files: tuple[ExtraFile, ...] = ()
+
+    @property
+    def num_chars(self) -> int:
+        return len(self.suffix) + sum(len(file.text) for file in self.files)
+
+
 class Sibling(msgspec.Struct, frozen=True, array_like=True):
     """Another request with the prompt of a `TokenizeMsg`. It has the same attempt and differs only in these fields."""
 
@@ -284,6 +305,8 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The text of its HTTP request is long, so shorter texts are tokenized first."""
     text_pair: str | None = None
     """A second text, for models that compare two: the tokenizer joins them by its template for pairs."""
+    infill: Infill | None = None
+    """With `prompt_text` only."""
 
     def alone(self, sibling: Sibling) -> "TokenizeMsg":
         """Returns the message of the request `sibling`."""
