@@ -7,7 +7,8 @@ from typing import NamedTuple
 import msgspec
 
 from messages.errors import bad_request
-from messages.ring.requests import ExtraFile, Infill, SamplingParams
+from messages.ring.infill import ExtraFile, Infill
+from messages.ring.requests import SamplingParams
 from tokenizer_proc.encoding import Encoding
 
 

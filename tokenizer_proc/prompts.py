@@ -8,7 +8,8 @@ import msgspec
 
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import ErrorInfo, RequestError, bad_request
-from messages.ring.requests import Infill, SamplingParams, TokenizeMsg, UserMsg
+from messages.ring.infill import Infill
+from messages.ring.requests import SamplingParams, TokenizeMsg, UserMsg
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
 from tokenizer_proc.infill import InfillEncoder
 from tokenizer_proc.joined_texts import Texts

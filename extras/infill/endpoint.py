@@ -15,7 +15,7 @@ from frontend.http.stream import EventStream, WholeReply
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import trace_of
 from messages.errors import bad_request
-from messages.ring.requests import ExtraFile, Infill
+from messages.ring.infill import ExtraFile, Infill
 
 NumPredicted = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
 NUM_PREDICTED_TEXT = "a whole number: the most tokens; 0 only reads the prompt, -1 is what the context leaves"

@@ -17,7 +17,7 @@ from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import trace_of
 from frontend.service import Service
-from messages.ring.requests import Infill
+from messages.ring.infill import Infill
 
 B = TypeVar("B", bound=ModelBody)
 

@@ -8,7 +8,8 @@ import msgspec
 from messages.columns import pack_int32
 from messages.config.server import ModelFacts
 from messages.errors import bad_request
-from messages.ring.requests import ChatPrompt, Infill, SamplingParams, Sibling, Stamps, TokenizeMsg, Truncation
+from messages.ring.infill import Infill
+from messages.ring.requests import ChatPrompt, SamplingParams, Sibling, Stamps, TokenizeMsg, Truncation
 
 Prompt = str | list[int] | ChatPrompt
 """Text, token ids or a conversation."""

@@ -11,6 +11,7 @@ import msgspec
 from messages.columns import Float32s, Int32s
 from messages.ring.adapters import Adapter
 from messages.ring.cache import CacheQuestion
+from messages.ring.infill import Infill
 
 AbortReason = Literal["abort", "timeout"]
 TruncationSide = Literal["left", "right"]
@@ -246,27 +247,6 @@ class Truncation(msgspec.Struct, frozen=True, array_like=True):
 
     num_tokens: int
     side: TruncationSide = "left"
-
-
-class ExtraFile(msgspec.Struct, frozen=True, array_like=True):
-    name: str
-    text: str
-
-
-class Infill(msgspec.Struct, frozen=True, array_like=True):
-    """What surrounds a text that the model fills in (FIM). The prompt's text comes before it, `suffix` after it.
-
-    `param` is the field that requested it. `files` come before everything, as context; the first ones are left out if
-    there is too little room for all.
-    """
-
-    suffix: str
-    param: str
-    files: tuple[ExtraFile, ...] = ()
-
-    @property
-    def num_chars(self) -> int:
-        return len(self.suffix) + sum(len(file.text) for file in self.files)
 
 
 class Sibling(msgspec.Struct, frozen=True, array_like=True):

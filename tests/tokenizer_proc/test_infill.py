@@ -7,7 +7,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from messages.errors import RequestError
-from messages.ring.requests import ExtraFile, Infill, SamplingParams, Stamps, TokenizeMsg
+from messages.ring.infill import ExtraFile, Infill
+from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg
 from tests.tokenizer_proc.parts import encoding_of
 from tokenizer_proc.encoding import Encoding, load_encoding
 from tokenizer_proc.infill import InfillEncoder

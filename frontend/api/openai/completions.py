@@ -24,7 +24,7 @@ from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
 from messages.errors import bad_request
-from messages.ring.requests import Infill
+from messages.ring.infill import Infill
 
 DEFAULT_MAX_TOKENS = 16
 
