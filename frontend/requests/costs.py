@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from frontend.requests.admission import estimate_tokens
+from frontend.requests.admission import BYTES_PER_TOKEN, estimate_tokens
 from frontend.requests.prompt_request import PromptRequest
 from messages.errors import bad_request
 from messages.ring.requests import ChatPrompt, SamplingParams
@@ -80,14 +80,19 @@ def _num_tokens(request: PromptRequest) -> int:
         return len(prompt)
     if isinstance(prompt, ChatPrompt):
         return estimate_tokens(None, b"", prompt)
-    return estimate_tokens(prompt + (request.text_pair or ""), b"", None)
+    return estimate_tokens(prompt, b"", None) + _num_other_chars(request) // BYTES_PER_TOKEN
 
 
 def _num_prompt_chars(request: PromptRequest) -> int:
     prompt = request.prompt
     if isinstance(prompt, ChatPrompt):
         return len(prompt.messages) + len(prompt.template_kwargs)
-    return len(prompt) + len(request.text_pair or "") if isinstance(prompt, str) else 0
+    return len(prompt) + _num_other_chars(request) if isinstance(prompt, str) else 0
+
+
+def _num_other_chars(request: PromptRequest) -> int:
+    """Returns the characters of the texts that the tokenizer puts around the prompt or after it."""
+    return len(request.text_pair or "") + (0 if request.infill is None else request.infill.num_chars)
 
 
 def _num_param_chars(params: SamplingParams) -> int:

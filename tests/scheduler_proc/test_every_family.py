@@ -39,7 +39,7 @@ from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 from tests.scheduler_proc.simulated_runner import Logprob
 
 PAGE_SIZE = 4
-PLENTY, SCARCE = 400, 30
+PLENTY, SCARCE = 400, 26
 SCARCE_STATES = 4
 RUNNER_PAGES = 3000
 """A cache of this size has state slots for all checkpoints."""
@@ -152,7 +152,7 @@ AGAIN = len(PROMPTS)
 
 
 def num_wanted(prompt: list[int]) -> int:
-    return min(14, CONTEXT - len(prompt))
+    return min(11, CONTEXT - len(prompt))
 
 
 def requests_from(first_uid: int = 0, **params: Any) -> list[UserMsg]:
@@ -169,9 +169,9 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def alone_and_from_the_cache(served: Served) -> None:
     run = Run(served, budget=Budget(1, 4096))
-    run.finish(requests_from()[1::3])
-    run.finish(requests_from(AGAIN)[1::3])
-    run.check(2 * len(PROMPTS[1::3]))
+    run.finish(requests_from()[1::6])
+    run.finish(requests_from(AGAIN)[1::6])
+    run.check(2 * len(PROMPTS[1::6]))
     assert sum(end.usage.cached_tokens for key, end in run.inbox.finished.items() if key[0] >= AGAIN) > 50
 
 
