@@ -184,7 +184,8 @@ def _lora_linear(has_many_tokens: bool, itemsize: int) -> Launch:
     most rows of A in a block."""
     block_inputs = 128 if itemsize < 4 else 64
     if has_many_tokens:
-        return {"BLOCK_M": 64, "BLOCK_I": block_inputs, "BLOCK_O": 128, "MOST_R": 64, "num_warps": 4}
+        block_tokens = 64 if itemsize < 4 else 32
+        return {"BLOCK_M": block_tokens, "BLOCK_I": block_inputs, "BLOCK_O": 128, "MOST_R": 64, "num_warps": 4}
     return {"BLOCK_M": 16, "BLOCK_I": 2 * block_inputs, "BLOCK_O": 128, "MOST_R": 32, "num_warps": 4}
 
 

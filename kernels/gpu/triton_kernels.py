@@ -18,6 +18,7 @@ NAMES: tuple[str, ...] = (
     "combine_experts",
     "draw",
     "draw_filtered",
+    "encoder_attention",
     "expert_plain_linear",
     "expert_planes_linear",
     "filter_min_p",

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.arguments.lora_slots import LoraSlots, TokenAdapters
 
 RANKS = [[3, 0, 16], [0, 0, 0], [1, 7, 2], [20, 5, 11]]
-"""Of each slot and segment; one adapter updates nothing."""
+"""By slot and segment; one adapter updates nothing."""
 
 
 def make_slots(num_inputs: int, sizes: Sequence[int], dtype: torch.dtype, device: str, max_rank: int = 20) -> LoraSlots:

@@ -6,15 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from messages.config.server import Config
+from messages.config.server import Config, ModelConfig
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.loading.weights import find_segments, has_own_head, make_dummy_weights, most_bytes
+from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.pooler import DenseLayer
 from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.description import MTP, ModelDescription
 from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.sharding import Shard
+from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 
@@ -62,7 +65,7 @@ def open_checkpoint(config: Config) -> "Checkpoint | None":
     return open_weights(Path(config.facts.model_dir), config.model.load_format)
 
 
-def read_dense(config: Config, hidden_size: int) -> Sequence[DenseLayer]:
+def _read_dense(config: Config, hidden_size: int) -> Sequence[DenseLayer]:
     """Returns the layers between pooling and normalisation of a model of sentence-transformers."""
     pooling = config.facts.pooling
     if pooling is None or not pooling.dense or config.model.load_format == "dummy":
@@ -96,3 +99,33 @@ def make_weights(
     from scheduler_proc.computing.loading.weight_cache import load_through_cache
 
     return load_through_cache(shard, family, checkpoint, placement, report, config.model.weight_cache)
+
+
+def _make_adapters(
+    config: ModelConfig, family: Family, shard: Shard, weights: Weights, placement: Placement
+) -> Adapters | None:
+    """Returns what the model has for LoRA adapters, `None` if LoRA is off. Raises `BootError` for several ranks."""
+    if not config.num_lora_slots:
+        return None
+    if shard.num_ranks > 1:
+        raise BootError("--lora, --max-loras: adapters are not divided among ranks; leave --tensor-parallel at 1")
+    # Imported here for the same reason.
+    from scheduler_proc.computing.loading.adapters.read_adapter import open_adapters
+
+    return open_adapters(config, family, shard.whole, weights, placement)
+
+
+def make_decoder(
+    config: Config,
+    family: Family,
+    shard: Shard,
+    weights: Weights,
+    parallel: ParallelGroup,
+    placement: Placement,
+    *,
+    is_draft: bool,
+) -> DescribedDecoder:
+    """Returns the decoder with these weights and the adapters and dense layers of its model."""
+    adapters = None if is_draft else _make_adapters(config.model, family, shard, weights, placement)
+    dense = _read_dense(config, shard.own.hidden_size)
+    return DescribedDecoder(shard.own, weights, config.facts.max_model_len, parallel, adapters=adapters, dense=dense)

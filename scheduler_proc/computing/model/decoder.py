@@ -88,7 +88,7 @@ class Decoder(Protocol):
         """
         ...
 
-    def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
+    def logits(self, hidden_NE: Tensor, /, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
         """Returns the logits [N, V] of rows of what `forward` returned, possibly in `out_NV`.
 
         `slots_N`: the slots of the rows' adapters, needed if an adapter has a head of its own.

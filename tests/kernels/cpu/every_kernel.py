@@ -30,6 +30,7 @@ from kernels.operations.gated_norm import gated_norm
 from kernels.operations.gelu import gelu
 from kernels.operations.gelu_mul import gelu_mul
 from kernels.operations.layer_norm import layer_norm
+from kernels.operations.lora_linear import lora_linear
 from kernels.operations.mamba_scan import mamba_scan
 from kernels.operations.packed_linear import pack, packed_linear
 from kernels.operations.paged_decode import paged_decode
@@ -45,6 +46,7 @@ from kernels.operations.sigmoid_gate import sigmoid_gate
 from kernels.operations.silu_mul import silu_mul
 from tests.kernels.cases import OPTIONS, Shape, assert_close, make_paged_case, with_codes
 from tests.kernels.gpu.plausible_blocks import plausible_rows
+from tests.kernels.lora_cases import expect, make_slots, on_device
 from tests.kernels.state_cases import NUM_TOKENS, make_decay, make_states, mixed_rows
 
 SHAPES = [Shape(6, 2, 64, 16), Shape(7, 1, 80, 1), Shape(4, 4, 96, 64), Shape(5, 1, 128, 16), Shape(3, 3, 10, 4)]
@@ -205,6 +207,13 @@ def correct(num_heads: int, num_key_heads: int, key_size: int, value_size: int, 
     assert bool(sigmoid_gate(out, gate).isfinite().all())
 
 
+def add_updates(num_inputs: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    slots, lora = [0, 3, -1, 2, 3, 3, 3, 3, 3, 3, 3, 3], make_slots(num_inputs, sizes, dtype, "cpu")
+    x_TI, out_TO = torch.randn(len(slots), num_inputs).to(dtype), torch.randn(len(slots), sum(sizes)).to(dtype)
+    expected = expect(x_TI, lora, slots, out_TO)
+    assert_close(lora_linear(x_TI, lora, on_device(slots, "cpu"), out_TO).float(), expected, dtype)
+
+
 def main(library: Path) -> None:
     torch.manual_seed(0)
     for isa in built_isas():
@@ -229,6 +238,8 @@ def main(library: Path) -> None:
                 scan(num_heads, value_size, state_size, dtype)
             for sizes in ((1, 1, 5, 32), (4, 2, 33, 128), (16, 16, 256, 256)):
                 correct(*sizes, dtype)
+            for num_inputs, sizes in ((1, (1,)), (37, (300, 7)), (64, (32, 16, 17))):
+                add_updates(num_inputs, sizes, dtype)
             for num_tokens in (1, 3, 20):
                 multiply_blocks(num_tokens, dtype)
         print(isa, flush=True)

@@ -87,7 +87,7 @@ class CpuForwardPasses:
         self._draw_bytes = {name: tensor.numpy().view(np.uint8).data for name, tensor in self._draws.items()}
         self.captures: Captures = {}
         self.adapted_captures: Captures = {}
-        """Of steps with rows that have adapters."""
+        """The captures of steps in which rows have adapters."""
         self.can_capture = decoder.parallel.size == 1
         """False if something other than C kernels computes in a step of decode rows, or ranks wait for each other."""
 

@@ -14,7 +14,6 @@ from safetensors.torch import load
 from torch import Tensor
 
 from messages.config.server import ModelConfig
-from messages.errors import BootError
 from runtime.adapter_files import AdapterError, read_files
 from scheduler_proc.computing.loading.adapters.peft_config import PeftConfig, read_peft_config
 from scheduler_proc.computing.loading.adapters.targets import SegmentSource, Targets, find_targets
@@ -22,8 +21,8 @@ from scheduler_proc.computing.loading.checkpoint import usual_name
 from scheduler_proc.computing.loading.weights import rows_of
 from scheduler_proc.computing.model.adapters import Adapters, AdapterSlots, HostAdapter, LowRank, OwnTables, Table
 from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.family import Family
-from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
 
 MAX_HEADER_BYTES = 16 << 20
@@ -31,12 +30,17 @@ LENGTH_BYTES = 8
 MAX_NAMES_SHOWN = 4
 
 WRAPPED = re.compile(r"^base_model\.model\.")
-PART = re.compile(r"(?P<module>.+)\.(?P<part>lora_(?:embedding_)?[AB])(?:\.(?!weight$)\w+)?(?:\.weight)?")
+PART = re.compile(r"(?P<module>.+)\.(?P<part>lora_(?:embedding_)?[AB])(?:\.(?!weight$|bias$)\w+)?(?:\.weight)?")
 """The name of a matrix of an update; PEFT writes the adapter's own name in it, or leaves it out."""
 
-SAVED = re.compile(r"(?P<module>.+?)(?:\.modules_to_save(?:\.\w+)?)?\.weight")
-COPIES = re.compile(r".+\.(?:base_layer|original_module)\.weight")
-"""The base model's own values, which PEFT saves with updates of an embedding."""
+TABLE = re.compile(r"(?P<module>.+?)(?P<kind>\.base_layer|\.original_module|\.modules_to_save(?:\.\w+)?)?\.weight")
+"""The name of a whole matrix. PEFT saves the base model's own values, too, with an update of the embedding."""
+
+WHOLE = "whole matrix"
+TIED_BY_PEFT = "embed_tokens"
+"""`ensure_weight_tying` has no effect on embeddings of another name."""
+
+COPIES = (".base_layer", ".original_module")
 
 ODD_PARTS = {
     ".lora_magnitude_vector": "the magnitudes of DoRA",
@@ -54,7 +58,7 @@ class _Module:
 
     name: str
     parts: dict[str, Tensor] = field(default_factory=dict)
-    saved: Tensor | None = None
+    """`lora_A`, `lora_B` or `WHOLE`."""
 
 
 def read_adapter(path: str, targets: Targets, dtype: torch.dtype, max_rank: int) -> HostAdapter:
@@ -66,7 +70,7 @@ def read_adapter(path: str, targets: Targets, dtype: torch.dtype, max_rank: int)
     config = read_peft_config(files.config, max_rank)
     modules = _sort_tensors(_load_tensors(files.weights), targets)
     linears: dict[str, list[LowRank | None]] = {}
-    for name in modules.keys() - {targets.embedding, targets.head}:
+    for name in sorted(modules.keys() - {targets.embedding, targets.head}):
         update = _make_update(modules[name], config, *targets.sizes(name))
         for segment in targets.segments[name]:
             updates = linears.setdefault(segment.linear, [None] * len(targets.linears[segment.linear].ends))
@@ -74,7 +78,8 @@ def read_adapter(path: str, targets: Targets, dtype: torch.dtype, max_rank: int)
     tables = [
         _read_table(name, modules.get(name), config, targets, dtype) for name in (targets.embedding, targets.head)
     ]
-    if config.ties_tables and tables[1] is None:
+    is_tied = targets.model.has_tied_head and targets.embedding.endswith(TIED_BY_PEFT)
+    if config.ties_tables and is_tied and tables[1] is None:
         tables[1] = tables[0]
     found = [update for updates in linears.values() for update in updates] + tables
     if not any(update is not None for update in found):
@@ -98,27 +103,25 @@ def _sort_tensors(tensors: Mapping[str, Tensor], targets: Targets) -> dict[str, 
     """Returns the tensors by module, in the names of `targets`. Refuses those that belong to none."""
     modules: dict[str, _Module] = {}
     unknown: list[str] = []
-    known = targets.segments.keys() | {targets.embedding, targets.head}
+    tables = targets.embedding, targets.head
     for name, tensor in tensors.items():
         usual = usual_name(WRAPPED.sub("", name))
-        match = PART.fullmatch(usual) or SAVED.fullmatch(usual)
-        module = "" if match is None else match["module"]
-        module = module if module in known | targets.refused.keys() else targets.prefix + module
-        is_table = module in (targets.embedding, targets.head)
+        part, table = PART.fullmatch(usual), TABLE.fullmatch(usual)
+        match = part or table
+        own_name = usual if match is None else match["module"]
+        module = targets.find(own_name)
         if module in targets.refused:
             raise AdapterError(f"{name}: {targets.refused[module]} cannot have an adapter")
-        if match is not None and module in known and "part" in match.groupdict():
-            part = match["part"].replace("embedding_", "")
-            if part in modules.setdefault(module, _Module(match["module"])).parts:
-                raise AdapterError(f"{name}: there are two tensors for this module's {part}")
-            modules[module].parts[part] = tensor
-        elif COPIES.fullmatch(usual) and (targets.prefix + usual).count(targets.embedding):
-            _check_shape(name, tensor, _table_shape(targets))
-        elif match is not None and is_table:
-            _check_shape(name, tensor, _table_shape(targets))
-            modules.setdefault(module, _Module(match["module"])).saved = tensor
-        else:
+        if module is None or (part is None and (table is None or module not in tables)):
             unknown.append(name)
+            continue
+        if part is None:
+            _check_shape(name, tensor, _table_shape(targets))
+        if table is not None and table["kind"] in COPIES:
+            continue
+        parts = modules.setdefault(module, _Module(own_name)).parts
+        if parts.setdefault(part["part"].replace("embedding_", "") if part else WHOLE, tensor) is not tensor:
+            raise AdapterError(f"{name}: there are two tensors for the same part of {own_name}")
     if unknown:
         raise AdapterError(_explain_unknown(unknown))
     return modules
@@ -153,10 +156,10 @@ def _read_table(name: str, module: _Module | None, config: PeftConfig, targets: 
     """Returns what the adapter has for the embedding or the head."""
     if module is None:
         return None
-    if module.saved is not None:
-        if module.parts:
+    if WHOLE in module.parts:
+        if len(module.parts) > 1:
             raise AdapterError(f"{name}: it has both a whole matrix and an update")
-        return _cast(name, module.saved, dtype)
+        return _cast(name, module.parts[WHOLE], dtype)
     sizes = _table_shape(targets)
     if name == targets.head:
         a_RE, b_RV, scale = _make_update(module, config, *reversed(sizes))
@@ -183,16 +186,11 @@ def _cast(module: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return values.contiguous()
 
 
-def make_adapters(
-    config: ModelConfig, family: Family, shard: Shard, weights: Weights, placement: Placement
-) -> Adapters | None:
-    """Returns what the model has for adapters, `None` if LoRA is off. Raises `BootError` for several ranks."""
-    num_slots, max_rank = config.num_lora_slots, config.max_lora_rank
-    if not num_slots:
-        return None
-    if shard.num_ranks > 1:
-        raise BootError("--lora, --max-loras: adapters are not divided among ranks; leave --tensor-parallel at 1")
-    targets = find_targets(family, shard.whole)
-    slots = AdapterSlots(targets.linears, num_slots, max_rank, placement)
+def open_adapters(
+    config: ModelConfig, family: Family, model: ModelDescription, weights: Weights, placement: Placement
+) -> Adapters:
+    """Returns what the model has for adapters. It keeps the embedding and the head among `weights`."""
+    max_rank, targets = config.max_lora_rank, find_targets(family, model)
+    slots = AdapterSlots(targets.linears, config.num_lora_slots, max_rank, placement)
     read = partial(read_adapter, targets=targets, dtype=placement.dtype, max_rank=max_rank)
-    return Adapters(read, slots, OwnTables(shard.whole, weights, placement))
+    return Adapters(read, slots, OwnTables(model, weights, placement))

@@ -11,7 +11,7 @@ from scheduler_proc.computing.model.adapters import LinearPlan
 from scheduler_proc.computing.model.blocks.embedding import TOKENS
 from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.decoder import model_parameters
-from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.description import MTP, ModelDescription
 from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, Source
 from scheduler_proc.computing.model.parameters import Parameter
 
@@ -44,6 +44,11 @@ class Targets:
     segments: dict[str, list[SegmentSource]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
+    def find(self, name: str) -> str | None:
+        """Returns the module of this name in an adapter, which may be one of the bare decoder; `None` if it is none."""
+        known = self.segments.keys() | self.refused.keys() | {self.embedding, self.head}
+        return next((module for module in (name, self.prefix + name) if module in known), None)
+
     def sizes(self, module: str) -> tuple[int, int]:
         """Returns the module's inputs and outputs, as in the checkpoint."""
         first = self.segments[module][0]
@@ -55,7 +60,11 @@ class Targets:
 def find_targets(family: Family, model: ModelDescription) -> Targets:
     """Returns what adapters of this model may update. A fused linear has a segment for each module of a checkpoint."""
     parameters = {parameter.name: parameter for parameter in model_parameters(model)}
-    sources = [source for source in family.list_sources(model) if source.target in parameters]
+    sources = [
+        source
+        for source in family.list_sources(model)
+        if source.target in parameters and not source.target.startswith(MTP)
+    ]
     embedding = next(source.name for source in sources if source.target == TOKENS)
     targets = Targets(model, family.prefix, _module_of(embedding), _module_of(HEAD_NAME))
     by_target: dict[str, list[Source]] = {}

@@ -157,7 +157,7 @@ def test_linears_of_a_captured_step_see_the_columns_of_each_later_step(monkeypat
     """What a linear is given when a step is captured holds the tokens of the steps that are replayed."""
     seen: list[StepRows] = []
 
-    def of_step(linear: Linear) -> StepLinear:
+    def of_step(_name: str, linear: Linear, *_activation: object) -> StepLinear:
         def apply(x_TI: torch.Tensor, rows: StepRows, out_TO: torch.Tensor | None = None, /) -> torch.Tensor:
             seen.append(rows)
             return linear(x_TI, out_TO)
@@ -182,7 +182,7 @@ def test_linears_of_a_captured_step_see_the_columns_of_each_later_step(monkeypat
 def test_linears_of_the_last_layer_see_the_tokens_that_go_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
 
-    def of_step(linear: Linear) -> StepLinear:
+    def of_step(_name: str, linear: Linear, *_activation: object) -> StepLinear:
         def apply(x_TI: torch.Tensor, rows: StepRows, out_TO: torch.Tensor | None = None, /) -> torch.Tensor:
             assert len(rows.select(rows.step.token_ids)) == len(x_TI)
             seen.append(rows.select(rows.step.token_ids).tolist())

@@ -26,6 +26,7 @@ from tests.checkpoints import build_checkpoint, make_config
 from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
 from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend, no_triton
 from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_batch
+from tests.scheduler_proc.computing.loading.adapters.adapter_cases import make_adapter, merge, merge_tables
 from tests.scheduler_proc.test_greedy_tokens import Recalled, run
 
 FLAGS = {"max_num_seqs": 6, "max_num_batched_tokens": 64}
@@ -139,6 +140,27 @@ def test_logprobs_are_those_of_the_cpu(pair: Pair) -> None:
                     theirs.top_ids,
                     theirs.num_top,
                 )
+
+
+def test_adapters_are_those_of_the_cpu(tmp_path: Path) -> None:
+    """Each shape has a graph with adapters and one without. An adapter with a head of its own is in none."""
+    model = build_checkpoint(tmp_path / "model", "llama-mqa")
+    flags = FLAGS | {"max_loras": 3, "max_lora_rank": 4}
+    cpu, device = load_runner(make_config(tmp_path / "model", **flags), ignore_report), LateDevice()
+    gpu = load_late(tmp_path / "model", device, max_loras=3, max_lora_rank=4)
+    cases = [make_adapter(model, 4, seed=1), make_adapter(model, 2, seed=2), make_adapter(model, 3, seed=3)]
+    merge_tables(merge(model, cases[2]), cases[2], "saved")
+    for slot, case in enumerate(cases):
+        adapter = cpu.read_adapter(case.write(tmp_path / str(slot)))
+        for runner in (cpu, gpu):
+            runner.place_adapter(slot, adapter)
+        num_before, slots = device.num_replays, [slot, -1, 0, -1, 0, slot]
+        expected = generate(cpu, PROMPTS, 8, SCHEDULES[1], VARIED, adapter_slots=slots)
+        assert generate(gpu, PROMPTS, 8, SCHEDULES[1], VARIED, adapter_slots=slots) == expected
+        assert (device.num_replays > num_before) == (slot < 2)
+    num_before = device.num_replays
+    assert generate(gpu, PROMPTS, 8) == generate(cpu, PROMPTS, 8)
+    assert device.num_replays > num_before
 
 
 def decode_steps(rows: list[Row], num_steps: int) -> list[Batch]:

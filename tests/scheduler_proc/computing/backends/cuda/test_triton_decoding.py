@@ -14,6 +14,7 @@ from tests.checkpoints import build_checkpoint, make_config
 from tests.gguf_models import build_block_model
 from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
 from tests.scheduler_proc.computing.drive import Schedule, generate
+from tests.scheduler_proc.computing.loading.adapters.adapter_cases import make_adapter, merge
 from tests.scheduler_proc.computing.reference import assert_greedy
 
 ATTENTION = {"paged_decode", "paged_prefill"} & set(NAMES)
@@ -90,6 +91,21 @@ def test_triton_kernels_give_the_tokens_of_transformers(variant: str, tmp_path: 
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         assert len(output) == NUM_TOKENS
         assert_greedy(model, prompt, output, f"{variant}, prompt of {len(prompt)}")
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU every test of the runner takes the Triton kernels")
+def test_adapters_give_the_tokens_of_the_merged_model(tmp_path: Path) -> None:
+    model = build_checkpoint(tmp_path / "model", "llama-gqa-tied", **ONE_LAYER)
+    runner = load_runner(make_config(tmp_path / "model", block_size=4, num_pages=32, max_loras=2), lambda *_: None)
+    case = make_adapter(model, 4)
+    runner.place_adapter(1, runner.read_adapter(case.write(tmp_path / "adapter")))
+    with triton_in_use() as taken:
+        outputs = generate(
+            runner, PROMPTS, NUM_TOKENS, Schedule(chunk_tokens=3, stagger=1, page_size=4), adapter_slots=[-1, 1]
+        )
+    assert "lora_linear" in taken
+    for reference, prompt, output in zip((model, merge(model, case)), PROMPTS, outputs, strict=True):
+        assert_greedy(reference, prompt, output, f"prompt of {len(prompt)}")
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the model's values are compared in float32 on a CPU")

@@ -53,7 +53,9 @@ def make_adapter(
         if modules is not None and not name.endswith(tuple(modules)):
             continue
         num_out, num_in = _sizes(module)
-        own_rank = next((value for key, value in config.get("rank_pattern", {}).items() if name.endswith(key)), rank)
+        own_rank = next(
+            (value for key, value in config.get("rank_pattern", {}).items() if name.split(".")[-1] == key), rank
+        )
         for part, shape in (("A", (own_rank, num_in)), ("B", (num_out, own_rank))):
             values = torch.randn(shape, generator=generator) * SIZE
             case.tensors[f"{PREFIX}{name}.lora_{part}.weight"] = values
@@ -75,10 +77,45 @@ def merge(model: "transformers.PreTrainedModel", case: AdapterCase) -> "transfor
 
 def scale_of(config: Mapping[str, Any], name: str, rank: int) -> float:
     alphas = config.get("alpha_pattern", {})
-    alpha = next((value for key, value in alphas.items() if name.endswith(key)), config["lora_alpha"])
+    alpha = next((value for key, value in alphas.items() if name.split(".")[-1] == key), config["lora_alpha"])
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _sizes(module: nn.Module) -> tuple[int, int]:
     weight: Any = module.weight
     return tuple(reversed(weight.shape)) if isinstance(module, Conv1D) else tuple(weight.shape)
+
+
+def merge_tables(
+    merged: "transformers.PreTrainedModel", case: AdapterCase, kind: str
+) -> "transformers.PreTrainedModel":
+    """Adds an embedding and a head to the adapter; returns the model with them; they are not tied.
+
+    `saved`: whole matrices. `updated`: low-rank updates. `tied`: PEFT's `ensure_weight_tying`, which has an effect on
+    tied models; the file has one matrix.
+    """
+    generator, rank, scale = torch.Generator().manual_seed(9), case.config["r"], 2.0
+    embedding, head = (getattr(merged, f"get_{which}_embeddings")() for which in ("input", "output"))
+    name = next(name for name, module in merged.named_modules() if module is embedding)
+    num_rows, size = embedding.weight.shape
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * SIZE
+
+    if kind == "updated":
+        a, b = draw(rank, num_rows), draw(size, rank)
+        case.tensors |= {f"{PREFIX}{name}.lora_embedding_A": a, f"{PREFIX}{name}.lora_embedding_B": b}
+        case.tensors[f"{PREFIX}{name}.base_layer.weight"] = embedding.weight.data
+        head_a, head_b = draw(rank, size), draw(num_rows, rank)
+        case.tensors |= {f"{PREFIX}lm_head.lora_A.weight": head_a, f"{PREFIX}lm_head.lora_B.weight": head_b}
+        tables = embedding.weight + scale * (b @ a).T, head.weight + scale * head_b @ head_a
+    else:
+        tables = draw(num_rows, size), draw(num_rows, size)
+        case.tensors[f"{PREFIX}{name}.weight"] = tables[0]
+        if kind == "tied":
+            is_tied = merged.config.tie_word_embeddings
+            tables, case.config["ensure_weight_tying"] = (tables[0], tables[0] if is_tied else head.weight), True
+        else:
+            case.tensors[f"{PREFIX}lm_head.weight"] = tables[1]
+    embedding.weight, head.weight = (nn.Parameter(table.detach().clone()) for table in tables)
+    return merged
