@@ -225,7 +225,6 @@ FUNCTION_LEVEL_IMPORTS = {
     (MODEL_WEIGHTS, "scheduler_proc.computing.loading.open_weights"): "random weights need no safetensors",
     (MODEL_WEIGHTS, "scheduler_proc.computing.loading.adapters.read_adapter"): "random weights need no safetensors",
     (MODEL_WEIGHTS, "scheduler_proc.computing.loading.weight_cache"): "likewise",
-    (MODEL_WEIGHTS, "scheduler_proc.computing.loading.adapters.read_adapter"): "likewise",
     (LOAD_RUNNER, "scheduler_proc.computing.transformers_model.loading"): "takes seconds (transformers)",
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
     ("runtime/grammars.py", "llguidance"): "is needed from the first grammar on",
