@@ -107,9 +107,8 @@ def allocate_cache(
             parts = [(shape, placement.kv_dtype)] * 2
             parts += [(shape[:-1], SCALE_DTYPE)] * 2 if placement.kv_codes else []
             stacks[tuple(layers)] = [allocate(*part, kind) for part in parts]
-        hidden = None
-        if model.mtp is not None:
-            hidden = allocate((1, num_pages * page_size, model.hidden_size), placement.dtype, "page")
+        shape = (1, num_pages * page_size, model.hidden_size)
+        hidden = None if model.mtp is None else allocate(shape, placement.dtype, "page")
         state_stacks: dict[tuple[int, ...], list[Tensor]] = {}
         for state, layers in _group_states(model).items():
             state_stacks[tuple(layers)] = [

@@ -16,7 +16,9 @@ from torch import Tensor
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.state_rows import LayerState
 from kernels.operations.hidden_states import store_hidden
+from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.mtp_inputs import MtpInputs
+from scheduler_proc.computing.model.blocks.pooler import Pooler
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import NO_STATES, ComputeLayers, DescribedDecoder
 from scheduler_proc.computing.model.description import MTP
@@ -33,7 +35,9 @@ class MtpDecoder:
         names = [name for name in weights if name.startswith(f"{MTP}.")]
         own = {name.removeprefix(f"{MTP}."): weights.pop(name) for name in names}
         self.model = replace(main.model, layers=(layer,), mtp=None)
-        self.parallel, self.pooler, self.adapters = main.parallel, None, None
+        self.parallel = main.parallel
+        self.pooler: Pooler | None = None
+        self.adapters: Adapters | None = None
         self._inputs = MtpInputs(main.model, own)
         self._decoder = DescribedDecoder(self.model, own, max_model_len, main.parallel, shared=main)
         self.layer_kinds, self.logits = self._decoder.layer_kinds, self._decoder.logits

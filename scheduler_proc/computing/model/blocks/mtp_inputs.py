@@ -31,10 +31,9 @@ def mtp_parameters(model: ModelDescription) -> list[Parameter]:
 
 class MtpInputs:
     def __init__(self, model: ModelDescription, weights: Weights):
-        names = "embedding_norm", "hidden_norm"
-        embedding_E, hidden_E = (pop_scale(weights, name, model.final_norm) for name in names)
-        self._weights = embedding_E, hidden_E
-        self._eps = model.final_norm.eps
+        norm = model.final_norm
+        self._weights = pop_scale(weights, "embedding_norm", norm), pop_scale(weights, "hidden_norm", norm)
+        self._eps = norm.eps
         self._join = pop_linear(weights, "join")
 
     def __call__(self, step: StepInputs, embedded_TE: Tensor, hidden_SE: Tensor, out_TE: Tensor | None) -> Tensor:

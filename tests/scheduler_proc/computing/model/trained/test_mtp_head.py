@@ -218,7 +218,7 @@ def test_a_mistake_in_weights_shows(mistake: str, prompts: Turn, usual: dict[int
 def test_hidden_states_of_other_tokens_show(
     checkpoint: Path, prompts: Turn, usual: dict[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = MtpDecoder.forward
+    forward: Any = MtpDecoder.forward
     monkeypatch.setattr(MtpDecoder, "forward", lambda self, *given: forward(self, *given[:-1], given[-1].roll(1, 0)))
     found = acceptance(checkpoint, prompts)
     print(f"the states of the tokens before: {found:.1%}")
