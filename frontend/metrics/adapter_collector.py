@@ -11,7 +11,7 @@ from frontend.requests.registry import Registry
 
 
 class AdapterCollector(Collector):
-    """Has no sample if LoRA is off (`num_slots` 0)."""
+    """Without slots, that is if LoRA is off, there is no sample."""
 
     def __init__(self, num_slots: int, registry: Registry):
         self._num_slots = num_slots
