@@ -212,9 +212,9 @@ def test_the_logits_of_a_prompt_are_never_there_all_at_once(loaded: Loaded, monk
     decoder, num_rows = loaded.runner._decoder, list[int]()
     head = decoder.logits
 
-    def counted(hidden_NE: Tensor, out_NV: Tensor | None = None) -> Tensor:
+    def counted(hidden_NE: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
         num_rows.append(len(hidden_NE))
-        return head(hidden_NE, out_NV)
+        return head(hidden_NE, out_NV, slots_N)
 
     monkeypatch.setattr(decoder, "logits", counted)
     (row,) = make_rows([SamplingParams(1, num_prompt_logprobs=2)], [23])
