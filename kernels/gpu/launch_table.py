@@ -180,12 +180,12 @@ def _expert_planes_linear(has_many_rows: bool, looks_up: bool, itemsize: int) ->
 
 
 def _lora_shrink(has_many_tokens: bool, max_rank: int, itemsize: int) -> Launch:
-    """Few tokens take as long as reading A; with many, each part of it is used for 64. A product takes 16 rows of A."""
-    block_tokens = (64 if itemsize < 4 else 32) if has_many_tokens else 16
-    most_rows = 64 if has_many_tokens and itemsize < 4 else 32
-    block_inputs = (128 if has_many_tokens else 256) // (1 if itemsize < 4 else 2)
-    rows = min(most_rows, max(16, power_of_2(max_rank)))
-    return {"BLOCK_M": block_tokens, "BLOCK_R": rows, "BLOCK_I": block_inputs, "num_warps": 4}
+    """Few tokens take as long as reading A; with many, each part of it is used for 64, for which float32 leaves no
+    registers. A product takes 16 rows of A at least."""
+    has_many_tokens = has_many_tokens and itemsize < 4
+    rows = min(64 if has_many_tokens else 32, max(16, power_of_2(max_rank)))
+    block_inputs = 256 if itemsize < 4 and not has_many_tokens else 128
+    return {"BLOCK_M": 64 if has_many_tokens else 16, "BLOCK_R": rows, "BLOCK_I": block_inputs, "num_warps": 4}
 
 
 def _lora_expand(has_many_tokens: bool, itemsize: int) -> Launch:
