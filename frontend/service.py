@@ -17,7 +17,13 @@ from frontend.metrics.http_requests import HttpRequests
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.requests.admission import Admission, estimate_tokens
 from frontend.requests.body_budget import BodyBudget
-from frontend.requests.costs import check_num_ids, check_prompt_logprobs, estimate_prompts, is_long
+from frontend.requests.costs import (
+    check_num_ids,
+    check_prompt_logprobs,
+    check_token_vectors,
+    estimate_prompts,
+    is_long,
+)
 from frontend.requests.deadlines import Deadlines
 from frontend.requests.generation import Generation
 from frontend.requests.hold import RestartHold
@@ -162,6 +168,7 @@ class Service:
         check_generates(requests, self.config.facts)
         check_num_ids(requests, self.config.facts.max_model_len)
         check_prompt_logprobs(requests, self.config.facts.max_model_len)
+        check_token_vectors(requests, self.config.facts.max_model_len)
         if self.admission.limits_tokens:
             entries = self.registry.all_open()
             waiting = [entry.message for entry in entries if not (entry.first_token_ns or entry.is_part)]

@@ -37,7 +37,7 @@ class AdapterReader:
         """Starts to read an adapter; `pop_read` returns it."""
         self._calls.start(adapter, lambda: self._read(adapter))
 
-    def pop_read(self) -> list[tuple[Adapter, Tensors]]:
+    def pop_read(self) -> list[tuple[Adapter, Tensors | ErrorInfo]]:
         """Returns the adapters that have been read, each with its tensors or an `ErrorInfo`."""
         done = self._calls.pop_done()
         if done:

@@ -21,7 +21,7 @@ from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler
-from scheduler_proc.stepper import Runner
+from scheduler_proc.stepper import AdapterRunner, Runner
 
 TURN_STEPS, PART_OF_TURN = 256, 8
 """On a CPU, while clients have rows, one step in `TURN_STEPS` has tokens of batches, 1/`PART_OF_TURN` of all rows."""
@@ -72,6 +72,7 @@ def make_adapter_slots(config: Config, runner: Runner, wake: Callable[[], None] 
         return None
     if config.first_engine > 1:
         raise BootError("LoRA adapters are files of the server's machine: engines on other machines cannot read them")
+    assert isinstance(runner, AdapterRunner)
     reader = AdapterReader(runner.read_adapter, wake or (lambda: None))
     in_memory = reader.read_table(read_table(config.facts.adapter_table), HOST_ADAPTERS_PER_SLOT * num_slots)
     return AdapterSlots(num_slots, reader, in_memory)

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from messages.ring.steps import Batch, ForwardOutput
 from scheduler_proc.adapter_reader import Tensors
@@ -70,13 +70,6 @@ class Runner(Protocol):
     @property
     def page_store(self) -> PageStore | None: ...
 
-    def read_adapter(self, path: str) -> Tensors:
-        """Returns the checked tensors of the LoRA adapter in a directory, in any thread. Raises `AdapterError`."""
-        ...
-
-    def place_adapter(self, slot: int, adapter: Any) -> None:
-        """Places these tensors in a slot, for the steps that are launched after it."""
-
     def launch(self, batch: Batch) -> StepFuture:
         """Starts a step. Steps run in the order of launches, and each finds K and V of the previous ones in the cache.
 
@@ -85,10 +78,22 @@ class Runner(Protocol):
         ...
 
 
+@runtime_checkable
+class AdapterRunner(Runner, Protocol):
+    """A runner with slots for LoRA adapters."""
+
+    def read_adapter(self, path: str) -> Tensors:
+        """Returns the checked tensors of the adapter in a directory, in any thread. Raises `AdapterError`."""
+        ...
+
+    def place_adapter(self, slot: int, adapter: Any) -> None:
+        """Places these tensors in a slot, for the steps that are launched after it."""
+
+
 Launch = Callable[[Batch], StepFuture]
 
 
-def _place_and_launch(runner: Runner, adapters: AdapterSlots, batch: Batch) -> StepFuture:
+def _place_and_launch(runner: AdapterRunner, adapters: AdapterSlots, batch: Batch) -> StepFuture:
     """Launches a step after placing the adapters that have got a slot since the last one."""
     for slot, adapter in tuple(adapters.placements.items()):
         runner.place_adapter(slot, adapter)
@@ -125,6 +130,7 @@ class Stepper:
     ):
         self.launch: Launch = runner.launch
         if scheduler.adapters is not None:
+            assert isinstance(runner, AdapterRunner)
             self.launch = partial(_place_and_launch, runner, scheduler.adapters)
         self._draft_runner = runner.draft_runner
         self._clock = clock

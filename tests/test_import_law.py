@@ -65,6 +65,7 @@ RULES = {
     ),
     "extras/faults": rule("extras.faults scheduler_proc supervisor runtime messages", "msgspec"),
     "extras/home": rule("extras.home supervisor runtime messages", "huggingface_hub"),
+    "extras/infill": rule("extras.infill frontend runtime messages", "msgspec starlette"),
     "extras/live": rule("extras.live frontend runtime messages", "msgspec starlette psutil"),
     "extras/ollama": rule("extras.ollama frontend runtime messages", "msgspec starlette"),
     "extras/remote": rule("extras.remote supervisor runtime messages", "msgspec zmq psutil"),
@@ -184,10 +185,10 @@ LAYERS = {
         "tokenizer_proc/prompts.py tokenizer_proc/template_process.py",
         "tokenizer_proc/grammar_child.py tokenizer_proc/template_child.py",
         "tokenizer_proc/grammars.py tokenizer_proc/chat.py tokenizer_proc/child_process.py "
-        "tokenizer_proc/parameter_texts.py",
+        "tokenizer_proc/parameter_texts.py tokenizer_proc/infill.py",
         "tokenizer_proc/thoughts.py tokenizer_proc/encoding.py tokenizer_proc/tagged_arguments.py "
         "tokenizer_proc/message_forms.py tokenizer_proc/template_sandbox.py",
-        "tokenizer_proc/marked_text.py",
+        "tokenizer_proc/joined_texts.py tokenizer_proc/marked_text.py",
         "tokenizer_proc/structural_tags.py",
         "tokenizer_proc/schema_rules.py",
         "tokenizer_proc/schema_faults.py",

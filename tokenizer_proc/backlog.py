@@ -122,4 +122,5 @@ def num_chars_of(message: Text) -> int:
     """Returns an estimate of the characters to process, 0 for a prompt of ids."""
     if isinstance(message, DecodeMsg):
         return len(message.token_ids)
-    return len(message.prompt_text or "") + (len(message.chat.messages) if message.chat else 0)
+    num_chars = len(message.prompt_text or "") + (len(message.chat.messages) if message.chat else 0)
+    return num_chars + (message.infill.num_chars if isinstance(message, TokenizeMsg) and message.infill else 0)

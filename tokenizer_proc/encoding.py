@@ -1,7 +1,7 @@
 """The model's tokenizer: encodes text to ids, and decodes ids to text."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,10 @@ MAX_ENCODED_CHARS = 2_000_000
 """Maximum length of a text that need not fit the context. It takes about two seconds, which block other prompts."""
 
 
+def _no_id(token: str) -> int | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Encoding:
     """Converts text to ids and back.
@@ -22,7 +26,8 @@ class Encoding:
     `to_ids` gets a text, and whether to add the special tokens that the tokenizer adds to a prompt. It raises for text
     that cannot be encoded. `to_text` includes special tokens. `token_of` returns the vocabulary entry of an id,
     `None` if it has none. `longest_token_chars`: the maximum number of characters of a token. `join` gives the ids of
-    texts that are pooled.
+    texts that are pooled. `id_of` returns the id of a vocabulary entry, `None` if there is none. `special_ids`: tokens
+    that stand for no text.
     """
 
     to_ids: Callable[[str, bool], list[int]]
@@ -30,6 +35,8 @@ class Encoding:
     token_of: Callable[[int], str | None]
     longest_token_chars: int
     join: Callable[[Texts], JoinedTexts]
+    id_of: Callable[[str], int | None] = _no_id
+    special_ids: Collection[int] = ()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self.to_ids(text, add_special_tokens)
@@ -54,7 +61,9 @@ def _from_tokenizer(tokenizer: Tokenizer) -> Encoding:
 
     tokens = (tokenizer.id_to_token(token_id) for token_id in range(tokenizer.get_vocab_size()))
     longest = max((len(token) for token in tokens if token), default=1)
-    return Encoding(to_ids, to_text, tokenizer.id_to_token, longest, partial(join_texts, tokenizer))
+    special_ids = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    join = partial(join_texts, tokenizer)
+    return Encoding(to_ids, to_text, tokenizer.id_to_token, longest, join, tokenizer.token_to_id, special_ids)
 
 
 def _from_transformers(loaded: Any) -> Encoding:
@@ -71,5 +80,6 @@ def _from_transformers(loaded: Any) -> Encoding:
     def token_of(token_id: int) -> str | None:
         return loaded.convert_ids_to_tokens(token_id) if token_id < len(loaded) else None
 
-    longest = max((len(token) for token in loaded.get_vocab()), default=1)
-    return Encoding(to_ids, to_text, token_of, longest, partial(join_by_transformers, loaded))
+    vocabulary, join = loaded.get_vocab(), partial(join_by_transformers, loaded)
+    longest = max((len(token) for token in vocabulary), default=1)
+    return Encoding(to_ids, to_text, token_of, longest, join, vocabulary.get, frozenset(loaded.all_special_ids))

@@ -4,7 +4,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
@@ -79,12 +79,13 @@ class TextServer:
         vocab_size: int,
         max_model_len: int,
         long_templates: ChatRenderer | None = None,
+        named: Mapping[str, str] = {},
     ):
         self._encoding = encoding
         self._templates = templates
         self._long_templates = long_templates or templates
         self._vocab_size = vocab_size
-        self._reader = PromptReader(encoding, vocab_size, max_model_len)
+        self._reader = PromptReader(encoding, vocab_size, max_model_len, named)
 
     def answer(self, message: Text, *, is_long: bool = False) -> list[Answer]:
         """Returns messages for the scheduler or, for calls and rejected prompts, for the frontend. Never raises.
@@ -236,7 +237,8 @@ def load_server(config: Config) -> TextServer:
     if mistake is not None and config.model.chat_template:
         raise BootError(f"the chat template {config.model.chat_template} has a mistake: {mistake}")
     long_templates = ThreadTemplates(partial(TemplateProcess, files))
-    return TextServer(encoding, templates, facts.vocab_size, facts.max_model_len, long_templates)
+    sizes = facts.vocab_size, facts.max_model_len
+    return TextServer(encoding, templates, *sizes, long_templates, files.special_tokens)
 
 
 def tokenized_row(prompt: UserMsg) -> TokenizedRow:

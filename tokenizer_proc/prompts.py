@@ -2,14 +2,16 @@
 
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import ErrorInfo, RequestError, bad_request
+from messages.ring.infill import Infill
 from messages.ring.requests import SamplingParams, TokenizeMsg, UserMsg
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
+from tokenizer_proc.infill import InfillEncoder
 from tokenizer_proc.joined_texts import Texts
 from tokenizer_proc.parameter_texts import with_token_ids
 from tokenizer_proc.thoughts import with_thought
@@ -17,8 +19,8 @@ from tokenizer_proc.thoughts import with_thought
 FIRST_PROBE_CHARS_PER_TOKEN = 4
 
 MAX_COUNTED_CHARS = 100_000
-"""A pooled text of at most this length is encoded to count its tokens. Tokenizers of encoders drop spaces, so a text's
-length says little about them."""
+"""A pooled text of at most this length is encoded to count its tokens. Tokenizers of encoders drop spaces, so a long
+text may have few."""
 
 
 class PromptReader:
@@ -26,14 +28,15 @@ class PromptReader:
 
     Caches the ids of the latest text and the latest parameters, which the prompts of one HTTP request and continuations
     of its choices share. `vocab_size` is the model's; `max_model_len` is the maximum length of prompt plus output in
-    tokens.
+    tokens. `named`: texts of special tokens by name.
     """
 
-    def __init__(self, encoding: Encoding, vocab_size: int, max_model_len: int):
+    def __init__(self, encoding: Encoding, vocab_size: int, max_model_len: int, named: Mapping[str, str] = {}):
         self._encoding = encoding
+        self._infills = InfillEncoder(encoding, named, max_model_len)
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
-        self._last_ids: tuple[tuple[str, bool], array[int]] | None = None
+        self._last_ids: tuple[tuple[str, bool, Infill | None], array[int]] | None = None
         self._last_params: tuple[SamplingParams, SamplingParams] | None = None
 
     def read(self, message: TokenizeMsg, text: str | None, begun_ns: int) -> Iterator[UserMsg]:
@@ -45,6 +48,8 @@ class PromptReader:
         asked = message.sampling_params
         if message.chat is not None and text is not None:
             asked = with_thought(asked, message.chat, text)
+        if message.infill is not None:
+            asked = self._infills.with_ends(asked)
         max_prompt_tokens = self._max_model_len - min(1, asked.max_tokens)
         param = "prompt" if message.chat is None else "messages"
         if text is None:
@@ -77,12 +82,18 @@ class PromptReader:
             yield msgspec.structs.replace(first, uid=sibling.uid, engine=sibling.engine, sampling_params=own)
 
     def _ids_of(self, text: str, message: TokenizeMsg, max_prompt_tokens: int, param: str) -> "array[int]":
-        key = (text, message.add_special_tokens)
+        infill = message.infill
+        key = (text, message.add_special_tokens, infill)
         last = self._last_ids
         if last is not None and last[0] == key:
             return last[1]
-        self._check_chars(text, message, max_prompt_tokens, param)
-        ids = unpack_int32(pack_int32(self._encoding.encode(*key)))
+        self._check_chars(text if infill is None else text + infill.suffix, message, max_prompt_tokens, param)
+        encoded = (
+            self._encoding.encode(text, message.add_special_tokens)
+            if infill is None
+            else self._infills.encode(text, infill, message.add_special_tokens)
+        )
+        ids = unpack_int32(pack_int32(encoded))
         self._last_ids = key, ids
         return ids
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runtime.gguf.conversion import find_architecture
 from runtime.gguf.gguf_file import read_gguf
-from scheduler_proc.computing.model.families.registry import FAMILIES
+from scheduler_proc.computing.model.families.registry import ENCODERS, FAMILIES
 from tests.checkpoints import EVERY_ARCHITECTURE
 from tests.scheduler_proc.computing.backends.cuda.test_forward_passes_on_gpu import CAPTURED
 from tests.scheduler_proc.computing.backends.cuda.test_triton_decoding import OPERATIONS
@@ -43,13 +43,13 @@ def make_table() -> str:
     """Returns a row for each architecture of the registry."""
     trained = _architectures_in((*ROOT.glob("assets/*/config.json"), *TRAINED.glob("*/config.json")))
     in_interpreter, on_gpu = ({ARCHITECTURE_OF.get(variant) for variant in tried} for tried in (OPERATIONS, CAPTURED))
-    in_gguf = _gguf_checks()
+    in_gguf, encoders = _gguf_checks(), {name for family in ENCODERS for name in family.architectures}
     rows = ""
     for architecture in (name for family in FAMILIES for name in family.architectures):
         cells = (
             f"`{architecture}`",
             ", ".join(name for name, real in REAL.items() if architecture in real.config["architectures"]),
-            "tokens, text" if architecture in trained else "tokens",
+            "vectors" if architecture in encoders else "tokens, text" if architecture in trained else "tokens",
             in_gguf.get(architecture, "—"),
             QUANTIZED_ALONE.get(architecture) or ("AWQ, GPTQ, fp8" if architecture in QUANTIZED else "—"),
             ", ".join(sorted({str(ranks) for variant, _, ranks, _ in DIVIDED if _is(variant, architecture)})) or "—",
@@ -60,7 +60,7 @@ def make_table() -> str:
 
 
 def _is(variant: str, architecture: str) -> bool:
-    return variant in EVERY_ARCHITECTURE[architecture]
+    return variant in EVERY_ARCHITECTURE.get(architecture, ())
 
 
 def _architectures_in(files: Iterable[Path]) -> set[str]:

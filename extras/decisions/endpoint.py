@@ -130,7 +130,8 @@ class DecisionApi:
         if not place:
             raise bad_request("the model's chat template leaves out the last words of a message", "model")
         (head,) = await self._encode_all([before])
-        return SharedPrompt(head, after)
+        thought = self._conversations.model_format.thought
+        return SharedPrompt(head, after if thought is None else after + thought.answer)
 
     async def _encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         encoded: list[list[int]] = []
@@ -142,10 +143,11 @@ class DecisionApi:
 
 
 def _question_text(question: Question) -> str:
-    options = question.options
-    lines = [f"{name}. {text}" for name, text in zip(names_of(len(options)), options, strict=True)]
-    end = f"Answer with its label, from {lines[0].partition('.')[0]} to {lines[-1].partition('.')[0]}." if lines else ""
-    return "\n".join(["Question: " + question.text, *lines, *filter(None, ["", end] if lines else [])])
+    text, names = f"Question: {question.text}", names_of(len(question.options))
+    if not names:
+        return text
+    lines = [f"{name}. {option}" for name, option in zip(names, question.options, strict=True)]
+    return "\n".join([text, *lines, "", f"Answer with its label, from {names[0]} to {names[-1]}."])
 
 
 def _usage_of(done: Sequence[Generation], num_shared: int) -> DecisionUsage:

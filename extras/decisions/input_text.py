@@ -53,7 +53,7 @@ class DecisionInput(msgspec.Struct, frozen=True):
 def read_input(given: str | list[Item]) -> DecisionInput:
     """Returns the text of the whole input. Raises `RequestError` (400).
 
-    A single user message is its text. Of more items, each begins with a line that states what it is.
+    A single user message is its text. Otherwise each item begins with a line that states what it is.
     """
     if isinstance(given, str):
         return DecisionInput("", given)
@@ -88,7 +88,11 @@ def _text_of_part(part: Part, where: str) -> str:
         return msgspec.json.encode(part.data).decode()
     known = part.type in (*TEXT_PARTS, "refusal", JSON_PART)
     reason = "lacks its content" if known else "is not supported, the model reads text only"
-    raise bad_request(f"{where}: a part of type {part.type[:60]!r} {reason}", "input", "not_supported")
+    raise bad_request(
+        f"{where}: a part of type {part.type[:60]!r} {reason}",
+        where.partition(".")[0].partition("[")[0],
+        "not_supported",
+    )
 
 
 def _check(item: Item, where: str, called: dict[str | None, str]) -> None:

@@ -11,6 +11,7 @@ from frontend.api.parameters.sampling import NonEmpty
 
 MAX_QUESTIONS = 400
 MAX_OPTIONS = 255
+WHERE = "questions.instructions"
 
 Name = Annotated[str, Meta(max_length=256)]
 Instructions = NonEmpty | Annotated[list[Part], Meta(min_length=1)]
@@ -83,7 +84,7 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 
     @property
     def text(self) -> str:
-        return f"Is this true of the input? {text_of(self.instructions, 'instructions')}\n\nAnswer Yes or No."
+        return f"Is this true of the input? {text_of(self.instructions, WHERE)}\n\nAnswer Yes or No."
 
     def answer(self, probabilities: Sequence[float]) -> PredicateAnswer:
         return PredicateAnswer(self.name, probabilities[0])
@@ -94,13 +95,17 @@ class ChoiceQuestion(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"
     choices: Annotated[list[Option], Meta(min_length=2, max_length=MAX_OPTIONS)]
     name: Name | None = None
 
+    def __post_init__(self) -> None:
+        if len({(type(option.value), option.value) for option in self.choices}) < len(self.choices):
+            raise ValueError("the values of choices must differ")
+
     @property
     def options(self) -> list[str]:
         return [option.text for option in self.choices]
 
     @property
     def text(self) -> str:
-        return f"{text_of(self.instructions, 'instructions')}\n\nWhich of these options fits best?"
+        return f"{text_of(self.instructions, WHERE)}\n\nWhich of these options fits best?"
 
     def answer(self, probabilities: Sequence[float]) -> ChoiceAnswer:
         """The confidence is 0 if all values are equally likely, 1 if one is certain."""
@@ -121,7 +126,7 @@ class ScoreQuestion(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 
     @property
     def text(self) -> str:
-        return f"{text_of(self.instructions, 'instructions')}\n\nWhich of these levels, lowest first, fits best?"
+        return f"{text_of(self.instructions, WHERE)}\n\nWhich of these levels, lowest first, fits best?"
 
     def answer(self, probabilities: Sequence[float]) -> ScoreAnswer:
         """The score is the mean level. The confidence is 1 if one level is certain.

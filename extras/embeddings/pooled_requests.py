@@ -1,14 +1,16 @@
 """The fields that all pooled endpoints share, and how their bodies become requests and replies."""
 
+import time
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
 from frontend.api.answers.pooled import open_pooled, pooled_reply
+from frontend.api.parameters.adapter_names import find_adapter, salt_for
 from frontend.api.parameters.foreign_fields import FOREIGN
 from frontend.api.parameters.generation_body import REQUEST_ID_TEXT, NumKept, RequestId, Side, check_model
 from frontend.api.parameters.sampling import INT64_TEXT, Int64, Salt, Seconds
@@ -59,6 +61,16 @@ class PooledUsage(msgspec.Struct, frozen=True):
 
 
 T = TypeVar("T", bound=PooledFields)
+D = TypeVar("D")
+
+
+class ResultList(msgspec.Struct, Generic[D], frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    id: str
+    created: int
+    model: str
+    data: list[D]
+    usage: PooledUsage
 
 
 class PooledReader(Generic[T]):
@@ -86,21 +98,31 @@ class PooledCalls:
 
     def __init__(self, service: Service):
         self._service = service
-        facts = service.config.facts
+        self._facts = facts = service.config.facts
         self.pooling = facts.pooling or PoolingFacts()
-        self._max_model_len = facts.max_model_len
-        self._served_name = facts.served_names[0]
 
     def model_name(self, body: PooledFields) -> str:
         """Returns the model's name as the client spells it."""
-        return body.model or self._served_name
+        return body.model or self._facts.served_names[0]
+
+    def result_list(
+        self, kind: str, trace: RequestTrace, body: PooledFields, entries: Sequence[Generation], data: list[D]
+    ) -> ResultList[D]:
+        """Returns the document with `data`, whose id begins with `kind`."""
+        reply_id, model = f"{kind}-{trace.request_id}", self.model_name(body)
+        return ResultList(id=reply_id, created=int(time.time()), model=model, data=data, usage=usage_of(entries))
 
     def request(
         self, body: PooledFields, prompt: Prompt, pooling: Pooling, text_pair: str | None = None
     ) -> PromptRequest:
         """Returns the request for one result. Raises `RequestError` (400)."""
+        adapter = find_adapter(self._facts, body.model)
         params = SamplingParams(
-            max_tokens=0, priority=body.priority or 0, cache_salt=body.cache_salt or "", pooling=pooling
+            max_tokens=0,
+            priority=body.priority or 0,
+            cache_salt=salt_for(adapter, body.cache_salt or ""),
+            adapter=adapter,
+            pooling=pooling,
         )
         is_chat = isinstance(prompt, ChatPrompt)
         return PromptRequest(
@@ -108,7 +130,7 @@ class PooledCalls:
         )
 
     def _truncation(self, body: PooledFields) -> Truncation | None:
-        num_kept, most = body.truncate_prompt_tokens, self._max_model_len
+        num_kept, most = body.truncate_prompt_tokens, self._facts.max_model_len
         if num_kept is None:
             return None
         if num_kept == 0 or num_kept > most:

@@ -1,6 +1,5 @@
 """`POST /v1/rerank`, `/v2/rerank`, `/rerank`, `/v1/score`, `/score`: how well documents fit a query."""
 
-import time
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -9,10 +8,17 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from extras.embeddings.pooled_requests import PooledCalls, PooledFields, PooledReader, PooledUsage, as_list, usage_of
+from extras.embeddings.pooled_requests import (
+    PooledCalls,
+    PooledFields,
+    PooledReader,
+    PooledUsage,
+    ResultList,
+    as_list,
+    usage_of,
+)
 from extras.embeddings.scores import ScoreOptions, Scorer, Scoring
 from extras.embeddings.tei import RankedText, TeiFields, TeiReply, with_truncation
-from extras.embeddings.vectors import ResultList
 from frontend.api.parameters.sampling import AtLeastOne, NonEmpty, Switch
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import WholeReply
@@ -80,10 +86,6 @@ class ScoreData(msgspec.Struct, frozen=True):
     object: Literal["score"] = "score"
 
 
-class ScoreReply(ResultList, frozen=True, kw_only=True):
-    data: list[ScoreData]
-
-
 class RerankApi:
     def __init__(self, service: Service, calls: PooledCalls, scorer: Scorer, unknown: UnknownFields):
         self._calls = calls
@@ -134,14 +136,9 @@ class RerankApi:
         types = ("query", "document") if names[0] == "queries" else (None, None)
         scoring = self._scorer.score(body, pairs, ScoreOptions(types, names, body.instruction))
 
-        def content(rows: Sequence[Generation]) -> ScoreReply:
-            return ScoreReply(
-                id=f"score-{trace.request_id}",
-                created=int(time.time()),
-                model=self._calls.model_name(body),
-                usage=usage_of(rows),
-                data=[ScoreData(index, score) for index, score in enumerate(scoring.scores(rows))],
-            )
+        def content(rows: Sequence[Generation]) -> ResultList[ScoreData]:
+            data = [ScoreData(index, score) for index, score in enumerate(scoring.scores(rows))]
+            return self._calls.result_list("score", trace, body, rows, data)
 
         return self._calls.reply(body, trace, scoring.requests, content, scoring.places)
 

@@ -2,15 +2,16 @@
 
 from functools import partial
 
-from extras.embeddings.rerank import RerankApi, RerankBody, RerankReply, ScoreBody, ScoreReply
+from extras.embeddings.pooled_requests import ResultList
+from extras.embeddings.rerank import RerankApi, RerankBody, RerankReply, ScoreBody, ScoreData
 from extras.embeddings.tei import EITHER_ERRORS, TEI_ERRORS, EmbedBody, RankedText, SimilarityBody, TeiApi
 from extras.embeddings.vectors import (
+    ClassData,
     ClassifyBody,
-    ClassifyReply,
     EmbeddingBody,
-    EmbeddingReply,
+    EmbeddingData,
     PoolingBody,
-    PoolingReply,
+    PoolingData,
     VectorApi,
 )
 from frontend.http.endpoint import Endpoint
@@ -29,7 +30,7 @@ def pooling(api: VectorApi) -> list[Endpoint]:
             "/v1/embeddings",
             api.embed,
             "The vectors of texts",
-            EmbeddingReply,
+            ResultList[EmbeddingData],
             body=EmbeddingBody,
             examples={
                 "one": {"input": QUERY},
@@ -41,7 +42,7 @@ def pooling(api: VectorApi) -> list[Endpoint]:
             "/pooling",
             api.pool,
             "Vectors, vectors of each token, or logits of the model's head",
-            PoolingReply,
+            ResultList[PoolingData],
             body=PoolingBody,
             examples={"a vector for each token": {"input": QUERY, "task": "token_embed"}},
         ),
@@ -49,7 +50,7 @@ def pooling(api: VectorApi) -> list[Endpoint]:
             "/classify",
             api.classify,
             "The probabilities of the model's labels",
-            ClassifyReply,
+            ResultList[ClassData],
             body=ClassifyBody,
             examples={"several": {"input": DOCUMENTS}},
         ),
@@ -62,7 +63,9 @@ def ranking(api: RerankApi, tei: TeiApi) -> list[Endpoint]:
         _POST, run=api.rerank, summary="Documents by how well they fit a query", reply=RerankReply | list[RankedText]
     )
     rank = partial(rank, body=RerankBody, examples={"documents": RERANK}, error_form=EITHER_ERRORS)
-    score = partial(_POST, run=api.score, summary="Scores of pairs of texts", reply=ScoreReply, body=ScoreBody)
+    score = partial(
+        _POST, run=api.score, summary="Scores of pairs of texts", reply=ResultList[ScoreData], body=ScoreBody
+    )
     score = partial(score, examples={"one query": {"queries": QUERY, "documents": DOCUMENTS}})
     return [
         *(rank(path) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),

@@ -110,14 +110,17 @@ class Scorer:
         requests = [self._request(body, pair, pooling, options.instruction) for pair in pairs]
         activation = "identity" if options.is_raw else class_activation(facts)
 
-        def score_of(values: Sequence[float]) -> float:
+        def score_of(row: Generation) -> float:
+            values = values_of(row)
             if facts.kind == "classify":
                 return activate(activation, values)[0]
             odds = values[0] - values[1]
             return odds if options.is_raw else sigmoid(odds)
 
-        places = [f"{options.names[1]}[{index}]" for index in range(len(pairs))]
-        return Scoring(requests, places, lambda rows: [score_of(values_of(row)) for row in rows])
+        def scores(rows: Sequence[Generation]) -> list[float]:
+            return [score_of(row) for row in rows]
+
+        return Scoring(requests, [f"{options.names[1]}[{index}]" for index in range(len(pairs))], scores)
 
     def _yes_or_no(self) -> Pooling:
         ids = self._calls.pooling.score_token_ids

@@ -1,11 +1,10 @@
 """`POST /v1/embeddings`, `/pooling`, `/classify`: one result for each input."""
 
 import sys
-import time
 from array import array
 from base64 import b64encode
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -16,8 +15,7 @@ from extras.embeddings.pooled_requests import (
     PooledCalls,
     PooledFields,
     PooledReader,
-    PooledUsage,
-    usage_of,
+    ResultList,
     values_of,
     vector_of,
 )
@@ -37,7 +35,6 @@ Several = Annotated[list[NonEmpty | TokenId | TokenIds], Meta(min_length=1)]
 INPUT_TEXT = f"a string, a list of strings, {TOKEN_IDS_TEXT} or a list of such lists, none of them empty"
 Task = Literal["embed", "token_embed", "classify"]
 Form = Callable[["array[float]"], list[float] | str]
-D = TypeVar("D", bound=msgspec.Struct)
 
 
 class InputFields(PooledFields, frozen=True, kw_only=True):
@@ -90,26 +87,6 @@ class ClassData(msgspec.Struct, frozen=True):
     num_classes: int
 
 
-class ResultList(msgspec.Struct, frozen=True, kw_only=True):
-    object: Literal["list"] = "list"
-    id: str
-    created: int
-    model: str
-    usage: PooledUsage
-
-
-class EmbeddingReply(ResultList, frozen=True, kw_only=True):
-    data: list[EmbeddingData]
-
-
-class PoolingReply(ResultList, frozen=True, kw_only=True):
-    data: list[PoolingData]
-
-
-class ClassifyReply(ResultList, frozen=True, kw_only=True):
-    data: list[ClassData]
-
-
 class VectorApi:
     def __init__(self, service: Service, calls: PooledCalls, unknown: UnknownFields):
         self._calls = calls
@@ -121,18 +98,14 @@ class VectorApi:
         """Raises `RequestError`."""
         body = await self._embeddings.read(request)
         pooling, form = embedding(body), _form_of(body)
-        return self._reply(
-            request, body, pooling, EmbeddingReply, lambda index, row: EmbeddingData(index, form(vector_of(row)))
-        )
+        return self._reply(request, body, pooling, lambda index, row: EmbeddingData(index, form(vector_of(row))))
 
     async def pool(self, request: Request) -> WholeReply:
         """Raises `RequestError`."""
         body = await self._poolings.read(request)
         task = body.task or ("classify" if self._calls.pooling.kind == "classify" else "embed")
         pooling = Pooling("classify") if task == "classify" else embedding(body, task)
-        return self._reply(
-            request, body, pooling, PoolingReply, lambda index, row: PoolingData(index, _pooled_data(body, task, row))
-        )
+        return self._reply(request, body, pooling, lambda index, row: PoolingData(index, _pooled_data(body, task, row)))
 
     async def classify(self, request: Request) -> WholeReply:
         """Raises `RequestError`."""
@@ -145,27 +118,17 @@ class VectorApi:
             best = max(range(len(probs)), key=probs.__getitem__)
             return ClassData(index, facts.labels[best], probs, len(probs))
 
-        return self._reply(request, body, Pooling("classify"), ClassifyReply, data_of)
+        return self._reply(request, body, Pooling("classify"), data_of)
 
     def _reply(
-        self,
-        request: Request,
-        body: InputFields,
-        pooling: Pooling,
-        struct: type[ResultList],
-        data_of: Callable[[int, Generation], Any],
+        self, request: Request, body: InputFields, pooling: Pooling, data_of: Callable[[int, Generation], Any]
     ) -> WholeReply:
         trace = trace_of(request.scope)
         requests = [self._calls.request(body, prompt, pooling) for prompt in self._prompts(body)]
 
-        def content(rows: Sequence[Generation]) -> ResultList:
-            return struct(
-                id=f"pool-{trace.request_id}",
-                created=int(time.time()),
-                model=self._calls.model_name(body),
-                usage=usage_of(rows),
-                data=[data_of(index, row) for index, row in enumerate(rows)],
-            )
+        def content(rows: Sequence[Generation]) -> ResultList[Any]:
+            data = [data_of(index, row) for index, row in enumerate(rows)]
+            return self._calls.result_list("pool", trace, body, rows, data)
 
         return self._calls.reply(body, trace, requests, content, "input")
 
@@ -203,7 +166,11 @@ def embedding(body: EmbeddingBody, kind: Task = "embed") -> Pooling:
 
 
 def _form_of(body: EmbeddingBody) -> Form:
-    return _base64 if body.encoding_format == "base64" else array.tolist
+    return _base64 if body.encoding_format == "base64" else _floats
+
+
+def _floats(values: "array[float]") -> list[float]:
+    return values.tolist()
 
 
 def _base64(values: "array[float]") -> str:
@@ -216,5 +183,6 @@ def _pooled_data(body: PoolingBody, task: Task, row: Generation) -> list[Any] | 
     values = vector_of(row)
     if task != "token_embed" or body.encoding_format == "base64":
         return _form_of(body)(values)
+    assert row.pooled is not None
     size = len(values) // row.pooled.num_rows
     return [values[start : start + size].tolist() for start in range(0, len(values), size)]

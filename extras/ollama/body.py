@@ -11,8 +11,9 @@ from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.answers.thinking import template_kwargs
 from frontend.api.answers.tools import TOOLS_TEXT, check_tools
 from frontend.api.parameters.foreign_fields import RENAMED
+from frontend.api.parameters.generation_body import ModelFields
 from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
-from frontend.api.parameters.sampling import MAX_INT32, NumLogprobs, SamplingFields, Switch
+from frontend.api.parameters.sampling import MAX_INT32, NumLogprobs, Switch
 from frontend.http.body import BodyDecoder
 from frontend.http.field_names import NameRules
 from messages.errors import bad_request
@@ -37,7 +38,7 @@ OPTION_RULES = NameRules(
 )
 """Options that say how a model is loaded have no effect: the server's flags decide that."""
 
-OPTIONS = BodyDecoder(SamplingFields, OPTION_RULES)
+OPTIONS = BodyDecoder(ModelFields, OPTION_RULES)
 NO_LIMIT = (-1, -2)
 """Values of `num_predict` for an answer that may fill the context."""
 
@@ -106,7 +107,7 @@ def read_params(body: AnswerBody, conversations: Conversations) -> SamplingParam
     """Returns the sampling parameters of a body. Raises `RequestError` (400), which names the option at fault."""
     options = {name: raw for name, raw in (body.options or {}).items() if bytes(raw) != b"null"}
     num_predict = options.pop("num_predict", None)
-    fields = OPTIONS.decode(msgspec.json.encode(options))
+    fields = msgspec.structs.replace(OPTIONS.decode(msgspec.json.encode(options)), model=body.model)
     if num_predict is not None:
         fields = msgspec.structs.replace(fields, max_tokens=_num_tokens(num_predict))
     if body.format:

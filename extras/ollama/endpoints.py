@@ -17,7 +17,7 @@ from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import trace_of
 from frontend.service import Service
-from messages.errors import bad_request
+from messages.ring.infill import Infill
 
 B = TypeVar("B", bound=ModelBody)
 
@@ -70,13 +70,11 @@ class AnswerApi:
         """Same as `chat`, for one prompt."""
         self._service.check_admission()
         body = await self._reader.read(request, self._prompts)
-        if body.suffix:
-            raise bad_request("suffix is not supported", "suffix", "not_supported")
-        if not body.prompt:
+        if not body.prompt and not body.suffix:
             return _loaded(body, prompt_line)
         blocks = (
-            self._open_raw(request, body, body.prompt)
-            if body.raw
+            self._open_raw(request, body, body.prompt or "")
+            if body.raw or body.suffix
             else self._open(request, body, prompt_of(body, self._conversations))
         )
         return self._answer(request, body, blocks, prompt_line)
@@ -90,7 +88,8 @@ class AnswerApi:
 
     def _open_raw(self, request: Request, body: OllamaPrompt, prompt: str) -> AnswerBlocks:
         """Opens the answer to a prompt that no chat template changes."""
-        wanted = PromptRequest(prompt, read_params(body, self._conversations))
+        infill = Infill(body.suffix, "suffix") if body.suffix else None
+        wanted = PromptRequest(prompt, read_params(body, self._conversations), infill=infill)
         is_streamed = body.stream is not False
         generation = self._service.open(wanted, trace_of(request.scope), is_streamed=is_streamed, timeout_s=None)
         return AnswerBlocks(generation, None)

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 from extras.ollama.body import OllamaChat, OllamaPrompt
+from extras.ollama.embed import EmbedApi, EmbeddingReply, EmbedReply, OllamaEmbed, OllamaEmbeddings
 from extras.ollama.endpoints import AnswerApi, Reader
 from extras.ollama.errors import OLLAMA_ERRORS
 from extras.ollama.models import LocalModels, ModelsApi, ShowBody, Shown
@@ -12,7 +13,6 @@ from frontend.api.answers.conversation import Conversations
 from frontend.api.operate.info import VersionReply
 from frontend.extras import FrontendContext, FrontendPart
 from frontend.http.endpoint import Endpoint
-from frontend.parsing.model_format import load_model_format
 
 MODEL = {"model": "m"}
 BRIEF: dict[str, Any] = {"model": "m", "options": {"num_predict": 8}, "stream": False}
@@ -27,16 +27,16 @@ _MODEL = partial(_OLLAMA, method="POST", errors=(404,))
 class OllamaPart(FrontendPart):
     def __init__(self, context: FrontendContext):
         service, config = context.service, context.service.config
-        reader, conversations = Reader(service), Conversations(service, load_model_format(config))
+        reader, conversations = Reader(service), Conversations(service, context.model_format)
         answers = AnswerApi(service, context.streams, reader, conversations)
-        self.endpoints = routes(answers, ModelsApi(config, reader, conversations))
+        self.endpoints = routes(answers, EmbedApi(service, reader), ModelsApi(config, reader, conversations))
 
 
 def make_part(context: FrontendContext) -> OllamaPart:
     return OllamaPart(context)
 
 
-def routes(answers: AnswerApi, models: ModelsApi) -> list[Endpoint]:
+def routes(answers: AnswerApi, vectors: EmbedApi, models: ModelsApi) -> list[Endpoint]:
     """Returns the endpoints of Ollama's API."""
     refused = "Not supported: models come from the command that starts the server"
     return [
@@ -58,6 +58,15 @@ def routes(answers: AnswerApi, models: ModelsApi) -> list[Endpoint]:
             description="Lines of JSON unless `stream` is false.",
             examples={"one": {**BRIEF, "prompt": "Once upon a time"}},
         ),
+        _MODEL(
+            "/api/embed",
+            vectors.embed,
+            "Embeddings of texts",
+            EmbedReply,
+            body=OllamaEmbed,
+            examples={"two": {"model": "m", "input": ["How far is the moon?", "384,400 km"]}},
+        ),
+        _MODEL("/api/embeddings", vectors.embeddings, "The embedding of a text", EmbeddingReply, body=OllamaEmbeddings),
         _MODEL("/api/show", models.show, "What the model is and can do", Shown, body=ShowBody),
         _OLLAMA("/api/tags", models.tags, "The served models", LocalModels),
         _OLLAMA("/api/ps", models.running, "The models in memory", LocalModels),

@@ -101,13 +101,9 @@ def make_metrics(
         gauges,
         num_continued=lambda: continuations.num_resubmitted,
     )
+    adapters = AdapterCollector(service.config.model.num_lora_slots, service.registry)
     return MetricsApi(
-        own=(
-            requests,
-            service.http_requests,
-            AdapterCollector(service.config, service.processes, service.registry),
-            *collectors,
-        ),
+        own=(requests, service.http_requests, adapters, *collectors),
         shared=(ProcessCollector(service.config, service.processes),),
         peers=service.peers if service.config.run.frontend_workers > 1 else None,
         own_name=lambda: service.name,

@@ -191,7 +191,7 @@ class WholeReply:
     service: Service
     choices: Sequence[Generation]
     content: Callable[[], Any]
-    work: Callable[[], Awaitable[None]] | None = None
+    work: Callable[[], Awaitable[object]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with watched(self.service, self.choices, receive):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from frontend.requests.admission import estimate_tokens
+from frontend.requests.admission import BYTES_PER_TOKEN, estimate_tokens
 from frontend.requests.prompt_request import PromptRequest
 from messages.errors import bad_request
 from messages.ring.requests import ChatPrompt, SamplingParams
@@ -15,6 +15,10 @@ MAX_CUT_IDS = 1 << 20
 
 MAX_PROMPT_LOGPROBS = 1 << 20
 """Maximum per reply; each takes about 200 bytes of memory and 70 bytes of the reply."""
+
+
+MAX_TOKEN_VECTORS = 1 << 14
+"""Maximum vectors of single tokens per reply. With 1,024 numbers each they take 64 MiB, as JSON three times as much."""
 
 
 def is_long(requests: Sequence[PromptRequest]) -> bool:
@@ -56,20 +60,39 @@ def check_prompt_logprobs(requests: Sequence[PromptRequest], max_model_len: int)
         )
 
 
+def check_token_vectors(requests: Sequence[PromptRequest], max_model_len: int) -> None:
+    """Raises `RequestError` (400) if the reply would have too many vectors of single tokens."""
+    num_vectors = sum(
+        min(_num_tokens(request), max_model_len)
+        for request in requests
+        if request.params.pooling is not None and request.params.pooling.kind == "token_embed"
+    )
+    if num_vectors > MAX_TOKEN_VECTORS:
+        raise bad_request(
+            f"the reply would hold about {num_vectors} vectors, one for each token, and may have {MAX_TOKEN_VECTORS}: "
+            "send fewer or shorter texts"
+        )
+
+
 def _num_tokens(request: PromptRequest) -> int:
     prompt = request.prompt
     if isinstance(prompt, list):
         return len(prompt)
     if isinstance(prompt, ChatPrompt):
         return estimate_tokens(None, b"", prompt)
-    return estimate_tokens(prompt, b"", None)
+    return estimate_tokens(prompt, b"", None) + _num_other_chars(request) // BYTES_PER_TOKEN
 
 
 def _num_prompt_chars(request: PromptRequest) -> int:
     prompt = request.prompt
     if isinstance(prompt, ChatPrompt):
         return len(prompt.messages) + len(prompt.template_kwargs)
-    return len(prompt) if isinstance(prompt, str) else 0
+    return len(prompt) + _num_other_chars(request) if isinstance(prompt, str) else 0
+
+
+def _num_other_chars(request: PromptRequest) -> int:
+    """Returns the characters of the texts that the tokenizer puts around the prompt or after it."""
+    return len(request.text_pair or "") + (0 if request.infill is None else request.infill.num_chars)
 
 
 def _num_param_chars(params: SamplingParams) -> int:

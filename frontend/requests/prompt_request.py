@@ -8,6 +8,7 @@ import msgspec
 from messages.columns import pack_int32
 from messages.config.server import ModelFacts
 from messages.errors import bad_request
+from messages.ring.infill import Infill
 from messages.ring.requests import ChatPrompt, SamplingParams, Sibling, Stamps, TokenizeMsg, Truncation
 
 Prompt = str | list[int] | ChatPrompt
@@ -26,6 +27,8 @@ class PromptRequest(NamedTuple):
     add_special_tokens: bool = True
     truncation: Truncation | None = None
     text_pair: str | None = None
+    infill: Infill | None = None
+    """With a prompt of text only."""
 
     def messages(self, received_ns: int) -> Iterator[TokenizeMsg]:
         """Yields one message per choice, without a uid."""
@@ -41,6 +44,7 @@ class PromptRequest(NamedTuple):
             add_special_tokens=self.add_special_tokens,
             truncation=self.truncation,
             text_pair=self.text_pair,
+            infill=self.infill,
         )
         yield first
         for index in range(1, self.num_choices):

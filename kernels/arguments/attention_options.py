@@ -1,6 +1,6 @@
 """How a layer's attention computes its softmax.
 
-Shape legend: H query heads.
+Shape legend: H query heads, X = 2 * reach + 1 distances.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,12 @@ class AttentionOptions:
     `window`: the number of last tokens that a token attends to, itself included; the tokens before are not read.
     `None`: all tokens. `softcap`: scores then become softcap * tanh(score / softcap). `sinks`, float32 [H]: a logit
     per head that only adds to the denominator of its softmax (StreamingLLM, arXiv:2309.17453, section 3.3).
+    `biases`, float32 [H, X], only in both directions: added to scaled scores, to that of a key x - reach tokens
+    behind the query or, at both ends, further away.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    biases: Tensor | None = None

@@ -35,6 +35,14 @@ class PrefillRows:
     runs without waiting for the device; other kernels do not need them."""
 
 
+class WholeRows(NamedTuple):
+    """The rows of a step whose tokens also attend to later ones: first those of a single token."""
+
+    num_single: int
+    lens: Tensor
+    """int32 [R]: tokens of each further row; 0 for the padding of a captured step."""
+
+
 @dataclass(frozen=True)
 class HeadNorms:
     """The norms of all query heads, of all key heads and, possibly, of all value heads.

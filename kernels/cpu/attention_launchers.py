@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import PrefillRows
+from kernels.arguments.rows import PrefillRows, WholeRows
 from kernels.cpu.addresses import address_of
 from kernels.cpu.attention_arguments import ALL_KEYS, AttentionArguments
 from kernels.cpu.library import MAX_HEAD_DIM, MAX_QUERIES_A_HEAD, Kernel
@@ -78,12 +78,11 @@ def encoder_attention(
     query_THD: Tensor,
     key_TGD: Tensor,
     value_TGD: Tensor,
-    num_single: int,
-    query_lens_C: Tensor,
+    rows: WholeRows,
     options: AttentionOptions,
-    bias_HX: Tensor | None,
     out_THD: Tensor,
 ) -> Any:
+    (num_single, query_lens_C), bias_HX = rows, options.biases
     (_, num_kv_heads, head_dim), queries_a_head = key_TGD.shape, query_THD.shape[1] // key_TGD.shape[1]
     is_large = head_dim > MAX_HEAD_DIM or queries_a_head > MAX_QUERIES_A_HEAD
     if is_large or key_TGD.stride(0) != value_TGD.stride(0):

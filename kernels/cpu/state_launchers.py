@@ -112,7 +112,7 @@ def store_hidden(kernel: Kernel, hidden_TE: Tensor, slots_T: Tensor, kept_SE: Te
 
 
 def join_hidden(kernel: Kernel, embedded_TE: Tensor, kept_SE: Tensor, slots_T: Tensor, *rest: Any) -> Tensor:
-    *weights, eps = rest
+    weights, eps = rest
     num_tokens, size = embedded_TE.shape
     out_TJ = embedded_TE.new_empty(num_tokens, 2 * size)
     kernel(*addresses_of(embedded_TE, kept_SE, slots_T, *weights, out_TJ), num_tokens, size, eps)

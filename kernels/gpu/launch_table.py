@@ -262,6 +262,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "state_carry": _state_carry,
     "state_prepare": _state_products,
     "state_step": _state_step,
+    "store_hidden": _blocks(1024),
     "take_tokens": _blocks(128),
     "top_logprobs": _part,
     "top_logprobs_row": _keys_of_parts,

@@ -1,13 +1,14 @@
 """Attention of whole rows in both directions, over the K and V of the step's own tokens.
 
-Shape legend: T tokens of all rows, one row after another, C rows of several tokens, H query heads, G key/value heads, D
-head dimension, N tokens of a row, X = 2 * reach + 1 distances.
+Shape legend: T tokens of all rows, one row after another, H query heads, G key/value heads, D head dimension, N tokens
+of a row, X distances.
 """
 
 import torch
 from torch import Tensor
 
 from kernels.arguments.attention_options import AttentionOptions
+from kernels.arguments.rows import WholeRows
 from kernels.dispatch import call
 
 
@@ -15,17 +16,13 @@ def encoder_attention(
     query_THD: Tensor,
     key_TGD: Tensor,
     value_TGD: Tensor,
-    num_single: int,
-    query_lens_C: Tensor,
+    rows: WholeRows,
     options: AttentionOptions,
-    bias_HX: Tensor | None,
     out_THD: Tensor,
 ) -> None:
     """Sets `out_THD` to the attention of each token over all tokens of its row, or those nearer than `options.window`.
 
-    The first `num_single` tokens are rows of their own, the others those of rows of `query_lens_C` (int32) tokens;
-    outputs beyond are undefined. `bias_HX`, float32, is added to scaled scores: of a key x - reach tokens behind the
-    query or, at both ends, further away. A row's outputs are the same bits whatever other rows there are.
+    Outputs beyond the rows are undefined. A row's outputs are the same bits whatever other rows there are.
     """
     (num_tokens, num_heads, head_dim), num_kv_heads = query_THD.shape, key_TGD.shape[1]
     assert out_THD.shape == query_THD.shape
@@ -34,11 +31,12 @@ def encoder_attention(
     assert query_THD.dtype == key_TGD.dtype == value_TGD.dtype == out_THD.dtype
     assert all(part.stride()[1:] == (head_dim, 1) for part in (query_THD, key_TGD, value_TGD))
     assert num_heads % num_kv_heads == 0
-    assert query_lens_C.dtype == torch.int32
+    assert rows.lens.dtype == torch.int32
     assert options.softcap is None
     assert options.sinks is None
-    assert bias_HX is None or (bias_HX.dtype == torch.float32 and len(bias_HX) == num_heads == num_kv_heads)
-    arguments = query_THD, key_TGD, value_TGD, num_single, query_lens_C, options, bias_HX, out_THD
+    biases = options.biases
+    assert biases is None or (biases.dtype == torch.float32 and len(biases) == num_heads == num_kv_heads)
+    arguments = query_THD, key_TGD, value_TGD, rows, options, out_THD
     call("encoder_attention", query_THD, encoder_attention_reference, *arguments)
 
 
@@ -46,16 +44,15 @@ def encoder_attention_reference(
     query_THD: Tensor,
     key_TGD: Tensor,
     value_TGD: Tensor,
-    num_single: int,
-    query_lens_C: Tensor,
+    rows: WholeRows,
     options: AttentionOptions,
-    bias_HX: Tensor | None,
     out_THD: Tensor,
 ) -> None:
+    num_single, bias_HX = rows.num_single, options.biases
     copies = query_THD.shape[1] // key_TGD.shape[1]
     out_THD[:num_single] = value_TGD[:num_single].repeat_interleave(copies, 1)
     first = num_single
-    for num_tokens in query_lens_C.tolist():
+    for num_tokens in rows.lens.tolist():
         row = slice(first, first + num_tokens)
         query_HND, key_HND, value_HND = (part[row].transpose(0, 1) for part in (query_THD, key_TGD, value_TGD))
         key_HND, value_HND = (part.repeat_interleave(copies, 0) for part in (key_HND, value_HND))

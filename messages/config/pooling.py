@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+DtypeFlag = Literal["auto", "float32", "bfloat16", "float16"]
 PoolingKind = Literal["cls", "mean", "last", "weighted_mean", "max"]
 
 
@@ -47,3 +48,9 @@ class PoolingFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The model has a language-model head."""
     num_positions: int | None = None
     """Longest input that an encoder's table of positions allows."""
+
+
+def choose_dtype(asked: DtypeFlag, pooling: PoolingFacts | None) -> DtypeFlag:
+    """Returns `--dtype`, but float32 in place of auto for an encoder whose weights are: users compare its vectors."""
+    is_exact = asked == "auto" and pooling is not None and pooling.is_encoder and pooling.is_float32
+    return "float32" if is_exact else asked

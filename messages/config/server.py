@@ -135,20 +135,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     lora: Annotated[
         tuple[str, ...],
-        Meta(
-            description="LoRA adapters to serve from the start, each a name for clients and a directory in PEFT's "
-            "layout; /v1/load_lora_adapter adds more",
-            extra={"metavar": "NAME=DIR"},
-        ),
+        Meta(description="LoRA adapters in PEFT's layout, by the names for clients", extra={"metavar": "NAME=DIR"}),
     ] = ()
     max_loras: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=256,
-            description="LoRA adapters that rows may use at once; each has a slot of --max-lora-rank on the device (0: "
-            "LoRA is off, or with --lora one slot for each of these adapters)",
-        ),
+        int, Meta(ge=0, le=256, description="LoRA adapters that rows may use at once; 0: as many as --lora names")
     ] = 0
     max_lora_rank: Annotated[int, Meta(ge=1, le=256, description="largest rank of a LoRA adapter")] = 64
 
@@ -363,13 +353,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Engines on other machines that the server begins with."""
     max_engines: int = 0
     """Most engines on this machine if their number changes by itself, otherwise 0."""
-
-    @property
-    def dtype(self) -> Literal["auto", "float32", "bfloat16", "float16"]:
-        """`--dtype`, but float32 in place of auto for an encoder whose weights are: users compare its vectors."""
-        pooling = self.facts.pooling
-        is_exact = self.model.dtype == "auto" and pooling is not None and pooling.is_encoder and pooling.is_float32
-        return "float32" if is_exact else self.model.dtype
 
     @property
     def num_engines(self) -> int:

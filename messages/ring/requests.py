@@ -11,6 +11,7 @@ import msgspec
 from messages.columns import Float32s, Int32s
 from messages.ring.adapters import Adapter
 from messages.ring.cache import CacheQuestion
+from messages.ring.infill import Infill
 
 AbortReason = Literal["abort", "timeout"]
 TruncationSide = Literal["left", "right"]
@@ -284,6 +285,8 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The text of its HTTP request is long, so shorter texts are tokenized first."""
     text_pair: str | None = None
     """A second text, for models that compare two: the tokenizer joins them by its template for pairs."""
+    infill: Infill | None = None
+    """With `prompt_text` only."""
 
     def alone(self, sibling: Sibling) -> "TokenizeMsg":
         """Returns the message of the request `sibling`."""

@@ -39,7 +39,7 @@ VALUE = Axis("number of a pooled vector", VECTOR, counts="sizes")
 
 PooledKind = Literal["embed", "token_embed", "classify", "labels", "part"]
 POOLED_KINDS: tuple[PooledKind, ...] = get_args(PooledKind)
-"""What is computed from the pooled hidden states of a row; `part`: nothing, more tokens of the prompt follow."""
+"""The result for a row, from its pooled hidden states; `part`: these states, as more tokens of the prompt follow."""
 
 POOLING_WAYS: tuple[PoolingWay, ...] = get_args(PoolingWay)
 

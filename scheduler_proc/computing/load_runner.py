@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 
+from messages.config.pooling import choose_dtype
 from messages.config.server import Config, DraftFacts
 from messages.errors import BootError
 from runtime.numa import file_of_group
@@ -52,7 +53,7 @@ from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import Publish, Runner, RunnerParts, StatePool
-from scheduler_proc.computing.step.shapes import StepLimits
+from scheduler_proc.computing.step.shapes import StepLimits, limit_steps
 from scheduler_proc.computing.tiers.open_tiers import open_tiers
 from scheduler_proc.computing.tiers.page_copies import PageCopies
 from scheduler_proc.computing.torch_import import import_fake_tensors
@@ -242,13 +243,11 @@ def _load(
 ) -> LoadedModel | None:
     report("reading the model's configuration", None)
     hf_config = read_hf_config(Path(config.facts.model_dir))
-    backend, num_ranks = find_backend(config.model), config.run.tensor_parallel
-    number = (place.engine - 1) * num_ranks + place.rank + 1
-    placement = backend.find_placement(replace(config.model, dtype=config.dtype), config.cache, hf_config, number)
-    backend.bind(config, placement, place)
-    backend.load_kernels(report)
-    parallel = ALONE if num_ranks == 1 else _join(config, backend, place, report)
-    limits = _limit_steps(config, backend)
+    backend = find_backend(config.model)
+    placement, parallel = _place(config, hf_config, backend, place, report)
+    limits = limit_steps(config, backend.default_step_tokens, pages_per_context(config))
+    if config.facts.pooling is not None and config.facts.pooling.is_encoder:  # steps of whole prompts differ
+        config = replace(config, model=replace(config.model, enforce_eager=True))
 
     def load_one(
         config: Config, hf_config: HfConfig, weights_file: Path | None, *, is_draft: bool = False
@@ -272,20 +271,18 @@ def _load(
         def load_own() -> Weights:
             return make_weights(config, family, shard, open_once(), placement, report)
 
-        if weights_file is None or not backend.keeps_memory:
+        file = None
+        if weights_file is not None and backend.keeps_memory:
+            file = file_of_group(weights_file, find_share(config.most_engines, place.engine).group)
+        if file is None:
             weights = load_own()
+        elif is_shared_only:
+            weights = WeightMemory(file, identity).find()
         else:
-            share = find_share(config.most_engines, place.engine)
-            memory = WeightMemory(file_of_group(weights_file, share.group), identity)
-            if is_shared_only:
-                weights = memory.find()
-            else:
-                num_bytes = bytes_in_place(family, shard, open_once(), placement)
-                weights = memory.load(load_own, report, num_bytes)
+            num_bytes = bytes_in_place(family, shard, open_once(), placement)
+            weights = WeightMemory(file, identity).load(load_own, report, num_bytes)
         if weights is None:
             return None
-        if shard.own.is_encoder:  # its steps are whole rows of any length, of which none is captured
-            config = replace(config, model=replace(config.model, enforce_eager=True))
         decoder = make_decoder(config, family, shard, weights, parallel, placement, is_draft=is_draft)
         loaded = LoadedModel(config, backend, place, placement, own_limits, decoder, identity, window=window)
         return loaded if shard.own.mtp is None else _with_mtp(loaded, decoder, weights)
@@ -299,11 +296,17 @@ def _load(
     return dataclasses.replace(model, draft=draft)
 
 
-def _limit_steps(config: Config, backend: Backend) -> StepLimits:
-    num_tokens = config.scheduling.max_num_batched_tokens or backend.default_step_tokens
-    if config.facts.pooling is not None and config.facts.pooling.is_encoder:  # its prompts are computed whole
-        num_tokens = max(num_tokens, config.facts.max_model_len)
-    return StepLimits(config.scheduling.max_num_seqs, num_tokens, pages_per_context(config))
+def _place(
+    config: Config, hf_config: HfConfig, backend: Backend, place: Place, report: Report
+) -> tuple[Placement, ParallelGroup]:
+    """Returns where this rank computes, and its group, once the kernels are loaded."""
+    num_ranks = config.run.tensor_parallel
+    number = (place.engine - 1) * num_ranks + place.rank + 1
+    flags = replace(config.model, dtype=choose_dtype(config.model.dtype, config.facts.pooling))
+    placement = backend.find_placement(flags, config.cache, hf_config, number)
+    backend.bind(config, placement, place)
+    backend.load_kernels(report)
+    return placement, ALONE if num_ranks == 1 else _join(config, backend, place, report)
 
 
 def _load_with_transformers(
@@ -317,6 +320,8 @@ def _load_with_transformers(
     is_draft: bool,
 ) -> LoadedModel:
     """Returns the model, none of whose steps is captured. Raises `BootError`."""
+    if config.model.num_lora_slots and not is_draft:
+        raise BootError("--lora, --max-loras: adapters need a model family of ours, not transformers' code")
     if config.scheduling.speculative == "mtp":
         raise no_mtp_head(config)
     if config.model.num_lora_slots and not is_draft:
@@ -369,7 +374,7 @@ def _draft_config(config: Config) -> Config:
 def _with_mtp(model: LoadedModel, decoder: DescribedDecoder, weights: Weights) -> LoadedModel:
     """Returns the model with its head of multi-token prediction, whose weights are left, as its draft model."""
     head = MtpDecoder(decoder, weights, model.config.facts.max_model_len)
-    limits = dataclasses.replace(model.limits, has_states=False, has_hidden_slots=True)
+    limits = dataclasses.replace(model.limits, has_states=False, has_adapters=False, has_hidden_slots=True)
     draft = dataclasses.replace(model, config=_draft_config(model.config), limits=limits, decoder=head, window=None)
     return dataclasses.replace(model, draft=draft)
 

@@ -7,6 +7,7 @@ with 1. Progress goes to standard error.
 import argparse
 import contextlib
 import fnmatch
+import re
 import sys
 import threading
 from collections.abc import Collection, Sequence
@@ -29,6 +30,9 @@ LOOK_UP_TIMEOUT_S = 8.0
 """The time limit of name resolution, all addresses and all retries together."""
 
 ROOT_FILES_ONLY = ["*/*"]
+MODULE_FILE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors|pytorch_model\.bin)")
+"""The files of the modules of sentence-transformers, each in a directory of its own."""
+
 TOKENIZER_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
 
 WEIGHT_PATTERNS = {
@@ -100,7 +104,11 @@ def fetch(wanted: WantedModel) -> Path:
     if _is_for_gguf(wanted, file_names):
         file_name = choose_name(wanted.name, file_names, wanted.gguf_file)
         return _download(wanted, part_names(file_name), ()) / file_name
-    return _download(wanted, [*TOKENIZER_FILES, *_weight_patterns(wanted, file_names)], ROOT_FILES_ONLY)
+    patterns, ignored = [*TOKENIZER_FILES, *_weight_patterns(wanted, file_names)], ROOT_FILES_ONLY
+    if "modules.json" in file_names and WEIGHT_PATTERNS[wanted.kind]:
+        patterns += [name for name in file_names if MODULE_FILE.fullmatch(name)]
+        ignored = [name for name in file_names if "/" in name and name not in patterns]
+    return _download(wanted, patterns, ignored)
 
 
 def _is_for_gguf(wanted: WantedModel, file_names: Collection[str]) -> bool:

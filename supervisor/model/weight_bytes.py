@@ -6,6 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from messages.config.pooling import choose_dtype
 from messages.config.server import Config
 from messages.errors import BootError
 from runtime.gguf.block_types import BlockType
@@ -36,8 +37,9 @@ def find_weight_bytes(config: Config) -> int:
     is_read_whole = model.quantization == "none" and model.load_format in ("auto", "safetensors", "gguf")
     if may_be_gpu or not is_shared or not is_read_whole:
         return 0
-    is_small = config.dtype == "float16" or config.dtype == "bfloat16"
-    value_bytes = 2 if is_small or (config.dtype == "auto" and computes_bfloat16(CPU_INFO)) else 4
+    dtype = choose_dtype(model.dtype, config.facts.pooling)
+    is_small = dtype == "float16" or dtype == "bfloat16"
+    value_bytes = 2 if is_small or (dtype == "auto" and computes_bfloat16(CPU_INFO)) else 4
     try:
         num_bytes = _count_bytes(Path(config.facts.model_dir), value_bytes)
     except (BootError, OSError, ValueError, TypeError, KeyError, AttributeError, struct.error):

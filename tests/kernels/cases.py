@@ -4,8 +4,7 @@ Shape legend: T tokens, H query heads, G key/value heads, D head dimension, S sl
 """
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -120,16 +119,6 @@ def with_codes(case: PagedCase, code_dtype: torch.dtype) -> PagedCase:
         expected.append(dense_attention(case.query[first : first + num_new].cpu(), kv[0], kv[1], case.options))
         first += num_new
     return replace(case, cache=coded, attend=lambda: torch.cat(expected).to(keys.device))
-
-
-@contextmanager
-def naming(**values: Any) -> Iterator[None]:
-    """An error in the block shows `values`: one test of many cases costs less than a test of each."""
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(f"with {', '.join(f'{name} {value}' for name, value in values.items())}")
-        raise
 
 
 def first_seen(position: int, options: AttentionOptions) -> int:

@@ -28,7 +28,7 @@ OPERATIONS = (
     *("GET /server_info", "GET /health", PROBE, "GET /ping", "GET /load", "GET /metrics"),
     *("GET /requests", "GET /requests/{id}", "POST /v1/responses", "POST /v1/messages"),
     *("GET /v1/responses/{id}", "GET /v1/responses/{id}/input_items", "DELETE /v1/responses/{id}"),
-    *("POST /v1/responses/{id}/cancel", "POST /v1/batches", "GET /v1/batches/{id}"),
+    *("POST /v1/responses/{id}/cancel", "POST /v1/batches", "GET /v1/batches/{id}", "POST /infill"),
 )
 ADMINISTRATION = (
     *("GET /admin/processes", "POST /admin/restart/{process}", "POST /admin/snapshot"),

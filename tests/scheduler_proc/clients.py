@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-from messages.columns import pack_int32, runs_of, unpack_int32, unpack_int64
+from messages.columns import pack_int32, runs_of, unpack_float32, unpack_int32, unpack_int64
 from messages.ring.replies import (
     CacheFlushed,
     DetokenizeMsg,
     FinishedRow,
     OpenStream,
+    PooledReply,
     PromptLogprobs,
     ToDetokenizer,
     Usage,
@@ -53,6 +54,7 @@ class Inbox:
         self.prefilled: dict[tuple[int, int], Usage] = {}
         self.logprobs: dict[tuple[int, int], list[Logprob]] = {}
         self.prompt_logprobs: dict[tuple[int, int], list[Logprob]] = {}
+        self.pooled: dict[tuple[int, int], list[float]] = {}
         self.flushed: list[CacheFlushed] = []
         self.step_ids: list[int] = []
         self.dropped_before = 0
@@ -68,6 +70,9 @@ class Inbox:
                     self.logprobs[key] = []
                 case PromptLogprobs(uid, attempt, columns):
                     self._take_prompt_logprobs((uid, attempt), columns)
+                case PooledReply(uid, attempt, values):
+                    assert (uid, attempt) not in {**self.pooled, **self.finished}, "vectors twice, or after the end"
+                    self.pooled[uid, attempt] = unpack_float32(values).tolist()
                 case CacheFlushed():
                     self.flushed.append(message)
                 case DetokenizeMsg():

@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
 from messages.columns import pack_float32, pack_int32, unpack_int32, unpack_int64
@@ -20,6 +20,7 @@ from messages.ring.steps import SAMPLED, Batch, ForwardOutput, LogprobColumns
 from tests.scheduler_proc.simulated_adapters import adapted
 from tests.scheduler_proc.simulated_edits import NOTHING, Edits, expected_edits, read_edits
 from tests.scheduler_proc.simulated_grammar import allowed_next
+from tests.scheduler_proc.simulated_pooling import pool
 
 START = 0x5EED
 NO_PARAMS = SamplingParams(max_tokens=1)
@@ -190,7 +191,8 @@ class SimulatedRunner:
         positions = [(one.last_value, one.token_id) for one, count in told if count >= 0]
         logprobs = pack_logprobs(positions, max(wanted), self.vocab_size) if positions else None
         next_tokens = pack_int32(one.token_id for one, _ in told)
-        return ForwardOutput(batch.step_id, next_tokens, logprobs, self._logprob(batch, slots), counts)
+        pooled = pool(batch, lambda index: self._held(slots[index]))
+        return ForwardOutput(batch.step_id, next_tokens, logprobs, self._logprob(batch, slots), counts, pooled)
 
     def _run_windowed(self, batch: Batch, window: int, num_pages: int) -> None:
         """Writes the tokens to their window slots, and reads what each token sees: the same as in the other slots."""
@@ -271,10 +273,13 @@ class SimulatedRunner:
         values: list[tuple[int, int]] = []
         targets = unpack_int32(batch.prompt_logprobs.target_ids)
         for index, target in zip(unpack_int32(batch.prompt_logprobs.token_indices), targets, strict=True):
-            held = self.slots[slots[index]]
-            assert held is not None
-            values.append((held[1], target))
+            values.append((self._held(slots[index]), target))
         return pack_logprobs(values, batch.prompt_logprobs.num_top, self.vocab_size)
+
+    def _held(self, slot: int) -> int:
+        held = self.slots[slot]
+        assert held is not None
+        return held[1]
 
     def _slot(self, table: "array[int]", position: int) -> int:
         page = table[position // self.page_size]
@@ -362,6 +367,14 @@ def check_drafts(batch: Batch) -> None:
         assert count in (0, length - 1)
 
 
+def values_of(token_ids: Sequence[int], params: SamplingParams = NO_PARAMS) -> list[int]:
+    """Returns what the slots of these tokens hold."""
+    values: list[int] = []
+    for position, token_id in enumerate(token_ids):
+        values.append(next_value(values[-1] if values else START, adapted(params, token_id), position))
+    return values
+
+
 def expected_output(
     prompt: Sequence[int],
     params: SamplingParams,
@@ -370,11 +383,8 @@ def expected_output(
     eos_token_ids: Sequence[int] = (),
 ) -> list[int]:
     """Returns the tokens that an undisturbed request gets, its end token included; fewer where all are banned."""
-    values: list[int] = []
-    value = START
-    for position, token_id in enumerate(prompt):
-        value = next_value(value, adapted(params, token_id), position)
-        values.append(value)
+    values = values_of(prompt, params)
+    value = values[-1] if values else START
     temperature = 0.0 if params.is_greedy else params.temperature
     optional = params.top_n_sigma, params.typical_p, params.xtc_probability, params.xtc_threshold
     floats = array("f", (temperature, params.top_p, params.min_p, *optional))
@@ -403,13 +413,11 @@ def expected_logprobs(
     token_ids: Sequence[int], start: int, num_top: int, vocab_size: int, params: SamplingParams = NO_PARAMS
 ) -> list[Logprob]:
     """Returns what is known of each token from position `start` on, which is at least 1."""
-    logprobs: list[Logprob] = []
-    value = START
-    for position, (token_id, following) in enumerate(pairwise(token_ids)):
-        value = next_value(value, adapted(params, token_id), position)
-        if position + 1 >= start:
-            logprobs.append((following, *logprob_with_top(value, following, num_top, vocab_size)))
-    return logprobs
+    values = zip(values_of(token_ids, params), token_ids[1:], strict=False)
+    return [
+        (following, *logprob_with_top(value, following, num_top, vocab_size))
+        for value, following in list(values)[start - 1 :]
+    ]
 
 
 def unpack_logprobs(columns: LogprobColumns, num_top: int) -> list[Logprob]:

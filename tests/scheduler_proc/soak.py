@@ -10,7 +10,8 @@ from messages.ring.adapters import Adapter
 from messages.ring.requests import AbortMsg, Dry, FlushCache, SamplingParams, StopSeen, UserMsg
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_grammar import allowed_next, grammar_of
-from tests.scheduler_proc.simulated_runner import expected_logprobs, expected_output
+from tests.scheduler_proc.simulated_pooling import POOLINGS, expected_vectors
+from tests.scheduler_proc.simulated_runner import expected_logprobs, expected_output, values_of
 
 MAX_MODEL_LEN = 64
 
@@ -56,23 +57,22 @@ class Soak:
         prompt = shared + [chance.choice(self._prompt_ids) for _ in range(length - len(shared))]
         adapter = chance.choice([*self.adapters, None]) if self.adapters else None
         salt = "" if adapter is None else adapter.digest
-        message = user_msg(
-            uid,
-            prompt,
-            adapter=adapter,
-            max_tokens=chance.choice((0, 1, 2, 5, 9, 30, 200)),
-            temperature=chance.choice((0.0, 0.6, 1.0)),
-            top_p=chance.choice((1.0, 0.9)),
-            typical_p=chance.choice((1.0, 1.0, 1.0, 0.5)),
-            xtc_probability=chance.choice((0.0, 0.0, 0.0, 0.25)),
-            top_k=chance.choice((0, 20)),
-            seed=chance.randrange(-(2**63), 2**63),
-            ignore_eos=chance.random() < 0.3,
-            stop_token_ids=chance.choice(((), (3, 30))),
-            cache_salt=salt + chance.choice(("", "", "tenant", "other")),
-            priority=chance.choice((0, 0, 0, -5, 3, 1_000)),
-            **(self.new_params() if chance.random() < self.rich_share else {}),
-        )
+        params: dict[str, Any] = {
+            "adapter": adapter,
+            "max_tokens": chance.choice((0, 1, 2, 5, 9, 30, 200)),
+            "temperature": chance.choice((0.0, 0.6, 1.0)),
+            "top_p": chance.choice((1.0, 0.9)),
+            "typical_p": chance.choice((1.0, 1.0, 1.0, 0.5)),
+            "xtc_probability": chance.choice((0.0, 0.0, 0.0, 0.25)),
+            "top_k": chance.choice((0, 20)),
+            "seed": chance.randrange(-(2**63), 2**63),
+            "ignore_eos": chance.random() < 0.3,
+            "stop_token_ids": chance.choice(((), (3, 30))),
+            "cache_salt": salt + chance.choice(("", "", "tenant", "other")),
+            "priority": chance.choice((0, 0, 0, -5, 3, 1_000)),
+        }
+        rich = self.new_params() if chance.random() < self.rich_share else {}
+        message = user_msg(uid, prompt, **params | rich)
         expected = expected_output(prompt, message.sampling_params, VOCAB_SIZE, MAX_MODEL_LEN, (EOS,))
         self._unfinished.append(uid)
         num_good = next((i + 1 for i, token_id in enumerate(expected[:-1]) if token_id in self._faulty), len(expected))
@@ -83,6 +83,8 @@ class Soak:
     def new_params(self) -> dict[str, Any]:
         """Returns logprobs and changes to the logits, few of each, never so many bans that nothing is left."""
         chance = self.chance
+        if chance.random() < 0.2:
+            return {"max_tokens": 0, "pooling": chance.choice(POOLINGS)}
         ids = [chance.randrange(VOCAB_SIZE) for _ in range(12)]
         params: dict[str, Any] = {}
         if chance.random() < 0.4:
@@ -165,6 +167,7 @@ class Soak:
             assert end.usage.completion_tokens == len(got)
             assert 0 <= end.usage.cached_tokens <= len(ask.prompt)
             self.check_logprobs(uid, ask, got)
+            self.check_pooled(uid, ask)
             completes_grammar = end.finish_reason == "stop" and self.completes_grammar(ask, got)
             if end.finish_reason in ("abort", "timeout") or (
                 end.finish_reason == "stop" and not end.ended_by_token and not completes_grammar
@@ -190,6 +193,15 @@ class Soak:
             assert inbox.prompt_logprobs[key] == expected
             assert ask.known or not inbox.finished[key].usage.cached_tokens
         assert num_prompt_top is None or key in inbox.prompt_logprobs or len(got) == len(ask.known)
+
+    def check_pooled(self, uid: int, ask: Ask) -> None:
+        """The newest attempt has the vectors, unless it was cut."""
+        pooling, found = ask.params.pooling, self.bench.inbox.pooled.get((uid, ask.attempt))
+        if pooling is None or found is None:
+            assert found is None
+            assert pooling is None or ask.is_cut, "vectors are lost"
+            return
+        assert found == expected_vectors(values_of(ask.prompt, ask.params), pooling), "a vector is wrong"
 
     def completes_grammar(self, ask: Ask, got: list[int]) -> bool:
         if ask.params.grammar is None or self.ends_by_token(ask):

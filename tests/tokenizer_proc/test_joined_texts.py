@@ -63,7 +63,7 @@ def read(text: str, pair: str | None = None, truncation: Truncation | None = Non
     def encode(text: str, add_special_tokens: bool) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
-    encoding = dataclasses.replace(encoding_of(list), to_ids=encode, join=partial(join_texts, tokenizer))
+    encoding = dataclasses.replace(encoding_of(lambda text: []), to_ids=encode, join=partial(join_texts, tokenizer))
     params = SamplingParams(max_tokens=0, pooling=Pooling(**{"kind": "embed", **pooling}))
     message = TokenizeMsg(1, 0, text, b"", params, Stamps(), truncation=truncation, text_pair=pair)
     (user,) = PromptReader(encoding, vocab_size=10, max_model_len=8).read(message, text, begun_ns=1)

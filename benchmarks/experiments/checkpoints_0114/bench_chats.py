@@ -5,7 +5,7 @@
 Hits: the scheduler serves one in twelve chats of a Mooncake trace, of full length and in the trace's rhythm, without
 computing. Pages and states are those of Qwen3.5-0.8B, in memory of several sizes. With "full attention" the same
 memory holds pages only, and a prompt continues after any of them: this is the upper bound for a model of recurrent
-layers.
+layers. With --rewritten 4, chats are as with Qwen3.5's template without reasoning.
 
 Time to first token: schedulers with and without prefix caching serve chats of at least three turns, one at a time, with
 the first layers of Qwen3.5-0.8B (three of Gated DeltaNet and one of attention) and random weights. The lengths of
@@ -61,6 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("trace", type=Path, help="a Mooncake trace, as conversation_trace.jsonl")
     add("--one-in", type=int, default=12, help="for hits, serve one in this many chats (default: %(default)s)")
+    add("--rewritten", type=int, metavar="N", help="for hits, the next turn replaces the last N tokens of a prompt")
     add("--memory-gb", type=float, nargs="+", default=[16.0, 32.0, 64.0, 128.0], help="default: %(default)s")
     add("--chats", type=int, default=8, help="for the time to first token (default: %(default)s)")
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
@@ -90,7 +91,7 @@ def _step_seconds(size: StepSize) -> float:
 
 def measure_hits(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the shares of prompt tokens that were cached, by the memory and by what it holds."""
-    chats = read_chats(options.trace, options.one_in, CONTEXT, VOCAB_SIZE)
+    chats = read_chats(options.trace, options.one_in, CONTEXT, VOCAB_SIZE, num_rewritten=options.rewritten)
     found: dict[str, Any] = {"chats": len(chats), "requests": sum(map(len, chats))}
     for gigabytes in options.memory_gb:
         shares: dict[str, Any] = {}

@@ -31,10 +31,14 @@ class Turn:
     num_output: int
 
 
-def read_chats(file: Path, one_in: int, max_model_len: int, vocab_size: int, min_turns: int = 1) -> list[list[Turn]]:
+def read_chats(
+    file: Path, one_in: int, max_model_len: int, vocab_size: int, min_turns: int = 1, num_rewritten: int | None = None
+) -> list[list[Turn]]:
     """Returns one in `one_in` of the chats that fit in the context and have `min_turns`, of full length.
 
-    Requests with the same second block are turns of a chat: the first block is the system prompt of all.
+    Requests with the same second block are turns of a chat: the first block is the system prompt of all. With
+    `num_rewritten`, each prompt leaves out that number of tokens at the end of the prompt before, and the answer's
+    reasoning, as with the templates of many reasoning models.
     """
     chats: dict[tuple[int, ...], list[TraceRequest]] = defaultdict(list)
     for request in read_trace(file, 10**9):
@@ -44,14 +48,16 @@ def read_chats(file: Path, one_in: int, max_model_len: int, vocab_size: int, min
         for chat in chats.values()
         if len(chat) >= min_turns and all(one.num_input + one.num_output <= max_model_len for one in chat)
     ]
-    return [_make_turns(chat, vocab_size) for chat in fitting[::one_in]]
+    return [_make_turns(chat, vocab_size, num_rewritten) for chat in fitting[::one_in]]
 
 
-def _make_turns(chat: Sequence[TraceRequest], vocab_size: int) -> list[Turn]:
+def _make_turns(chat: Sequence[TraceRequest], vocab_size: int, num_rewritten: int | None) -> list[Turn]:
     turns: list[Turn] = []
     for before, request in itertools.pairwise([None, *chat]):
         assert request is not None
         num_kept = 0 if before is None else _count_kept(before, request)
+        if before is not None and num_rewritten is not None:
+            num_kept = min(num_kept, before.num_input - num_rewritten)
         rng = np.random.default_rng([1, request.block_ids[-1], len(turns)])
         fresh_ids = random_ids(rng, vocab_size, request.num_input - num_kept)
         if before is None:

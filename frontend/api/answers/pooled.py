@@ -3,7 +3,6 @@
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -67,7 +66,11 @@ def pooled_reply(
     `content` finds them in `Generation.pooled`. The first error of an entry is the error of the response, which names
     its index in `param`, or its name there; the other entries are then aborted, as all are if the client leaves.
     """
-    return WholeReply(service, entries, content, partial(wait_pooled, entries, param))
+
+    async def wait() -> None:
+        await wait_pooled(entries, param)
+
+    return WholeReply(service, entries, content, wait)
 
 
 async def wait_pooled(entries: Sequence[Generation], param: str | Sequence[str] = "input") -> bool:

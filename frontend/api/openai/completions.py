@@ -1,6 +1,6 @@
 """`POST /v1/completions`: OpenAI's endpoint for one or several plain prompts."""
 
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import msgspec
 from msgspec import Meta
@@ -24,13 +24,15 @@ from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
 from messages.errors import bad_request
+from messages.ring.infill import Infill
 
 DEFAULT_MAX_TOKENS = 16
 
 Several = Annotated[list[NonEmpty | TokenId | TokenIds], Meta(min_length=1)]
 PROMPT_TEXT = f"a string, a list of strings, {TOKEN_IDS_TEXT} or a list of such lists, none of them empty"
 
-REFUSED: dict[str, tuple[Any, ...]] = {"suffix": ("",)}
+SUFFIX_TEXT = "a string; with one that is not empty, the text between prompt and suffix is generated"
+NOT_WITH_SUFFIX = ("echo", "truncate_prompt_tokens", "use_beam_search")
 
 
 class CompletionBody(OpenAiFields, frozen=True, kw_only=True):
@@ -38,13 +40,14 @@ class CompletionBody(OpenAiFields, frozen=True, kw_only=True):
     best_of: Annotated[NumChoices | None, Meta(description=NUM_CHOICES_TEXT)] = None
     echo: Switch = None
     logprobs: NumLogprobs = None
+    suffix: Annotated[str | None, Meta(description=SUFFIX_TEXT)] = None
 
 
 class CompletionApi:
     def __init__(self, service: Service, streams: OpenStreams, unknown: UnknownFields):
         self._service = service
         self._streams = streams
-        self._reader = OpenAiReader(service, CompletionBody, name_rules(REFUSED), unknown)
+        self._reader = OpenAiReader(service, CompletionBody, name_rules({}), unknown)
         self._sampling = Sampling(service.config.facts)
 
     async def create(self, request: Request) -> EventStream | WholeReply:
@@ -77,9 +80,8 @@ class CompletionApi:
         facts = self._service.config.facts
         check_choices(body, params, num_choices, _asking_field(body), facts)
         truncation = truncation_of(body, params, facts.max_model_len)
-        return PromptRequest(
-            prompt, params, num_choices, add_special_tokens=body.add_special_tokens is not False, truncation=truncation
-        )
+        adds = body.add_special_tokens is not False
+        return PromptRequest(prompt, params, num_choices, adds, truncation, infill=_infill_of(body, prompt))
 
     def _view(self, body: CompletionBody, trace: RequestTrace, num_choices: int) -> CompletionView:
         return CompletionView(
@@ -89,6 +91,18 @@ class CompletionApi:
             has_echo=bool(body.echo),
             has_logprobs=body.logprobs is not None,
         )
+
+
+def _infill_of(body: CompletionBody, prompt: str | list[int]) -> Infill | None:
+    """Returns what surrounds the text to generate, `None` without a suffix. Raises `RequestError` (400)."""
+    if not body.suffix:
+        return None
+    if not isinstance(prompt, str):
+        raise bad_request("suffix needs a prompt of text, got token ids", "suffix")
+    for name in NOT_WITH_SUFFIX:
+        if getattr(body, name):
+            raise bad_request(f"{name} cannot be combined with suffix", name)
+    return Infill(body.suffix, "suffix")
 
 
 def _num_choices(body: CompletionBody) -> int:

@@ -26,7 +26,7 @@ LEAST_STATES = 4
 MANY_ROWS = 32
 """Until this number of rows have a slot each, pages and state slots share the memory equally."""
 
-PAGES_TO_STATES = 3
+PAGES_TO_STATES = 2
 """The bytes of pages, as a multiple of those of state slots, if there is more."""
 
 

@@ -33,7 +33,7 @@ class MtpDecoder:
         names = [name for name in weights if name.startswith(f"{MTP}.")]
         own = {name.removeprefix(f"{MTP}."): weights.pop(name) for name in names}
         self.model = replace(main.model, layers=(layer,), mtp=None)
-        self.parallel = main.parallel
+        self.parallel, self.pooler, self.adapters = main.parallel, None, None
         self._inputs = MtpInputs(main.model, own)
         self._decoder = DescribedDecoder(self.model, own, max_model_len, main.parallel, shared=main)
         self.layer_kinds, self.logits = self._decoder.layer_kinds, self._decoder.logits

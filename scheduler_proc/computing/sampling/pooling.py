@@ -24,6 +24,10 @@ SMALLEST_SQUARE = 1e-24
 """A vector whose sum of squares is smaller is not normalized to length 1: it is zero."""
 
 
+OF_TOKENS = ("token_embed", "labels")
+"""Kinds that are computed from the hidden states of tokens, not from a sum."""
+
+
 class PooledGroup(NamedTuple):
     """Vectors of which the same is computed; `rows` has the pooled row of each, ascending."""
 
@@ -40,7 +44,7 @@ class PoolingPlan:
     Columns on the device: `pooled_lens` (int64 [N]): how many vectors are summed for each row; `pooled_sources`
     (int64 [S]): which, as indices into the carried vectors followed by the pooled tokens, absent if they are simply all
     tokens; `pooled_carried` (float32 [C * E]); `pooled_weights` (float32 [S]), absent if all are 1; `pooled_divisors`
-    (float32 [N]), likewise; `pooled_group_0` … (int64 [M]): the rows of each group, or the tokens of `token_embed`;
+    (float32 [N]), likewise; `pooled_group_0` … (int64 [M]): the rows of each group, or their tokens (`OF_TOKENS`);
     `pooled_labels` (int64 [M * L]), padded with 0.
     """
 
@@ -62,17 +66,18 @@ def plan_pooling(pooled: PooledRows, columns: dict[str, np.ndarray]) -> PoolingP
         by_group.setdefault(key, []).append(row)
     groups: list[PooledGroup] = []
     for index, (key, rows) in enumerate(by_group.items()):
-        places = np.flatnonzero(np.isin(rows_Q, rows)) if key[0] == "token_embed" else np.array(rows)
+        places = np.flatnonzero(np.isin(rows_Q, rows)) if key[0] in OF_TOKENS else np.array(rows)
         columns[f"pooled_group_{index}"] = places
-        groups.append(PooledGroup(*key, rows_Q[places].tolist() if key[0] == "token_embed" else rows))
+        groups.append(PooledGroup(*key, rows_Q[places].tolist() if key[0] in OF_TOKENS else rows))
     num_labels = _read(pooled.num_labels)
     if num_labels.any():
         most = num_labels.max()
         label_ids = np.zeros((np.count_nonzero(num_labels), most), np.int64)
         label_ids[np.arange(most) < num_labels[num_labels > 0][:, None]] = np.frombuffer(pooled.label_ids, np.int32)
         columns["pooled_labels"] = label_ids.ravel()
-    takes_maximum = POOLING_WAYS.index("max") in _read(pooled.ways)
-    return PoolingPlan(groups, num_tokens.tolist(), num_labels.tolist(), "max" if takes_maximum else "sum")
+    ways = {POOLING_WAYS[way] for way in _read(pooled.ways)}
+    assert "max" not in ways or ways.isdisjoint(("mean", "weighted_mean")), "the model pools in one way"
+    return PoolingPlan(groups, num_tokens.tolist(), num_labels.tolist(), "max" if "max" in ways else "sum")
 
 
 def _plan_sums(pooled: PooledRows, kinds: np.ndarray, rows_Q: np.ndarray, columns: dict[str, np.ndarray]) -> None:
@@ -99,21 +104,30 @@ def _plan_sums(pooled: PooledRows, kinds: np.ndarray, rows_Q: np.ndarray, column
 
 
 def compute_pooled(
-    hidden_QE: Tensor, decoder: Decoder, plan: PoolingPlan, columns: Mapping[str, Tensor], max_logits: int
+    hidden_QE: Tensor,
+    slots_Q: Tensor | None,
+    decoder: Decoder,
+    plan: PoolingPlan,
+    columns: Mapping[str, Tensor],
+    max_logits: int,
 ) -> list[Tensor]:
-    """Returns the vectors of each group, float32 [M, D]: `columns` are the plan's, on the device."""
+    """Returns the vectors of each group, float32 [M, D]; `columns` are the plan's, on the device.
+
+    `slots_Q`: see `Forwarded.hidden_slots`.
+    """
     wide_QE = hidden_QE.float()
     sums_NE = _reduce(wide_QE, plan, columns)
     vectors: list[Tensor] = []
     for index, group in enumerate(plan.groups):
-        pooled = wide_QE if group.kind == "token_embed" else sums_NE
-        vectors_ME = pooled.index_select(0, columns[f"pooled_group_{index}"])
+        places_M = columns[f"pooled_group_{index}"]
+        vectors_ME = (wide_QE if group.kind in OF_TOKENS else sums_NE).index_select(0, places_M)
         match group.kind:
             case "part":
                 vectors.append(vectors_ME)
             case "labels":
-                labels_ML = columns["pooled_labels"].view(len(vectors_ME), -1)
-                vectors.append(_label_logprobs(vectors_ME.to(hidden_QE.dtype), labels_ML, decoder, max_logits))
+                hidden_ME, slots_M = hidden_QE[places_M], None if slots_Q is None else slots_Q[places_M]
+                labels_ML = columns["pooled_labels"].view(len(hidden_ME), -1)
+                vectors.append(_label_logprobs(hidden_ME, slots_M, labels_ML, decoder, max_logits))
             case "classify":
                 assert decoder.pooler is not None, "the model has no classification head"
                 vectors.append(decoder.pooler.classify(vectors_ME))
@@ -146,12 +160,15 @@ def _embed(vectors_ME: Tensor, decoder: Decoder, group: PooledGroup) -> Tensor:
     return rms_norm(vectors_MD.contiguous(), scale_D, SMALLEST_SQUARE / size)
 
 
-def _label_logprobs(hidden_ME: Tensor, labels_ML: Tensor, decoder: Decoder, max_logits: int) -> Tensor:
+def _label_logprobs(
+    hidden_ME: Tensor, slots_M: Tensor | None, labels_ML: Tensor, decoder: Decoder, max_logits: int
+) -> Tensor:
     num_rows = max(1, max_logits // decoder.model.vocab_size)
-    parts = [
-        torch.log_softmax(decoder.logits(hidden_NE), -1, dtype=torch.float32).gather(1, labels_NL)
-        for hidden_NE, labels_NL in zip(hidden_ME.split(num_rows), labels_ML.split(num_rows), strict=True)
-    ]
+    parts: list[Tensor] = []
+    for start in range(0, len(hidden_ME), num_rows):
+        part = slice(start, start + num_rows)
+        logits_NV = decoder.logits(hidden_ME[part], None, None if slots_M is None else slots_M[part])
+        parts.append(torch.log_softmax(logits_NV, -1, dtype=torch.float32).gather(1, labels_ML[part]))
     return torch.cat(parts)
 
 

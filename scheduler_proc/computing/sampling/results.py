@@ -57,9 +57,9 @@ def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan, m
             num_targets = len(columns["prompt_ids"])
             slots_of_prompts = None if slots_Q is None else slots_Q[:num_targets]
             result += prompt_logprobs(hidden_QE[:num_targets], decoder, plan, columns, max_logits, slots_of_prompts)
-            hidden_QE = hidden_QE[num_targets:]
+            hidden_QE, slots_Q = hidden_QE[num_targets:], None if slots_Q is None else slots_Q[num_targets:]
         if plan.pooling is not None:
-            result += compute_pooled(hidden_QE, decoder, plan.pooling, columns, max_logits)
+            result += compute_pooled(hidden_QE, slots_Q, decoder, plan.pooling, columns, max_logits)
     return result
 
 

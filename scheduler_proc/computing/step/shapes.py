@@ -8,6 +8,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
+from messages.config.server import Config
 from messages.ring.steps import Batch
 from scheduler_proc.computing.step.inputs import StepShape
 
@@ -39,6 +40,15 @@ class StepLimits:
         """What `StepShape` has, by the names of its fields."""
         names = ("has_windows", "has_states", "has_hidden_slots", "has_adapters")
         return {name: getattr(self, name) for name in names}
+
+
+def limit_steps(config: Config, default_tokens: int, num_pages: int) -> StepLimits:
+    """Returns the limits that flags set; a step of an encoder has room for a whole prompt of any length."""
+    scheduling, facts = config.scheduling, config.facts
+    num_tokens = scheduling.max_num_batched_tokens or default_tokens
+    if facts.pooling is not None and facts.pooling.is_encoder:
+        num_tokens = max(num_tokens, facts.max_model_len)
+    return StepLimits(scheduling.max_num_seqs, num_tokens, num_pages)
 
 
 class StepShapes:

@@ -4,7 +4,7 @@ A decode row updates its own slot in place. Everything else is a `StateMove`: a 
 nothing, a checkpoint or its own slot and also stores checkpoints; a row with draft tokens, which stores the state after
 each of them in another slot; and a decode row at a page boundary or behind one. A checkpoint is where a page ends:
 
-- at the last page boundary of a prompt, for the same prompt and the next turn of a conversation;
+- at the last page boundary that the next turn of a conversation is likely to share, for that and for the same prompt;
 - where a prompt leaves the cached text, for others that begin like both;
 - every `StateSlots.interval` pages of a long prompt;
 - at the latest page boundary of an output.
@@ -21,6 +21,10 @@ from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.running_request import NO_STATE, Req
 from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
+
+REWRITTEN_TOKENS = 8
+"""The number of tokens at the end of a prompt that the next turn may not have: many templates of reasoning models begin
+the answer with `<think>` and newlines, and leave these out of earlier turns."""
 
 
 class StateMove(NamedTuple):
@@ -185,4 +189,4 @@ class StatePlanner:
 
 def likely_places(req: Req, page_size: int) -> tuple[int, int]:
     """Returns after which pages of a prompt others are likely to continue: where it left cached text, and its end."""
-    return req.num_matched_pages, (len(req.token_ids) - 1) // page_size
+    return req.num_matched_pages, (len(req.token_ids) - REWRITTEN_TOKENS) // page_size

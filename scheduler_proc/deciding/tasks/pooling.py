@@ -85,7 +85,7 @@ def _find(params: SamplingParams, token_ids: "array[int]", num_prompt_tokens: in
 
 
 def _pack(chunks: Sequence[TaskChunk[PoolingTask]]) -> PooledRows:
-    return join_columns([_pack_row(*chunk) for chunk in chunks])
+    return join_columns([_pack_row(task, start, end, first_index) for task, start, end, first_index in chunks])
 
 
 def _pack_row(task: PoolingTask, start: int, end: int, first_index: int) -> PooledRows:
@@ -104,7 +104,7 @@ def _pack_row(task: PoolingTask, start: int, end: int, first_index: int) -> Pool
         num_int32(task.carried),
         num_int32(label_ids),
     )
-    return PooledRows(*(pack_int32([number]) for number in numbers), task.carried, label_ids)
+    return PooledRows(*(pack_int32([number]) for number in numbers), carried=task.carried, label_ids=label_ids)
 
 
 def _join(parts: Sequence[PooledColumns | None]) -> PooledColumns | None:

@@ -12,6 +12,7 @@ import pytest
 
 from extras.batches.config import BatchConfig
 from messages.control.admin import Ask, DrainServer
+from tests.extras.embeddings.ring import answer
 from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config, step, wait_until
 
 URL = "/v1/completions"
@@ -92,6 +93,17 @@ def test_responses_in_a_batch_are_not_stored_unless_they_say_so(batches: Fronten
     assert failure["response"]["body"]["error"]["param"] == "max_output_tokens"
 
 
+def test_vectors_in_a_batch(batches: FrontendRun):
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": ["x", "y"]}}
+    file_id = upload(batches, json.dumps(line).encode()).json()["id"]
+    path = f"/v1/batches/{create(batches, file_id, endpoint='/v1/embeddings').json()['id']}"
+    messages = answer(batches, [1.0, 0.0], [0.0, 1.0])
+    assert {message.sampling_params.priority for message in messages} == {100}
+    wait_until(lambda: batches.client.get(path).json()["status"] == "completed")
+    output = batches.client.get(f"/v1/files/{batches.client.get(path).json()['output_file_id']}/content").json()
+    assert [entry["embedding"] for entry in output["response"]["body"]["data"]] == [[1, 0], [0, 1]]
+
+
 def test_a_batch_whose_lines_are_bad_fails(batches: FrontendRun):
     file_id = upload(batches, line("a") + b"\n" + line("a")).json()["id"]
     path = f"/v1/batches/{create(batches, file_id).json()['id']}"
@@ -169,7 +181,7 @@ def test_unfinished_uploads_count_against_the_quota_and_go_with_their_clients(ba
 @pytest.mark.parametrize(
     ("fields", "status", "param"),
     [
-        ({"endpoint": "/v1/embeddings"}, 400, "endpoint"),
+        ({"endpoint": "/tokenize"}, 400, "endpoint"),
         ({"completion_window": "soon"}, 400, "completion_window"),
         ({"metadata": {"key": 5}}, 400, "metadata"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 5}}, 400, "output_expires_after"),

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from messages.ring.replies import PrefilledRow, PromptReply, Usage
-from messages.ring.requests import Stamps, TokenizeMsg
+from messages.columns import pack_float32
+from messages.ring.replies import PooledReply, PrefilledRow, PromptReply, Usage
+from messages.ring.requests import Stamps, TokenizeMsg, Truncation
 from tests.frontend.frontend_run import Call, FrontendRun, final, position_logprobs, step
 
 TEXT = (
@@ -150,6 +151,24 @@ def test_errors_are_in_the_form_of_this_api(server: FrontendRun, body: dict[str,
     refused = server.client.post("/api/chat", json=body)
     assert refused.status_code == status
     assert text in refused.json()["error"]
+
+
+def test_embeddings(server: FrontendRun):
+    call = server.call({"model": "m", "prompt": None, "input": ["one", "two"], "dimensions": 2}, {}, "/api/embed")
+    messages = [server.take_request() for _ in range(2)]
+    with call:
+        for message, text in zip(messages, ("one", "two"), strict=True):
+            params = message.sampling_params
+            assert params.pooling is not None
+            assert (message.prompt_text, params.pooling.kind, params.pooling.dimensions) == (text, "embed", 2)
+            assert message.truncation == Truncation(512, "right")
+            server.send(PooledReply(message.uid, 0, pack_float32([0.5, len(text)]), 1))
+            server.send(final(message, "", (), finish_reason="length", usage=Usage(3, 0, 0)))
+        reply = call.json()
+    assert (reply["embeddings"], reply["prompt_eval_count"]) == ([[0.5, 3.0], [0.5, 3.0]], 6)
+    refused = server.client.post("/api/embed", json={"model": "m", "input": ["a", ""]})
+    assert (refused.status_code, refused.json()["error"]) == (400, "input[1] must not be empty")
+    assert server.client.post("/api/embed", json={"model": "m", "input": []}).json()["embeddings"] == []
 
 
 def test_models_cannot_be_pulled_here(server: FrontendRun):

@@ -63,9 +63,10 @@ def test_all_paths_are_described_and_exist(server: FrontendRun, document: dict[s
     wanted |= {"/v1/files", "/v1/files/{id}", "/v1/files/{id}/content", "/v1/batches", "/v1/batches/{id}"}
     wanted |= {"/v1/batches/{id}/cancel", "/v1/responses/input_tokens", "/v1/chat/completions/input_tokens"}
     wanted |= {"/v1/embeddings", "/pooling", "/classify", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"}
-    wanted |= {"/embed", "/similarity", "/v1/decisions"}
+    wanted |= {"/embed", "/similarity", "/v1/decisions", "/infill"}
     wanted |= {"/admin/processes", "/admin/restart/{process}", "/admin/snapshot", "/start_profile", "/stop_profile"}
-    wanted |= {f"/api/{name}" for name in ("chat", "generate", "show", "tags", "ps", "version")}
+    wanted |= {f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings", "show")}
+    wanted |= {f"/api/{name}" for name in ("tags", "ps", "version")}
     assert set(document["paths"]) == wanted
     for path, operations in document["paths"].items():
         for method, operation in operations.items():

@@ -4,14 +4,16 @@ from frontend.requests.costs import (
     LONG_CHARS,
     MAX_CUT_IDS,
     MAX_PROMPT_LOGPROBS,
+    MAX_TOKEN_VECTORS,
     check_num_ids,
     check_prompt_logprobs,
+    check_token_vectors,
     estimate_prompts,
     is_long,
 )
 from frontend.requests.prompt_request import PromptRequest
 from messages.errors import RequestError
-from messages.ring.requests import ChatPrompt, Dry, SamplingParams, Truncation
+from messages.ring.requests import ChatPrompt, Dry, Pooling, SamplingParams, Truncation
 
 PLAIN = SamplingParams(1)
 DRY = Dry(1.0, 1.75, 2, -1, ("x" * 1000,))
@@ -24,6 +26,7 @@ DRY = Dry(1.0, 1.75, 2, -1, ("x" * 1000,))
         ([PromptRequest("x" * (LONG_CHARS - 1), PLAIN, 64)], False),
         ([PromptRequest("x" * 1000, PLAIN)] * (LONG_CHARS // 1000), True),
         ([PromptRequest(ChatPrompt(b"x" * LONG_CHARS), PLAIN)], True),
+        ([PromptRequest("x" * 1000, PLAIN, text_pair="y" * (LONG_CHARS - 1000))], True),
         ([PromptRequest([1] * LONG_CHARS, PLAIN)], False),
         ([PromptRequest([1], SamplingParams(1, bad_words=("x" * 1000,)))] * (LONG_CHARS // 1000), True),
         ([PromptRequest([1], SamplingParams(1, bias_texts=(("x" * 1000, 1.0),)))] * (LONG_CHARS // 1000), True),
@@ -63,3 +66,12 @@ def test_ids_beyond_the_context_are_refused_before_they_go_anywhere():
             check_num_ids([request], 16)
         assert raised.value.info.code == "context_length_exceeded"
         assert f"has {len(request.prompt)} in the prompt" in str(raised.value)
+
+
+def test_vectors_of_tokens_are_bounded_over_all_texts():
+    by_token, whole = (SamplingParams(0, pooling=Pooling(kind)) for kind in ("token_embed", "embed"))
+    check_token_vectors([PromptRequest([1] * 256, by_token)] * (MAX_TOKEN_VECTORS // 256), 256)
+    check_token_vectors([PromptRequest([1] * 256, whole)] * 1000, 256)
+    check_token_vectors([PromptRequest("x" * 9_999_999, by_token)], 256)
+    with pytest.raises(RequestError, match="one for each token"):
+        check_token_vectors([PromptRequest([1] * 256, by_token)] * (MAX_TOKEN_VECTORS // 256 + 1), 256)

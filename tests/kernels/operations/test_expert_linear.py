@@ -15,8 +15,8 @@ from kernels.formats.plain import PlainWeight
 from kernels.formats.quantized import QUANTIZED
 from kernels.formats.weight_format import Weight
 from kernels.operations.experts import route_tokens
-from tests.kernels.cases import naming
 from tests.kernels.gpu.plausible_blocks import plausible_rows
+from tests.naming import naming
 
 NUM_EXPERTS, NUM_OUTPUTS, NUM_INPUTS = 5, 96, 256
 CPU = torch.device("cpu")

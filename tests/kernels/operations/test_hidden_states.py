@@ -20,11 +20,12 @@ def test_states_are_kept_in_their_slots(dtype: torch.dtype, device: str) -> None
 def test_embeddings_are_joined_with_states(dtype: torch.dtype, device: str) -> None:
     torch.manual_seed(0)
     embedded, kept = (torch.randn(count, 40).to(dtype).to(device) for count in (3, 7))
-    weights = [torch.randn(40).to(dtype).to(device) for _ in range(2)]
+    embedding_weight, hidden_weight = torch.randn(2, 40).to(dtype).to(device)
+    weights = embedding_weight, hidden_weight
     slots = torch.tensor([6, 0, 3], device=device)
-    expected = join_hidden_reference(embedded, kept, slots, *weights, 1e-6)
+    expected = join_hidden_reference(embedded, kept, slots, weights, 1e-6)
     before = embedded.clone(), kept.clone()
-    assert_close(join_hidden(embedded, kept, slots, *weights, 1e-6), expected, dtype)
+    assert_close(join_hidden(embedded, kept, slots, weights, 1e-6), expected, dtype)
     assert torch.equal(embedded, before[0])
     assert torch.equal(kept, before[1])
     alone = torch.nn.functional.rms_norm(kept[3].float(), (40,), weights[1].float(), 1e-6)
@@ -36,6 +37,6 @@ def test_shapes_that_do_not_fit() -> None:
     with pytest.raises(AssertionError):
         store_hidden(torch.zeros(2, 6), slots, kept)
     with pytest.raises(AssertionError):
-        join_hidden(torch.zeros(2, 8), kept, slots[:1], torch.ones(8), torch.ones(8), 1e-6)
+        join_hidden(torch.zeros(2, 8), kept, slots[:1], (torch.ones(8), torch.ones(8)), 1e-6)
     with pytest.raises(AssertionError):
         store_hidden(torch.zeros(2, 8), slots.int(), kept)

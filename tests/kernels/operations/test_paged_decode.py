@@ -6,7 +6,8 @@ import torch
 
 from kernels.operations import paged_decode as module
 from kernels.operations.paged_decode import paged_decode, paged_decode_reference
-from tests.kernels.cases import DEVICES, OPTIONS, WINDOWS, PagedCase, Shape, assert_close, make_paged_case, naming
+from tests.kernels.cases import DEVICES, OPTIONS, WINDOWS, PagedCase, Shape, assert_close, make_paged_case
+from tests.naming import naming
 
 SHAPES = [
     Shape(12, 12, 64, 16),

@@ -14,9 +14,9 @@ from tests.kernels.cases import (
     assert_close,
     dense_attention,
     make_paged_case,
-    naming,
 )
 from tests.kernels.operations.test_paged_decode import GRID, SHAPES
+from tests.naming import naming
 
 QUERY_LENS = [1, 7, 16, 33, 64, 5, 1]
 CONTEXT_LENS = [0, 0, 16, 3, 70, 129, 48]

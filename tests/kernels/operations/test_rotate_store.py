@@ -4,7 +4,8 @@ import torch
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
-from tests.kernels.cases import DEVICES, assert_close, naming
+from tests.kernels.cases import DEVICES, assert_close
+from tests.naming import naming
 
 SHAPES = [(8, 1, 512), (2, 1, 64), (4, 4, 80), (9, 3, 96), (8, 1, 128), (3, 3, 6), (5, 1, 10)]
 NUM_POSITIONS = 40

@@ -9,8 +9,9 @@ from transformers.models.lfm2.modeling_lfm2 import causal_conv1d_fn
 
 from kernels.arguments.state_rows import StateRows
 from kernels.operations.short_conv import short_conv
-from tests.kernels.cases import DEVICES, assert_close, naming
+from tests.kernels.cases import DEVICES, assert_close
 from tests.kernels.state_cases import CHAIN, NUM_TOKENS, chained_rows, expect_rows, make_states, mixed_rows, one_row
+from tests.naming import naming
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [(1, 4), (17, 4), (160, 4), (83, 3), (64, 7), (40, 2), (70, 9)]

@@ -70,6 +70,15 @@ def test_only_the_files_of_one_format_are_downloaded(fetch: Fetch, wanted: str, 
         assert all((directory / name).read_bytes() == FILES[name] for name in TEXTS | weights)
 
 
+def test_modules_of_sentence_transformers_are_downloaded(fetch: Fetch):
+    modules = {"modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors"}
+    others = {"onnx/config.json", "2_Dense/pytorch_model.h5", "1_Pooling/more/config.json"}
+    with FakeHub(FILES | {name: name.encode() for name in modules | others}) as hub:
+        result = fetch(hub.url, "owner/tiny")
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert set(hub.downloads) == TEXTS | {"model.safetensors"} | modules
+
+
 def test_a_model_with_pickled_weights_alone_is_taken(fetch: Fetch):
     with FakeHub({name: data for name, data in FILES.items() if name != "model.safetensors"}) as hub:
         result = fetch(hub.url, "owner/tiny")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
+from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables, WholeRows
 from kernels.operations.encoder_attention import encoder_attention
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
@@ -53,7 +53,7 @@ def attention_parameters(layer: str, attention: AttentionDescription, hidden_siz
 
 
 class Attention:
-    """`rope_tables`: the tables of the description's `rope`. `bias_HX`: as `encoder_attention` takes it."""
+    """`rope_tables`: the tables of the description's `rope`. `bias_HX`: as `AttentionOptions` has them."""
 
     _head_norms: HeadNorms | None = None
     _whole_norms: HeadNorms | None = None
@@ -67,11 +67,10 @@ class Attention:
         parallel: ParallelGroup,
         bias_HX: Tensor | None = None,
     ):
-        self._bias_HX = bias_HX
         self._kind = attention.kind
         self._head_dim, self._qkv_size = attention.head_dim, attention.qkv_size
         sinks = pop_tensor(weights, f"{layer}.sinks").float() if attention.has_sinks else None
-        self._options = AttentionOptions(attention.scale, attention.window, attention.softcap, sinks)
+        self._options = AttentionOptions(attention.scale, attention.window, attention.softcap, sinks, bias_HX)
         self._qkv = pop_linear(weights, f"{layer}.qkv")
         self._gate = pop_linear(weights, f"{layer}.attention_gate") if attention.has_gate else None
         self._stores = attention.kv_layer is None
@@ -138,8 +137,8 @@ class Attention:
             slots_T = torch.arange(num_tokens, device=heads_TAD.device)
             cache = PagedKV(key_TGD, value_TGD, page_size=1)
             rotate_store(heads_TAD, cache, self._rope_tables, step.positions, slots_T, self._head_norms)
-        out_THD, lens = _room_like(query_THD, attended), (step.num_decode_rows, step.prefill_query_lens)
-        encoder_attention(query_THD, key_TGD, value_TGD, *lens, self._options, self._bias_HX, out_THD)
+        out_THD, rows = _room_like(query_THD, attended), WholeRows(step.num_decode_rows, step.prefill_query_lens)
+        encoder_attention(query_THD, key_TGD, value_TGD, rows, self._options, out_THD)
         return _select(out_THD, step.head_tokens if is_narrow else None)
 
 

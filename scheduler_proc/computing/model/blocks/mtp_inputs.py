@@ -32,12 +32,12 @@ def mtp_parameters(model: ModelDescription) -> list[Parameter]:
 class MtpInputs:
     def __init__(self, model: ModelDescription, weights: Weights):
         names = "embedding_norm", "hidden_norm"
-        self._embedding_weight_E, self._hidden_weight_E = (pop_scale(weights, name, model.final_norm) for name in names)
+        embedding_E, hidden_E = (pop_scale(weights, name, model.final_norm) for name in names)
+        self._weights = embedding_E, hidden_E
         self._eps = model.final_norm.eps
         self._join = pop_linear(weights, "join")
 
     def __call__(self, step: StepInputs, embedded_TE: Tensor, hidden_SE: Tensor, out_TE: Tensor | None) -> Tensor:
         """Returns the residual stream, [T, E], possibly in `out_TE`; `step.slots` are those of the tokens before."""
-        weights = self._embedding_weight_E, self._hidden_weight_E
-        joined_TJ = join_hidden(embedded_TE, hidden_SE, step.slots, *weights, self._eps)
+        joined_TJ = join_hidden(embedded_TE, hidden_SE, step.slots, self._weights, self._eps)
         return self._join(joined_TJ, StepRows(step), out_TE)

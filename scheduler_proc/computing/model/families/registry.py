@@ -48,9 +48,9 @@ MODULES = (
     *(gpt2, llama, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma2, gemma3, gemma4, olmo2, olmo3, cohere2, exaone4),
     *(gpt_oss, phi3, smollm3, granite, granite4, glm4, ministral3, glm4_moe, dots1, ernie4_5_moe, granitemoe, olmoe),
     *(qwen3_5, qwen3_5_moe, qwen3_next, lfm2, nemotron_h, mamba2, falcon_h1),
-    *(bert, roberta, mpnet, modernbert),
 )
-FAMILIES = tuple(module.FAMILY for module in MODULES)
+ENCODERS = tuple(module.FAMILY for module in (bert, roberta, mpnet, modernbert))
+FAMILIES = (*(module.FAMILY for module in MODULES), *ENCODERS)
 UNSUPPORTED_KINDS = {
     "Moe": "a mixture of experts",
     "VL": "a model of images and text",

@@ -18,6 +18,7 @@ ID_KEYS = {
     "pad_token": "padding_token_id",
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
+    **{f"fim_{part}_token": f"fim_{part}_token_id" for part in ("pre", "suf", "mid", "pad", "rep", "sep")},
 }
 """Names of special tokens in tokenizer_config.json, and their keys in GGUF."""
 

@@ -73,10 +73,10 @@ QWEN35_08B = PageSizes(192 << 10, max_num_seqs=64, pages_per_context=2048, state
 MAMBA_130M = PageSizes(0, max_num_seqs=64, pages_per_context=512, state_bytes=19 * MIB)
 
 
-def test_states_get_half_of_the_memory_and_then_a_quarter():
+def test_states_get_half_of_the_memory_and_then_a_third():
     at_least, half, at_most = (QWEN35_08B.count_states(num_pages) for num_pages in (2048, 2048 + 3000, 100_000))
     assert (QWEN35_08B.pages_per_state, at_least, half) == (102, LEAST_STATES, LEAST_STATES + 3000 // 102)
-    assert 0.2 < at_most * QWEN35_08B.state_bytes / QWEN35_08B.num_bytes(100_000) < 0.26
+    assert 0.3 < at_most * QWEN35_08B.state_bytes / QWEN35_08B.num_bytes(100_000) < 0.34
 
 
 def test_a_request_of_full_length_and_a_few_states_fit_into_a_small_cache():

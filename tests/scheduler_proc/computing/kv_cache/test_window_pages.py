@@ -41,12 +41,14 @@ def built(
     return path, build_checkpoint(path, request.param)
 
 
-def generate_twice(engine: OfflineEngine, model: "transformers.PreTrainedModel", what: str) -> list[int]:
+def generate_twice(
+    engine: OfflineEngine, model: "transformers.PreTrainedModel", what: str, prompts: list[list[int]] = PROMPTS
+) -> list[int]:
     """Checks the outputs of all prompts, twice, as the second ones find the cache full; returns their cached tokens."""
-    params = [SamplingParams(22, temperature=0.0, ignore_eos=True)] * len(PROMPTS)
-    outputs = engine.generate(PROMPTS, params)
-    again = engine.generate(PROMPTS, params)
-    for prompt, *found in zip(PROMPTS, outputs, again, strict=True):
+    params = [SamplingParams(22, temperature=0.0, ignore_eos=True)] * len(prompts)
+    outputs = engine.generate(prompts, params)
+    again = engine.generate(prompts, params)
+    for prompt, *found in zip(prompts, outputs, again, strict=True):
         for output in found:
             assert len(output.token_ids) == 22
             assert_greedy(model, prompt, output.token_ids, f"{what}, prompt of {len(prompt)}")
@@ -59,7 +61,8 @@ def generate_twice(engine: OfflineEngine, model: "transformers.PreTrainedModel",
 def test_tokens_are_those_of_transformers(built: tuple[Path, "transformers.PreTrainedModel"], case: str) -> None:
     path, model = built
     engine = OfflineEngine(make_config(path, **{"max_num_seqs": 6} | FLAGS[case]))
-    cached = generate_twice(engine, model, f"{path.name}, {case}")
+    prompts = PROMPTS[1::4] if case == "one row" else PROMPTS
+    cached = generate_twice(engine, model, f"{path.name}, {case}", prompts)
     if case == "few pages":
         assert engine.gauges["preemptions"] > 0
     if case == "plain":

@@ -35,7 +35,7 @@ class Head:
     def __init__(self) -> None:
         self.weight_VE = torch.randn(VOCAB_SIZE, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1))
 
-    def logits(self, hidden_NE: Tensor) -> Tensor:
+    def logits(self, hidden_NE: Tensor, _out: Tensor | None = None, _slots: Tensor | None = None) -> Tensor:
         return hidden_NE @ self.weight_VE.T
 
 

@@ -117,7 +117,7 @@ def test_checkpoints_come_back_from_the_disk_unless_they_are_damaged(hybrid: Pat
     flags = SMALL | {"num_pages": 12, "kv_disk": str(tmp_path)}
     engines.append(OfflineEngine(make_config(hybrid, **flags)))
     assert run(engines[0]) == (expected, [0] * 5)
-    assert run(engines[0]) == (expected, [48] * 5)
+    assert run(engines[0]) == (expected, [40] * 5), "prompts end where the next turn may replace tokens"
     assert engines[0].gauges["disk_hit_states"] > 0
     (before,) = engines[0].generate([PROMPTS[0]], [SamplingParams(8, temperature=0.0, ignore_eos=True)])
     turn = [*PROMPTS[0], *before.token_ids, 7, 8]
@@ -127,7 +127,7 @@ def test_checkpoints_come_back_from_the_disk_unless_they_are_damaged(hybrid: Pat
     engines.append(OfflineEngine(make_config(hybrid, **flags)))
     (again,) = engines[0].generate([turn], [own])
     assert (again.token_ids, again.usage.cached_tokens) == (uncached.token_ids, 56), "the last page of the answer"
-    assert run(engines[0]) == (expected, [48] * 5)
+    assert run(engines[0]) == (expected, [40] * 5)
     assert engines[0].gauges["disk_errors"] == 0
     engines.pop().close()
     path = tmp_path / "engine-1" / "states" / "pages"
@@ -138,7 +138,7 @@ def test_checkpoints_come_back_from_the_disk_unless_they_are_damaged(hybrid: Pat
     engines.append(OfflineEngine(make_config(hybrid, **flags)))
     tokens, cached = run(engines[0])
     assert tokens == expected
-    assert min(cached) < 48
+    assert min(cached) < 40
     assert engines[0].gauges["disk_errors"] > 0
 
 

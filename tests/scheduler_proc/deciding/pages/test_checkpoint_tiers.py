@@ -23,7 +23,7 @@ def make_bench(
     return Bench(num_pages, PAGE_SIZE, MAX_MODEL_LEN, eos_token_id=NO_EOS, store=store, states=states, pages=pages)
 
 
-def prompt_of(number: int, num_tokens: int = 41) -> list[int]:
+def prompt_of(number: int, num_tokens: int = 48) -> list[int]:
     return [(number * 7 + place * place) % VOCAB_SIZE for place in range(num_tokens)]
 
 
@@ -59,7 +59,7 @@ def test_pages_and_the_checkpoint_behind_them_come_back(store: SimulatedStore, s
     assert serve(bench, 2, prompt_of(2)) == 0
     explained = explain(bench, prompt_of(1))
     assert explained.num_hit_tokens == 0
-    assert 0 < explained.position < 40, "the first pages are still cached, without a checkpoint"
+    assert 0 < explained.position < 44, "the first pages are still cached, without a checkpoint"
     assert explained.tier_tokens == {"disk": 40}
     assert serve(bench, 3, prompt_of(1)) == 40
     assert (store.num_loaded, states.num_loaded) == (10 - explained.position // PAGE_SIZE, 1)
@@ -83,11 +83,11 @@ def test_only_the_checkpoint_is_loaded_if_the_pages_are_cached(store: SimulatedS
     assert bench.gauge("state_checkpoints_evicted") > 0
     assert bench.gauge("pages_evicted") == 0
     explained = explain(bench, prompt_of(1))
-    assert (explained.num_hit_tokens, explained.ended_by, explained.position) == (0, "no_checkpoint", 40)
+    assert (explained.num_hit_tokens, explained.ended_by, explained.position) == (0, "no_checkpoint", 44)
     assert explained.tier_tokens == {"disk": 40}
     assert serve(bench, 6, prompt_of(1)) == 40
     assert (store.num_loads, states.num_loads) == (0, 1)
-    assert serve(bench, 7, prompt_of(1)) == 40
+    assert serve(bench, 7, prompt_of(1)) == 44, "where the last one left the cached text"
     assert states.num_loads == 1, "it is a checkpoint of the cache again"
 
 
@@ -105,22 +105,22 @@ def test_a_checkpoint_that_cannot_be_read_costs_a_request_what_is_behind_the_one
     store: SimulatedStore, states: SimulatedStates, monkeypatch: pytest.MonkeyPatch
 ):
     bench = make_bench(store)
-    serve(bench, 1, prompt_of(1, 21))
+    serve(bench, 1, prompt_of(1, 28))
     serve(bench, 2, prompt_of(1))
     bench.scheduler.save_cache(60.0)
     bench = make_bench(store)
     fails = [True]
     monkeypatch.setattr(states, "_fails", lambda: bool(fails) and fails.pop())
-    assert serve(bench, 3, prompt_of(1)) == 20
+    assert serve(bench, 3, prompt_of(1)) == 28
     assert states.num_loads == 2
     assert store.num_loaded == 10, "the pages of the first load are cached"
 
 
 def test_two_requests_of_one_beginning_have_one_load(store: SimulatedStore, states: SimulatedStates):
     bench = make_bench(store)
-    serve(bench, 1, prompt_of(1, 21))
+    serve(bench, 1, prompt_of(1, 28))
     serve(bench, 2, prompt_of(2, 60))
-    bench.send(*(user_msg(uid, prompt_of(1, 21), 3, ignore_eos=True) for uid in (3, 4)))
+    bench.send(*(user_msg(uid, prompt_of(1, 28), 3, ignore_eos=True) for uid in (3, 4)))
     bench.run()
     assert states.num_loads == 1
     assert bench.end(3).usage.cached_tokens == bench.end(4).usage.cached_tokens == 20

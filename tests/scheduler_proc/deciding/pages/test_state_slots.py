@@ -37,9 +37,18 @@ def run(bench: Bench, uid: int, ids: list[int], max_tokens: int = 1) -> int:
 def test_the_same_prompt_and_the_next_turn_of_a_conversation_hit():
     bench = make_bench()
     assert run(bench, 1, IDS[:50], 30) == 0
-    assert run(bench, 2, IDS[:50]) == 48
+    assert run(bench, 2, IDS[:50]) == 40
     turn = [*IDS[:50], *bench.output(1)]
     assert run(bench, 3, [*turn, 3, 3, 3]) == 76, "the last page of the output that was computed"
+
+
+@pytest.mark.parametrize("num_rewritten", range(9))
+@pytest.mark.parametrize("length", range(60, 68))
+def test_the_next_turn_hits_though_it_replaces_the_end_of_the_prompt(num_rewritten, length):
+    bench = make_bench()
+    run(bench, 1, IDS[:length], 5)
+    turn = [*IDS[: length - num_rewritten], *[1] * 9]
+    assert run(bench, 2, turn) == (length - 8) // SIZE * SIZE
 
 
 def test_a_prompt_that_leaves_the_cached_text_leaves_a_checkpoint_there():
@@ -113,7 +122,7 @@ def test_the_least_recently_used_checkpoint_is_evicted():
     prompts = [[first, *IDS[:49]] for first in range(5)]
     for uid, prompt in enumerate(prompts[:3]):
         run(bench, uid, prompt)
-    assert run(bench, 10, prompts[0]) == 48
+    assert run(bench, 10, prompts[0]) == 40
     run(bench, 11, prompts[3])
     run(bench, 12, prompts[4])
     assert bench.gauge("state_checkpoints_evicted") > 0
@@ -127,9 +136,9 @@ def test_explain_says_how_deep_pages_match_and_how_deep_a_checkpoint_allows():
     answer = bench.cache.answer(ExplainCache(7, user_msg(7, IDS[:50]).input_ids))
     assert isinstance(answer, CacheExplained)
     assert (answer.num_hit_tokens, answer.ended_by, answer.position, answer.sources) == (0, "no_checkpoint", 48, ())
-    answer = bench.cache.answer(ExplainCache(7, user_msg(7, IDS[:100]).input_ids))
+    answer = bench.cache.answer(ExplainCache(7, user_msg(7, IDS[:93]).input_ids))
     assert isinstance(answer, CacheExplained)
-    assert (answer.num_hit_tokens, answer.ended_by) == (96, "page_not_full")
+    assert (answer.num_hit_tokens, answer.ended_by) == (92, "page_not_full")
 
 
 def test_an_output_has_one_checkpoint_besides_those_of_its_prompt():

@@ -216,7 +216,7 @@ def test_hundreds_of_mixed_requests_lose_nothing():
     soak.run()
     soak.check()
     assert bench.gauge("preemptions") > 0
-    assert bench.gauge("prefix_hit_tokens") > 170
+    assert bench.gauge("prefix_hit_tokens") > 100
     assert bench.gauge("window_pages_evicted") > 100
 
 

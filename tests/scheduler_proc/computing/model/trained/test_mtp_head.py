@@ -19,6 +19,7 @@ from messages.errors import BootError
 from messages.ring.steps import Batch
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.mtp_decoder import MtpDecoder
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.deciding.drafting import draft_model
@@ -29,6 +30,7 @@ from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Stepper
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.clients import Inbox, user_msg
+from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend, no_triton
 from tests.scheduler_proc.computing.kv_cache.test_kv_memory import wait_until_free
 from tests.scheduler_proc.computing.model.trained.train_mtp_head import HEAD, MODEL, MtpHead, load_model
 from tests.scheduler_proc.simulated_drafter import AllDrafts
@@ -88,7 +90,7 @@ class Service:
         for prompt in prompts:
             self.scheduler.receive(user_msg(self._uid, list(prompt), num_tokens, **{"seed": len(prompt), **params}))
             self._uid += 1
-        while (batch := stepper.plan()) is not None:
+        while (batch := stepper.plan()) is not None or stepper.has_step:
             stepper.step(batch, 0.0)
             inbox.take(self.scheduler.pop_replies())
         return [inbox.tokens[uid, 0] for uid in range(first, self._uid)]
@@ -138,6 +140,17 @@ def test_no_token_changes(
     assert service.scheduler.gauges()[counter] > 0
 
 
+def test_no_token_changes_on_a_device_that_stands_in_for_a_gpu(
+    checkpoint: Path, prompts: list[list[int]], expected: dict[str, list[list[list[int]]]]
+) -> None:
+    flags = {"speculative": "mtp", "num_speculative_tokens": 3, "max_num_batched_tokens": 64}
+    with late_backend(LateDevice, no_triton):
+        service = Service(checkpoint, **flags)
+        assert two_turns(service, prompts, KINDS["sampled"]) == expected["sampled"]
+    gauges = service.scheduler.gauges()
+    assert gauges["accepted_tokens"] > 0.5 * gauges["draft_tokens"] > 0
+
+
 def test_drafts_are_those_of_transformers_blocks(checkpoint: Path, prompts: list[list[int]]) -> None:
     """Each of three draft tokens in a row is the likeliest one of the reference, or as likely as that."""
     service = Service(checkpoint, speculative="mtp", num_speculative_tokens=3, max_num_seqs=2)
@@ -172,7 +185,7 @@ def change(name: str, by: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Ten
 MISTAKES: dict[str, Callable[[dict[str, Tensor]], object]] = {
     "the state comes before the embedding": swap_inputs,
     "the norm of states is not centred at zero": change("pre_fc_norm_hidden", lambda weight: weight - 1),
-    "there is no attention": change("layers.0.self_attn.o_proj", torch.zeros_like),
+    "there is no MLP": change("layers.0.mlp.down_proj", torch.zeros_like),
 }
 
 
@@ -199,7 +212,7 @@ def test_most_draft_tokens_are_accepted(usual: dict[int, float]) -> None:
 def test_a_mistake_in_weights_shows(mistake: str, prompts: Turn, usual: dict[int, float], tmp_path: Path) -> None:
     found = acceptance(write_checkpoint(tmp_path, MISTAKES[mistake]), prompts)
     print(f"{mistake}: {found:.1%}")
-    assert found < usual[1] - 0.05
+    assert found < usual[1] - 0.2
 
 
 def test_hidden_states_of_other_tokens_show(
@@ -257,7 +270,9 @@ def test_its_steps_are_captured_and_weights_shared(checkpoint: Path, prompts: Tu
     assert own.captures.keys() == {1, 2}
     assert own.can_capture
     assert own.cache.hidden is passes.cache.hidden
-    assert head._decoder.logits is model._decoder.logits
+    assert isinstance(head._decoder, MtpDecoder)
+    assert isinstance(model._decoder, DescribedDecoder)
+    assert head._decoder._decoder._head is model._decoder._head
     sizes = [sum(tensor.nbytes for tensor in each.cache.tensors) // 512 for each in (passes, own)]
     assert sizes == [16 * 4 * (128 + 160), 16 * 4 * 128]  # K and V of two heads of 32 in a layer each; hidden states
 

@@ -93,6 +93,15 @@ def test_tokens_with_names_are_those_of_the_file(tmp_path: Path) -> None:
     assert {token.content for token in named_tokens(tmp_path)} == added == {"<|endoftext|>"}
 
 
+def test_the_marks_of_a_gap_have_names(tmp_path: Path) -> None:
+    metadata = with_tokens("gpt-2", dict.fromkeys(("<pre>", "<suf>", "<mid>"), TokenType.CONTROL))
+    first = len(metadata[T + "tokens"]) - 3
+    ids = {T + f"fim_{part}_token_id": first + index for index, part in enumerate(("pre", "suf", "mid"))}
+    write_tokenizer(metadata | ids, tmp_path)
+    named = read_chat_files(str(tmp_path)).special_tokens
+    assert [named[f"fim_{part}_token"] for part in ("pre", "suf", "mid")] == ["<pre>", "<suf>", "<mid>"]
+
+
 def test_tokens_of_phi_3_drop_the_blanks_after_them(tmp_path: Path) -> None:
     metadata = with_tokens("llama-spm", {"<|end|>": TokenType.CONTROL}) | {"general.name": "Phi3"}
     tokenizer = tokenizer_of(metadata, tmp_path)

@@ -1,0 +1,1 @@
+"""Vectors of texts over HTTP, compared with other servers and libraries."""

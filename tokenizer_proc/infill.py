@@ -1,0 +1,146 @@
+"""Prompts to fill in the middle of a text (FIM): the marks of each family of models, and the order of the parts."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from messages.errors import bad_request
+from messages.ring.infill import ExtraFile, Infill
+from messages.ring.requests import SamplingParams
+from tokenizer_proc.encoding import Encoding
+
+
+class Marks(NamedTuple):
+    """The tokens before prefix, suffix and middle. Without one for the middle, it follows the part before it."""
+
+    prefix: str
+    suffix: str
+    middle: str
+    is_suffix_first: bool = False
+
+
+FAMILIES = (
+    Marks("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, Qwen3-Coder, CodeGemma, Granite 4
+    Marks("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder 1 and 2, Granite Code, Stable Code, Refact
+    Marks("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    Marks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder, DeepSeek-V2 and later
+    Marks("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+    Marks("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4.5 and later
+    Marks("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon-H1-Tiny-Coder
+    Marks("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", is_suffix_first=True),  # Seed-Coder
+    Marks("[PREFIX]", "[SUFFIX]", "", is_suffix_first=True),  # Codestral, Devstral, Mistral's Tekken tokenizers
+)
+REPOSITORIES = ("<|repo_name|>", "<repo_name>", "<|fim_repo|>")
+FILES = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
+OTHER_ENDS = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "▁<EOT>", "<|endoftext|>")
+"""Tokens that end the middle, in addition to the marks and to those before repositories and files."""
+
+REPOSITORY, CURRENT_FILE, SNIPPET = "myproject\n", "filename\n", "\n\n--- snippet ---\n\n"
+"""Names that llama.cpp gives to the repository and to the file with the gap, and its separator for other models."""
+
+FILES_SHARE = 0.75
+"""Files are left out of a prompt that would have more than this part of the context."""
+
+LEAD = "☺"
+"""A text that no tokenizer joins to what follows."""
+
+
+class InfillEncoder:
+    """Encodes prompts with a gap to fill. `named`: texts of tokens by their names in tokenizer_config.json.
+
+    A GGUF file names such tokens `fim_pre_token`, `fim_suf_token`, and so on; a family in the table takes precedence.
+    """
+
+    def __init__(self, encoding: Encoding, named: Mapping[str, str], max_model_len: int):
+        self._encoding = encoding
+        self._max_files_tokens = int(FILES_SHARE * max_model_len)
+        prefix, suffix, middle = (named.get(f"fim_{part}_token", "") for part in ("pre", "suf", "mid"))
+        families = (*FAMILIES, Marks(prefix, suffix, middle)) if prefix and suffix and middle else FAMILIES
+        self._marks = next((marks for marks in families if self._has(marks)), None)
+        self._repository = self._ids(*REPOSITORIES, named.get("fim_rep_token", ""))[:1]
+        self._file = self._ids(*FILES, named.get("fim_sep_token", ""))[:1]
+        marks = self._ids(*self._marks[:3]) if self._marks is not None else []
+        pads = (*OTHER_ENDS, named.get("fim_pad_token", ""))
+        self._ends = tuple(dict.fromkeys([*marks, *self._repository, *self._file, *self._ids(*pads)]))
+        self._reserved = {*encoding.special_ids, *self._ends}
+
+    def with_ends(self, params: SamplingParams) -> SamplingParams:
+        """Adds the tokens that end the middle, unless end-of-sequence tokens are ignored, too."""
+        if params.ignore_eos:
+            return params
+        return msgspec.structs.replace(
+            params, stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *self._ends)))
+        )
+
+    def encode(self, prefix: str, infill: Infill, add_special_tokens: bool) -> list[int]:
+        """Raises `RequestError` (400) if the model has no such marks. Special tokens in the texts are plain text."""
+        marks = self._marks
+        if marks is None:
+            raise bad_request(
+                f"{infill.param} is not supported by this model: its tokenizer has no tokens to fill in the middle of "
+                "a text (FIM)",
+                infill.param,
+                "not_supported",
+            )
+        before = self._ids(marks.prefix) + self._plain(prefix)
+        after = self._ids(marks.suffix) + self._plain(infill.suffix, is_begin=False)
+        begin = self._begin() if add_special_tokens else []
+        parts = after + before if marks.is_suffix_first else before + after
+        body = parts + self._ids(marks.middle)
+        return begin + self._files(infill.files, self._max_files_tokens - len(begin) - len(body)) + body
+
+    def _files(self, files: Sequence[ExtraFile], room: int) -> list[int]:
+        """Returns the last files that fit into `room` tokens, in the form of a repository if the model has one."""
+        head, tail = [], []
+        if self._file:
+            head = self._repository + self._plain(REPOSITORY) if self._repository else []
+            tail = self._file + self._plain(CURRENT_FILE)
+            room -= len(head) + len(tail)
+        kept: list[list[int]] = []
+        for file in reversed(files):
+            if len(file.text) > room * self._encoding.longest_token_chars:
+                break
+            text = f"{file.name}\n{file.text}" if self._file else SNIPPET + file.text
+            ids = self._file + self._plain(text)
+            room -= len(ids)
+            if room < 0:
+                break
+            kept.append(ids)
+        return head + [token_id for ids in reversed(kept) for token_id in ids] + tail if kept else []
+
+    def _plain(self, text: str, *, is_begin: bool = True) -> list[int]:
+        """Returns the ids of a text in which nothing is a special token: one that would be is encoded in two pieces.
+
+        Without `is_begin`, SentencePiece's space at the beginning of a text is left out.
+        """
+        ids = self._bare(text, is_begin=is_begin)
+        found = {self._encoding.token_of(token_id) or "" for token_id in self._reserved.intersection(ids)}
+        inside = "|".join(f"(?<={re.escape(mark[:1])})(?={re.escape(mark[1:])})" for mark in found if mark[1:])
+        if not inside:
+            return ids
+        first, *others = re.split(inside, text)
+        ids = self._bare(first, is_begin=is_begin)
+        return ids + [token_id for piece in others for token_id in self._bare(piece, is_begin=False)]
+
+    def _bare(self, text: str, *, is_begin: bool) -> list[int]:
+        encode = self._encoding.encode
+        if not text or is_begin:
+            return encode(text, False) if text else []
+        lead = encode(LEAD, False)
+        has_space = (self._encoding.token_of(lead[0]) or "").startswith("▁")
+        return encode(LEAD + text, False)[len(lead) :] if has_space else encode(text, False)
+
+    def _begin(self) -> list[int]:
+        """Returns the special tokens that the tokenizer adds before a text."""
+        plain, whole = (self._encoding.encode(LEAD, adds) for adds in (False, True))
+        return whole[: whole.index(plain[0])]
+
+    def _has(self, marks: Marks) -> bool:
+        return all(self._encoding.id_of(token) is not None for token in marks[:3] if token)
+
+    def _ids(self, *tokens: str) -> list[int]:
+        """Returns the ids of those that the vocabulary has."""
+        ids = (self._encoding.id_of(token) for token in tokens if token)
+        return [token_id for token_id in ids if token_id is not None]
