@@ -179,14 +179,19 @@ def _expert_planes_linear(has_many_rows: bool, looks_up: bool, itemsize: int) ->
     return {**_planes_linear(itemsize), "BLOCK_T": many_rows if has_many_rows else 16}
 
 
-def _lora_linear(has_many_tokens: bool, itemsize: int) -> Launch:
-    """Few tokens take as long as reading A and B; with many, each part of them is used for 64 tokens. `MOST_R`: the
-    most rows of A in a block."""
-    block_inputs = 128 if itemsize < 4 else 64
-    if has_many_tokens:
-        block_tokens = 64 if itemsize < 4 else 32
-        return {"BLOCK_M": block_tokens, "BLOCK_I": block_inputs, "BLOCK_O": 128, "MOST_R": 64, "num_warps": 4}
-    return {"BLOCK_M": 16, "BLOCK_I": 2 * block_inputs, "BLOCK_O": 128, "MOST_R": 32, "num_warps": 4}
+def _lora_shrink(has_many_tokens: bool, max_rank: int, itemsize: int) -> Launch:
+    """Few tokens take as long as reading A; with many, each part of it is used for 64, for which float32 leaves no
+    registers. A product takes 16 rows of A at least."""
+    has_many_tokens = has_many_tokens and itemsize < 4
+    rows = min(64 if has_many_tokens else 32, max(16, power_of_2(max_rank)))
+    block_inputs = 256 if itemsize < 4 and not has_many_tokens else 128
+    return {"BLOCK_M": 64 if has_many_tokens else 16, "BLOCK_R": rows, "BLOCK_I": block_inputs, "num_warps": 4}
+
+
+def _lora_expand(has_many_tokens: bool, itemsize: int) -> Launch:
+    """As `_lora_shrink`."""
+    block_tokens = (64 if itemsize < 4 else 32) if has_many_tokens else 16
+    return {"BLOCK_M": block_tokens, "BLOCK_R": 16, "BLOCK_O": 128, "num_warps": 4}
 
 
 def _groups(group_size: int) -> Launch:
@@ -239,7 +244,8 @@ RULES: dict[str, Callable[..., Launch]] = {
     "greedy": _part,
     "layer_norm": _row,
     "look_up_planes": lambda: {"BLOCK_O": 16, "num_warps": 4},
-    "lora_linear": _lora_linear,
+    "lora_expand": _lora_expand,
+    "lora_shrink": _lora_shrink,
     "pair_entries": _blocks(256),
     "paged_decode": _decode,
     "paged_decode_merge": _decode_merge,

@@ -12,13 +12,10 @@ from torch import Tensor
 
 from kernels.arguments.lora_slots import LoraSlots, TokenAdapters
 from kernels.gpu.key_blocks import PRECISION
-from kernels.gpu.launch_table import find_launch, power_of_2
+from kernels.gpu.launch_table import find_launch
 
 MANY_TOKENS = 128
 """With more, tiles have many tokens."""
-
-MIN_RANK = 16
-"""The least that a product takes; ranks beyond an adapter's own are 0."""
 
 
 def lora_linear(x_TI: Tensor, lora: LoraSlots, adapters: TokenAdapters, out_TO: Tensor) -> None:
@@ -26,27 +23,17 @@ def lora_linear(x_TI: Tensor, lora: LoraSlots, adapters: TokenAdapters, out_TO: 
     num_slots, num_segments, max_rank, _ = lora.a.shape
     if not num_tokens:
         return
-    u_TGR = x_TI.new_empty(num_tokens, num_segments, max_rank)
-    launch = find_launch("lora_linear", num_tokens > MANY_TOKENS, x_TI.itemsize)
-    num_tiles, num_outputs = triton.cdiv(num_tokens, launch["BLOCK_M"]), out_TO.shape[1]
-    columns = adapters.order, adapters.starts, lora.ranks
-    blocks = {name: launch[name] for name in ("BLOCK_M", "num_warps")}
-    block_rank = max(MIN_RANK, power_of_2(max_rank))
-    shrink[(num_tiles, num_slots, num_segments)](
-        *(x_TI, lora.a, lora.scales, *columns, u_TGR, num_inputs),
-        NUM_SEGMENTS=num_segments,
-        MAX_RANK=max_rank,
-        BLOCK_R=min(block_rank, launch["MOST_R"]),
-        BLOCK_I=launch["BLOCK_I"],
-        **blocks,
+    u_TGR, has_many = x_TI.new_empty(num_tokens, num_segments, max_rank), num_tokens > MANY_TOKENS
+    columns, num_outputs = (adapters.order, adapters.starts, lora.ranks), out_TO.shape[1]
+    sizes = {"NUM_SEGMENTS": num_segments, "MAX_RANK": max_rank}
+    launch = find_launch("lora_shrink", has_many, max_rank, x_TI.itemsize)
+    shrink[(triton.cdiv(num_tokens, launch["BLOCK_M"]), num_slots, num_segments)](
+        *(x_TI, lora.a, lora.scales, *columns, u_TGR, num_inputs), **sizes, **launch
     )
-    expand[(num_tiles, num_slots, triton.cdiv(num_outputs, launch["BLOCK_O"]))](
-        *(u_TGR, lora.b, lora.ends, *columns, out_TO, num_outputs),
-        NUM_SEGMENTS=num_segments,
-        MAX_RANK=max_rank,
-        BLOCK_R=MIN_RANK,
-        BLOCK_O=launch["BLOCK_O"],
-        **blocks,
+    launch = find_launch("lora_expand", has_many, x_TI.itemsize)
+    num_blocks = triton.cdiv(num_outputs, launch["BLOCK_O"])
+    expand[(triton.cdiv(num_tokens, launch["BLOCK_M"]), num_slots, num_blocks)](
+        *(u_TGR, lora.b, lora.ends, *columns, out_TO, num_outputs), **sizes, **launch
     )
 
 

@@ -37,6 +37,7 @@ class Config:
 class Model:
     model = Config()
     parallel = ALONE
+    adapters = None
 
 
 class NotingPasses:

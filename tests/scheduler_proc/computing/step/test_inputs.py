@@ -195,3 +195,17 @@ def test_page_tables_may_be_wider_than_any_request_is_long() -> None:
     arrays = shape.columns().arrays(torch.empty(shape.columns().num_bytes, dtype=torch.uint8))
     pack_step(mixed_batch(), shape, arrays)
     assert arrays["decode_page_tables"].tolist() == [[4], [2]]
+
+
+def test_each_token_has_the_adapter_of_its_row() -> None:
+    rows = [
+        (Row(0, [5, 6], 1, num_computed=1, pages=[4], adapter_slot=2), 1),
+        (Row(1, [6, 7, 8], 3, num_computed=1, pages=[2]), 2),
+        (Row(2, [9, 9, 9], 1, pages=[1], adapter_slot=0), 3),
+    ]
+    batch = msgspec.structs.replace(plan_batch(0, rows, 16), sample_tokens=pack_int32(range(6)))
+    for each in (batch, as_decode_rows(batch)):
+        slots_T = make_step_inputs(each, CPU).adapter_slots
+        assert slots_T is not None
+        assert slots_T.tolist() == [2, -1, -1, 0, 0, 0]
+    assert make_step_inputs(msgspec.structs.replace(batch, adapter_slots=b""), CPU).adapter_slots is None
