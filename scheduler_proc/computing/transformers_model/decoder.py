@@ -13,6 +13,8 @@ from torch import Tensor
 
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.state_rows import LayerState
+from scheduler_proc.computing.model.adapters import Adapters
+from scheduler_proc.computing.model.blocks.pooler import Pooler
 from scheduler_proc.computing.model.decoder import NO_STATES, ComputeLayers, LayerKind
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
@@ -24,13 +26,12 @@ from scheduler_proc.computing.transformers_model.attention import NAME, PagedAtt
 class TransformersDecoder:
     """`module` is a causal language model of transformers; `model` describes its calls of attention, a layer each."""
 
-    pooler = None
-
     def __init__(self, module: Any, model: ModelDescription):
         self.model = model
         self.parallel = ALONE
         self.layer_kinds: list[LayerKind] = []
-        self.adapters = None
+        self.adapters: Adapters | None = None
+        self.pooler: Pooler | None = None
         self._module = module
         module.set_attn_implementation(NAME)
 
