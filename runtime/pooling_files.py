@@ -169,11 +169,12 @@ def _read_prompts(model_dir: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     fields = read_object(file)
-    prompts = fields.get("prompts") or {}
+    found: Any = fields.get("prompts") or {}
+    given = cast("dict[str, Any]", found) if isinstance(found, dict) else {"": 0}
     default, similarity = fields.get("default_prompt_name"), fields.get("similarity_fn_name") or "cosine"
-    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
+    prompts = {name: text or "" for name, text in given.items() if isinstance(text, str | None)}
+    if len(prompts) != len(given):
         raise BootError(f"{file}: prompts is not an object of texts")
-    prompts = {str(name): text or "" for name, text in cast("dict[Any, str | None]", prompts).items()}
     if default is not None and default not in prompts:
         raise BootError(f"{file}: default_prompt_name is {default!r}, which is none of prompts: {_shown(prompts)}")
     if similarity not in ("cosine", "dot", "euclidean", "manhattan"):

@@ -26,13 +26,12 @@ from scheduler_proc.computing.transformers_model.attention import NAME, PagedAtt
 class TransformersDecoder:
     """`module` is a causal language model of transformers; `model` describes its calls of attention, a layer each."""
 
-    pooler: Pooler | None = None
-    adapters: Adapters | None = None
-
     def __init__(self, module: Any, model: ModelDescription):
         self.model = model
         self.parallel = ALONE
         self.layer_kinds: list[LayerKind] = []
+        self.adapters: Adapters | None = None
+        self.pooler: Pooler | None = None
         self._module = module
         module.set_attn_implementation(NAME)
 

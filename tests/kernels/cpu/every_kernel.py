@@ -44,6 +44,7 @@ from kernels.operations.sample import draw, greedy, sample
 from kernels.operations.short_conv import short_conv
 from kernels.operations.sigmoid_gate import sigmoid_gate
 from kernels.operations.silu_mul import silu_mul
+from tests.kernels import encoder_cases
 from tests.kernels.cases import OPTIONS, Shape, assert_close, make_paged_case, with_codes
 from tests.kernels.gpu.plausible_blocks import plausible_rows
 from tests.kernels.lora_cases import expect, make_slots, on_device
@@ -65,6 +66,12 @@ def attend(shape: Shape, dtype: torch.dtype, **options: Any) -> None:
     case.page_tables[3, : 256 // shape.page_size] = case.page_tables[2, : 256 // shape.page_size].clone()
     paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.options, out)
     assert_close(out[:3], case.expected[:3], dtype)
+
+
+def attend_whole(shape: encoder_cases.EncoderShape, dtype: torch.dtype) -> None:
+    heads, bias = encoder_cases.make_heads(shape, dtype)
+    out = encoder_cases.run(heads, bias, shape, encoder_cases.NUM_SINGLE, encoder_cases.LENS)
+    assert_close(out, encoder_cases.expected(heads, bias, shape), dtype)
 
 
 def attend_codes(shape: Shape, dtype: torch.dtype, **options: Any) -> None:
@@ -110,8 +117,10 @@ def compute(size: int, dtype: torch.dtype) -> None:
         layer_norm(x, ones, ones, 1e-5, update),
         rms_norm(x, ones, 1e-5, update),
         gelu(x, "tanh"),
+        gelu(x, "exact"),
         silu_mul(torch.cat((x, update), dim=-1)),
         gelu_mul(torch.cat((x, update), dim=-1)),
+        gelu_mul(torch.cat((x, update), dim=-1), kind="exact"),
         relu_squared(x.clone()),
         rescale(x.clone(), 2.0, update),
         rescale(x.clone(), 2.0, softcap=3.0),
@@ -223,6 +232,8 @@ def main(library: Path) -> None:
             for shape in SHAPES:
                 attend(shape, dtype)
                 store(shape, dtype)
+            for encoder_shape in encoder_cases.SHAPES:
+                attend_whole(encoder_shape, dtype)
             for shape in (SHAPES[0], SHAPES[4]):
                 attend_codes(shape, dtype)
             attend(SHAPES[0], dtype, **OPTIONS["all"])

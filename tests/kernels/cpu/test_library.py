@@ -215,7 +215,7 @@ def test_where_nothing_can_be_kept_they_are_built_for_this_start(
     kernel = find_kernel("gelu", FLOATS.dtype)
     assert kernel is not None
     x, out = torch.ones(1, 3), torch.zeros(1, 3)
-    kernel(x.data_ptr(), out.data_ptr(), 1, 3)
+    kernel(x.data_ptr(), out.data_ptr(), 1, 3, 0)
     assert out[0].tolist() == pytest.approx([0.8412] * 3, abs=1e-3)
     assert list((tmp_path / "scratch").iterdir()) == []
 
