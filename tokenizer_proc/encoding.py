@@ -15,10 +15,6 @@ MAX_ENCODED_CHARS = 2_000_000
 """Maximum length of a text that need not fit the context. It takes about two seconds, which block other prompts."""
 
 
-def _no_id(token: str) -> int | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Encoding:
     """Converts text to ids and back.
@@ -35,7 +31,7 @@ class Encoding:
     token_of: Callable[[int], str | None]
     longest_token_chars: int
     join: Callable[[Texts], JoinedTexts]
-    id_of: Callable[[str], int | None] = _no_id
+    id_of: Callable[[str], int | None] = lambda token: None
     special_ids: Collection[int] = ()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

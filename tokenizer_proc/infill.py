@@ -56,59 +56,48 @@ class InfillEncoder:
     def __init__(self, encoding: Encoding, named: Mapping[str, str], max_model_len: int):
         self._encoding = encoding
         self._max_files_tokens = int(FILES_SHARE * max_model_len)
-        prefix, suffix, middle = (named.get(f"fim_{part}_token", "") for part in ("pre", "suf", "mid"))
-        families = (*FAMILIES, Marks(prefix, suffix, middle)) if prefix and suffix and middle else FAMILIES
-        self._marks = next((marks for marks in families if self._has(marks)), None)
+        parts = [named.get(f"fim_{part}_token", "") for part in ("pre", "suf", "mid")]
+        families = (*FAMILIES, Marks(parts[0], parts[1], parts[2])) if all(parts) else FAMILIES
+        self._marks = next(
+            (marks for marks in families if None not in map(encoding.id_of, filter(None, marks[:3]))), None
+        )
         self._repository = self._ids(*REPOSITORIES, named.get("fim_rep_token", ""))[:1]
         self._file = self._ids(*FILES, named.get("fim_sep_token", ""))[:1]
-        marks = self._ids(*self._marks[:3]) if self._marks is not None else []
-        pads = (*OTHER_ENDS, named.get("fim_pad_token", ""))
-        self._ends = tuple(dict.fromkeys([*marks, *self._repository, *self._file, *self._ids(*pads)]))
+        marks = self._ids(*(self._marks or ("", "", ""))[:3], *OTHER_ENDS, named.get("fim_pad_token", ""))
+        self._ends = tuple(dict.fromkeys(marks + self._repository + self._file))
         self._reserved = {*encoding.special_ids, *self._ends}
 
     def with_ends(self, params: SamplingParams) -> SamplingParams:
         """Adds the tokens that end the middle, unless end-of-sequence tokens are ignored, too."""
-        if params.ignore_eos:
-            return params
-        return msgspec.structs.replace(
-            params, stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *self._ends)))
-        )
+        ends = () if params.ignore_eos else self._ends
+        return msgspec.structs.replace(params, stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *ends))))
 
     def encode(self, prefix: str, infill: Infill, add_special_tokens: bool) -> list[int]:
         """Raises `RequestError` (400) if the model has no such marks. Special tokens in the texts are plain text."""
         marks = self._marks
         if marks is None:
-            raise bad_request(
-                f"{infill.param} is not supported by this model: its tokenizer has no tokens to fill in the middle of "
-                "a text (FIM)",
-                infill.param,
-                "not_supported",
-            )
+            why = "the model's tokenizer has no tokens to fill in the middle of a text (FIM)"
+            raise bad_request(f"{infill.param} is not supported: {why}", infill.param, "not_supported")
         before = self._ids(marks.prefix) + self._plain(prefix)
         after = self._ids(marks.suffix) + self._plain(infill.suffix, is_begin=False)
         begin = self._begin() if add_special_tokens else []
-        parts = after + before if marks.is_suffix_first else before + after
-        body = parts + self._ids(marks.middle)
+        body = (after + before if marks.is_suffix_first else before + after) + self._ids(marks.middle)
         return begin + self._files(infill.files, self._max_files_tokens - len(begin) - len(body)) + body
 
     def _files(self, files: Sequence[ExtraFile], room: int) -> list[int]:
         """Returns the last files that fit into `room` tokens, in the form of a repository if the model has one."""
-        head, tail = [], []
-        if self._file:
-            head = self._repository + self._plain(REPOSITORY) if self._repository else []
-            tail = self._file + self._plain(CURRENT_FILE)
-            room -= len(head) + len(tail)
-        kept: list[list[int]] = []
+        head = self._repository + self._plain(REPOSITORY) if self._repository and self._file else []
+        tail = self._file + self._plain(CURRENT_FILE) if self._file else []
+        room -= len(head) + len(tail)
+        kept: list[int] = []
         for file in reversed(files):
-            if len(file.text) > room * self._encoding.longest_token_chars:
-                break
             text = f"{file.name}\n{file.text}" if self._file else SNIPPET + file.text
-            ids = self._file + self._plain(text)
-            room -= len(ids)
-            if room < 0:
+            may_fit = len(text) <= room * self._encoding.longest_token_chars
+            ids = self._file + self._plain(text) if may_fit else []
+            if not 0 < len(ids) <= room:
                 break
-            kept.append(ids)
-        return head + [token_id for ids in reversed(kept) for token_id in ids] + tail if kept else []
+            kept, room = ids + kept, room - len(ids)
+        return head + kept + tail if kept else []
 
     def _plain(self, text: str, *, is_begin: bool = True) -> list[int]:
         """Returns the ids of a text in which nothing is a special token: one that would be is encoded in two pieces.
@@ -121,8 +110,8 @@ class InfillEncoder:
         if not inside:
             return ids
         first, *others = re.split(inside, text)
-        ids = self._bare(first, is_begin=is_begin)
-        return ids + [token_id for piece in others for token_id in self._bare(piece, is_begin=False)]
+        pieces = [self._bare(first, is_begin=is_begin), *(self._bare(piece, is_begin=False) for piece in others)]
+        return [token_id for piece in pieces for token_id in piece]
 
     def _bare(self, text: str, *, is_begin: bool) -> list[int]:
         encode = self._encoding.encode
@@ -137,10 +126,6 @@ class InfillEncoder:
         plain, whole = (self._encoding.encode(LEAD, adds) for adds in (False, True))
         return whole[: whole.index(plain[0])]
 
-    def _has(self, marks: Marks) -> bool:
-        return all(self._encoding.id_of(token) is not None for token in marks[:3] if token)
-
     def _ids(self, *tokens: str) -> list[int]:
         """Returns the ids of those that the vocabulary has."""
-        ids = (self._encoding.id_of(token) for token in tokens if token)
-        return [token_id for token_id in ids if token_id is not None]
+        return [token_id for token in tokens if token and (token_id := self._encoding.id_of(token)) is not None]

@@ -82,17 +82,13 @@ class PromptReader:
             yield msgspec.structs.replace(first, uid=sibling.uid, engine=sibling.engine, sampling_params=own)
 
     def _ids_of(self, text: str, message: TokenizeMsg, max_prompt_tokens: int, param: str) -> "array[int]":
-        infill = message.infill
-        key = (text, message.add_special_tokens, infill)
+        infill, adds = message.infill, message.add_special_tokens
+        key = (text, adds, infill)
         last = self._last_ids
         if last is not None and last[0] == key:
             return last[1]
-        self._check_chars(text if infill is None else text + infill.suffix, message, max_prompt_tokens, param)
-        encoded = (
-            self._encoding.encode(text, message.add_special_tokens)
-            if infill is None
-            else self._infills.encode(text, infill, message.add_special_tokens)
-        )
+        self._check_chars(text + (infill.suffix if infill else ""), message, max_prompt_tokens, param)
+        encoded = self._infills.encode(text, infill, adds) if infill else self._encoding.encode(text, adds)
         ids = unpack_int32(pack_int32(encoded))
         self._last_ids = key, ids
         return ids

@@ -32,7 +32,6 @@ Several = Annotated[list[NonEmpty | TokenId | TokenIds], Meta(min_length=1)]
 PROMPT_TEXT = f"a string, a list of strings, {TOKEN_IDS_TEXT} or a list of such lists, none of them empty"
 
 SUFFIX_TEXT = "a string; with one that is not empty, the text between prompt and suffix is generated"
-NOT_WITH_SUFFIX = ("echo", "truncate_prompt_tokens", "use_beam_search")
 
 
 class CompletionBody(OpenAiFields, frozen=True, kw_only=True):
@@ -99,7 +98,7 @@ def _infill_of(body: CompletionBody, prompt: str | list[int]) -> Infill | None:
         return None
     if not isinstance(prompt, str):
         raise bad_request("suffix needs a prompt of text, got token ids", "suffix")
-    for name in NOT_WITH_SUFFIX:
+    for name in ("echo", "truncate_prompt_tokens", "use_beam_search"):
         if getattr(body, name):
             raise bad_request(f"{name} cannot be combined with suffix", name)
     return Infill(body.suffix, "suffix")
