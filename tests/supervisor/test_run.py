@@ -107,7 +107,10 @@ def test_ray_places_every_engine(tmp_path: Path):
             ["--external", "scheduler"],
             "--tensor-parallel: the launcher starts all ranks; leave out",
         ),
-        (["--speculative", "draft"], "several ranks have no draft model; --speculative ngram needs none"),
+        (
+            ["--speculative", "draft"],
+            "several ranks have no draft model and no MTP head; --speculative ngram needs none",
+        ),
         (["--remote-engines", "tcp://a:1"], "an engine on another machine has one rank"),
         (["--kv-disk", "/tmp/x"], "--kv-disk and --kv-offload-gb keep the pages of one rank"),
         (["--kv-offload-gb", "1"], "--kv-disk and --kv-offload-gb keep the pages of one rank"),

@@ -9,7 +9,7 @@ from messages.errors import RequestError
 from tests.frontend.frontend_run import FrontendRun, make_config
 
 KEY, ADMIN_KEY = "sk-client", "sk-operator"
-PUBLIC = {"/health", "/ping", "/version"}
+PUBLIC = {"/health", "/ping", "/version", "/api/version"}
 OPERATORS = {"/admin/processes", "/admin/restart/{process}", "/admin/snapshot", "/start_profile", "/stop_profile"}
 OPERATORS |= {"/cache/explain", "/cache/tree", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 

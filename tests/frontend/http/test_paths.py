@@ -28,7 +28,7 @@ def test_a_client_with_a_wrong_base_url_is_told_the_right_one(server: FrontendRu
     assert f"there is no {path} here: set {hint.removeprefix('set ')}" in refused.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings", "/v1", "/v1/chat", "/chat", "/v1/v1/zzz"])
+@pytest.mark.parametrize("path", ["/v1/images", "/images", "/v1", "/v1/chat", "/chat", "/v1/v1/zzz"])
 def test_other_paths_get_no_hint(server: FrontendRun, path: str):
     error = server.client.post(path, json={}).json()["error"]
     assert (error["message"], error["type"]) == (f"there is no {path} here", "not_found_error")

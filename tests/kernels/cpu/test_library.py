@@ -145,14 +145,20 @@ def test_an_install_takes_the_library_that_is_kept(
     path.write_bytes(b"kept")
     assert build_kept(compiler) == path
     copy = tmp_path / "checkout"
-    for name in ("kernels/cpu/source", "kernels/cpu/build.py", "kernels/cpu/__init__.py", "kernels/__init__.py"):
+    for name in (
+        "kernels/cpu/source",
+        "kernels/cpu/build.py",
+        "kernels/cpu/__init__.py",
+        "kernels/__init__.py",
+        "sluice",
+    ):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).symlink_to(ROOT / name)
     for name in ("setup.py", "pyproject.toml", "README.md", "launch.py"):
         shutil.copy(ROOT / name, copy)
     command = [sys.executable, "setup.py", "--quiet", "build_py"]
     subprocess.run(command, cwd=copy, check=True, capture_output=True, timeout=60)
-    (installed,) = copy.glob("build/lib*/kernels/cpu/prebuilt/kernels-*.so")
+    (installed,) = copy.glob("build/lib*/sluice/app/kernels/cpu/prebuilt/kernels-*.so")
     assert installed.read_bytes() == b"kept"
 
 

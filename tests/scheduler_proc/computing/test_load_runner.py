@@ -151,9 +151,9 @@ def test_the_default_step_on_a_cpu_is_small(model_dir: Path, runner: Runner) -> 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path, model_dir: Path) -> None:
     config = make_config(model_dir)
-    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}', encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"architectures": ["T5ForConditionalGeneration"]}', encoding="utf-8")
     elsewhere = msgspec.structs.replace(config, facts=msgspec.structs.replace(config.facts, model_dir=str(tmp_path)))
-    with pytest.raises(BootError, match=r"BertModel.*GPT2LMHeadModel, LlamaForCausalLM"):
+    with pytest.raises(BootError, match=r"T5ForConditionalGeneration.*GPT2LMHeadModel, LlamaForCausalLM"):
         load_runner(elsewhere, lambda text, fraction: None)
 
 
