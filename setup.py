@@ -4,11 +4,13 @@ The kernels are built during installation, so that the first start need not. A m
 package without them: the server tries again at its start, and logs what is lost.
 """
 
+import os
 import shutil
 import sys
 from pathlib import Path
 
 from setuptools import Distribution, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
@@ -53,6 +55,17 @@ class BuildKernels(build_py):
             self.warn(f"the C kernels are not built: {error}")
 
 
+class PortableWheel(bdist_wheel):
+    """A wheel for every version of Python, on machines with this C library or a later one."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        _, _, platform = super().get_tag()
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+        if name == "glibc":
+            platform = platform.replace("linux_", f"manylinux_{version.replace('.', '_')}_", 1)
+        return "py3", "none", platform  # the library uses nothing of Python
+
+
 class PlatformDistribution(Distribution):
     """A distribution for one kind of machine, since it contains a library."""
 
@@ -65,6 +78,6 @@ setup(
     package_dir={"sluice": "sluice", APP: ".", **{f"{APP}.{name}": name.replace(".", "/") for name in PACKAGES}},
     py_modules=[f"{APP}.launch"],
     package_data={f"{APP}.{name}": files for name, files in FILES.items()},
-    cmdclass={"build_py": BuildKernels},
+    cmdclass={"build_py": BuildKernels, "bdist_wheel": PortableWheel},
     distclass=PlatformDistribution,
 )

@@ -1,6 +1,7 @@
 """The installed package: one package, `sluice`, and the command of that name, which runs without a checkout."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = {**os.environ, "CC": "false"}  # the kernels are not needed here
     subprocess.run([*command, str(folder / "wheels"), str(folder / "source")], check=True, env=environment, timeout=100)
     (wheel,) = (folder / "wheels").iterdir()
+    assert re.fullmatch(r"sluice-[\d.]+-py3-none-manylinux_2_\d+_\w+\.whl", wheel.name)
     target = folder / "site"
     with zipfile.ZipFile(wheel) as opened:
         opened.extractall(target)
