@@ -233,6 +233,9 @@ def ready_text(config: Config, url: str, seconds: float) -> str:
     if config.facts.has_chat_template:
         messages = [{"role": "user", "content": "Name the capital of France."}]
         path, body = "v1/chat/completions", json.dumps({"messages": messages, "temperature": 0})
+    pooling = config.facts.pooling
+    if pooling is not None and not pooling.generates:
+        path, body = "classify" if pooling.kind == "classify" else "v1/embeddings", json.dumps({"input": "A camelid."})
     headers = ["Content-Type: application/json"]
     if config.http.api_key:
         headers.append("Authorization: Bearer KEY")

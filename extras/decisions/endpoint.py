@@ -22,7 +22,7 @@ from frontend.requests.generation import Generation
 from frontend.requests.trace import trace_of
 from frontend.service import Service
 from messages.columns import unpack_int32
-from messages.errors import bad_request
+from messages.errors import RequestError, bad_request
 from messages.ring.requests import EncodeMsg, Pooling
 
 SYSTEM = (
@@ -125,7 +125,10 @@ class DecisionApi:
         chat = answer_prompt(
             self._conversations, [ChatMessage(role="system", content=system), ChatMessage(role="user", content=user)]
         )
-        rendered = await self._service.queries.encode(EncodeMsg(0, None, chat, False, wants_text=True))
+        try:
+            rendered = await self._service.queries.encode(EncodeMsg(0, None, chat, False, wants_text=True))
+        except RequestError as error:  # names the prompt, which this body does not have
+            raise RequestError(msgspec.structs.replace(error.info, param="input")) from None
         before, place, after = rendered.text.rpartition(PLACE)
         if not place:
             raise bad_request("the model's chat template leaves out the last words of a message", "model")

@@ -100,7 +100,7 @@ def check_refused(server: Server, bad: Bad) -> None:
         ("GET", "/v1", 404),
         ("GET", "/v1/models/zzz", 404),
         ("GET", "/generate/", 404),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/images/generations", 404),
         ("GET", "/%2e%2e/etc/passwd", 404),
         ("GET", "/health/generate?timeout_s=nan", 400),
         ("GET", "/health/generate?timeout_s=-1", 400),

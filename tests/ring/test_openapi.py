@@ -29,6 +29,10 @@ OPERATIONS = (
     *("GET /requests", "GET /requests/{id}", "POST /v1/responses", "POST /v1/messages"),
     *("GET /v1/responses/{id}", "GET /v1/responses/{id}/input_items", "DELETE /v1/responses/{id}"),
     *("POST /v1/responses/{id}/cancel", "POST /v1/batches", "GET /v1/batches/{id}", "POST /infill"),
+    *("POST /v1/embeddings", "POST /pooling", "POST /classify", "POST /v1/rerank", "POST /v2/rerank", "POST /rerank"),
+    *("POST /v1/score", "POST /score", "POST /embed", "POST /similarity", "POST /v1/decisions"),
+    *("POST /api/chat", "POST /api/generate", "POST /api/embed", "POST /api/embeddings"),
+    *("POST /api/show", "GET /api/tags", "GET /api/ps", "GET /api/version"),
 )
 ADMINISTRATION = (
     *("GET /admin/processes", "POST /admin/restart/{process}", "POST /admin/snapshot"),
@@ -36,8 +40,6 @@ ADMINISTRATION = (
     *("POST /cache/explain", "GET /cache/tree", "GET /live", "POST /v1/messages/count_tokens"),
     *("POST /v1/files", "GET /v1/files/{id}", "DELETE /v1/files/{id}", "GET /v1/files/{id}/content"),
     *("GET /v1/files", "GET /v1/batches", "POST /v1/batches/{id}/cancel"),
-    *("POST /v1/embeddings", "POST /pooling", "POST /classify", "POST /v1/rerank", "POST /v2/rerank", "POST /rerank"),
-    *("POST /v1/score", "POST /score", "POST /embed", "POST /similarity", "POST /v1/decisions"),
     *("POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"),
     *("POST /v1/responses/input_tokens", "POST /v1/chat/completions/input_tokens"),
 )

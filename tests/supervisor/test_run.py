@@ -1,9 +1,11 @@
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from extras.remote.config import RemoteConfig
+from messages.config.pooling import PoolingFacts
 from messages.config.server import Config, HttpConfig, ModelConfig, ModelFacts
 from messages.errors import UsageError
 from supervisor.child import Command
@@ -135,3 +137,16 @@ def test_the_summary_names_what_is_served_where():
     assert "a, b (context 9 tokens)" in text
     assert "http://127.0.0.1:81 (listening on 0.0.0.0)" in text
     assert "(listening" not in ready_text(make_config(), "http://127.0.0.1:81", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "generates", "path"),
+    [("embed", False, "v1/embeddings"), ("classify", False, "classify"), ("embed", True, "generate")],
+)
+def test_the_line_to_paste_requests_what_the_model_gives(
+    kind: Literal["embed", "classify"], generates: bool, path: str
+):
+    config = make_config()
+    facts = msgspec.structs.replace(config.facts, pooling=PoolingFacts(kind=kind, generates=generates))
+    text = ready_text(msgspec.structs.replace(config, facts=facts), "http://127.0.0.1:81", 1.0)
+    assert f"curl -N http://127.0.0.1:81/{path} " in text

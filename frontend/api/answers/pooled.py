@@ -44,7 +44,7 @@ def open_pooled(
         raise bad_request(
             f"{len(requests)} texts are requested together, and at most {limit} may be open "
             "(--max-num-seqs and --max-queued-requests)",
-            param if isinstance(param, str) else None,
+            (param if isinstance(param, str) else param[-1]).partition("[")[0],
         )
     facts = service.config.facts
     resolved = [

@@ -8,7 +8,7 @@ import pytest
 
 from extras.decisions.input_text import Item, Part, read_input
 from messages.columns import pack_float32, pack_int32, unpack_int32
-from messages.errors import RequestError
+from messages.errors import ErrorInfo, RequestError
 from messages.ring.replies import EncodeReply, PooledReply, Usage
 from messages.ring.requests import EncodeMsg, TokenizeMsg
 from runtime.chat_files import PLAIN_TEMPLATE, ChatFiles
@@ -157,6 +157,16 @@ def test_refused_bodies(server: FrontendRun, body: Any, param: str):
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
     assert not server.arrived()
+
+
+def test_an_input_that_is_too_long_is_named(server: FrontendRun):
+    asked = server.ask("/v1/decisions", {"input": "x", "questions": [PREDICATE]})
+    message = server.take(EncodeMsg)
+    error = ErrorInfo(400, "too long", param="prompt", code="context_length_exceeded")
+    server.send(EncodeReply(message.uid, error=error))
+    response = asked.response()
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "input"
 
 
 def test_a_conversation_is_one_text():

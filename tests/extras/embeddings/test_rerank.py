@@ -86,6 +86,11 @@ def test_refused_bodies(server: FrontendRun, body: Any):
     assert not server.arrived()
 
 
+def test_more_documents_than_may_be_open_are_named(server: FrontendRun):
+    response = server.client.post("/v1/rerank", json={"query": "q", "documents": list(map(str, range(2000)))})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "documents")
+
+
 @pytest.mark.parametrize("path", ["/v1/score", "/score"])
 @pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents")])
 def test_one_text_is_scored_with_each_of_several(server: FrontendRun, path: str, names: tuple[str, str]):
