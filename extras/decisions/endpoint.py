@@ -23,6 +23,7 @@ from frontend.requests.trace import trace_of
 from frontend.service import Service
 from messages.columns import unpack_int32
 from messages.errors import RequestError, bad_request
+from messages.ring.replies import EncodeReply
 from messages.ring.requests import EncodeMsg, Pooling
 
 SYSTEM = (
@@ -98,8 +99,9 @@ class DecisionApi:
         rows = [rows_of(len(question.options)) for question in questions]
         shared = await self._share(read_input(body.input))
         texts = [_question_text(question) for question in questions]
+        places = [f"questions[{index}]" for index, each in enumerate(rows) for _ in each]
         tails = await self._encode_all(
-            [text + shared.after + row.begun for text, each in zip(texts, rows, strict=True) for row in each]
+            [text + shared.after + row.begun for text, each in zip(texts, rows, strict=True) for row in each], places
         )
         requests = [
             self._calls.request(body, shared.head + tail, Pooling("labels", label_texts=row.labels))
@@ -115,7 +117,6 @@ class DecisionApi:
             usage = _usage_of(done, len(shared.head))
             return Decision(answers, self._calls.model_name(body), usage)
 
-        places = [f"questions[{index}]" for index, each in enumerate(rows) for _ in each]
         return self._calls.reply(body, trace, requests, content, places)
 
     async def _share(self, given: DecisionInput) -> SharedPrompt:
@@ -125,24 +126,31 @@ class DecisionApi:
         chat = answer_prompt(
             self._conversations, [ChatMessage(role="system", content=system), ChatMessage(role="user", content=user)]
         )
-        try:
-            rendered = await self._service.queries.encode(EncodeMsg(0, None, chat, False, wants_text=True))
-        except RequestError as error:  # names the prompt, which this body does not have
-            raise RequestError(msgspec.structs.replace(error.info, param="input")) from None
+        rendered = await self._encode(EncodeMsg(0, None, chat, False, wants_text=True), "input")
         before, place, after = rendered.text.rpartition(PLACE)
         if not place:
             raise bad_request("the model's chat template leaves out the last words of a message", "model")
-        (head,) = await self._encode_all([before])
+        (head,) = await self._encode_all([before], ["input"])
         thought = self._conversations.model_format.thought
         return SharedPrompt(head, after if thought is None else after + thought.answer)
 
-    async def _encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+    async def _encode_all(self, texts: Sequence[str], places: Sequence[str]) -> list[list[int]]:
+        """`places` names the part of the body that each text comes from."""
         encoded: list[list[int]] = []
         for start in range(0, len(texts), MAX_AT_ONCE):
-            questions = [EncodeMsg(0, text, None, False) for text in texts[start : start + MAX_AT_ONCE]]
-            replies = await asyncio.gather(*map(self._service.queries.encode, questions))
+            some = zip(texts[start : start + MAX_AT_ONCE], places[start : start + MAX_AT_ONCE], strict=True)
+            replies = await asyncio.gather(
+                *[self._encode(EncodeMsg(0, text, None, False), place) for text, place in some]
+            )
             encoded += [unpack_int32(reply.token_ids).tolist() for reply in replies]
         return encoded
+
+    async def _encode(self, message: EncodeMsg, place: str) -> EncodeReply:
+        """Raises `RequestError` that names `place`: this body has no prompt."""
+        try:
+            return await self._service.queries.encode(message)
+        except RequestError as error:
+            raise RequestError(msgspec.structs.replace(error.info, param=place)) from None
 
 
 def _question_text(question: Question) -> str:

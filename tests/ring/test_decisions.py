@@ -120,7 +120,8 @@ def test_the_client_of_openai_gets_vectors(ring: RingClient, reference: Referenc
         reply = client.embeddings.create(model=model, input=texts, **fields)  # pyright: ignore
         for text, entry in zip(texts, reply.data, strict=True):
             assert entry.embedding == pytest.approx(reference.vector(text), abs=1e-5)
-        assert reply.data[0].embedding == reply.data[2].embedding
+        # Not to the last bit: they may be computed in steps of different sizes.
+        assert reply.data[0].embedding == pytest.approx(reply.data[2].embedding, abs=1e-6)
     short = client.embeddings.create(model=model, input=texts[0], dimensions=8)
     expected = reference.vector(texts[0])[:8]
     assert short.data[0].embedding == pytest.approx(expected / np.linalg.norm(expected), abs=1e-5)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from frontend.http.stream import WholeReply
+from frontend.requests.costs import check_num_ids
 from frontend.requests.generation import Generation
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import RequestTrace
@@ -47,6 +48,11 @@ def open_pooled(
             (param if isinstance(param, str) else param[-1]).partition("[")[0],
         )
     facts = service.config.facts
+    for index, request in enumerate(requests):
+        try:
+            check_num_ids([request], facts.max_model_len)
+        except RequestError as error:
+            raise RequestError(_name_text(error.info, param, index if len(requests) > 1 else None)) from None
     resolved = [
         request._replace(
             params=msgspec.structs.replace(

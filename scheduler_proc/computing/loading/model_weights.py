@@ -49,9 +49,9 @@ def describe(
 
 def no_mtp_head(config: Config) -> BootError:
     return BootError(
-        f"--speculative mtp: {config.facts.model_dir} has no head of multi-token prediction that can be used (tensors "
-        f"{MTP}.*, or nextn in GGUF, of Qwen3-Next and Qwen3.5); use --speculative ngram, or --speculative draft with "
-        "a smaller model of the same tokenizer"
+        f"--speculative mtp: {config.facts.served_names[0]} has no head of multi-token prediction that can be used "
+        f"(tensors {MTP}.*, or nextn in GGUF, of Qwen3-Next and Qwen3.5); use --speculative ngram, or "
+        "--speculative draft with a smaller model of the same tokenizer"
     )
 
 

@@ -159,14 +159,16 @@ def test_refused_bodies(server: FrontendRun, body: Any, param: str):
     assert not server.arrived()
 
 
-def test_an_input_that_is_too_long_is_named(server: FrontendRun):
+@pytest.mark.parametrize(("num_before", "param"), [(0, "input"), (2, "questions[0]")])
+def test_what_is_too_long_is_named(server: FrontendRun, num_before: int, param: str):
     asked = server.ask("/v1/decisions", {"input": "x", "questions": [PREDICATE]})
-    message = server.take(EncodeMsg)
+    for _ in range(num_before):  # the chat, and what is before the question
+        encode(server)
     error = ErrorInfo(400, "too long", param="prompt", code="context_length_exceeded")
-    server.send(EncodeReply(message.uid, error=error))
+    server.send(EncodeReply(server.take(EncodeMsg).uid, error=error))
     response = asked.response()
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == "input"
+    assert response.json()["error"]["param"] == param
 
 
 def test_a_conversation_is_one_text():
