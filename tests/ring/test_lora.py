@@ -107,6 +107,8 @@ def test_several_choices_and_an_unload_at_the_same_time_all_end(ring: RingClient
         return {"status": reply.status_code, "texts": [choice["text"] for choice in reply.json().get("choices", ())]}
 
     async def run() -> tuple[list[dict[str, Any]], httpx.Response]:
+        while ring.gauges("scheduler").get("adapter_slots_in_use"):  # the gauges are as old as the latest beat
+            await asyncio.sleep(0.01)
         running = [asyncio.create_task(asyncio.to_thread(complete, "second")) for _ in range(3)]
         while not ring.gauges("scheduler").get("adapter_slots_in_use"):
             await asyncio.sleep(0.01)
@@ -118,7 +120,7 @@ def test_several_choices_and_an_unload_at_the_same_time_all_end(ring: RingClient
     assert unloaded.status_code == 200
     assert len(undisturbed["texts"]) == 4
     assert all(reply == undisturbed for reply in replies if reply["status"] == 200)
-    assert replies[0]["status"] == 200
+    assert undisturbed in replies
     assert complete("second")["status"] == 404
     assert load(ring, "second", paths["second"]).status_code == 200
     assert complete("second") == undisturbed
