@@ -110,7 +110,7 @@ def test_several_choices_and_an_unload_at_the_same_time_all_end(ring: RingClient
         while ring.gauges("scheduler").get("adapter_slots_in_use"):  # the gauges are as old as the latest beat
             await asyncio.sleep(0.01)
         running = [asyncio.create_task(asyncio.to_thread(complete, "second")) for _ in range(3)]
-        while not ring.gauges("scheduler").get("adapter_slots_in_use"):
+        while not ring.gauges("scheduler").get("adapter_slots_in_use") and not all(task.done() for task in running):
             await asyncio.sleep(0.01)
         unloaded = await asyncio.to_thread(unload, ring, "second")
         return [await task for task in running], unloaded
