@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.result_file import write_result
 from benchmarks.server_process import ServerProcess
 from messages.columns import unpack_float32
 
@@ -83,7 +84,7 @@ def main() -> None:
         ours.stop()
     show(result)
     if options.save:
-        options.save.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_result(options.save, "embeddings", result)
 
 
 def start_peer(name: str, options: argparse.Namespace) -> tuple[subprocess.Popen[bytes], int]:

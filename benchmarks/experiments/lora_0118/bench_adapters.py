@@ -11,11 +11,13 @@ import argparse
 import itertools
 import statistics
 import time
+from pathlib import Path
 
 import torch
 from msgspec.structs import replace
 
 from benchmarks.model_shapes import PAGE_SIZE, SHAPES, load_shape, make_shape, plan_decode
+from benchmarks.result_file import write_result
 from messages.columns import pack_int32
 from messages.ring.steps import Batch
 from scheduler_proc.computing.load_runner import load_runner
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     about_cpu = "measure the process's CPU time; with --cpu-threads 1, other programs then hardly count"
     parser.add_argument("--cpu-time", action="store_true", help=about_cpu)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options, flags = parser.parse_known_args()
     pages = options.rows * (CONTEXT // PAGE_SIZE + 1) + 64
     sizes = ["--num-pages", str(pages), "--max-num-seqs", str(options.rows), "--max-model-len", "256"]
@@ -51,8 +54,12 @@ def main() -> None:
     for name, num_used in (("one", 1), ("all", NUM_ADAPTERS)):
         slots = [row % num_used for row in range(options.rows)]
         steps[name] = replace(plain, adapter_slots=pack_int32(slots))
-    for name, (milliseconds, ratio) in measure(runner, steps, options).items():
+    medians = measure(runner, steps, options)
+    for name, (milliseconds, ratio) in medians.items():
         print(f"{name:5} {milliseconds:8.2f} ms  {ratio:.3f}")
+    if options.json:
+        results = {name: {"ms": milliseconds, "ratio": ratio} for name, (milliseconds, ratio) in medians.items()}
+        write_result(options.json, "adapters", results)
 
 
 def place_adapters(runner: Runner, rank: int) -> None:
