@@ -21,6 +21,10 @@ FEW_DECODE_ROWS = 32
 PREFILL_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, MAX_PREFILL_TOKENS)
 
 
+ENCODER_STEP_TOKENS = 2048
+"""The default for encoders: no row waits for its next token meanwhile, and larger products are faster."""
+
+
 @dataclass(frozen=True)
 class StepLimits:
     """The largest step: rows, tokens, and pages of a row. `has_windows`: windowed layers have pages of their own.
@@ -47,7 +51,8 @@ def limit_steps(config: Config, default_tokens: int, num_pages: int) -> StepLimi
     scheduling, facts = config.scheduling, config.facts
     num_tokens = scheduling.max_num_batched_tokens or default_tokens
     if facts.pooling is not None and facts.pooling.is_encoder:
-        num_tokens = max(num_tokens, facts.max_model_len)
+        default_tokens = max(default_tokens, ENCODER_STEP_TOKENS)
+        num_tokens = max(scheduling.max_num_batched_tokens or default_tokens, facts.max_model_len)
     return StepLimits(scheduling.max_num_seqs, num_tokens, num_pages)
 
 
