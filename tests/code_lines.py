@@ -29,7 +29,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 EXTRAS = "extras"
 
-CORE_BUDGET = 53_843
+CORE_BUDGET = 53_845
 EXTRAS_BUDGET = 9_949
 """The most lines of code. A commit that changes one of these numbers contains nothing else, and gives the reason."""
 
