@@ -233,7 +233,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[
             int,
             Positive,
-            Meta(description="tokens of a step, prefill and decode together (default: 8192; CPU: 512, for encoders 2048)"),
+            Meta(description="tokens of a step, prefill and decode together (default: 8192; CPU: 512, encoders 2048)"),
         ]
         | None
     ) = None
