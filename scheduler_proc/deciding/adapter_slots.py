@@ -2,7 +2,7 @@
 
 A row that is admitted uses a slot for its adapter until it leaves. The adapters in use are read from the running rows,
 so none can remain in use. One that no row uses loses its slot when another one needs it, the least recently used
-first. Adapters are told apart by their digests alone.
+first. The digest alone identifies an adapter.
 
 A request whose adapter has no slot, or is still being read, stays in the queue, and others pass it. None starves: one
 that was received `PASS_NS` later does not pass a request that only lacks a slot, so the slots in use become free.
