@@ -1,0 +1,5 @@
+"""Several models behind one address: a router takes the requests, and each model is a server of its own."""
+
+from runtime.extras import Extra
+
+EXTRA = Extra(name="models")
