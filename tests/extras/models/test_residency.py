@@ -100,6 +100,36 @@ def test_memory_that_a_load_waits_for_is_not_given_to_later_ones() -> None:
     assert machine.plan("b", "c").start == ("b",)
 
 
+def test_memory_that_is_being_freed_is_not_given_twice() -> None:
+    machine = Machine(10, {"a": 6, "b": 4, "c": 4})
+    machine.set("stopping", "a")
+    assert machine.plan("b", "c").start == ("b",)
+    machine.set("none", "a")
+    assert machine.plan("b", "c").start == ("c",)
+
+
+def test_the_same_busy_victim_is_kept_and_one_load_at_a_time_closes_any() -> None:
+    machine = Machine(10, {"a": 5, "b": 5, "c": 5, "d": 5})
+    machine.load("a", "b")
+    for name, now_s in (("a", 3), ("a", 3), ("b", 4)):
+        machine.residency.opened(name, now_s)
+    assert machine.plan("c").ready == {"b"}
+    machine.residency.closed("a", 5)
+    assert machine.plan("c", "d").ready == {"b"}
+    machine.residency.closed("b", 6)
+    assert machine.plan("c", "d").stop == ("b",), "one that becomes idle goes at once"
+
+
+def test_a_model_just_loaded_serves_its_requests_before_it_goes() -> None:
+    machine = Machine(10, {"a": None, "b": 5})
+    assert machine.plan("a", "b").start == ("b",)
+    machine.set("running", "b")
+    machine.sizes["a"] = 8
+    machine.report()
+    assert machine.plan("a", "b").ready == {"b"}
+    assert machine.plan("a").stop == ("b",)
+
+
 def test_models_that_cannot_be_served_are_refused_with_the_numbers() -> None:
     machine = Machine(2**30, {"a": 2**31, "b": None})
     plan = machine.plan("a", "b")
