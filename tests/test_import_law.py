@@ -67,6 +67,10 @@ RULES = {
     "extras/home": rule("extras.home supervisor runtime messages", "huggingface_hub"),
     "extras/infill": rule("extras.infill frontend runtime messages", "msgspec starlette"),
     "extras/live": rule("extras.live frontend runtime messages", "msgspec starlette psutil"),
+    "extras/models": rule(
+        "extras.models extras.ollama extras.live extras.home frontend supervisor runtime messages",
+        "msgspec starlette httptools uvicorn prometheus_client",
+    ),
     "extras/ollama": rule("extras.ollama frontend runtime messages", "msgspec starlette"),
     "extras/remote": rule("extras.remote supervisor runtime messages", "msgspec zmq psutil"),
     "extras/remote/ray_placement.py": rule("extras.remote supervisor messages", "ray"),
@@ -81,6 +85,7 @@ LAYERS = {
     "frontend": (
         "frontend/__main__.py",
         "frontend/process.py",
+        "frontend/front.py",
         "frontend/api/assembly.py",
         "frontend/api/routes.py",
         "frontend/api/openai frontend/api/responses frontend/api/anthropic frontend/api/generate frontend/api/operate",
