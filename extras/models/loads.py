@@ -70,8 +70,8 @@ class Loads:
         """Takes a report of the host; with the first one, loads the models that are to be loaded at the start."""
         before = self._table.reports
         self._residency.update(models)
-        for name in {report.name for report in models.models if report.process == "none"}:
-            if name not in before or before[name].process != "none":
+        for name, process in ((report.name, report.process) for report in models.models):
+            if name not in before or (process == "none" and before[name].process != process):
                 keep_alive_s = self._entries[name].keep_alive_s
                 self._residency.keep(name, keep_alive_s if keep_alive_s >= 0 else inf)
         if not before:

@@ -42,7 +42,8 @@ class ModelRouter(Front):
         self._table = ModelTable(self._upstreams)
         residency = Residency(int((self._settings.models_memory_gb or inf) * 2**30), inf)
         hold_s = config.run.restart_hold_s
-        self._loads = Loads(self._table, residency, self._ask, hold_s, config.scheduling.max_queued_requests)
+        max_waiting = config.scheduling.max_queued_requests
+        self._loads = Loads(self._settings.entries, self._table, residency, self._ask, hold_s, max_waiting)
         self._forwarder = Forwarder(self._table, self._loads, self._upstreams, config.http, hold_s)
         requests = HttpRequests()
         api = RouterApi(self._table, self._loads, self._forwarder, self._processes, self.gauges)
