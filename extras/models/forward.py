@@ -120,6 +120,9 @@ class Forwarded:
             async with self._forwarder.loads.lease(name, self._keep_alive_s) as lease:
                 try:
                     connection = await self._begin(lease.url)
+                    if _is_ending(connection):
+                        connection.close()
+                        raise UpstreamGoneError
                 except UpstreamGoneError:
                     num_tries += 1
                     self._forwarder.loads.suspect(lease)
@@ -165,6 +168,11 @@ class Forwarded:
             return piece
         chunk = b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
         return chunk if message["more_body"] else chunk + b"0\r\n\r\n"
+
+
+def _is_ending(connection: Connection) -> bool:
+    """True for the refusal of a server that ends; other refusals of requests leave the connection open."""
+    return connection.status == 503 and (b"connection", b"close") in connection.headers
 
 
 def _headers(scope: Scope, trace: RequestTrace, is_streamed: bool) -> list[tuple[bytes, bytes]]:

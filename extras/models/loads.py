@@ -82,9 +82,9 @@ class Loads:
     async def lease(self, name: str, keep_alive_s: float | None) -> AsyncGenerator[Lease]:
         """Waits until the model's server may get a request; the request has ended at the end of the block.
 
-        `keep_alive_s`, if given, decides from then on how long the model stays loaded without requests, until it is
-        unloaded. Raises `UnavailableError` if that takes too long or the model cannot be loaded, `RequestError` (400) if it is
-        larger than the memory.
+        `keep_alive_s`, if given, decides how long the model stays loaded without requests, until it is unloaded. Raises
+        `UnavailableError` if the wait is too long or the model cannot be loaded, `RequestError` (400) if it is larger
+        than the memory.
         """
         began_s = time.monotonic()
         url = not self._waiting and name in self._plan.ready and self._table.url(name)

@@ -243,11 +243,24 @@ class RouterRun:
 
     # Clients.
 
+    @property
+    def address(self) -> tuple[str, int]:
+        url = httpx.URL(self.url)
+        assert url.port is not None
+        return url.host, url.port
+
     def load(self, name: str) -> StandIn:
         """Loads a model, and returns its server when the router knows that it serves."""
         assert self.client.post("/models/load", json={"model": name}).json() == {"success": True}
         wait_until(lambda: self.state(name)["state"] == "loaded")
         return self.servers[name]
+
+    def status(self) -> str:
+        """Retries if the router was closing the persistent connection, as a draining one does."""
+        try:
+            return self.client.get("/health").json()["status"]
+        except httpx.TransportError:
+            return self.client.get("/health").json()["status"]
 
     def state(self, name: str) -> dict[str, Any]:
         return self.client.get("/health").json()["models"][name]
