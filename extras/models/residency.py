@@ -12,12 +12,15 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from extras.models.messages import Description, ModelReport, Models
+from frontend.metrics.distribution import Distribution
 
+StateOf = Literal["unloaded", "loading", "loaded"]
 UnloadReason = Literal["memory", "keep_alive", "request"]
 
 ORDER_S = 5.0
 """After this time an order that the host's reports do not show is forgotten: the host may have died with it."""
 
+LOAD_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -34,13 +37,14 @@ class Plan(NamedTuple):
 
 @dataclass
 class _Resident:
-    """`started_s`, `stopped_s`: when the order was planned that the reports do not show yet. `used_s`: the start or end
-    of the latest request, or the end of the load."""
+    """`started_s`, `stopped_s`: when the order was planned that the reports do not show yet. `begun_s`: that of a load
+    that has not ended, else 0. `used_s`: the start or end of the latest request, or the end of the load."""
 
     report: ModelReport
     keep_alive_s: float
     started_s: float = -inf
     stopped_s: float = -inf
+    begun_s: float = 0.0
     used_s: float = 0.0
     num_open: int = 0
 
@@ -82,6 +86,7 @@ class Residency:
     def __init__(self, limit_bytes: int, keep_alive_s: float):
         self.limit_bytes = limit_bytes
         self.unloads: Counter[UnloadReason] = Counter()
+        self.load_seconds = Distribution(LOAD_BOUNDS_S)
         self._keep_alive_s = keep_alive_s
         self._models: dict[str, _Resident] = {}
         self._victims: frozenset[str] = frozenset()
@@ -98,7 +103,11 @@ class Residency:
 
     def note_ready(self, name: str, now_s: float) -> None:
         """The model has been loaded: its keep-alive begins."""
-        self._models[name].used_s = now_s
+        model = self._models[name]
+        model.used_s = now_s
+        if model.begun_s:
+            self.load_seconds.add(now_s - model.begun_s)
+            model.begun_s = 0.0
 
     def opened(self, name: str, now_s: float) -> None:
         """A request goes to the model's server; `closed` must follow."""
@@ -224,7 +233,8 @@ class Residency:
         self._victims = frozenset(draft.victims)
         self.unloads.update(draft.stop.values())
         for name in draft.start:
-            self._models[name].started_s = self._models[name].used_s = now_s
+            model = self._models[name]
+            model.started_s = model.begun_s = model.used_s = now_s
         for name in draft.stop:
             self._models[name].stopped_s = now_s
 
