@@ -1,6 +1,7 @@
 """Which model a request means: by its body, its query, a header, or because there is only one."""
 
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Raw
@@ -55,7 +56,11 @@ def find_models(table: ModelTable, request: Request, path: str, body: NamedBody)
     """
     is_ollama = path.startswith(OLLAMA)
     named = body.model or (is_ollama and body.name)
-    wanted = named if isinstance(named, str) else request.query_params.get("model") or request.headers.get("x-model")
+    wanted = (
+        named
+        if isinstance(named, str)
+        else request.query_params.get("model") or unquote(request.headers.get("x-model", ""))
+    )
     if wanted:
         return [find_model(table, wanted, is_ollama=is_ollama)]
     loaded = table.loaded()

@@ -6,7 +6,7 @@ import time
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from extras.models.chosen_model import OLLAMA, NamedBody, find_models, read_named
+from extras.models.chosen_model import NamedBody, find_models, read_named
 from extras.models.loads import Lease, Loads
 from extras.models.model_table import ModelTable
 from extras.models.residency import parse_keep_alive

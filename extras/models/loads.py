@@ -2,10 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
+from math import inf
 from typing import NamedTuple
 
+from extras.models.config import ModelEntry
 from extras.models.messages import DescribeModel, Models, StartModel, StopModel, ToHost
 from extras.models.model_table import ModelTable
 from extras.models.residency import Plan, Residency
@@ -20,7 +22,7 @@ class LoadingError(UnavailableError):
 
     def __init__(self, message: str, phase: str, fraction: float | None):
         super().__init__(message, "model_loading")
-        self.headers = [(b"x-model-phase", phase.encode("latin-1", "replace"))]
+        self.headers: list[tuple[bytes, bytes]] = [(b"x-model-phase", phase.encode("latin-1", "replace"))]
         if fraction is not None:
             self.headers.append((b"x-model-progress", b"%.3f" % fraction))
 
@@ -57,15 +59,18 @@ class Loads:
     def num_waiting(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def update(self, models: Models) -> None:
-        """Follows the host's reports."""
-        is_first = not self._table.is_known.is_set()
+    def begin(self, entries: Iterable[ModelEntry], models: Models) -> None:
+        """Takes the host's first report, and loads the models that are to be loaded at the start."""
         self._residency.update(models)
-        for report in models.models if is_first else ():
-            if report.keep_alive_s is not None:
-                self._residency.keep(report.name, report.keep_alive_s)
-            if report.preload:
-                self._waiting[report.name] = []
+        for entry in entries:
+            self._residency.keep(entry.name, entry.keep_alive_s if entry.keep_alive_s >= 0 else inf)
+            if entry.preload:
+                self._waiting[entry.name] = []
+        self._table.update(models)
+
+    def update(self, models: Models) -> None:
+        """Takes a report of the host."""
+        self._residency.update(models)
         self._table.update(models)
 
     def keep(self, name: str, keep_alive_s: float) -> None:
@@ -73,7 +78,7 @@ class Loads:
         self._residency.keep(name, keep_alive_s)
 
     @asynccontextmanager
-    async def lease(self, name: str) -> AsyncIterator[Lease]:
+    async def lease(self, name: str) -> AsyncGenerator[Lease]:
         """Waits until the model's server may get a request; the request has ended at the end of the block.
 
         Raises `UnavailableError` if that takes too long or the model cannot be loaded, `RequestError` (400) if it is

@@ -64,8 +64,8 @@ class ModelTable:
         """By file and the server's pid."""
         self.reports: dict[str, ModelReport] = {}
         self.is_known = asyncio.Event()
-        self.on_change: Callable[[], None] = bool
-        self.on_served: Callable[[str], None] = bool
+        self.on_change: Callable[[], object] = bool
+        self.on_served: Callable[[str], object] = bool
         self.on_failure: Callable[[str, str], None] = lambda name, error: None
 
     @property
@@ -116,7 +116,7 @@ class ModelTable:
 
     def update(self, models: Models) -> None:
         """Follows the host's reports."""
-        before, self.reports = self.reports, {report.name: report for report in models.models}
+        self.reports = {report.name: report for report in models.models}
         for name, report in self.reports.items():
             server = self._servers.get(name)
             if server is not None and (report.process == "none" or report.pid != server.pid):

@@ -167,7 +167,7 @@ class Upstreams:
         address = urlsplit(url)
         try:
             loop = asyncio.get_running_loop()
-            _, connection = await loop.create_connection(Connection, address.hostname, address.port)
+            _, connection = await loop.create_connection(Connection, address.hostname or "", address.port or 0)
         except OSError as error:
             raise UpstreamGoneError from error
         connection.call(call, address.netloc)
