@@ -101,12 +101,8 @@ class ModelRouter(Front):
 
     def _follow_host(self) -> None:
         for models in self._host.receive():
-            if not models.models:  # the host has only begun
-                continue
-            if self._table.is_known.is_set():
+            if models.models:  # none: the host has only begun
                 self._loads.update(models)
-            else:
-                self._loads.begin(self._settings.entries, models)
 
     def _accept(self, message: ProcessTable | Answer) -> None:
         if isinstance(message, ProcessTable):
