@@ -68,13 +68,13 @@ class Loads:
 
     def update(self, models: Models) -> None:
         """Takes a report of the host; with the first one, loads the models that are to be loaded at the start."""
-        before = self._table.reports
+        before, is_first = self._table.reports, not self._table.is_known.is_set()
         self._residency.update(models)
         for name in {report.name for report in models.models if report.process == "none"}:
-            if name not in before or before[name].process != "none":
+            if is_first or before[name].process != "none":
                 keep_alive_s = self._entries[name].keep_alive_s
                 self._residency.keep(name, keep_alive_s if keep_alive_s >= 0 else inf)
-        if not before:
+        if is_first:
             self._waiting |= {entry.name: [] for entry in self._entries.values() if entry.preload}
         self._table.update(models)
 
@@ -83,8 +83,8 @@ class Loads:
         """Waits until the model's server may get a request; the request has ended at the end of the block.
 
         `keep_alive_s`, if given, decides from then on how long the model stays loaded without requests, until it is
-        unloaded. Raises `UnavailableError` if that takes too long or the model cannot be loaded, `RequestError` (400) if it is
-        larger than the memory.
+        unloaded. Raises `UnavailableError` if that takes too long or the model cannot be loaded, `RequestError` (400)
+        if it is larger than the memory.
         """
         began_s = time.monotonic()
         url = not self._waiting and name in self._plan.ready and self._table.url(name)

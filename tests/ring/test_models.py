@@ -1,4 +1,4 @@
-"""A real server of several models: loads and unloads as memory, requests and commands want it, and deaths of all kinds."""
+"""A real server of several models: loads and unloads for memory, requests and commands, and deaths of all kinds."""
 
 import os
 import signal
@@ -6,8 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -133,8 +131,8 @@ def test_lists_of_ollama_load_nothing(ring: ModelRing):
 def test_a_model_that_cannot_fit_is_refused_with_the_numbers(ring: ModelRing):
     reply = ring.post("/generate", **body(PROMPT, model="huge"))
     assert reply.status_code == 400
-    assert "its KV cache 0.06 GiB" in reply.text
-    assert "may take 0.01 GiB (--models-memory-gb)" in reply.text
+    assert "its KV cache 0.05722 GiB" in reply.text
+    assert "may take 0.005 GiB (--models-memory-gb)" in reply.text
     assert ring.states()["huge"] == "unloaded"
 
 
