@@ -4,7 +4,6 @@ Plain Python without I/O. The router notes requests and the host's reports here,
 follows the plan. Times are seconds of one monotonic clock.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +11,15 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from extras.models.messages import Description, ModelReport, Models
+from frontend.metrics.distribution import Distribution
 
+StateOf = Literal["unloaded", "loading", "loaded"]
 UnloadReason = Literal["memory", "keep_alive", "request"]
 
 ORDER_S = 5.0
 """After this time an order that the host's reports do not show is forgotten: the host may have died with it."""
 
-UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+LOAD_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 class Plan(NamedTuple):
@@ -34,13 +35,14 @@ class Plan(NamedTuple):
 
 @dataclass
 class _Resident:
-    """`started_s`, `stopped_s`: when the order was planned that the reports do not show yet. `used_s`: the start or end
-    of the latest request, or the end of the load."""
+    """`started_s`, `stopped_s`: when the order was planned that the reports do not show yet. `begun_s`: that of a load
+    that has not ended, else 0. `used_s`: the start or end of the latest request, or the end of the load."""
 
     report: ModelReport
     keep_alive_s: float
     started_s: float = -inf
     stopped_s: float = -inf
+    begun_s: float = 0.0
     used_s: float = 0.0
     num_open: int = 0
 
@@ -82,6 +84,7 @@ class Residency:
     def __init__(self, limit_bytes: int, keep_alive_s: float):
         self.limit_bytes = limit_bytes
         self.unloads: Counter[UnloadReason] = Counter()
+        self.load_seconds = Distribution(LOAD_BOUNDS_S)
         self._keep_alive_s = keep_alive_s
         self._models: dict[str, _Resident] = {}
         self._victims: frozenset[str] = frozenset()
@@ -98,7 +101,11 @@ class Residency:
 
     def note_ready(self, name: str, now_s: float) -> None:
         """The model has been loaded: its keep-alive begins."""
-        self._models[name].used_s = now_s
+        model = self._models[name]
+        model.used_s = now_s
+        if model.begun_s:
+            self.load_seconds.add(now_s - model.begun_s)
+            model.begun_s = 0.0
 
     def opened(self, name: str, now_s: float) -> None:
         """A request goes to the model's server; `closed` must follow."""
@@ -108,6 +115,10 @@ class Residency:
     def closed(self, name: str, now_s: float) -> None:
         self._models[name].num_open -= 1
         self._models[name].used_s = now_s
+
+    def note_busy(self, name: str, now_s: float) -> None:
+        """The model's server has not been stopped, for it has requests that were not noted here."""
+        self._models[name].stopped_s, self._models[name].used_s = -inf, now_s
 
     def keep(self, name: str, keep_alive_s: float) -> None:
         """Sets how long the model stays in memory after a request."""
@@ -224,7 +235,8 @@ class Residency:
         self._victims = frozenset(draft.victims)
         self.unloads.update(draft.stop.values())
         for name in draft.start:
-            self._models[name].started_s = self._models[name].used_s = now_s
+            model = self._models[name]
+            model.started_s = model.begun_s = model.used_s = now_s
         for name in draft.stop:
             self._models[name].stopped_s = now_s
 
@@ -243,21 +255,10 @@ class Residency:
 
     def _too_large(self, name: str, description: Description) -> str:
         weights, cache, limit = (
-            f"{num_bytes / 2**30:.2f} GiB"
+            f"{num_bytes / 2**30:.4g} GiB"
             for num_bytes in (description.weight_bytes, description.cache_bytes, self.limit_bytes)
         )
         return (
             f"the model {name} does not fit: its weights take {weights} and its KV cache {cache}, and all loaded "
             f"models together may take {limit} (--models-memory-gb)"
         )
-
-
-def parse_keep_alive(value: str | float) -> float:
-    """Returns seconds: `inf`, for ever, for a negative number. A text is a number of seconds or has units, as `1h30m`.
-    Raises `ValueError`."""
-    text = str(value).strip()
-    if not re.fullmatch(r"-?(\d+(\.\d*)?(ms|s|m|h))+|-?\d+(\.\d*)?", text):
-        raise ValueError(f"{text!r} is not a time: give seconds, or a number with a unit, such as 5m; -1 is for ever")
-    parts = re.findall(r"([\d.]+)([a-z]*)", text)
-    seconds = sum(float(number) * UNITS_S[unit] for number, unit in parts)
-    return inf if text.startswith("-") else seconds

@@ -9,9 +9,12 @@ from math import inf
 from extras.models.config import ModelsConfig
 from extras.models.endpoints import RouterApi, forwarding, serving
 from extras.models.forward import Forwarder
+from extras.models.lists import ModelLists, make_lists
 from extras.models.loads import Loads
-from extras.models.messages import Models, ToHost, WatchModels
+from extras.models.messages import ModelReport, Models, ToHost, WatchModels
+from extras.models.metrics import RouterCollector, RouterMetrics, make_metrics
 from extras.models.model_table import ModelTable
+from extras.models.ollama_lists import OllamaLists, make_ollama_lists
 from extras.models.residency import Residency
 from extras.models.upstream import Upstreams
 from frontend.front import Front, serve
@@ -41,13 +44,25 @@ class ModelRouter(Front):
         self._upstreams = Upstreams()
         self._table = ModelTable(self._upstreams)
         residency = Residency(int((self._settings.models_memory_gb or inf) * 2**30), inf)
+        unknown = {entry.name: ModelReport(entry.name) for entry in self._settings.entries}
+        self._table.reports = unknown
+        residency.update(Models(tuple(unknown.values())))
         hold_s = config.run.restart_hold_s
         max_waiting = config.scheduling.max_queued_requests
         self._loads = Loads(self._settings.entries, self._table, residency, self._ask, hold_s, max_waiting)
         self._forwarder = Forwarder(self._table, self._loads, self._upstreams, config.http, hold_s)
         requests = HttpRequests()
         api = RouterApi(self._table, self._loads, self._forwarder, self._processes, self.gauges)
-        endpoints = [*serving(api), *forwarding(self._forwarder)]
+        metrics = RouterMetrics(
+            self._table, self._upstreams, RouterCollector(self._table, self._loads, residency), [requests]
+        )
+        endpoints = [
+            *serving(api),
+            *make_lists(ModelLists(self._table, residency, self._settings.entries)),
+            *make_ollama_lists(OllamaLists(self._table, residency)),
+            *make_metrics(metrics),
+            *forwarding(self._forwarder),
+        ]
         app = App(
             endpoints,
             self._processes,
@@ -63,7 +78,7 @@ class ModelRouter(Front):
     def gauges(self) -> dict[str, float]:
         """Sizes that must return to zero when nothing runs."""
         return {
-            "requests": self._forwarder.num_open,
+            "requests": len(self._forwarder.open),
             "on_hold": self._loads.num_waiting,
             "connections": self._server.num_connections,
         }
@@ -106,12 +121,14 @@ class ModelRouter(Front):
 
     def _end_unasked(self) -> None:
         self._loads.is_leaving = True
+        for watcher in self._forwarder.watchers:
+            watcher.end()
 
     def _close(self) -> None:
         self._host.close()
 
     def _num_unfinished(self) -> int:
-        return self._forwarder.num_open
+        return len(self._forwarder.open)
 
 
 def main() -> int:
