@@ -71,7 +71,7 @@ RULES = {
     "extras/models": rule(
         "extras.models extras.ollama extras.live extras.home frontend scheduler_proc tokenizer_proc detokenizer_proc "
         "supervisor runtime messages",
-        "msgspec starlette prometheus_client setproctitle",
+        "msgspec starlette httptools uvicorn prometheus_client setproctitle",
     ),
     "extras/ollama": rule("extras.ollama frontend runtime messages", "msgspec starlette"),
     "extras/remote": rule("extras.remote supervisor runtime messages", "msgspec zmq psutil"),
@@ -87,6 +87,7 @@ LAYERS = {
     "frontend": (
         "frontend/__main__.py",
         "frontend/process.py",
+        "frontend/front.py",
         "frontend/api/assembly.py",
         "frontend/api/routes.py",
         "frontend/api/openai frontend/api/responses frontend/api/anthropic frontend/api/generate frontend/api/operate",
