@@ -64,8 +64,8 @@ class ModelServer:
         description = self.report.description
         if self.report.process != "none" or description is None or not description.config_file:
             return
-        with suppress(FileNotFoundError):
-            (self.directory / "error").unlink()
+        for file in (self.directory / "error", self.run_dir.address_file):  # of one before it, that was killed
+            file.unlink(missing_ok=True)
         output = self.directory / "output"
         if not output.exists():
             os.mkfifo(output, 0o600)
@@ -164,11 +164,11 @@ class ModelServer:
 
 
 class _LauncherConsole(Console):
-    """Remembers the latest error, which is why a launcher ends that has failed."""
+    """Remembers the latest error: why a launcher that has failed ends. Says in one line that a model is ready."""
 
     last_error = "its server ended with an error"
 
     def say(self, text: str, level: str = "info") -> None:
         if level == "error":
             self.last_error = text.strip()
-        super().say(text, level)
+        super().say(text.strip() if level == "error" else text.strip().partition("\n")[0], level)
