@@ -164,7 +164,7 @@ class ModelServer:
 
 
 class _LauncherConsole(Console):
-    """Remembers the latest error: why a launcher that has failed ends. Says in one line that a model is ready."""
+    """Remembers the latest error: why a launcher that has failed ends. Shows only the first line of other texts."""
 
     last_error = "its server ended with an error"
 
