@@ -20,10 +20,11 @@ from typing import Never
 
 import setproctitle
 
+from messages.channels import send_queued
 from runtime.stacks import SIGNAL
 
 MODULE_INDEX = 3
-"""Of a command `python -P -m MODULE …`."""
+"""The place of MODULE in a command `python -P -m MODULE …`."""
 
 END_FD = 1 << 30
 
@@ -39,8 +40,6 @@ def fork(main: Callable[[], object], title: str, streams: Streams, kept: Sequenc
 
     Its standard streams are the descriptors `streams`; it closes all others but `kept`. `ps` shows it as `title`.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
         _run(main, title, streams, kept)
@@ -131,6 +130,8 @@ def _leave_parent(title: str, streams: Streams, kept: Sequence[int]) -> None:
     global _is_fork  # noqa: PLW0603 (true for the rest of the process)
     _is_fork = True
     gc.freeze()
+    atexit._clear()
+    atexit.register(send_queued)
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -138,12 +139,12 @@ def _leave_parent(title: str, streams: Streams, kept: Sequence[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.unregister(SIGNAL)
     faulthandler.disable()
-    for target, source in enumerate(streams):
+    for target, (source, name) in enumerate(zip(streams, ("stdin", "stdout", "stderr"), strict=True)):
         os.dup2(source, target)
+        mode = "w" if target else "r"
+        setattr(sys, name, os.fdopen(target, mode, buffering=1, errors="backslashreplace", closefd=False))
     first = len(streams)
     for end in (*sorted(kept), END_FD):
         os.closerange(first, end)
         first = end + 1
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     setproctitle.setproctitle(title)

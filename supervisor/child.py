@@ -55,7 +55,7 @@ class Command:
 def command_of_worker(first: Command, number: int) -> Command:
     """Returns how the worker with this number is started, where `first` is how worker 1 is."""
     name = worker_name(first.name, number)
-    return replace(first, name=name, arguments=(*first.arguments, "--name", name))
+    return replace(first, name=name, arguments=(*first.arguments, "--name", name), imports_torch=False)
 
 
 def number_commands(first: Command, numbers: Iterable[int]) -> list[Command]:
