@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import setproctitle
 
@@ -48,7 +48,9 @@ def fork(main: Callable[[], object], title: str, streams: Streams, kept: Sequenc
 
 def open_process(arguments: Sequence[str], **options: Any) -> "subprocess.Popen[bytes] | ForkedProcess":
     """Starts `python -P -m MODULE …` as `Popen` does; in a forked process by a fork. Raises `OSError`."""
-    return ForkedProcess(arguments, **options) if _is_fork else subprocess.Popen(arguments, **options)
+    if _is_fork:
+        return ForkedProcess(arguments, **options)
+    return cast("subprocess.Popen[bytes]", subprocess.Popen(arguments, **options))
 
 
 class ForkedProcess:
@@ -111,7 +113,7 @@ def _run(main: Callable[[], object], title: str, streams: Streams, kept: Sequenc
         traceback.print_exc()
     finally:
         with suppress(BaseException):
-            atexit._run_exitfuncs()
+            atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code if isinstance(code, int) else int(code is not None))
@@ -122,7 +124,7 @@ def _leave_parent(title: str, streams: Streams, kept: Sequence[int]) -> None:
     global _is_fork  # noqa: PLW0603 (true for the rest of the process)
     _is_fork = True
     gc.freeze()
-    atexit._clear()
+    atexit._clear()  # pyright: ignore[reportPrivateUsage]
     atexit.register(send_queued)
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():

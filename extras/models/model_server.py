@@ -156,8 +156,8 @@ class ModelServer:
             os.setpgid(0, 0)
             watch_lifeline(self._top, lambda: os.kill(os.getpid(), signal.SIGTERM))
             code = serve(config, server_commands(config), console, began_s)
-        except SluiceError as error:
-            console.say(str(error), "error")
+        except Exception as error:
+            console.say(str(error) if isinstance(error, SluiceError) else f"{type(error).__name__}: {error}", "error")
         finally:
             console.close()
             if code:
