@@ -69,6 +69,7 @@ class KVTensors:
         self.stored = [stored[index] for index in sorted(stored)]
         self.state_tensors = [tensor for stack in (state_stacks or {}).values() for tensor in stack]
         """All tensors that states consist of."""
+        self.num_bytes = sum(tensor.nbytes for tensor in self.tensors + self.state_tensors)
         self.states: dict[int, LayerState] = {}
         """By layer."""
         for indices, stack in (state_stacks or {}).items():
