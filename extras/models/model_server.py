@@ -79,7 +79,6 @@ class ModelServer:
             return
         finally:
             os.close(writer)
-        (self.directory / "pid").write_text(f"{pid}", encoding="ascii")
         self._is_child = True
         self._follow(pid)
 
@@ -90,11 +89,17 @@ class ModelServer:
 
     def stop(self, timeout_s: float | None = None) -> None:
         """Makes the model's server finish its requests and end, for at most `timeout_s` (default: its own limit)."""
+        if self.report.process == "none":
+            return
+        limit_s = self._config().run.drain_timeout_s + KILL_MARGIN_S if timeout_s is None else timeout_s
+        self._kill_at_s = min(self._kill_at_s, time.monotonic() + limit_s)
         if self.report.process == "running":
             self._set(process="stopping")
-            limit_s = self._config().run.drain_timeout_s + KILL_MARGIN_S if timeout_s is None else timeout_s
-            self._kill_at_s = time.monotonic() + limit_s
-            os.kill(self.report.pid, signal.SIGTERM)
+            self._send_signal(signal.SIGTERM)
+
+    def _send_signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.descriptors[0], number)
 
     def look(self, console: Console) -> None:
         """Shows what its server has written, and notices its address and its end."""
@@ -109,7 +114,8 @@ class ModelServer:
         if has_ended:
             self._note_end()
         elif time.monotonic() >= self._kill_at_s:
-            os.kill(self.report.pid, signal.SIGKILL)
+            self._kill_at_s = float("inf")
+            self._send_signal(signal.SIGKILL)
 
     def due_in_s(self) -> float:
         """Seconds until the next look is due, even if none of `descriptors` is readable."""
@@ -127,10 +133,11 @@ class ModelServer:
                 console.relay(self.entry.name, self.report.pid, texts)
 
     def _note_end(self) -> None:
-        ending = "has ended"
+        code, ending = None, "has ended"
         if self._is_child:
-            ending = how_it_ended(os.waitstatus_to_exitcode(os.waitpid(self.report.pid, 0)[1]))
-        error = "" if self.report.process == "stopping" else f"its server {ending}"
+            code = os.waitstatus_to_exitcode(os.waitpid(self.report.pid, 0)[1])
+            ending = how_it_ended(code)
+        error = "" if self.report.process == "stopping" or code == 0 else f"its server {ending}"
         with suppress(OSError):
             error = error and (self.directory / "error").read_text(encoding="utf-8")
         for descriptor in self.descriptors:
@@ -145,6 +152,7 @@ class ModelServer:
     def _run(self) -> int:
         """Runs the model's launcher, in a process of its own, and returns the exit code."""
         began_s = time.monotonic()
+        (self.directory / "pid").write_text(f"{os.getpid()}", encoding="ascii")  # even if the host has just been killed
         config = self._config()
         run = msgspec.structs.replace(config.run, run_dir=str(self.run_dir.path))
         http = msgspec.structs.replace(config.http, port=0)
