@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Never, cast
@@ -66,6 +67,7 @@ class ForkedProcess:
             sys.argv[:] = [module, *rest]
             os.environ.clear()
             os.environ.update(env)
+            warnings.filterwarnings("ignore", r"'.*' found in sys\.modules", RuntimeWarning)  # that is the purpose
             runpy.run_module(module, run_name="__main__", alter_sys=True)
 
         begin, end = os.pipe() if stdin == subprocess.PIPE else (os.open(os.devnull, os.O_RDONLY), None)

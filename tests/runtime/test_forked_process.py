@@ -1,5 +1,6 @@
 """Processes that are forked, here from a forked process of the test that reports through a pipe."""
 
+import importlib
 import json
 import os
 import random
@@ -76,6 +77,19 @@ def test_a_module_runs_as_if_it_had_been_started_as_a_program(module: str):
     assert report["mark"] == "forked"
     assert report["input"] == ""
     assert report["group"]
+
+
+def test_a_module_that_has_been_imported_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    package = tmp_path / "forked_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "child.py").write_text("import sys\nif __name__ == '__main__':\n    print('again')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("forked_package.child")
+    process = start("forked_package.child", stderr=subprocess.STDOUT)
+    assert process.stdout.read() == b"again\n"
+    assert process.wait(TIMEOUT_S) == 0
+    process.stdout.close()
 
 
 def test_it_gives_up_the_signal_handlers_of_its_parent(module: str):
