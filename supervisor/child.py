@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from messages.control.processes import FRONTEND, PREDECESSOR, SUCCESSOR, kind_of, worker_name
+from runtime.forked_process import MODULE_INDEX, ForkedProcess, open_process
 from supervisor.early_scheduler import EarlyScheduler
 from supervisor.log_ring import LogRing
 from supervisor.python_process import ROOT, python_environment
@@ -47,12 +48,14 @@ class Command:
     is_external: bool = False
     is_remote: bool = False
     is_scalable: bool = True
+    imports_torch: bool = False
+    """It can be the process that was begun early."""
 
 
 def command_of_worker(first: Command, number: int) -> Command:
     """Returns how the worker with this number is started, where `first` is how worker 1 is."""
     name = worker_name(first.name, number)
-    return replace(first, name=name, arguments=(*first.arguments, "--name", name))
+    return replace(first, name=name, arguments=(*first.arguments, "--name", name), imports_torch=False)
 
 
 def number_commands(first: Command, numbers: Iterable[int]) -> list[Command]:
@@ -99,7 +102,7 @@ class Child:
         self.ending = ""
         """How the latest incarnation ended."""
         self._why_killed = ""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._unfinished_line = b""
 
     @property
@@ -138,10 +141,11 @@ class Child:
             environment["SLUICE_LISTEN_FD"] = str(listen_fd)
         arguments = ["--stand-by"] * self.is_successor + ["--spare"] * self.is_spare
         arguments += ["--run-dir", str(run_path), "--parent-pid", str(os.getpid())]
-        begun = early.go_on(arguments) if early is not None else None
+        command = [*self.command.arguments, *arguments]
+        begun = early.go_on(command[MODULE_INDEX:]) if early is not None else None
         self.is_early = begun is not None
-        self._process = begun or subprocess.Popen(
-            [*self.command.arguments, *arguments],
+        self._process = begun or open_process(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

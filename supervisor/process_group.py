@@ -23,7 +23,7 @@ from messages.ring.uids import frontend_socket
 from runtime.run_dir import RunDir
 from supervisor.child import Child, Command
 from supervisor.control_plane import ControlPlane
-from supervisor.early_scheduler import COMMAND, EarlyScheduler
+from supervisor.early_scheduler import EarlyScheduler
 from supervisor.memory_files import MemoryFiles
 from supervisor.signals import SignalPipe
 from supervisor.status_board import StatusBoard
@@ -143,7 +143,7 @@ class ProcessGroup:
 
     def spawn(self, child: Child) -> None:
         """Starts the next incarnation of a process. Raises `OSError`."""
-        early = self._site.early_scheduler if child.command.arguments == COMMAND else None
+        early = self._site.early_scheduler if child.command.imports_torch else None
         child.spawn(self._site.run_dir.path, self._site.listener.fileno() if child.is_front else None, early)
         self._site.run_dir.note_pid(child.name, child.pid)
         self._note_start(child)
