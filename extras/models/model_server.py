@@ -64,8 +64,8 @@ class ModelServer:
         description = self.report.description
         if self.report.process != "none" or description is None or not description.config_file:
             return
-        with suppress(FileNotFoundError):
-            (self.directory / "error").unlink()
+        for stale in (self.directory / "error", self.run_dir.address_file):  # a killed server leaves its address
+            stale.unlink(missing_ok=True)
         output = self.directory / "output"
         if not output.exists():
             os.mkfifo(output, 0o600)
