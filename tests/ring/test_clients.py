@@ -66,6 +66,7 @@ def test_lists_and_descriptions(client: Any):
     assert {"completion", "tools"} <= set(shown.capabilities)
     assert shown.modelinfo["llama.context_length"] == running.context_length == 1024
     assert "message.role" in shown.template
+    assert ".Tools" in shown.template
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -47,6 +47,7 @@ const checks = {
     const shown = await client.show({ model });
     assert.ok(shown.capabilities.includes("tools") && shown.capabilities.includes("completion"));
     assert.equal(shown.model_info["llama.context_length"], 1024);
+    assert.ok(shown.template.includes(".Tools") && !shown.template.includes(".Suffix"));
     assert.match((await client.version()).version, /^\d+\.\d+/);
   },
 
