@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from extras.home.history import kept_history
-from extras.home.server import Target, opened_server
+from extras.home.server import Target, opened_server, read_reply, state_of
 from messages.errors import SluiceError
 from messages.program import PROGRAM
 from supervisor.programs import program_parser
@@ -26,6 +26,8 @@ QUOTES = '"""'
 HELP = """\
 /set system TEXT        the system prompt
 /set NAME VALUE         a sampling parameter of /v1/chat/completions, such as temperature 0.2
+/models                 the models of the server
+/model NAME             continue with another of them
 /show                   the settings and the number of messages
 /clear                  forget the conversation
 /undo                   forget the last question and its answer
@@ -70,6 +72,16 @@ class Chat:
             num_tokens, seconds = usage["completion_tokens"], time.monotonic() - begin_s
             print(f"{DIM}{num_tokens} tokens, {num_tokens / seconds:.1f} tokens/s{PLAIN}")
 
+    def models(self) -> str:
+        """Raises `SluiceError`, `OSError`."""
+        return "\n".join(f"{model['id']}  {state_of(model)}" for model in self._target.models())
+
+    def change(self, model: str) -> None:
+        """Raises `SluiceError` for a name that the server does not have, `OSError`."""
+        if model not in (each["id"] for each in self._target.models()):
+            raise SluiceError(f"/model: the server has no {model}; /models lists what it has")
+        self._target = self._target._replace(model=model)
+
     def undo(self) -> None:
         del self.messages[-2:]
 
@@ -100,7 +112,7 @@ class Chat:
         with self._target.request("/v1/chat/completions", body) as response:
             if response.status != 200:
                 self.messages.pop()
-                raise SluiceError(json.loads(response.read())["error"]["message"])
+                read_reply(response)
             for line in response:
                 data = line.removeprefix(b"data: ").strip()
                 if not line.startswith(b"data: ") or data == b"[DONE]":
@@ -150,6 +162,10 @@ def _obey(chat: Chat, text: str) -> None:
                 pass
             case "/set" if words:
                 chat.set(words)
+            case "/models":
+                print(chat.models())
+            case "/model" if words:
+                chat.change(words)
             case "/show":
                 print(chat.show())
             case "/clear":
