@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from extras.home.history import kept_history
-from extras.home.server import Target, opened_server, read_reply, state_of
+from extras.home.server import Target, opened_server, read_reply
 from messages.errors import SluiceError
 from messages.program import PROGRAM
 from supervisor.programs import program_parser
@@ -74,12 +74,10 @@ class Chat:
 
     def models(self) -> str:
         """Raises `SluiceError`, `OSError`."""
-        return "\n".join(f"{model['id']}  {state_of(model)}" for model in self._target.models())
+        cards = self._target.models()
+        return "\n".join(f"{card['id']}  {card.get('status', {}).get('value', 'loaded')}" for card in cards)
 
     def change(self, model: str) -> None:
-        """Raises `SluiceError` for a name that the server does not have, `OSError`."""
-        if model not in (each["id"] for each in self._target.models()):
-            raise SluiceError(f"/model: the server has no {model}; /models lists what it has")
         self._target = self._target._replace(model=model)
 
     def undo(self) -> None:

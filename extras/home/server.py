@@ -57,11 +57,6 @@ def read_reply(response: HTTPResponse | HTTPError) -> dict[str, Any]:
     return content
 
 
-def state_of(model: dict[str, Any]) -> str:
-    """Returns the state of an entry of `/v1/models`; the model of a server of one is loaded."""
-    return model.get("status", {}).get("value", "loaded")
-
-
 def find_target(model: str) -> Target | None:
     """Returns the running server of this user that serves `model` or, without one, the only server that runs."""
     found = [

@@ -8,11 +8,10 @@ import {render} from "./markdown.js";
 import {Menu} from "./menu.js";
 import {canChat, describe, Models} from "./models.js";
 import {TokenView} from "./tokens.js";
-import {EXAMPLE, makeCalls, pretty, readTools} from "./tools.js";
+import {EXAMPLE, makeCalls, readTools} from "./tools.js";
 import {loadWaterfall} from "./waterfall.js";
 
 const MIN_DRAW_MS = 60;
-const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 
 const conversations = new Conversations();
 const tokens = new TokenView();
@@ -55,7 +54,7 @@ function openConversation(conversation) {
   open = conversation;
   set(find("side"), "data-open", null);
   set(find("menu"), "aria-expanded", "false");
-  closeDetails();
+  find("details").hidden = true;
   showAll();
   find("text").focus();
 }
@@ -122,7 +121,8 @@ async function answerFrom(place) {
   conversation.messages.length = place;
   conversation.title ||= conversation.messages[0].content.slice(0, 60);
   const id = `chat-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
-  const asked = [...conversation.messages], answer = {role: "assistant", content: "", reasoning: "", calls: [], id, model: modelOf(open)?.id};
+  const asked = [...conversation.messages], model = conversation.settings.model = modelOf(conversation)?.id;
+  const answer = {role: "assistant", content: "", reasoning: "", calls: [], id, model};
   conversation.messages.push(answer);
   waiting = answer;
   showAll();
@@ -138,7 +138,7 @@ async function answerFrom(place) {
     redraw(answer);
   };
   try {
-    draw(await ask({...bodyOf(conversation.settings, asked), model: answer.model, id, signal: control.signal}, draw));
+    draw(await ask({...bodyOf(conversation.settings, asked), model, id, signal: control.signal}, draw));
     write(find("note"), "");
   } catch (error) {
     if (error.name !== "AbortError") answer.error = error.message + (error.retryS ? ` (try again in ${error.retryS} s)` : "");
@@ -172,10 +172,6 @@ async function showDetails(message) {
   find("timeline").replaceChildren(await loadWaterfall(message.id, message.model).catch(() => make("p", {class: "dim"}, "The server no longer knows this request.")));
 }
 
-function closeDetails() {
-  find("details").hidden = true;
-}
-
 function setRunning(isRunning) {
   find("send").disabled = isRunning;
   find("stop").disabled = !isRunning;
@@ -183,10 +179,10 @@ function setRunning(isRunning) {
 }
 
 function showSettings() {
-  find("system").value = open.settings.system ?? "";
-  find("tools-text").value = open.settings.tools ?? "";
-  for (const name of NUMBERS) find("composer").elements[name].value = open.settings[name] ?? "";
-  find("composer").elements.thinks.checked = open.settings.thinks !== false;
+  for (const field of find("composer").querySelectorAll("[name]")) {
+    if (field.type === "checkbox") field.checked = open.settings[field.name] !== false;
+    else field.value = open.settings[field.name] ?? "";
+  }
   showTools();
 }
 
@@ -204,10 +200,8 @@ function showTools() {
 }
 
 function readSettings() {
-  const {elements} = find("composer");
-  open.settings = {model: open.settings.model, system: find("system").value.trim(), tools: find("tools-text").value, thinks: elements.thinks.checked};
-  for (const name of NUMBERS) {
-    if (elements[name].value !== "") open.settings[name] = Number(elements[name].value);
+  for (const {name, type, value, checked} of find("composer").querySelectorAll("[name]")) {
+    open.settings[name] = type === "checkbox" ? checked : type === "number" && value ? Number(value) : value || undefined;
   }
   conversations.save();
   showTools();
@@ -215,7 +209,7 @@ function readSettings() {
 
 /** Returns the fields of a request, by the settings of a conversation. Throws an `Error` if its tools are wrong. */
 function bodyOf({model, system, tools, thinks, ...numbers}, messages) {
-  const first = system ? [{role: "system", content: system}] : [];
+  const first = system?.trim() ? [{role: "system", content: system}] : [];
   return {...numbers, messages: [...first, ...messages], tools: readTools(tools), reasoning_effort: thinks === false ? "none" : undefined};
 }
 
@@ -230,13 +224,12 @@ function showModels() {
   menu.show(model);
   setModel(models.hasStates ? model?.id : "");
   set(find("pipeline"), "href", models.hasStates && model ? `pipeline?model=${encodeURIComponent(model.id)}` : "pipeline");
-  if (waiting) redraw(waiting);
+  if (waiting && (document.querySelector(".wait")?.textContent ?? "") !== waitText()) redraw(waiting);
 }
 
 /** Shows the models and the state of the server, of which `failure` is known. */
 async function showServer(failure) {
   showModels();
-  if (!failure) find("gate").hidden = true;
   const {status = 200} = failure ?? (models.hasStates ? {} : await call("health").catch(error => error));
   const [state, text] = {200: ["ready", "ready"], 503: ["starting", "not ready"], 401: ["lost", "a key is needed"]}[status] ?? ["lost", "no connection"];
   set(find("status"), "data-state", state);
@@ -260,7 +253,7 @@ find("text").addEventListener("keydown", event => {
 for (const part of ["settings", "tools"]) find(part).addEventListener("change", readSettings);
 find("stop").addEventListener("click", () => running?.abort());
 find("new").addEventListener("click", () => openConversation(open.messages.length ? conversations.create() : open));
-find("details-close").addEventListener("click", closeDetails);
+find("details-close").addEventListener("click", () => { find("details").hidden = true; });
 find("menu").addEventListener("click", () => {
   const isOpen = !find("side").hasAttribute("data-open");
   set(find("side"), "data-open", isOpen);
@@ -274,7 +267,7 @@ find("gate-form").addEventListener("submit", event => {
 });
 find("tools-text").addEventListener("input", showTools);
 find("tools-example").addEventListener("click", () => {
-  find("tools-text").value = pretty(EXAMPLE);
+  find("tools-text").value = EXAMPLE;
   readSettings();
 });
 

@@ -6,8 +6,6 @@ import {find, write} from "./dom.js";
 import {showPrompt, TokenView} from "./tokens.js";
 import {loadWaterfall} from "./waterfall.js";
 
-const WHOLE = new Set(["max_tokens", "top_k", "seed", "logprobs"]);
-
 export class Playground {
   constructor() {
     this.form = find("play");
@@ -22,8 +20,6 @@ export class Playground {
     });
   }
 
-  get isChat() { return this.form.elements.mode.value === "chat"; }
-
   /** Offers a chat first, for a model that was trained on chats; what the reader has typed stays. */
   openChat() {
     this.form.elements.mode.value = "chat";
@@ -33,11 +29,8 @@ export class Playground {
 
   /** Returns the fields of the form that say something. */
   params() {
-    const params = {};
-    for (const input of this.form.querySelectorAll(".knobs input")) {
-      if (input.value !== "") params[input.name] = WHOLE.has(input.name) ? Number.parseInt(input.value, 10) : Number(input.value);
-    }
-    return params;
+    const filled = [...this.form.querySelectorAll(".knobs input")].filter(({value}) => value !== "");
+    return Object.fromEntries(filled.map(({name, value}) => [name, Number(value)]));
   }
 
   async run() {
@@ -47,7 +40,7 @@ export class Playground {
     this.output.clear();
     find("play-waterfall").replaceChildren();
     try {
-      const usage = this.isChat ? await this.chat(text, id) : await this.generate(text, id);
+      const usage = this.form.elements.mode.value === "chat" ? await this.chat(text, id) : await this.generate(text, id);
       write(find("play-note"), usage);
     } catch (error) {
       write(find("play-note"), error.name === "AbortError" ? "stopped" : error.message);

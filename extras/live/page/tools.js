@@ -2,15 +2,13 @@
 
 import {make} from "./dom.js";
 
-export const EXAMPLE = [{
+export const EXAMPLE = JSON.stringify([{
   type: "function",
   function: {
     name: "get_weather", description: "Returns the weather in a city.",
     parameters: {type: "object", properties: {city: {type: "string"}}, required: ["city"]},
   },
-}];
-
-export const pretty = value => JSON.stringify(value, null, 2);
+}], null, 2);
 
 /** Returns the definitions in `text`, `undefined` for none. Throws an `Error` for people. */
 export function readTools(text) {
@@ -47,7 +45,7 @@ export function makeCalls(calls, send) {
 /** JSON on several lines; as it is while it is not whole. */
 function indented(text) {
   try {
-    return pretty(JSON.parse(text));
+    return JSON.stringify(JSON.parse(text), null, 2);
   } catch {
     return text;
   }
