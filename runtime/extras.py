@@ -14,7 +14,7 @@ from messages.config.server import Config, ExtraConfig
 
 FOLDER = Path(__file__).resolve().parents[1] / "extras"
 
-Place = Literal["process", "frontend", "launcher"]
+Place = Literal["process", "frontend", "launcher", "server"]
 
 
 class ExtraCommand(NamedTuple):
@@ -40,6 +40,10 @@ class Extra(NamedTuple):
     launcher: str = ""
     """A module with `engine_commands(config)`, `write_files(config, run_dir)` and `make_part(config, group, begin,
     console)`; the `look` of a part is called in each turn of the launcher's loop."""
+    server: str = ""
+    """A module with `add_facts(config)` and `server_commands(config)`, in place of those of a server of one model."""
+    arguments: str = ""
+    """`module:function`, called with the command line of a server; returns another one. It may raise `UsageError`."""
     commands: Mapping[str, ExtraCommand] = {}
     redact: str = ""
     """`module:function`, called with the directory of frames in a snapshot that is redacted."""

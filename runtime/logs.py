@@ -73,7 +73,7 @@ def shown_time(unix_s: float) -> str:
 
 def set_up_logging(process: str, run: RunConfig) -> None:
     """Makes this process log to standard error. In JSON, warnings and uncaught exceptions are one line each, too."""
-    logging.basicConfig(level=run.log_level.upper(), stream=sys.stderr, format=TEXT_FORMAT)
+    logging.basicConfig(level=run.log_level.upper(), stream=sys.stderr, format=TEXT_FORMAT, force=True)
     if run.log_format == "json":
         logging.getLogger().handlers[0].setFormatter(JsonFormatter(process))
         logging.captureWarnings(True)

@@ -91,7 +91,7 @@ class ProcessLink:
         """The block of uids that a frontend assigns."""
         self.is_stopping = False
         self._is_launcher_gone = threading.Event()
-        self._was_signalled = False
+        self.was_signalled = False
         self._recorder: FrameRecorder | None = None
         self._last_beat_ns = 0
         self._was_busy: bool = False
@@ -116,9 +116,9 @@ class ProcessLink:
         self._seat = name + SUCCESSOR if is_successor else name
         self._pid_file = _lock_name(self._seat, run_dir)
         self._control: ControlClient[ToProcess] = ControlClient(run_dir.socket("launcher"), self._seat, ToProcess)
-        self._waiter = Waiter()
-        self._waiter.add_channel(self._control)
-        self._waiter.add_descriptor(self._wakeup_reader)
+        self.waiter = Waiter()
+        self.waiter.add_channel(self._control)
+        self.waiter.add_descriptor(self._wakeup_reader)
         self._say_hello()
         if not is_successor:
             self._record()
@@ -127,7 +127,7 @@ class ProcessLink:
         self._control.send(Hello(self._seat, os.getpid(), SCHEMA_VERSION))
         deadline = time.monotonic() + WELCOME_TIMEOUT_S
         while not self.is_stopping:
-            self._waiter.wait(max(0.0, deadline - time.monotonic()))
+            self.waiter.wait(max(0.0, deadline - time.monotonic()))
             for message in self._control.receive():
                 match message:
                     case Welcome(incarnation, uid_block):
@@ -155,12 +155,12 @@ class ProcessLink:
     def add_receiver(self, receiver: Receiver[Any]) -> None:
         """Makes `wait` return when a frame arrives at `receiver`, and beats report the frames it received."""
         receiver.on_frame = self._record().received_as(receiver.path.stem)
-        self._waiter.add_channel(receiver)
+        self.waiter.add_channel(receiver)
         self.profiler.receivers.append(receiver)
 
     def add_channel(self, channel: Readable) -> None:
         """Makes `wait` return when anything arrives in `channel`."""
-        self._waiter.add_channel(channel)
+        self.waiter.add_channel(channel)
 
     def open_sender(self, receiver: str) -> Sender[Any]:
         """Returns a new sender to the process `receiver`. Beats report the frames it sent."""
@@ -181,9 +181,9 @@ class ProcessLink:
     def wait(self, timeout_s: float = BEAT_INTERVAL_S) -> None:
         """Blocks until a message arrives, a signal comes, or the next beat is due."""
         if not self.is_stopping:
-            if self._wakeup_reader in self._waiter.wait(min(timeout_s, BEAT_INTERVAL_S)):
+            if self._wakeup_reader in self.waiter.wait(min(timeout_s, BEAT_INTERVAL_S)):
                 os.read(self._wakeup_reader, 4096)
-            self._has_no_control = not self._waiter.has_found(self._control)
+            self._has_no_control = not self.waiter.has_found(self._control)
 
     def wake(self) -> None:
         """Makes `wait` return. May be called in any thread."""
@@ -307,7 +307,7 @@ class ProcessLink:
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
 
     def _on_signal(self, signal_number: int, frame: object) -> None:
-        self._was_signalled = True
+        self.was_signalled = True
         self._stop()
 
     def _on_launcher_gone(self) -> None:
@@ -332,7 +332,7 @@ class ProcessLink:
         self._control.close()
         if self._has_pid_file():
             self.run_dir.pid_file(self.name).unlink(missing_ok=True)
-        is_gone = self._is_launcher_gone.wait(GRACE_S if self._was_signalled else 0.0)
+        is_gone = self._is_launcher_gone.wait(GRACE_S if self.was_signalled else 0.0)
         if is_gone or not has_launcher(self.run_dir):
             leave_abandoned_run(self.run_dir)
 

@@ -9,8 +9,8 @@ from runtime.lifeline import ask_for_death_signal
 from scheduler_proc.computing.torch_import import import_torch
 
 
-def await_command_line(launcher_pid: int) -> None:
-    """Imports torch, then reads the command line of this process from standard input.
+def await_command_line(launcher_pid: int) -> str:
+    """Imports torch, then reads the command line of this process from standard input. Returns the module to run.
 
     Raises `SystemExit` if the launcher ends without sending one.
     """
@@ -22,7 +22,8 @@ def await_command_line(launcher_pid: int) -> None:
     text = sys.stdin.read()
     if not text:
         raise SystemExit
-    sys.argv[1:] = json.loads(text)
+    module, *sys.argv[1:] = json.loads(text)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
     os.close(nothing)
+    return module

@@ -8,14 +8,15 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from messages.control.processes import FRONTEND, PREDECESSOR, SUCCESSOR, kind_of, worker_name
 from supervisor.early_scheduler import EarlyScheduler
+from supervisor.forked_process import ForkedProcess
 from supervisor.log_ring import LogRing
-from supervisor.python_process import ROOT, python_environment
+from supervisor.python_process import MODULE_INDEX, ROOT, python_environment
 
 NUM_LAST_LINES = 30
 READ_BYTES = 1 << 16
@@ -34,6 +35,24 @@ SIGNAL_HINTS = {
 }
 
 
+Process = subprocess.Popen[bytes] | ForkedProcess
+
+Start = Callable[[Sequence[str], Mapping[str, str], Sequence[int]], Process]
+"""Starts a command with this environment and these descriptors of the launcher. Raises `OSError`."""
+
+
+def start_program(arguments: Sequence[str], environment: Mapping[str, str], kept: Sequence[int]) -> Process:
+    return subprocess.Popen(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        pass_fds=kept,
+        process_group=0,
+    )
+
+
 @dataclass(frozen=True)
 class Command:
     """How process `name` is started; the run directory is added to `arguments`. `is_external`: by hand.
@@ -47,6 +66,8 @@ class Command:
     is_external: bool = False
     is_remote: bool = False
     is_scalable: bool = True
+    imports_torch: bool = False
+    """It can be the process that was begun early."""
 
 
 def command_of_worker(first: Command, number: int) -> Command:
@@ -99,7 +120,7 @@ class Child:
         self.ending = ""
         """How the latest incarnation ended."""
         self._why_killed = ""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._unfinished_line = b""
 
     @property
@@ -126,7 +147,13 @@ class Child:
         successor.log = child.log
         return successor
 
-    def spawn(self, run_path: Path, listen_fd: int | None, early: EarlyScheduler | None = None) -> None:
+    def spawn(
+        self,
+        run_path: Path,
+        listen_fd: int | None,
+        early: EarlyScheduler | None = None,
+        start: Start = start_program,
+    ) -> None:
         """Starts the next incarnation, in a process group of its own so that Ctrl-C reaches only the launcher.
 
         The process inherits the listening socket `listen_fd`, where one is given, and finds its number in
@@ -138,17 +165,10 @@ class Child:
             environment["SLUICE_LISTEN_FD"] = str(listen_fd)
         arguments = ["--stand-by"] * self.is_successor + ["--spare"] * self.is_spare
         arguments += ["--run-dir", str(run_path), "--parent-pid", str(os.getpid())]
-        begun = early.go_on(arguments) if early is not None else None
+        command = (*self.command.arguments, *arguments)
+        begun = early.go_on(command[MODULE_INDEX:]) if early is not None else None
         self.is_early = begun is not None
-        self._process = begun or subprocess.Popen(
-            [*self.command.arguments, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            pass_fds=() if listen_fd is None else (listen_fd,),
-            process_group=0,
-        )
+        self._process = begun or start(command, environment, () if listen_fd is None else (listen_fd,))
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._begin(self._process.pid, self._process.stdout.fileno())

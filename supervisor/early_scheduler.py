@@ -9,7 +9,6 @@ from contextlib import suppress
 from supervisor.python_process import python_command, python_environment
 
 COMMAND = python_command("scheduler_proc")
-"""The command of the scheduler that it can become."""
 
 
 class EarlyScheduler:
@@ -26,7 +25,7 @@ class EarlyScheduler:
         )
 
     def go_on(self, arguments: Sequence[str]) -> subprocess.Popen[bytes] | None:
-        """Gives it its command line, and returns the process; None if it has ended or is already in use."""
+        """Gives it a module and its command line. Returns the process, or None if it has ended or is already in use."""
         if self._process is None or self._process.poll() is not None:
             return None
         process, self._process = self._process, None

@@ -17,11 +17,11 @@ from messages.control.processes import FRONTEND, RING
 from messages.engines import SCHEDULER, rank_name
 from messages.errors import BootError, UsageError
 from messages.program import PROGRAM
-from runtime.extras import load_parts, load_sections
+from runtime.extras import installed_extras, load_object, load_parts, load_sections
 from runtime.lifeline import make_lifeline
 from runtime.prefetch import prefetch
 from runtime.run_dir import RunDir, claim, default_path
-from supervisor.child import Command, number_commands
+from supervisor.child import Command, Start, number_commands, start_program
 from supervisor.console import Console
 from supervisor.early_scheduler import EarlyScheduler
 from supervisor.flags import CORE_SECTIONS, parse_flags
@@ -57,6 +57,8 @@ def launch(arguments: list[str], early_scheduler: EarlyScheduler | None = None) 
     console = Console()
     began_s = time.monotonic()
     try:
+        for extra in installed_extras():
+            arguments = load_object(extra.arguments)(arguments) if extra.arguments else arguments
         sections: dict[str, Any] = parse_flags(arguments)
         console.is_json = sections["run"].log_format == "json"
         config = build_config(sections, console)
@@ -112,6 +114,8 @@ NO_FACTS = ModelFacts(model_dir="", tokenizer_dir="", served_names=(), vocab_siz
 def build_config(sections: dict[str, Any], console: Console | None = None) -> Config:
     """Returns the whole configuration, with the facts about the model; this may fetch the model from the hub."""
     config = check_flags(sections)
+    for server in load_parts(config, "server"):
+        return server.add_facts(config)
     model_dir = find_model(config.model, console)
     tokenizer_dir = find_tokenizer(config.model, model_dir, console)
     facts = read_model_facts(config.model, model_dir, tokenizer_dir, model_name(config.model))
@@ -154,11 +158,13 @@ def check_device(config: Config) -> None:
 
 def server_commands(config: Config) -> list[Command]:
     """Returns the commands of all processes. Those named by `--external` are started by hand."""
+    for server in load_parts(config, "server"):
+        return server.server_commands(config)
     run = config.run
     num_workers = {FRONTEND: run.frontend_workers, TOKENIZER: run.tokenizer_workers, SCHEDULER: run.data_parallel}
     commands: list[Command] = []
     for name, package in PACKAGES.items():
-        first = Command(name, python_command(package), name in run.external)
+        first = Command(name, python_command(package), name in run.external, imports_torch=name == SCHEDULER)
         commands += number_commands(first, range(1, num_workers.get(name, 1) + 1))
         if name == SCHEDULER:
             commands += (command for part in load_parts(config, "launcher") for command in part.engine_commands(config))
@@ -175,6 +181,7 @@ def serve(
     console: Console,
     began_s: float,
     early_scheduler: EarlyScheduler | None = None,
+    start: Start = start_program,
 ) -> int:
     """Opens the socket and the run directory, runs the processes, and returns the exit code when nothing is left."""
     http, wanted_dir = config.http, config.run.run_dir
@@ -196,7 +203,7 @@ def serve(
             _write_files(run_dir, config, url)
             if early_scheduler is not None:  # which knows of no files before it has imported torch
                 prefetch(config.model, Path(config.facts.model_dir))
-            site = Site(run_dir, listener, signals, find_weight_bytes(config), early_scheduler)
+            site = Site(run_dir, listener, signals, find_weight_bytes(config), early_scheduler, start)
             supervisor = Supervisor(config.run, commands, site, console)
             return supervisor.run(lambda: console.say(ready_text(config, url, time.monotonic() - began_s)))
         finally:
@@ -229,10 +236,11 @@ def _write_manifest(config: Config, run_dir: RunDir) -> None:
 
 def ready_text(config: Config, url: str, seconds: float) -> str:
     """Returns the summary with a line to paste."""
+    name = {"model": config.facts.served_names[0]} if len(config.facts.served_names) > 1 else {}
     path, body = "generate", json.dumps({"prompt": "Once upon a time", "max_tokens": 64})
     if config.facts.has_chat_template:
         messages = [{"role": "user", "content": "Name the capital of France."}]
-        path, body = "v1/chat/completions", json.dumps({"messages": messages, "temperature": 0})
+        path, body = "v1/chat/completions", json.dumps({**name, "messages": messages, "temperature": 0})
     pooling = config.facts.pooling
     if pooling is not None and not pooling.generates:
         path, body = "classify" if pooling.kind == "classify" else "v1/embeddings", json.dumps({"input": "A camelid."})
@@ -242,9 +250,10 @@ def ready_text(config: Config, url: str, seconds: float) -> str:
     shown = " ".join(f"-H {shlex.quote(header)}" for header in headers)
     curl = f"curl -N {url}/{path} {shown} -d {shlex.quote(body)}"
     listening = f" (listening on {config.http.host})" if config.http.host in ("0.0.0.0", "::") else ""
+    context = f" (context {config.facts.max_model_len} tokens)" * bool(config.facts.max_model_len)
     return f"""
 ready in {seconds:.1f} s
-  model    {", ".join(config.facts.served_names)} (context {config.facts.max_model_len} tokens)
+  model    {", ".join(config.facts.served_names)}{context}
   address  {url}{listening}
   try      {curl}
   stop     Ctrl-C

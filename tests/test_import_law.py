@@ -29,6 +29,7 @@ RULES = {
     "launch.py": rule("supervisor", ""),
     "sluice": rule("launch", ""),
     "supervisor": rule("supervisor runtime messages", "msgspec psutil"),
+    "supervisor/forked_process.py": rule("supervisor runtime messages", "setproctitle"),
     "supervisor/memory_files.py": rule("supervisor runtime messages kernels.cpu.huge_memory", ""),
     "supervisor/model/fetch.py": rule("supervisor runtime messages", "msgspec huggingface_hub"),
     "frontend": rule(
@@ -67,6 +68,11 @@ RULES = {
     "extras/home": rule("extras.home supervisor runtime messages", "huggingface_hub"),
     "extras/infill": rule("extras.infill frontend runtime messages", "msgspec starlette"),
     "extras/live": rule("extras.live frontend runtime messages", "msgspec starlette psutil"),
+    "extras/models": rule(
+        "extras.models extras.ollama extras.live extras.home frontend scheduler_proc tokenizer_proc detokenizer_proc "
+        "supervisor runtime messages",
+        "msgspec starlette httptools uvicorn prometheus_client setproctitle",
+    ),
     "extras/ollama": rule("extras.ollama frontend runtime messages", "msgspec starlette"),
     "extras/remote": rule("extras.remote supervisor runtime messages", "msgspec zmq psutil"),
     "extras/remote/ray_placement.py": rule("extras.remote supervisor messages", "ray"),
@@ -81,6 +87,7 @@ LAYERS = {
     "frontend": (
         "frontend/__main__.py",
         "frontend/process.py",
+        "frontend/front.py",
         "frontend/api/assembly.py",
         "frontend/api/routes.py",
         "frontend/api/openai frontend/api/responses frontend/api/anthropic frontend/api/generate frontend/api/operate",
@@ -111,7 +118,7 @@ LAYERS = {
         "supervisor/stalls.py",
         "supervisor/child.py supervisor/console.py supervisor/memory_files.py supervisor/signals.py",
         "supervisor/programs.py",
-        "supervisor/log_ring.py supervisor/process_files.py supervisor/early_scheduler.py",
+        "supervisor/log_ring.py supervisor/process_files.py supervisor/early_scheduler.py supervisor/forked_process.py",
         "supervisor/python_process.py",
     ),
     "scheduler_proc/deciding": (
@@ -217,6 +224,9 @@ FUNCTION_LEVEL_IMPORTS = {
     ("extras/remote/ray_placement.py", "ray"): "needs an extra",
     ("extras/tracing/part.py", "extras.tracing.export"): "needs an extra, and memory",
     ("scheduler_proc/process.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
+    ("extras/models/host.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
+    ("extras/models/description.py", "scheduler_proc.computing.load_runner"): "imports torch",
+    ("extras/models/description.py", "scheduler_proc.computing.kv_cache.kv_tensors"): "imports torch",
     ("scheduler_proc/early.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",
     ("scheduler_proc/rank_process.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",

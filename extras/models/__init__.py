@@ -2,4 +2,9 @@
 
 from runtime.extras import Extra
 
-EXTRA = Extra(name="models")
+EXTRA = Extra(
+    name="models",
+    config="extras.models.config:ModelsConfig",
+    arguments="extras.models.config:name_models",
+    server="extras.models.server",
+)

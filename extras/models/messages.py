@@ -5,11 +5,11 @@ from typing import Literal
 import msgspec
 
 ProcessOf = Literal["none", "running", "stopping"]
-"""Whether a model has a launcher: it loads, serves and ends by itself; its own `/health` says how far it is."""
+"""Whether a model has a launcher: it loads, serves and ends by itself; its own `/health` reports its progress."""
 
 
 class Description(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a model before it is loaded.
+    """The facts about a model before it is loaded.
 
     `config_file` holds its `Config` with facts; it is empty, with an `error` for people, for a model that cannot be
     served. Bytes: of the weights in memory and of the whole KV cache.

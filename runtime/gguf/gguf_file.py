@@ -60,7 +60,7 @@ def find_gguf(directory: Path, name: str = "") -> Path:
 def choose_name(place: str, names: list[str], wanted: str = "") -> str:
     """Returns the model's name among file names of a directory or repository, `place`, as `find_gguf` does."""
     names = [name for name in names if name.endswith(SUFFIX)]
-    models = sorted(name for name in names if _is_model(name))
+    models = sorted(name for name in names if is_model(name))
     if wanted:
         if wanted in names:
             return wanted
@@ -97,7 +97,7 @@ def part_names(name: str) -> list[str]:
     return [f"{found['stem']}-{number:05}-of-{count:05}{SUFFIX}" for number in range(1, count + 1)]
 
 
-def _is_model(name: str) -> bool:
+def is_model(name: str) -> bool:
     """Part 1 stands for its model. Image encoders (mmproj) lie with the models that they belong to."""
     found = PART_NAME.fullmatch(name)
     return not name.startswith("mmproj") and (found is None or int(found["number"]) == 1)

@@ -28,15 +28,14 @@ from scheduler_proc.computing.kv_cache.kv_tensors import (
 )
 from scheduler_proc.computing.kv_cache.page_sizes import (
     PageSizes,
-    count_steady,
     find_window,
-    page_bytes,
     pages_per_context,
-    state_bytes,
+    size_pages,
 )
 from scheduler_proc.computing.loading.identity import identity_of
 from scheduler_proc.computing.loading.model_weights import (
     bytes_in_place,
+    count_bytes,
     describe,
     make_decoder,
     make_weights,
@@ -148,24 +147,8 @@ class LoadedModel:
     @property
     def _sizes(self) -> PageSizes:
         """The bytes of pages, including the draft model's part."""
-        page_size, limits = self.config.cache.block_size, self.limits
-
-        def count(has_window: bool | None) -> int:
-            return page_bytes(self.decoder.model, page_size, self.placement, has_window)
-
         drafted = 0 if self.draft is None else self.draft._sizes.page_bytes
-        sizes = PageSizes(
-            count(None) + drafted,
-            max_num_seqs=limits.max_num_seqs,
-            pages_per_context=limits.num_pages,
-            state_bytes=state_bytes(self.decoder.model, self.placement),
-        )
-        if self.window is None:
-            return sizes
-        steady, chunk = count_steady(self.window, page_size), -(-limits.max_num_batched_tokens // page_size)
-        own, windowed, window = count(False) + drafted, count(True), self.window
-        windows = dataclasses.replace(sizes, window_bytes=windowed, window=window, num_steady=steady, num_chunk=chunk)
-        return dataclasses.replace(windows, page_bytes=own)
+        return size_pages(self.config, self.decoder.model, self.placement, self.limits, self.window, drafted)
 
     def _log_cache(self, num_pages: int) -> None:
         sizes, page_size = self._sizes, self.config.cache.block_size
@@ -294,6 +277,29 @@ def _load(
     assert draft is not None
     _warn_if_large(model.decoder, draft.decoder)
     return dataclasses.replace(model, draft=draft)
+
+
+def measure_model(config: Config, drafted_bytes: int = 0) -> tuple[int, PageSizes]:
+    """Returns the bytes of the weights and of pages, by the headers of the model's files; no weight is read.
+
+    `drafted_bytes` of each page are another model's. Raises `BootError` as loading would.
+    """
+    weight_bytes = 0
+    if config.facts.draft is not None:
+        draft_config = _read_draft_config(config, config.facts.draft)[0]
+        draft_facts = replace(draft_config.facts, draft=None)
+        weight_bytes, draft_sizes = measure_model(replace(draft_config, facts=draft_facts))
+        drafted_bytes = draft_sizes.page_bytes
+    hf_config = read_hf_config(Path(config.facts.model_dir))
+    backend, family = find_backend(config.model), find_family(hf_config)
+    flags = replace(config.model, dtype=choose_dtype(config.model.dtype, config.facts.pooling))
+    placement = backend.find_placement(flags, config.cache, hf_config)
+    backend.load_kernels(lambda *_: None)  # formats depend on them
+    checkpoint = open_checkpoint(config)
+    shard = Shard(describe(config, family, hf_config, lambda: checkpoint))
+    limits = limit_steps(config, backend.default_step_tokens, pages_per_context(config))
+    sizes = size_pages(config, shard.own, placement, limits, find_window(config, shard.own), drafted_bytes)
+    return weight_bytes + count_bytes(family, shard, checkpoint, placement), sizes
 
 
 def _place(

@@ -27,6 +27,9 @@ UNUSED = frozenset(
 """Packages that torch imports only for its users: with their imports, a fifth of the rest. They run when one of their
 attributes is first accessed."""
 
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Makes torch look for GPUs without initialising one, so that forks of this process can use them."""
+
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 TAKEN_FROM = ("torch.func", "torch._higher_order_ops", "torch._higher_order_ops.invoke_subgraph")
@@ -49,6 +52,7 @@ def import_torch() -> None:
         del sys.modules[FAKE_TENSORS]
         gc.freeze()  # nor should it during later imports
         gc.enable()
+    os.environ.setdefault(NVML_CHECK, "1")
     if torch.cuda.is_available():
         import_fake_tensors()  # libraries for GPUs may use the compiler
         _run(FOR_GPUS)

@@ -44,6 +44,9 @@ def choose_server(run_dir: Path | None, port: int | None) -> RunningServer:
     if run_dir is not None:
         return _open(RunDir(run_dir.absolute()))
     servers = sorted(find_servers(), key=lambda server: server.config.http.port)
+    if port is None:  # those in another's run directory are of its models
+        paths = {server.run_dir.path for server in servers}
+        servers = [server for server in servers if paths.isdisjoint(server.run_dir.path.parents)]
     chosen = [server for server in servers if port in (None, server.config.http.port)]
     listing = "\n".join(f"  {server.text}" for server in servers)
     if not servers:
@@ -82,6 +85,8 @@ def _run_dirs() -> set[Path]:
     for process in psutil.process_iter(["uids", "cmdline"]):
         uids = process.info["uids"]
         words: list[str] = process.info["cmdline"] or []
+        if len(words) == 1:  # of a forked process, it is one text
+            words = words[0].split()
         if uids is not None and uids.real == os.getuid() and RUN_DIR_FLAG in words[:-1]:
             path = Path(words[words.index(RUN_DIR_FLAG) + 1])
             if path.is_absolute():

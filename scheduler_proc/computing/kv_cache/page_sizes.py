@@ -5,7 +5,7 @@ states instead of K and V, which do not grow with the sequence.
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -15,6 +15,7 @@ from messages.config.server import Config
 from messages.errors import BootError
 from scheduler_proc.computing.model.description import ModelDescription, StatePart
 from scheduler_proc.computing.placement import Placement
+from scheduler_proc.computing.step.shapes import StepLimits
 
 MAX_WINDOW_RATIO = 2 / 3
 """The maximum bytes of window pages, as a share of those of pages, unless a request of full length needs more."""
@@ -138,3 +139,30 @@ class PageSizes:
             return num_bytes // self.page_bytes
         most = num_bytes // self.page_bytes if self.page_bytes else self.max_num_seqs * self.pages_per_context
         return max(0, bisect_right(range(most + 1), num_bytes, key=self.num_bytes) - 1)
+
+
+def size_pages(
+    config: Config,
+    model: ModelDescription,
+    placement: Placement,
+    limits: StepLimits,
+    window: int | None,
+    drafted_bytes: int,
+) -> PageSizes:
+    """Returns the bytes of the model's pages, of which `drafted_bytes` each are the draft model's part."""
+    page_size = config.cache.block_size
+
+    def count(has_window: bool | None) -> int:
+        return page_bytes(model, page_size, placement, has_window)
+
+    sizes = PageSizes(
+        count(None) + drafted_bytes,
+        max_num_seqs=limits.max_num_seqs,
+        pages_per_context=limits.num_pages,
+        state_bytes=state_bytes(model, placement),
+    )
+    if window is None:
+        return sizes
+    steady, chunk = count_steady(window, page_size), -(-limits.max_num_batched_tokens // page_size)
+    windows = replace(sizes, window_bytes=count(True), window=window, num_steady=steady, num_chunk=chunk)
+    return replace(windows, page_bytes=count(False) + drafted_bytes)

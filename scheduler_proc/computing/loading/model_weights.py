@@ -83,6 +83,12 @@ def bytes_in_place(family: Family, shard: Shard, checkpoint: "Checkpoint | None"
     return most_bytes(shard, placement, segments)
 
 
+def count_bytes(family: Family, shard: Shard, checkpoint: "Checkpoint | None", placement: Placement) -> int:
+    """Returns about the bytes of the weights, whatever form they have in their files."""
+    segments = {} if checkpoint is None else find_segments(shard, family, checkpoint)
+    return most_bytes(shard, placement, segments or {})
+
+
 def make_weights(
     config: Config,
     family: Family,

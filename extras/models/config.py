@@ -1,0 +1,134 @@
+"""The flags of a server of several models, and how `--model NAME=PATH` becomes one of them."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from messages.config.server import Config, ExtraConfig
+from messages.errors import UsageError
+
+UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+PART = rf"(\d+(?:\.\d*)?|\.\d+)({'|'.join(UNIT_S)})"
+DURATION = re.compile(rf"([+-]?)((?:{PART})+)")
+FOR_EVER_S = -1.0
+
+NAMED = re.compile(r"([^=/\\\s]+(?:/[^=/\\\s]+)?)=(.+)", re.DOTALL)
+"""`NAME=PATH`; a name may be one as on the hub, with an owner."""
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A model of the server. `flags`: its own, as on a command line."""
+
+    name: str
+    flags: tuple[str, ...]
+    keep_alive_s: float
+    """Seconds without a request until it is unloaded; negative: never."""
+    preload: bool = False
+    """It is loaded at the start."""
+    is_on_hub: bool = False
+    """It is not a file on this machine, at most one in the hub's cache."""
+
+
+class ModelsConfig(ExtraConfig, frozen=True, kw_only=True):
+    """Several models"""
+
+    EXTRA: ClassVar[str] = "models"
+
+    models: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="serve several models, each loaded when a request names it: a directory of models, a file in "
+            "TOML with a table [models.NAME] for each (model, keep-alive, preload, and flags without dashes), or "
+            "NAME=PATH (also as --model NAME=PATH); other flags apply to each model",
+            extra={"metavar": "MODELS"},
+        ),
+    ] = ()
+    keep_alive: Annotated[
+        str,
+        Meta(
+            description="with --models: time without a request after which a model is unloaded, in seconds or as 90s, "
+            "5m, 1h30m; negative: never; a request's keep_alive overrides it",
+            extra={"metavar": "TIME"},
+        ),
+    ] = "5m"
+    models_memory_gb: (
+        Annotated[
+            float,
+            Meta(
+                gt=0,
+                description="with --models: GiB for weights and KV caches of all loaded models; the least recently "
+                "used is unloaded for another (default: 0.9 of what is available at the start)",
+            ),
+        ]
+        | None
+    ) = None
+    entries: tuple[ModelEntry, ...] = ()
+    """What `models` names. Not a flag."""
+    shared_flags: tuple[str, ...] = ()
+    """The flags of every model. Not a flag."""
+
+    def check(self, config: Config) -> Config:
+        if not self.models:
+            if self != ModelsConfig():
+                raise UsageError("--keep-alive and --models-memory-gb: of which --models?")
+            return config
+        try:
+            parse_duration(self.keep_alive)
+        except ValueError as error:
+            raise UsageError(f"--keep-alive: {error}") from None
+        for is_broken, flag, reason in RULES:
+            if is_broken(config):
+                raise UsageError(f"--models and {flag}: {reason}")
+        return config
+
+
+Rule = tuple[Callable[[Config], object], str, str]
+
+RULES: tuple[Rule, ...] = (
+    (lambda config: config.model.model, "--model", "give each model a name: --model NAME=PATH"),
+    (lambda config: config.model.served_model_name, "--served-model-name", "--models names them"),
+    (lambda config: config.model.gguf_file, "--gguf-file", "it is of one model; write it into a file for --models"),
+    (lambda config: config.model.lora, "--lora", "adapters are of one model; write them into a file for --models"),
+    (lambda config: config.run.external, "--external", "processes of several models cannot be started by hand"),
+    (lambda config: config.run.record, "--record", "a recording is of one model"),
+    (lambda config: config.run.frontend_workers > 1, "--frontend-workers", "one process forwards all requests"),
+    (lambda config: "batches" in config.extras, "--batch-dir", "batches are for a server of one model"),
+    (lambda config: config.num_remote_engines or config.max_engines, "remote engines", "they are of one model"),
+)
+"""Flags that are refused with `--models`: a test, their name, and the reason."""
+
+
+def parse_duration(text: str) -> float:
+    """Returns the seconds in a text as Ollama has it: `90`, `90s`, `1h30m`; negative means for ever.
+
+    Raises `ValueError`, with a sentence.
+    """
+    found = DURATION.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a time: expected seconds, or a text such as 90s, 5m, 1h30m or -1")
+    seconds = sum(float(number) * UNIT_S[unit] for number, unit in re.findall(PART, found[2]))
+    return FOR_EVER_S if found[1] == "-" and seconds else seconds
+
+
+def name_models(arguments: Sequence[str]) -> list[str]:
+    """Returns a command line in which `--model NAME=PATH` is `--models NAME=PATH`; others stay as they are.
+
+    Raises `UsageError` for several models without names.
+    """
+    values: list[str] = []
+    kept: list[str] = []
+    for before, word in zip(("", *arguments), arguments, strict=False):
+        if before == "--model" or word.startswith("--model="):
+            values.append(word.removeprefix("--model="))
+        elif word != "--model":
+            kept.append(word)
+    named = [value for value in values if NAMED.fullmatch(value) and not Path(value).expanduser().exists()]
+    if not named:
+        return list(arguments)
+    if other := next((value for value in values if value not in named), None):
+        raise UsageError(f"--model: {other} has no name; with several models each is given as NAME=PATH")
+    return [*kept, *(f"--models={value}" for value in values)]

@@ -1,0 +1,75 @@
+"""What a model needs, found out from its files in a process of its own: configuration, weights, KV cache."""
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from extras.models.config import ModelEntry, ModelsConfig
+from extras.models.messages import Description
+from messages.errors import SluiceError
+from runtime.run_dir import RunDir
+from supervisor.console import Console
+from supervisor.flags import parse_flags
+from supervisor.model.gguf.model_directory import move_temporary
+from supervisor.run import build_config
+
+FILE_NAME = "description.json"
+CACHE_SHARE = 8
+"""Without flags, the KV cache of a model takes at most one in this number of the bytes of all models, unless a request
+of full length needs more."""
+
+LARGEST_BYTES = 1 << 60
+
+log = logging.getLogger("sluice.models")
+
+
+def write_description(section: ModelsConfig, entry: ModelEntry, directory: Path, *, may_fetch: bool) -> None:
+    """Writes the model's `Config` and `Description` to `directory`.
+
+    Without `may_fetch` nothing is written about a model that only the hub has.
+    """
+    if not may_fetch:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for the process that looks it up
+    try:
+        description = _describe(section, entry, RunDir(directory))
+    except SluiceError as error:
+        if entry.is_on_hub and not may_fetch:
+            return
+        description = Description(error=str(error))
+    except Exception as error:
+        log.exception("the files of %s cannot be read", entry.name)
+        description = Description(error=f"its files cannot be read: {type(error).__name__}: {error}")
+    file = directory / FILE_NAME
+    file.with_suffix(".part").write_bytes(msgspec.json.encode(description))
+    file.with_suffix(".part").rename(file)
+
+
+def read_description(directory: Path) -> Description | None:
+    """Returns what `write_description` has written, if anything."""
+    try:
+        return msgspec.json.decode((directory / FILE_NAME).read_bytes(), type=Description)
+    except FileNotFoundError:
+        return None
+
+
+def _describe(section: ModelsConfig, entry: ModelEntry, files: RunDir) -> Description:
+    # Imported late: it needs torch.
+    from scheduler_proc.computing.kv_cache.kv_tensors import GIB, MAX_CPU_CACHE_BYTES, choose_num_pages
+    from scheduler_proc.computing.load_runner import measure_model
+
+    config = build_config(parse_flags([*section.shared_flags, *entry.flags]), Console())
+    config = replace(config, facts=move_temporary(config.facts, files.path))
+    weight_bytes, sizes = measure_model(config)
+    num_engines = max(1, config.run.data_parallel)
+    cache_bytes = LARGEST_BYTES
+    if config.cache.kv_cache_memory_gb is None:
+        share = int((section.models_memory_gb or 0.0) * GIB) // CACHE_SHARE
+        cache_bytes = max(min(share, MAX_CPU_CACHE_BYTES), sizes.num_bytes(sizes.pages_per_context))
+    num_pages = choose_num_pages(config, sizes, cache_bytes)
+    files.write_config(replace(config, cache=replace(config.cache, num_pages=num_pages)))
+    is_shared = config.model.share_weights and config.run.tensor_parallel == 1
+    weight_bytes *= 1 if is_shared else num_engines
+    return Description(str(files.config_file), weight_bytes, sizes.num_bytes(num_pages) * num_engines)

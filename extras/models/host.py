@@ -1,0 +1,201 @@
+"""The process `models`: it has imported what a model's server needs, and forks a server for each model to load.
+
+It computes nothing and uses no GPU, so that its forks can. Servers that run outlive it; the next host finds them.
+"""
+
+import gc
+import logging
+import os
+import re
+import select
+import shlex
+import signal
+import sys
+from collections.abc import Iterable
+
+import setproctitle
+
+# The processes of a model's server are forked with all their modules.
+import detokenizer_proc.process
+import frontend.process
+import scheduler_proc.process
+import tokenizer_proc.process
+from extras.models.config import ModelEntry, ModelsConfig
+from extras.models.description import read_description, write_description
+from extras.models.messages import DescribeModel, Description, Models, StartModel, StopModel, ToHost, WatchModels
+from extras.models.model_server import ModelServer
+from messages.channels import AskServer
+from runtime.lifeline import ask_for_death_signal
+from runtime.process import BEAT_INTERVAL_S, ProcessLink, run_process
+from scheduler_proc.computing.torch_import import import_torch
+from supervisor.child import how_it_ended
+from supervisor.console import Console
+from supervisor.forked_process import fork
+
+SHARED = (detokenizer_proc.process, frontend.process, scheduler_proc.process, tokenizer_proc.process)
+"""Modules that are here for the forks."""
+
+STOP_S, STOP_LOOK_S = 2.5, 0.1
+"""How long the models' servers may take to end when the whole server stops, and between two looks."""
+
+MAX_NAME = 24
+
+log = logging.getLogger("sluice.models")
+
+
+class Host:
+    """All models; the router receives their states."""
+
+    def __init__(self, link: ProcessLink):
+        self._link = link
+        self._section = ModelsConfig.of(link.config)
+        self._console = Console()
+        self._console.is_json = link.config.run.log_format == "json"
+        names = _directory_names(self._section.entries)
+        self._servers = {
+            entry.name: ModelServer(entry, link.run_dir, names[entry.name]) for entry in self._section.entries
+        }
+        self._channel: AskServer[ToHost] = AskServer(link.run_dir.socket("models"), ToHost)
+        self._watchers: set[bytes] = set()
+        self._to_describe = [name for name, server in self._servers.items() if server.report.description is None]
+        self._asked: set[str] = set()
+        """Models that may be fetched from the hub."""
+        self._describing: tuple[str, int, int] | None = None
+        """The model that is described now, the process that does, and its descriptor."""
+        self._watched: set[int] = set()
+        link.add_channel(self._channel)
+        for server in self._servers.values():
+            server.find_running()
+        self._told = self._models()
+
+    def turn(self) -> None:
+        """Handles everything that has happened, and waits for more."""
+        for identity, message in self._channel.receive():
+            self._handle(identity, message)
+        self._publish()  # a start is seen before its end
+        for server in self._servers.values():
+            server.look(self._console)
+        self._describe()
+        self._publish()
+        self._watch()
+        self._console.flush()
+        self._link.beat(self._gauges)
+        due_in_s = min([BEAT_INTERVAL_S, *(server.due_in_s() for server in self._servers.values())])
+        self._link.wait(due_in_s)
+        self._link.receive_control()
+
+    def close(self) -> None:
+        """Ends the models' servers if the whole server stops, and leaves them to the next host otherwise."""
+        is_own_place = self._link.run_dir.pids().get(self._link.name) == os.getpid()
+        if is_own_place and not self._link.was_signalled:
+            for server in self._servers.values():
+                server.stop(STOP_S)
+            while running := [server.descriptors[0] for server in self._servers.values() if server.descriptors]:
+                select.select(running, [], [], STOP_LOOK_S)
+                for server in self._servers.values():
+                    server.look(self._console)
+        self._channel.close()
+        self._console.close()
+
+    def _handle(self, identity: bytes, message: ToHost) -> None:
+        if isinstance(message, WatchModels):
+            self._watchers.add(identity)
+            self._channel.send_to(identity, self._told)
+            return
+        server = self._servers.get(message.name)
+        if server is None:
+            log.error("no model is named %s", message.name)
+            return
+        match message:
+            case DescribeModel(name):
+                self._asked.add(name)
+                if server.report.description is None or server.report.description.error:
+                    self._to_describe = [name, *(other for other in self._to_describe if other != name)]
+            case StartModel():
+                server.start()
+            case StopModel():
+                server.stop()
+
+    def _describe(self) -> None:
+        """Describes one model after another, each in a process of its own."""
+        if self._describing is not None:
+            name, pid, descriptor = self._describing
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended:
+                return
+            os.close(descriptor)
+            self._describing, server = None, self._servers[name]
+            description = read_description(server.directory)
+            if status:
+                ending = how_it_ended(os.waitstatus_to_exitcode(status))
+                description = Description(error=f"its files cannot be read: the process that read them {ending}")
+            server.note_description(description)
+        if self._to_describe and not self._link.is_stopping:
+            server = self._servers[self._to_describe.pop(0)]
+            own_pid = os.getpid()
+            pid = fork(lambda: self._run_description(server, own_pid), f"sluice reads {server.entry.name}", 2)
+            self._describing = server.entry.name, pid, os.pidfd_open(pid)
+
+    def _run_description(self, server: ModelServer, own_pid: int) -> None:
+        ask_for_death_signal(own_pid, signal.SIGKILL)
+        write_description(self._section, server.entry, server.directory, may_fetch=server.entry.name in self._asked)
+
+    def _models(self) -> Models:
+        return Models(tuple(server.report for server in self._servers.values()))
+
+    def _publish(self) -> None:
+        models = self._models()
+        if models != self._told:
+            self._told = models
+            for identity in self._watchers:
+                self._channel.send_to(identity, models)
+
+    def _watch(self) -> None:
+        """Makes the link's `wait` return when a process ends or writes."""
+        wanted = {one for server in self._servers.values() for one in server.descriptors}
+        wanted |= {self._describing[2]} if self._describing else set()
+        for descriptor in self._watched - wanted:
+            self._link.waiter.remove_descriptor(descriptor)
+        for descriptor in wanted - self._watched:
+            self._link.waiter.add_descriptor(descriptor)
+        self._watched = wanted
+
+    def _gauges(self) -> dict[str, float]:
+        reports = [server.report for server in self._servers.values()]
+        return {"models": len(reports), "models_running": sum(report.process == "running" for report in reports)}
+
+
+def _directory_names(entries: Iterable[ModelEntry]) -> dict[str, str]:
+    """Returns the names of the models' directories: short, as a socket's path must be, and different."""
+    names: dict[str, str] = {}
+    for number, entry in enumerate(entries):
+        name = re.sub(r"[^\w.-]", "_", entry.name, flags=re.ASCII)[:MAX_NAME]
+        names[entry.name] = name if name not in names.values() and name.strip(".") else f"{name}-{number}"
+    return names
+
+
+def serve(link: ProcessLink) -> None:
+    """Starts and ends models' servers until the process is stopped."""
+    link.phase("importing torch")
+    import_torch()
+    # Imported late: it needs torch, and the operator should see the phase first.
+    import scheduler_proc.computing.load_runner  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    if not link.stand_by():
+        return
+    host = Host(link)
+    gc.collect()
+    gc.freeze()
+    link.ready()
+    while not link.is_stopping:
+        host.turn()
+    host.close()
+
+
+def main() -> int:
+    setproctitle.setproctitle(shlex.join(["python", "-m", "extras.models.host", *sys.argv[1:]]))
+    return run_process("models", serve)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

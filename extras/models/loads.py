@@ -1,0 +1,178 @@
+"""Requests that wait until their model's server may get them: loads and unloads by the policy in `residency.py`."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager
+from math import inf
+from typing import NamedTuple
+
+from extras.models.config import ModelEntry
+from extras.models.messages import DescribeModel, Models, StartModel, StopModel, ToHost
+from extras.models.model_table import ModelTable
+from extras.models.residency import Plan, Residency
+from frontend.errors import UnavailableError
+from messages.errors import ErrorInfo, RequestError
+
+Waiter = asyncio.Future[str]
+
+
+class LoadingError(UnavailableError):
+    """The 503 for a request that has waited for too long; `headers` say how far the load is."""
+
+    def __init__(self, message: str, phase: str, fraction: float | None):
+        super().__init__(message, "model_loading")
+        self.headers: list[tuple[bytes, bytes]] = [(b"x-model-phase", phase.encode("latin-1", "replace"))]
+        if fraction is not None:
+            self.headers.append((b"x-model-progress", b"%.3f" % fraction))
+
+
+class Lease(NamedTuple):
+    """A server that gets a request. `load_ms` is `None` if the request did not wait for it."""
+
+    name: str
+    url: str
+    load_ms: float | None = None
+
+
+class Loads:
+    """`ask` sends to the host. A request waits for at most `hold_s`, and at most `max_waiting` do."""
+
+    def __init__(
+        self, table: ModelTable, residency: Residency, ask: Callable[[ToHost], None], hold_s: float, max_waiting: int
+    ):
+        self._table = table
+        self._residency = residency
+        self._ask = ask
+        self._hold_s = hold_s
+        self._max_waiting = max_waiting
+        self._waiting: dict[str, list[Waiter]] = {}
+        """By model, in order of the first request for each; empty for one that is loaded by command."""
+        self._plan = Plan(frozenset(), (), (), {}, {})
+        self.is_leaving = False
+        """Another router decides now what is unloaded without need."""
+        table.on_change = self.advance
+        table.on_failure = self._note_failure
+        table.on_served = lambda name: residency.note_ready(name, time.monotonic())
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def begin(self, entries: Iterable[ModelEntry], models: Models) -> None:
+        """Takes the host's first report, and loads the models that are to be loaded at the start."""
+        self._residency.update(models)
+        for entry in entries:
+            self._residency.keep(entry.name, entry.keep_alive_s if entry.keep_alive_s >= 0 else inf)
+            if entry.preload:
+                self._waiting[entry.name] = []
+        self._table.update(models)
+
+    def update(self, models: Models) -> None:
+        """Takes a report of the host."""
+        self._residency.update(models)
+        self._table.update(models)
+
+    def keep(self, name: str, keep_alive_s: float) -> None:
+        """Sets how long the model stays loaded without requests."""
+        self._residency.keep(name, keep_alive_s)
+
+    @asynccontextmanager
+    async def lease(self, name: str) -> AsyncGenerator[Lease]:
+        """Waits until the model's server may get a request; the request has ended at the end of the block.
+
+        Raises `UnavailableError` if that takes too long or the model cannot be loaded, `RequestError` (400) if it is
+        larger than the memory.
+        """
+        began_s = time.monotonic()
+        url = not self._waiting and name in self._plan.ready and self._table.url(name)
+        if url:
+            self._residency.opened(name, began_s)
+        waited = Lease(name, url) if url else Lease(name, await self._wait(name), (time.monotonic() - began_s) * 1e3)
+        try:
+            yield waited
+        finally:
+            self._residency.closed(name, time.monotonic())
+            self.advance()
+
+    async def _wait(self, name: str) -> str:
+        if self.num_waiting >= self._max_waiting:
+            raise UnavailableError("too many requests wait for models that are being loaded", "queue_full")
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(name, []).append(waiter)
+        self.advance()
+        try:
+            async with asyncio.timeout(self._hold_s):
+                return await waiter
+        except TimeoutError:
+            self._give_up(name, waiter)
+            raise self._too_late(name) from None
+        except BaseException:
+            self._give_up(name, waiter)
+            raise
+
+    def suspect(self, lease: Lease) -> None:
+        """The server has closed the connection of the request, whose next `lease` waits until it serves again."""
+        self._table.suspect(lease.name, lease.url)
+
+    def load(self, name: str) -> None:
+        """Loads the model, though no request waits for it. Raises `RequestError` (400) if it cannot be loaded."""
+        if not self._table.url(name):
+            self._waiting.setdefault(name, [])
+            self.advance()
+            if refusal := self._plan.refused.get(name):
+                raise _refused(refusal)
+
+    def unload(self, name: str) -> None:
+        """Unloads the model when its open requests have ended."""
+        self._residency.unload(name)
+        self.advance()
+
+    def advance(self) -> None:
+        """Gives the orders that are due, and lets requests go to servers that are ready. Call it once a second, too."""
+        now_s = time.monotonic()
+        plan = self._plan = self._residency.plan(tuple(self._waiting), now_s)
+        for name in plan.start:
+            self._ask(StartModel(name))
+        for name in plan.stop if self._waiting or not self.is_leaving else ():
+            self._ask(StopModel(name))
+        for name in tuple(self._waiting):
+            if name in plan.refused:
+                self._fail(name, _refused(plan.refused[name]))
+            elif name in plan.ready and (url := self._table.url(name)):
+                for waiter in self._waiting.pop(name):
+                    if not waiter.done():
+                        self._residency.opened(name, now_s)
+                        waiter.set_result(url)
+            elif self._table.reports[name].description is None:
+                self._ask(DescribeModel(name))
+
+    def _note_failure(self, name: str, error: str) -> None:
+        self._fail(name, UnavailableError(f"the model {name} could not be loaded: {error}", "model_failed"))
+
+    def _fail(self, name: str, error: RequestError) -> None:
+        for waiter in self._waiting.pop(name, ()):
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def _give_up(self, name: str, waiter: Waiter) -> None:
+        waiters = self._waiting.get(name, [])
+        if waiter in waiters:
+            waiters.remove(waiter)
+            if not waiters:
+                del self._waiting[name]
+                self.advance()
+        elif not waiter.cancelled() and waiter.exception() is None:  # it came when the client left
+            self._residency.closed(name, time.monotonic())
+
+    def _too_late(self, name: str) -> LoadingError:
+        state = self._table.state(name)
+        progress = (
+            f" ({state.phase}{'' if state.fraction is None else f' {state.fraction:.0%}'})" if state.phase else ""
+        )
+        reason = self._plan.waits.get(name, "it is being loaded")
+        return LoadingError(f"the model {name} is not loaded yet: {reason}{progress}", state.phase, state.fraction)
+
+
+def _refused(text: str) -> RequestError:
+    return RequestError(ErrorInfo(400, text, param="model", code="model_too_large"))

@@ -1,0 +1,172 @@
+"""The server of one model, as the host sees it: its files, its launcher's process, and how that ended."""
+
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from extras.models.config import ModelEntry
+from extras.models.description import read_description
+from extras.models.messages import Description, ModelReport
+from messages.config.server import Config
+from messages.errors import SluiceError
+from runtime.lifeline import has_launcher, leave_abandoned_run, watch_lifeline
+from runtime.run_dir import RunDir
+from supervisor.child import how_it_ended
+from supervisor.console import Console
+from supervisor.forked_process import fork, fork_program
+from supervisor.run import FAILURE_EXIT_CODE, serve, server_commands
+
+READ_BYTES = 1 << 16
+KILL_MARGIN_S = 10.0
+"""Beyond the model's own `--drain-timeout-s`, how long its server may take to end."""
+
+
+class ModelServer:
+    """A model of the host. `report` is what the router receives."""
+
+    def __init__(self, entry: ModelEntry, run_dir: RunDir, name: str):
+        self.entry = entry
+        self._top = run_dir
+        self.run_dir = RunDir(run_dir.path / "models" / name)
+        self.directory = run_dir.path / "described" / name
+        """The directory of the files that outlive one of its servers."""
+        self.report = ModelReport(entry.name, run_dir=str(self.run_dir.path))
+        self.descriptors: list[int] = []
+        """Its process and its output, while it runs."""
+        self._kill_at_s = float("inf")
+        self._is_child = False
+        self._unfinished = b""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.run_dir.path.parent.mkdir(mode=0o700, exist_ok=True)
+        self.note_description(read_description(self.directory))
+
+    def _set(self, **changes: object) -> None:
+        self.report = msgspec.structs.replace(self.report, **changes)
+
+    def note_description(self, description: Description | None) -> None:
+        self._set(description=description)
+
+    def find_running(self) -> None:
+        """Takes over the server that an earlier host has started, if it still runs."""
+        with suppress(OSError, ValueError):
+            pid = int((self.directory / "pid").read_text(encoding="ascii"))
+            title = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if os.fsencode(self.run_dir.path) in title:
+                self._follow(pid)
+
+    def start(self) -> None:
+        """Starts the model's server; no-op if it runs, ends just now, or cannot be served."""
+        description = self.report.description
+        if self.report.process != "none" or description is None or not description.config_file:
+            return
+        with suppress(FileNotFoundError):
+            (self.directory / "error").unlink()
+        output = self.directory / "output"
+        if not output.exists():
+            os.mkfifo(output, 0o600)
+        writer = os.open(output, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            pid = fork(self._run, f"sluice {self.entry.name} --run-dir {self.run_dir.path}", writer)
+        except OSError as error:
+            self._set(error=f"its server cannot be started: {error}")
+            return
+        finally:
+            os.close(writer)
+        (self.directory / "pid").write_text(f"{pid}", encoding="ascii")
+        self._is_child = True
+        self._follow(pid)
+
+    def _follow(self, pid: int) -> None:
+        output = os.open(self.directory / "output", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.descriptors = [os.pidfd_open(pid), output]
+        self._set(process="running", pid=pid, url="", error="")
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Makes the model's server finish its requests and end, for at most `timeout_s` (default: its own limit)."""
+        if self.report.process == "running":
+            self._set(process="stopping")
+            limit_s = self._config().run.drain_timeout_s + KILL_MARGIN_S if timeout_s is None else timeout_s
+            self._kill_at_s = time.monotonic() + limit_s
+            os.kill(self.report.pid, signal.SIGTERM)
+
+    def look(self, console: Console) -> None:
+        """Shows what its server has written, and notices its address and its end."""
+        if not self.descriptors:
+            return
+        process, output = self.descriptors
+        has_ended = bool(select.select([process], [], [], 0)[0])
+        self._relay(output, console)
+        if not self.report.url:
+            with suppress(OSError):
+                self._set(url=self.run_dir.address_file.read_text(encoding="ascii").strip())
+        if has_ended:
+            self._note_end()
+        elif time.monotonic() >= self._kill_at_s:
+            os.kill(self.report.pid, signal.SIGKILL)
+
+    def due_in_s(self) -> float:
+        """Seconds until the next look is due, even if none of `descriptors` is readable."""
+        if self.report.process == "running" and not self.report.url:
+            return 0.005
+        return max(0.0, self._kill_at_s - time.monotonic())
+
+    def _relay(self, output: int, console: Console) -> None:
+        with suppress(BlockingIOError):
+            while data := os.read(output, READ_BYTES):
+                *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+                console.relay(self.entry.name, self.report.pid, (line.decode(errors="replace") for line in lines))
+
+    def _note_end(self) -> None:
+        ending = "has ended"
+        if self._is_child:
+            ending = how_it_ended(os.waitstatus_to_exitcode(os.waitpid(self.report.pid, 0)[1]))
+        error = "" if self.report.process == "stopping" else f"its server {ending}"
+        with suppress(OSError):
+            error = error and (self.directory / "error").read_text(encoding="utf-8")
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors, self._unfinished, self._is_child, self._kill_at_s = [], b"", False, float("inf")
+        self._set(process="none", pid=0, url="", error=error)
+        (self.directory / "pid").unlink(missing_ok=True)
+
+    def _config(self) -> Config:
+        return RunDir(self.directory).read_config()
+
+    def _run(self) -> int:
+        """Runs the model's launcher, in a process of its own, and returns the exit code."""
+        began_s = time.monotonic()
+        config = self._config()
+        run = msgspec.structs.replace(config.run, run_dir=str(self.run_dir.path))
+        http = msgspec.structs.replace(config.http, port=0)
+        config = msgspec.structs.replace(config, run=run, http=http)
+        console = _LauncherConsole()
+        console.is_json = run.log_format == "json"
+        code = FAILURE_EXIT_CODE
+        try:
+            watch_lifeline(self._top, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            code = serve(config, server_commands(config), console, began_s, start=fork_program)
+        except SluiceError as error:
+            console.say(str(error), "error")
+        finally:
+            console.close()
+            if code:
+                (self.directory / "error").write_text(console.last_error, encoding="utf-8")
+            if not has_launcher(self._top):
+                leave_abandoned_run(self._top)
+        return code
+
+
+class _LauncherConsole(Console):
+    """Remembers the latest error, which is why a launcher ends that has failed."""
+
+    last_error = "its server ended with an error"
+
+    def say(self, text: str, level: str = "info") -> None:
+        if level == "error":
+            self.last_error = text.strip()
+        super().say(text, level)

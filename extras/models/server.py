@@ -1,0 +1,40 @@
+"""The launcher's part of a server of several models: its configuration and its two processes."""
+
+from msgspec.structs import replace
+
+from extras.models.catalog import read_entries, shared_flags
+from extras.models.config import ModelsConfig
+from messages.config.server import Config, ModelConfig, ModelFacts
+from messages.control.processes import FRONTEND
+from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
+from supervisor.child import Command
+from supervisor.python_process import python_command
+
+HOST = "models"
+PART_OF_MEMORY = 0.9
+GIB = 2**30
+
+
+def add_facts(config: Config) -> Config:
+    """Returns the configuration of the server that forwards: it has no engine, and the models' names. No model is read.
+
+    Raises `UsageError`.
+    """
+    section = ModelsConfig.of(config)
+    memory_gb = section.models_memory_gb or PART_OF_MEMORY * available_memory_bytes(MEMORY_INFO, CGROUP) / GIB
+    section = replace(section, models_memory_gb=memory_gb, shared_flags=shared_flags(config))
+    section = replace(section, entries=read_entries(section))
+    names = tuple(entry.name for entry in section.entries)
+    facts = ModelFacts(
+        model_dir="", tokenizer_dir="", served_names=names, vocab_size=0, max_model_len=0, has_chat_template=True
+    )
+    run = replace(config.run, data_parallel=0, black_box_mb=0)
+    return section.put_into(replace(config, model=ModelConfig(), facts=facts, run=run))
+
+
+def server_commands(config: Config) -> list[Command]:
+    """Returns the commands of the host, which starts the models' servers, and of the router."""
+    return [
+        Command(HOST, python_command("extras.models.host"), is_scalable=False, imports_torch=True),
+        Command(FRONTEND, python_command("extras.models.router"), is_scalable=False),
+    ]
