@@ -64,7 +64,7 @@ class _Exchange(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = urllib.parse.urlsplit(self.path).path
         state = self._state
-        if path in ("/models", "/v1/models"):
+        if path == "/v1/models":
             self._reply({"data": list(state.models.values())})
         elif path in PAGES or path.startswith("/page/"):
             file = FOLDER / PAGES.get(path, path.removeprefix("/page/"))

@@ -44,7 +44,7 @@ export class Menu {
     const [label, button, {children: [state, size]}, note] = row.children, {status} = model;
     label.firstChild.disabled = !canChat(model);
     label.firstChild.checked = model === chosen;
-    button.hidden = !status;
+    button.hidden = !status || model.parent; // an adapter is loaded with its model
     write(note, canChat(model) ? status?.error ?? "" : "Not for chats: it only computes embeddings.");
     if (!status) return;
     set(state, "data-state", stateOf(model));

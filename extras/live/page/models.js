@@ -5,8 +5,6 @@ import {percent} from "./format.js";
 
 const QUICK_MS = 400, SLOW_MS = 3000;
 
-const list = async path => (await getJson(path)).data;
-
 export class Models {
   /** `onRead` is called after each look, with the error of one that failed; `isWatched` returns true while changes matter. */
   constructor(onRead, isWatched) {
@@ -28,9 +26,8 @@ export class Models {
     if (document.hidden) return;
     let failure = null;
     try {
-      if (!this.all.length) this.all = await list("v1/models");
+      if (!this.all.length || this.hasStates) this.all = (await getJson("v1/models")).data;
       this.hasStates = this.all.some(({status}) => status);
-      if (this.hasStates) this.all = await list("models");
     } catch (error) {
       failure = error;
     }
