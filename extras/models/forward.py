@@ -2,14 +2,15 @@
 
 import asyncio
 import time
+from math import inf
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from extras.models.chosen_model import NamedBody, find_models, read_named
+from extras.models.config import parse_duration
 from extras.models.loads import Lease, Loads
 from extras.models.model_table import ModelTable
-from extras.models.residency import parse_keep_alive
 from extras.models.upstream import Call, Connection, UpstreamGoneError, Upstreams
 from extras.ollama.reply import Piece, chat_line, now, prompt_line
 from frontend.errors import UnavailableError
@@ -182,6 +183,7 @@ def _headers(scope: Scope, trace: RequestTrace, is_streamed: bool) -> list[tuple
 
 def _keep_alive_s(named: NamedBody) -> float:
     try:
-        return parse_keep_alive(named.keep_alive)
-    except (TypeError, ValueError) as error:
+        keep_alive_s = parse_duration(str(named.keep_alive))
+    except ValueError as error:
         raise bad_request(f"keep_alive: {error}", "keep_alive") from None
+    return inf if keep_alive_s < 0 else keep_alive_s

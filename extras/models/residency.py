@@ -4,7 +4,6 @@ Plain Python without I/O. The router notes requests and the host's reports here,
 follows the plan. Times are seconds of one monotonic clock.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ ORDER_S = 5.0
 """After this time an order that the host's reports do not show is forgotten: the host may have died with it."""
 
 LOAD_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Plan(NamedTuple):
@@ -260,14 +258,3 @@ class Residency:
             f"the model {name} does not fit: its weights take {weights} and its KV cache {cache}, and all loaded "
             f"models together may take {limit} (--models-memory-gb)"
         )
-
-
-def parse_keep_alive(value: str | float) -> float:
-    """Returns seconds: `inf`, for ever, for a negative number. A text is a number of seconds or has units, as `1h30m`.
-    Raises `ValueError`."""
-    text = str(value).strip()
-    if not re.fullmatch(r"-?(\d+(\.\d*)?(ms|s|m|h))+|-?\d+(\.\d*)?", text):
-        raise ValueError(f"{text!r} is not a time: give seconds, or a number with a unit, such as 5m; -1 is for ever")
-    parts = re.findall(r"([\d.]+)([a-z]*)", text)
-    seconds = sum(float(number) * UNITS_S[unit] for number, unit in parts)
-    return inf if text.startswith("-") else seconds

@@ -9,9 +9,12 @@ from math import inf
 from extras.models.config import ModelsConfig
 from extras.models.endpoints import RouterApi, forwarding, serving
 from extras.models.forward import Forwarder
+from extras.models.lists import ModelLists, make_lists
 from extras.models.loads import Loads
 from extras.models.messages import Models, ToHost, WatchModels
+from extras.models.metrics import RouterCollector, RouterMetrics, make_metrics
 from extras.models.model_table import ModelTable
+from extras.models.ollama_lists import OllamaLists, make_ollama_lists
 from extras.models.residency import Residency
 from extras.models.upstream import Upstreams
 from frontend.front import Front, serve
@@ -46,7 +49,16 @@ class ModelRouter(Front):
         self._forwarder = Forwarder(self._table, self._loads, self._upstreams, config.http, hold_s)
         requests = HttpRequests()
         api = RouterApi(self._table, self._loads, self._forwarder, self._processes, self.gauges)
-        endpoints = [*serving(api), *forwarding(self._forwarder)]
+        metrics = RouterMetrics(
+            self._table, self._upstreams, RouterCollector(self._table, self._loads, residency), [requests]
+        )
+        endpoints = [
+            *serving(api),
+            *make_lists(ModelLists(self._table, residency, self._settings.entries)),
+            *make_ollama_lists(OllamaLists(self._table, residency)),
+            *make_metrics(metrics),
+            *forwarding(self._forwarder),
+        ]
         app = App(
             endpoints,
             self._processes,

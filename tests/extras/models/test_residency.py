@@ -1,12 +1,11 @@
 """The policy of loads and unloads: rules one by one, then random operations against a model host that is made up."""
 
 from math import inf
-from typing import Any
 
 import pytest
 
 from extras.models.messages import Description, ModelReport, Models, ProcessOf
-from extras.models.residency import Plan, Residency, parse_keep_alive
+from extras.models.residency import Plan, Residency
 
 NAMES = ("a", "b", "c", "d")
 
@@ -190,17 +189,3 @@ def test_an_order_that_is_lost_is_given_again() -> None:
     assert machine.plan("b", now_s=8).stop == ("a",)
     assert machine.plan("b", now_s=9).stop == ()
     assert machine.plan("b", now_s=14).stop == ("a",)
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [("5m", 300), ("1h30m", 5400), (30, 30), ("30", 30), ("1.5s", 1.5), ("-1", inf), (-1, inf), ("-1m", inf), (0, 0)],
-)
-def test_parse_keep_alive(value: Any, seconds: float) -> None:
-    assert parse_keep_alive(value) == seconds
-
-
-@pytest.mark.parametrize("value", ["", "soon", "5 m", "m", "nan", "1e3"])
-def test_parse_keep_alive_refuses(value: str) -> None:
-    with pytest.raises(ValueError, match="is not a time"):
-        parse_keep_alive(value)
