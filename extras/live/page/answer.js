@@ -1,7 +1,7 @@
 // One answer of the model: it is asked for, read from its stream, and taken apart into reasoning, text and tool calls.
 
 import {call, events} from "./api.js";
-import {milliseconds, rate} from "./format.js";
+import {milliseconds, rate, seconds} from "./format.js";
 
 /** Returns the fields of a message that the model reads. */
 const readable = ({role, content, reasoning, calls, tool_call_id}) => ({
@@ -45,6 +45,6 @@ export function summarize({usage, reason, loadMs, firstMs, totalMs}) {
   const cached = usage.cached_tokens ?? usage.prompt_tokens_details?.cached_tokens ?? 0, speed = (usage.completion_tokens - 1) / (totalMs - firstMs) * 1000;
   return [
     `${usage.prompt_tokens} prompt tokens (${cached} cached)`, `${usage.completion_tokens} output tokens, ended: ${reason}`,
-    loadMs && `model loaded in ${milliseconds(loadMs)} ms`, firstMs && `first after ${milliseconds(firstMs)} ms`, speed && `${rate(speed)} tokens/s`,
+    loadMs && `model loaded in ${seconds(loadMs / 1000)}`, firstMs && `first after ${milliseconds(firstMs)} ms`, speed && `${rate(speed)} tokens/s`,
   ].filter(Boolean).join(", ");
 }

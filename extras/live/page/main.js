@@ -105,12 +105,12 @@ function showModel({id, status}) {
   find("main").hidden = true;
   find("load").hidden = isLoading;
   write(find("unloaded-title"), `${id} is ${isLoading ? "being loaded" : "not loaded"}`);
-  write(find("unloaded-text"), isLoading ? describe({status}) : status.error ?? "");
+  write(find("unloaded-text"), isLoading ? describe({status}) : models.refusal || status.error || "");
   write(find("totals"), "");
   setStatus(stateOf({status}), describe({status}));
 }
 
 find("models").addEventListener("change", () => { location.search = `?model=${encodeURIComponent(find("models").value)}`; });
-find("load").addEventListener("click", () => models.change("load", find("models").value).catch(error => write(find("unloaded-text"), error.message)));
+find("load").addEventListener("click", () => models.change("load", find("models").value));
 models.look();
 live.start();

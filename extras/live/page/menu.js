@@ -28,14 +28,14 @@ export class Menu {
     write(find("model-name"), chosen?.id ?? "none");
     set(find("model-name"), "data-state", chosen?.status && stateOf(chosen));
     set(find("model"), "title", chosen?.status && describe(chosen));
+    write(find("models-note"), this.models.refusal);
     keep(find("model-list"), this.rows, this.models.all.map(({id}) => id), id => this.makeRow(id));
     for (const model of this.models.all) this.fill(this.rows.get(model.id), model, chosen);
   }
 
   makeRow(id) {
     const button = make("button", {type: "button"});
-    button.addEventListener("click", () => this.models.change(button.value, id).then(() => "", error => error.message)
-      .then(text => write(find("models-note"), text)));
+    button.addEventListener("click", () => this.models.change(button.value, id));
     return make("li", {}, make("label", {}, make("input", {type: "radio", name: "model", value: id}), id), button,
       make("p", {}, make("span", {class: "state"}), make("span", {class: "dim"})), make("p", {class: "dim"}));
   }

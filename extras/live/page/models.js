@@ -8,7 +8,7 @@ const QUICK_MS = 400, SLOW_MS = 3000;
 export class Models {
   /** `onRead` is called after each look, with the error of one that failed; `isWatched` returns true while changes matter. */
   constructor(onRead, isWatched) {
-    Object.assign(this, {onRead, isWatched, all: [], hasStates: false});
+    Object.assign(this, {onRead, isWatched, all: [], hasStates: false, refusal: ""});
     document.addEventListener("visibilitychange", () => this.look());
   }
 
@@ -37,9 +37,9 @@ export class Models {
     this.timer = setTimeout(() => this.look(), this.hasStates && isChanging ? QUICK_MS : SLOW_MS);
   }
 
-  /** Loads or unloads a model. Throws `Refused`. */
+  /** Loads or unloads a model; `refusal` is why it could not. */
   async change(verb, model) {
-    await getJson(`models/${verb}`, {json: {model}});
+    this.refusal = await getJson(`models/${verb}`, {json: {model}}).then(() => "", error => error.message);
     await this.look();
   }
 }
