@@ -8,18 +8,16 @@ Each line has what to give to --model, the format of the weights and their size.
 
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
-from messages.errors import SluiceError
 from messages.program import PROGRAM
 from runtime.gguf.gguf_file import SUFFIX
 from runtime.model_files import is_weight_file
-from supervisor.client.running import choose_server, find_servers
+from supervisor.client.running import find_servers
 from supervisor.programs import program_parser
 
 CONFIG = "config.json"
@@ -70,16 +68,6 @@ def _size(files: list[Path]) -> int:
     return sum(file.stat().st_size for file in {file.resolve() for file in files})
 
 
-def find_running() -> Iterator[str]:
-    """Yields the names and the paths of the models that servers have loaded."""
-    for server in find_servers():
-        for path in (server.run_dir.path, *server.run_dir.path.glob("models/*")):
-            with suppress(SluiceError, OSError):
-                config = choose_server(path, None).config
-                if config.model.model:
-                    yield from (config.model.model, *config.facts.served_names)
-
-
 def size_text(num_bytes: int) -> str:
     for unit, name in UNITS:
         if num_bytes >= unit:
@@ -92,7 +80,8 @@ def main() -> int:
     parser = program_parser("models", __doc__)
     parser.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="folders with models or GGUF files")
     options = parser.parse_args()
-    running = set(find_running())
+    configs = [server.config for server in find_servers() if server.config.model.model]
+    running = {name for config in configs for name in (config.model.model, *config.facts.served_names)}
     try:
         found = [*find_cached(), *(model for folder in options.folders for model in find_in(folder))]
     except OSError as error:
