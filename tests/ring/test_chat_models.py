@@ -134,6 +134,8 @@ def test_tools_are_played_by_hand(page: BrowserPage, models: ModelsServer):
     ]
     kinds = page.run("[...document.querySelectorAll('#messages .who')].map(item => item.innerText)")
     assert kinds == ["You", "large", "Result of get_weather", "large"]
+    say(page, "and tomorrow?")  # for the next test, which looks at the form
+    page.wait_for(f"{IDLE} && {LAST}.querySelector('.results')")
 
 
 def violations(page: BrowserPage, scheme: str, width: int) -> list[object]:
