@@ -4,12 +4,15 @@ import http.server
 import json
 import threading
 import urllib.parse
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from extras.live.page_files import CHAT, FOLDER, HEADERS, PIPELINE, TYPES
 
 CALL = {"id": "call-1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
+EVENTS = {"content-type": "text/event-stream"}
+NO_HEADERS: Mapping[str, str] = {}
 PAGES = {"/": CHAT, "/pipeline": PIPELINE}
 
 
@@ -68,10 +71,10 @@ class _Exchange(http.server.BaseHTTPRequestHandler):
             self._reply({"data": list(state.models.values())})
         elif path in PAGES or path.startswith("/page/"):
             file = FOLDER / PAGES.get(path, path.removeprefix("/page/"))
-            self._reply(file.read_bytes(), **HEADERS, **{"content-type": TYPES[file.suffix]})
+            self._reply(file.read_bytes(), headers={**HEADERS, "content-type": TYPES[file.suffix]})
         elif path == "/live":
             state.streams.append(self.headers["X-Model"])
-            self._reply(b"", **{"content-type": "text/event-stream"})
+            self._reply(b"", headers=EVENTS)
         else:
             self._reply({"error": {"message": "no such request"}}, 404)
 
@@ -82,7 +85,7 @@ class _Exchange(http.server.BaseHTTPRequestHandler):
             state.set(body["model"], {"/models/load": "loading", "/models/unload": "unloaded"}[self.path])
             self._reply({"success": True})
         elif state.is_full:
-            self._reply({"error": {"message": "large still loads"}}, 503, **{"Retry-After": "7"})
+            self._reply({"error": {"message": "large still loads"}}, 503, {"Retry-After": "7"})
         else:
             state.requests.append(body)
             if state.models[body["model"]]["status"]["value"] == "unloaded":
@@ -92,9 +95,9 @@ class _Exchange(http.server.BaseHTTPRequestHandler):
             choice = {"index": 0, "delta": delta, "finish_reason": "tool_calls" if _calls(body) else "stop"}
             usage = {"prompt_tokens": 5, "completion_tokens": 2}
             event = json.dumps({"choices": [choice], "usage": usage})
-            self._reply(f"data: {event}\n\ndata: [DONE]\n\n".encode(), **{"content-type": "text/event-stream"})
+            self._reply(f"data: {event}\n\ndata: [DONE]\n\n".encode(), headers=EVENTS)
 
-    def _reply(self, content: Any, status: int = 200, **headers: str) -> None:
+    def _reply(self, content: Any, status: int = 200, headers: Mapping[str, str] = NO_HEADERS) -> None:
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         for name, value in {"content-type": "application/json", **headers}.items():

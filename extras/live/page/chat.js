@@ -175,7 +175,7 @@ async function showDetails(message) {
 function setRunning(isRunning) {
   find("send").disabled = isRunning;
   find("stop").disabled = !isRunning;
-  if (isRunning) write(find("note"), "writing …");
+  if (isRunning) write(find("note"), waitText() || "writing …");
 }
 
 function showSettings() {

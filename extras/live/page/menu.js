@@ -45,7 +45,7 @@ export class Menu {
     label.firstChild.disabled = !canChat(model);
     label.firstChild.checked = model === chosen;
     button.hidden = !status || model.parent; // an adapter is loaded with its model
-    write(note, canChat(model) ? status?.error ?? "" : "Not for chats: it only computes embeddings.");
+    write(note, (canChat(model) ? "" : "Not for chats: it only computes embeddings. ") + (status?.error ?? ""));
     if (!status) return;
     set(state, "data-state", stateOf(model));
     write(state, describe(model));
