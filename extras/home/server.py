@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 from messages.errors import SluiceError
 from messages.program import START
-from supervisor.client.running import find_servers, without_parts
+from supervisor.client.running import find_whole_servers
 from supervisor.programs import start_launcher
 
 POLL_S = 0.1
@@ -61,7 +61,7 @@ def find_target(model: str) -> Target | None:
     """Returns the running server of this user that serves `model` or, without one, the only server that runs."""
     found = [
         Target(server.run_dir.address_file.read_text().strip(), model or server.config.facts.served_names[0])
-        for server in without_parts(find_servers())
+        for server in find_whole_servers()
         if not model or model in server.config.facts.served_names
     ]
     return found[0] if len(found) == 1 or (found and model) else None

@@ -1,7 +1,7 @@
 """The servers of this user that run now, and which of them an operator means."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def choose_server(run_dir: Path | None, port: int | None) -> RunningServer:
     """Returns the server in `run_dir`, on `port`, or else the only one. Raises `NoServerError`, `WhichServerError`."""
     if run_dir is not None:
         return _open(RunDir(run_dir.absolute()))
-    found = find_servers() if port is not None else without_parts(find_servers())
+    found = find_whole_servers() if port is None else find_servers()
     servers = sorted(found, key=lambda server: server.config.http.port)
     chosen = [server for server in servers if port in (None, server.config.http.port)]
     listing = "\n".join(f"  {server.text}" for server in servers)
@@ -65,11 +65,11 @@ def find_servers() -> Iterator[RunningServer]:
             continue
 
 
-def without_parts(servers: Iterable[RunningServer]) -> list[RunningServer]:
-    """Returns the servers except those in the run directory of another one, which serve its models."""
-    all_servers = list(servers)
-    paths = {server.run_dir.path for server in all_servers}
-    return [server for server in all_servers if paths.isdisjoint(server.run_dir.path.parents)]
+def find_whole_servers() -> list[RunningServer]:
+    """Returns the servers of this user, without those of single models in the run directory of a server of several."""
+    servers = list(find_servers())
+    paths = {server.run_dir.path for server in servers}
+    return [server for server in servers if paths.isdisjoint(server.run_dir.path.parents)]
 
 
 def _open(run_dir: RunDir) -> RunningServer:
