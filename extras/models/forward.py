@@ -59,15 +59,13 @@ class Forwarder:
         await self.wait_known()
         named = read_named(body or b"")
         names = find_models(self._table, request, trace.path, named)
-        if named.keep_alive is not None:
-            keep_alive_s = _keep_alive_s(named)
-            self.loads.keep(names[0], keep_alive_s)
-            line = LINES.get(trace.path)
-            if line and not keep_alive_s and not named.has_prompt and self._table.state(names[0]).value == "unloaded":
-                fields = {"model": named.model, "created_at": now(), "done": True, "done_reason": "unload"}
-                return JsonReply(line(Piece(), fields))
+        keep_alive_s = None if named.keep_alive is None else _keep_alive_s(named)
+        if keep_alive_s == 0 and trace.path in LINES and not named.has_prompt:
+            self.loads.unload(names[0])
+            fields = {"model": named.model, "created_at": now(), "done": True, "done_reason": "unload"}
+            return JsonReply(LINES[trace.path](Piece(), fields))
         call = Call(request.method, self._target(request.scope), _headers(request.scope, trace, is_streamed), body)
-        return Forwarded(self, names, call, trace)
+        return Forwarded(self, names, call, trace, keep_alive_s)
 
     async def wait_known(self) -> None:
         """Waits until the host has reported its models. Raises `UnavailableError`."""
@@ -87,7 +85,10 @@ class Forwarder:
 class Forwarded:
     """An ASGI response: that of the first server of `names` that does not answer 404, or else of the last."""
 
-    def __init__(self, forwarder: Forwarder, names: list[str], call: Call, trace: RequestTrace):
+    def __init__(
+        self, forwarder: Forwarder, names: list[str], call: Call, trace: RequestTrace, keep_alive_s: float | None
+    ):
+        self._keep_alive_s = keep_alive_s
         self._forwarder = forwarder
         self._names = names
         self._call = call
@@ -117,7 +118,7 @@ class Forwarded:
         while True:
             name = self._names[0]
             self._trace.notes["model"] = name
-            async with self._forwarder.loads.lease(name) as lease:
+            async with self._forwarder.loads.lease(name, self._keep_alive_s) as lease:
                 try:
                     connection = await self._begin(lease.url)
                 except UpstreamGoneError:

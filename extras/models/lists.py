@@ -23,6 +23,8 @@ from frontend.http.responses import JsonReply
 from messages.config.server import Config, ModelFacts
 from runtime.adapter_table import read_table
 
+SECRETS = ("--api-key", "--admin-key")
+
 
 class Progress(msgspec.Struct, frozen=True):
     phase: str
@@ -76,7 +78,9 @@ class ModelLists:
     def __init__(self, table: ModelTable, residency: Residency, entries: Iterable[ModelEntry]):
         self._table = table
         self._residency = residency
-        self._own_flags = {entry.name: entry.flags for entry in entries}
+        self._own_flags = {
+            entry.name: tuple(flag for flag in entry.flags if not flag.startswith(SECRETS)) for entry in entries
+        }
         self._created_s = int(time.time())
 
     async def models(self, request: Request) -> JsonReply:

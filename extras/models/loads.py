@@ -39,8 +39,15 @@ class Loads:
     """`ask` sends to the host. A request waits for at most `hold_s`, and at most `max_waiting` do."""
 
     def __init__(
-        self, table: ModelTable, residency: Residency, ask: Callable[[ToHost], None], hold_s: float, max_waiting: int
+        self,
+        entries: Iterable[ModelEntry],
+        table: ModelTable,
+        residency: Residency,
+        ask: Callable[[ToHost], None],
+        hold_s: float,
+        max_waiting: int,
     ):
+        self._entries = {entry.name: entry for entry in entries}
         self._table = table
         self._residency = residency
         self._ask = ask
@@ -59,36 +66,33 @@ class Loads:
     def num_waiting(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def begin(self, entries: Iterable[ModelEntry], models: Models) -> None:
-        """Takes the host's first report, and loads the models that are to be loaded at the start."""
-        self._residency.update(models)
-        for entry in entries:
-            self._residency.keep(entry.name, entry.keep_alive_s if entry.keep_alive_s >= 0 else inf)
-            if entry.preload:
-                self._waiting[entry.name] = []
-        self._table.update(models)
-
     def update(self, models: Models) -> None:
-        """Takes a report of the host."""
+        """Takes a report of the host; with the first one, loads the models that are to be loaded at the start."""
+        before, is_first = self._table.reports, not self._table.is_known.is_set()
         self._residency.update(models)
+        for name in {report.name for report in models.models if report.process == "none"}:
+            if is_first or before[name].process != "none":
+                keep_alive_s = self._entries[name].keep_alive_s
+                self._residency.keep(name, keep_alive_s if keep_alive_s >= 0 else inf)
+        if is_first:
+            self._waiting |= {entry.name: [] for entry in self._entries.values() if entry.preload}
         self._table.update(models)
-
-    def keep(self, name: str, keep_alive_s: float) -> None:
-        """Sets how long the model stays loaded without requests."""
-        self._residency.keep(name, keep_alive_s)
 
     @asynccontextmanager
-    async def lease(self, name: str) -> AsyncGenerator[Lease]:
+    async def lease(self, name: str, keep_alive_s: float | None) -> AsyncGenerator[Lease]:
         """Waits until the model's server may get a request; the request has ended at the end of the block.
 
-        Raises `UnavailableError` if that takes too long or the model cannot be loaded, `RequestError` (400) if it is
-        larger than the memory.
+        `keep_alive_s`, if given, decides from then on how long the model stays loaded without requests, until it is
+        unloaded. Raises `UnavailableError` if that takes too long or the model cannot be loaded, `RequestError` (400)
+        if it is larger than the memory.
         """
         began_s = time.monotonic()
         url = not self._waiting and name in self._plan.ready and self._table.url(name)
         if url:
             self._residency.opened(name, began_s)
         waited = Lease(name, url) if url else Lease(name, await self._wait(name), (time.monotonic() - began_s) * 1e3)
+        if keep_alive_s is not None:
+            self._residency.keep(name, keep_alive_s)
         try:
             yield waited
         finally:

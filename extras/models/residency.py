@@ -251,7 +251,7 @@ class Residency:
 
     def _too_large(self, name: str, description: Description) -> str:
         weights, cache, limit = (
-            f"{num_bytes / 2**30:.2f} GiB"
+            f"{num_bytes / 2**30:.4g} GiB"
             for num_bytes in (description.weight_bytes, description.cache_bytes, self.limit_bytes)
         )
         return (

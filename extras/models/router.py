@@ -11,7 +11,7 @@ from extras.models.endpoints import RouterApi, forwarding, serving
 from extras.models.forward import Forwarder
 from extras.models.lists import ModelLists, make_lists
 from extras.models.loads import Loads
-from extras.models.messages import Models, ToHost, WatchModels
+from extras.models.messages import ModelReport, Models, ToHost, WatchModels
 from extras.models.metrics import RouterCollector, RouterMetrics, make_metrics
 from extras.models.model_table import ModelTable
 from extras.models.ollama_lists import OllamaLists, make_ollama_lists
@@ -44,8 +44,12 @@ class ModelRouter(Front):
         self._upstreams = Upstreams()
         self._table = ModelTable(self._upstreams)
         residency = Residency(int((self._settings.models_memory_gb or inf) * 2**30), inf)
+        unknown = {entry.name: ModelReport(entry.name) for entry in self._settings.entries}
+        self._table.reports = unknown
+        residency.update(Models(tuple(unknown.values())))
         hold_s = config.run.restart_hold_s
-        self._loads = Loads(self._table, residency, self._ask, hold_s, config.scheduling.max_queued_requests)
+        max_waiting = config.scheduling.max_queued_requests
+        self._loads = Loads(self._settings.entries, self._table, residency, self._ask, hold_s, max_waiting)
         self._forwarder = Forwarder(self._table, self._loads, self._upstreams, config.http, hold_s)
         requests = HttpRequests()
         api = RouterApi(self._table, self._loads, self._forwarder, self._processes, self.gauges)
@@ -101,12 +105,8 @@ class ModelRouter(Front):
 
     def _follow_host(self) -> None:
         for models in self._host.receive():
-            if not models.models:  # the host has only begun
-                continue
-            if self._table.is_known.is_set():
+            if models.models:  # none: the host has only begun
                 self._loads.update(models)
-            else:
-                self._loads.begin(self._settings.entries, models)
 
     def _accept(self, message: ProcessTable | Answer) -> None:
         if isinstance(message, ProcessTable):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -89,13 +90,13 @@ def test_a_model_that_cannot_be_served_is_said_with_its_reason():
     assert "/nowhere/model" in ended.stderr
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", sorted(AGENTS.keys() - {"continue"}))
 def test_an_agent_gets_the_address_and_the_model(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    server: FrontendRun, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
     """The printed line is run by a shell, with a program in the agent's place that shows what it got."""
-    monkeypatch.setattr(agents, "require_target", lambda model: Target("http://127.0.0.1:8123", "org/m"))
-    monkeypatch.setattr(sys, "argv", ["agents", name, "--", "--verbose"])
+    monkeypatch.setattr(agents, "require_target", lambda model: Target(server.url, "org/m"))
+    monkeypatch.setattr(sys, "argv", ["agents", name, "--", "--verbose", "--", "x y"])
     assert agents.main() == 0
     line = capsys.readouterr().out
     program = tmp_path / name
@@ -103,19 +104,34 @@ def test_an_agent_gets_the_address_and_the_model(
     program.chmod(0o700)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     shown = subprocess.run(["sh", "-c", line], check=True, capture_output=True, text=True, env={"PATH": path}).stdout
-    assert "http://127.0.0.1:8123" in shown
+    assert server.url in shown
     assert "org/m" in shown
-    assert shown.endswith("--verbose\n")
+    assert bool(re.search(r"[=:] ?512\b", shown)) == (name in ("claude", "codex", "opencode"))  # the context
+    assert shown.endswith("--verbose\n--\nx y\n")
+
+
+def test_the_agent_of_an_editor_gets_a_file(
+    server: FrontendRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(agents, "require_target", lambda model: Target(server.url, "m"))
+    monkeypatch.setattr(sys, "argv", ["agents", "continue"])
+    assert agents.main() == 0
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    assert (model["model"], model["apiBase"]) == ("m", f"{server.url}/v1")
+    assert model["defaultCompletionOptions"] == {"contextLength": 512}
 
 
 def test_an_agent_without_a_server_or_a_program_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: FrontendRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(sys, "argv", ["agents", "codex", "--model", "no such model"])
     assert agents.main() == 1
     assert "no server of this user serves no such model" in capsys.readouterr().err
-    monkeypatch.setattr(agents, "require_target", lambda model: Target("http://127.0.0.1:8123", "m"))
-    monkeypatch.setattr(sys, "argv", ["agents", "codex", "--exec"])
+    monkeypatch.setattr(agents, "require_target", lambda model: Target(server.url, model or "m"))
+    monkeypatch.setattr(sys, "argv", ["agents", "codex", "--model", "other", "--exec", "--", "--full-auto"])
+    assert agents.main() == 1
+    assert f"{server.url} answers 404" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["agents", "codex", "--model", "m", "--exec", "--", "--full-auto"])
     monkeypatch.setenv("PATH", "/nowhere")
     assert agents.main() == 1
     assert "codex is not installed" in capsys.readouterr().err

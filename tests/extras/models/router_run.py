@@ -61,11 +61,16 @@ class Arrived:
         self.is_done.set()
 
 
+LAST_CHUNK = b"0\r\n\r\n"
+LOADING = 503, {"status": "starting", "processes": {"scheduler": {"phase": "reading weights", "fraction": 0.5}}}
+READY = 200, {"status": "ready", "processes": {}}
+
+
 class StandIn:
     """The server of a model: it answers `/health` by itself and keeps all other requests for the test."""
 
-    def __init__(self) -> None:
-        self.health: tuple[int, Any] = 200, {"status": "ready", "processes": {}}
+    def __init__(self, health: tuple[int, Any]):
+        self.health = health
         self.arrived: queue.Queue[Arrived] = queue.Queue()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -83,17 +88,16 @@ class StandIn:
                 self._run(self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            with connection, connection.makefile("rb") as reader:
-                while head := self._read_head(reader):
-                    if head.startswith(b"GET /health "):
-                        status, fields = self.health
-                        body = json.dumps(fields).encode()
-                        connection.sendall(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body)
-                        continue
-                    arrived = Arrived(head, self._read_body(head, reader), connection)
-                    self.arrived.put(arrived)
-                    arrived.is_done.wait(TIMEOUT_S)
+        with contextlib.suppress(OSError, ValueError), connection, connection.makefile("rb") as reader:
+            while head := self._read_head(reader):
+                if head.startswith(b"GET /health "):
+                    status, fields = self.health
+                    body = json.dumps(fields).encode()
+                    connection.sendall(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
+                    continue
+                arrived = Arrived(head, self._read_body(head, reader), connection)
+                self.arrived.put(arrived)
+                arrived.is_done.wait(TIMEOUT_S)
 
     def _read_head(self, reader: Any) -> bytes:
         lines: list[bytes] = []
@@ -122,6 +126,9 @@ class StandIn:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.close_connections()
+
+    def close_connections(self) -> None:
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -143,6 +150,8 @@ class RouterRun:
         self.servers: dict[str, StandIn] = {}
         self.asked: queue.Queue[ToHost] = queue.Queue()
         self.starts = True
+        self.health: tuple[int, Any] = READY
+        """What servers answer to `/health` at first."""
         sizes = sizes or {"a": 1, "b": 1}
         self.reports = {name: ModelReport(name, Description("", int(size * GIB), 0)) for name, size in sizes.items()}
         entries = tuple(ModelEntry(name=name, flags=(), keep_alive_s=-1.0) for name in sizes)
@@ -211,7 +220,7 @@ class RouterRun:
 
     def start(self, name: str) -> StandIn:
         """Starts the model's server; the router learns of it."""
-        server = StandIn()
+        server = StandIn(self.health)
         self._next_pid += 1
         self.servers[name] = server
         run_dir = self.launcher.run_dir.path / name
@@ -246,29 +255,55 @@ class RouterRun:
     def gauge(self, name: str) -> float:
         return self.client.get("/health").json()["processes"]["frontend"]["gauges"][name]
 
+    def next_server(self, name: str, before: StandIn | None = None) -> StandIn:
+        """Returns the server that has been started after `before`."""
+        wait_until(lambda: self.servers.get(name) not in (None, before))
+        return self.servers[name]
+
     @contextlib.contextmanager
     def ask(
-        self, body: Any, path: str = "/v1/completions", method: str = "POST", headers: dict[str, str] | None = None
+        self,
+        body: Any,
+        path: str = "/v1/completions",
+        method: str = "POST",
+        headers: dict[str, str] | None = None,
+        is_streamed: bool = False,
     ) -> Iterator["Asked"]:
         """Sends a request in a thread, so that the test can answer as the model's server."""
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        content = json.dumps(body).encode() if isinstance(body, dict) else body
         headers = {"Content-Type": "application/json", **(headers or {})}
-        asked = Asked(lambda: self.client.request(method, path, content=content, headers=headers))
+        request = self.client.build_request(method, path, content=content, headers=headers)
+        asked = Asked(lambda: self.client.send(request, stream=is_streamed))
         yield asked
         asked.thread.join(TIMEOUT_S)
+        if is_streamed:
+            asked.leave()
 
 
 class Asked:
+    """A request in a thread of its own."""
+
     def __init__(self, call: Any):
-        self._replies: queue.Queue[httpx.Response | Exception] = queue.Queue()
-        self.thread = threading.Thread(target=self._call, args=(call,), daemon=True)
+        self._replies: queue.Queue[Any] = queue.Queue()
+        self._reply: Any = None
+        self._call = call
+        self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
-    def _call(self, call: Any) -> None:
+    def _run(self) -> None:
         try:
-            self._replies.put(call())
-        except httpx.HTTPError as error:
+            self._replies.put(self._call())
+        except Exception as error:
             self._replies.put(error)
 
     def reply(self) -> Any:
-        return self._replies.get(timeout=TIMEOUT_S)
+        """Returns the response, or the exception of the client."""
+        if self._reply is None:
+            self._reply = self._replies.get(timeout=TIMEOUT_S)
+        return self._reply
+
+    def pieces(self) -> Iterator[bytes]:
+        return self.reply().iter_raw()
+
+    def leave(self) -> None:
+        self.reply().close()

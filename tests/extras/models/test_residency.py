@@ -133,8 +133,8 @@ def test_models_that_cannot_be_served_are_refused_with_the_numbers() -> None:
     machine = Machine(2**30, {"a": 2**31, "b": None})
     plan = machine.plan("a", "b")
     assert plan.refused == {
-        "a": "the model a does not fit: its weights take 2.00 GiB and its KV cache 0.00 GiB, and all loaded models "
-        "together may take 1.00 GiB (--models-memory-gb)"
+        "a": "the model a does not fit: its weights take 2 GiB and its KV cache 0 GiB, and all loaded models "
+        "together may take 1 GiB (--models-memory-gb)"
     }
     assert plan.waits == {"b": "its files are being read"}
     machine.residency.update(Models((ModelReport("b", Description(error="no such file")),)))
