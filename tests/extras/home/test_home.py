@@ -17,6 +17,7 @@ from extras.home.server import Target
 from messages.errors import SluiceError
 from messages.ring.replies import Usage
 from tests.frontend.frontend_run import FrontendRun, InThread, final, step
+from tests.ring.models_server import ModelsServer
 
 
 def chat_with(run: FrontendRun) -> Chat:
@@ -57,6 +58,17 @@ def test_a_refused_question_is_not_part_of_the_conversation(server: FrontendRun)
     assert not chat.messages
     with pytest.raises(SluiceError, match="the value must be JSON"):
         chat.set("temperature warm")
+
+
+def test_a_chat_continues_with_another_model(capsys: pytest.CaptureFixture[str]):
+    with ModelsServer() as several:
+        several.set("large", "loaded")
+        chat = Chat(Target(several.url, "small"), is_terminal=False)
+        command._obey(chat, "/models")  # pyright: ignore[reportPrivateUsage]
+        assert capsys.readouterr().out.splitlines() == ["small  unloaded", "large  loaded", "vectors  unloaded"]
+        command._obey(chat, "/model large")  # pyright: ignore[reportPrivateUsage]
+        chat.ask("Who?")
+        assert capsys.readouterr().out == "I am large.\n"
 
 
 @pytest.mark.parametrize(
