@@ -12,12 +12,11 @@ from typing import Any
 
 import msgspec
 
-from messages.errors import SluiceError
 from messages.frame_files import FrameFileError, FrameReader, Record, find_readers, reporting_damage
-from messages.program import PROGRAM
 from messages.ring.plain import to_plain
 from messages.ring.timeline import ScheduleReport, Tokenized
 from runtime.black_box.redaction import redact
+from supervisor.cli.results import complain
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import RunningServer
 
@@ -60,7 +59,8 @@ def tail(options: argparse.Namespace, server: RunningServer, line: AdminClient) 
     """Prints the last frames on an edge of a running server, then each new one."""
     folder = server.run_dir.black_box
     if not server.config.run.black_box_mb:
-        return complain("tail", "the server was started with --black-box-mb 0")
+        complain(options, "impossible", "the server was started with --black-box-mb 0")
+        return UNUSABLE
     readers: dict[Path, FrameReader] = {}
     first = _sort(_follow(folder, readers, options.edge))
     _print(first[-options.lines :] if options.lines else [], options)
@@ -72,21 +72,15 @@ def tail(options: argparse.Namespace, server: RunningServer, line: AdminClient) 
 
 
 def decode(options: argparse.Namespace) -> int:
-    """Prints all frames of a file or a directory, as one JSON object a line."""
-    try:
-        with reporting_damage(options.path):
-            _print(_sort(_read(options.path)), options)
-    except SluiceError as error:
-        return complain("decode", str(error))
+    """Prints all frames of a file or a directory, as one JSON object a line. Raises `FrameFileError`."""
+    with reporting_damage(options.path):
+        _print(_sort(_read(options.path)), options)
     return SAME
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Prints the first frame that differs in a relevant field, as both sides have it."""
-    try:
-        sides = [_read_edges(path) for path in (options.a, options.b)]
-    except SluiceError as error:
-        return complain("diff", str(error))
+    """Prints the first frame that differs in a relevant field, as both sides have it. Raises `FrameFileError`."""
+    sides = [_read_edges(path) for path in (options.a, options.b)]
     found: list[tuple[int, str, int, Record | None, Record | None]] = []
     for edge in sorted(sides[0] | sides[1]):
         pairs = itertools.zip_longest(sides[0].get(edge, []), sides[1].get(edge, []))
@@ -192,9 +186,3 @@ def _add_redact(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--redact", action="store_true", help="put placeholders of the same length for texts and tokens"
     )
-
-
-def complain(command: str, message: str, code: int = UNUSABLE) -> int:
-    """Prints the error of a command; returns its exit code."""
-    print(f"{PROGRAM} {command}: {message}", file=sys.stderr)
-    return code
