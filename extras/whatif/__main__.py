@@ -90,7 +90,8 @@ def run(options: argparse.Namespace) -> None:
         shown = [{"setting": setting, "capacity": capacity} for setting, capacity in capacities.items()]
         print(msgspec.json.encode({**fields, "capacities": shown}).decode())
         return
-    print(f"{describe(calibration, model)}\n" + "\n".join(notes))
+    basis = f"{calibration.model}: {len(calibration.steps):,} measured steps; {model.fit_text}"
+    print("\n".join([basis, *notes]))
     print(f"\n{outcome_table(outcomes)}\n")
     if capacities:
         print(f"{capacity_table(capacities, options.ttft_slo)}\n")
@@ -148,11 +149,6 @@ def plan_trace(options: argparse.Namespace, max_model_len: int) -> tuple[list[Ar
         f"{num_cut(trace, scale)} requests are cut to the context of {max_model_len}"
     )
     return arrivals, [note]
-
-
-def describe(calibration: Calibration, model: CostModel) -> str:
-    """Returns the basis of the predictions."""
-    return f"{calibration.model}: {len(calibration.steps):,} measured steps; {model.fit_text}"
 
 
 def _p99_ttft(
