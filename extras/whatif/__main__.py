@@ -30,7 +30,7 @@ from extras.whatif.self_check import find_errors
 from extras.whatif.settings import VOCAB_SIZE, Setting, check_possible
 from extras.whatif.show import capacity_table, outcome_table
 from extras.whatif.traces import Arrival, fit_scale, num_cut, read_trace, replay
-from messages.errors import UsageError
+from messages.errors import SluiceError, UsageError
 from messages.program import PROGRAM
 from supervisor.programs import program_parser
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     try:
         run(options)
-    except UsageError as error:
+    except SluiceError as error:
         print(f"{PROGRAM} whatif: {error}", file=sys.stderr)
         return 2
     return 0
@@ -67,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints the predicted outcome of each setting. Raises `UsageError`."""
+    """Prints the predicted outcome of each setting. Raises `SluiceError`."""
     calibration, model, arrivals, notes, doubt = read_source(options)
     if options.pipeline_ms is not None:
         calibration = msgspec.structs.replace(calibration, pipeline_s=options.pipeline_ms / 1e3)
@@ -110,7 +110,7 @@ def choose_settings(options: argparse.Namespace, calibration: Calibration) -> li
 
 def read_source(options: argparse.Namespace) -> tuple[Calibration, CostModel, list[Arrival], list[str], str]:
     """Returns measured steps, their model, the requests, remarks about them, and the reason for no recommendation (or
-    none). Raises `UsageError`."""
+    none). Raises `SluiceError`."""
     if not options.source.exists():
         raise UsageError(f"{options.source} does not exist")
     if not options.source.is_dir():
