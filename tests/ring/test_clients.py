@@ -1,4 +1,4 @@
-"""Clients and programs that nobody here wrote, with a server of assets/tool-caller.
+"""Clients and programs of others, with a server of assets/tool-caller.
 
 Each sends its requests as they were recorded (`clients/`, read by `recorded.py`); Ollama's own clients run as they
 are, if they are installed.
