@@ -63,7 +63,7 @@ def find_models(table: ModelTable, request: Request, path: str, body: NamedBody)
     )
     if wanted:
         return [find_model(table, wanted, is_ollama=is_ollama)]
-    loaded = table.loaded()
+    loaded = table.loaded() or [name for name in table.names if table.state(name).value == "loading"]
     if len(loaded) == 1 or (loaded and path.startswith(OWNED)):
         return loaded
     if len(table.names) == 1:

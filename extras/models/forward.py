@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from math import inf
 
 from starlette.requests import Request
@@ -33,11 +35,15 @@ PER_CONNECTION = frozenset(
 OF_REQUESTS = PER_CONNECTION | {b"host", b"origin", b"expect", b"x-request-id"}
 OF_RESPONSES = PER_CONNECTION | {b"date"}
 
+WATCHING = SAFE_METHODS | {"DELETE"}
+"""Methods of requests that are about what a loaded model has."""
+
 LINES = {"/api/generate": prompt_line, "/api/chat": chat_line}
 
 
 class Forwarder:
-    """`num_open`: requests whose responses have not been written to their end."""
+    """`open`: the responses that have not been written to their end; without `watchers`, those of requests that only
+    look at a loaded model."""
 
     def __init__(self, table: ModelTable, loads: Loads, upstreams: Upstreams, http: HttpConfig, hold_s: float):
         self._table = table
@@ -46,7 +52,8 @@ class Forwarder:
         self._max_body_bytes = int(http.max_body_mb * 2**20)
         self._root = f"/{http.root_path.strip('/')}/".encode() if http.root_path.strip("/") else b""
         self._hold_s = hold_s
-        self.num_open = 0
+        self.open: set[Forwarded] = set()
+        self.watchers: set[Forwarded] = set()
         self.is_draining = False
 
     async def run(self, request: Request) -> ASGIApp:
@@ -93,6 +100,7 @@ class Forwarded:
         self._names = names
         self._call = call
         self._trace = trace
+        self._connection: Connection | None = None
         self._is_complete = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,22 +113,36 @@ class Forwarded:
                 await (await self._upload).write(self._framed(message))
             return message
 
-        self._forwarder.num_open += 1
+        own = self._forwarder.watchers if self._is_watching else self._forwarder.open
+        own.add(self)
         try:
             await write_until_gone(self._answer(send), pass_body)
         finally:
-            self._forwarder.num_open -= 1
-            if not self._is_complete:
-                self._trace.notes.setdefault("client", "left")
+            own.discard(self)
+        if not self._is_complete:
+            self._trace.notes.setdefault("client", "left")
+
+    @property
+    def _is_watching(self) -> bool:
+        """True for a request that only looks at a loaded model."""
+        return self._call.method in WATCHING
+
+    def end(self) -> None:
+        """Cuts the response off, if it has begun."""
+        if self._connection is not None:
+            self._connection.close()
 
     async def _answer(self, send: Send) -> None:
         num_tries = 0
         while True:
             name = self._names[0]
             self._trace.notes["model"] = name
-            async with self._forwarder.loads.lease(name, self._keep_alive_s) as lease:
+            async with self._lease(name) as lease:
                 try:
                     connection = await self._begin(lease.url)
+                    if _is_ending(connection):
+                        connection.close()
+                        raise UpstreamGoneError
                 except UpstreamGoneError:
                     num_tries += 1
                     self._forwarder.loads.suspect(lease)
@@ -134,6 +156,14 @@ class Forwarded:
                     self._forwarder.upstreams.release(lease.url, connection)
             del self._names[0]
 
+    @asynccontextmanager
+    async def _lease(self, name: str) -> AsyncGenerator[Lease]:
+        if self._is_watching:
+            yield self._forwarder.loads.watch(name)
+        else:
+            async with self._forwarder.loads.lease(name, self._keep_alive_s) as lease:
+                yield lease
+
     async def _begin(self, url: str) -> Connection:
         if self._call.body is not None:
             return await self._forwarder.upstreams.open(url, self._call)
@@ -143,7 +173,7 @@ class Forwarded:
         return connection
 
     async def _pass_on(self, connection: Connection, lease: Lease, send: Send) -> None:
-        trace = self._trace
+        trace, self._connection = self._trace, connection
         trace.status = connection.status
         headers = [(name, value) for name, value in connection.headers if name not in OF_RESPONSES]
         if lease.load_ms is not None:
@@ -166,6 +196,11 @@ class Forwarded:
             return piece
         chunk = b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
         return chunk if message["more_body"] else chunk + b"0\r\n\r\n"
+
+
+def _is_ending(connection: Connection) -> bool:
+    """True for the refusal of a server that ends; other refusals of requests leave the connection open."""
+    return connection.status == 503 and (b"connection", b"close") in connection.headers
 
 
 def _headers(scope: Scope, trace: RequestTrace, is_streamed: bool) -> list[tuple[bytes, bytes]]:

@@ -56,6 +56,7 @@ class Loads:
         self._waiting: dict[str, list[Waiter]] = {}
         """By model, in order of the first request for each; empty for one that is loaded by command."""
         self._plan = Plan(frozenset(), (), (), {}, {})
+        self._tasks: set[asyncio.Task[None]] = set()
         self.is_leaving = False
         """Another router decides now what is unloaded without need."""
         table.on_change = self.advance
@@ -70,8 +71,8 @@ class Loads:
         """Takes a report of the host; with the first one, loads the models that are to be loaded at the start."""
         before, is_first = self._table.reports, not self._table.is_known.is_set()
         self._residency.update(models)
-        for name in {report.name for report in models.models if report.process == "none"}:
-            if is_first or before[name].process != "none":
+        for name, process in ((report.name, report.process) for report in models.models):
+            if is_first or (process == "none" and before[name].process != process):
                 keep_alive_s = self._entries[name].keep_alive_s
                 self._residency.keep(name, keep_alive_s if keep_alive_s >= 0 else inf)
         if is_first:
@@ -82,9 +83,9 @@ class Loads:
     async def lease(self, name: str, keep_alive_s: float | None) -> AsyncGenerator[Lease]:
         """Waits until the model's server may get a request; the request has ended at the end of the block.
 
-        `keep_alive_s`, if given, decides from then on how long the model stays loaded without requests, until it is
-        unloaded. Raises `UnavailableError` if that takes too long or the model cannot be loaded, `RequestError` (400)
-        if it is larger than the memory.
+        `keep_alive_s`, if given, decides how long the model stays loaded without requests, until it is unloaded. Raises
+        `UnavailableError` if the wait is too long or the model cannot be loaded, `RequestError` (400) if it is larger
+        than the memory.
         """
         began_s = time.monotonic()
         url = not self._waiting and name in self._plan.ready and self._table.url(name)
@@ -115,6 +116,16 @@ class Loads:
             self._give_up(name, waiter)
             raise
 
+    def watch(self, name: str) -> Lease:
+        """Returns the server for a request that only looks at it: such a one neither loads a model nor keeps it.
+
+        Raises `UnavailableError` if it does not serve now.
+        """
+        if url := self._table.url(name):
+            return Lease(name, url)
+        state = self._table.state(name)
+        raise LoadingError(f"the model {name} is {state.value}", state.phase, state.fraction)
+
     def suspect(self, lease: Lease) -> None:
         """The server has closed the connection of the request, whose next `lease` waits until it serves again."""
         self._table.suspect(lease.name, lease.url)
@@ -139,7 +150,9 @@ class Loads:
         for name in plan.start:
             self._ask(StartModel(name))
         for name in plan.stop if self._waiting or not self.is_leaving else ():
-            self._ask(StopModel(name))
+            task = asyncio.create_task(self._stop(name))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         for name in tuple(self._waiting):
             if name in plan.refused:
                 self._fail(name, _refused(plan.refused[name]))
@@ -150,6 +163,13 @@ class Loads:
                         waiter.set_result(url)
             elif self._table.reports[name].description is None:
                 self._ask(DescribeModel(name))
+
+    async def _stop(self, name: str) -> None:
+        """Stops the model's server, unless it has requests that are not of this router, such as background ones."""
+        if await self._table.has_requests(name):
+            self._residency.note_busy(name, time.monotonic())
+        else:
+            self._ask(StopModel(name))
 
     def _note_failure(self, name: str, error: str) -> None:
         self._fail(name, UnavailableError(f"the model {name} could not be loaded: {error}", "model_failed"))

@@ -1,6 +1,7 @@
 """The models as the router knows them: what the host reports, and how far each model's server is."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -31,6 +32,7 @@ class ModelState(NamedTuple):
 class _Process(msgspec.Struct):
     phase: str = ""
     fraction: float | None = None
+    gauges: dict[str, float] = {}
 
 
 class _Health(msgspec.Struct):
@@ -129,6 +131,14 @@ class ModelTable:
                 self._begin_poll(server)
         self.is_known.set()
         self.on_change()
+
+    async def has_requests(self, name: str) -> bool:
+        """True if the server of the model has open requests; False if it does not answer."""
+        with contextlib.suppress(UpstreamGoneError, msgspec.DecodeError):
+            _, body = await self._upstreams.fetch(self.url(name), "/health")
+            processes = msgspec.json.decode(body, type=_Health).processes.values()
+            return any(process.gauges.get("requests") for process in processes)
+        return False
 
     def suspect(self, name: str, url: str) -> None:
         """Checks a server that has closed a connection: it may have ended, or one of its processes."""

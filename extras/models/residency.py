@@ -116,6 +116,10 @@ class Residency:
         self._models[name].num_open -= 1
         self._models[name].used_s = now_s
 
+    def note_busy(self, name: str, now_s: float) -> None:
+        """The model's server has not been stopped, for it has requests that were not noted here."""
+        self._models[name].stopped_s, self._models[name].used_s = -inf, now_s
+
     def keep(self, name: str, keep_alive_s: float) -> None:
         """Sets how long the model stays in memory after a request."""
         self._models[name].keep_alive_s = keep_alive_s

@@ -78,7 +78,7 @@ class ModelRouter(Front):
     def gauges(self) -> dict[str, float]:
         """Sizes that must return to zero when nothing runs."""
         return {
-            "requests": self._forwarder.num_open,
+            "requests": len(self._forwarder.open),
             "on_hold": self._loads.num_waiting,
             "connections": self._server.num_connections,
         }
@@ -121,12 +121,14 @@ class ModelRouter(Front):
 
     def _end_unasked(self) -> None:
         self._loads.is_leaving = True
+        for watcher in self._forwarder.watchers:
+            watcher.end()
 
     def _close(self) -> None:
         self._host.close()
 
     def _num_unfinished(self) -> int:
-        return self._forwarder.num_open
+        return len(self._forwarder.open)
 
 
 def main() -> int:

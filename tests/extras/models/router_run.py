@@ -71,6 +71,7 @@ class StandIn:
 
     def __init__(self, health: tuple[int, Any]):
         self.health = health
+        self.num_looks = 0
         self.arrived: queue.Queue[Arrived] = queue.Queue()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -91,6 +92,7 @@ class StandIn:
         with contextlib.suppress(OSError, ValueError), connection, connection.makefile("rb") as reader:
             while head := self._read_head(reader):
                 if head.startswith(b"GET /health "):
+                    self.num_looks += 1
                     status, fields = self.health
                     body = json.dumps(fields).encode()
                     connection.sendall(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
@@ -243,11 +245,24 @@ class RouterRun:
 
     # Clients.
 
+    @property
+    def address(self) -> tuple[str, int]:
+        url = httpx.URL(self.url)
+        assert url.port is not None
+        return url.host, url.port
+
     def load(self, name: str) -> StandIn:
         """Loads a model, and returns its server when the router knows that it serves."""
         assert self.client.post("/models/load", json={"model": name}).json() == {"success": True}
         wait_until(lambda: self.state(name)["state"] == "loaded")
         return self.servers[name]
+
+    def status(self) -> str:
+        """Retries if the router was closing the persistent connection, as a draining one does."""
+        try:
+            return self.client.get("/health").json()["status"]
+        except httpx.TransportError:
+            return self.client.get("/health").json()["status"]
 
     def state(self, name: str) -> dict[str, Any]:
         return self.client.get("/health").json()["models"][name]

@@ -1,5 +1,7 @@
 """The router against models' servers that the test plays."""
 
+import contextlib
+import http.client
 import select
 import socket
 import threading
@@ -163,11 +165,12 @@ def test_a_client_that_leaves_ends_the_request_at_the_model(run: RouterRun):
         arrived.wait_gone()
 
 
-def test_a_request_is_sent_again_if_the_server_ends_before_it_answers(run: RouterRun):
+@pytest.mark.parametrize("last_words", [b"", b"HTTP/1.1 503 X\r\nconnection: close\r\ncontent-length: 1\r\n\r\n1"])
+def test_a_request_is_sent_again_if_the_server_ends_before_it_answers(run: RouterRun, last_words: bytes):
     server = run.load("a")
     assert run.next_order(StartModel) == "a"
     with run.ask({"model": "a"}) as asked:
-        server.take()
+        server.take().answer(last_words)
         run.end("a", "killed by SIGKILL")
         assert run.next_order(StartModel) == "a"
         run.next_server("a", server).take().answer()
@@ -177,10 +180,10 @@ def test_a_request_is_sent_again_if_the_server_ends_before_it_answers(run: Route
 def test_a_request_that_ends_every_server_is_refused(run: RouterRun):
     server = run.load("a")
     with run.ask({"model": "a"}) as asked:
-        for _ in range(3):
+        for num_ended in range(3):
             server.take()
             run.end("a", "killed by SIGKILL")
-            server = run.next_server("a", server)
+            server = run.next_server("a", server) if num_ended < 2 else server
         reply = asked.reply()
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_gone")
 
@@ -214,7 +217,7 @@ def test_a_model_that_never_fits_is_refused_with_the_numbers():
         for path, body in (("/v1/completions", {"model": "big"}), ("/models/load", {"model": "big"})):
             reply = run.client.post(path, json=body)
             assert reply.status_code == 400
-            assert "5.00 GiB" in reply.json()["error"]["message"]
+            assert "5 GiB" in reply.json()["error"]["message"]
         assert run.asked.empty()
 
 
@@ -230,10 +233,11 @@ def test_a_request_does_not_wait_longer_than_the_hold():
 
 def test_a_client_that_leaves_waits_no_more(run: RouterRun):
     run.health = LOADING
-    with run.ask({"model": "a"}, is_streamed=True) as asked:
-        wait_until(lambda: run.gauge("on_hold") == 1)
-        asked.leave()
-        wait_until(lambda: run.gauge("on_hold") == 0)
+    client = http.client.HTTPConnection(*run.address)
+    client.request("POST", "/v1/completions", b'{"model": "a"}', {"Content-Type": "application/json"})
+    wait_until(lambda: run.gauge("on_hold") == 1)
+    client.close()
+    wait_until(lambda: run.gauge("on_hold") == run.gauge("requests") == 0)
     run.health = READY
     run.servers["a"].health = READY
 
@@ -242,8 +246,12 @@ def test_a_model_makes_room_for_another_when_its_requests_have_ended():
     with RouterRun({"a": 3, "b": 3}) as run:
         server = run.load("a")
         assert run.next_order(StartModel) == "a"
-        with run.ask({"model": "a"}) as first, run.ask({"model": "b"}) as other, run.ask({"model": "a"}) as last:
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(run.ask({"model": "a"}))
             arrived = server.take()
+            other = stack.enter_context(run.ask({"model": "b"}))
+            wait_until(lambda: run.gauge("on_hold") == 1)
+            last = stack.enter_context(run.ask({"model": "a"}))
             wait_until(lambda: run.gauge("on_hold") == 2)
             assert server.arrived.empty()
             arrived.answer()
@@ -268,7 +276,32 @@ def test_keep_alive_of_a_request_unloads_its_model(run: RouterRun):
     assert run.asked.empty()
     reply = run.client.post("/api/generate", json={"model": "a", "keep_alive": "soon"})
     assert reply.status_code == 400
-    run.client.post("/api/generate", json={"model": "a", "keep_alive": -1})
+
+
+def test_a_request_that_only_looks_neither_loads_a_model_nor_keeps_it(run: RouterRun):
+    reply = run.client.get("/live", headers={"X-Model": "a"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_loading")
+    assert run.asked.empty()
+    server = run.load("a")
+    with run.ask(b"", "/live?model=a", "GET", is_streamed=True) as asked:
+        server.take().send(CHUNKED + chunk(b"1"))
+        assert next(asked.pieces()) == b"1"
+        assert run.gauge("requests") == 0
+        assert run.client.post("/models/unload", json={"model": "a"}).json() == {"success": True}
+        wait_until(lambda: run.state("a")["state"] == "unloaded")
+
+
+def test_a_server_with_requests_of_its_own_is_not_stopped(run: RouterRun):
+    server = run.load("a")
+    busy = {"status": "ready", "processes": {"frontend": {"gauges": {"requests": 1}}}}
+    server.health = 200, busy
+    run.client.post("/models/unload", json={"model": "a"})
+    num_looks = server.num_looks
+    run.client.post("/models/unload", json={"model": "a"})
+    wait_until(lambda: server.num_looks > num_looks)
+    assert run.state("a")["state"] == "loaded"
+    server.health = READY
+    wait_until(lambda: run.state("a")["state"] == "unloaded")
 
 
 def test_models_are_loaded_and_unloaded_by_command(run: RouterRun):
@@ -369,13 +402,28 @@ def test_a_router_that_is_replaced_finishes_its_streams():
         assert run.launcher.wait_for("frontend", Drained) == Drained(0)
 
 
+def test_a_leaving_router_ends_what_only_looks():
+    with RouterRun() as run:
+        server = run.load("a")
+        with run.ask(b"", "/live?model=a", "GET", is_streamed=True) as asked:
+            arrived = server.take()
+            arrived.send(CHUNKED + chunk(b"1"))
+            pieces = asked.pieces()
+            next(pieces)
+            run.launcher.send("frontend", Leave(30.0))
+            with pytest.raises(httpx.RemoteProtocolError):
+                next(pieces)
+        run.client.close()
+        assert run.launcher.wait_for("frontend", Drained) == Drained(0)
+
+
 def test_a_draining_router_takes_no_new_requests():
     with RouterRun() as run:
         server = run.load("a")
         with run.ask({"model": "a"}) as asked:
             arrived = server.take()
             run.launcher.send("frontend", Drain(30.0))
-            wait_until(lambda: run.client.get("/health").status_code == 503)
+            wait_until(lambda: run.status() == "draining")
             reply = run.client.post("/v1/completions", json={"model": "a"})
             assert (reply.status_code, reply.json()["error"]["code"]) == (503, "draining")
             arrived.answer()
