@@ -1,6 +1,5 @@
 """The lists of models and their states: OpenAI's `/v1/models` and the `/models` of llama.cpp's router."""
 
-import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from math import inf
@@ -13,15 +12,14 @@ from starlette.requests import Request
 
 from extras.models.config import ModelEntry
 from extras.models.messages import Description
-from extras.models.model_table import ModelTable
+from extras.models.model_table import ModelTable, find_adapters
 from extras.models.residency import Residency
 from extras.ollama.models import rfc3339
 from frontend.api.operate.info import ModelCard, make_card
 from frontend.errors import not_found
 from frontend.http.endpoint import Endpoint, Name, Parameter
 from frontend.http.responses import JsonReply
-from messages.config.server import Config, ModelFacts
-from runtime.adapter_table import read_table
+from messages.config.server import ModelFacts
 
 SECRETS = ("--api-key", "--admin-key")
 
@@ -140,14 +138,6 @@ class ModelLists:
 
 def _unknown(name: str) -> ModelFacts:
     return ModelFacts(model_dir="", tokenizer_dir="", served_names=(name,), vocab_size=0, max_model_len=0)
-
-
-def find_adapters(config: Config) -> dict[str, str]:
-    """Returns the directories of a model's LoRA adapters by their names; before it is loaded, those of its flags."""
-    if table := config.facts.adapter_table:
-        with contextlib.suppress(FileNotFoundError):  # its server has just ended
-            return {name: adapter.path for name, adapter in read_table(table).items()}
-    return {name: path for name, _, path in (entry.partition("=") for entry in config.model.lora)}
 
 
 def expires_at(residency: Residency, name: str) -> str | None:
