@@ -1,4 +1,4 @@
-"""Clients and programs that nobody here wrote, with a server of assets/tool-caller.
+"""Clients and programs of others, with a server of two models, of which assets/tool-caller answers.
 
 Each sends its requests as they were recorded (`clients/`, read by `recorded.py`); Ollama's own clients run as they
 are, if they are installed.
@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.ring.client import TIMEOUT_S, RingClient
-from tests.ring.recorded import RECORDED, Call, check, read_calls
+from tests.ring.client import BARD_DIR, TIMEOUT_S
+from tests.ring.model_ring import ModelRing, model_ring, wait_for
+from tests.ring.recorded import RECORDED, check, read_calls
 from tests.ring.test_agents import ANSWER, NPM, QUESTION, RESULTS, ROOT, TOOLS
 
 pytestmark = pytest.mark.ring
@@ -24,19 +25,20 @@ GREEDY = {"temperature": 0, "num_predict": 50}
 
 
 @pytest.fixture(scope="module")
-def ring(start_ring: Any) -> RingClient:
-    return start_ring(ROOT / "assets" / "tool-caller", "--dtype", "float32", "--served-model-name", "m")
+def ring() -> Iterator[ModelRing]:
+    models = ("--model", f"m={ROOT / 'assets' / 'tool-caller'}", "--model", f"bard={BARD_DIR}")
+    with model_ring(*models, "--models-memory-gb", "1") as (_, ring):
+        yield ring
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_what_a_client_sent_gives_what_it_reads(ring: RingClient, name: str):
-    calls: list[Call] = read_calls(name)
-    assert calls
-    for call in calls:
+def test_what_a_client_sent_gives_what_it_reads(ring: ModelRing, name: str):
+    ring.post("/api/generate", model="m")  # loads it
+    for call in read_calls(name):
         check(ring.url, call)
 
 
-def test_the_client_for_javascript(ring: RingClient):
+def test_the_client_for_javascript(ring: ModelRing):
     node = shutil.which("node")
     if node is None or not (NPM / "node_modules" / "ollama").is_dir():
         pytest.skip("the client is not installed: npm install --prefix tests/ring/npm")
@@ -52,16 +54,18 @@ def ollama() -> Any:
 
 
 @pytest.fixture
-def client(ring: RingClient, ollama: Any) -> Iterator[Any]:
+def client(ring: ModelRing, ollama: Any) -> Iterator[Any]:
     with ollama.Client(host=ring.url, timeout=TIMEOUT_S) as client:
         yield client
 
 
 def test_lists_and_descriptions(client: Any):
-    (listed,), (running,) = client.list().models, client.ps().models
-    assert listed.model == running.model == "m"
+    client.generate("m", keep_alive="5m")
+    listed, other = client.list().models
+    running = {model.model: model for model in client.ps().models}["m"]
+    assert (listed.model, other.model) == ("m", "bard")
     assert listed.modified_at < running.expires_at
-    assert listed.size == running.size > 0
+    assert running.size > listed.size > 0
     shown = client.show("m")
     assert {"completion", "tools"} <= set(shown.capabilities)
     assert shown.modelinfo["llama.context_length"] == running.context_length == 1024
@@ -111,10 +115,22 @@ def test_prompts_formats_and_embeddings(client: Any):
     reply = client.embed("m", ["How far?", "To the moon"], truncate=True, dimensions=8)
     assert [len(vector) for vector in reply.embeddings] == [8, 8]
     assert len(client.embeddings("m", "How far?").embedding) == 64
-    assert [client.generate("m", keep_alive=alive).done_reason for alive in (300, 0)] == ["load", "unload"]
 
 
-def test_a_stream_that_its_reader_gives_up(ring: RingClient, ollama: Any):
+def test_models_are_loaded_by_their_name_and_unloaded(client: Any):
+    def running() -> set[str]:
+        return {model.model for model in client.ps().models}
+
+    for name in ("m", "bard"):
+        assert client.generate(name, "Hi", raw=True, options={"num_predict": 3}).eval_count == 3
+        assert name in running()
+        assert client.generate(name, keep_alive=0).done_reason == "unload"
+        wait_for(lambda name=name: name not in running())
+    assert client.generate("bard:latest", keep_alive=300).done_reason == "load"
+    assert running() == {"bard"}
+
+
+def test_a_stream_that_its_reader_gives_up(ring: ModelRing, ollama: Any):
     async def leave() -> int:
         options = {"num_predict": 900, "ignore_eos": True}
         num_parts = 0

@@ -37,6 +37,7 @@ const refusal = (status, text) => (error) => {
 
 const checks = {
   async "lists and descriptions"() {
+    assert.equal((await client.generate({ model, prompt: "" })).done_reason, "load");
     const [listed] = (await client.list()).models;
     const [running] = (await client.ps()).models;
     for (const shown of [listed, running]) {
