@@ -33,7 +33,7 @@ export function makeCalls(calls, send) {
     make("pre", {}, indented(given)),
     ...(send ? [make("textarea", {rows: 2, required: true, "aria-label": `Result of ${name}`, placeholder: "Result, as text or JSON"})] : [])));
   if (!send || !calls.length) return cards;
-  const form = make("form", {class: "results"}, ...cards, make("button", {class: "main"}, calls.length > 1 ? "Send the results" : "Send the result"));
+  const form = make("form", {class: "results"}, ...cards, make("div", {class: "actions"}, make("button", {class: "main"}, `Send the result${calls.length > 1 ? "s" : ""}`)));
   form.addEventListener("submit", event => {
     event.preventDefault();
     const fields = form.querySelectorAll("textarea");
