@@ -35,8 +35,12 @@ queued messages are delayed by up to this interval."""
 log = logging.getLogger("sluice.channels")
 
 
-# Without this, messages that are still queued at exit would be lost. Waits at most as long as the sockets linger.
-atexit.register(lambda: zmq.Context.instance().destroy())
+def send_queued() -> None:
+    """Sends the messages that are still queued, as the process ends. Waits at most as long as the sockets linger."""
+    zmq.Context.instance().destroy()
+
+
+atexit.register(send_queued)
 
 
 def _make_socket(kind: int) -> "zmq.Socket[bytes]":

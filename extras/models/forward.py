@@ -207,7 +207,7 @@ def _headers(scope: Scope, trace: RequestTrace, is_streamed: bool) -> list[tuple
     """Returns the headers for a model's server, which must not take a client from elsewhere for a local one."""
     given: list[tuple[bytes, bytes]] = scope["headers"]
     listed = {name.strip().lower() for key, value in given if key == b"connection" for name in value.split(b",")}
-    dropped = OF_REQUESTS | listed | (set() if is_streamed else {b"content-length"})
+    dropped = {*OF_REQUESTS, *listed, *(() if is_streamed else (b"content-length",))}
     headers = [(name, value) for name, value in given if name not in dropped]
     if is_streamed and not any(name == b"content-length" for name, _ in headers):
         headers.append((b"transfer-encoding", b"chunked"))

@@ -22,9 +22,8 @@ class LoadingError(UnavailableError):
 
     def __init__(self, message: str, phase: str, fraction: float | None):
         super().__init__(message, "model_loading")
-        self.headers: list[tuple[bytes, bytes]] = [(b"x-model-phase", phase.encode("latin-1", "replace"))]
-        if fraction is not None:
-            self.headers.append((b"x-model-progress", b"%.3f" % fraction))
+        progress = () if fraction is None else ((b"x-model-progress", b"%.3f" % fraction),)
+        self.headers = ((b"x-model-phase", phase.encode("latin-1", "replace")), *progress)
 
 
 class Lease(NamedTuple):

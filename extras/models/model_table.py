@@ -94,14 +94,16 @@ class ModelTable:
     def config(self, name: str) -> Config | None:
         """Returns the configuration of the model's server, `None` as long as its files have not been read."""
         report = self.reports[name]
-        file = (
-            f"{report.run_dir}/config.json" if self.url(name) else report.description and report.description.config_file
-        )
-        if not file:
-            return None
-        if (file, report.pid) not in self._configs:
-            self._configs[file, report.pid] = msgspec.json.decode(Path(file).read_bytes(), type=Config)
-        return self._configs[file, report.pid]
+        described = report.description.config_file if report.description else ""
+        own = f"{report.run_dir}/config.json" if self.url(name) else ""
+        return self._read_config(own, report.pid) or self._read_config(described, report.pid)
+
+    def _read_config(self, file: str, pid: int) -> Config | None:
+        """Returns `None` if the file has just been removed: its server has ended."""
+        if file and (file, pid) not in self._configs:
+            with contextlib.suppress(FileNotFoundError):
+                self._configs[file, pid] = msgspec.json.decode(Path(file).read_bytes(), type=Config)
+        return self._configs.get((file, pid))
 
     def find(self, wanted: str) -> str | None:
         """Returns the model that a client means by a name: its own, another one of it, or that of an adapter."""
@@ -110,11 +112,8 @@ class ModelTable:
     def _find_others(self, wanted: str) -> Iterator[str]:
         for name in self.reports:
             config = self.config(name)
-            if config is not None:
-                adapters = read_table(config.facts.adapter_table) if self.url(name) else ()
-                first = [entry.partition("=")[0] for entry in config.model.lora]
-                if wanted in (*config.facts.served_names, *adapters, *first):
-                    yield name
+            if config is not None and wanted in (*config.facts.served_names, *find_adapters(config)):
+                yield name
 
     def update(self, models: Models) -> None:
         """Follows the host's reports."""
@@ -177,3 +176,11 @@ class ModelTable:
         starting = [process for process in health.processes.values() if process.phase]
         if starting:
             server.phase, server.fraction = starting[0].phase, starting[0].fraction
+
+
+def find_adapters(config: Config) -> dict[str, str]:
+    """Returns the directories of a model's LoRA adapters by their names; before it is loaded, those of its flags."""
+    if table := config.facts.adapter_table:
+        with contextlib.suppress(FileNotFoundError):  # its server has just ended
+            return {name: adapter.path for name, adapter in read_table(table).items()}
+    return {name: path for name, _, path in (entry.partition("=") for entry in config.model.lora)}

@@ -1,5 +1,6 @@
 """A server of several tiny models for tests: its flags, its models' own servers, and its processes."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -84,3 +85,15 @@ def model_ring(*arguments: str) -> Iterator[tuple[ServerProcess, ModelRing]]:
     finally:
         exit_code = server.stop()
     assert exit_code == 0, server.log_text()
+    assert not processes_of(server.run_dir), "processes outlive the server"
+
+
+def processes_of(run_dir: RunDir) -> list[str]:
+    """Returns the commands of the processes that name the run directory."""
+    found: list[str] = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += [
+                words for words in [file.read_bytes().replace(b"\0", b" ").decode()] if str(run_dir.path) in words
+            ]
+    return found

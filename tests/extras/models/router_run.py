@@ -237,7 +237,7 @@ class RouterRun:
         self.servers.pop(name).end()
         self.report(name, process="none", pid=0, url="", error=error)
 
-    def next_order(self, kind: type[ToHost]) -> str:
+    def next_order(self, kind: type[StartModel] | type[StopModel]) -> str:
         """Returns the model that the router asks the host about next."""
         message = self.asked.get(timeout=TIMEOUT_S)
         assert isinstance(message, kind)

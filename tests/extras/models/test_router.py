@@ -239,7 +239,7 @@ def test_a_client_that_leaves_waits_no_more(run: RouterRun):
     client.close()
     wait_until(lambda: run.gauge("on_hold") == run.gauge("requests") == 0)
     run.health = READY
-    run.servers["a"].health = READY
+    run.next_server("a").health = READY
 
 
 def test_a_model_makes_room_for_another_when_its_requests_have_ended():
