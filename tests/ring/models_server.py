@@ -91,7 +91,11 @@ class _Exchange(http.server.BaseHTTPRequestHandler):
             if state.models[body["model"]]["status"]["value"] == "unloaded":
                 state.set(body["model"], "loading", progress={"phase": "loading weights", "fraction": 0.43})
             state.wait_until_loaded(body["model"])
-            delta = {"tool_calls": [{"index": 0, **CALL}]} if _calls(body) else {"content": f"I am {body['model']}."}
+            delta = (
+                {"tool_calls": [{"index": 0, **CALL}]}
+                if _calls(body)
+                else {"content": f"I am {body['model']}.", "reasoning_content": "Who am I?"}
+            )
             choice = {"index": 0, "delta": delta, "finish_reason": "tool_calls" if _calls(body) else "stop"}
             usage = {"prompt_tokens": 5, "completion_tokens": 2}
             event = json.dumps({"choices": [choice], "usage": usage})

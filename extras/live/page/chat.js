@@ -79,8 +79,8 @@ function makeMessage(message, place) {
     if (message.usage) actions.append(make("span", {class: "dim"}, summarize(message)));
   }
   const send = !running && place === open.messages.length - 1 && (results => answerFrom(open.messages.push(...results)));
-  const wait = message === waiting && waitText();
-  item.append(text, ...makeCalls(message.calls ?? [], send), ...(wait ? [make("p", {class: "wait dim"}, wait)] : []), ...(message.error ? [make("p", {class: "error"}, message.error)] : []), actions);
+  const notes = [["wait dim", message === waiting && waitText()], ["error", message.error]].filter(([, note]) => note);
+  item.append(text, ...makeCalls(message.calls ?? [], send), ...notes.map(([kind, note]) => make("p", {class: kind}, note)), actions);
   return item;
 }
 

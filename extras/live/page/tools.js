@@ -30,10 +30,10 @@ export function readTools(text) {
 /** Returns the cards of the calls; with `send`, each has a field for its result, and `send` gets the tool messages. */
 export function makeCalls(calls, send) {
   const cards = calls.map(({function: {name, arguments: given}}) => make("div", {class: "call"}, make("p", {}, "Calls ", make("code", {}, name)),
-    make("pre", {tabindex: 0, "aria-label": `Arguments of ${name}`}, indented(given)),
+    make("pre", {}, indented(given)),
     ...(send ? [make("textarea", {rows: 2, required: true, "aria-label": `Result of ${name}`, placeholder: "Result, as text or JSON"})] : [])));
   if (!send || !calls.length) return cards;
-  const form = make("form", {class: "results"}, ...cards, make("button", {class: "main"}, calls.length > 1 ? "Send the results" : "Send the result"));
+  const form = make("form", {class: "results"}, ...cards, make("div", {class: "actions"}, make("button", {class: "main"}, `Send the result${calls.length > 1 ? "s" : ""}`)));
   form.addEventListener("submit", event => {
     event.preventDefault();
     const fields = form.querySelectorAll("textarea");
