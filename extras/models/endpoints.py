@@ -24,6 +24,7 @@ from frontend.http.body import BodyDecoder, read_body
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import JsonReply
 from frontend.links.processes import ProcessHealth, ProcessView, ServerState
+from runtime.process import ProcessLink
 
 MAX_BODY_BYTES = 65536
 
@@ -66,12 +67,14 @@ class RouterApi:
 
     def __init__(
         self,
+        link: ProcessLink,
         table: ModelTable,
         loads: Loads,
         forwarder: Forwarder,
         processes: ProcessView,
         gauges: Callable[[], dict[str, float]],
     ):
+        self._link = link
         self._table = table
         self._loads = loads
         self._forwarder = forwarder
@@ -82,8 +85,9 @@ class RouterApi:
     async def health(self, request: Request) -> JsonReply:
         """200 if the router serves, whether or not models are loaded."""
         is_draining = self._forwarder.is_draining
-        name = "frontend"
-        own = ProcessHealth("ready", os.getpid(), 0, 0.0, self._gauges(), self._processes.num_restarts(name))
+        name, link = self._link.name, self._link
+        num_restarts = self._processes.num_restarts(name)
+        own = ProcessHealth("ready", os.getpid(), link.incarnation, 0.0, self._gauges(), num_restarts)
         models = {
             name: ModelHealth(*self._table.state(name), self._table.reports[name].pid) for name in self._table.names
         }

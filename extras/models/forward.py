@@ -50,7 +50,7 @@ class Forwarder:
         self.loads = loads
         self.upstreams = upstreams
         self._max_body_bytes = int(http.max_body_mb * 2**20)
-        self._root = f"/{http.root_path.strip('/')}/".encode() if http.root_path.strip("/") else b""
+        self.root_path = f"/{http.root_path.strip('/')}".rstrip("/")
         self._hold_s = hold_s
         self.open: set[Forwarded] = set()
         self.watchers: set[Forwarded] = set()
@@ -84,8 +84,9 @@ class Forwarder:
 
     def _target(self, scope: Scope) -> bytes:
         path: bytes = scope["raw_path"]
-        if self._root and path.startswith(self._root):
-            path = path[len(self._root) - 1 :]
+        root = self.root_path.encode()
+        if path.startswith(root + b"/"):
+            path = path.removeprefix(root)
         return path + b"?" + scope["query_string"] if scope["query_string"] else path
 
 
@@ -207,7 +208,7 @@ def _headers(scope: Scope, trace: RequestTrace, is_streamed: bool) -> list[tuple
     """Returns the headers for a model's server, which must not take a client from elsewhere for a local one."""
     given: list[tuple[bytes, bytes]] = scope["headers"]
     listed = {name.strip().lower() for key, value in given if key == b"connection" for name in value.split(b",")}
-    dropped = OF_REQUESTS | listed | (set() if is_streamed else {b"content-length"})
+    dropped = {*OF_REQUESTS, *listed, *(() if is_streamed else (b"content-length",))}
     headers = [(name, value) for name, value in given if name not in dropped]
     if is_streamed and not any(name == b"content-length" for name, _ in headers):
         headers.append((b"transfer-encoding", b"chunked"))

@@ -1,139 +1,92 @@
 """The lists of models and their states: OpenAI's `/v1/models` and the `/models` of llama.cpp's router."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
-from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 from starlette.requests import Request
 
 from extras.models.config import ModelEntry
-from extras.models.messages import Description
 from extras.models.model_table import ModelTable, find_adapters
 from extras.models.residency import Residency
 from extras.ollama.models import rfc3339
-from frontend.api.operate.info import ModelCard, make_card
+from frontend.api.operate.info import make_card
 from frontend.errors import not_found
-from frontend.http.endpoint import Endpoint, Name, Parameter
+from frontend.http.endpoint import Endpoint
 from frontend.http.responses import JsonReply
 from messages.config.server import ModelFacts
 
 SECRETS = ("--api-key", "--admin-key")
 
-
-class Progress(msgspec.Struct, frozen=True):
-    phase: str
-    fraction: float | None
-
-
-class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """`failed`, `error`: why the latest load has ended. `args`: the model's own flags."""
-
-    value: Literal["unloaded", "loading", "loaded"]
-    args: tuple[str, ...]
-    failed: bool | UnsetType = UNSET
-    error: str | UnsetType = UNSET
-    progress: Progress | UnsetType = UNSET
-
-
-class Architecture(msgspec.Struct, frozen=True):
-    input_modalities: tuple[str, ...]
-    output_modalities: tuple[str, ...]
-
-
-class ListedModel(ModelCard, frozen=True, kw_only=True):
-    """`size`: bytes in memory once it is loaded, of its weights and its KV cache. Without `expires_at` it stays loaded.
-    Fields that come from the model's files are missing until those have been read."""
-
-    status: Status
-    architecture: Architecture | UnsetType = UNSET
-    size: int | UnsetType = UNSET
-    weight_bytes: int | UnsetType = UNSET
-    cache_bytes: int | UnsetType = UNSET
-    expires_at: str | UnsetType = UNSET
-    open_requests: int = 0
-
-
-class ListedModels(msgspec.Struct, frozen=True):
-    data: list[ListedModel]
-    object: Literal["list"] = "list"
-
-
-class AllModels(ListedModels, frozen=True, kw_only=True):
-    """The fields of OpenAI's and Anthropic's APIs."""
-
-    first_id: str | None
-    last_id: str | None
-    has_more: Literal[False] = False
+Entry = dict[str, Any]
+"""A card as in `/v1/models` of one model, with the state. `size`: bytes of the weights and the KV cache once loaded.
+Without `expires_at` a loaded model stays. Fields from the model's files are missing until those have been read."""
 
 
 class ModelLists:
-    """`own_flags`: the flags of each model alone."""
+    """`entries` have each model's own flags."""
 
     def __init__(self, table: ModelTable, residency: Residency, entries: Iterable[ModelEntry]):
         self._table = table
         self._residency = residency
-        self._own_flags = {
-            entry.name: tuple(flag for flag in entry.flags if not flag.startswith(SECRETS)) for entry in entries
-        }
+        self._flags = {entry.name: [flag for flag in entry.flags if not flag.startswith(SECRETS)] for entry in entries}
         self._created_s = int(time.time())
 
     async def models(self, request: Request) -> JsonReply:
-        return JsonReply(ListedModels([self._listed(name, name) for name in self._table.names]))
+        return JsonReply({"object": "list", "data": [self._entry(name) for name in self._table.names]})
 
     async def all(self, request: Request) -> JsonReply:
-        """Returns the models and their LoRA adapters."""
-        listed = list(self._all())
-        first, last = (listed[0].id, listed[-1].id) if listed else (None, None)
-        return JsonReply(AllModels(data=listed, first_id=first, last_id=last))
+        """Returns the models and their LoRA adapters, with the fields of OpenAI's and Anthropic's APIs."""
+        data = self._all()
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False} if data else {}
+        return JsonReply({"object": "list", "data": data, **ends})
 
     async def one(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
         wanted = request.path_params["id"]
-        for listed in self._all():
-            if listed.id == wanted:
-                return JsonReply(listed)
+        for entry in self._all():
+            if entry["id"] == wanted:
+                return JsonReply(entry)
         raise not_found(f"The model `{wanted[:200]}` does not exist", "model_not_found", "model")
 
-    def _all(self) -> Iterator[ListedModel]:
+    def _all(self) -> list[Entry]:
+        entries: list[Entry] = []
         for name in self._table.names:
-            yield self._listed(name, name)
-            if config := self._table.config(name):
-                yield from (self._listed(name, adapter, path) for adapter, path in find_adapters(config).items())
+            config = self._table.config(name)
+            entries.append(self._entry(name))
+            entries += [self._entry(name, adapter) for adapter in (find_adapters(config) if config else {}).items()]
+        return entries
 
-    def _listed(self, model: str, name: str, adapter_dir: str | None = None) -> ListedModel:
-        """Returns the entry of `name`: the `model`, or an adapter for it, whose state is the same."""
-        config, description = self._table.config(model), self._table.reports[model].description
-        facts = config.facts if config else _unknown(model)
-        fields: dict[str, Any] = asdict(make_card(facts, self._created_s, name, adapter_dir))
+    def _entry(self, name: str, adapter: tuple[str, str] | None = None) -> Entry:
+        """Returns the entry of a model, or of an `adapter` (name, directory) for it, whose state is the same."""
+        config, description = self._table.config(name), self._table.reports[name].description
+        facts = config.facts if config else _unknown(name)
+        shown, directory = adapter or (name, None)
+        entry: Entry = asdict(make_card(facts, self._created_s, shown, directory))
+        entry |= {"status": self._status(name), "open_requests": self._residency.num_open(name)}
         if config and description:
             generates = facts.pooling is None or facts.pooling.generates
-            fields |= {
-                "architecture": Architecture(("text",), ("text" if generates else "embeddings",)),
-                "size": description.num_bytes,
-                "weight_bytes": description.weight_bytes,
-                "cache_bytes": description.cache_bytes,
-            }
+            output = "text" if generates else "embeddings"
+            entry["architecture"] = {"input_modalities": ["text"], "output_modalities": [output]}
+            entry |= {"size": description.num_bytes, "weight_bytes": description.weight_bytes}
+            entry["cache_bytes"] = description.cache_bytes
         else:
-            fields |= {"max_model_len": UNSET, "max_input_tokens": UNSET}
-        status = self._status(model, description)
-        if status.value == "loaded":
-            fields["expires_at"] = expires_at(self._residency, model) or UNSET
-        return ListedModel(**fields, status=status, open_requests=self._residency.num_open(model))
+            del entry["max_model_len"], entry["max_input_tokens"]
+        if entry["status"]["value"] == "loaded" and (expires := expires_at(self._residency, name)):
+            entry["expires_at"] = expires
+        return entry
 
-    def _status(self, name: str, description: Description | None) -> Status:
-        state = self._table.state(name)
-        error = state.error or (description.error if description else "")
-        return Status(
-            value=state.value,
-            args=self._own_flags.get(name, ()),
-            failed=True if error else UNSET,
-            error=error or UNSET,
-            progress=Progress(state.phase, state.fraction) if state.value == "loading" else UNSET,
-        )
+    def _status(self, name: str) -> dict[str, Any]:
+        """Returns the state as llama.cpp's router has it, with `progress` and `error`."""
+        state, description = self._table.state(name), self._table.reports[name].description
+        status = {"value": state.value, "args": self._flags.get(name, [])}
+        if state.value == "loading":
+            status["progress"] = {"phase": state.phase, "fraction": state.fraction}
+        if error := state.error or (description.error if description else ""):
+            status |= {"failed": True, "error": error}
+        return status
 
 
 def _unknown(name: str) -> ModelFacts:
@@ -147,9 +100,8 @@ def expires_at(residency: Residency, name: str) -> str | None:
 
 
 def make_lists(lists: ModelLists) -> list[Endpoint]:
-    model_id = Parameter("path", "id", Name, "the name of a model or an adapter")
     return [
-        Endpoint("/models", lists.models, "The models, and whether they are loaded", ListedModels, is_polled=True),
-        Endpoint("/v1/models", lists.all, "The models and their adapters", AllModels, is_polled=True),
-        Endpoint("/v1/models/{id:path}", lists.one, "One model", ListedModel, errors=(404,), parameters=(model_id,)),
+        Endpoint("/models", lists.models, "The models, and whether they are loaded", is_polled=True),
+        Endpoint("/v1/models", lists.all, "The models and their adapters", is_polled=True),
+        Endpoint("/v1/models/{id:path}", lists.one, "One model or adapter", errors=(404,)),
     ]

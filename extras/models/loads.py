@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from extras.models.config import ModelEntry
 from extras.models.messages import DescribeModel, Models, StartModel, StopModel, ToHost
-from extras.models.model_table import ModelTable
+from extras.models.model_table import ModelState, ModelTable
 from extras.models.residency import Plan, Residency
 from frontend.errors import UnavailableError
 from messages.errors import ErrorInfo, RequestError
@@ -20,11 +20,10 @@ Waiter = asyncio.Future[str]
 class LoadingError(UnavailableError):
     """The 503 for a request that has waited for too long; `headers` say how far the load is."""
 
-    def __init__(self, message: str, phase: str, fraction: float | None):
+    def __init__(self, message: str, state: ModelState):
         super().__init__(message, "model_loading")
-        self.headers: list[tuple[bytes, bytes]] = [(b"x-model-phase", phase.encode("latin-1", "replace"))]
-        if fraction is not None:
-            self.headers.append((b"x-model-progress", b"%.3f" % fraction))
+        progress = () if state.fraction is None else ((b"x-model-progress", b"%.3f" % state.fraction),)
+        self.headers = ((b"x-model-phase", state.phase.encode("latin-1", "replace")), *progress)
 
 
 class Lease(NamedTuple):
@@ -75,9 +74,10 @@ class Loads:
             if is_first or (process == "none" and before[name].process != process):
                 keep_alive_s = self._entries[name].keep_alive_s
                 self._residency.keep(name, keep_alive_s if keep_alive_s >= 0 else inf)
-        if is_first:
-            self._waiting |= {entry.name: [] for entry in self._entries.values() if entry.preload}
         self._table.update(models)
+        for name in [entry.name for entry in self._entries.values() if entry.preload and is_first]:
+            self._add_wanted(name)
+            self.advance()
 
     @asynccontextmanager
     async def lease(self, name: str, keep_alive_s: float | None) -> AsyncGenerator[Lease]:
@@ -88,33 +88,27 @@ class Loads:
         than the memory.
         """
         began_s = time.monotonic()
-        url = not self._waiting and name in self._plan.ready and self._table.url(name)
-        if url:
-            self._residency.opened(name, began_s)
-        waited = Lease(name, url) if url else Lease(name, await self._wait(name), (time.monotonic() - began_s) * 1e3)
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._add_wanted(name).append(waiter)
+        self.advance()
+        must_wait = not waiter.done()
+        try:
+            if must_wait and self.num_waiting > self._max_waiting:
+                raise UnavailableError("too many requests wait for models that are being loaded", "queue_full")
+            async with asyncio.timeout(self._hold_s):
+                url = await waiter
+        except BaseException as error:
+            self._give_up(name, waiter)
+            if isinstance(error, TimeoutError):
+                raise self._too_late(name) from None
+            raise
         if keep_alive_s is not None:
             self._residency.keep(name, keep_alive_s)
         try:
-            yield waited
+            yield Lease(name, url, (time.monotonic() - began_s) * 1e3 if must_wait else None)
         finally:
             self._residency.closed(name, time.monotonic())
             self.advance()
-
-    async def _wait(self, name: str) -> str:
-        if self.num_waiting >= self._max_waiting:
-            raise UnavailableError("too many requests wait for models that are being loaded", "queue_full")
-        waiter: Waiter = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(name, []).append(waiter)
-        self.advance()
-        try:
-            async with asyncio.timeout(self._hold_s):
-                return await waiter
-        except TimeoutError:
-            self._give_up(name, waiter)
-            raise self._too_late(name) from None
-        except BaseException:
-            self._give_up(name, waiter)
-            raise
 
     def watch(self, name: str) -> Lease:
         """Returns the server for a request that only looks at it: such a one neither loads a model nor keeps it.
@@ -123,8 +117,7 @@ class Loads:
         """
         if url := self._table.url(name):
             return Lease(name, url)
-        state = self._table.state(name)
-        raise LoadingError(f"the model {name} is {state.value}", state.phase, state.fraction)
+        raise LoadingError(f"the model {name} is {self._table.state(name).value}", self._table.state(name))
 
     def suspect(self, lease: Lease) -> None:
         """The server has closed the connection of the request, whose next `lease` waits until it serves again."""
@@ -132,11 +125,10 @@ class Loads:
 
     def load(self, name: str) -> None:
         """Loads the model, though no request waits for it. Raises `RequestError` (400) if it cannot be loaded."""
-        if not self._table.url(name):
-            self._waiting.setdefault(name, [])
-            self.advance()
-            if refusal := self._plan.refused.get(name):
-                raise _refused(refusal)
+        self._add_wanted(name)
+        self.advance()
+        if refusal := self._plan.refused.get(name):
+            raise _refused(refusal)
 
     def unload(self, name: str) -> None:
         """Unloads the model when its open requests have ended."""
@@ -161,8 +153,13 @@ class Loads:
                     if not waiter.done():
                         self._residency.opened(name, now_s)
                         waiter.set_result(url)
-            elif self._table.reports[name].description is None:
-                self._ask(DescribeModel(name))
+
+    def _add_wanted(self, name: str) -> list[Waiter]:
+        """Returns the requests that wait for the model; its files are read if that has not succeeded yet."""
+        description = self._table.reports[name].description
+        if name not in self._waiting and (description is None or description.error):
+            self._ask(DescribeModel(name))
+        return self._waiting.setdefault(name, [])
 
     async def _stop(self, name: str) -> None:
         """Stops the model's server, unless it has requests that are not of this router, such as background ones."""
@@ -191,12 +188,9 @@ class Loads:
 
     def _too_late(self, name: str) -> LoadingError:
         state = self._table.state(name)
-        progress = (
-            f" ({state.phase}{'' if state.fraction is None else f' {state.fraction:.0%}'})" if state.phase else ""
-        )
-        reason = self._plan.waits.get(name, "it is being loaded")
-        return LoadingError(f"the model {name} is not loaded yet: {reason}{progress}", state.phase, state.fraction)
+        reason = state.phase or self._plan.waits.get(name, "it is being loaded")
+        return LoadingError(f"the model {name} is not loaded yet: {reason}", state)
 
 
 def _refused(text: str) -> RequestError:
-    return RequestError(ErrorInfo(400, text, param="model", code="model_too_large"))
+    return RequestError(ErrorInfo(400, text, param="model", code="model_refused"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
@@ -35,48 +36,36 @@ class RouterCollector(Collector):
         self.num_missing = 0
 
     def collect(self) -> Iterator[Metric]:
-        residency = self._residency
+        residency, names = self._residency, self._table.names
         state = GaugeMetricFamily(
             "sluice_model_state", "1 for the state that a model is in.", labels=[MODEL_LABEL, "state"]
         )
-        opened = GaugeMetricFamily(
-            "sluice_model_open_requests", "Requests at the server of a model.", labels=[MODEL_LABEL]
-        )
-        size = GaugeMetricFamily(
-            "sluice_model_bytes", "Bytes of a model's weights and KV cache, loaded or not.", labels=[MODEL_LABEL]
-        )
-        for name in self._table.names:
+        opened = GaugeMetricFamily("sluice_model_open_requests", "Requests at a model's server.", labels=[MODEL_LABEL])
+        text = "Bytes of a model's weights and KV cache, once it is loaded."
+        size = GaugeMetricFamily("sluice_model_bytes", text, labels=[MODEL_LABEL])
+        for name in names:
             for value in get_args(StateOf):
                 state.add_metric([name, value], float(self._table.state(name).value == value))
             opened.add_metric([name], residency.num_open(name))
             if description := self._table.reports[name].description:
                 size.add_metric([name], description.num_bytes)
-        yield from (state, opened, size)
-        seconds = HistogramMetricFamily(
-            "sluice_model_load_seconds", "From the order to load a model to its first answer."
+        seconds = residency.load_seconds
+        text = "From the order to load a model until its server serves."
+        loads = HistogramMetricFamily(
+            "sluice_model_load_seconds", text, buckets=seconds.buckets(), sum_value=seconds.total
         )
-        seconds.add_metric([], residency.load_seconds.buckets(), residency.load_seconds.total)
-        yield seconds
         text = "Models unloaded: for the memory of another one, at the end of their keep-alive, or by request."
         unloads = CounterMetricFamily("sluice_model_unloads", text, labels=["reason"])
         for reason in get_args(UnloadReason):
             unloads.add_metric([reason], residency.unloads[reason])
-        yield unloads
+        yield from (state, opened, size, loads, unloads)
         for name, text, value in (
-            (
-                "sluice_models_waiting_requests",
-                "Requests that wait for the load of their model.",
-                self._loads.num_waiting,
-            ),
-            (
-                "sluice_models_memory_limit_bytes",
-                "Memory for the loaded models (--models-memory-gb).",
-                residency.limit_bytes,
-            ),
-            ("sluice_models_memory_bytes", "Memory that the loaded models take at most.", residency.used_bytes),
-            ("sluice_models_missing", "Models that did not answer this scrape in time.", self.num_missing),
+            ("waiting_requests", "Requests that wait for the load of their model.", self._loads.num_waiting),
+            ("memory_limit_bytes", "Memory for the loaded models (--models-memory-gb).", residency.limit_bytes),
+            ("memory_bytes", "Memory that the loaded models take at most.", residency.used_bytes),
+            ("missing", "Models that did not answer this scrape in time.", self.num_missing),
         ):
-            yield GaugeMetricFamily(name, text, value=value)
+            yield GaugeMetricFamily(f"sluice_models_{name}", text, value=value)
 
 
 class RouterMetrics:
@@ -131,11 +120,8 @@ def merge_metrics(own: str, scraped: Mapping[str, str]) -> str:
 
 def _labelled(sample: str, model: str) -> str:
     label = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    name, brace, rest = sample.partition("{")
-    if brace and " " not in name:
-        return f'{name}{{{MODEL_LABEL}="{label}",{rest}'
-    name, _, value = sample.partition(" ")
-    return f'{name}{{{MODEL_LABEL}="{label}"}} {value}'
+    name, separator, rest = re.split(r"([{ ])", sample, maxsplit=1)
+    return f'{name}{{{MODEL_LABEL}="{label}"{"," if separator == "{" else "} "}{rest}'
 
 
 def make_metrics(metrics: RouterMetrics) -> list[Endpoint]:

@@ -9,7 +9,6 @@ from extras.models.chosen_model import find_model
 from extras.models.lists import expires_at
 from extras.models.model_table import ModelTable
 from extras.models.residency import Residency
-from extras.ollama.body import REFUSED
 from extras.ollama.errors import OLLAMA_ERRORS
 from extras.ollama.models import NEVER, LocalModels, ShowBody, Shown, ShownModel
 from extras.ollama.part import plain_routes
@@ -27,7 +26,7 @@ class OllamaLists:
     def __init__(self, table: ModelTable, residency: Residency):
         self._table = table
         self._residency = residency
-        self._decoder = BodyDecoder(ShowBody, NameRules(refused=REFUSED, renamed={"name": "model"}))
+        self._decoder = BodyDecoder(ShowBody, NameRules(renamed={"name": "model"}))
         self._shown: dict[str, ShownModel] = {}
         """By the file of the model's configuration."""
 

@@ -1,7 +1,7 @@
 """Which models are in memory: loads start as they fit, in order of their first request, and unloads make room.
 
-Plain Python without I/O. The router notes requests and the host's reports here, calls `plan` after each change, and
-follows the plan. Times are seconds of one monotonic clock.
+Plain Python without I/O. The router notes requests and the host's reports here, calls `plan` after each change and once
+a second, and follows the plan. Times are seconds of one monotonic clock.
 """
 
 from collections import Counter
@@ -74,7 +74,6 @@ class _Draft:
     victims: set[str] = field(default_factory=set[str])
     start: list[str] = field(default_factory=list[str])
     stop: dict[str, UnloadReason] = field(default_factory=dict[str, UnloadReason])
-    waits: dict[str, str] = field(default_factory=dict[str, str])
     refused: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -89,7 +88,6 @@ class Residency:
         self._models: dict[str, _Resident] = {}
         self._victims: frozenset[str] = frozenset()
         self._to_unload: set[str] = set()
-        self._unwanted: set[str] = set()
 
     def update(self, models: Models) -> None:
         """Takes the host's reports."""
@@ -140,11 +138,6 @@ class Residency:
     def used_bytes(self) -> int:
         return sum(model.num_bytes for model in self._models.values() if model.report.process != "none")
 
-    def due_in_s(self, now_s: float) -> float | None:
-        """Returns when a keep-alive ends next, for `plan` to see; `None`: none does."""
-        due_s = min((self.expires_s(name) for name in self._unwanted if not self.num_open(name)), default=inf)
-        return None if due_s == inf else max(0.0, due_s - now_s)
-
     def plan(self, wanted: Sequence[str], now_s: float) -> Plan:
         """Plans for the models that requests wait for, the oldest request first. A victim is a model that must go: it
         gets no new requests, and is stopped when its open ones have ended. Models without a description are left out.
@@ -154,9 +147,13 @@ class Residency:
         for position, name in enumerate(wanted):
             if name not in draft.taken and not self._plan_load(draft, name, frozenset(wanted[:position])):
                 break
-        self._unwanted = draft.settled - draft.victims - set(wanted)
-        self._note_orders(draft, now_s)
-        ready = frozenset(draft.settled - draft.victims)
+        self._victims, ready = frozenset(draft.victims), frozenset(draft.settled - draft.victims)
+        self.unloads.update(draft.stop.values())
+        for name in draft.start:
+            model = self._models[name]
+            model.started_s = model.begun_s = model.used_s = now_s
+        for name in draft.stop:
+            self._models[name].stopped_s = now_s
         waits = {name: self._why_waiting(draft, name) for name in wanted if name not in ready | draft.refused.keys()}
         return Plan(ready, tuple(draft.start), tuple(draft.stop), waits, draft.refused)
 
@@ -230,15 +227,6 @@ class Residency:
             else:
                 victims.add(name)
         return victims
-
-    def _note_orders(self, draft: _Draft, now_s: float) -> None:
-        self._victims = frozenset(draft.victims)
-        self.unloads.update(draft.stop.values())
-        for name in draft.start:
-            model = self._models[name]
-            model.started_s = model.begun_s = model.used_s = now_s
-        for name in draft.stop:
-            self._models[name].stopped_s = now_s
 
     def _bytes_of(self, names: Iterable[str]) -> int:
         return sum(self._models[name].num_bytes for name in names)

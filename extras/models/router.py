@@ -52,7 +52,7 @@ class ModelRouter(Front):
         self._loads = Loads(self._settings.entries, self._table, residency, self._ask, hold_s, max_waiting)
         self._forwarder = Forwarder(self._table, self._loads, self._upstreams, config.http, hold_s)
         requests = HttpRequests()
-        api = RouterApi(self._table, self._loads, self._forwarder, self._processes, self.gauges)
+        api = RouterApi(link, self._table, self._loads, self._forwarder, self._processes, self.gauges)
         metrics = RouterMetrics(
             self._table, self._upstreams, RouterCollector(self._table, self._loads, residency), [requests]
         )
@@ -68,7 +68,7 @@ class ModelRouter(Front):
             self._processes,
             rules,
             requests,
-            config.http.root_path.rstrip("/"),
+            self._forwarder.root_path,
             bodies=BodyBudget(int(config.http.max_body_mb * 2**20) * BODIES, bool),
             on_response=self._note_response,
         )
@@ -100,6 +100,8 @@ class ModelRouter(Front):
         self._follow_launcher()
 
     def _ask(self, message: ToHost) -> None:
+        if self._host.socket.closed:  # requests are cancelled at the very end
+            return
         self._host.ask(message)
         asyncio.get_running_loop().call_soon(self._follow_host)  # its channel is edge-triggered
 

@@ -15,7 +15,7 @@ import msgspec
 from extras.models.config import ModelEntry, ModelsConfig
 from extras.models.messages import DescribeModel, Description, ModelReport, Models, StartModel, StopModel, ToHost
 from messages.channels import AskServer, Waiter
-from messages.config.server import Config, HttpConfig, RunConfig
+from messages.config.server import Config, HttpConfig, RunConfig, SchedulingConfig
 from messages.control.processes import Ready
 from tests.fake_launcher import FakeLauncher
 from tests.frontend.frontend_run import FACTS, wait_until
@@ -148,6 +148,8 @@ class RouterRun:
         memory_gb: float = 4,
         http: HttpConfig | None = None,
         hold_s: float = 15,
+        max_waiting: int = 100,
+        preloaded: str = "",
     ):
         self.servers: dict[str, StandIn] = {}
         self.asked: queue.Queue[ToHost] = queue.Queue()
@@ -156,9 +158,14 @@ class RouterRun:
         """What servers answer to `/health` at first."""
         sizes = sizes or {"a": 1, "b": 1}
         self.reports = {name: ModelReport(name, Description("", int(size * GIB), 0)) for name, size in sizes.items()}
-        entries = tuple(ModelEntry(name=name, flags=(), keep_alive_s=-1.0) for name in sizes)
+        entries = tuple(ModelEntry(name=name, flags=(), keep_alive_s=-1.0, preload=name == preloaded) for name in sizes)
         section = ModelsConfig(models=("x",), models_memory_gb=memory_gb, entries=entries)
-        config = Config(http=http or HttpConfig(port=0), run=RunConfig(restart_hold_s=hold_s), facts=FACTS)
+        config = Config(
+            http=http or HttpConfig(port=0),
+            run=RunConfig(restart_hold_s=hold_s),
+            scheduling=SchedulingConfig(max_queued_requests=max_waiting),
+            facts=FACTS,
+        )
         self.launcher = FakeLauncher(section.put_into(config))
         self._lock = threading.Lock()
         self._next_pid = 1
@@ -227,7 +234,7 @@ class RouterRun:
         self.servers[name] = server
         run_dir = self.launcher.run_dir.path / name
         run_dir.mkdir(exist_ok=True)
-        config = Config(facts=msgspec.structs.replace(FACTS, served_names=(name,)))
+        config = Config(facts=msgspec.structs.replace(FACTS, served_names=(name, f"other/{name}")))
         (run_dir / "config.json").write_bytes(msgspec.json.encode(config))
         self.report(name, process="running", pid=self._next_pid, url=server.url, run_dir=str(run_dir), error="")
         return server
@@ -237,7 +244,7 @@ class RouterRun:
         self.servers.pop(name).end()
         self.report(name, process="none", pid=0, url="", error=error)
 
-    def next_order(self, kind: type[ToHost]) -> str:
+    def next_order(self, kind: type[StartModel] | type[StopModel]) -> str:
         """Returns the model that the router asks the host about next."""
         message = self.asked.get(timeout=TIMEOUT_S)
         assert isinstance(message, kind)

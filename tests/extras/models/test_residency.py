@@ -147,10 +147,9 @@ def test_keep_alive_begins_at_the_end_of_the_load_and_of_each_request() -> None:
     assert machine.plan("a", now_s=1).ready == {"a"}
     machine.residency.note_ready("a", 8)
     assert machine.plan(now_s=12.9).stop == ()
-    assert machine.residency.due_in_s(12) == pytest.approx(1)
+    assert machine.residency.expires_s("a") == 13
     machine.residency.opened("a", 12)
     assert machine.plan(now_s=100).stop == ()
-    assert machine.residency.due_in_s(100) is None
     machine.residency.closed("a", 100)
     assert machine.plan(now_s=105).stop == ("a",)
     assert machine.residency.unloads == {"keep_alive": 1}

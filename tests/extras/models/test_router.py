@@ -103,6 +103,7 @@ def test_a_request_without_a_model_goes_to_the_only_one_that_is_loaded(run: Rout
         ("/v1/completions", b"", {"X-Model": "%62"}),
         ("/api/chat", {"model": "b:latest"}, {}),
         ("/api/chat", {"name": "b"}, {}),
+        ("/v1/completions", {"model": "other/b"}, {}),
         ("/api/chat", {"model": "b"}, {"Content-Type": ""}),
     ],
 )
@@ -231,6 +232,33 @@ def test_a_request_does_not_wait_longer_than_the_hold():
         assert run.gauge("on_hold") == 0
 
 
+def test_only_so_many_requests_wait():
+    with RouterRun(max_waiting=1, preloaded="b") as run:
+        wait_until(lambda: run.state("b")["state"] == "loaded")
+        run.health = LOADING
+        with run.ask({"model": "a"}) as asked:
+            wait_until(lambda: run.gauge("on_hold") == 1)
+            reply = run.client.post("/v1/completions", json={"model": "a"})
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "queue_full")
+            with run.ask({"model": "b"}) as other:
+                run.next_server("b").take().answer()
+                assert "x-model-load-ms" not in other.reply().headers
+            run.next_server("a").health = READY
+            run.servers["a"].take().answer()
+            assert asked.reply().status_code == 200
+
+
+def test_a_path_below_that_of_a_proxy_is_forwarded_without_it():
+    with RouterRun(http=HttpConfig(port=0, root_path="/llm")) as run:
+        server = run.load("a")
+        for path in ("/llm/v1/completions", "/v1/completions"):
+            with run.ask({"model": "a"}, path) as asked:
+                arrived = server.take()
+                assert arrived.target == "/v1/completions"
+                arrived.answer()
+                assert asked.reply().status_code == 200
+
+
 def test_a_client_that_leaves_waits_no_more(run: RouterRun):
     run.health = LOADING
     client = http.client.HTTPConnection(*run.address)
@@ -239,7 +267,7 @@ def test_a_client_that_leaves_waits_no_more(run: RouterRun):
     client.close()
     wait_until(lambda: run.gauge("on_hold") == run.gauge("requests") == 0)
     run.health = READY
-    run.servers["a"].health = READY
+    run.next_server("a").health = READY
 
 
 def test_a_model_makes_room_for_another_when_its_requests_have_ended():
