@@ -25,6 +25,7 @@ from supervisor.child import Command, number_commands
 from supervisor.console import Console
 from supervisor.early_scheduler import EarlyScheduler
 from supervisor.flags import CORE_SECTIONS, parse_flags
+from supervisor.lifecycle import RunFailedError
 from supervisor.listener import base_url, open_listener
 from supervisor.manifest import claim_recording, make_manifest, write_manifest
 from supervisor.model.adapters import add_adapters
@@ -61,8 +62,14 @@ def launch(arguments: list[str], early_scheduler: EarlyScheduler | None = None) 
             arguments = load_object(extra.arguments)(arguments) if extra.arguments else arguments
         sections: dict[str, Any] = parse_flags(arguments)
         console.is_json = sections["run"].log_format == "json"
-        config = build_config(sections, console)
-        return serve(config, server_commands(config), console, began_s, early_scheduler)
+        while True:
+            config = build_config(sections, console)
+            try:
+                return serve(config, server_commands(config), console, began_s, early_scheduler)
+            except RunFailedError as error:  # once: then the length is as if it were given
+                size = error.fitting_len
+                console.say(f"the context is shortened to {size} tokens (--max-model-len {size}): {error}", "warning")
+                sections["model"] = msgspec.structs.replace(sections["model"], max_model_len=size)
     except (UsageError, BootError) as error:
         console.say(f"{PROGRAM}: {error}", "error")
         return USAGE_EXIT_CODE if isinstance(error, UsageError) else FAILURE_EXIT_CODE
