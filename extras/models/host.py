@@ -35,7 +35,7 @@ from supervisor.manifest import library_versions
 
 MODULES = (
     *("detokenizer_proc.process", "frontend.process", "uvloop", "tokenizer_proc.process"),
-    *("tokenizer_proc.template_child", "scheduler_proc.process", "scheduler_proc.computing.load_runner"),
+    *("tokenizer_proc.chat", "scheduler_proc.process", "scheduler_proc.computing.load_runner"),
     *("scheduler_proc.computing.loading.open_weights", "scheduler_proc.computing.loading.weight_cache"),
 )
 """The modules of a model's server: forked processes have them at once."""

@@ -81,7 +81,7 @@ class ModelLists:
     def _status(self, name: str) -> dict[str, Any]:
         """Returns the state as llama.cpp's router has it, with `progress` and `error`."""
         state, description = self._table.state(name), self._table.reports[name].description
-        status = {"value": state.value, "args": self._flags.get(name, [])}
+        status: dict[str, Any] = {"value": state.value, "args": self._flags.get(name, [])}
         if state.value == "loading":
             status["progress"] = {"phase": state.phase, "fraction": state.fraction}
         if error := state.error or (description.error if description else ""):

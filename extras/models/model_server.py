@@ -164,11 +164,11 @@ class ModelServer:
 
 
 class _LauncherConsole(Console):
-    """Remembers the latest error, which is why a launcher ends that has failed."""
+    """Remembers the latest error: why a launcher that has failed ends. Shows only the first line of other texts."""
 
     last_error = "its server ended with an error"
 
     def say(self, text: str, level: str = "info") -> None:
         if level == "error":
             self.last_error = text.strip()
-        super().say(text, level)
+        super().say(text.strip() if level == "error" else text.strip().partition("\n")[0], level)

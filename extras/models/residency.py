@@ -74,7 +74,6 @@ class _Draft:
     victims: set[str] = field(default_factory=set[str])
     start: list[str] = field(default_factory=list[str])
     stop: dict[str, UnloadReason] = field(default_factory=dict[str, UnloadReason])
-    waits: dict[str, str] = field(default_factory=dict[str, str])
     refused: dict[str, str] = field(default_factory=dict[str, str])
 
 

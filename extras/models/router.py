@@ -100,6 +100,8 @@ class ModelRouter(Front):
         self._follow_launcher()
 
     def _ask(self, message: ToHost) -> None:
+        if self._host.socket.closed:  # requests are cancelled at the very end
+            return
         self._host.ask(message)
         asyncio.get_running_loop().call_soon(self._follow_host)  # its channel is edge-triggered
 

@@ -226,7 +226,9 @@ def run_models_chaos(ring: ModelRing, seconds: float, seed: int, pause_s: tuple[
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.ring.models_chaos", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.ring.models_chaos", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="how long processes are killed")
     parser.add_argument("--seed", type=int, default=1, help="of everything random but the machine")
     arguments = parser.parse_args()
