@@ -26,6 +26,7 @@ class PacedRunner:
     can_overlap = can_plan_ahead = False
     degraded = ""
     placement: dict[str, str] = {}  # noqa: RUF012 (never written)
+    memory_gauges = dict[str, float]
     draft_runner = None
     page_memory = None
     page_store = None

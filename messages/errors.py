@@ -17,7 +17,14 @@ class UsageError(SluiceError):
 
 
 class BootError(SluiceError):
-    """A process cannot start (missing weights, too little memory, a port in use); the launcher exits with code 1."""
+    """A process cannot start (missing weights, too little memory, a port in use); the launcher exits with code 1.
+
+    `fitting_len`: if not 0, the length of a context for which there is memory, unlike that of the model's.
+    """
+
+    def __init__(self, message: str, fitting_len: int = 0):
+        super().__init__(message)
+        self.fitting_len = fitting_len
 
 
 class MissingExtraError(BootError):

@@ -318,8 +318,8 @@ class ProcessLink:
         self.is_stopping = True
         self.wake()
 
-    def fail(self, message: str) -> None:
-        self._control.send(BootFailed(message))
+    def fail(self, message: str, fitting_len: int = 0) -> None:
+        self._control.send(BootFailed(message, fitting_len))
 
     def close(self) -> None:
         """Leaves the run. If the launcher is gone, the last process to leave removes the run directory.
@@ -390,7 +390,7 @@ def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:
     try:
         serve(link)
     except BootError as error:
-        link.fail(str(error))
+        link.fail(str(error), error.fitting_len)
         return 1
     finally:
         link.close()

@@ -80,6 +80,9 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     def histograms() -> dict[str, HistogramCounts]:
         return {**step_times.counts(), "grammar_seconds": grammars.seconds.counts()}
 
+    def gauges() -> dict[str, float]:
+        return {**scheduler.gauges(), **runner.memory_gauges()}
+
     stepper = Stepper(scheduler, runner, step_times, has_news=receiver.has_arrived)
     for use in link.on_scheduler:
         use(scheduler, stepper)
@@ -102,7 +105,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
             if batch is not None and step_times.may_be_long(batch):
                 replies.send()
             is_busy = batch is not None or stepper.has_step
-            link.beat(scheduler.gauges, is_busy=is_busy, histograms=histograms)
+            link.beat(gauges, is_busy=is_busy, histograms=histograms)
             if is_busy:
                 num_idle_turns = 0
                 stepper.step(batch, start_s)

@@ -37,7 +37,7 @@ class RankLoop:
                 before.result()
 
     def gauges(self) -> dict[str, float]:
-        return {"steps": self._num_steps}
+        return {"steps": self._num_steps, **self._runner.memory_gauges()}
 
 
 def serve(link: ProcessLink) -> None:

@@ -45,7 +45,7 @@ class Runner(Protocol):
     window of the layers that have window pages, and the number of these, if any have. `states`: the number of state
     slots, and of the pages between checkpoints of a long prompt, if layers have recurrent states. `degraded` reports
     to operators what is missing or slower than it should be; empty if nothing is. `placement` reports the device and
-    formats of the model.
+    formats of the model. `memory_gauges` returns the bytes that the model takes, by name.
     """
 
     num_pages: int
@@ -69,6 +69,8 @@ class Runner(Protocol):
 
     @property
     def page_store(self) -> PageStore | None: ...
+
+    def memory_gauges(self) -> dict[str, float]: ...
 
     def launch(self, batch: Batch) -> StepFuture:
         """Starts a step. Steps run in the order of launches, and each finds K and V of the previous ones in the cache.

@@ -21,7 +21,7 @@ from messages.control.processes import (
     kind_of,
 )
 from messages.engines import SCHEDULER
-from messages.errors import SluiceError
+from messages.errors import BootError
 from supervisor.admission import find_reason_to_refuse
 from supervisor.child import END_LOOK_S, Child, Command
 from supervisor.console import Console
@@ -41,7 +41,7 @@ TakeSnapshot = Callable[[str, str, str, Callable[[], None] | None], object]
 ChildMessage = PhaseReport | StandingBy | Ready | BootFailed | Beat | Drained | InstructionDone | Ask
 
 
-class RunFailedError(SluiceError):
+class RunFailedError(BootError):
     """A process could not start, or has died for good, so the run ends."""
 
 
@@ -173,10 +173,10 @@ class Lifecycle:
                 self._console.say_of(child.name, f"stands by after {time.monotonic() - child.started_s:.1f} s")
             case Ready():
                 self._note_ready(child, message)
-            case BootFailed(text):
+            case BootFailed(text, fitting_len):
                 child.boot_error = text
                 if self.is_first_start(child) and not self.group.is_stopping:
-                    raise RunFailedError(f"{child.name} cannot start: {text}")
+                    raise RunFailedError(text if fitting_len else f"{child.name} cannot start: {text}", fitting_len)
             case Beat():
                 if board.beat(child.name, message):
                     self._console.say_of(child.name, "answers again")

@@ -21,10 +21,11 @@ from runtime.extras import installed_extras, load_object, load_parts, load_secti
 from runtime.lifeline import make_lifeline
 from runtime.prefetch import prefetch
 from runtime.run_dir import RunDir, claim, default_path
-from supervisor.child import Command, Start, number_commands, start_program
+from supervisor.child import Command, number_commands
 from supervisor.console import Console
 from supervisor.early_scheduler import EarlyScheduler
 from supervisor.flags import CORE_SECTIONS, parse_flags
+from supervisor.lifecycle import RunFailedError
 from supervisor.listener import base_url, open_listener
 from supervisor.manifest import claim_recording, make_manifest, write_manifest
 from supervisor.model.adapters import add_adapters
@@ -61,8 +62,14 @@ def launch(arguments: list[str], early_scheduler: EarlyScheduler | None = None) 
             arguments = load_object(extra.arguments)(arguments) if extra.arguments else arguments
         sections: dict[str, Any] = parse_flags(arguments)
         console.is_json = sections["run"].log_format == "json"
-        config = build_config(sections, console)
-        return serve(config, server_commands(config), console, began_s, early_scheduler)
+        while True:
+            config = build_config(sections, console)
+            try:
+                return serve(config, server_commands(config), console, began_s, early_scheduler)
+            except RunFailedError as error:  # once: then the length is as if it were given
+                size = error.fitting_len
+                console.say(f"the context is shortened to {size} tokens (--max-model-len {size}): {error}", "warning")
+                sections["model"] = msgspec.structs.replace(sections["model"], max_model_len=size)
     except (UsageError, BootError) as error:
         console.say(f"{PROGRAM}: {error}", "error")
         return USAGE_EXIT_CODE if isinstance(error, UsageError) else FAILURE_EXIT_CODE
@@ -181,7 +188,6 @@ def serve(
     console: Console,
     began_s: float,
     early_scheduler: EarlyScheduler | None = None,
-    start: Start = start_program,
 ) -> int:
     """Opens the socket and the run directory, runs the processes, and returns the exit code when nothing is left."""
     http, wanted_dir = config.http, config.run.run_dir
@@ -203,7 +209,7 @@ def serve(
             _write_files(run_dir, config, url)
             if early_scheduler is not None:  # which knows of no files before it has imported torch
                 prefetch(config.model, Path(config.facts.model_dir))
-            site = Site(run_dir, listener, signals, find_weight_bytes(config), early_scheduler, start)
+            site = Site(run_dir, listener, signals, find_weight_bytes(config), early_scheduler)
             supervisor = Supervisor(config.run, commands, site, console)
             return supervisor.run(lambda: console.say(ready_text(config, url, time.monotonic() - began_s)))
         finally:

@@ -61,7 +61,8 @@ class Supervisor:
     def run(self, on_ready: Callable[[], None]) -> int:
         """Starts the processes, calls `on_ready` when all serve, replaces those that die, and stops all on request.
 
-        Returns the exit code: 0 after a stop signal, 130 after a second one, 1 if a process failed for good.
+        Returns the exit code: 0 after a stop signal, 130 after a second one, 1 if a process failed for good. Raises
+        `RunFailedError` if a shorter context would have had enough memory.
         """
         has_failed = False
         try:
@@ -77,6 +78,8 @@ class Supervisor:
                 self.turn_until(lambda: self._shutdown.is_wanted)
                 self._shutdown.drain(self._settings.drain_timeout_s)
         except RunFailedError as failure:
+            if failure.fitting_len:
+                raise
             has_failed = True
             self._console.end_progress()
             self._console.say(f"\n{failure}", "error")

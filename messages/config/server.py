@@ -190,9 +190,9 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_populate: Annotated[
         Literal["eager", "background", "never"],
         Meta(
-            description="when the KV cache allocates its memory on a CPU; eager: before the server is ready; "
-            "background: from then on, mostly while no step runs; never: as it is used, which slows down prompts "
-            "until then"
+            description="when the KV cache allocates its memory on a CPU; eager: all before the server is ready; "
+            "background: about 128 MB ahead of the pages in use, mostly while no step runs; never: as it is used, "
+            "which slows down prompts"
         ),
     ] = "background"
     kv_disk: Annotated[

@@ -174,8 +174,11 @@ AdminCommand = ListProcesses | ReadLog | DrainServer | InstructProcesses | Resta
 
 
 class ProcessList(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`memory_bytes`: that of all processes together, with weights and KV cache; what they share counts once."""
+
     processes: tuple[ProcessInfo, ...]
     scaling: Scaling | None = None
+    memory_bytes: int = 0
 
 
 class LogLines(msgspec.Struct, frozen=True, array_like=True, tag=True):

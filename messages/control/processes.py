@@ -75,9 +75,10 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class BootFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """process → launcher: it cannot start. `message` is for the operator."""
+    """process → launcher: it cannot start. `message` is for the operator; `fitting_len` is that of `BootError`."""
 
     message: str
+    fitting_len: int = 0
 
 
 class QuietRequest(msgspec.Struct, frozen=True, array_like=True):

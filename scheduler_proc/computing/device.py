@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from messages.ring.steps import Batch
+from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.sampling.results import Forwarded, Result
 
 Forward = Callable[[], Forwarded]
@@ -55,6 +56,7 @@ class ForwardPasses(Protocol):
 
     last_tokens: Tensor | None
     """A step's tokens, kept for the next step; `None` if no step is launched before they are known."""
+    cache: KVTensors
     can_plan_ahead: bool
     """Some steps run while the host does something else, until their result is requested."""
 

@@ -109,6 +109,14 @@ class Runner:
         """Returns a runner with the same forward passes, whose captures it keeps, and these parts."""
         return Runner(self._decoder, self._device, self.forward_passes, self._limits, self.num_pages, parts)
 
+    def memory_gauges(self) -> dict[str, float]:
+        """Returns the bytes of weights and KV cache. Without a file in memory, the whole cache counts as resident."""
+        memory, num_bytes = self.page_memory, self.forward_passes.cache.num_bytes
+        sizes = self._decoder.num_weight_bytes, num_bytes, num_bytes if memory is None else memory.num_resident_bytes
+        drafts = (0, 0, 0) if self.draft_runner is None else self.draft_runner.memory_gauges().values()
+        names = "weights_bytes", "kv_cache_bytes", "kv_cache_resident_bytes"
+        return {name: size + draft for name, size, draft in zip(names, sizes, drafts, strict=True)}
+
     def launch(self, batch: Batch) -> LaunchedStep:
         """Launches the step after all previous ones. Raises if it cannot be launched.
 

@@ -9,7 +9,7 @@ import msgspec
 from messages.control import admin
 from messages.control.processes import ProcessStatus, age_s
 from supervisor.admin.tasks import CommandFailedError, Task, until
-from supervisor.admin.usage import MIN_SPAN_S, UsageMeter
+from supervisor.admin.usage import MIN_SPAN_S, UsageMeter, memory_bytes
 from supervisor.child import Child
 from supervisor.process_group import ProcessGroup
 
@@ -31,11 +31,12 @@ def find_process(group: ProcessGroup, name: str) -> Child:
 def list_processes(group: ProcessGroup) -> Task:
     """Measures for a moment, then returns the `ProcessList`: the launcher, then its processes."""
     began_s = time.monotonic()
-    meter = UsageMeter([os.getpid(), *(child.pid for child in group if child.pid)])
+    pids = [os.getpid(), *(child.pid for child in group if child.pid)]
+    meter = UsageMeter(pids)
     yield from until(lambda: False, began_s + MIN_SPAN_S)
     own = ProcessStatus(LAUNCHER, "ready", os.getpid(), incarnation=1, beat_ns=time.monotonic_ns())
     infos = tuple(_info(status, meter) for status in (own, *group.board.statuses()))
-    return admin.ProcessList(infos, group.board.scaling)
+    return admin.ProcessList(infos, group.board.scaling, memory_bytes(pids))
 
 
 def read_log(group: ProcessGroup, command: admin.ReadLog) -> Task:

@@ -1,6 +1,8 @@
 """How much CPU and memory processes take, as the kernel counts it."""
 
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 
 import psutil
 
@@ -24,15 +26,25 @@ class UsageMeter:
 
     def rss_bytes(self, pid: int) -> int | None:
         """Returns the memory that process `pid` has in RAM, shared pages included."""
-        try:
+        with suppress(psutil.Error):
             return psutil.Process(pid).memory_info().rss
-        except psutil.Error:
-            return None
+        return None
+
+
+def memory_bytes(pids: Iterable[int]) -> int:
+    """Returns the memory of these processes together (PSS): what they share counts once, the files in memory as well.
+
+    What they share with other processes counts in proportion.
+    """
+    num_bytes = 0
+    for pid in pids:
+        with suppress(psutil.Error):
+            num_bytes += psutil.Process(pid).memory_full_info().pss
+    return num_bytes
 
 
 def _cpu_s(pid: int) -> float | None:
-    try:
+    with suppress(psutil.Error):
         times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return None
-    return times.user + times.system
+        return times.user + times.system
+    return None

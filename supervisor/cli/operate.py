@@ -30,7 +30,7 @@ from supervisor.cli.results import (
     print_json,
     show_result,
 )
-from supervisor.cli.show import process_table, scaling_text
+from supervisor.cli.show import memory_text, process_table, scaling_text
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import NoServerError, RunningServer, WhichServerError, choose_server
 from supervisor.flags import describe_unknown
@@ -137,14 +137,13 @@ def list_processes(options: argparse.Namespace, server: RunningServer, line: Adm
         return show_result(options, result)
     if options.json:
         where = {"port": server.config.http.port, "models": server.config.facts.served_names}
-        print_json(
-            {**where, "run_dir": str(server.run_dir.path), "processes": result.processes, "scaling": result.scaling}
-        )
+        print_json({**where, "run_dir": str(server.run_dir.path), **msgspec.structs.asdict(result)})
     else:
         print(f"{', '.join(server.config.facts.served_names)} on port {server.config.http.port}")
         if result.scaling is not None:
             print(scaling_text(result.scaling))
         print(process_table(result.processes))
+        print(memory_text(result))
     return DONE
 
 

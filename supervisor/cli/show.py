@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 
-from messages.control.admin import ProcessInfo, Scaling
+from messages.control.admin import ProcessInfo, ProcessList, Scaling
 
 SHOWN_GAUGES = (
     *("requests", "waiting", "running", "streams", "pages_free", "pages_cached", "pages_held"),
     "chars_in_hand",
 )
 """The gauges that `ps` shows, where a process has them and they are not 0; --json has all."""
+
+MODEL_GAUGES = ("weights_bytes", "kv_cache_bytes", "kv_cache_resident_bytes")
+"""What a scheduler reports of its model's memory."""
 
 COLUMNS = ("PROCESS", "PID", "STATE", "BEAT", "INC", "RESTARTS", "CPU%", "RSS", "QUEUE")
 
@@ -21,6 +24,15 @@ def process_table(processes: Sequence[ProcessInfo]) -> str:
 def scaling_text(scaling: Scaling) -> str:
     """Returns how many engines there are to be, and why."""
     return f"engines: {scaling.target} of {scaling.min_engines} to {scaling.max_engines}: {scaling.text}"
+
+
+def memory_text(server: ProcessList) -> str:
+    """Returns the memory of the server, and what its schedulers have reported of it."""
+    texts = [f"memory: {_megabytes(server.memory_bytes)}"]
+    for gauges in (process.gauges for process in server.processes if "weights_bytes" in process.gauges):
+        weights, cache, resident = map(_megabytes, map(gauges.get, MODEL_GAUGES))
+        texts.append(f"weights {weights}, KV cache {resident} of at most {cache}")
+    return "; ".join(texts)
 
 
 def join_columns(headings: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
@@ -57,5 +69,5 @@ def _seconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.1f}s"
 
 
-def _megabytes(num_bytes: int | None) -> str:
+def _megabytes(num_bytes: float | None) -> str:
     return "-" if num_bytes is None else f"{num_bytes / 2**20:.0f}M"

@@ -253,9 +253,9 @@ def test_a_process_that_cannot_start_tells_its_launcher_and_ends_with_1(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ):
     def fail(link: ProcessLink) -> None:
-        raise BootError("no weights")
+        raise BootError("no weights", 512)
 
-    assert run_in_process(launcher, monkeypatch, fail) == (1, [BootFailed("no weights")])
+    assert run_in_process(launcher, monkeypatch, fail) == (1, [BootFailed("no weights", 512)])
 
 
 def test_a_process_without_a_run_says_so_and_ends_with_1(

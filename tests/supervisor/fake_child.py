@@ -112,6 +112,11 @@ def load_slowly(link: ProcessLink) -> None:
     serve_until_stopped(link, "no CUDA graphs: no memory")
 
 
+def lack_memory(link: ProcessLink) -> None:
+    """Would start with a shorter context."""
+    raise BootError("too little memory for 4096 tokens", fitting_len=512)
+
+
 def fail_to_boot(link: ProcessLink) -> None:
     link.phase("loading weights")
     raise BootError("there are no weights in /nowhere")
@@ -192,6 +197,7 @@ BEHAVIOURS: dict[str, Callable[[ProcessLink], None]] = {
         serve_until_stopped,
         load_slowly,
         fail_to_boot,
+        lack_memory,
         crash_at_boot,
         stay_in_phase,
         die_when_ready,

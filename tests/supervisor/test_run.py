@@ -7,10 +7,12 @@ import pytest
 from extras.remote.config import RemoteConfig
 from messages.config.pooling import PoolingFacts
 from messages.config.server import Config, HttpConfig, ModelConfig, ModelFacts
-from messages.errors import UsageError
+from messages.errors import BootError, UsageError
+from supervisor import run
 from supervisor.child import Command
 from supervisor.flags import parse_flags
-from supervisor.run import build_config, check_flags, ready_text, server_commands
+from supervisor.lifecycle import RunFailedError
+from supervisor.run import build_config, check_flags, launch, ready_text, server_commands
 
 
 def test_the_configuration_is_the_flags_and_the_models_facts(tmp_path: Path):
@@ -150,3 +152,26 @@ def test_the_line_to_paste_requests_what_the_model_gives(
     facts = msgspec.structs.replace(config.facts, pooling=PoolingFacts(kind=kind, generates=generates))
     text = ready_text(msgspec.structs.replace(config, facts=facts), "http://127.0.0.1:81", 1.0)
     assert f"curl -N http://127.0.0.1:81/{path} " in text
+
+
+def test_a_context_that_does_not_fit_into_memory_is_shortened_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    (tmp_path / "config.json").write_text('{"vocab_size": 7, "n_ctx": 8192}')
+    lengths: list[int] = []
+
+    def lack_memory(config: Config, *_: object) -> int:
+        lengths.append(config.facts.max_model_len)
+        if config.model.max_model_len is None:
+            raise RunFailedError("8,192 tokens need 1 GiB; raise --kv-cache-memory-gb", 4096)
+        raise BootError("the port is in use")
+
+    monkeypatch.setattr(run, "serve", lack_memory)
+    assert launch(["--model", str(tmp_path), "--port", "0"]) == 1
+    assert lengths == [8192, 4096]
+    warning, error = "".join(capfd.readouterr()).splitlines()
+    assert warning == (
+        "the context is shortened to 4096 tokens (--max-model-len 4096): 8,192 tokens need 1 GiB; raise "
+        "--kv-cache-memory-gb"
+    )
+    assert error.endswith("the port is in use")

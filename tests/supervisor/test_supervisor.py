@@ -77,6 +77,13 @@ def test_the_line_to_paste_is_valid_shell_with_the_real_port():
         assert run.run_dir.read_config().http.port == int(words[3].split(":")[2].split("/")[0])
 
 
+def test_a_start_that_a_shorter_context_would_have_saved_is_left_to_its_caller():
+    with start(scheduler="lack_memory") as run:
+        assert run.wait_exit() == 2, "what fake_launch makes of an exception"
+        assert "too little memory for 4096 tokens" in run.output.splitlines()
+        run.assert_nothing_left()
+
+
 def test_the_reason_of_a_boot_failure_is_told_and_everything_stops():
     with start(scheduler="fail_to_boot") as run:
         assert run.wait_exit() == 1

@@ -67,10 +67,14 @@ ALL = Parameter("query", "all", bool, "Replace all processes of this kind, one a
 
 
 class ProcessesReply(msgspec.Struct, frozen=True):
-    """`scaling` is set if the number of engines is adjusted automatically (`--max-engines`)."""
+    """`scaling` is set if the number of engines is adjusted automatically (`--max-engines`).
+
+    `memory_bytes`: the memory of all processes together, with weights and KV cache; what they share counts once.
+    """
 
     processes: tuple[ProcessInfo, ...]
     scaling: Scaling | None = None
+    memory_bytes: int = 0
 
 
 class RestartReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -106,7 +110,7 @@ class AdminApi:
         """Returns every process with its state, CPU and memory, as `launch.py ps` shows them."""
         result = await self._ask(ListProcesses(), ANSWER_TIMEOUT_S)
         assert isinstance(result, ProcessList)
-        return JsonReply(ProcessesReply(result.processes, result.scaling))
+        return JsonReply(ProcessesReply(result.processes, result.scaling, result.memory_bytes))
 
     async def restart(self, request: Request) -> JsonReply:
         """Replaces a process, or all of its kind, and replies when that is done.

@@ -58,6 +58,11 @@ class KVMemory:
         if not self.num_pages:
             os.ftruncate(self._descriptor, 0)
 
+    @property
+    def num_resident_bytes(self) -> int:
+        """The bytes of the file that are in memory."""
+        return os.fstat(self._descriptor).st_blocks * 512
+
     def map(
         self, num_pages: int, page_size: int, num_bytes: int, num_window_pages: int = 0, num_states: int = 0
     ) -> None:

@@ -31,6 +31,9 @@ from scheduler_proc.computing.placement import Placement
 GIB = 2**30
 MAX_CPU_CACHE_BYTES = 4 * GIB
 
+LENGTH_STEP = 512
+"""A shortened context is a multiple of this; it takes 7/8 of the free memory, as at the next start less may be free."""
+
 log = logging.getLogger("sluice.kv_cache")
 
 
@@ -69,6 +72,7 @@ class KVTensors:
         self.stored = [stored[index] for index in sorted(stored)]
         self.state_tensors = [tensor for stack in (state_stacks or {}).values() for tensor in stack]
         """All tensors that states consist of."""
+        self.num_bytes = sum(tensor.nbytes for tensor in self.tensors + self.state_tensors)
         self.states: dict[int, LayerState] = {}
         """By layer."""
         for indices, stack in (state_stacks or {}).items():
@@ -145,9 +149,9 @@ def _group_states(model: ModelDescription) -> Mapping[tuple[StatePart, ...], lis
 def choose_num_pages(config: Config, sizes: PageSizes, free_bytes: int) -> int:
     """Returns the pages of the cache: from the flags, otherwise as many as fit into `free_bytes` and can be used.
 
-    Raises `BootError` if one request of full length does not fit.
+    Raises `BootError` if one request of full length does not fit, with a length that does unless flags set either.
     """
-    cache = config.cache
+    cache, fitting_len = config.cache, 0
     if cache.num_pages is not None:
         num_pages, origin = cache.num_pages, f"--num-pages {cache.num_pages}"
     elif cache.kv_cache_memory_gb is not None:
@@ -156,16 +160,18 @@ def choose_num_pages(config: Config, sizes: PageSizes, free_bytes: int) -> int:
     else:
         most_useful = config.scheduling.max_num_seqs * pages_per_context(config)
         num_pages, origin = min(sizes.fit(max(0, free_bytes)), most_useful), "the memory that is free for it"
+        if config.model.max_model_len is None:
+            fitting_len = num_pages * cache.block_size * 7 // 8 // LENGTH_STEP * LENGTH_STEP
     if num_pages < pages_per_context(config):
-        raise _too_small(config, num_pages, sizes, origin)
+        raise BootError(_too_small(config, num_pages, sizes, origin), fitting_len)
     if sizes.num_bytes(num_pages) > max(0, free_bytes):
         log.warning("the KV cache may take %.2f GiB, more than is free", sizes.num_bytes(num_pages) / GIB)
     return num_pages
 
 
-def _too_small(config: Config, num_pages: int, sizes: PageSizes, origin: str) -> BootError:
+def _too_small(config: Config, num_pages: int, sizes: PageSizes, origin: str) -> str:
     page_size, needed_pages = config.cache.block_size, pages_per_context(config)
-    return BootError(
+    return (
         f"the KV cache is too small for one request of full length: {origin} gives "
         f"{sizes.num_bytes(num_pages) / GIB:.4f} GiB ({num_pages:,} pages, {num_pages * page_size:,} tokens), but "
         f"--max-model-len {config.facts.max_model_len} needs {sizes.num_bytes(needed_pages) / GIB:.4f} GiB "

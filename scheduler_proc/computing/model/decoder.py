@@ -61,6 +61,7 @@ class Decoder(Protocol):
 
     model: ModelDescription
     parallel: ParallelGroup
+    num_weight_bytes: int
     layer_kinds: list[LayerKind]
     pooler: Pooler | None
     """`None`: pooled hidden states are the model's vectors, and it has no classification head."""
@@ -122,6 +123,7 @@ class DescribedDecoder:
     ):
         self.model = model
         self.parallel = parallel
+        self.num_weight_bytes = sum(weight.stored.nbytes for weight in weights.values())
         self.adapters = adapters
         self._final_norm = Norm("final_norm", model.final_norm, weights)
         dtype = self.activation_dtype

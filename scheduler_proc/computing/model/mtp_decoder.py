@@ -36,6 +36,7 @@ class MtpDecoder:
         own = {name.removeprefix(f"{MTP}."): weights.pop(name) for name in names}
         self.model = replace(main.model, layers=(layer,), mtp=None)
         self.parallel = main.parallel
+        self.num_weight_bytes = 0  # the model has counted those of the head
         self.pooler: Pooler | None = None
         self.adapters: Adapters | None = None
         self._inputs = MtpInputs(main.model, own)

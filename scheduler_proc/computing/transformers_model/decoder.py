@@ -33,6 +33,7 @@ class TransformersDecoder:
         self.adapters: Adapters | None = None
         self.pooler: Pooler | None = None
         self._module = module
+        self.num_weight_bytes = sum(parameter.nbytes for parameter in module.parameters())
         module.set_attn_implementation(NAME)
 
     @property

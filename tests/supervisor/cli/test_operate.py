@@ -1,6 +1,7 @@
 """The operator's commands, as people type them, against runs of scripted processes."""
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -50,7 +51,8 @@ def test_ps_lists_every_process_as_it_is():
         lines = operate_on(run, "ps").stdout.splitlines()
         assert lines[0].startswith("fake on port ")
         assert lines[1].split() == ["PROCESS", "PID", "STATE", "BEAT", "INC", "RESTARTS", "CPU%", "RSS", "QUEUE"]
-        assert [line.split()[0] for line in lines[2:]] == ["launcher", *NAMES]
+        assert [line.split()[0] for line in lines[2:-1]] == ["launcher", *NAMES]
+        assert re.fullmatch(r"memory: \d+M", lines[-1]), "these processes have no model"
 
 
 def test_ps_answers_while_a_process_starts():

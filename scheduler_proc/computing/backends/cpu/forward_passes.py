@@ -118,11 +118,11 @@ class CpuForwardPasses:
     def _populate(self, batch: Batch) -> None:
         """Gets memory for the pages and state slots that the step writes to."""
         population, page_size = self._device.population, self.cache.page_size
-        if population is not None and population.wants_more:
+        if population is not None:
             slots = unpack_int64(batch.slots)
             population.use(max(slots) // page_size, len(slots) // page_size + batch.num_rows)
         population = self._device.state_population
-        if population is not None and population.wants_more:
+        if population is not None:
             state_slots = unpack_int32(batch.state_slots)
             population.use(max(state_slots), len(state_slots) - state_slots.count(-1))
 

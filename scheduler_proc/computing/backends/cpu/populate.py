@@ -19,10 +19,12 @@ from torch import Tensor
 from kernels.cpu.huge_memory import POPULATE_WRITE, advise, make_huge
 from runtime.background import lower_priority
 from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
-from scheduler_proc.computing.kv_cache.kv_tensors import GIB
 
 SLICE_BYTES = 2 << 20
 """The size of one request per tensor: it cannot be interrupted, and locks the process's memory map."""
+
+LEAD_BYTES = 128 << 20
+"""The memory that `background` keeps ready ahead of the highest page used, in slices of all tensors; one at least."""
 
 REST_S = 0.05
 BUSY_SHARE = 0.05
@@ -49,22 +51,33 @@ class PagePopulation:
         self._num_pages = num_pages
         self._longest = max(len(tensor) for tensor in tensors)
         self._slice_pages = max(1, SLICE_BYTES * num_pages // max(tensor.nbytes for tensor in tensors))
-        self._num_ready = 0
+        num_slices = LEAD_BYTES * num_pages // (sum(tensor.nbytes for tensor in tensors) * self._slice_pages)
+        self._lead_pages = self._slice_pages * max(1, num_slices)
+        self.num_ready = 0
+        self._num_wanted = 0
+        """The pages that the thread gets memory for."""
+        self._thread: threading.Thread | None = None
         self._num_tensors_ahead = 0
-        """Tensors that also have the memory of the slice after `_num_ready`."""
+        """Tensors that also have the memory of the slice after `num_ready`."""
         self._least_left_bytes = LEFT_FREE * available_memory_bytes(MEMORY_INFO, CGROUP)
         self._is_stepping = False
         self._last_step_s = 0.0
-        self._began_s = time.monotonic()
 
-    def start(self) -> None:
-        """Starts a low-priority thread that gets all memory; it ends with this object, and with the program."""
-        threading.Thread(target=_populate, args=(weakref.ref(self),), name="populate").start()
+    def start(self, num_used: int = 0) -> None:
+        """Gets memory for the pages behind the first `num_used`, in a low-priority thread; from then on `use` does.
+
+        The thread ends when it is far enough ahead, with this object, and with the program.
+        """
+        self._num_wanted = max(self._num_wanted, min(num_used + self._lead_pages, self._num_pages))
+        if self.wants_more and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(target=_populate, args=(weakref.ref(self),), name="populate")
+            self._thread.start()
 
     def run(self, report: Callable[[str, float | None], None]) -> None:
         """Gets all memory, as far as the system provides it."""
+        self._num_wanted = self._num_pages
         while self.wants_more and self.ask():
-            report(f"populating the {self._name}", self._num_ready / self._num_pages)
+            report(f"populating the {self._name}", self.num_ready / self._num_pages)
 
     def use(self, highest_page: int, max_new_pages: int) -> None:
         """Makes the memory of a file huge up to this page before a step writes to it, for up to `max_new_pages` pages.
@@ -72,12 +85,14 @@ class PagePopulation:
         Other memory is huge from its first use.
         """
         num_used = highest_page + 1
-        if self._is_file and self._num_ready < num_used:
-            begin = max(self._num_ready, num_used - max_new_pages)
+        if self._is_file and self.num_ready < num_used:
+            begin = max(self.num_ready, num_used - max_new_pages)
             for place in [self._find(tensor, begin, num_used) for tensor in self._tensors]:
                 if place[1]:
                     make_huge(*place)
-            self._num_ready = max(self._num_ready, num_used)
+            self.num_ready = max(self.num_ready, num_used)
+        if self._num_wanted:
+            self.start(num_used)
 
     def __enter__(self) -> None:
         """Gets little memory during the block and right after it, when the next step is planned.
@@ -92,7 +107,7 @@ class PagePopulation:
 
     @property
     def wants_more(self) -> bool:
-        return self._num_ready < self._num_pages
+        return self.num_ready < self._num_wanted
 
     @property
     def is_at_rest(self) -> bool:
@@ -106,22 +121,20 @@ class PagePopulation:
         """
         if not self._num_tensors_ahead and available_memory_bytes(MEMORY_INFO, CGROUP) < self._least_left_bytes:
             return self._give_up("too little memory would be left")
-        end = min(self._num_ready + self._slice_pages, self._num_pages)
-        first, size = self._find(self._tensors[self._num_tensors_ahead], self._num_ready, end)
+        end = min(self.num_ready + self._slice_pages, self._num_pages)
+        first, size = self._find(self._tensors[self._num_tensors_ahead], self.num_ready, end)
         if self._is_file and size:
             make_huge(first, size)
         if not advise(first, size, POPULATE_WRITE):
             return self._give_up(os.strerror(ctypes.get_errno()))
         self._num_tensors_ahead = (self._num_tensors_ahead + 1) % len(self._tensors)
         if not self._num_tensors_ahead:
-            self._num_ready = max(self._num_ready, end)
-            if not self.wants_more:
-                num_gib = sum(tensor.nbytes for tensor in self._tensors) / GIB
-                log.info("%s: %.2f GiB populated in %.1f s", self._name, num_gib, time.monotonic() - self._began_s)
+            self.num_ready = max(self.num_ready, end)
         return True
 
     def _give_up(self, why: str) -> bool:
-        log.warning("%s: %d of %d pages are populated: %s", self._name, self._num_ready, self._num_pages, why)
+        self._num_wanted = 0
+        log.warning("%s: %d of %d pages are populated: %s", self._name, self.num_ready, self._num_pages, why)
         return False
 
     def _find(self, tensor: Tensor, begin: int, end: int) -> tuple[int, int]:
@@ -133,7 +146,7 @@ class PagePopulation:
 
 
 def _populate(owner: "weakref.ref[PagePopulation]") -> None:
-    """Gets memory until all is there, the owner is gone or the main thread has ended.
+    """Gets memory until there is enough, the owner is gone or the main thread has ended.
 
     The thread is not a daemon: if it holds the last reference to a tensor, torch releases the GIL while it frees the
     memory. When the interpreter exits, a daemon thread is unwound as it takes the GIL again, which in C++ code means
@@ -144,8 +157,7 @@ def _populate(owner: "weakref.ref[PagePopulation]") -> None:
     while threading.main_thread().is_alive() and (population := owner()) is not None and population.wants_more:
         began_s = time.monotonic()
         if population.is_at_rest or began_s >= due_s:
-            if not population.ask():
-                return
+            population.ask()
             now_s = time.monotonic()
             due_s = now_s + max(REST_S, (now_s - began_s) / BUSY_SHARE)
         else:

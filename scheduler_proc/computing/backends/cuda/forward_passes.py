@@ -48,7 +48,7 @@ class GpuForwardPasses:
         may_overlap: bool,
     ):
         self._decoder = decoder
-        self._cache = cache
+        self.cache = cache
         self._device = device
         self._attention = attention
         self._shapes = StepShapes(limits)
@@ -123,5 +123,5 @@ class GpuForwardPasses:
         """Returns what the head reads, [N, E]."""
         if step.num_decode_rows and self.last_tokens is not None:
             take_tokens(step.token_ids, step.future_token_indices, self.last_tokens)
-        kept = {"states": self._cache.states, "hidden_SE": self._cache.hidden}
-        return self._decoder.forward(step, self._cache.layers, **kept)
+        kept = {"states": self.cache.states, "hidden_SE": self.cache.hidden}
+        return self._decoder.forward(step, self.cache.layers, **kept)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from messages.errors import BootError
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
@@ -98,6 +99,27 @@ def test_a_cache_too_small_for_one_full_request_is_refused(
         assert part in str(caught.value)
     for flag in ("--max-model-len", "--kv-cache-memory-gb", "--dtype", "--kv-cache-dtype"):
         assert flag in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "free_pages", "fitting_len"),
+    [
+        ({}, 100, 1024),
+        ({}, 36, 0),
+        ({"max_model_len": 4096}, 100, 0),
+        ({"num_pages": 100}, 100, 0),
+        ({"kv_cache_memory_gb": 100.5 * PAGE_BYTES / GIB}, 100, 0),
+    ],
+)
+def test_only_a_length_that_no_flag_has_set_is_shortened(
+    model_dir: Path, flags: dict[str, Any], free_pages: int, fitting_len: int
+) -> None:
+    """An eighth is left for what other programs may have got before the next start."""
+    config = make_config(model_dir, **({"num_pages": None, "max_model_len": None} | flags))
+    config = replace(config, facts=replace(config.facts, max_model_len=4096))
+    with pytest.raises(BootError) as caught:
+        choose_num_pages(config, PageSizes(PAGE_BYTES), free_pages * PAGE_BYTES)
+    assert caught.value.fitting_len == fitting_len
 
 
 def test_the_error_comes_out_of_the_start(model_dir: Path) -> None:

@@ -62,3 +62,13 @@ def test_the_page_freed_last_is_taken_first():
     pages = pool.allocate(3)
     pool.free([pages[1]])
     assert pool.allocate(1) == [pages[1]]
+
+
+def test_pages_that_were_never_used_are_taken_last_and_in_order():
+    """They may have no memory yet, and are populated in this order."""
+    pool = PagePool(8, used=[1])
+    pages = pool.allocate(3)
+    assert sorted(pages) == [0, 2, 3]
+    pool.free(pages)
+    assert sorted(pool.allocate(3)) == sorted(pages)
+    assert pool.allocate(1) == [4]

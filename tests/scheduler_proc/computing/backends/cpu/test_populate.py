@@ -54,7 +54,7 @@ def test_all_pages_have_memory_before_the_start_and_it_is_told(layers: list[Tens
     fractions: list[float | None] = []
     population = PagePopulation(layers, NUM_PAGES)
     population.run(lambda text, fraction: fractions.append(fraction))
-    if population.wants_more:
+    if population.num_ready < NUM_PAGES:
         pytest.skip("this system gives no memory ahead")
     assert [num_resident(layer) for layer in layers] == [NUM_PAGES, NUM_PAGES]
     assert bool((layers[0][3] == 7.0).all())
@@ -73,16 +73,48 @@ def test_tensors_of_fewer_pages_have_their_memory_first(layers: list[Tensor]) ->
     assert [num_resident(layer) for layer in layers] == [NUM_PAGES, NUM_PAGES]
 
 
-def test_a_thread_populates_from_the_first_page_to_the_last(layers: list[Tensor], caplog: pytest.LogCaptureFixture):
-    caplog.set_level("INFO")
-    population = PagePopulation(layers, NUM_PAGES)
+def start_and_wait(population: PagePopulation) -> None:
     population.start()
+    join_threads()
+
+
+def join_threads() -> None:
     for thread in find_threads():
         thread.join(60.0)
-    if population.wants_more:
+        assert not thread.is_alive(), "it rests when it is far enough ahead"
+
+
+def test_a_thread_stays_ahead_of_the_pages_in_use(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(populate, "LEAD_BYTES", 8 * 2 << 20)
+    population = PagePopulation(layers, NUM_PAGES)
+    start_and_wait(population)
+    if population.wants_more or not population.num_ready:
         pytest.skip("this system gives no memory ahead")
+    assert [num_resident(layer) for layer in layers] == [8, 8], "an unused cache has its first pages only"
+    population.use(1, 2)
+    join_threads()
+    assert [num_resident(layer) for layer in layers] == [10, 10]
+    population.use(1, 1)
+    population.use(0, 1)
+    assert not find_threads(), "nothing to do"
+    population.use(NUM_PAGES - 4, 1)
+    join_threads()
     assert [num_resident(layer) for layer in layers] == [NUM_PAGES, NUM_PAGES]
-    assert "0.06 GiB populated in" in caplog.text
+    assert population.num_ready == NUM_PAGES
+
+
+def test_it_is_a_slice_ahead_even_if_that_is_more_than_the_lead(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(populate, "LEAD_BYTES", 1)
+    population = PagePopulation(layers, NUM_PAGES)
+    start_and_wait(population)
+    assert population.wants_more or num_resident(layers[0]) == 2
+
+
+def test_without_a_start_no_thread_gets_memory(layers: list[Tensor]) -> None:
+    population = PagePopulation(layers, NUM_PAGES)
+    population.use(5, 6)
+    assert not find_threads()
+    assert [num_resident(layer) for layer in layers] == [0, 0]
 
 
 def test_while_steps_run_it_gets_a_share_of_the_time(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +125,8 @@ def test_while_steps_run_it_gets_a_share_of_the_time(layers: list[Tensor], monke
         began_s = time.monotonic()
         time.sleep(0.02)
         asked_s.append((began_s, time.monotonic()))
-        return len(asked_s) < 4
+        population._num_wanted *= len(asked_s) < 4
+        return True
 
     monkeypatch.setattr(populate, "REST_S", 0.001)
     monkeypatch.setattr(PagePopulation, "ask", ask_slowly)
@@ -124,7 +157,8 @@ def test_other_programs_keep_some_memory(layers: list[Tensor], monkeypatch: pyte
     population = PagePopulation(layers, NUM_PAGES)
     population.run(ignore)
     assert next(left, None) is None
-    assert population.wants_more
+    assert population.num_ready < NUM_PAGES
+    assert not population.wants_more, "it does not ask again"
     assert max(map(num_resident, layers)) <= 2 * 4  # a slice of two pages, and those that share a huge page with it
 
 

@@ -90,7 +90,7 @@ def test_pages_are_copied_out_and_back_between_steps(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "qwen3-gqa-tied")
     runner = load(tmp_path)
     assert isinstance(runner.forward_passes, GpuForwardPasses)
-    cache = runner.forward_passes._cache
+    cache = runner.forward_passes.cache
     copies = PageCopies(cache.tensors, cache.num_pages, CudaDevice(torch.device("cuda:0")))
     rows = [Row(i, list(PROMPTS[2]), 40, GREEDY[0], pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i in range(3)]
     launched = runner.launch(plan_batch(1, [(row, 40) for row in rows], 16))
