@@ -7,6 +7,7 @@ import pytest
 from messages.columns import pack_int32
 from messages.ring.adapters import Adapter
 from messages.ring.requests import AbortMsg, UserMsg
+from messages.ring.timeline import ScheduleReport
 from scheduler_proc.deciding.adapter_slots import PASS_NS
 from scheduler_proc.deciding.pages.radix import RadixTree
 from scheduler_proc.deciding.pages.running_request import Req
@@ -113,6 +114,22 @@ def test_a_request_whose_adapter_is_being_read_waits_with_its_reason():
     bench.send(ask(1, make_adapter(1)))
     bench.step()
     assert bench.scheduler._policy.notes.waits_for == "adapter"
+    del source.pop_read
+    bench.run()
+    check_output(bench, ask(1, make_adapter(1)))
+
+
+def test_the_reason_is_reported_if_there_is_nothing_to_compute_meanwhile():
+    source = SimulatedAdapters(1)
+    bench = Bench(adapters=source.slots)
+    source.pop_read = list  # type: ignore[method-assign]
+    bench.send(ask(1, make_adapter(1)))
+    assert bench.scheduler.schedule() is None
+    (report,) = [reply for reply in bench.scheduler.pop_replies() if isinstance(reply, ScheduleReport)]
+    assert report.facts.waits_for == "adapter"
+    assert [row.uid for row in report.waiting] == [1]
+    assert bench.scheduler.schedule() is None
+    assert not bench.scheduler.pop_replies(), "it is reported once a second"
     del source.pop_read
     bench.run()
     check_output(bench, ask(1, make_adapter(1)))
