@@ -141,9 +141,6 @@ class Forwarded:
             async with self._lease(name) as lease:
                 try:
                     connection = await self._begin(lease.url)
-                    if _is_ending(connection):
-                        connection.close()
-                        raise UpstreamGoneError
                 except UpstreamGoneError:
                     num_tries += 1
                     self._forwarder.loads.suspect(lease)
@@ -167,10 +164,14 @@ class Forwarded:
 
     async def _begin(self, url: str) -> Connection:
         if self._call.body is not None:
-            return await self._forwarder.upstreams.open(url, self._call)
-        connection = await self._forwarder.upstreams.begin(url, self._call)
-        self._upload.set_result(connection)
-        await connection.read_head()
+            connection = await self._forwarder.upstreams.open(url, self._call)
+        else:
+            connection = await self._forwarder.upstreams.begin(url, self._call)
+            self._upload.set_result(connection)
+            await connection.read_head()
+        if connection.status == 503 and (b"connection", b"close") in connection.headers:
+            connection.close()
+            raise UpstreamGoneError  # the server ends; other refusals leave the connection open
         return connection
 
     async def _pass_on(self, connection: Connection, lease: Lease, send: Send) -> None:
@@ -197,11 +198,6 @@ class Forwarded:
             return piece
         chunk = b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
         return chunk if message["more_body"] else chunk + b"0\r\n\r\n"
-
-
-def _is_ending(connection: Connection) -> bool:
-    """True for the refusal of a server that ends; other refusals of requests leave the connection open."""
-    return connection.status == 503 and (b"connection", b"close") in connection.headers
 
 
 def _headers(scope: Scope, trace: RequestTrace, is_streamed: bool) -> list[tuple[bytes, bytes]]:
