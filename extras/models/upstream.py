@@ -1,7 +1,6 @@
 """HTTP/1.1 connections to the models' servers: they are reused, with one request at a time on each."""
 
 import asyncio
-import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -23,20 +22,17 @@ class UpstreamGoneError(Exception):
 
 
 class Call(NamedTuple):
-    """A request. `body` is `None` if it is written later in chunks, of the length in `headers` if that has one."""
-
     method: str
     target: bytes
     headers: Headers = ()
-    body: bytes | None = b""
+    body: bytes = b""
 
     def encode(self, host: str) -> bytes:
-        """Returns the request as far as it is known."""
         lines = [b"%b %b HTTP/1.1" % (self.method.encode(), self.target), b"host: " + host.encode()]
         lines += [name + b": " + value for name, value in self.headers]
         if self.body:
             lines.append(b"content-length: %d" % len(self.body))
-        return b"\r\n".join([*lines, b"", self.body or b""])
+        return b"\r\n".join([*lines, b"", self.body])
 
 
 class Connection:
@@ -59,23 +55,19 @@ class Connection:
         """True between two requests, while the server keeps the connection open."""
         return self._can_persist and not self._reader.at_eof()
 
-    def call(self, call: Call, host: str) -> None:
-        """Sends a request; the response to the one before has been read to its end."""
+    async def call(self, call: Call, host: str) -> None:
+        """Sends a request and waits for the head of its response; the one before has been read to its end.
+
+        Raises `UpstreamGoneError`, also for the refusal of a server that ends; the connection is closed then.
+        """
         self._call = call
         self._has_head = self._is_complete = self._can_persist = False
         self._writer.write(call.encode(host))
-
-    async def write(self, piece: bytes) -> None:
-        """Sends a piece of the request's body; waits as long as the server does not read."""
-        self._writer.write(piece)
-        with contextlib.suppress(OSError):  # `read` raises the error for it
-            await self._writer.drain()
-
-    async def read_head(self) -> None:
-        """Waits for the head. Raises `UpstreamGoneError`; the connection is closed then."""
         try:
             while not self._has_head:
                 await self._feed()
+            if self.status == 503 and (b"connection", b"close") in self.headers:
+                raise UpstreamGoneError  # other refusals leave the connection open
         except BaseException:
             self.close()
             raise
@@ -120,9 +112,7 @@ class Connection:
 
     def on_message_complete(self) -> None:
         self._is_complete = self._has_head
-        self._can_persist = (
-            self._call.method != "HEAD" and self._call.body is not None and self._parser.should_keep_alive()
-        )
+        self._can_persist = self._call.method != "HEAD" and self._parser.should_keep_alive()
 
 
 class Upstreams:
@@ -131,30 +121,18 @@ class Upstreams:
         """By url."""
 
     async def open(self, url: str, call: Call) -> Connection:
-        """Sends a whole request, waits for the head of its response and returns the connection.
+        """Sends a request, waits for the head of its response and returns the connection.
 
-        Raises `UpstreamGoneError`. A connection that was open already may have been closed just now, so another one is
-        tried.
+        Raises `UpstreamGoneError`, also if a connection that was open already has been closed just now.
         """
-        while self._idle[url]:
-            connection = self._idle[url].pop()
-            if connection.is_reusable:
-                connection.call(call, urlsplit(url).netloc)
-                with contextlib.suppress(UpstreamGoneError):
-                    await connection.read_head()
-                    return connection
-        connection = await self.begin(url, call)
-        await connection.read_head()
-        return connection
-
-    async def begin(self, url: str, call: Call) -> Connection:
-        """Sends a request on a new connection and returns that. Raises `UpstreamGoneError` if none listens at `url`."""
         address = urlsplit(url)
+        idle = self._idle[url] = [each for each in self._idle[url] if each.is_reusable]
         try:
-            connection = Connection(*await asyncio.open_connection(address.hostname, address.port))
+            streams = () if idle else await asyncio.open_connection(address.hostname, address.port)
         except (OSError, ValueError) as error:
             raise UpstreamGoneError from error
-        connection.call(call, address.netloc)
+        connection = Connection(*streams) if streams else idle.pop()
+        await connection.call(call, address.netloc)
         return connection
 
     def release(self, url: str, connection: Connection) -> None:
@@ -182,6 +160,6 @@ class Upstreams:
         return connection.status, body
 
     def forget(self, url: str) -> None:
-        """Closes the idle connections to a server that ends."""
+        """Closes the idle connections to a server that has closed one, or has ended."""
         for connection in self._idle.pop(url, ()):
             connection.close()

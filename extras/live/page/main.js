@@ -102,7 +102,7 @@ function showModel({id, status}) {
   for (const other of models.all) write(options.get(other.id), `${other.id} (${other.status.value})`);
   find("unloaded").hidden = live.isLoaded;
   if (live.isLoaded) return;
-  find("main").hidden = true;
+  for (const other of ["main", "gate"]) find(other).hidden = true;
   find("load").hidden = isLoading;
   write(find("unloaded-title"), `${id} is ${isLoading ? "being loaded" : "not loaded"}`);
   write(find("unloaded-text"), isLoading ? describe({status}) : models.refusal || status.error || "");
