@@ -16,6 +16,7 @@ from messages.config.server import Config
 from messages.errors import SluiceError
 from runtime.forked_process import fork
 from runtime.lifeline import has_launcher, leave_abandoned_run, watch_lifeline
+from runtime.logs import is_json_line
 from runtime.run_dir import RunDir
 from supervisor.child import how_it_ended
 from supervisor.console import Console
@@ -78,7 +79,6 @@ class ModelServer:
             return
         finally:
             os.close(writer)
-        (self.directory / "pid").write_text(f"{pid}", encoding="ascii")
         self._is_child = True
         self._follow(pid)
 
@@ -89,11 +89,17 @@ class ModelServer:
 
     def stop(self, timeout_s: float | None = None) -> None:
         """Makes the model's server finish its requests and end, for at most `timeout_s` (default: its own limit)."""
+        if self.report.process == "none":
+            return
+        limit_s = self._config().run.drain_timeout_s + KILL_MARGIN_S if timeout_s is None else timeout_s
+        self._kill_at_s = min(self._kill_at_s, time.monotonic() + limit_s)
         if self.report.process == "running":
             self._set(process="stopping")
-            limit_s = self._config().run.drain_timeout_s + KILL_MARGIN_S if timeout_s is None else timeout_s
-            self._kill_at_s = time.monotonic() + limit_s
-            os.kill(self.report.pid, signal.SIGTERM)
+            self._send_signal(signal.SIGTERM)
+
+    def _send_signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.descriptors[0], number)
 
     def look(self, console: Console) -> None:
         """Shows what its server has written, and notices its address and its end."""
@@ -108,7 +114,8 @@ class ModelServer:
         if has_ended:
             self._note_end()
         elif time.monotonic() >= self._kill_at_s:
-            os.kill(self.report.pid, signal.SIGKILL)
+            self._kill_at_s = float("inf")
+            self._send_signal(signal.SIGKILL)
 
     def due_in_s(self) -> float:
         """Seconds until the next look is due, even if none of `descriptors` is readable."""
@@ -120,13 +127,17 @@ class ModelServer:
         with suppress(BlockingIOError):
             while data := os.read(output, READ_BYTES):
                 *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-                console.relay(self.entry.name, self.report.pid, (line.decode(errors="replace") for line in lines))
+                texts = [line.decode(errors="replace") for line in lines]
+                if console.is_json:
+                    texts = [_with_model(text, self.entry.name) if is_json_line(text) else text for text in texts]
+                console.relay(self.entry.name, self.report.pid, texts)
 
     def _note_end(self) -> None:
-        ending = "has ended"
+        code, ending = None, "has ended"
         if self._is_child:
-            ending = how_it_ended(os.waitstatus_to_exitcode(os.waitpid(self.report.pid, 0)[1]))
-        error = "" if self.report.process == "stopping" else f"its server {ending}"
+            code = os.waitstatus_to_exitcode(os.waitpid(self.report.pid, 0)[1])
+            ending = how_it_ended(code)
+        error = "" if self.report.process == "stopping" or code == 0 else f"its server {ending}"
         with suppress(OSError):
             error = error and (self.directory / "error").read_text(encoding="utf-8")
         for descriptor in self.descriptors:
@@ -141,6 +152,7 @@ class ModelServer:
     def _run(self) -> int:
         """Runs the model's launcher, in a process of its own, and returns the exit code."""
         began_s = time.monotonic()
+        (self.directory / "pid").write_text(f"{os.getpid()}", encoding="ascii")  # even if the host has just been killed
         config = self._config()
         run = msgspec.structs.replace(config.run, run_dir=str(self.run_dir.path))
         http = msgspec.structs.replace(config.http, port=0)
@@ -152,8 +164,8 @@ class ModelServer:
             os.setpgid(0, 0)
             watch_lifeline(self._top, lambda: os.kill(os.getpid(), signal.SIGTERM))
             code = serve(config, server_commands(config), console, began_s)
-        except SluiceError as error:
-            console.say(str(error), "error")
+        except Exception as error:
+            console.say(str(error) if isinstance(error, SluiceError) else f"{type(error).__name__}: {error}", "error")
         finally:
             console.close()
             if code:
@@ -161,6 +173,10 @@ class ModelServer:
             if not has_launcher(self._top):
                 leave_abandoned_run(self._top)
         return code
+
+
+def _with_model(text: str, name: str) -> str:
+    return f'{text.rstrip()[:-1]},"model":{msgspec.json.encode(name).decode()}}}'
 
 
 class _LauncherConsole(Console):

@@ -229,6 +229,8 @@ def test_a_crash_of_one_model_touches_no_other(host: HostClient, loaded: ModelRe
     assert not Path(stopped.run_dir).exists()
     assert not processes_of(Path(stopped.run_dir))
     host.stop("org/b")  # a no-op
+    os.kill(host.start("org/b").pid, signal.SIGTERM)
+    assert host.wait("org/b", lambda report: report.process == "none").error == "", "an operator has ended it"
 
 
 def test_a_server_that_cannot_start_says_why_after_it_ran(host: HostClient):
