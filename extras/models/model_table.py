@@ -137,6 +137,7 @@ class ModelTable:
 
     def suspect(self, name: str, url: str) -> None:
         """Checks a server that has closed a connection: it may have ended, or one of its processes."""
+        self._upstreams.forget(url)
         server = self._servers.get(name)
         if server is not None and url == self.url(name):
             self._begin_poll(server)

@@ -1,7 +1,6 @@
 """HTTP/1.1 connections to the models' servers: they are reused, with one request at a time on each."""
 
 import asyncio
-import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -124,20 +123,15 @@ class Upstreams:
     async def open(self, url: str, call: Call) -> Connection:
         """Sends a request, waits for the head of its response and returns the connection.
 
-        Raises `UpstreamGoneError`. A connection that was open already may have been closed just now, so another one is
-        tried.
+        Raises `UpstreamGoneError`, also if a connection that was open already has been closed just now.
         """
         address = urlsplit(url)
-        while used := [each for each in self._idle.pop(url, ()) if each.is_reusable]:
-            connection = used.pop()
-            self._idle[url] = used
-            with contextlib.suppress(UpstreamGoneError):
-                await connection.call(call, address.netloc)
-                return connection
+        idle = self._idle[url] = [each for each in self._idle[url] if each.is_reusable]
         try:
-            connection = Connection(*await asyncio.open_connection(address.hostname, address.port))
+            streams = () if idle else await asyncio.open_connection(address.hostname, address.port)
         except (OSError, ValueError) as error:
             raise UpstreamGoneError from error
+        connection = Connection(*streams) if streams else idle.pop()
         await connection.call(call, address.netloc)
         return connection
 
@@ -166,6 +160,6 @@ class Upstreams:
         return connection.status, body
 
     def forget(self, url: str) -> None:
-        """Closes the idle connections to a server that ends."""
+        """Closes the idle connections to a server that has closed one, or has ended."""
         for connection in self._idle.pop(url, ()):
             connection.close()
