@@ -1,10 +1,11 @@
 """The scheduler's main loop: messages in, one step, results out."""
 
+import ctypes
 import gc
 import logging
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -90,6 +91,8 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     # Objects from start-up live as long as the process; without this, full collections walk them in mid-step.
     gc.collect()
     gc.freeze()
+    with suppress(AttributeError):  # only glibc has it: memory that the start has freed goes back to the system
+        ctypes.CDLL(None).malloc_trim(0)
     link.ready(runner.degraded, runner.placement)
     num_idle_turns = 0
     with closing(stepper):
