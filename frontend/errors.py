@@ -1,6 +1,6 @@
 """Errors as clients see them: their JSON bodies, and refusals with a time to retry."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -21,7 +21,9 @@ VERSION = "/v1"
 
 
 class UnavailableError(RequestError):
-    """A 503 that asks the client to retry after `retry_after_s` seconds."""
+    """A 503 that asks the client to retry after `retry_after_s` seconds; `headers` say more."""
+
+    headers: Sequence[tuple[bytes, bytes]] = ()
 
     def __init__(self, message: str, code: str, retry_after_s: int = RETRY_S):
         super().__init__(ErrorInfo(503, message, "service_unavailable", code=code))

@@ -35,8 +35,12 @@ queued messages are delayed by up to this interval."""
 log = logging.getLogger("sluice.channels")
 
 
-# Without this, messages that are still queued at exit would be lost. Waits at most as long as the sockets linger.
-atexit.register(lambda: zmq.Context.instance().destroy())
+def send_queued() -> None:
+    """Sends the messages that are still queued, as the process ends. Waits at most as long as the sockets linger."""
+    zmq.Context.instance().destroy()
+
+
+atexit.register(send_queued)
 
 
 def _make_socket(kind: int) -> "zmq.Socket[bytes]":
@@ -184,6 +188,9 @@ class _Client(Generic[T]):
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
         self.socket = _make_socket(zmq.DEALER)
 
+    def fileno(self) -> int:
+        return int(self.socket.getsockopt(zmq.FD))
+
     def receive(self) -> Iterator[T]:
         """Yields the messages that have arrived. Never waits."""
         for _ in range(MAX_QUEUED_FRAMES):
@@ -201,9 +208,6 @@ class ControlClient(_Client[T]):
         super().__init__(path, union)
         self.socket.setsockopt(zmq.IDENTITY, _identity(name, os.getpid()))
         self.socket.connect(f"ipc://{path}")
-
-    def fileno(self) -> int:
-        return int(self.socket.getsockopt(zmq.FD))
 
     def send(self, message: Any) -> None:
         """Queues `message`. Drops it if the launcher has stopped reading; the lifeline reports a dead launcher."""

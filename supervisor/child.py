@@ -8,15 +8,15 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from messages.control.processes import FRONTEND, PREDECESSOR, SUCCESSOR, kind_of, worker_name
+from runtime.forked_process import MODULE_INDEX, ForkedProcess, open_process
 from supervisor.early_scheduler import EarlyScheduler
-from supervisor.forked_process import ForkedProcess
 from supervisor.log_ring import LogRing
-from supervisor.python_process import MODULE_INDEX, ROOT, python_environment
+from supervisor.python_process import ROOT, python_environment
 
 NUM_LAST_LINES = 30
 READ_BYTES = 1 << 16
@@ -33,24 +33,6 @@ SIGNAL_HINTS = {
     signal.SIGILL: " (an instruction that this CPU does not have)",
     signal.SIGABRT: " (native code gave up)",
 }
-
-
-Process = subprocess.Popen[bytes] | ForkedProcess
-
-Start = Callable[[Sequence[str], Mapping[str, str], Sequence[int]], Process]
-"""Starts a command with this environment and these descriptors of the launcher. Raises `OSError`."""
-
-
-def start_program(arguments: Sequence[str], environment: Mapping[str, str], kept: Sequence[int]) -> Process:
-    return subprocess.Popen(
-        arguments,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        pass_fds=kept,
-        process_group=0,
-    )
 
 
 @dataclass(frozen=True)
@@ -73,7 +55,7 @@ class Command:
 def command_of_worker(first: Command, number: int) -> Command:
     """Returns how the worker with this number is started, where `first` is how worker 1 is."""
     name = worker_name(first.name, number)
-    return replace(first, name=name, arguments=(*first.arguments, "--name", name))
+    return replace(first, name=name, arguments=(*first.arguments, "--name", name), imports_torch=False)
 
 
 def number_commands(first: Command, numbers: Iterable[int]) -> list[Command]:
@@ -120,7 +102,7 @@ class Child:
         self.ending = ""
         """How the latest incarnation ended."""
         self._why_killed = ""
-        self._process: Process | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._unfinished_line = b""
 
     @property
@@ -147,13 +129,7 @@ class Child:
         successor.log = child.log
         return successor
 
-    def spawn(
-        self,
-        run_path: Path,
-        listen_fd: int | None,
-        early: EarlyScheduler | None = None,
-        start: Start = start_program,
-    ) -> None:
+    def spawn(self, run_path: Path, listen_fd: int | None, early: EarlyScheduler | None = None) -> None:
         """Starts the next incarnation, in a process group of its own so that Ctrl-C reaches only the launcher.
 
         The process inherits the listening socket `listen_fd`, where one is given, and finds its number in
@@ -165,10 +141,18 @@ class Child:
             environment["SLUICE_LISTEN_FD"] = str(listen_fd)
         arguments = ["--stand-by"] * self.is_successor + ["--spare"] * self.is_spare
         arguments += ["--run-dir", str(run_path), "--parent-pid", str(os.getpid())]
-        command = (*self.command.arguments, *arguments)
+        command = [*self.command.arguments, *arguments]
         begun = early.go_on(command[MODULE_INDEX:]) if early is not None else None
         self.is_early = begun is not None
-        self._process = begun or start(command, environment, () if listen_fd is None else (listen_fd,))
+        self._process = begun or open_process(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=() if listen_fd is None else (listen_fd,),
+            process_group=0,
+        )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._begin(self._process.pid, self._process.stdout.fileno())

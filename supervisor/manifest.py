@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import platform
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,6 +53,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Placeholders stand for the texts and tokens in the frames."""
 
 
+@cache
 def library_versions() -> dict[str, str]:
     """Returns the versions of those of `LIBRARIES` that are installed."""
     return {name: version for name in LIBRARIES if (version := _version_of(name))}

@@ -21,7 +21,7 @@ from messages.control.processes import (
 from messages.engines import RANK, SCHEDULER, engine_name
 from messages.ring.uids import frontend_socket
 from runtime.run_dir import RunDir
-from supervisor.child import Child, Command, Start, start_program
+from supervisor.child import Child, Command
 from supervisor.control_plane import ControlPlane
 from supervisor.early_scheduler import EarlyScheduler
 from supervisor.memory_files import MemoryFiles
@@ -42,8 +42,6 @@ class Site:
     num_weight_bytes: int = 0
     """Bytes of weights that the schedulers will share, if known."""
     early_scheduler: EarlyScheduler | None = None
-    start: Start = start_program
-    """Starts a process of the run."""
 
 
 class ProcessGroup:
@@ -146,8 +144,7 @@ class ProcessGroup:
     def spawn(self, child: Child) -> None:
         """Starts the next incarnation of a process. Raises `OSError`."""
         early = self._site.early_scheduler if child.command.imports_torch else None
-        listen_fd = self._site.listener.fileno() if child.is_front else None
-        child.spawn(self._site.run_dir.path, listen_fd, early, self._site.start)
+        child.spawn(self._site.run_dir.path, self._site.listener.fileno() if child.is_front else None, early)
         self._site.run_dir.note_pid(child.name, child.pid)
         self._note_start(child)
 

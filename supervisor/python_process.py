@@ -7,10 +7,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-MODULE_INDEX = 3
-"""Of `python_command`."""
-
-
 def python_command(module: str) -> tuple[str, ...]:
     """Returns the command that runs a module of this program; its environment needs `python_path`."""
     return (sys.executable, "-P", "-m", module)

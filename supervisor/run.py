@@ -21,7 +21,7 @@ from runtime.extras import installed_extras, load_object, load_parts, load_secti
 from runtime.lifeline import make_lifeline
 from runtime.prefetch import prefetch
 from runtime.run_dir import RunDir, claim, default_path
-from supervisor.child import Command, Start, number_commands, start_program
+from supervisor.child import Command, number_commands
 from supervisor.console import Console
 from supervisor.early_scheduler import EarlyScheduler
 from supervisor.flags import CORE_SECTIONS, parse_flags
@@ -188,7 +188,6 @@ def serve(
     console: Console,
     began_s: float,
     early_scheduler: EarlyScheduler | None = None,
-    start: Start = start_program,
 ) -> int:
     """Opens the socket and the run directory, runs the processes, and returns the exit code when nothing is left."""
     http, wanted_dir = config.http, config.run.run_dir
@@ -210,7 +209,7 @@ def serve(
             _write_files(run_dir, config, url)
             if early_scheduler is not None:  # which knows of no files before it has imported torch
                 prefetch(config.model, Path(config.facts.model_dir))
-            site = Site(run_dir, listener, signals, find_weight_bytes(config), early_scheduler, start)
+            site = Site(run_dir, listener, signals, find_weight_bytes(config), early_scheduler)
             supervisor = Supervisor(config.run, commands, site, console)
             return supervisor.run(lambda: console.say(ready_text(config, url, time.monotonic() - began_s)))
         finally:

@@ -69,8 +69,8 @@ class FakeLauncher:
         finally:
             self._close()
 
-    def start(self, package: str, *arguments: str) -> Process:
-        """Starts `python -m package` on the run directory; its output goes to `log_text`.
+    def start(self, package: str, *arguments: str, module: str = "frontend.process") -> Process:
+        """Starts `python -m package` on the run directory; its output goes to `log_text`. `module` is for a frontend.
 
         Frontends, of which tests start most, are forked from a process that has imported all they need.
         """
@@ -79,7 +79,7 @@ class FakeLauncher:
         process: Process
         with self._log_file(name).open("ab") as log:
             if package == "frontend":
-                process = ForkedProcess("frontend.process", [*where, *arguments], log.fileno())
+                process = ForkedProcess(module, [*where, *arguments], log.fileno())
             else:
                 command = [sys.executable, "-m", package, *where, "--parent-pid", str(os.getpid()), *arguments]
                 process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -29,7 +29,6 @@ RULES = {
     "launch.py": rule("supervisor", ""),
     "sluice": rule("launch", ""),
     "supervisor": rule("supervisor runtime messages", "msgspec psutil"),
-    "supervisor/forked_process.py": rule("supervisor runtime messages", "setproctitle"),
     "supervisor/memory_files.py": rule("supervisor runtime messages kernels.cpu.huge_memory", ""),
     "supervisor/model/fetch.py": rule("supervisor runtime messages", "msgspec huggingface_hub"),
     "frontend": rule(
@@ -50,6 +49,7 @@ RULES = {
     "messages": rule("messages", "msgspec"),
     "messages/channels.py": rule("messages", "msgspec zmq"),
     "runtime": rule("runtime messages", "msgspec"),
+    "runtime/forked_process.py": rule("runtime messages", "setproctitle"),
     "runtime/profiling.py": rule("runtime messages", "msgspec pyinstrument"),
     "runtime/tokenizer_files.py": rule("runtime messages", "msgspec tokenizers transformers"),
     "runtime/grammars.py": rule("runtime messages", "msgspec llguidance"),
@@ -71,7 +71,7 @@ RULES = {
     "extras/models": rule(
         "extras.models extras.ollama extras.live extras.home frontend scheduler_proc tokenizer_proc detokenizer_proc "
         "supervisor runtime messages",
-        "msgspec starlette prometheus_client setproctitle",
+        "msgspec starlette httptools uvicorn prometheus_client setproctitle",
     ),
     "extras/ollama": rule("extras.ollama frontend runtime messages", "msgspec starlette"),
     "extras/remote": rule("extras.remote supervisor runtime messages", "msgspec zmq psutil"),
@@ -87,6 +87,7 @@ LAYERS = {
     "frontend": (
         "frontend/__main__.py",
         "frontend/process.py",
+        "frontend/front.py",
         "frontend/api/assembly.py",
         "frontend/api/routes.py",
         "frontend/api/openai frontend/api/responses frontend/api/anthropic frontend/api/generate frontend/api/operate",
@@ -117,7 +118,7 @@ LAYERS = {
         "supervisor/stalls.py",
         "supervisor/child.py supervisor/console.py supervisor/memory_files.py supervisor/signals.py",
         "supervisor/programs.py",
-        "supervisor/log_ring.py supervisor/process_files.py supervisor/early_scheduler.py supervisor/forked_process.py",
+        "supervisor/log_ring.py supervisor/process_files.py supervisor/early_scheduler.py",
         "supervisor/python_process.py",
     ),
     "scheduler_proc/deciding": (
@@ -176,6 +177,7 @@ LAYERS = {
     "runtime": (
         "runtime/process.py",
         "runtime/extras.py",
+        "runtime/forked_process.py",
         "runtime/black_box runtime/lifeline.py runtime/logs.py runtime/profiling.py runtime/stacks.py",
         "runtime/run_dir.py runtime/grammars.py runtime/chat_files.py runtime/prefetch.py",
         "runtime/own_directory.py runtime/tokenizer_files.py",
@@ -223,7 +225,6 @@ FUNCTION_LEVEL_IMPORTS = {
     ("extras/remote/ray_placement.py", "ray"): "needs an extra",
     ("extras/tracing/part.py", "extras.tracing.export"): "needs an extra, and memory",
     ("scheduler_proc/process.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
-    ("extras/models/host.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
     ("extras/models/description.py", "scheduler_proc.computing.load_runner"): "imports torch",
     ("extras/models/description.py", "scheduler_proc.computing.kv_cache.kv_tensors"): "imports torch",
     ("scheduler_proc/early.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",

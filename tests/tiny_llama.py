@@ -16,10 +16,10 @@ HIDDEN, HEAD, MLP = 64, 16, 88
 NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS = 3, 4, 2
 
 
-def write_tiny_llama(path: Path, context: int = 256) -> None:
+def write_tiny_llama(path: Path, context: int = 256, seed: int = 17) -> None:
     """Writes config.json, model.safetensors and the byte-level tokenizer into `path`; end-of-sequence id 2.
 
-    The weights are the same in every call, and large, so that a row's best token has a clear lead.
+    The weights are the same for each `seed`, and large, so that a row's best token has a clear lead.
     """
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -38,7 +38,7 @@ def write_tiny_llama(path: Path, context: int = 256) -> None:
         "eos_token_id": 2,
     }
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    rng = np.random.default_rng(17)
+    rng = np.random.default_rng(seed)
     weights = {name: rng.normal(float(len(shape) == 1), 0.2, shape).astype(np.float32) for name, shape in _shapes()}
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     write_tokenizer(path)

@@ -13,6 +13,7 @@ import weakref
 from pathlib import Path
 from typing import IO
 
+from runtime.forked_process import ForkedProcess, open_process
 from runtime.lifeline import ask_for_death_signal
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,7 +36,7 @@ class ChildProcess:
 
     def __init__(self, module: str, *arguments: str):
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-        self._process = subprocess.Popen(
+        self._process = open_process(
             [sys.executable, "-P", "-m", module, str(os.getpid()), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -139,7 +140,7 @@ def read_frame(stream: IO[bytes]) -> bytes | None:
     return body if len(head) == 8 and len(body) == size else None
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: subprocess.Popen[bytes] | ForkedProcess) -> None:
     process.kill()
     process.wait()
     for stream in (process.stdin, process.stdout):

@@ -55,8 +55,7 @@ def _from_tokenizer(tokenizer: Tokenizer) -> Encoding:
     def to_text(ids: list[int]) -> str:
         return tokenizer.decode_batch([ids], skip_special_tokens=False)[0]
 
-    tokens = (tokenizer.id_to_token(token_id) for token_id in range(tokenizer.get_vocab_size()))
-    longest = max((len(token) for token in tokens if token), default=1)
+    longest = max(map(len, tokenizer.get_vocab()), default=1)
     special_ids = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     join = partial(join_texts, tokenizer)
     return Encoding(to_ids, to_text, tokenizer.id_to_token, longest, join, tokenizer.token_to_id, special_ids)

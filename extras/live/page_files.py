@@ -3,11 +3,13 @@
 They load nothing from anywhere else.
 """
 
+from functools import partial
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from frontend.http.endpoint import Endpoint
 from frontend.http.responses import FileReply
 
 FOLDER = Path(__file__).with_name("page")
@@ -58,3 +60,13 @@ class PageApi:
         if path is None:
             raise HTTPException(404)
         return FileReply(path, media_type=TYPES[path.suffix], headers=HEADERS)
+
+
+def showing_pages(page: PageApi) -> list[Endpoint]:
+    """Returns the endpoints of the pages, for people."""
+    page_file = partial(Endpoint, summary="The pages", access="public", is_early=True, is_described=False)
+    return [
+        page_file("/", page.chat),
+        page_file("/pipeline", page.pipeline),
+        page_file("/page/{name}", page.file, is_polled=True),
+    ]

@@ -1,9 +1,7 @@
 """The live page and its stream in a frontend."""
 
-from functools import partial
-
 from extras.live.feed import LiveFeed
-from extras.live.page_files import PageApi
+from extras.live.page_files import PageApi, showing_pages
 from extras.live.stream import LiveApi
 from extras.live.view import LiveEvent
 from frontend.extras import FrontendContext, FrontendPart
@@ -29,10 +27,7 @@ def make_part(context: FrontendContext) -> LivePart:
 def showing(live: LiveApi, page: PageApi) -> list[Endpoint]:
     """Returns the endpoints that show the server as it runs: the page for people, and the stream that it reads."""
     text = "Processes, edges, steps and requests: all at first, then what changes, until the server drains"
-    page_file = partial(Endpoint, summary="The pages", access="public", is_early=True, is_described=False)
     return [
-        page_file("/", page.chat),
-        page_file("/pipeline", page.pipeline),
-        page_file("/page/{name}", page.file, is_polled=True),
+        *showing_pages(page),
         Endpoint("/live", live.watch, text, events=(LiveEvent,), is_early=True),
     ]

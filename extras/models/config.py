@@ -1,7 +1,7 @@
 """The flags of a server of several models, and how `--model NAME=PATH` becomes one of them."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -80,26 +80,7 @@ class ModelsConfig(ExtraConfig, frozen=True, kw_only=True):
             parse_duration(self.keep_alive)
         except ValueError as error:
             raise UsageError(f"--keep-alive: {error}") from None
-        for is_broken, flag, reason in RULES:
-            if is_broken(config):
-                raise UsageError(f"--models and {flag}: {reason}")
         return config
-
-
-Rule = tuple[Callable[[Config], object], str, str]
-
-RULES: tuple[Rule, ...] = (
-    (lambda config: config.model.model, "--model", "give each model a name: --model NAME=PATH"),
-    (lambda config: config.model.served_model_name, "--served-model-name", "--models names them"),
-    (lambda config: config.model.gguf_file, "--gguf-file", "it is of one model; write it into a file for --models"),
-    (lambda config: config.model.lora, "--lora", "adapters are of one model; write them into a file for --models"),
-    (lambda config: config.run.external, "--external", "processes of several models cannot be started by hand"),
-    (lambda config: config.run.record, "--record", "a recording is of one model"),
-    (lambda config: config.run.frontend_workers > 1, "--frontend-workers", "one process forwards all requests"),
-    (lambda config: "batches" in config.extras, "--batch-dir", "batches are for a server of one model"),
-    (lambda config: config.num_remote_engines or config.max_engines, "remote engines", "they are of one model"),
-)
-"""Flags that are refused with `--models`: a test, their name, and the reason."""
 
 
 def parse_duration(text: str) -> float:

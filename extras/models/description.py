@@ -65,7 +65,7 @@ def _describe(section: ModelsConfig, entry: ModelEntry, files: RunDir) -> Descri
     weight_bytes, sizes = measure_model(config)
     num_engines = max(1, config.run.data_parallel)
     cache_bytes = LARGEST_BYTES
-    if config.cache.kv_cache_memory_gb is None:
+    if config.cache.kv_cache_memory_gb is None and config.cache.num_pages is None:
         share = int((section.models_memory_gb or 0.0) * GIB) // CACHE_SHARE
         cache_bytes = max(min(share, MAX_CPU_CACHE_BYTES), sizes.num_bytes(sizes.pages_per_context))
     num_pages = choose_num_pages(config, sizes, cache_bytes)

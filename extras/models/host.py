@@ -12,28 +12,33 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
+from importlib import import_module
 
+import msgspec
 import setproctitle
 
-# The processes of a model's server are forked with all their modules.
-import detokenizer_proc.process
-import frontend.process
-import scheduler_proc.process
-import tokenizer_proc.process
 from extras.models.config import ModelEntry, ModelsConfig
 from extras.models.description import read_description, write_description
 from extras.models.messages import DescribeModel, Description, Models, StartModel, StopModel, ToHost, WatchModels
 from extras.models.model_server import ModelServer
 from messages.channels import AskServer
+from messages.control.processes import SUCCESSOR
+from runtime.extras import load_parts
+from runtime.forked_process import fork
 from runtime.lifeline import ask_for_death_signal
 from runtime.process import BEAT_INTERVAL_S, ProcessLink, run_process
 from scheduler_proc.computing.torch_import import import_torch
 from supervisor.child import how_it_ended
 from supervisor.console import Console
-from supervisor.forked_process import fork
+from supervisor.manifest import library_versions
 
-SHARED = (detokenizer_proc.process, frontend.process, scheduler_proc.process, tokenizer_proc.process)
-"""Modules that are here for the forks."""
+MODULES = (
+    *("detokenizer_proc.process", "frontend.process", "uvloop", "tokenizer_proc.process"),
+    *("tokenizer_proc.chat", "scheduler_proc.process", "scheduler_proc.computing.load_runner"),
+    *("scheduler_proc.computing.loading.open_weights", "scheduler_proc.computing.loading.weight_cache"),
+)
+"""The modules of a model's server: forked processes have them at once."""
 
 STOP_S, STOP_LOOK_S = 2.5, 0.1
 """How long the models' servers may take to end when the whole server stops, and between two looks."""
@@ -79,15 +84,15 @@ class Host:
         self._publish()
         self._watch()
         self._console.flush()
-        self._link.beat(self._gauges)
+        self._link.beat(dict)
         due_in_s = min([BEAT_INTERVAL_S, *(server.due_in_s() for server in self._servers.values())])
         self._link.wait(due_in_s)
         self._link.receive_control()
 
     def close(self) -> None:
         """Ends the models' servers if the whole server stops, and leaves them to the next host otherwise."""
-        is_own_place = self._link.run_dir.pids().get(self._link.name) == os.getpid()
-        if is_own_place and not self._link.was_signalled:
+        has_successor = self._link.name + SUCCESSOR in self._link.run_dir.pids()
+        if not has_successor and not self._link.was_signalled:
             for server in self._servers.values():
                 server.stop(STOP_S)
             while running := [server.descriptors[0] for server in self._servers.values() if server.descriptors]:
@@ -133,7 +138,7 @@ class Host:
         if self._to_describe and not self._link.is_stopping:
             server = self._servers[self._to_describe.pop(0)]
             own_pid = os.getpid()
-            pid = fork(lambda: self._run_description(server, own_pid), f"sluice reads {server.entry.name}", 2)
+            pid = fork(lambda: self._run_description(server, own_pid), f"sluice reads {server.entry.name}", (0, 2, 2))
             self._describing = server.entry.name, pid, os.pidfd_open(pid)
 
     def _run_description(self, server: ModelServer, own_pid: int) -> None:
@@ -160,10 +165,6 @@ class Host:
             self._link.waiter.add_descriptor(descriptor)
         self._watched = wanted
 
-    def _gauges(self) -> dict[str, float]:
-        reports = [server.report for server in self._servers.values()]
-        return {"models": len(reports), "models_running": sum(report.process == "running" for report in reports)}
-
 
 def _directory_names(entries: Iterable[ModelEntry]) -> dict[str, str]:
     """Returns the names of the models' directories: short, as a socket's path must be, and different."""
@@ -174,13 +175,24 @@ def _directory_names(entries: Iterable[ModelEntry]) -> dict[str, str]:
     return names
 
 
+def warm_caches() -> None:
+    """Computes once what every model's server would."""
+    library_versions()
+    kinds = [msgspec.Struct]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        with suppress(TypeError, NameError):  # of a part of it, no message is made
+            msgspec.json.Decoder(kind)
+
+
 def serve(link: ProcessLink) -> None:
     """Starts and ends models' servers until the process is stopped."""
     link.phase("importing torch")
     import_torch()
-    # Imported late: it needs torch, and the operator should see the phase first.
-    import scheduler_proc.computing.load_runner  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
+    for module in MODULES:
+        import_module(module)
+    load_parts(link.config, "frontend")
+    warm_caches()
     if not link.stand_by():
         return
     host = Host(link)

@@ -14,11 +14,12 @@ from extras.models.description import read_description
 from extras.models.messages import Description, ModelReport
 from messages.config.server import Config
 from messages.errors import SluiceError
+from runtime.forked_process import fork
 from runtime.lifeline import has_launcher, leave_abandoned_run, watch_lifeline
+from runtime.logs import is_json_line
 from runtime.run_dir import RunDir
 from supervisor.child import how_it_ended
 from supervisor.console import Console
-from supervisor.forked_process import fork, fork_program
 from supervisor.run import FAILURE_EXIT_CODE, serve, server_commands
 
 READ_BYTES = 1 << 16
@@ -64,14 +65,15 @@ class ModelServer:
         description = self.report.description
         if self.report.process != "none" or description is None or not description.config_file:
             return
-        with suppress(FileNotFoundError):
-            (self.directory / "error").unlink()
+        for stale in (self.directory / "error", self.run_dir.address_file):  # a killed server leaves its address
+            stale.unlink(missing_ok=True)
         output = self.directory / "output"
         if not output.exists():
             os.mkfifo(output, 0o600)
         writer = os.open(output, os.O_RDWR | os.O_CLOEXEC)
         try:
-            pid = fork(self._run, f"sluice {self.entry.name} --run-dir {self.run_dir.path}", writer)
+            title = f"sluice {self.entry.name} --run-dir {self.run_dir.path}"
+            pid = fork(self._run, title, (0, writer, writer))
         except OSError as error:
             self._set(error=f"its server cannot be started: {error}")
             return
@@ -119,7 +121,10 @@ class ModelServer:
         with suppress(BlockingIOError):
             while data := os.read(output, READ_BYTES):
                 *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-                console.relay(self.entry.name, self.report.pid, (line.decode(errors="replace") for line in lines))
+                texts = [line.decode(errors="replace") for line in lines]
+                if console.is_json:
+                    texts = [_with_model(text, self.entry.name) if is_json_line(text) else text for text in texts]
+                console.relay(self.entry.name, self.report.pid, texts)
 
     def _note_end(self) -> None:
         ending = "has ended"
@@ -148,10 +153,11 @@ class ModelServer:
         console.is_json = run.log_format == "json"
         code = FAILURE_EXIT_CODE
         try:
+            os.setpgid(0, 0)
             watch_lifeline(self._top, lambda: os.kill(os.getpid(), signal.SIGTERM))
-            code = serve(config, server_commands(config), console, began_s, start=fork_program)
-        except SluiceError as error:
-            console.say(str(error), "error")
+            code = serve(config, server_commands(config), console, began_s)
+        except Exception as error:
+            console.say(str(error) if isinstance(error, SluiceError) else f"{type(error).__name__}: {error}", "error")
         finally:
             console.close()
             if code:
@@ -161,12 +167,16 @@ class ModelServer:
         return code
 
 
+def _with_model(text: str, name: str) -> str:
+    return f'{text.rstrip()[:-1]},"model":{msgspec.json.encode(name).decode()}}}'
+
+
 class _LauncherConsole(Console):
-    """Remembers the latest error, which is why a launcher ends that has failed."""
+    """Remembers the latest error: why a launcher that has failed ends. Shows only the first line of other texts."""
 
     last_error = "its server ended with an error"
 
     def say(self, text: str, level: str = "info") -> None:
         if level == "error":
             self.last_error = text.strip()
-        super().say(text, level)
+        super().say(text.strip() if level == "error" else text.strip().partition("\n")[0], level)

@@ -7,14 +7,15 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from extras.ollama.body import ModelBody
 from extras.ollama.endpoints import Reader
 from extras.ollama.weights import WeightFacts, read_weights
-from frontend.api.answers.conversation import Conversations
 from frontend.api.operate.info import VersionReply, find_version
 from frontend.http.responses import JsonReply
+from frontend.parsing.model_format import ModelFormat
 from messages.config.server import Config
 from messages.errors import ErrorInfo, RequestError
 from runtime.chat_files import read_chat_files
@@ -65,12 +66,12 @@ class ShowBody(ModelBody, frozen=True, kw_only=True):
     pass
 
 
-class ModelsApi:
-    def __init__(self, config: Config, reader: Reader, conversations: Conversations):
+class ShownModel:
+    """What clients are shown of one model, by its files."""
+
+    def __init__(self, config: Config, model_format: ModelFormat):
         self._config = config
-        self._reader = reader
-        self._decoder = reader.decoder(ShowBody)
-        self._format = conversations.model_format
+        self._format = model_format
         self._folder = Path(config.facts.model_dir)
 
     @cached_property
@@ -94,21 +95,28 @@ class ModelsApi:
             quantization_level=weights.level if quantization == "none" else quantization,
         )
 
-    async def version(self, request: Request) -> JsonReply:
-        return JsonReply(VersionReply(find_version()))
+    def local(self, name: str) -> LocalModel:
+        """Returns its entry in `/api/tags`."""
+        weights = self._weights
+        return LocalModel(
+            name=name,
+            model=name,
+            modified_at=rfc3339(weights.modified_s),
+            size=weights.num_bytes,
+            digest=weights.digest,
+            details=self._details,
+        )
 
-    async def tags(self, request: Request) -> JsonReply:
-        return JsonReply(LocalModels([self._model(name) for name in self._config.facts.served_names]))
+    def running(self, name: str, num_bytes: int | None = None, expires_at: str = NEVER) -> LocalModel:
+        """Returns its entry in `/api/ps`; `num_bytes`: of its weights and KV cache."""
+        local = self.local(name)
+        size = local.size if num_bytes is None else num_bytes
+        vram = size if self._config.model.device_type == "cuda" else 0
+        context = self._config.facts.max_model_len
+        return replace(local, size=size, size_vram=vram, expires_at=expires_at, context_length=context)
 
-    async def running(self, request: Request) -> JsonReply:
-        """All models of this server are in memory until it ends."""
-        context, names = self._config.facts.max_model_len, self._config.facts.served_names
-        fields = {"expires_at": NEVER, "size_vram": 0, "context_length": context}
-        return JsonReply(LocalModels([msgspec.structs.replace(self._model(name), **fields) for name in names]))
-
-    async def show(self, request: Request) -> JsonReply:
-        """Raises `RequestError` (404) for a name that is not served."""
-        body = await self._reader.read(request, self._decoder)
+    def shown(self, name: str) -> Shown:
+        """Returns the reply of `/api/show`."""
         facts, details = self._config.facts, self._details
         files = read_chat_files(facts.tokenizer_dir, self._config.model.chat_template)
         known = {
@@ -118,38 +126,55 @@ class ModelsApi:
             f"{details.family}.block_count": self._fields.get("num_hidden_layers"),
             "general.parameter_count": self._weights.num_parameters or None,
         }
-        has_thoughts = self._format.thought is not None
-        able = {"completion": True, "tools": self._format.has_calls, "thinking": has_thoughts}
-        shown = Shown(
-            modelfile=f"FROM {body.model}",
+        able = {
+            "completion": facts.pooling is None or facts.pooling.generates,
+            "embedding": facts.pooling is not None and facts.pooling.kind == "embed",
+            "tools": self._format.has_calls,
+            "thinking": self._format.thought is not None,
+        }
+        return Shown(
+            modelfile=f"FROM {name}",
             parameters="\n".join(f"{name} {value}" for name, value in facts.sampling_defaults.items()),
             template=files.templates.get("default", ""),
             details=details,
             model_info={name: value for name, value in known.items() if value is not None},
             capabilities=[name for name, has in able.items() if has],
-            modified_at=_rfc3339(self._weights.modified_s),
-        )
-        return JsonReply(shown)
-
-    async def refuse(self, request: Request) -> JsonReply:
-        """Raises `RequestError` (501): models come from the command that starts the server."""
-        text = (
-            f"{request.url.path} is not supported: this server serves the model that it was started with. Start it "
-            "with --model and a name on the Hugging Face hub, a directory or a GGUF file to serve another one"
-        )
-        raise RequestError(ErrorInfo(501, text, code="not_supported"))
-
-    def _model(self, name: str) -> LocalModel:
-        weights = self._weights
-        return LocalModel(
-            name=name,
-            model=name,
-            modified_at=_rfc3339(weights.modified_s),
-            size=weights.num_bytes,
-            digest=weights.digest,
-            details=self._details,
+            modified_at=rfc3339(self._weights.modified_s),
         )
 
 
-def _rfc3339(seconds: int) -> str:
+class ModelsApi:
+    def __init__(self, config: Config, reader: Reader, model_format: ModelFormat):
+        self._names = config.facts.served_names
+        self._reader = reader
+        self._decoder = reader.decoder(ShowBody)
+        self._model = ShownModel(config, model_format)
+
+    async def tags(self, request: Request) -> JsonReply:
+        return JsonReply(LocalModels([self._model.local(name) for name in self._names]))
+
+    async def running(self, request: Request) -> JsonReply:
+        """The model of this server is in memory until it ends."""
+        return JsonReply(LocalModels([self._model.running(name) for name in self._names]))
+
+    async def show(self, request: Request) -> JsonReply:
+        """Raises `RequestError` (404) for a name that is not served."""
+        body = await self._reader.read(request, self._decoder)
+        return JsonReply(self._model.shown(body.model))
+
+
+async def version(request: Request) -> JsonReply:
+    return JsonReply(VersionReply(find_version()))
+
+
+async def refuse(request: Request) -> JsonReply:
+    """Raises `RequestError` (501): models come from the command that starts the server."""
+    text = (
+        f"{request.url.path} is not supported: this server serves the models that it was started with. Start it with "
+        "--model or --models and a name on the Hugging Face hub, a directory or a GGUF file to serve others"
+    )
+    raise RequestError(ErrorInfo(501, text, code="not_supported"))
+
+
+def rfc3339(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -7,7 +7,7 @@ from extras.ollama.body import OllamaChat, OllamaPrompt
 from extras.ollama.embed import EmbedApi, EmbeddingReply, EmbedReply, OllamaEmbed, OllamaEmbeddings
 from extras.ollama.endpoints import AnswerApi, Reader
 from extras.ollama.errors import OLLAMA_ERRORS
-from extras.ollama.models import LocalModels, ModelsApi, ShowBody, Shown
+from extras.ollama.models import LocalModels, ModelsApi, ShowBody, Shown, refuse, version
 from extras.ollama.reply import ChatLine, PromptLine
 from frontend.api.answers.conversation import Conversations
 from frontend.api.operate.info import VersionReply
@@ -29,7 +29,7 @@ class OllamaPart(FrontendPart):
         service, config = context.service, context.service.config
         reader, conversations = Reader(service), Conversations(service, context.model_format)
         answers = AnswerApi(service, context.streams, reader, conversations)
-        self.endpoints = routes(answers, EmbedApi(service, reader), ModelsApi(config, reader, conversations))
+        self.endpoints = routes(answers, EmbedApi(service, reader), ModelsApi(config, reader, context.model_format))
 
 
 def make_part(context: FrontendContext) -> OllamaPart:
@@ -38,7 +38,6 @@ def make_part(context: FrontendContext) -> OllamaPart:
 
 def routes(answers: AnswerApi, vectors: EmbedApi, models: ModelsApi) -> list[Endpoint]:
     """Returns the endpoints of Ollama's API."""
-    refused = "Not supported: models come from the command that starts the server"
     return [
         _MODEL(
             "/api/chat",
@@ -70,9 +69,17 @@ def routes(answers: AnswerApi, vectors: EmbedApi, models: ModelsApi) -> list[End
         _MODEL("/api/show", models.show, "What the model is and can do", Shown, body=ShowBody),
         _OLLAMA("/api/tags", models.tags, "The served models", LocalModels),
         _OLLAMA("/api/ps", models.running, "The models in memory", LocalModels),
-        _OLLAMA("/api/version", models.version, "The version of the server", VersionReply, access="public"),
+        *plain_routes(),
+    ]
+
+
+def plain_routes() -> list[Endpoint]:
+    """Returns the endpoints that need no model."""
+    refused = "Not supported: models come from the command that starts the server"
+    return [
+        _OLLAMA("/api/version", version, "The version of the server", VersionReply, access="public"),
         *(
-            _OLLAMA(f"/api/{name}", models.refuse, refused, method=method, is_described=False)  # pyright: ignore[reportArgumentType]
+            _OLLAMA(f"/api/{name}", refuse, refused, method=method, is_described=False)  # pyright: ignore[reportArgumentType]
             for name, method in UNSUPPORTED
         ),
     ]

@@ -100,7 +100,8 @@ def log_internal(error: Exception) -> str:
 
 def _headers_of(error: RequestError) -> Headers:
     retry_after_s = error.retry_after_s if isinstance(error, UnavailableError) else RETRY_S
-    retry = ((b"retry-after", str(retry_after_s).encode()),) if error.info.status == 503 else ()
+    more = error.headers if isinstance(error, UnavailableError) else ()
+    retry = ((b"retry-after", str(retry_after_s).encode()), *more) if error.info.status == 503 else ()
     if error.info.status == 401:
         return ((b"www-authenticate", b"Bearer"),)
     closes = error.info.status in (408, 413, 507) or error.info.code in ENDING_CODES

@@ -15,7 +15,7 @@ BRIEF_S = 0.01
 class BodyBudget:
     """Holds at most `limit_bytes`. `on_refusal` is called with the 503 for a body beyond that."""
 
-    def __init__(self, limit_bytes: int, on_refusal: Callable[[UnavailableError], None]):
+    def __init__(self, limit_bytes: int, on_refusal: Callable[[UnavailableError], object]):
         self._limit_bytes = limit_bytes
         self._on_refusal = on_refusal
         self.num_bytes = 0

@@ -50,6 +50,8 @@ class RequestTrace:
         self.generations: list[Generation] = []
         """The choices of the request, in order."""
         self.received_ns = time.monotonic_ns()
+        self.notes: dict[str, Any] = {}
+        """More fields of the access log line."""
 
     @property
     def id_headers(self) -> list[tuple[bytes, bytes]]:
@@ -75,7 +77,7 @@ class RequestTrace:
         level = logging.DEBUG if is_quiet else logging.INFO
         if not log.isEnabledFor(level):
             return
-        counts = _counts(self.generations) if self.generations else {}
+        counts = _counts(self.generations) if self.generations else self.notes
         if self.has_client_left:
             counts["client"] = "left"
         tokens = "".join(f" {SHORT_NAMES.get(name, name)}={value}" for name, value in counts.items())

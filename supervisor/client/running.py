@@ -85,7 +85,7 @@ def _run_dirs() -> set[Path]:
     for process in psutil.process_iter(["uids", "cmdline"]):
         uids = process.info["uids"]
         words: list[str] = process.info["cmdline"] or []
-        if len(words) == 1:  # of a forked process, it is one text
+        if words and not any(words[1:]):  # a title, which forked processes have
             words = words[0].split()
         if uids is not None and uids.real == os.getuid() and RUN_DIR_FLAG in words[:-1]:
             path = Path(words[words.index(RUN_DIR_FLAG) + 1])

@@ -1,5 +1,6 @@
 """A process that is begun before the run, here a Python that writes its instructions in place of the scheduler's."""
 
+import json
 import os
 import select
 import socket
@@ -46,7 +47,8 @@ def read_all(child: Child) -> list[str]:
 
 @pytest.fixture
 def child() -> Child:
-    return Child(Command("scheduler", (sys.executable, "-c", "import sys; print('late', sys.argv[1:])")))
+    late = "import sys; print('late', sys.argv[1:])"
+    return Child(Command("scheduler", (sys.executable, "-P", "-c", late)))
 
 
 def test_it_goes_on_as_the_process_with_its_command_line(monkeypatch: pytest.MonkeyPatch, child: Child) -> None:
@@ -57,7 +59,7 @@ def test_it_goes_on_as_the_process_with_its_command_line(monkeypatch: pytest.Mon
     assert child.pid == pid
     assert os.getpgid(pid) == pid, "Ctrl-C reaches the launcher alone"
     early.end()
-    given = f'["--run-dir", "/run", "--parent-pid", "{os.getpid()}"]'
+    given = json.dumps([child.command.arguments[3], "--run-dir", "/run", "--parent-pid", f"{os.getpid()}"])
     assert read_all(child) == [f"early ['--early', '{os.getpid()}']", given]
     assert child.ending == "exited with code 0"
     child.spawn(Path("/run"), None, early)

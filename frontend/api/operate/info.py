@@ -85,16 +85,7 @@ class InfoApi:
     def _card(self, name: str) -> ModelCard:
         facts = self._config.facts
         adapter = find_adapter(facts, name)
-        return ModelCard(
-            id=name,
-            created=self._created,
-            root=facts.model_dir if adapter is None else adapter.path,
-            parent=None if adapter is None else facts.served_names[0],
-            max_model_len=facts.max_model_len,
-            display_name=name,
-            created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._created)),
-            max_input_tokens=facts.max_model_len,
-        )
+        return make_card(facts, self._created, name, None if adapter is None else adapter.path)
 
     async def version(self, request: Request) -> JsonReply:
         return JsonReply(VersionReply(self._version))
@@ -104,6 +95,20 @@ class InfoApi:
         config = self._config
         shown = ShownConfig(config.model, config.cache, config.scheduling, config.http.without_keys(), config.run)
         return JsonReply(ServerInfo(self._version, shown, config.facts, self._processes.placements()))
+
+
+def make_card(facts: ModelFacts, created_s: int, name: str, adapter_dir: str | None = None) -> ModelCard:
+    """Returns the card of the model or, with `adapter_dir`, of a LoRA adapter for it."""
+    return ModelCard(
+        id=name,
+        created=created_s,
+        root=facts.model_dir if adapter_dir is None else adapter_dir,
+        parent=None if adapter_dir is None else facts.served_names[0],
+        max_model_len=facts.max_model_len,
+        display_name=name,
+        created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created_s)),
+        max_input_tokens=facts.max_model_len,
+    )
 
 
 def find_version() -> str:

@@ -1,0 +1,180 @@
+"""Passes requests on to the models' servers, and their responses back as they come."""
+
+import asyncio
+import time
+from math import inf
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from extras.models.chosen_model import NamedBody, find_models, read_named
+from extras.models.config import parse_duration
+from extras.models.loads import Lease, Loads
+from extras.models.model_table import ModelTable
+from extras.models.upstream import Call, Connection, UpstreamGoneError, Upstreams
+from extras.ollama.reply import Piece, chat_line, now, prompt_line
+from frontend.errors import UnavailableError
+from frontend.http.access import SAFE_METHODS, find_foreign, is_loopback
+from frontend.http.body import read_body
+from frontend.http.responses import JsonReply
+from frontend.http.stream import write_until_gone
+from frontend.requests.trace import RequestTrace, trace_of
+from messages.config.server import HttpConfig
+from messages.errors import bad_request
+
+MAX_TRIES = 3
+"""How often a request is sent if the server ends before the head of its response."""
+
+PER_CONNECTION = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+)
+"""Headers that are about one connection (RFC 9110, section 7.6.1)."""
+
+OF_REQUESTS = PER_CONNECTION | {b"content-length", b"host", b"origin", b"expect", b"x-request-id"}
+OF_RESPONSES = PER_CONNECTION | {b"date"}
+
+WATCHING = SAFE_METHODS | {"DELETE"}
+"""Methods of requests that are about what a loaded model has."""
+
+LINES = {"/api/generate": prompt_line, "/api/chat": chat_line}
+
+
+class Forwarder:
+    """`open`: the responses that have not been written to their end; without `watchers`, those of requests that only
+    look at a loaded model."""
+
+    def __init__(self, table: ModelTable, loads: Loads, upstreams: Upstreams, http: HttpConfig, hold_s: float):
+        self._table = table
+        self.loads = loads
+        self.upstreams = upstreams
+        self._max_body_bytes = int(http.max_body_mb * 2**20)
+        self.root_path = f"/{http.root_path.strip('/')}".rstrip("/")
+        self._hold_s = hold_s
+        self.open: set[Forwarded] = set()
+        self.watchers: set[Forwarded] = set()
+        self.is_draining = False
+
+    async def run(self, request: Request) -> ASGIApp:
+        """Returns the response of a model's server. Raises `RequestError`."""
+        if self.is_draining and request.method not in SAFE_METHODS:
+            raise UnavailableError("the server is draining and accepts no new requests", "draining")
+        trace = trace_of(request.scope)
+        body = await read_body(request, self._max_body_bytes, needs_type=False)
+        await self.wait_known()
+        named = read_named(body)
+        names = find_models(self._table, request, trace.path, named)
+        keep_alive_s = None if named.keep_alive is None else _keep_alive_s(named)
+        if keep_alive_s == 0 and trace.path in LINES and not named.has_prompt:
+            self.loads.unload(names[0])
+            fields = {"model": named.model, "created_at": now(), "done": True, "done_reason": "unload"}
+            return JsonReply(LINES[trace.path](Piece(), fields))
+        call = Call(request.method, self._target(request.scope), _headers(request.scope, trace), body)
+        return Forwarded(self, names, call, trace, keep_alive_s)
+
+    async def wait_known(self) -> None:
+        """Waits until the host has reported its models. Raises `UnavailableError`."""
+        try:
+            async with asyncio.timeout(self._hold_s):
+                await self._table.is_known.wait()
+        except TimeoutError:
+            raise UnavailableError("the models are not known yet: the process `models` starts", "not_ready") from None
+
+    def _target(self, scope: Scope) -> bytes:
+        path: bytes = scope["raw_path"]
+        root = self.root_path.encode()
+        if path.startswith(root + b"/"):
+            path = path.removeprefix(root)
+        return path + b"?" + scope["query_string"] if scope["query_string"] else path
+
+
+class Forwarded:
+    """An ASGI response: that of the first server of `names` that does not answer 404, or else of the last."""
+
+    def __init__(
+        self, forwarder: Forwarder, names: list[str], call: Call, trace: RequestTrace, keep_alive_s: float | None
+    ):
+        self._keep_alive_s = keep_alive_s
+        self._forwarder = forwarder
+        self._names = names
+        self._call = call
+        self._trace = trace
+        self._connection: Connection | None = None
+        self._is_complete = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        own = self._forwarder.watchers if self._is_watching else self._forwarder.open
+        own.add(self)
+        try:
+            await write_until_gone(self._answer(send), receive)
+        finally:
+            own.discard(self)
+        if not self._is_complete:
+            self._trace.notes.setdefault("client", "left")
+
+    @property
+    def _is_watching(self) -> bool:
+        """True for a request that only looks at a loaded model."""
+        return self._call.method in WATCHING
+
+    def end(self) -> None:
+        """Cuts the response off, if it has begun."""
+        if self._connection is not None:
+            self._connection.close()
+
+    async def _answer(self, send: Send) -> None:
+        num_tries = 0
+        while True:
+            name = self._names[0]
+            self._trace.notes["model"] = name
+            async with self._forwarder.loads.lease(name, self._keep_alive_s, is_watching=self._is_watching) as lease:
+                try:
+                    connection = await self._forwarder.upstreams.open(lease.url, self._call)
+                except UpstreamGoneError:
+                    num_tries += 1
+                    self._forwarder.loads.suspect(lease)
+                    if num_tries == MAX_TRIES:
+                        raise UnavailableError(f"the server of {name} ended before it answered", "model_gone") from None
+                    continue
+                try:
+                    if connection.status != 404 or len(self._names) == 1:
+                        return await self._pass_on(connection, lease, send)
+                finally:
+                    self._forwarder.upstreams.release(lease.url, connection)
+            del self._names[0]
+
+    async def _pass_on(self, connection: Connection, lease: Lease, send: Send) -> None:
+        trace, self._connection = self._trace, connection
+        trace.status = connection.status
+        headers = [(name, value) for name, value in connection.headers if name not in OF_RESPONSES]
+        if lease.load_ms is not None:
+            trace.notes["load_ms"] = round(lease.load_ms, 1)
+            headers.append((b"x-model-load-ms", b"%.1f" % lease.load_ms))
+        trace.notes["head_ms"] = round((time.monotonic_ns() - trace.received_ns) / 1e6, 1)
+        await send({"type": "http.response.start", "status": connection.status, "headers": headers})
+        while not self._is_complete:
+            try:
+                piece, self._is_complete = await connection.read()
+            except UpstreamGoneError:  # the client's connection is closed without the end of the response
+                trace.notes["client"] = "cut off"
+                self._forwarder.loads.suspect(lease)
+                return
+            await send({"type": "http.response.body", "body": piece, "more_body": not self._is_complete})
+
+
+def _headers(scope: Scope, trace: RequestTrace) -> list[tuple[bytes, bytes]]:
+    """Returns the headers for a model's server, which must not take a client from elsewhere for a local one."""
+    given: list[tuple[bytes, bytes]] = scope["headers"]
+    listed = {name.strip().lower() for key, value in given if key == b"connection" for name in value.split(b",")}
+    headers = [(name, value) for name, value in given if name not in OF_REQUESTS | listed]
+    client: tuple[str, int] | None = scope["client"]
+    if client is None or not is_loopback(client[0]) or find_foreign(scope["scheme"], given):
+        headers.append((b"x-forwarded-for", (client or ("unknown",))[0].encode()))
+    return [*headers, (b"x-request-id", trace.request_id.encode())]
+
+
+def _keep_alive_s(named: NamedBody) -> float:
+    try:
+        keep_alive_s = parse_duration(str(named.keep_alive))
+    except ValueError as error:
+        raise bad_request(f"keep_alive: {error}", "keep_alive") from None
+    return inf if keep_alive_s < 0 else keep_alive_s

@@ -1,0 +1,275 @@
+"""The host with real servers of a tiny model, which it forks: their descriptions, starts, ends and errors."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from extras.models.messages import DescribeModel, ModelReport, Models, StartModel, StopModel, WatchModels
+from extras.models.server import HOST
+from messages.channels import AskClient, Waiter
+from messages.config.server import Config
+from messages.control.processes import Ready
+from runtime.run_dir import RunDir
+from supervisor.client.running import choose_server
+from supervisor.flags import parse_flags
+from supervisor.run import build_config
+from tests.fake_launcher import FakeLauncher
+from tests.tiny_llama import write_tiny_llama
+
+pytestmark = [pytest.mark.ring, pytest.mark.timeout(300)]
+
+HUGE_PAGE = 2 << 20
+TIMEOUT_S = 60.0
+FLAGS = ("--cpu-threads", "1", "--kv-populate", "never", "--max-num-seqs", "2", "--dtype", "float32")
+
+
+class HostClient:
+    """A router that only watches and orders."""
+
+    def __init__(self, launcher: FakeLauncher):
+        self.launcher = launcher
+        self.run_dir = launcher.run_dir
+        self.history: list[tuple[str, str, str]] = []
+        """Name, process and error of each report that differs from the one before."""
+        self._reports: dict[str, ModelReport] = {}
+        self._client: AskClient[Models] = AskClient(self.run_dir.socket(HOST), Models)
+        self._waiter = Waiter()
+        self._waiter.add_channel(self._client)
+
+    def begin(self) -> int:
+        """Starts a host; returns its pid."""
+        process = self.launcher.start("extras.models.host")
+        self.launcher.processes[HOST] = self.launcher.processes.pop("extras.models.host")
+        self.launcher.wait_for(HOST, Ready, TIMEOUT_S)
+        self._reports.clear()
+        self.ask(WatchModels())
+        return process.pid
+
+    def ask(self, message: Any) -> None:
+        self._client.ask(message)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def wait(self, name: str, is_reached: Callable[[ModelReport], object]) -> ModelReport:
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            for message in self._client.receive():
+                for report in message.models:
+                    state = (report.name, report.process, report.error)
+                    if state not in self.history[-1:]:
+                        self.history.append(state)
+                    self._reports[report.name] = report
+            report = self._reports.get(name)
+            if report is not None and is_reached(report):
+                return report
+            assert time.monotonic() < deadline, (report, self.launcher.log_text("extras.models.host"))
+            self._waiter.wait(0.1)
+
+    def start(self, name: str) -> ModelReport:
+        """Starts a model's server and waits until it serves."""
+        self.wait(name, lambda report: report.description)
+        self.ask(StartModel(name))
+        report = self.wait(name, lambda report: report.url)
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{report.url}/ping", timeout=TIMEOUT_S):
+                return report
+            assert time.monotonic() < deadline, self.launcher.log_text("extras.models.host")
+
+    def stop(self, name: str) -> ModelReport:
+        self.ask(StopModel(name))
+        return self.wait(name, lambda report: report.process == "none")
+
+
+def complete(report: ModelReport, prompt: str = "to be", max_tokens: int = 8) -> str:
+    body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{report.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+        answer = json.load(reply)
+    assert answer["model"] == report.name
+    return answer["choices"][0]["text"]
+
+
+def processes_of(run_dir: Path) -> list[psutil.Process]:
+    """Returns the processes whose command lines name a directory."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter(["cmdline"]):
+        if str(run_dir) in " ".join(process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
+def make_config(folder: Path) -> Config:
+    write_tiny_llama(folder / "a")
+    write_tiny_llama(folder / "b")
+    (folder / "broken" / "config.json").write_text('{"model_type": "llama"}')
+    file = folder / "models.toml"
+    file.write_text(
+        "[models.a]\nmodel = 'a'\nnum-pages = 40\n[models.'org/b']\nmodel = 'b'\n[models.broken]\nmodel = 'broken'\n"
+        "[models.small]\nmodel = 'a'\nnum-pages = 1\n[models.hub]\nmodel = 'org/not-in-the-cache'\n"
+    )
+    return build_config(parse_flags(["--models", str(file), "--models-memory-gb", "0.001", *FLAGS]))
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostClient]:
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("a", "b", "broken"):
+        (folder / name).mkdir()
+    with FakeLauncher(make_config(folder)) as launcher:
+        client = HostClient(launcher)
+        client.begin()
+        yield client
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def loaded(host: HostClient) -> ModelReport:
+    """The first model, which serves until a test ends it."""
+    return host.start("a")
+
+
+def test_a_description_has_the_bytes_that_the_server_takes(host: HostClient, loaded: ModelReport):
+    description = loaded.description
+    assert description is not None
+    assert description.error == ""
+    run_dir = RunDir(Path(loaded.run_dir))
+    for file, num_bytes in (
+        (run_dir.weights_file, description.weight_bytes),
+        (run_dir.kv_file("scheduler"), description.cache_bytes),
+    ):
+        assert num_bytes <= file.stat().st_size <= num_bytes + 2 * HUGE_PAGE
+    assert description.num_bytes == description.weight_bytes + description.cache_bytes
+
+
+def test_without_flags_the_cache_has_an_eighth_of_the_memory_but_a_whole_request_at_least(host: HostClient):
+    description = host.wait("org/b", lambda report: report.description).description
+    assert description is not None
+    config = RunDir(Path(description.config_file).parent).read_config()
+    pages_per_request = 256 // config.cache.block_size
+    assert config.cache.num_pages == pages_per_request  # an eighth of 1 MiB is less
+    a = host.wait("a", lambda report: report.description).description
+    assert a is not None
+    assert description.cache_bytes * 40 == a.cache_bytes * pages_per_request
+
+
+def test_models_that_cannot_be_served_have_a_reason(host: HostClient):
+    broken = host.wait("broken", lambda report: report.description).description
+    small = host.wait("small", lambda report: report.description).description
+    assert broken is not None
+    assert small is not None
+    assert "config.json: vocab_size is missing" in broken.error
+    assert "too small for one request of full length: --num-pages 1" in small.error
+    assert broken.config_file == small.config_file == ""
+    host.ask(StartModel("broken"))
+    host.ask(StopModel("broken"))
+    host.ask(StartModel("no such model"))
+    assert host.wait("broken", bool).process == "none"
+
+
+def test_a_model_of_the_hub_is_looked_up_when_it_is_asked_for(host: HostClient, monkeypatch: pytest.MonkeyPatch):
+    host.wait("small", lambda report: report.description)  # those before it
+    assert host.wait("hub", bool).description is None
+    host.ask(DescribeModel("hub"))
+    description = host.wait("hub", lambda report: report.description).description
+    assert description is not None
+    assert "org/not-in-the-cache" in description.error
+
+
+def test_its_server_is_one_like_others(host: HostClient, loaded: ModelReport):
+    text = complete(loaded)
+    assert len(text) > 0
+    assert complete(loaded) == text
+    run_dir = RunDir(Path(loaded.run_dir))
+    assert run_dir.path.parent == host.run_dir.path / "models"
+    assert choose_server(run_dir.path, None).config.facts.served_names == ("a",)
+    names = {"frontend", "tokenizer", "scheduler", "detokenizer"}
+    assert set(run_dir.pids()) == names
+    launcher = psutil.Process(loaded.pid)
+    assert {child.pid for child in launcher.children()} == set(run_dir.pids().values())
+    shown = {" ".join(process.cmdline()).split()[2] for process in launcher.children()}
+    assert shown == {"frontend", "tokenizer_proc", "scheduler_proc", "detokenizer_proc"}
+
+
+def test_a_process_that_dies_is_forked_again(host: HostClient, loaded: ModelReport):
+    text = complete(loaded)
+    run_dir = RunDir(Path(loaded.run_dir))
+    for name in ("scheduler", "tokenizer"):
+        pid = run_dir.pids()[name]
+        os.kill(pid, signal.SIGKILL)
+        assert complete(loaded) == text
+        assert run_dir.pids()[name] != pid
+
+
+def test_a_crash_of_one_model_touches_no_other(host: HostClient, loaded: ModelReport):
+    other = host.start("org/b")
+    assert Path(other.run_dir).name == "org_b"
+    os.kill(other.pid, signal.SIGKILL)
+    ended = host.wait("org/b", lambda report: report.process == "none")
+    assert "killed by SIGKILL" in ended.error
+    assert complete(loaded)
+    assert host.wait("a", bool).pid == loaded.pid
+    again = host.start("org/b")
+    assert again.error == ""
+    assert complete(again)
+    stopped = host.stop("org/b")
+    assert stopped.error == ""
+    assert not Path(stopped.run_dir).exists()
+    assert not processes_of(Path(stopped.run_dir))
+    host.stop("org/b")  # a no-op
+
+
+def test_a_server_that_cannot_start_says_why_after_it_ran(host: HostClient):
+    description = host.wait("org/b", lambda report: report.description).description
+    assert description is not None
+    config = RunDir(Path(description.config_file).parent).read_config()
+    weights = Path(config.facts.model_dir) / "model.safetensors"
+    kept = weights.rename(weights.with_suffix(".kept"))
+    host.history.clear()
+    host.ask(StartModel("org/b"))
+    report = host.wait("org/b", lambda report: report.error)
+    kept.rename(weights)
+    assert report.process == "none"
+    assert "scheduler cannot start: " in report.error
+    assert "safetensors" in report.error
+    assert ("org/b", "running", "") in host.history
+
+
+def test_a_new_host_finds_the_servers_of_the_one_before(host: HostClient, loaded: ModelReport):
+    text = complete(loaded)
+    os.kill(host.launcher.processes[HOST].pid, signal.SIGKILL)
+    host.launcher.wait_exit(HOST)
+    assert complete(loaded) == text
+    host.begin()
+    found = host.wait("a", lambda report: report.url)
+    assert (found.pid, found.url, found.description) == (loaded.pid, loaded.url, loaded.description)
+    os.kill(found.pid, signal.SIGKILL)
+    assert "has ended" in host.wait("a", lambda report: report.process == "none").error
+    assert host.start("a").pid != loaded.pid
+
+
+def test_servers_end_with_the_launcher(host: HostClient):
+    """The fake launcher gives up the lifeline, as its death would."""
+    report = host.start("a")
+    assert processes_of(host.run_dir.path)
+    pid = report.pid
+    host.launcher.abandon()
+    deadline = time.monotonic() + TIMEOUT_S
+    while processes_of(host.run_dir.path) or host.run_dir.path.exists():
+        assert time.monotonic() < deadline, processes_of(host.run_dir.path)
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+            psutil.Process(pid).wait(0.1)
+    host.launcher.processes[HOST].wait(TIMEOUT_S)
+    host.launcher.processes.pop(HOST)
