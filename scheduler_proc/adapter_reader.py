@@ -30,7 +30,6 @@ class AdapterReader:
 
     def __init__(self, read_tensors: Callable[[str], Tensors], wake: Callable[[], None]):
         self._read_tensors = read_tensors
-        self._wake = wake
         self._calls: BackgroundCalls[Adapter, Tensors] = BackgroundCalls(wake, READ_TIMEOUT_S)
 
     def start(self, adapter: Adapter) -> None:
@@ -39,12 +38,9 @@ class AdapterReader:
 
     def pop_read(self) -> list[tuple[Adapter, Tensors | ErrorInfo]]:
         """Returns the adapters that have been read, each with its tensors or an `ErrorInfo`."""
-        done = self._calls.pop_done()
-        if done:
-            self._wake()  # the main loop sends the replies of what ends now before it waits again
         return [
             (adapter, _explain(adapter, outcome) if isinstance(outcome, Exception) else outcome)
-            for adapter, outcome in done
+            for adapter, outcome in self._calls.pop_done()
         ]
 
     def read_table(self, table: Table, most: int) -> dict[str, Tensors]:
@@ -68,7 +64,7 @@ class AdapterReader:
         except AdapterError as error:
             raise _ChangedError(str(error)) if _has_changed(adapter) else error from None
         if tensors.digest != adapter.digest:
-            raise _ChangedError(f"the files in {adapter.path} have changed since it was loaded: load it again")
+            raise _ChangedError(f"the files in {adapter.path} have changed since it was loaded")
         return tensors
 
 
@@ -85,6 +81,9 @@ class _ChangedError(AdapterError):
 
 def _explain(adapter: Adapter, error: Exception) -> ErrorInfo:
     name = adapter.name[:200]
+    if isinstance(error, _ChangedError):  # the client named an adapter that the server has lost
+        text = f"LoRA adapter {name!r}: {error}; restore the files, or load it again (/v1/load_lora_adapter)"
+        return ErrorInfo(503, text, "service_unavailable", "model", "adapter_lost")
     if isinstance(error, AdapterError):
         return ErrorInfo(400, f"LoRA adapter {name!r} cannot be used: {error}", param="model")
     if isinstance(error, TimeoutError):

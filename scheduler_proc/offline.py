@@ -83,11 +83,11 @@ class OfflineEngine:
         for uid, (prompt, own) in enumerate(zip(prompts, params, strict=True), first_uid):
             self._scheduler.receive(UserMsg(uid, 0, pack_int32(prompt), own, Stamps()))
         inbox = _Inbox()
-        inbox.take(self._scheduler.pop_replies())
         try:
             while True:
                 start_s = time.monotonic()
                 batch = self._stepper.plan()
+                inbox.take(self._scheduler.pop_replies())
                 if batch is None and not self._stepper.has_step:
                     if self._scheduler.is_idle:
                         break
@@ -95,7 +95,6 @@ class OfflineEngine:
                     self._wake.clear()
                     continue
                 self._stepper.step(batch, start_s)
-                inbox.take(self._scheduler.pop_replies())
         finally:
             self._stepper.close()
         self.gauges = self._scheduler.gauges()

@@ -88,11 +88,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     for use in link.on_scheduler:
         use(scheduler, stepper)
     add_profile(link, scheduler, stepper)
-    # Objects from start-up live as long as the process; without this, full collections walk them in mid-step.
-    gc.collect()
-    gc.freeze()
-    with suppress(AttributeError):  # only glibc has it: memory that the start has freed goes back to the system
-        ctypes.CDLL(None).malloc_trim(0)
+    settle_memory()
     link.ready(runner.degraded, runner.placement)
     num_idle_turns = 0
     with closing(stepper):
@@ -119,11 +115,23 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
             num_idle_turns += 1
             if num_idle_turns == 2:  # a wait brought no message, so the check delays no request
                 check(scheduler)
+            replies.send()
             replies.flush()
             link.wait()
     receiver.close()
     replies.close()
     close_store(scheduler, runner)
+
+
+def settle_memory() -> None:
+    """Excludes the objects of the start from collections, and gives the system the memory that the start has freed.
+
+    These objects live as long as the process; full collections would walk them in mid-step.
+    """
+    gc.collect()
+    gc.freeze()
+    with suppress(AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> None:

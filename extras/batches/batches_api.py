@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from extras.batches.files_api import Page, need_store, on_disk, page_of, read_query
+from extras.batches.files_api import Page, StoreApi, on_disk, page_of, read_query
 from extras.batches.lines import ENDPOINTS
 from extras.batches.records import BatchRecord, ExpiresAfter
 from extras.batches.store import BatchStore
@@ -51,19 +51,12 @@ class BatchList(Page, frozen=True, kw_only=True):
     data: list[BatchRecord]
 
 
-class BatchApi:
-    """`store` is `None` if the server keeps no batches: then everything is refused.
-
-    The batches themselves are run by the frontend that holds the store's lock.
-    """
+class BatchApi(StoreApi):
+    """The batches themselves are run by the frontend that holds the store's lock."""
 
     def __init__(self, store: BatchStore | None, unknown: UnknownFields):
-        self._given_store = store
+        super().__init__(store)
         self._decoder = BodyDecoder(BatchBody, unknown=unknown)
-
-    @property
-    def _store(self) -> BatchStore:
-        return need_store(self._given_store)
 
     async def create(self, request: Request) -> JsonReply:
         """Raises `RequestError`: 400, 404 for an unknown file, 429 if too many batches are open."""

@@ -36,7 +36,6 @@ already is not asked again. The flags that follow are those of the server:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("input", type=Path, metavar="IN")
     parser.add_argument("output", type=Path, metavar="OUT")
@@ -122,10 +121,10 @@ def _serve(path: Path, output: Path, flags: Sequence[str], num_lines: int, resul
     The server has no standby, as a restart delays a batch only a little.
     """
     arguments = ("--port", "0", "--no-standby", *flags, "--batch-run", str(path), str(output))
+    progress = Progress(num_lines, results.look())
     server = start_launcher(arguments, stderr=subprocess.PIPE)
     assert server.stderr is not None
     log, exit_code = server.stderr.fileno(), 0
-    progress = Progress(num_lines, results.look())
     with server, progress.bar:
         while True:
             try:

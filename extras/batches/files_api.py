@@ -62,18 +62,26 @@ class FileDeleted(msgspec.Struct, frozen=True):
     object: Literal["file"] = "file"
 
 
-class FilesApi:
+class StoreApi:
     """`store` is `None` if the server keeps no batches: then everything is refused."""
 
-    def __init__(self, store: BatchStore | None, max_file_bytes: int):
+    def __init__(self, store: BatchStore | None):
         self._given_store = store
-        self._max_file_bytes = max_file_bytes
-        self._parsing = asyncio.Lock()
-        """One thread parses at a time, to leave CPU time for this process's other work."""
 
     @property
     def _store(self) -> BatchStore:
-        return need_store(self._given_store)
+        """Raises `RequestError` (404) if there is none."""
+        if self._given_store is None:
+            raise not_found("this server keeps no files and batches: start it with --batch-dir DIR", "no_batch_dir")
+        return self._given_store
+
+
+class FilesApi(StoreApi):
+    def __init__(self, store: BatchStore | None, max_file_bytes: int):
+        super().__init__(store)
+        self._max_file_bytes = max_file_bytes
+        self._parsing = asyncio.Lock()
+        """One thread parses at a time, to leave CPU time for this process's other work."""
 
     async def upload(self, request: Request) -> JsonReply:
         """Raises `RequestError`: 400, 408, 413 (the file or the store would be too large), 415, 507."""
@@ -135,13 +143,6 @@ class FilesApi:
         file_id: str = request.path_params["id"]
         await on_disk(partial(self._store.delete_file, file_id))
         return JsonReply(FileDeleted(file_id))
-
-
-def need_store(store: BatchStore | None) -> BatchStore:
-    """Raises `RequestError` (404) if there is none."""
-    if store is None:
-        raise not_found("this server keeps no files and batches: start it with --batch-dir DIR", "no_batch_dir")
-    return store
 
 
 def read_query(request: Request, *names: str) -> dict[str, str]:

@@ -28,10 +28,8 @@ class Gate:
     def __init__(self, config: Config, registry: Registry, processes: ProcessView, uid_block: int):
         num_rows = config.scheduling.max_num_seqs
         given = config.scheduling.max_batch_seqs
-        if BatchConfig.of(config).batch_run:
-            self._most_idle = given or num_rows
-        else:
-            self._most_idle = given or max(1, num_rows // PART_WHILE_IDLE)
+        part = 1 if BatchConfig.of(config).batch_run else PART_WHILE_IDLE
+        self._most_idle = given or max(1, num_rows // part)
         self._most_live = config.scheduling.rows_while_live()
         self._live_s = -math.inf
         """When a client's request was last seen open."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from extras.batches.line_run import LineCaller, LineRun, run_whole
@@ -39,26 +40,20 @@ def check_offline(files: tuple[str, ...], max_line_bytes: int, *, is_first: bool
         raise BootError("\n  ".join([f"{path} cannot be run:", *shown, *more]))
 
 
+@dataclass
 class OfflineBatch:
     """Call `tick` once a second. `has_started` returns whether requests can be sent; `end` ends the server."""
 
-    def __init__(
-        self,
-        files: tuple[str, ...],
-        caller: LineCaller,
-        has_started: Callable[[], bool],
-        end: Callable[[], Awaitable[object]],
-    ):
-        self._path, self._output = map(Path, files)
-        self._caller = caller
-        self._has_started = has_started
-        self._end = end
-        self._is_stopped = False
-        self._task: asyncio.Task[None] | None = None
+    files: tuple[str, ...]
+    caller: LineCaller
+    has_started: Callable[[], bool]
+    end: Callable[[], Awaitable[object]]
+    _is_stopped: bool = False
+    _task: asyncio.Task[None] | None = None
 
     def tick(self) -> None:
-        self._caller.gate.look()
-        if not self._is_stopped and self._has_started() and (self._task is None or self._task.done()):
+        self.caller.gate.look()
+        if not self._is_stopped and self.has_started() and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
@@ -68,16 +63,17 @@ class OfflineBatch:
             self._task.cancel()
 
     def gauges(self) -> dict[str, float]:
-        return self._caller.gauges()
+        return self.caller.gauges()
 
     async def _run(self) -> None:
         """Ends early after an error, and the next tick begins again where it was."""
+        path, output = map(Path, self.files)
         try:
-            with contextlib.closing(Results(self._output, self._output)) as results:
+            with contextlib.closing(Results(output, output)) as results:
                 await run_whole(results.load)
-                await LineRun(self._path, results, self._caller, lambda: None, None).run()
+                await LineRun(path, results, self.caller, lambda: None, None).run()
                 await run_whole(results.sync)
-            log.info("%s: %d answered, %d failed", self._output, results.num_completed, results.num_failed)
-            await self._end()
+            log.info("%s: %d answered, %d failed", output, results.num_completed, results.num_failed)
+            await self.end()
         except* (OSError, BadLineError, ResultsError) as errors:
             log.error("%s", first_of(errors))

@@ -31,25 +31,16 @@ EXAMPLES = {"chats": EXAMPLE}
 
 def batching(files: FilesApi, batches: BatchApi) -> list[Endpoint]:
     """Returns the endpoints of files and batches."""
-    return [*_of_files(files), *_of_batches(batches)]
-
-
-def _of_files(api: FilesApi) -> list[Endpoint]:
-    upload = "Upload a file of requests for a batch"
+    upload, create = "Upload a file of requests for a batch", "Answer the requests of a file when there is time"
+    newest, end = "The batches, the newest first", "End a batch; what is answered stays"
     return [
-        _POST("/v1/files", api.upload, upload, FileRecord, body=UploadForm, body_type=FORM_TYPE),
-        _BATCHES("/v1/files", api.list_files, "The files", FileList, parameters=FILE_QUERY),
-        _ONE("/v1/files/{id}", api.show, "One file", FileRecord),
-        _ONE("/v1/files/{id}", api.delete, "Delete a file", FileDeleted, method="DELETE"),
-        _ONE("/v1/files/{id}/content", api.content, "The content of a file"),
-    ]
-
-
-def _of_batches(api: BatchApi) -> list[Endpoint]:
-    create, end = "Answer the requests of a file when there is time", "End a batch; what is answered stays"
-    return [
-        _POST("/v1/batches", api.create, create, BatchRecord, body=BatchBody, errors=(404, 429), examples=EXAMPLES),
-        _BATCHES("/v1/batches", api.list_batches, "The batches, the newest first", BatchList, parameters=BATCH_QUERY),
-        _ONE("/v1/batches/{id}", api.show, "One batch", BatchRecord),
-        _ONE("/v1/batches/{id}/cancel", api.cancel, end, BatchRecord, method="POST", errors=(404, 409)),
+        _POST("/v1/files", files.upload, upload, FileRecord, body=UploadForm, body_type=FORM_TYPE),
+        _BATCHES("/v1/files", files.list_files, "The files", FileList, parameters=FILE_QUERY),
+        _ONE("/v1/files/{id}", files.show, "One file", FileRecord),
+        _ONE("/v1/files/{id}", files.delete, "Delete a file", FileDeleted, method="DELETE"),
+        _ONE("/v1/files/{id}/content", files.content, "The content of a file"),
+        _POST("/v1/batches", batches.create, create, BatchRecord, body=BatchBody, errors=(404, 429), examples=EXAMPLES),
+        _BATCHES("/v1/batches", batches.list_batches, newest, BatchList, parameters=BATCH_QUERY),
+        _ONE("/v1/batches/{id}", batches.show, "One batch", BatchRecord),
+        _ONE("/v1/batches/{id}/cancel", batches.cancel, end, BatchRecord, method="POST", errors=(404, 409)),
     ]

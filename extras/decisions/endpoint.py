@@ -15,6 +15,7 @@ from extras.embeddings.pooled_requests import PooledCalls, PooledFields, PooledR
 from extras.embeddings.scores import answer_prompt
 from frontend.api.answers.chat_messages import ChatMessage
 from frontend.api.answers.conversation import Conversations
+from frontend.api.answers.pooled import check_num_texts
 from frontend.api.parameters.sampling import NonEmpty
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import WholeReply
@@ -97,9 +98,10 @@ class DecisionApi:
         body = msgspec.structs.replace(body, cache_salt=body.cache_salt or body.prompt_cache_key or None)
         questions, trace = body.questions, trace_of(request.scope)
         rows = [rows_of(len(question.options)) for question in questions]
+        places = [f"questions[{index}]" for index, each in enumerate(rows) for _ in each]
+        check_num_texts(self._service, len(places), places)
         shared = await self._share(read_input(body.input))
         texts = [_question_text(question) for question in questions]
-        places = [f"questions[{index}]" for index, each in enumerate(rows) for _ in each]
         tails = await self._encode_all(
             [text + shared.after + row.begun for text, each in zip(texts, rows, strict=True) for row in each], places
         )

@@ -100,7 +100,8 @@ class RerankApi:
             raise bad_request("give either documents or, as in TEI's API, texts", "documents")
         if body.texts is not None:
             return TeiReply(lambda: self._rank_texts(request, body, body.texts or []))
-        trace, documents = trace_of(request.scope), [_text_of(each) for each in body.documents or []]
+        trace = trace_of(request.scope)
+        documents = [each if isinstance(each, str) else each.text for each in body.documents or []]
         scoring = self._score(body, documents)
         has_documents = body.return_documents
         if has_documents is None:
@@ -146,10 +147,6 @@ class RerankApi:
 def ranked_scores(scores: Sequence[float]) -> list[tuple[int, float]]:
     """Returns indices with their scores, the highest first; equal ones in the caller's order."""
     return sorted(enumerate(scores), key=lambda entry: -entry[1])
-
-
-def _text_of(document: str | Document) -> str:
-    return document if isinstance(document, str) else document.text
 
 
 def _pairs_of(body: ScoreBody) -> tuple[list[tuple[str, str]], tuple[str, str]]:

@@ -166,11 +166,7 @@ def embedding(body: EmbeddingBody, kind: Task = "embed") -> Pooling:
 
 
 def _form_of(body: EmbeddingBody) -> Form:
-    return _base64 if body.encoding_format == "base64" else _floats
-
-
-def _floats(values: "array[float]") -> list[float]:
-    return values.tolist()
+    return _base64 if body.encoding_format == "base64" else array.tolist
 
 
 def _base64(values: "array[float]") -> str:

@@ -33,7 +33,6 @@ clear                   forgets all that
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(execute=inject_fault)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("fault", choices=FAULTS)
     parser.add_argument("target", nargs="?", default="", help="a process, or an edge FROM:TO")

@@ -80,7 +80,9 @@ def main() -> int:
     parser = program_parser("models", __doc__)
     parser.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="folders with models or GGUF files")
     options = parser.parse_args()
-    running = {name for server in find_servers() for name in server.config.facts.served_names}
+    configs = [server.config for server in find_servers() if server.config.model.model]
+    running = {str(Path(config.model.model).resolve()) for config in configs}
+    running |= {name for config in configs for name in config.facts.served_names}
     try:
         found = [*find_cached(), *(model for folder in options.folders for model in find_in(folder))]
     except OSError as error:
@@ -91,7 +93,7 @@ def main() -> int:
         return 0
     width = max(len(model.name) for model in found)
     for model in found:
-        state = "  running" if model.name in running else ""
+        state = "  running" if {model.name, str(Path(model.name).resolve())} & running else ""
         print(f"{model.name:<{width}}  {model.format:<11}  {size_text(model.num_bytes):>10}{state}")
     return 0
 

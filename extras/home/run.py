@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from extras.home.history import kept_history
-from extras.home.server import Target, opened_server
+from extras.home.server import Target, opened_server, read_reply
 from messages.errors import SluiceError
 from messages.program import PROGRAM
 from supervisor.programs import program_parser
@@ -26,6 +26,8 @@ QUOTES = '"""'
 HELP = """\
 /set system TEXT        the system prompt
 /set NAME VALUE         a sampling parameter of /v1/chat/completions, such as temperature 0.2
+/models                 the models of the server
+/model NAME             continue with another of them
 /show                   the settings and the number of messages
 /clear                  forget the conversation
 /undo                   forget the last question and its answer
@@ -70,6 +72,14 @@ class Chat:
             num_tokens, seconds = usage["completion_tokens"], time.monotonic() - begin_s
             print(f"{DIM}{num_tokens} tokens, {num_tokens / seconds:.1f} tokens/s{PLAIN}")
 
+    def models(self) -> str:
+        """Raises `SluiceError`, `OSError`."""
+        cards = self._target.models()
+        return "\n".join(f"{card['id']}  {card.get('status', {}).get('value', 'loaded')}" for card in cards)
+
+    def change(self, model: str) -> None:
+        self._target = self._target._replace(model=model)
+
     def undo(self) -> None:
         del self.messages[-2:]
 
@@ -100,7 +110,7 @@ class Chat:
         with self._target.request("/v1/chat/completions", body) as response:
             if response.status != 200:
                 self.messages.pop()
-                raise SluiceError(json.loads(response.read())["error"]["message"])
+                read_reply(response)
             for line in response:
                 data = line.removeprefix(b"data: ").strip()
                 if not line.startswith(b"data: ") or data == b"[DONE]":
@@ -150,6 +160,10 @@ def _obey(chat: Chat, text: str) -> None:
                 pass
             case "/set" if words:
                 chat.set(words)
+            case "/models":
+                print(chat.models())
+            case "/model" if words:
+                chat.change(words)
             case "/show":
                 print(chat.show())
             case "/clear":

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 from messages.errors import SluiceError
 from messages.program import START
-from supervisor.client.running import find_servers
+from supervisor.client.running import find_whole_servers
 from supervisor.programs import start_launcher
 
 POLL_S = 0.1
@@ -43,12 +43,25 @@ class Target(NamedTuple):
         except HTTPError as error:
             return error
 
+    def models(self) -> list[dict[str, Any]]:
+        """Returns the entries of `/v1/models`; at a server of several models they have a `status`. Raises `OSError`."""
+        with self.request("/v1/models") as response:
+            return read_reply(response)["data"]
+
+
+def read_reply(response: HTTPResponse | HTTPError) -> dict[str, Any]:
+    """Raises `SluiceError` with the server's own words for an error."""
+    content = json.loads(response.read())
+    if response.status != 200:
+        raise SluiceError(content["error"]["message"])
+    return content
+
 
 def find_target(model: str) -> Target | None:
     """Returns the running server of this user that serves `model` or, without one, the only server that runs."""
     found = [
         Target(server.run_dir.address_file.read_text().strip(), model or server.config.facts.served_names[0])
-        for server in find_servers()
+        for server in find_whole_servers()
         if not model or model in server.config.facts.served_names
     ]
     return found[0] if len(found) == 1 or (found and model) else None
@@ -85,9 +98,7 @@ def opened_server(model: str, flags: Sequence[str]) -> Generator[Target]:
                     raise StartError(log.read().strip() or f"the server ended with exit code {server.returncode}")
                 time.sleep(POLL_S)
             url = (run_dir / "address").read_text().strip()
-            with Target(url, "").request("/v1/models") as response:
-                models = json.loads(response.read())
-            yield Target(url, models["data"][0]["id"])
+            yield Target(url, Target(url, "").models()[0]["id"])
         finally:
             server.terminate()
             server.wait()

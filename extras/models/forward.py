@@ -14,7 +14,7 @@ from extras.models.model_table import ModelTable
 from extras.models.upstream import Call, Connection, UpstreamGoneError, Upstreams
 from extras.ollama.reply import Piece, chat_line, now, prompt_line
 from frontend.errors import UnavailableError
-from frontend.http.access import SAFE_METHODS, find_foreign, is_loopback
+from frontend.http.access import SAFE_METHODS, is_local
 from frontend.http.body import read_body
 from frontend.http.responses import JsonReply
 from frontend.http.stream import write_until_gone
@@ -166,8 +166,7 @@ def _headers(scope: Scope, trace: RequestTrace) -> list[tuple[bytes, bytes]]:
     given: list[tuple[bytes, bytes]] = scope["headers"]
     listed = {name.strip().lower() for key, value in given if key == b"connection" for name in value.split(b",")}
     headers = [(name, value) for name, value in given if name not in OF_REQUESTS | listed]
-    client: tuple[str, int] | None = scope["client"]
-    if client is None or not is_loopback(client[0]) or find_foreign(scope["scheme"], given):
+    if not is_local(client := scope["client"], scope["scheme"], given):
         headers.append((b"x-forwarded-for", (client or ("unknown",))[0].encode()))
     return [*headers, (b"x-request-id", trace.request_id.encode())]
 

@@ -11,7 +11,7 @@ from extras.models.forward import Forwarder
 from extras.models.lists import ModelLists, make_lists
 from extras.models.loads import Loads
 from extras.models.messages import ModelReport, Models, ToHost, WatchModels
-from extras.models.metrics import RouterCollector, RouterMetrics, make_metrics
+from extras.models.metrics import RouterMetrics, make_metrics
 from extras.models.model_table import ModelTable
 from extras.models.ollama_lists import OllamaLists, make_ollama_lists
 from extras.models.residency import Residency
@@ -53,9 +53,7 @@ class ModelRouter(Front):
         self._forwarder = Forwarder(self._table, self._loads, self._upstreams, config.http, hold_s)
         requests = HttpRequests()
         api = RouterApi(link, self._table, self._loads, self._forwarder, self._processes, self.gauges)
-        metrics = RouterMetrics(
-            self._table, self._upstreams, RouterCollector(self._table, self._loads, residency), [requests]
-        )
+        metrics = RouterMetrics(self._table, self._loads, residency, self._upstreams, [requests])
         endpoints = [
             *serving(api),
             *make_lists(ModelLists(self._table, residency, self._settings.entries)),

@@ -39,10 +39,7 @@ OPTION_RULES = NameRules(
 """Options that say how a model is loaded have no effect: the server's flags decide that."""
 
 OPTIONS = BodyDecoder(ModelFields, OPTION_RULES)
-NO_LIMIT = (-1, -2)
-"""Values of `num_predict` for an answer that may fill the context."""
-
-NUM_PREDICT_TEXT = f"a whole number from 1 to {MAX_INT32}, or -1 for what the context leaves"
+NUM_PREDICT_TEXT = f"a whole number up to {MAX_INT32}; below 1 means what the context leaves"
 FORMAT_TEXT = '"json" or a JSON schema (an object)'
 KEEP_ALIVE_TEXT = "a number of seconds, or a duration such as 5m"
 THINK_TEXT = 'true, false, "low", "medium" or "high"'
@@ -132,15 +129,13 @@ def _closed(schema: Any) -> Any:
 
 
 def _num_tokens(given: Raw) -> int | None:
+    """Returns the most tokens; as in Ollama, there is no limit below 1. Raises `RequestError` (400)."""
     try:
-        number = msgspec.json.decode(given, type=int)
+        number = msgspec.json.decode(given, type=Annotated[int, Meta(le=MAX_INT32)])
     except msgspec.ValidationError:
-        number = 0
-    if number in NO_LIMIT:
-        return None
-    if not 1 <= number <= MAX_INT32:
-        raise bad_request(f"num_predict must be {NUM_PREDICT_TEXT}, got {bytes(given).decode()[:60]}", "num_predict")
-    return number
+        got = bytes(given).decode()[:60]
+        raise bad_request(f"num_predict must be {NUM_PREDICT_TEXT}, got {got}", "num_predict") from None
+    return number if number > 0 else None
 
 
 def chat_of(body: OllamaChat, conversations: Conversations) -> Conversation:

@@ -65,7 +65,7 @@ class EmbedApi:
         self._service.check_admission()
         begin_ns = time.monotonic_ns()
         body = await self._reader.read(request, self._embed)
-        texts = [body.input] if isinstance(body.input, str) else body.input
+        texts = [body.input] * bool(body.input) if isinstance(body.input, str) else body.input
         if not texts:
             return JsonReply(EmbedReply(body.model, []))
 

@@ -19,10 +19,14 @@ from frontend.parsing.model_format import ModelFormat
 from messages.config.server import Config
 from messages.errors import ErrorInfo, RequestError
 from runtime.chat_files import read_chat_files
+from runtime.infill_marks import FAMILIES
 from runtime.model_files import read_config
 
 NEVER = "2318-01-01T00:00:00Z"
 """When a model expires that stays in memory: the date that Ollama gives."""
+
+VARIABLES = {"tools": ".Tools", "insert": ".Suffix"}
+"""By these names in a template of Ollama's, clients decide what a model can do. Ours gets them in a comment."""
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +87,13 @@ class ShownModel:
         """The model's config.json."""
         return read_config(self._folder / "config.json")
 
+    @cached_property
+    def _fills_gaps(self) -> bool:
+        """True if the tokenizer has the marks of a prompt with a suffix."""
+        file = Path(self._config.facts.tokenizer_dir) / "tokenizer.json"
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        return any(all(mark in text for mark in marks[:3]) for marks in FAMILIES)
+
     @property
     def _details(self) -> Details:
         family, weights = str(self._fields.get("model_type")), self._weights
@@ -131,11 +142,13 @@ class ShownModel:
             "embedding": facts.pooling is not None and facts.pooling.kind == "embed",
             "tools": self._format.has_calls,
             "thinking": self._format.thought is not None,
+            "insert": self._fills_gaps,
         }
+        variables = " ".join(variable for name, variable in VARIABLES.items() if able[name])
         return Shown(
             modelfile=f"FROM {name}",
             parameters="\n".join(f"{name} {value}" for name, value in facts.sampling_defaults.items()),
-            template=files.templates.get("default", ""),
+            template=files.templates.get("default", "") + (f"{{# {variables} #}}" if variables else ""),
             details=details,
             model_info={name: value for name, value in known.items() if value is not None},
             capabilities=[name for name, has in able.items() if has],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from extras.remote.messages import FilePart, FileQuestion
+from extras.remote.messages import FilePart, FileQuestion, shift_stamps
 from runtime.profiling import ProcessProfile
 
 PART_BYTES = 256 * 1024
@@ -83,10 +83,8 @@ class ProfileFetch:
 def _moved(profile: ProcessProfile, by_ns: int) -> ProcessProfile:
     """Returns the profile on a clock that is ahead by `by_ns`, as one of this process and without torch's trace."""
     return msgspec.structs.replace(
-        profile,
+        shift_stamps(profile, by_ns),
         pid=os.getpid(),
-        began_ns=profile.began_ns + by_ns,
-        ended_ns=profile.ended_ns + by_ns,
         epoch_offset_ns=profile.epoch_offset_ns - by_ns,
         slices=[(name, begin + by_ns, end + by_ns) for name, begin, end in profile.slices],
         sent={
@@ -94,6 +92,5 @@ def _moved(profile: ProcessProfile, by_ns: int) -> ProcessProfile:
             for receiver, notes in profile.sent.items()
         },
         received=[(name, begin + by_ns, end + by_ns, *which) for name, begin, end, *which in profile.received],
-        samples_began_ns=profile.samples_began_ns and profile.samples_began_ns + by_ns,
         torch_trace="",
     )

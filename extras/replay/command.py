@@ -12,7 +12,7 @@ from pathlib import Path
 from extras.replay.culprit import describe_culprits, find_culprits
 from extras.replay.differences import describe, find_first
 from extras.replay.drive import ReplayDriver, output_channels
-from extras.replay.frames import DIFFERENT, SAME, complain
+from extras.replay.frames import DIFFERENT, SAME
 from extras.replay.recording import Attempt, Recording
 from extras.replay.stand_in import ServerEndedError, StandIn
 from messages.control.processes import RING
@@ -20,6 +20,7 @@ from messages.engines import SCHEDULER, engine_name
 from messages.errors import SluiceError
 from messages.frame_files import reporting_damage
 from messages.schema import SCHEMA_VERSION
+from supervisor.cli.results import complain
 from supervisor.manifest import Manifest, identify_model
 
 REDACTED = (
@@ -40,7 +41,6 @@ on what else is in its batch; in 16 bits they may.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("directory", type=Path, metavar="DIR")
     parser.add_argument("--only", choices=RING, default="", help="replay this process alone, from what it received")
@@ -52,12 +52,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Replays, prints the result, and returns the exit code."""
-    try:
-        with reporting_damage(options.directory):
-            recording = Recording(options.directory, options.only, options.uid)
-    except SluiceError as error:
-        return complain("replay", str(error))
+    """Replays, prints the result, and returns the exit code. Raises `SluiceError` if there is nothing to compare."""
+    with reporting_damage(options.directory):
+        recording = Recording(options.directory, options.only, options.uid)
     manifest = recording.manifest
     for note in find_notes(manifest, options.server_flags):
         print(f"note: {note}", file=sys.stderr)
@@ -80,13 +77,14 @@ def replay(options: argparse.Namespace) -> int:
         if ended:
             _tell_death(options, recording, ended)
     except SluiceError as error:
-        return complain("replay", str(error), DIFFERENT)
+        complain(options, "failed", str(error))
+        return DIFFERENT
     if ended or not is_same:
         return DIFFERENT
     if recording.trouble:
         print(f"note: this does not come again: {recording.trouble}", file=sys.stderr)
     if manifest.is_redacted:
-        return complain("replay", REDACTED)
+        raise SluiceError(REDACTED)
     print(f"the same: {scope}, {sum(len(one.outcome.tokens) for one in whole)} tokens")
     return SAME
 

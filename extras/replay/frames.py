@@ -5,19 +5,18 @@ import itertools
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from messages.errors import SluiceError
-from messages.frame_files import FrameFileError, FrameReader, Record, find_readers, reporting_damage
-from messages.program import PROGRAM
+from messages.frame_files import FrameFileError, FrameReader, Record, find_readers, read_records, reporting_damage
 from messages.ring.plain import to_plain
 from messages.ring.timeline import ScheduleReport, Tokenized
 from runtime.black_box.redaction import redact
+from supervisor.cli.results import complain
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import RunningServer
 
@@ -60,33 +59,28 @@ def tail(options: argparse.Namespace, server: RunningServer, line: AdminClient) 
     """Prints the last frames on an edge of a running server, then each new one."""
     folder = server.run_dir.black_box
     if not server.config.run.black_box_mb:
-        return complain("tail", "the server was started with --black-box-mb 0")
+        complain(options, "impossible", "the server was started with --black-box-mb 0")
+        return UNUSABLE
     readers: dict[Path, FrameReader] = {}
-    first = _sort(_follow(folder, readers, options.edge))
+    first = _follow(folder, readers, options.edge)
     _print(first[-options.lines :] if options.lines else [], options)
     while not options.no_follow and folder.exists():
         sys.stdout.flush()
         time.sleep(POLL_S)
-        _print(_sort(_follow(folder, readers, options.edge)), options)
+        _print(_follow(folder, readers, options.edge), options)
     return SAME
 
 
 def decode(options: argparse.Namespace) -> int:
-    """Prints all frames of a file or a directory, as one JSON object a line."""
-    try:
-        with reporting_damage(options.path):
-            _print(_sort(_read(options.path)), options)
-    except SluiceError as error:
-        return complain("decode", str(error))
+    """Prints all frames of a file or a directory, as one JSON object a line. Raises `FrameFileError`."""
+    with reporting_damage(options.path):
+        _print(_read(options.path), options)
     return SAME
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Prints the first frame that differs in a relevant field, as both sides have it."""
-    try:
-        sides = [_read_edges(path) for path in (options.a, options.b)]
-    except SluiceError as error:
-        return complain("diff", str(error))
+    """Prints the first frame that differs in a relevant field, as both sides have it. Raises `FrameFileError`."""
+    sides = [_read_edges(path) for path in (options.a, options.b)]
     found: list[tuple[int, str, int, Record | None, Record | None]] = []
     for edge in sorted(sides[0] | sides[1]):
         pairs = itertools.zip_longest(sides[0].get(edge, []), sides[1].get(edge, []))
@@ -106,15 +100,15 @@ def diff(options: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> list[Record]:
-    """Returns the records of a file or a directory. Raises `FrameFileError`."""
+    """Returns the records of a file or a directory, oldest first. Raises `FrameFileError`."""
     readers = find_readers(path)
     if not all(reader.is_of_this_version for reader in readers):
         print("note: written by another version of the messages: fields added since are left out", file=sys.stderr)
-    return [record for reader in readers for record in reader.read()]
+    return read_records(readers)
 
 
-def _follow(folder: Path, readers: dict[Path, FrameReader], edge: str) -> Iterator[Record]:
-    """Yields the frames sent on `edge` (empty: on all) since the last call; new processes have new files."""
+def _follow(folder: Path, readers: dict[Path, FrameReader], edge: str) -> list[Record]:
+    """Returns the frames sent on `edge` (empty: on all) since the last call; new processes have new files."""
     files = set(folder.glob("*.frames"))
     for file in files - readers.keys():
         try:
@@ -123,19 +117,14 @@ def _follow(folder: Path, readers: dict[Path, FrameReader], edge: str) -> Iterat
             continue
     for file in readers.keys() - files:
         del readers[file]
-    for reader in readers.values():
-        yield from (record for record in reader.read() if record.is_sent and edge in ("", record.edge))
-
-
-def _sort(records: Iterable[Record]) -> list[Record]:
-    return sorted(records, key=lambda record: record.monotonic_ns)
+    return [one for one in read_records(readers.values()) if one.is_sent and edge in ("", one.edge)]
 
 
 def _read_edges(path: Path) -> dict[str, list[Record]]:
     """Returns the records sent on each edge, except those sent at certain times. Raises `FrameFileError`."""
     edges: dict[str, list[Record]] = defaultdict(list)
     with reporting_damage(path):
-        for record in _sort(_read(path)):
+        for record in _read(path):
             if record.is_sent and not isinstance(_message_of(record), TIMELY):
                 edges[record.edge].append(record)
     return edges
@@ -192,9 +181,3 @@ def _add_redact(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--redact", action="store_true", help="put placeholders of the same length for texts and tokens"
     )
-
-
-def complain(command: str, message: str, code: int = UNUSABLE) -> int:
-    """Prints the error of a command; returns its exit code."""
-    print(f"{PROGRAM} {command}: {message}", file=sys.stderr)
-    return code

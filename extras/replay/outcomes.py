@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from messages.columns import runs_of, unpack_float32, unpack_int32, unpack_int64
-from messages.errors import ErrorInfo
 from messages.ring import replies
 from messages.ring.plain import to_plain
 from messages.ring.requests import UserMsg
 
 Key = tuple[int, int]
 """uid and attempt."""
+
+PromptResult = replies.PromptReply | replies.PromptLogprobs | replies.PooledReply | UserMsg
 
 BY_REQUEST = ("abort", "timeout")
 """The reasons of ends that were requested."""
@@ -37,12 +38,13 @@ class Outcome:
     num_prompt_tokens: int = 0
     rows: list["Row"] = field(default_factory=list["Row"])
 
-    def end(self, reason: str, usage: replies.Usage, error: ErrorInfo | None, stop_reason: str | int | None) -> None:
-        self.reason, self.stop_reason = reason, stop_reason
+    def end(self, final: replies.UserReply | replies.FinishedRow) -> None:
+        self.reason, self.stop_reason, error = final.finish_reason, final.stop_reason, final.error
         if error is not None:
             message = error.message if error.status < 500 else ""
             self.error = (error.status, error.type, error.param, error.code, message)
-        self.num_prompt_tokens = usage.prompt_tokens
+        self.num_prompt_tokens = final.usage.prompt_tokens
+        self.rows.append(Row(len(self.tokens), final))
 
     def row_with(self, index: int) -> "Row | None":
         """Returns the message that brought token `index`, or else the last message; `None` if there was none."""
@@ -70,7 +72,7 @@ class Outcomes:
     """`find` returns the outcome of an attempt, `None` for an attempt that does not count."""
 
     def __init__(self, find: Callable[[Key], Outcome | None]):
-        self._find = find
+        self._find = lambda key: find(key) or Outcome()
 
     def collect(self, message: Any) -> None:
         """Adds the requests' results in `message`, which may be from any process."""
@@ -81,17 +83,14 @@ class Outcomes:
                 self._collect_tokens(message)
             case replies.UserReply():
                 self._collect_final(message)
-            case replies.PromptReply() | replies.PromptLogprobs() | replies.PooledReply() | UserMsg():
-                self._collect_prompt(message)
             case _:
-                pass
+                if isinstance(message, PromptResult):
+                    self._collect_prompt(message)
 
     def _collect_step(self, step: replies.StepReplies) -> None:
         keys = self._add_rows(step, step.texts)
         for entry, logprob in zip(unpack_int32(step.logprob_entries), step.logprobs, strict=True):
-            outcome = self._find(keys[entry])
-            if outcome is not None:
-                outcome.logprobs += logprobs_of((logprob,))
+            self._find(keys[entry]).logprobs += logprobs_of((logprob,))
         for final in step.finals:
             self._collect_final(final)
 
@@ -100,11 +99,9 @@ class Outcomes:
         if step.logprobs is not None:
             values = unpack_float32(step.logprobs.logprobs)
             for entry, value in zip(unpack_int32(step.logprob_entries), values, strict=True):
-                outcome = self._find(keys[entry])
-                if outcome is not None:
-                    outcome.logprobs.append(value)
+                self._find(keys[entry]).logprobs.append(value)
         for row in step.finished:
-            self._collect_finished(row)
+            self._find((row.uid, row.attempt)).end(row)
 
     def _add_rows(self, step: replies.StepReplies | replies.DetokenizeMsg, texts: Sequence[str]) -> list[Key]:
         """Adds the tokens of each row; returns the owner of each token."""
@@ -114,33 +111,20 @@ class Outcomes:
         for index, (uid, attempt, run, text) in enumerate(rows):
             keys += [(uid, attempt)] * len(run)
             outcome = self._find((uid, attempt))
-            if outcome is not None:
-                outcome.tokens += run
-                outcome.text += text
-                outcome.rows.append(Row(len(outcome.tokens), step, index))
+            outcome.tokens += run
+            outcome.text += text
+            outcome.rows.append(Row(len(outcome.tokens), step, index))
         return keys
 
     def _collect_final(self, final: replies.UserReply) -> None:
         outcome = self._find((final.uid, final.attempt))
-        if outcome is not None:
-            outcome.tokens += unpack_int32(final.token_ids)
-            outcome.text += final.incremental_output
-            outcome.logprobs += logprobs_of(final.logprobs)
-            outcome.end(final.finish_reason, final.usage, final.error, final.stop_reason)
-            outcome.rows.append(Row(len(outcome.tokens), final))
+        outcome.tokens += unpack_int32(final.token_ids)
+        outcome.text += final.incremental_output
+        outcome.logprobs += logprobs_of(final.logprobs)
+        outcome.end(final)
 
-    def _collect_finished(self, row: replies.FinishedRow) -> None:
-        outcome = self._find((row.uid, row.attempt))
-        if outcome is not None:
-            outcome.end(row.finish_reason, row.usage, row.error, row.stop_reason)
-            outcome.rows.append(Row(len(outcome.tokens), row))
-
-    def _collect_prompt(
-        self, message: replies.PromptReply | replies.PromptLogprobs | replies.PooledReply | UserMsg
-    ) -> None:
+    def _collect_prompt(self, message: PromptResult) -> None:
         outcome = self._find((message.uid, message.attempt))
-        if outcome is None:
-            return
         match message:
             case replies.PromptReply():
                 outcome.prompt = (message.text, message.token_ids)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from frontend.requests.generation import Generation
 from frontend.requests.timeline import Timeline
 from frontend.requests.trace import RequestTrace
-from messages.ring.requests import SamplingParams
 
 OPERATIONS = {
     **dict.fromkeys(("/generate", "/v1/completions"), "text_completion"),
@@ -102,9 +101,6 @@ def _finish(trace: RequestTrace, response_ended_ns: int) -> FinishedRequest:
 
 def _choice(generation: Generation) -> Choice:
     params = generation.message.sampling_params
-    return Choice(generation.timeline, generation.first_token_ns, _parameters(params))
-
-
-def _parameters(params: SamplingParams) -> dict[str, Value]:
     values = {name: getattr(params, name) for name in (*PARAMETERS, *OPTIONAL_PARAMETERS)}
-    return {f"gen_ai.request.{name}": value for name, value in values.items() if name in PARAMETERS or value}
+    shown = {f"gen_ai.request.{name}": value for name, value in values.items() if name in PARAMETERS or value}
+    return Choice(generation.timeline, generation.first_token_ns, shown)

@@ -30,7 +30,7 @@ from extras.whatif.self_check import find_errors
 from extras.whatif.settings import VOCAB_SIZE, Setting, check_possible
 from extras.whatif.show import capacity_table, outcome_table
 from extras.whatif.traces import Arrival, fit_scale, num_cut, read_trace, replay
-from messages.errors import UsageError
+from messages.errors import SluiceError, UsageError
 from messages.program import PROGRAM
 from supervisor.programs import program_parser
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     try:
         run(options)
-    except UsageError as error:
+    except SluiceError as error:
         print(f"{PROGRAM} whatif: {error}", file=sys.stderr)
         return 2
     return 0
@@ -67,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints the predicted outcome of each setting. Raises `UsageError`."""
+    """Prints the predicted outcome of each setting. Raises `SluiceError`."""
     calibration, model, arrivals, notes, doubt = read_source(options)
     if options.pipeline_ms is not None:
         calibration = msgspec.structs.replace(calibration, pipeline_s=options.pipeline_ms / 1e3)
@@ -90,7 +90,8 @@ def run(options: argparse.Namespace) -> None:
         shown = [{"setting": setting, "capacity": capacity} for setting, capacity in capacities.items()]
         print(msgspec.json.encode({**fields, "capacities": shown}).decode())
         return
-    print(f"{describe(calibration, model)}\n" + "\n".join(notes))
+    basis = f"{calibration.model}: {len(calibration.steps):,} measured steps; {model.fit_text}"
+    print("\n".join([basis, *notes]))
     print(f"\n{outcome_table(outcomes)}\n")
     if capacities:
         print(f"{capacity_table(capacities, options.ttft_slo)}\n")
@@ -109,7 +110,7 @@ def choose_settings(options: argparse.Namespace, calibration: Calibration) -> li
 
 def read_source(options: argparse.Namespace) -> tuple[Calibration, CostModel, list[Arrival], list[str], str]:
     """Returns measured steps, their model, the requests, remarks about them, and the reason for no recommendation (or
-    none). Raises `UsageError`."""
+    none). Raises `SluiceError`."""
     if not options.source.exists():
         raise UsageError(f"{options.source} does not exist")
     if not options.source.is_dir():
@@ -148,11 +149,6 @@ def plan_trace(options: argparse.Namespace, max_model_len: int) -> tuple[list[Ar
         f"{num_cut(trace, scale)} requests are cut to the context of {max_model_len}"
     )
     return arrivals, [note]
-
-
-def describe(calibration: Calibration, model: CostModel) -> str:
-    """Returns the basis of the predictions."""
-    return f"{calibration.model}: {len(calibration.steps):,} measured steps; {model.fit_text}"
 
 
 def _p99_ttft(

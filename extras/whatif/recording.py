@@ -18,7 +18,7 @@ from extras.whatif.traces import Arrival
 from messages.columns import INT32, runs_of, unpack_int32, unpack_int64
 from messages.control.processes import FRONTEND, kind_of
 from messages.engines import SCHEDULER
-from messages.errors import SluiceError, UsageError
+from messages.errors import UsageError
 from messages.frame_files import Record, find_readers, read_records, reporting_damage
 from messages.ring.replies import DetokenizeMsg, StepReplies
 from messages.ring.requests import UserMsg
@@ -65,17 +65,13 @@ class _Request:
 def read_recording(folder: Path, num_skipped: int = 0) -> Recording:
     """Skips this number of requests, and everything before the next one.
 
-    Raises `UsageError` if the directory holds no recording of a scheduler.
+    Raises `SluiceError` if the directory holds no recording of a scheduler.
     """
-    try:
-        with reporting_damage(folder):
-            return _read(folder, num_skipped)
-    except SluiceError as error:
-        raise UsageError(str(error)) from None
+    with reporting_damage(folder):
+        return _read(folder, num_skipped)
 
 
 def _read(folder: Path, num_skipped: int) -> Recording:
-    """Raises `SluiceError`."""
     config = read_manifest(folder).config
     records = read_records(find_readers(folder))
     if num_skipped:

@@ -177,9 +177,12 @@ class AccessRules:
 
 def check_is_local(client: tuple[str, int] | None, scheme: str, headers: Collection[tuple[bytes, bytes]]) -> None:
     """Raises `RequestError` (403) for clients on another machine, behind a proxy, or on a foreign web page."""
-    is_local = client is not None and is_loopback(client[0]) and not find_foreign(scheme, headers)
-    for name, _ in headers:
-        if name in FORWARDED or name.startswith(FORWARDED_PREFIX):
-            is_local = False
-    if not is_local:
+    if not is_local(client, scheme, headers):
         raise forbidden("this is only for programs on the server's own machine, not through a proxy", code="not_local")
+
+
+def is_local(client: tuple[str, int] | None, scheme: str, headers: Collection[tuple[bytes, bytes]]) -> bool:
+    """True for programs on this machine: no proxy has added a header, and no foreign web page sends the request."""
+    if client is None or not is_loopback(client[0]) or find_foreign(scheme, headers):
+        return False
+    return not any(name in FORWARDED or name.startswith(FORWARDED_PREFIX) for name, _ in headers)

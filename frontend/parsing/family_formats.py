@@ -16,7 +16,7 @@ LINES = r"\s{0,8}"
 Groups = tuple[tuple[str, ...], ...]
 
 
-def _calls(
+def calls(
     *fields: dict[str, Any],
     found_by: Groups,
     forced: CallSyntax,
@@ -28,7 +28,7 @@ def _calls(
     return MarkedFormat(fields, found_by, True, close, forced=forced, forced_by=forced_by)
 
 
-def _json(open_pattern: str, close_pattern: str, transform: Any = CALL) -> dict[str, Any]:
+def json_field(open_pattern: str, close_pattern: str, transform: Any = CALL) -> dict[str, Any]:
     """Returns the field for calls in JSON; with `NAMED_CALL`, for the arguments of one."""
     close = {"close_pattern": close_pattern} if close_pattern else {}
     return {"open_pattern": open_pattern, **close, "content": "json", "transform": transform}
@@ -38,11 +38,11 @@ def _listed(begin: str, end: str, rest: str = END_MARKS, *others: Any, **keys: s
     """Returns a format with a list of calls between two marks, and `others`. `keys` are those of `CallSyntax`."""
     forced = CallSyntax(begin, end, is_list=True, **keys)  # pyright: ignore[reportArgumentType]
     function = {"name": f"{{{forced.name_key}}}", "arguments": f"{{{forced.arguments_key}}}"}
-    field = _json(
+    field = json_field(
         rf"{regex.escape(begin)}{LINES}(?=[\[{{])", regex.escape(end), {"type": "function", "function": function}
     )
     field["keyed_by_name"] = forced.name_key is None
-    return _calls(field, *others, found_by=((begin,),), forced=forced, rest=rest)
+    return calls(field, *others, found_by=((begin,),), forced=forced, rest=rest)
 
 
 def _tagged(sample: str, *found_by: str, value: str = VALUE) -> MarkedFormat:
@@ -64,7 +64,7 @@ def _tagged(sample: str, *found_by: str, value: str = VALUE) -> MarkedFormat:
     separator = None if group else "\n"
     forced = CallSyntax(group + begin, end + group_end, separator=separator, is_json=False, tag=tag)
     rest = f"{_pattern(group_end)}|{END_MARKS}" if group_end else END_MARKS
-    return _calls(field, found_by=(found_by,), forced=forced, rest=rest)
+    return calls(field, found_by=(found_by,), forced=forced, rest=rest)
 
 
 def _pattern(text: str, edge: str = LINES) -> str:
@@ -78,21 +78,21 @@ def _pattern(text: str, edge: str = LINES) -> str:
 def _dictionary(begin: str, quote: str, end: str, rest: str = END_MARKS) -> MarkedFormat:
     """Returns a format whose arguments are JSON, but keys have no quotes, and strings are between `quote`."""
     field = {
-        **_json(rf"{regex.escape(begin)}call:{NAME}\s{{0,4}}(?=\{{)", regex.escape(end), NAMED_CALL),
+        **json_field(rf"{regex.escape(begin)}call:{NAME}\s{{0,4}}(?=\{{)", regex.escape(end), NAMED_CALL),
         "content_args": {"unquoted_keys": True, "string_delims": [[quote, quote]]},
     }
     forced = CallSyntax(f"{begin}call:{{name}}", end, separator="", is_json=False)
-    return _calls(field, found_by=((begin, "call:"),), forced=forced, rest=rest)
+    return calls(field, found_by=((begin, "call:"),), forced=forced, rest=rest)
 
 
 def _pythonic(begin: str, end: str, *found_by: tuple[str, ...]) -> MarkedFormat:
     """Returns a format with calls in Python's syntax, a list of them or one a line."""
     field = {"open": begin.rstrip("["), "close": end.lstrip("]"), "content": "pythonic"}
     forced = CallSyntax(f"{begin}{{name}}(", end.lstrip("]"), is_json=False)
-    return _calls(field, found_by=((field["open"],), *found_by), forced=forced)
+    return calls(field, found_by=((field["open"],), *found_by), forced=forced)
 
 
-FUNCTOOLS = {**_json(r"\s{0,8}functools\s{0,4}(?=\[\s{0,8}\{)", ""), "starts_content": True}
+FUNCTOOLS = {**json_field(r"\s{0,8}functools\s{0,4}(?=\[\s{0,8}\{)", ""), "starts_content": True}
 GEMMA_REST = r"<channel\|>|(?:<turn\|>|<\|tool_response>|<eos>)\s{0,8}\Z"
 GRANITE_REST = r"(?<=</think>\s{0,8})<response>|</response>\s{0,8}\Z"
 APRIEL_REST = r"\[END FINAL RESPONSE\]\s{0,8}\Z"
@@ -125,8 +125,8 @@ FAMILY_TOOL_FORMATS: dict[str, MarkedFormat] = {
         *('<function name="', '<param name="'),
         value=rf"(?:<!\[CDATA\[)?{VALUE}(?:\]\]>)?",
     ),
-    "deepseek_v3": _calls(
-        _json(
+    "deepseek_v3": calls(
+        json_field(
             r"(?:<｜tool▁calls▁begin｜>\s{0,4})?<｜tool▁call▁begin｜>"
             rf"(?:function<｜tool▁sep｜>{NAME}\s{{0,4}}```json|(?!function<){NAME}<｜tool▁sep｜>)\s{{0,4}}",
             r"(?:```\s{0,4})?<｜tool▁call▁end｜>",
@@ -139,8 +139,8 @@ FAMILY_TOOL_FORMATS: dict[str, MarkedFormat] = {
         },
         rest=r"<｜tool▁calls▁end｜>|<｜end▁of▁sentence｜>\s{0,8}\Z",
     ),
-    "kimi_k2": _calls(
-        _json(
+    "kimi_k2": calls(
+        json_field(
             r"(?:<\|tool_calls_section_begin\|>\s{0,4})?<\|tool_call_begin\|>\s{0,4}(?:functions\.)?"
             r"(?P<name>[\w.-]{1,128}?)(?::\d{1,8})?\s{0,4}<\|tool_call_argument_begin\|>",
             r"<\|tool_call_end\|>",
@@ -158,14 +158,14 @@ FAMILY_TOOL_FORMATS: dict[str, MarkedFormat] = {
     "nemotron_json": _listed("<TOOLCALL>", "</TOOLCALL>"),
     "granite": _listed(
         *("<|tool_call|>", "", f"{GRANITE_REST}|{END_MARKS}"),
-        *(_json(rf"<tool_call>{LINES}(?=[\[{{])", "</tool_call>"), BARE_CALL),
+        *(json_field(rf"<tool_call>{LINES}(?=[\[{{])", "</tool_call>"), BARE_CALL),
     ),
     "phi4_mini_json": _listed("<|tool_call|>", "<|/tool_call|>", END_MARKS, FUNCTOOLS, BARE_CALL)._replace(
         found_by=(("functools[",), ("<|tool|>", "<|/tool|>")),
         forced_by={"functools[": CallSyntax("functools", is_list=True)},
     ),
-    "functionary": _calls(
-        _json(rf"<function={NAME}>{LINES}(?=\{{)", "</function>", NAMED_CALL),
+    "functionary": calls(
+        json_field(rf"<function={NAME}>{LINES}(?=\{{)", "</function>", NAMED_CALL),
         found_by=(("<function=", "<|eom_id|>"),),
         forced=CallSyntax("<function={name}>", "</function>", separator=""),
     ),

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from frontend.parsing.family_formats import FAMILY_REASONING_FORMATS, FAMILY_TOOL_FORMATS
+from frontend.parsing.family_formats import FAMILY_REASONING_FORMATS, FAMILY_TOOL_FORMATS, NAME, calls, json_field
 from frontend.parsing.harmony import HARMONY_CALLS, HARMONY_REASONING
-from frontend.parsing.marked_format import BARE_CALL, CALL, END_MARKS, NAMED_CALL, CallSyntax, MarkedFormat
+from frontend.parsing.marked_format import BARE_CALL, CALL, NAMED_CALL, CallSyntax, MarkedFormat
 from messages.ring.requests import Thought
 
 FUNCTION_TAG = {
@@ -17,18 +17,16 @@ FUNCTION_TAG = {
 """Qwen3-Coder often omits `<tool_call>` or `</tool_call>`. An optional group at the end of a pattern would not wait
 for text that it could match, so the pattern lists what else may follow."""
 
+MISTRAL_END = r"(?=\[TOOL_CALLS\])|</s>"
+
 TOOL_FORMATS: dict[str, MarkedFormat] = {
     **FAMILY_TOOL_FORMATS,
     "openai": HARMONY_CALLS,
-    "qwen3_coder": MarkedFormat(
-        (
-            {**FUNCTION_TAG, "open_pattern": rf"<tool_call>\s{{0,8}}{FUNCTION_TAG['open_pattern']}"},
-            {**FUNCTION_TAG, "known_names_only": True},
-            BARE_CALL,
-        ),
+    "qwen3_coder": calls(
+        {**FUNCTION_TAG, "open_pattern": rf"<tool_call>\s{{0,8}}{FUNCTION_TAG['open_pattern']}"},
+        {**FUNCTION_TAG, "known_names_only": True},
+        BARE_CALL,
         found_by=(("<tool_call>", "<function="),),
-        needs_special_tokens=True,
-        content_close={"close_pattern": END_MARKS},
         forced=CallSyntax(
             *("<tool_call>\n<function={name}>\n", "</function>\n</tool_call>"),
             separator="\n",
@@ -36,36 +34,20 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
             tag=("<parameter={key}>\n", "\n</parameter>\n"),
         ),
     ),
-    "hermes": MarkedFormat(
-        ({"open": "<tool_call>", "close": "</tool_call>", "content": "json", "transform": CALL}, BARE_CALL),
+    "hermes": calls(
+        {"open": "<tool_call>", "close": "</tool_call>", "content": "json", "transform": CALL},
+        BARE_CALL,
         found_by=(("<tool_call>",),),
-        needs_special_tokens=True,
-        content_close={"close_pattern": END_MARKS},
         forced=CallSyntax("<tool_call>\n", "\n</tool_call>", separator="\n"),
     ),
-    "mistral": MarkedFormat(
-        (
-            {
-                "open_pattern": r"\[TOOL_CALLS\]\s{0,8}(?=[\[{])",
-                "close_pattern": r"(?=\[TOOL_CALLS\])|</s>",
-                "content": "json",
-                "transform": CALL,
-            },
-            {
-                "open_pattern": r"\[TOOL_CALLS\](?P<name>[\w.-]{1,128})(?:\[CALL_ID\]\w{1,64})?\[ARGS\]",
-                "close_pattern": r"(?=\[TOOL_CALLS\])|</s>",
-                "content": "json",
-                "transform": NAMED_CALL,
-            },
-            BARE_CALL,
-        ),
+    "mistral": calls(
+        json_field(r"\[TOOL_CALLS\]\s{0,8}(?=[\[{])", MISTRAL_END),
+        json_field(rf"\[TOOL_CALLS\]{NAME}(?:\[CALL_ID\]\w{{1,64}})?\[ARGS\]", MISTRAL_END, NAMED_CALL),
+        BARE_CALL,
         found_by=(("[TOOL_CALLS]",),),
-        needs_special_tokens=True,
-        content_close={"close_pattern": END_MARKS},
-        has_short_ids=True,
         forced=CallSyntax("[TOOL_CALLS]", is_list=True),
         forced_by={"[ARGS]": CallSyntax("[TOOL_CALLS]{name}[ARGS]", separator="")},
-    ),
+    )._replace(has_short_ids=True),
     "pythonic": MarkedFormat(
         (
             {
@@ -80,12 +62,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
     ),
     "llama3_json": MarkedFormat(
         (
-            {
-                "open_pattern": r'\s{0,8}(?:<\|python_tag\|>)?\s{0,8}(?=\{\s{0,8}")',
-                "content": "json",
-                "transform": CALL,
-                "starts_content": True,
-            },
+            {**json_field(r'\s{0,8}(?:<\|python_tag\|>)?\s{0,8}(?=\{\s{0,8}")', ""), "starts_content": True},
             BARE_CALL,
         ),
         found_by=(("<|python_tag|>",), ("<|start_header_id|>ipython",), ('"parameters": dictionary',)),

@@ -5,7 +5,7 @@ Shape legends are those of the operations.
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -148,34 +148,24 @@ def pack_linear(kernel: Kernel, packed: Tensor, first_output: int, rows_OI: Tens
 
 
 def packed_linear(
-    kernel: Kernel,
-    x_TI: Tensor,
-    packed: Tensor,
-    bias_O: Tensor | None,
-    num_outputs: int,
-    activation: str | None,
-    out_TO: Tensor | None,
+    kernel: Kernel, x_TI: Tensor, packed: Tensor, bias_O: Tensor | None, num_outputs: int, *rest: Any
 ) -> Tensor:
-    num_tokens, num_inputs = x_TI.shape
-    out_TO = _output(out_TO, num_tokens, num_outputs, x_TI.dtype)
-    addresses = addresses_of(x_TI, packed, bias_O, out_TO)
-    kernel(*addresses, num_tokens, num_inputs, num_outputs, GELUS[activation])
+    return _linear(kernel, (x_TI, packed, bias_O), (num_outputs,), *rest)
+
+
+def _linear(
+    kernel: Kernel, inputs: Sequence[Tensor | None], sizes: Sequence[int], activation: str | None, out: Tensor | None
+) -> Tensor:
+    """Calls a kernel with the inputs, x [T, I] first, and their sizes, of which the number of outputs comes first."""
+    x_TI = inputs[0]
+    assert x_TI is not None
+    out_TO = _output(out, len(x_TI), sizes[0], x_TI.dtype)
+    kernel(*addresses_of(*inputs, out_TO), *x_TI.shape, *sizes, GELUS[activation])
     return out_TO
 
 
-def fp8_linear(
-    kernel: Kernel,
-    x_TI: Tensor,
-    weight: PackedFp8,
-    bias_O: Tensor | None,
-    activation: str | None,
-    out_TO: Tensor | None,
-) -> Tensor:
-    num_tokens, num_inputs = x_TI.shape
-    out_TO = _output(out_TO, num_tokens, weight.num_outputs, x_TI.dtype)
-    addresses = addresses_of(x_TI, weight.stored, bias_O, out_TO)
-    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, weight.chunk_inputs, GELUS[activation])
-    return out_TO
+def fp8_linear(kernel: Kernel, x_TI: Tensor, weight: PackedFp8, bias_O: Tensor | None, *rest: Any) -> Tensor:
+    return _linear(kernel, (x_TI, weight.stored, bias_O), (weight.num_outputs, weight.chunk_inputs), *rest)
 
 
 def quantize(kernel: Kernel, weight_OI: Tensor, bits: Bits, largest_O: Tensor | None) -> Tensor:
@@ -195,20 +185,9 @@ def sum_magnitudes(kernel: Kernel, x_TI: Tensor) -> Tensor:
     return sum_T
 
 
-def quantized_linear(
-    kernel: Kernel,
-    x_TI: Tensor,
-    weight: Codes,
-    bias_O: Tensor | None,
-    activation: str | None,
-    mean_T: Tensor | None,
-    out_TO: Tensor | None,
-) -> Tensor:
-    num_tokens, num_inputs = x_TI.shape
-    out_TO = _output(out_TO, num_tokens, weight.num_outputs, x_TI.dtype)
-    addresses = addresses_of(x_TI, weight.packed, bias_O, mean_T, out_TO)
-    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, GELUS[activation])
-    return out_TO
+def quantized_linear(kernel: Kernel, x_TI: Tensor, weight: Codes, bias_O: Tensor | None, *rest: Any) -> Tensor:
+    activation, mean_T, out_TO = rest
+    return _linear(kernel, (x_TI, weight.packed, bias_O, mean_T), (weight.num_outputs,), activation, out_TO)
 
 
 def block_linear(
@@ -294,6 +273,7 @@ def expert_block_linear(
     kernel: Kernel, weight: PackedBlocks, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out_RO: Tensor | None
 ) -> Tensor:
     num_experts = len(routes.ends)
+    assert len(weight.segments) == 1
     out_RO = _output(out_RO, len(x_RI), weight.num_outputs // num_experts, x_RI.dtype)
     addresses = *addresses_of(x_RI, weight.stored), ctypes.addressof(weight.description)
     kernel(*addresses, *addresses_of(bias_O, routes.ends, out_RO), num_experts, x_RI.shape[1])
@@ -316,15 +296,7 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
     launcher.__name__: launcher
     for launcher in (
         *(embed, layer_norm, rms_norm, rescale, gelu, gelu_mul, relu_squared, rotate_store),
-        *(
-            pack_linear,
-            packed_linear,
-            fp8_linear,
-            quantize,
-            sum_magnitudes,
-            quantized_linear,
-            apply_bitmask,
-        ),
+        *(pack_linear, packed_linear, fp8_linear, quantize, sum_magnitudes, quantized_linear, apply_bitmask),
         *(block_linear, lora_linear, look_up_blocks, pack_blocks, route_tokens, gather_rows, combine_experts),
         *(expert_packed_linear, expert_quantized_linear, expert_block_linear),
     )

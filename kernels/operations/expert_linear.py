@@ -8,6 +8,7 @@ row's outputs are those of the dense layer (`packed_linear.py` and the like): th
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,47 +22,47 @@ ExpertLinear = Callable[[Tensor, Routes, Tensor | None], Tensor]
 """Takes x [R, I], the routes, and where [R, O] may be put; returns [R, O]."""
 
 
-def plain_experts(
-    weight_OI: Tensor, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out_RO: Tensor | None = None
-) -> Tensor:
-    """Without a kernel it waits for the routes, which decide what is computed: no step with it is captured."""
-    return call("expert_plain_linear", x_RI, _plain_reference, weight_OI, bias_O, x_RI, routes, out_RO)
+DenseLinear = Callable[[int, Tensor | None, Tensor], Tensor]
+"""The layer of one expert: takes its number, its biases, and x of its rows [N, I]; returns [N, O]."""
 
 
-def _plain_reference(
-    weight_OI: Tensor, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, _out_RO: Tensor | None
-) -> Tensor:
-    num_outputs = len(weight_OI) // len(routes.ends)
+def expert_operation(name: str, split: Callable[[Any, int], DenseLinear]) -> Callable[..., Tensor]:
+    """Returns an operation on (weight, biases, x [R, I], routes, optional room for the result [R, O]).
 
-    def apply(expert: int, bias_O: Tensor | None, x_NI: Tensor) -> Tensor:
-        return functional.linear(x_NI, weight_OI[expert * num_outputs : (expert + 1) * num_outputs], bias_O)
+    `name` is that of its kernel. For the reference, `split` returns the layers of a weight of a number of experts.
+    """
 
-    return by_expert(apply, bias_O, x_RI, routes)
+    def reference(weight: Any, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, _out: Tensor | None) -> Tensor:
+        return _by_expert(split(weight, len(routes.ends)), bias_O, x_RI, routes)
+
+    def operation(
+        weight: Any, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out_RO: Tensor | None = None
+    ) -> Tensor:
+        return call(name, x_RI, reference, weight, bias_O, x_RI, routes, out_RO)
+
+    return operation
 
 
-def packed_experts(
-    packed: Tensor, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out_RO: Tensor | None = None
-) -> Tensor:
-    """`packed` is as in `packed_linear.py`; O is a multiple of 32, here and below."""
-    return call("expert_packed_linear", x_RI, _packed_reference, packed, bias_O, x_RI, routes, out_RO)
+def _split_plain(weight_OI: Tensor, num_experts: int) -> DenseLinear:
+    weight_XOI = weight_OI.unflatten(0, (num_experts, -1))
+    return lambda expert, bias_O, x_NI: functional.linear(x_NI, weight_XOI[expert], bias_O)
 
 
-def _packed_reference(
-    packed: Tensor, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, _out_RO: Tensor | None
-) -> Tensor:
-    blocks = packed.unflatten(0, (len(routes.ends), -1))
+def _split_packed(packed: Tensor, num_experts: int) -> DenseLinear:
+    blocks = packed.unflatten(0, (num_experts, -1))
     num_outputs = blocks.shape[1] * blocks.shape[3]
-
-    def apply(expert: int, bias_O: Tensor | None, x_NI: Tensor) -> Tensor:
-        return packed_linear_reference(x_NI, blocks[expert], bias_O, num_outputs, None)
-
-    return by_expert(apply, bias_O, x_RI, routes)
+    return lambda expert, bias_O, x_NI: packed_linear_reference(x_NI, blocks[expert], bias_O, num_outputs, None)
 
 
-def by_expert(
-    apply: Callable[[int, Tensor | None, Tensor], Tensor], bias_O: Tensor | None, x_RI: Tensor, routes: Routes
-) -> Tensor:
-    """Returns what `apply` computes for each expert with rows, from its number, its biases and its rows."""
+plain_experts = expert_operation("expert_plain_linear", _split_plain)
+"""Without a kernel it waits for the routes, which decide what is computed: no step with it is captured."""
+
+packed_experts = expert_operation("expert_packed_linear", _split_packed)
+"""The weight is as in `packed_linear.py`; O is a multiple of 32, here and in `expert_codes.py`."""
+
+
+def _by_expert(apply: DenseLinear, bias_O: Tensor | None, x_RI: Tensor, routes: Routes) -> Tensor:
+    """Returns what `apply` computes for each expert with rows."""
     ends = [0, *routes.ends.tolist()]
     biases = [None] * (len(ends) - 1) if bias_O is None else bias_O.view(len(ends) - 1, -1)
     rows_of = enumerate(pairwise(ends))

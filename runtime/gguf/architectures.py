@@ -8,8 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from runtime.gguf import expert_configs, llama_configs, recurrent_configs, window_configs
+from runtime.gguf import expert_configs as experts
 from runtime.gguf import layer_names as names
+from runtime.gguf import llama_configs as dense
+from runtime.gguf import recurrent_configs as recurrent
+from runtime.gguf import window_configs as windows
 from runtime.gguf.configs import ModelFields, dense_llama_config, gpt2_config
 from runtime.gguf.gemma4_config import gemma4_config
 
@@ -34,6 +37,18 @@ class Architecture:
     transposed: frozenset[str] = frozenset()
     has_whole_norms: bool = False
 
+    def like(
+        self,
+        hf_name: str,
+        model_type: str,
+        config: Callable[[ModelFields], dict[str, Any]] | None = None,
+        layer_names: Mapping[str, str] | None = None,
+        **others: Any,
+    ) -> "Architecture":
+        """Returns the architecture with this name that has everything else in common with this one."""
+        changes = {"config": config or self.config, "layer_names": layer_names or self.layer_names, **others}
+        return replace(self, hf_name=hf_name, model_type=model_type, **changes)
+
 
 QWEN2 = Architecture(
     hf_name="Qwen2ForCausalLM",
@@ -41,233 +56,102 @@ QWEN2 = Architecture(
     model_names=names.LLAMA_MODEL,
     layer_names=names.LLAMA_ATTENTION | names.LLAMA_MLP,
 )
-QWEN3 = replace(
-    QWEN2, hf_name="Qwen3ForCausalLM", model_type="qwen3", layer_names={**QWEN2.layer_names, **names.QWEN3_NORMS}
-)
-LLAMA = replace(
-    QWEN2,
-    hf_name="LlamaForCausalLM",
-    model_type="llama",
-    interleaved={"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"},
-)
-MIXTRAL = replace(
-    LLAMA,
-    hf_name="MixtralForCausalLM",
-    model_type="mixtral",
-    config=expert_configs.mixtral_config,
-    layer_names=names.LLAMA_ATTENTION | names.MIXTRAL_EXPERTS,
-)
+QWEN3 = QWEN2.like("Qwen3ForCausalLM", "qwen3", layer_names=QWEN2.layer_names | names.QWEN3_NORMS)
+HEADS = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+LLAMA = QWEN2.like("LlamaForCausalLM", "llama", interleaved=HEADS)
+MIXTRAL_LAYER = names.LLAMA_ATTENTION | names.MIXTRAL_EXPERTS
+MIXTRAL = LLAMA.like("MixtralForCausalLM", "mixtral", experts.mixtral_config, MIXTRAL_LAYER)
 """Files have the name of Llama, and a number of experts."""
 
-GEMMA2 = replace(
-    QWEN2,
-    hf_name="Gemma2ForCausalLM",
-    model_type="gemma2",
-    config=window_configs.gemma2_config,
-    layer_names=names.LLAMA_ATTENTION | names.NORMS_AFTER | {"ffn_norm": "pre_feedforward_layernorm"} | names.LLAMA_MLP,
-    has_whole_norms=True,
-)
-QWEN35 = replace(
-    QWEN2,
-    hf_name="Qwen3_5ForCausalLM",
-    model_type="qwen3_5_text",
-    config=recurrent_configs.qwen35_config,
-    layer_names=names.GATED_DELTA_LAYER | names.LLAMA_MLP,
-    has_whole_norms=True,
-)
+GEMMA_LAYER = names.LLAMA_ATTENTION | names.NORMS_AFTER | {"ffn_norm": "pre_feedforward_layernorm"} | names.LLAMA_MLP
+GEMMA2 = QWEN2.like("Gemma2ForCausalLM", "gemma2", windows.gemma2_config, GEMMA_LAYER, has_whole_norms=True)
+GEMMA3_LAYER = GEMMA_LAYER | names.QWEN3_NORMS
+DELTA_MLP, DELTA_EXPERTS = (names.GATED_DELTA_LAYER | mlp for mlp in (names.LLAMA_MLP, names.QWEN2_EXPERTS))
+QWEN35 = QWEN2.like("Qwen3_5ForCausalLM", "qwen3_5_text", recurrent.qwen35_config, DELTA_MLP, has_whole_norms=True)
 MAMBA2 = Architecture(
     hf_name="Mamba2ForCausalLM",
     model_type="mamba2",
-    config=recurrent_configs.mamba2_config,
+    config=recurrent.mamba2_config,
     model_names=names.MAMBA2_MODEL,
     layer_names=names.MAMBA2_LAYER,
     layer_prefix="backbone.layers.",
 )
-NEMOTRON_H = replace(
-    MAMBA2,
-    hf_name="NemotronHForCausalLM",
-    model_type="nemotron_h",
-    config=recurrent_configs.nemotron_h_config,
-    layer_names=names.NEMOTRON_H_LAYER,
-    interleaved=LLAMA.interleaved,
+NEMOTRON_H = MAMBA2.like(
+    "NemotronHForCausalLM", "nemotron_h", recurrent.nemotron_h_config, names.NEMOTRON_H_LAYER, interleaved=HEADS
 )
-LFM2 = replace(
-    QWEN2,
-    hf_name="Lfm2ForCausalLM",
-    model_type="lfm2",
-    config=recurrent_configs.lfm2_config,
-    model_names={"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
-    layer_names=names.LFM2_LAYER,
-)
-OLMO2 = replace(
-    QWEN2,
-    hf_name="Olmo2ForCausalLM",
-    model_type="olmo2",
-    config=window_configs.olmo_config,
-    layer_names=names.PROJECTIONS | names.QWEN3_NORMS | names.NORMS_AFTER | names.LLAMA_MLP,
-)
-GLM4_MOE = replace(
-    QWEN3,
-    hf_name="Glm4MoeForCausalLM",
-    model_type="glm4_moe",
-    config=expert_configs.glm4_moe_config,
-    layer_names={
-        **names.LLAMA_ATTENTION,
-        "post_attention_norm": "post_attention_layernorm",
-        **names.QWEN3_NORMS,
-        **names.LLAMA_MLP,
-        **names.SHARED_EXPERTS,
-    },
-)
+LFM2_MODEL = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
+LFM2 = QWEN2.like("Lfm2ForCausalLM", "lfm2", recurrent.lfm2_config, names.LFM2_LAYER, model_names=LFM2_MODEL)
+OLMO_LAYER = names.PROJECTIONS | names.QWEN3_NORMS | names.NORMS_AFTER | names.LLAMA_MLP
+OLMO2 = QWEN2.like("Olmo2ForCausalLM", "olmo2", windows.olmo_config, OLMO_LAYER)
+QWEN3_MOE_LAYER = names.LLAMA_ATTENTION | names.QWEN3_NORMS | names.QWEN3_EXPERTS
+GLM_LAYER = names.LLAMA_ATTENTION | names.QWEN3_NORMS | names.LLAMA_MLP | names.SHARED_EXPERTS
+GLM_LAYER |= {"post_attention_norm": "post_attention_layernorm"}
+GLM4_MOE = QWEN3.like("Glm4MoeForCausalLM", "glm4_moe", experts.glm4_moe_config, GLM_LAYER)
+ERNIE_LAYER = names.LLAMA_ATTENTION | names.LLAMA_MLP | names.SHARED_EXPERTS
+ERNIE_LAYER |= {"exp_probs_b.bias": names.ERNIE_CORRECTION}
 ARCHITECTURES = {
     "llama": LLAMA,
     "glm4moe": GLM4_MOE,
-    "dots1": replace(GLM4_MOE, hf_name="Dots1ForCausalLM", model_type="dots1"),
-    "ernie4_5-moe": replace(
-        QWEN2,
-        hf_name="Ernie4_5_MoeForCausalLM",
-        model_type="ernie4_5_moe",
-        config=expert_configs.ernie4_5_moe_config,
-        layer_names=names.LLAMA_ATTENTION
-        | names.LLAMA_MLP
-        | names.SHARED_EXPERTS
-        | {"exp_probs_b.bias": names.ERNIE_CORRECTION},
+    "dots1": GLM4_MOE.like("Dots1ForCausalLM", "dots1"),
+    "ernie4_5-moe": QWEN2.like("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", experts.ernie4_5_moe_config, ERNIE_LAYER),
+    "granitemoe": LLAMA.like(
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        experts.granite_moe_config,
+        names.LLAMA_ATTENTION | names.GRANITE_EXPERTS,
     ),
-    "granitemoe": replace(
-        LLAMA,
-        hf_name="GraniteMoeForCausalLM",
-        model_type="granitemoe",
-        config=expert_configs.granite_moe_config,
-        layer_names=names.LLAMA_ATTENTION | names.GRANITE_EXPERTS,
-    ),
-    "granitehybrid": replace(
-        LLAMA,
-        hf_name="GraniteMoeHybridForCausalLM",
-        model_type="granitemoehybrid",
-        config=recurrent_configs.granite_hybrid_config,
-        layer_names=names.GRANITE_HYBRID_LAYER,
+    "granitehybrid": LLAMA.like(
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        recurrent.granite_hybrid_config,
+        names.GRANITE_HYBRID_LAYER,
     ),
     "mamba2": MAMBA2,
     "nemotron_h": NEMOTRON_H,
     "nemotron_h_moe": NEMOTRON_H,
-    "falcon-h1": replace(
-        QWEN2,
-        hf_name="FalconH1ForCausalLM",
-        model_type="falcon_h1",
-        config=recurrent_configs.falcon_h1_config,
+    "falcon-h1": QWEN2.like(
+        "FalconH1ForCausalLM",
+        "falcon_h1",
+        recurrent.falcon_h1_config,
+        names.FALCON_H1_LAYER,
         model_names=names.LLAMA_MODEL | {"output_norm": "model.final_layernorm"},
-        layer_names=names.FALCON_H1_LAYER,
     ),
     "lfm2": LFM2,
-    "lfm2moe": replace(
-        LFM2, hf_name="Lfm2MoeForCausalLM", model_type="lfm2_moe", config=recurrent_configs.lfm2_moe_config
-    ),
-    "olmoe": replace(
-        QWEN3,
-        hf_name="OlmoeForCausalLM",
-        model_type="olmoe",
-        config=expert_configs.olmoe_config,
-        layer_names=names.LLAMA_ATTENTION | names.QWEN3_NORMS | names.QWEN3_EXPERTS,
-    ),
-    "smollm3": replace(LLAMA, hf_name="SmolLM3ForCausalLM", model_type="smollm3", config=llama_configs.smollm3_config),
-    "granite": replace(LLAMA, hf_name="GraniteForCausalLM", model_type="granite", config=llama_configs.granite_config),
-    "mistral3": replace(
-        LLAMA, hf_name="Ministral3ForCausalLM", model_type="ministral3", config=llama_configs.mistral3_config
-    ),
-    "phi3": replace(
-        QWEN2,
-        hf_name="Phi3ForCausalLM",
-        model_type="phi3",
-        config=llama_configs.phi3_config,
-        layer_names={
-            "attn_norm": "input_layernorm",
-            "attn_qkv": "self_attn.qkv_proj",
-            "attn_output": "self_attn.o_proj",
-            "ffn_norm": "post_attention_layernorm",
-            **names.FUSED_MLP,
-        },
-    ),
-    "glm4": replace(
-        QWEN2,
-        hf_name="Glm4ForCausalLM",
-        model_type="glm4",
-        config=llama_configs.glm4_config,
-        layer_names={
-            **names.LLAMA_ATTENTION,
-            "post_attention_norm": "post_self_attn_layernorm",
-            "post_ffw_norm": "post_mlp_layernorm",
-            **names.FUSED_MLP,
-        },
-    ),
+    "lfm2moe": LFM2.like("Lfm2MoeForCausalLM", "lfm2_moe", recurrent.lfm2_moe_config),
+    "olmoe": QWEN3.like("OlmoeForCausalLM", "olmoe", experts.olmoe_config, QWEN3_MOE_LAYER),
+    "smollm3": LLAMA.like("SmolLM3ForCausalLM", "smollm3", dense.smollm3_config),
+    "granite": LLAMA.like("GraniteForCausalLM", "granite", dense.granite_config),
+    "mistral3": LLAMA.like("Ministral3ForCausalLM", "ministral3", dense.mistral3_config),
+    "phi3": QWEN2.like("Phi3ForCausalLM", "phi3", dense.phi3_config, names.PHI3_LAYER),
+    "glm4": QWEN2.like("Glm4ForCausalLM", "glm4", dense.glm4_config, names.GLM4_LAYER),
     "qwen2": QWEN2,
     "qwen3": QWEN3,
-    "qwen2moe": replace(
-        QWEN2,
-        hf_name="Qwen2MoeForCausalLM",
-        model_type="qwen2_moe",
-        config=expert_configs.qwen2_moe_config,
-        layer_names=names.LLAMA_ATTENTION | names.QWEN2_EXPERTS,
+    "qwen2moe": QWEN2.like(
+        "Qwen2MoeForCausalLM", "qwen2_moe", experts.qwen2_moe_config, names.LLAMA_ATTENTION | names.QWEN2_EXPERTS
     ),
     "qwen35": QWEN35,
-    "qwen35moe": replace(
-        QWEN35,
-        hf_name="Qwen3_5MoeForCausalLM",
-        model_type="qwen3_5_moe_text",
-        config=recurrent_configs.qwen35_moe_config,
-        layer_names=names.GATED_DELTA_LAYER | names.QWEN2_EXPERTS,
-    ),
-    "qwen3next": replace(
-        QWEN35,
-        hf_name="Qwen3NextForCausalLM",
-        model_type="qwen3_next",
-        config=recurrent_configs.qwen3_next_config,
-        layer_names=names.GATED_DELTA_LAYER | names.QWEN2_EXPERTS,
-    ),
-    "qwen3moe": replace(
-        QWEN3,
-        hf_name="Qwen3MoeForCausalLM",
-        model_type="qwen3_moe",
-        config=expert_configs.qwen3_moe_config,
-        layer_names=names.LLAMA_ATTENTION | names.QWEN3_NORMS | names.QWEN3_EXPERTS,
-    ),
+    "qwen35moe": QWEN35.like("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", recurrent.qwen35_moe_config, DELTA_EXPERTS),
+    "qwen3next": QWEN35.like("Qwen3NextForCausalLM", "qwen3_next", recurrent.qwen3_next_config, DELTA_EXPERTS),
+    "qwen3moe": QWEN3.like("Qwen3MoeForCausalLM", "qwen3_moe", experts.qwen3_moe_config, QWEN3_MOE_LAYER),
     "gemma2": GEMMA2,
-    "gemma3": replace(
-        GEMMA2,
-        hf_name="Gemma3ForCausalLM",
-        model_type="gemma3_text",
-        config=window_configs.gemma3_config,
-        layer_names={**GEMMA2.layer_names, **names.QWEN3_NORMS},
-    ),
-    "gemma4": replace(
-        GEMMA2,
-        hf_name="Gemma4ForCausalLM",
-        model_type="gemma4_text",
-        config=gemma4_config,
-        model_names=names.LLAMA_MODEL
-        | {
-            "per_layer_token_embd": "model.embed_tokens_per_layer",
-            "per_layer_model_proj": "model.per_layer_model_projection",
-            "per_layer_proj_norm": "model.per_layer_projection_norm",
-        },
-        layer_names={**GEMMA2.layer_names, **names.QWEN3_NORMS, **names.GEMMA4_LAYER},
+    "gemma3": GEMMA2.like("Gemma3ForCausalLM", "gemma3_text", windows.gemma3_config, GEMMA3_LAYER),
+    "gemma4": GEMMA2.like(
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        gemma4_config,
+        GEMMA3_LAYER | names.GEMMA4_LAYER,
+        model_names=names.GEMMA4_MODEL,
         has_whole_norms=False,
     ),
     "olmo2": OLMO2,
-    "exaone4": replace(OLMO2, hf_name="Exaone4ForCausalLM", model_type="exaone4", config=window_configs.exaone4_config),
-    "cohere2": replace(
-        QWEN2,
-        hf_name="Cohere2ForCausalLM",
-        model_type="cohere2",
-        config=window_configs.cohere2_config,
-        layer_names=names.PROJECTIONS | {"attn_norm": "input_layernorm"} | names.LLAMA_MLP,
+    "exaone4": OLMO2.like("Exaone4ForCausalLM", "exaone4", windows.exaone4_config),
+    "cohere2": QWEN2.like(
+        "Cohere2ForCausalLM",
+        "cohere2",
+        windows.cohere2_config,
+        names.PROJECTIONS | {"attn_norm": "input_layernorm"} | names.LLAMA_MLP,
     ),
-    "gpt-oss": replace(
-        QWEN2,
-        hf_name="GptOssForCausalLM",
-        model_type="gpt_oss",
-        config=window_configs.gpt_oss_config,
-        layer_names=names.GPT_OSS_LAYER,
-    ),
+    "gpt-oss": QWEN2.like("GptOssForCausalLM", "gpt_oss", windows.gpt_oss_config, names.GPT_OSS_LAYER),
     "gpt2": Architecture(
         hf_name="GPT2LMHeadModel",
         model_type="gpt2",

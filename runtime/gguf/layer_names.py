@@ -79,6 +79,24 @@ MIXTRAL_EXPERTS = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
+PHI3_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    **FUSED_MLP,
+}
+GLM4_LAYER = {
+    **LLAMA_ATTENTION,
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    **FUSED_MLP,
+}
+GEMMA4_MODEL = LLAMA_MODEL | {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 GEMMA4_LAYER = {
     "layer_output_scale.weight": "layer_scalar",
     "inp_gate": "per_layer_input_gate",

@@ -22,20 +22,23 @@ class ScheduleReports:
         self._policy = policy
         self._refreshed_ns = 0
 
-    def make(self, step_id: int, chunks: Sequence[Chunk]) -> ScheduleReport | None:
-        """Returns the report of the latest plan, for step `step_id`; `chunks` are its rows other than decode rows."""
+    def make(self, step_id: int, chunks: Sequence[Chunk]) -> list[ScheduleReport]:
+        """Returns the report of the latest plan, for step `step_id`, if it needs one.
+
+        `chunks` are its rows other than decode rows.
+        """
         notes, waiting = self._policy.notes, self._stages.waiting
         is_refresh = bool(waiting or notes.delayed) and notes.planned_ns - self._refreshed_ns >= REFRESH_NS
         new = waiting.pop_new()
         in_prefill = [chunk for chunk in chunks if chunk.req.state is State.PREFILL]
         if not (is_refresh or new or in_prefill or notes.preempted or notes.paused):
-            return None
+            return []
         if is_refresh:
             self._refreshed_ns = notes.planned_ns
             ranked = list(enumerate(waiting))
         else:
             ranked = [(waiting.rank(pending), pending) for pending in new]
-        return ScheduleReport(
+        report = ScheduleReport(
             planned_ns=notes.planned_ns,
             facts=self._facts(),
             chunks=tuple([_chunk_row(chunk) for chunk in in_prefill]),
@@ -45,6 +48,7 @@ class ScheduleReports:
             step_id=step_id,
             paused=tuple(notes.paused),
         )
+        return [report]
 
     def _facts(self) -> QueueFacts:
         notes, stages, cache, policy = self._policy.notes, self._stages, self._cache, self._policy

@@ -149,6 +149,8 @@ class Scheduler:
             is_held = self._stages.compiling or self._policy.starved or self.has_loads
             is_held = is_held or (self.adapters is not None and self.adapters.is_reading)
             assert before is not None or is_held, "there are requests and none can run"
+            if before is None:
+                self._replies += self._reports.make(self._num_steps, [])
             return None
         if self.proposal is not None:
             self._plan = rows, chunks
@@ -175,9 +177,7 @@ class Scheduler:
         if self._states is not None:
             states = self._states.plan(rows, chunks, self._in_flight[0].states if self._in_flight else None)
         self._in_flight.append(StepInFlight(rows.reqs, chunks, self._stages, states))
-        report = self._reports.make(self._num_steps, chunks)
-        if report is not None:
-            self._replies.append(report)
+        self._replies += self._reports.make(self._num_steps, chunks)
         columns = {} if states is None else states.columns()
         if self.adapters is not None:
             reqs = [*rows.reqs, *[chunk.req for chunk in chunks]]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from messages.control import admin
-from messages.frame_files import FrameFileError
+from messages.errors import SluiceError
 from messages.program import PROGRAM, START
 from runtime.extras import installed_extras, load_object
 from supervisor.admin.tasks import CommandFailedError
@@ -65,9 +65,9 @@ def operate(arguments: Sequence[str]) -> int:
     except (NoServerError, WhichServerError) as error:
         complain(options, "no_server" if isinstance(error, NoServerError) else "which_server", str(error))
         return NO_SERVER if isinstance(error, NoServerError) else USAGE
-    except FrameFileError as error:
+    except SluiceError as error:
         complain(options, "failed", str(error))
-        return FAILED
+        return FAILED if options.needs_server else USAGE
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -224,6 +224,7 @@ def _add(commands: Any, name: str, text: str, execute: Execute | None = None) ->
 def _add_plain(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
     """Adds a command that needs no running server."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # for the epilogs of extras
     parser.set_defaults(needs_server=False, json=False)
     return parser
 

@@ -43,10 +43,8 @@ def choose_server(run_dir: Path | None, port: int | None) -> RunningServer:
     """Returns the server in `run_dir`, on `port`, or else the only one. Raises `NoServerError`, `WhichServerError`."""
     if run_dir is not None:
         return _open(RunDir(run_dir.absolute()))
-    servers = sorted(find_servers(), key=lambda server: server.config.http.port)
-    if port is None:  # those in another's run directory are of its models
-        paths = {server.run_dir.path for server in servers}
-        servers = [server for server in servers if paths.isdisjoint(server.run_dir.path.parents)]
+    found = find_whole_servers() if port is None else find_servers()
+    servers = sorted(found, key=lambda server: server.config.http.port)
     chosen = [server for server in servers if port in (None, server.config.http.port)]
     listing = "\n".join(f"  {server.text}" for server in servers)
     if not servers:
@@ -65,6 +63,13 @@ def find_servers() -> Iterator[RunningServer]:
             yield _open(RunDir(path))
         except (NoServerError, OSError):
             continue
+
+
+def find_whole_servers() -> list[RunningServer]:
+    """Returns the servers of this user, without those of single models in the run directory of a server of several."""
+    servers = list(find_servers())
+    paths = {server.run_dir.path for server in servers}
+    return [server for server in servers if paths.isdisjoint(server.run_dir.path.parents)]
 
 
 def _open(run_dir: RunDir) -> RunningServer:

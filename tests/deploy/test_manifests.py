@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,13 @@ import msgspec
 import pytest
 import yaml
 
+import launch
 from deploy.ray_serve import DRAIN_S, Arguments
+from messages.config.http import HttpConfig
 from messages.config.processes import RunConfig
 from messages.config.server import ModelConfig
 from supervisor.flags import parse_flags
+from tests.test_import_law import FILES
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -39,29 +42,56 @@ def unit() -> Any:
     return parser["Service"]
 
 
-def instructions(name: str) -> Iterator[str]:
-    """Yields what follows `name` in the Dockerfile."""
-    for line in DOCKERFILE.read_text().splitlines():
-        if line.startswith(f"{name} "):
-            yield line.removeprefix(f"{name} ")
+def instructions(name: str) -> list[str]:
+    """Returns what follows `name` in each of its instructions in the Dockerfile."""
+    lines = DOCKERFILE.read_text().replace("\\\n", "").splitlines()
+    return [line.removeprefix(f"{name} ") for line in lines if line.startswith(f"{name} ")]
+
+
+def health_check() -> list[str]:
+    (instruction,) = instructions("HEALTHCHECK")
+    return json.loads(instruction[instruction.index("CMD ") + 4 :])
 
 
 def test_the_images_command_is_one():
-    (entry,), (command,) = instructions("ENTRYPOINT"), instructions("CMD")
-    assert json.loads(entry) == ["python", "launch.py"]
-    parse_flags(json.loads(command))
+    (entry,) = instructions("ENTRYPOINT")
+    program, serve, *flags = json.loads(entry)
+    assert program in PROJECT["scripts"]
+    assert serve == launch.SERVE
+    http = parse_flags(flags)["http"]
+    assert isinstance(http, HttpConfig)
+    assert http.host == "0.0.0.0"
+    assert instructions("EXPOSE") == [f"{http.port}"]
+    assert f"http://127.0.0.1:{http.port}/ping" in health_check()[-1]
 
 
 def test_the_image_installs_what_the_project_needs():
     (torch,) = (found for found in PROJECT["dependencies"] if found.startswith("torch"))
     runs = " ".join(instructions("RUN"))
     assert f'"{torch}"' in runs
-    version = re.match(r"python:([\d.]+)-", next(instructions("FROM")))
+    build, final = instructions("FROM")
+    assert build == f"{final} AS build"
+    (base,) = (given.removeprefix("BASE=") for given in instructions("ARG") if given.startswith("BASE="))
+    version = re.match(r"python:([\d.]+)-", base)
     assert version
     assert version[1] in ("3.11", "3.12")
     extras = re.search(r"EXTRAS=\[([\w,-]+)\]", DOCKERFILE.read_text())
     assert extras
     assert set(extras[1].split(",")) <= set(PROJECT["optional-dependencies"])
+
+
+def test_the_builder_gets_what_it_installs():
+    ignored = Path(f"{DOCKERFILE}.dockerignore").read_text().split()
+    needed = {file.relative_to(ROOT).parts[0] for file in FILES} | {"setup.py", "pyproject.toml", "assets", "deploy"}
+    needed |= {PROJECT["readme"], "tools", "kernels/cpu/source"}
+    assert not [place for place in needed - {"benchmarks", "tests"} if any(fnmatch(place, mask) for mask in ignored)]
+
+
+def test_the_user_owns_its_home_alone():
+    (user,), (volume,) = instructions("USER"), instructions("VOLUME")
+    assert int(user) > 0, "Kubernetes cannot tell whether a name is root's"
+    assert f"HOME={volume}" in " ".join(instructions("ENV"))
+    assert f"useradd --uid {user} --create-home {Path(volume).name}" in " ".join(instructions("RUN"))
 
 
 @pytest.mark.parametrize("name", COMPOSE["services"])
@@ -74,8 +104,20 @@ def test_a_service_is_built_here_and_its_flags_exist(name: str):
     parse_flags(service["command"])
     drain_s = RunConfig().drain_timeout_s
     assert float(service["stop_grace_period"].removesuffix("s")) > drain_s
-    (volume,) = instructions("VOLUME")
-    assert service["volumes"][0].split(":") == ["cache", volume]
+    assert service["healthcheck"]["test"] == ["CMD", *health_check()]
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_a_service_can_write_its_volume_and_tmp_alone(name: str):
+    service = COMPOSE["services"][name]
+    assert service["read_only"]
+    assert "user" not in service, "the image's is not root"
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["tmpfs"] == ["/tmp"]
+    home, models = service["volumes"]
+    assert home.split(":") == [*COMPOSE["volumes"], *instructions("VOLUME")]
+    assert models.endswith(f":{instructions('WORKDIR')[-1]}:ro")
 
 
 def test_the_units_flags_exist_and_it_waits_for_the_drain(unit: Any):

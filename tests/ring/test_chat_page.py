@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.ring, pytest.mark.timeout(600)]
 
 NUM_TOKENS = 24
 IDLE = "!document.getElementById('send').disabled"
+NAMED = "document.getElementById('model-name').textContent"
 KINDS = "[...document.querySelectorAll('#messages > li')].map(item => item.className)"
 MARKDOWN = """# Title
 Some **bold**, *slanted* and `code` in a [link](https://example.org/a) and <b>no markup</b>.
@@ -44,9 +45,7 @@ def page(plain_ring: RingClient) -> Iterator[BrowserPage]:
         pytest.skip("needs chromium, to open the page in")
     with BrowserPage(browser) as page:
         page.open(f"{plain_ring.url}/")
-        page.wait_for(
-            "document.getElementById('status')?.textContent === 'ready' && document.getElementById('model').value"
-        )
+        page.wait_for(f"document.getElementById('status')?.textContent === 'ready' && {NAMED}")
         page.run(
             f"""(() => {{
             const {{elements}} = document.getElementById("composer");
@@ -96,7 +95,7 @@ def test_a_conversation_continues_and_is_kept(page: BrowserPage, plain_ring: Rin
 
 
 def test_an_edited_message_begins_another_continuation(page: BrowserPage, plain_ring: RingClient):
-    page.wait_for("document.getElementById('model').value")
+    page.wait_for(NAMED)
     click(page, "Edit", 0)
     page.run(
         "document.querySelector('.editing textarea').value = 'bye'; document.querySelector('.editing').requestSubmit()"
@@ -112,7 +111,7 @@ def test_an_answer_shows_how_it_was_made(page: BrowserPage):
     click(page, "How it was made", 1)
     page.wait_for("document.querySelector('#timeline table')")
     assert page.run("document.querySelectorAll('#output .token').length") == NUM_TOKENS
-    assert f"{NUM_TOKENS} output tokens" in page.run("document.getElementById('details-usage').textContent")
+    assert f"{NUM_TOKENS} output tokens" in page.run("document.getElementById('messages').lastChild.textContent")
     page.run("document.getElementById('details-close').click()")
 
 

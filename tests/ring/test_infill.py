@@ -9,6 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from tests.ring.client import TIMEOUT_S, RingClient
+from tests.ring.recorded import check, read_calls
 from tests.tiny_llama import VOCAB_SIZE, write_tiny_llama, write_tokenizer
 
 pytestmark = pytest.mark.ring
@@ -31,7 +32,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ring(tokenizer: Path, start_ring: Any) -> RingClient:
-    return start_ring(tokenizer, "--dtype", "float32", "--max-restarts-per-min", "100")
+    return start_ring(tokenizer, "--dtype", "float32", "--max-restarts-per-min", "100", "--served-model-name", "m")
 
 
 def post(ring: RingClient, path: str, **fields: Any) -> httpx.Response:
@@ -70,6 +71,14 @@ def test_completions_and_infill_give_what_the_marks_give(ring: RingClient) -> No
     stop = expected.text[4:6]
     cut = post(ring, "/infill", **gap, stop=[stop]).json()
     assert cut["content"] == expected.text[: expected.text.index(stop)]
+
+
+def test_continue_sees_that_the_model_fills_gaps(ring: RingClient) -> None:
+    """Its extension for editors decides so by a name in the template, and then sends the suffix."""
+    show, fill = read_calls("fim/continue")
+    check(ring.url, show)
+    check(ring.url, fill)
+    assert fill.body["suffix"] == SUFFIX
 
 
 def test_a_fill_goes_on_when_processes_die(ring: RingClient) -> None:

@@ -51,6 +51,13 @@ def test_it_asks_for_a_key_tells_what_was_before_and_is_grey_when_the_server_is_
     url = f"http://{target.host}:{target.port}"
     request = {"prompt": [5, 6, 7], "max_tokens": 3, "ignore_eos": True, "stream": False}
     assert httpx.post(f"{url}/generate", json=request, headers=OPERATOR, timeout=TIMEOUT_S).status_code == 200
+    page.open(url)
+    page.wait_for("document.getElementById('gate')?.hidden === false")
+    give_key(page, "wrong")
+    page.wait_for("document.getElementById('gate-note').textContent === 'The server does not know this key.'")
+    give_key(page, "sk-client")
+    page.wait_for("document.getElementById('model-name').textContent && document.getElementById('gate').hidden")
+    page.run("sessionStorage.clear()")
     page.open(f"{url}/pipeline")
 
     page.wait_for(f"{STATUS} === 'a key is needed'")

@@ -12,7 +12,9 @@ import pytest
 
 from benchmarks.server_process import ROOT, is_running
 from tests.lora_adapters import write_adapter
+from tests.ring.browser import find_browser
 from tests.ring.client import TIMEOUT_S, Generated, body
+from tests.ring.devtools import BrowserPage
 from tests.ring.model_ring import NAMES, ModelRing, model_ring, wait_for, write_models
 
 pytestmark = pytest.mark.ring
@@ -203,3 +205,25 @@ def test_a_process_of_one_model_is_restarted_by_command(ring: ModelRing, expecte
     assert result.returncode == 0, result.stdout + result.stderr
     assert ring.of("first").status("scheduler")["num_restarts"] == 1
     check(ring, expected, "first")
+
+
+def test_the_pages_show_the_states_and_each_model_on_its_own(ring: ModelRing):
+    browser = find_browser()
+    if browser is None:
+        pytest.skip("needs chromium, to open the page in")
+    with BrowserPage(browser) as page:
+        ring.post("/models/unload", model="second")
+        page.open(f"{ring.url}/pipeline?model=second")
+        page.wait_for("document.getElementById('unloaded-title')?.textContent === 'second is not loaded'")
+        page.run("document.getElementById('load').click()")
+        page.wait_for("document.getElementById('status').textContent === 'ready' && document.querySelector('.steps')")
+        assert "second" in ring.loaded()
+        page.open(ring.url)
+        page.wait_for("document.querySelectorAll('#model-list li').length === 5")
+        page.run("document.querySelector('#model-list [value=poems]').click()")
+        page.run("document.getElementById('text').value = 'hello'; document.getElementById('composer').requestSubmit()")
+        page.wait_for("document.querySelector('.message-actions .dim')")
+        page.run("[...document.querySelectorAll('#messages button')].at(-1).click()")
+        page.wait_for("document.querySelector('#timeline table')")
+        assert page.run("document.querySelector('#messages .assistant .who').textContent") == "poems"
+        assert page.problems == []

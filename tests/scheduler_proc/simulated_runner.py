@@ -177,7 +177,7 @@ class SimulatedRunner:
             assert list(positions[start:end]) == list(range(context_len, context_len + query_len))
             expected = [self._slot(table, position) for position in positions[start:end]]
             assert list(slots[start:end]) == expected, "the slots are not those of the page table"
-            key = self.adapter_keys[adapter_slots[row]] if adapter_slots[row] >= 0 else 0
+            key = self._key(adapter_slots[row])
             self._write(table, [token_id + key for token_id in token_ids[start:end]], context_len)
             row_tables.append(table)
             start = end
@@ -194,6 +194,10 @@ class SimulatedRunner:
         next_tokens = pack_int32(one.token_id for one, _ in told)
         pooled = pool(batch, lambda index: self._held(slots[index]))
         return ForwardOutput(batch.step_id, next_tokens, logprobs, self._logprob(batch, slots), counts, pooled)
+
+    def _key(self, adapter_slot: int) -> int:
+        """Returns what the adapter in the slot adds to tokens, 0 without one."""
+        return self.adapter_keys[adapter_slot] if adapter_slot >= 0 else 0
 
     def _run_windowed(self, batch: Batch, window: int, num_pages: int) -> None:
         """Writes the tokens to their window slots, and reads what each token sees: the same as in the other slots."""
@@ -240,6 +244,7 @@ class SimulatedRunner:
         token_ids, kv_slots = unpack_int32(batch.token_ids), unpack_int64(batch.slots)
         context_lens, rows = unpack_int32(batch.context_lens), unpack_int32(batch.query_lens)
         states = [self.state_slots.get(source) for source in sources]
+        adapter_slots = unpack_int32(batch.adapter_slots) or [-1] * batch.num_rows
         for row, (source, context_len, num_tokens) in enumerate(zip(sources, context_lens, rows, strict=True)):
             others = {*slots[:start], *slots[start + num_tokens :]} - {-1}
             assert source not in others, "a row reads a state that another one stores"
@@ -248,7 +253,8 @@ class SimulatedRunner:
             assert state is not None, "a state is read that was never stored"
             assert state[0] == context_len, "a state is read of another token"
             for token in range(start, start + num_tokens):
-                state = state[0] + 1, next_value(state[1], token_ids[token], state[0])
+                token_id = token_ids[token] + self._key(adapter_slots[row])
+                state = state[0] + 1, next_value(state[1], token_id, state[0])
                 assert self.slots[kv_slots[token]] == (state[0] - 1, state[1]), "a state of other tokens"
                 if slots[token] >= 0:
                     self.state_slots[slots[token]] = state

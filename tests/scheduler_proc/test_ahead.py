@@ -3,14 +3,12 @@
 import logging
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.scheduler_proc.clients import user_msg
 from tests.scheduler_proc.overlapped import LaunchedStep
 from tests.scheduler_proc.planned_ahead import AheadBench, AheadRunner
 from tests.scheduler_proc.simulated_runner import SimulatedPages
-from tests.scheduler_proc.soak import MAX_MODEL_LEN, Soak
+from tests.scheduler_proc.soak import MAX_MODEL_LEN
 from tests.scheduler_proc.timed_soak import TimedSoak
 
 
@@ -176,36 +174,3 @@ def test_failing_steps_and_rows_cost_nobody_else_a_token(caplog: pytest.LogCaptu
     assert bench.device.num_ahead > 300
     reasons = {end.finish_reason for end in bench.inbox.finished.values()}
     assert reasons == {"stop", "length", "abort", "timeout", "error"}
-
-
-@given(
-    seed=st.integers(0, 2**32),
-    page_size=st.sampled_from([1, 4, 16]),
-    num_spare=st.integers(0, 12),
-    max_num_seqs=st.sampled_from([1, 3, 8, 32]),
-    max_num_batched_tokens=st.sampled_from([1, 7, 32, 256]),
-    is_faulty=st.booleans(),
-    rich_share=st.sampled_from([0.0, 0.1, 0.5]),
-)
-@settings(max_examples=25, deadline=None)
-def test_every_shape_of_scheduler_is_right(
-    seed: int,
-    page_size: int,
-    num_spare: int,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    is_faulty: bool,
-    rich_share: float,
-):
-    bench = AheadBench(
-        num_pages=MAX_MODEL_LEN // page_size + num_spare,
-        page_size=page_size,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-    )
-    if is_faulty:
-        bench.runner.poison, bench.runner.nan = {41}, {42}
-    soak = Soak(seed, 12, bench, rich_share)
-    soak.run()
-    soak.check()

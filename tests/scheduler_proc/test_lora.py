@@ -110,7 +110,9 @@ def test_other_contents_in_the_directory_fail_a_request_alone(model_dir, adapter
     new = Adapter("new", path, read_files(path).digest)
     engine = OfflineEngine(make_config(model_dir, max_loras=2))
     outputs = engine.generate(PROMPTS[:3], [params_of(old), params_of(new), params_of(None)])
-    assert "have changed since it was loaded" in (outputs[0].error or pytest.fail("it has no error")).message
+    error = outputs[0].error or pytest.fail("it has no error")
+    assert (error.status, error.code) == (503, "adapter_lost")
+    assert "have changed since it was loaded" in error.message
     assert [output.token_ids for output in outputs[1:]] == [expected[0][1], expected[-1][2]]
 
 
@@ -142,5 +144,10 @@ def test_an_unusable_adapter_ends_the_start_and_one_that_has_gone_does_not(model
         start_with(model_dir, Adapter("bad", path, read_files(path).digest), tmp_path / "table")
     engine = start_with(model_dir, Adapter("gone", str(tmp_path / "gone"), "00"), tmp_path / "table")
     assert generate(engine, [None])[0] == expected[-1]
+    (output,) = engine.generate(PROMPTS[:1], [params_of(Adapter("gone", str(tmp_path / "gone"), "00"))])
+    error = output.error or pytest.fail("it has no error")
+    assert error.status == 503, "the server has lost it; the request is right"
+    assert f"there is no directory {tmp_path / 'gone'}" in error.message
+    assert "load it again (/v1/load_lora_adapter)" in error.message
     engine = start_with(model_dir, adapters[0], tmp_path / "table")
     assert engine._scheduler.gauges()["adapters"] == 1

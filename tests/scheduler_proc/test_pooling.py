@@ -48,6 +48,7 @@ class Served:
     """A checkpoint as transformers and as a scheduler with a small cache see it."""
 
     def __init__(self, path: Path):
+        self.path = path
         self.reference = build_checkpoint(path, "qwen3-gqa-tied", intermediate_size=96, head_dim=32)
         self.config = make_config(path, block_size=PAGE_SIZE, num_pages=PLENTY)
         self.runner: Runner = load_runner(self.config, lambda text, fraction: None)
@@ -132,6 +133,28 @@ def test_bits_do_not_depend_on_order_chunks_or_cache(served: Served):
     for num_step_tokens in (4096, 64, 16):
         shuffled = random.Random(num_step_tokens).sample(requests, len(requests))
         assert run(served.runner, shuffled, PLENTY, num_step_tokens)[0] == expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_logprobs_of_labels_are_not_rounded_to_the_dtype_of_activations(served: Served, dtype: str):
+    """Documents that a reranker scores by two labels would have equal scores otherwise."""
+    config = make_config(served.path, block_size=PAGE_SIZE, num_pages=PLENTY, dtype=dtype)
+    runner = load_runner(config, lambda text, fraction: None)
+    kinds = [Pooling("labels", label_ids=pack_int32(LABELS[:2])), Pooling("embed", normalizes=False)]
+    requests = [
+        user_msg(2 * first + index, list(range(first, first + 9)), 0, pooling=pooling)
+        for first in range(40)
+        for index, pooling in enumerate(kinds)
+    ]
+    found, _ = run(runner, requests, PLENTY, 4096)
+    values = [torch.tensor(unpack_float32(found[uid])) for uid in range(80)]
+    logprobs_NL, hidden_NE = torch.stack(values[::2]), torch.stack(values[1::2])
+    head_LE = served.reference.get_output_embeddings().weight[LABELS[:2]].detach().to(hidden_NE.dtype)
+    logits_NL = hidden_NE @ head_LE.to(getattr(torch, dtype)).float().T
+    scores_N, expected_N = (each[:, 0] - each[:, 1] for each in (logprobs_NL, logits_NL))
+    torch.testing.assert_close(scores_N, expected_N, rtol=0, atol=1e-5)
+    assert len(set(scores_N.tolist())) == 40
+    assert logprobs_NL.exp().sum(1).max() <= 1
 
 
 def test_a_device_with_its_own_memory_gives_the_same_vectors(served: Served):

@@ -1,25 +1,20 @@
 // One answer of the model: it is asked for, read from its stream, and taken apart into reasoning, text and tool calls.
 
 import {call, events} from "./api.js";
-
-const SETTINGS = ["temperature", "top_p", "max_tokens", "seed"];
+import {milliseconds, rate, seconds} from "./format.js";
 
 /** Returns the fields of a message that the model reads. */
-const readable = ({role, content, reasoning, calls}) => ({
-  role, content, ...(reasoning ? {reasoning_content: reasoning} : {}), ...(calls?.length ? {tool_calls: calls} : {}),
+const readable = ({role, content, reasoning, calls, tool_call_id}) => ({
+  role, content, tool_call_id, reasoning_content: reasoning || undefined, tool_calls: calls?.length ? calls : undefined,
 });
 
-/** Asks for the answer to `messages` and calls `onChange` for each piece. Returns the message; throws `Refused`. */
-export async function ask({messages, settings, model, id, signal}, onChange) {
+/** Asks for the answer to `messages` with other fields of the body, and calls `onChange` for each piece. Returns the message; throws `Refused`. */
+export async function ask({messages, id, signal, ...params}, onChange) {
   const answer = {role: "assistant", content: "", reasoning: "", calls: [], id, tokens: [], usage: null, reason: ""};
-  const system = settings.system ? [{role: "system", content: settings.system}] : [];
-  const chosen = Object.fromEntries(SETTINGS.filter(name => settings[name] !== undefined).map(name => [name, settings[name]]));
-  const body = {
-    model, messages: [...system, ...messages.map(readable)], stream: true, stream_options: {include_usage: true},
-    logprobs: true, top_logprobs: 5, ...chosen, ...(settings.thinks === false ? {reasoning_effort: "none"} : {}),
-  };
+  const body = {messages: messages.map(readable), stream: true, stream_options: {include_usage: true}, logprobs: true, top_logprobs: 5, ...params};
   const begun = performance.now();
   const reply = await call("v1/chat/completions", {json: body, headers: {"X-Request-Id": id}, signal});
+  answer.loadMs = Number(reply.headers.get("X-Model-Load-Ms"));
   for await (const event of events(reply)) {
     if (event.error) throw new Error(event.error.message);
     add(answer, event.choices[0]);
@@ -43,4 +38,13 @@ function add(answer, choice) {
   }
   answer.tokens.push(...choice.logprobs?.content ?? []);
   answer.reason = choice.finish_reason ?? answer.reason;
+}
+
+/** What an answer took, in words; times only if they were measured. */
+export function summarize({usage, reason, loadMs, firstMs, totalMs}) {
+  const cached = usage.cached_tokens ?? usage.prompt_tokens_details?.cached_tokens ?? 0, speed = (usage.completion_tokens - 1) / (totalMs - firstMs) * 1000;
+  return [
+    `${usage.prompt_tokens} prompt tokens (${cached} cached)`, `${usage.completion_tokens} output tokens, ended: ${reason}`,
+    loadMs && `model loaded in ${seconds(loadMs / 1000)}`, firstMs && `first after ${milliseconds(firstMs)} ms`, speed && `${rate(speed)} tokens/s`,
+  ].filter(Boolean).join(", ");
 }

@@ -1,6 +1,7 @@
 // Calls to the server, with the key that was typed in. It is kept for this tab only, and sent nowhere else.
 
 const KEY = "sluice-key";
+let chosen = ""; // the model that requests without a name of their own are about, at a server of models
 
 export const getKey = () => sessionStorage.getItem(KEY) ?? "";
 
@@ -9,17 +10,20 @@ export function setKey(key) {
   else sessionStorage.removeItem(KEY);
 }
 
-/** A refusal; `status` is 0 if the server could not be reached. */
+export const setModel = name => { chosen = name; };
+
+/** A refusal; `status` is 0 if the server could not be reached. `retryS`: seconds after which to try again, 0 if unknown. */
 export class Refused extends Error {
-  constructor(status, message) {
+  constructor(status, message, retryS = 0) {
     super(message);
-    this.status = status;
+    Object.assign(this, {status, retryS});
   }
 }
 
 /** Returns the response of a call that was answered well; throws `Refused` with the server's own words. */
 export async function call(path, options = {}) {
-  const headers = {...options.headers};
+  const headers = {...options.headers}, model = options.model ?? chosen;
+  if (model) headers["X-Model"] = encodeURIComponent(model);
   if (getKey()) headers.Authorization = `Bearer ${getKey()}`;
   if (options.json !== undefined) headers["Content-Type"] = "application/json";
   const body = options.json === undefined ? undefined : JSON.stringify(options.json);
@@ -32,7 +36,7 @@ export async function call(path, options = {}) {
   }
   if (reply.ok) return reply;
   const content = await reply.json().catch(() => null);
-  throw new Refused(reply.status, content?.error?.message ?? `the server answered ${reply.status}`);
+  throw new Refused(reply.status, content?.error?.message ?? `the server answered ${reply.status}`, Number(reply.headers.get("Retry-After")));
 }
 
 export const getJson = async (path, options) => (await call(path, options)).json();

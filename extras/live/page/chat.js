@@ -1,26 +1,36 @@
 // The chat: puts its parts together, and keeps what is shown equal to the conversation that is open.
 
-import {ask} from "./answer.js";
-import {call, getJson, getKey, setKey} from "./api.js";
+import {ask, summarize} from "./answer.js";
+import {call, getKey, setKey, setModel} from "./api.js";
 import {Conversations} from "./conversations.js";
 import {find, make, set, write} from "./dom.js";
-import {milliseconds, rate} from "./format.js";
 import {render} from "./markdown.js";
+import {Menu} from "./menu.js";
+import {canChat, describe, Models} from "./models.js";
 import {TokenView} from "./tokens.js";
+import {EXAMPLE, makeCalls, readTools} from "./tools.js";
 import {loadWaterfall} from "./waterfall.js";
 
-const STATUS_MS = 3000, MIN_DRAW_MS = 60;
-const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
+const MIN_DRAW_MS = 60;
 
 const conversations = new Conversations();
 const tokens = new TokenView();
 const known = new Map(); // the tokens of answers of this visit, by the id of their request
 let open = conversations.all[0] ?? conversations.create();
 let running = null; // what stops the answer that is being written
+let waiting = null; // the answer of which nothing has arrived: its model may still load
+const models = new Models(showServer, () => waiting || menu.isOpen);
+const menu = new Menu(models, name => {
+  open.settings.model = name;
+  conversations.save();
+  showModels();
+});
+const modelOf = conversation => models.choose(conversation.settings.model, canChat);
 
 function showAll() {
   showList();
   showSettings();
+  showModels();
   find("messages").replaceChildren(...open.messages.map((message, place) => makeMessage(message, place)));
   find("messages").scrollTop = find("messages").scrollHeight;
 }
@@ -44,7 +54,7 @@ function openConversation(conversation) {
   open = conversation;
   set(find("side"), "data-open", null);
   set(find("menu"), "aria-expanded", "false");
-  closeDetails();
+  find("details").hidden = true;
   showAll();
   find("text").focus();
 }
@@ -52,9 +62,9 @@ function openConversation(conversation) {
 /** Returns the item of a message; `place` is its index. */
 function makeMessage(message, place) {
   const text = make("div", {class: "text"});
-  const item = make("li", {class: message.role}, make("p", {class: "who"}, message.role === "user" ? "You" : "Model"));
+  const item = make("li", {class: message.role}, make("p", {class: "who"}, message.role === "user" ? "You" : message.name ? `Result of ${message.name}` : message.model ?? "Model"));
   const actions = make("div", {class: "message-actions"});
-  if (message.role === "user") {
+  if (message.role !== "assistant") {
     text.append(message.content);
     addAction(actions, "Edit", () => edit(item, place));
   } else {
@@ -64,17 +74,21 @@ function makeMessage(message, place) {
     }
     text.append(...render(message.content));
     addAction(actions, "Copy", () => navigator.clipboard.writeText(message.content));
-    addAction(actions, "Regenerate", () => answerFrom(place));
-    addAction(actions, "How it was made", () => showDetails(message));
-    const cached = message.usage?.prompt_tokens_details?.cached_tokens;
-    if (message.usage) actions.append(make("span", {class: "dim"}, `${message.usage.completion_tokens} tokens, ${cached ?? 0} of the prompt's ${message.usage.prompt_tokens} cached`));
+    addAction(actions, message.error ? "Try again" : "Regenerate", () => answerFrom(place));
+    if (message.usage) addAction(actions, "How it was made", () => showDetails(message));
+    if (message.usage) actions.append(make("span", {class: "dim"}, summarize(message)));
   }
-  item.append(text, ...(message.calls ?? []).map(makeCall), ...(message.error ? [make("p", {class: "error"}, message.error)] : []), actions);
+  const send = !running && place === open.messages.length - 1 && (results => answerFrom(open.messages.push(...results)));
+  const notes = [["wait dim", message === waiting && waitText()], ["error", message.error]].filter(([, note]) => note);
+  item.append(text, ...makeCalls(message.calls ?? [], send), ...notes.map(([kind, note]) => make("p", {class: kind}, note)), actions);
   return item;
 }
 
-function makeCall({function: {name, arguments: given}}) {
-  return make("div", {class: "call"}, make("p", {}, "Calls ", make("code", {}, name)), make("pre", {tabindex: 0}, given));
+/** What the answer of a model that is not loaded waits for. */
+function waitText() {
+  const model = models.find(waiting.model);
+  if (!model?.status || model.status.value === "loaded") return "";
+  return `${model.status.value === "loading" ? describe(model) : "waiting for the model"} …`;
 }
 
 function addAction(place, label, act) {
@@ -92,8 +106,9 @@ function edit(item, place) {
   form.addEventListener("submit", event => {
     event.preventDefault();
     if (!area.value.trim()) return;
-    open.messages[place] = {role: "user", content: area.value};
-    answerFrom(place + 1);
+    open.messages[place].content = area.value;
+    const next = open.messages.findIndex(({role}, index) => index > place && role !== "tool");
+    answerFrom(next < 0 ? open.messages.length : next);
   });
   item.replaceChildren(form);
   area.focus();
@@ -106,12 +121,16 @@ async function answerFrom(place) {
   conversation.messages.length = place;
   conversation.title ||= conversation.messages[0].content.slice(0, 60);
   const id = `chat-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
-  const asked = [...conversation.messages], answer = {role: "assistant", content: "", reasoning: "", calls: [], id};
+  const asked = [...conversation.messages], model = conversation.settings.model = modelOf(conversation)?.id;
+  const answer = {role: "assistant", content: "", reasoning: "", calls: [], id, model};
   conversation.messages.push(answer);
+  waiting = answer;
   showAll();
   setRunning(true);
+  if (waitText()) models.look();
   let drawnMs = 0;
   const draw = part => {
+    if (waiting === answer) waiting = null;
     Object.assign(answer, part, {tokens: undefined});
     known.set(id, part.tokens);
     if (conversation !== open || performance.now() - drawnMs < MIN_DRAW_MS) return;
@@ -119,14 +138,15 @@ async function answerFrom(place) {
     redraw(answer);
   };
   try {
-    draw(await ask({messages: asked, settings: conversation.settings, model: find("model").value, id, signal: control.signal}, draw));
-    write(find("note"), speed(answer));
+    draw(await ask({...bodyOf(conversation.settings, asked), model, id, signal: control.signal}, draw));
+    write(find("note"), "");
   } catch (error) {
-    if (error.name !== "AbortError") answer.error = error.message;
+    if (error.name !== "AbortError") answer.error = error.message + (error.retryS ? ` (try again in ${error.retryS} s)` : "");
     answer.reason ||= "stop";
     write(find("note"), error.name === "AbortError" ? "stopped" : "");
     if (error.status === 401) askForKey();
   }
+  if (waiting === answer) waiting = null;
   if (running === control) {
     running = null;
     setRunning(false);
@@ -143,47 +163,54 @@ function redraw(answer) {
   if (isAtEnd) list.scrollTop = list.scrollHeight;
 }
 
-function speed({usage, firstMs, totalMs}) {
-  if (!usage || !firstMs) return "";
-  const each = (usage.completion_tokens - 1) / (totalMs - firstMs) * 1000;
-  return `first token after ${milliseconds(firstMs)} ms${usage.completion_tokens > 1 ? `, ${rate(each)} tokens/s` : ""}`;
-}
-
 async function showDetails(message) {
   find("details").hidden = false;
-  const {usage} = message;
-  write(find("details-usage"), usage ? `${usage.prompt_tokens} prompt tokens, ${usage.prompt_tokens_details?.cached_tokens ?? 0} of them ` +
-    `from the prefix cache; ${usage.completion_tokens} output tokens; ended: ${message.reason}` : "");
   tokens.clear();
   for (const token of known.get(message.id) ?? []) tokens.add(token, token.top_logprobs);
   tokens.finish();
   if (!known.has(message.id)) tokens.addText("The probabilities are not kept after a visit.");
-  find("timeline").replaceChildren(await loadWaterfall(message.id).catch(() => make("p", {class: "dim"}, "The server no longer knows this request.")));
-}
-
-function closeDetails() {
-  find("details").hidden = true;
+  find("timeline").replaceChildren(await loadWaterfall(message.id, message.model).catch(() => make("p", {class: "dim"}, "The server no longer knows this request.")));
 }
 
 function setRunning(isRunning) {
   find("send").disabled = isRunning;
   find("stop").disabled = !isRunning;
-  if (isRunning) write(find("note"), "writing …");
+  if (isRunning) write(find("note"), waitText() || "writing …");
 }
 
 function showSettings() {
-  find("system").value = open.settings.system ?? "";
-  for (const name of NUMBERS) find("composer").elements[name].value = open.settings[name] ?? "";
-  find("composer").elements.thinks.checked = open.settings.thinks !== false;
+  for (const field of find("composer").querySelectorAll("[name]")) {
+    if (field.type === "checkbox") field.checked = open.settings[field.name] !== false;
+    else field.value = open.settings[field.name] ?? "";
+  }
+  showTools();
+}
+
+/** Shows what is offered to the model, or what is wrong with it. */
+function showTools() {
+  let text = "none", isWrong = false;
+  try {
+    text = readTools(find("tools-text").value)?.map(({function: {name}}) => name).join(", ") ?? text;
+  } catch (error) {
+    [text, isWrong] = [error.message, true];
+  }
+  write(find("tools-note"), text);
+  set(find("tools-note"), "class", isWrong ? "error" : "dim");
+  set(find("tools-text"), "aria-invalid", isWrong);
 }
 
 function readSettings() {
-  const {elements} = find("composer");
-  open.settings = {system: find("system").value.trim(), thinks: elements.thinks.checked};
-  for (const name of NUMBERS) {
-    if (elements[name].value !== "") open.settings[name] = Number(elements[name].value);
+  for (const {name, type, value, checked} of find("composer").querySelectorAll("[name]")) {
+    open.settings[name] = type === "checkbox" ? checked : type === "number" && value ? Number(value) : value || undefined;
   }
   conversations.save();
+  showTools();
+}
+
+/** Returns the fields of a request, by the settings of a conversation. Throws an `Error` if its tools are wrong. */
+function bodyOf({model, system, tools, thinks, ...numbers}, messages) {
+  const first = system?.trim() ? [{role: "system", content: system}] : [];
+  return {...numbers, messages: [...first, ...messages], tools: readTools(tools), reasoning_effort: thinks === false ? "none" : undefined};
 }
 
 function askForKey() {
@@ -192,26 +219,22 @@ function askForKey() {
   find("gate-key").focus();
 }
 
-/** Shows the models and the state of the server, and looks again from time to time. */
-async function look() {
-  if (document.hidden) return;
-  try {
-    const reply = await call("health").catch(error => {
-      if (error.status === 503) return null;
-      throw error;
-    });
-    set(find("status"), "data-state", reply ? "ready" : "starting");
-    write(find("status"), reply ? "ready" : "not ready");
-    if (!find("model").options.length) {
-      const {data} = await getJson("v1/models");
-      find("model").replaceChildren(...data.map(({id}) => make("option", {value: id}, id)));
-      find("gate").hidden = true;
-    }
-  } catch (error) {
-    set(find("status"), "data-state", "lost");
-    write(find("status"), error.status === 401 ? "a key is needed" : "no connection");
-    if (error.status === 401 && find("gate").hidden) askForKey();
-  }
+function showModels() {
+  const model = modelOf(open);
+  menu.show(model);
+  setModel(models.hasStates ? model?.id : "");
+  set(find("pipeline"), "href", models.hasStates && model ? `pipeline?model=${encodeURIComponent(model.id)}` : "pipeline");
+  if (waiting && (document.querySelector(".wait")?.textContent ?? "") !== waitText()) redraw(waiting);
+}
+
+/** Shows the models and the state of the server, of which `failure` is known. */
+async function showServer(failure) {
+  showModels();
+  const {status = 200} = failure ?? (models.hasStates ? {} : await call("health").catch(error => error));
+  const [state, text] = {200: ["ready", "ready"], 503: ["starting", "not ready"], 401: ["lost", "a key is needed"]}[status] ?? ["lost", "no connection"];
+  set(find("status"), "data-state", state);
+  write(find("status"), text);
+  if (status === 401 && find("gate").hidden) askForKey();
 }
 
 find("composer").addEventListener("submit", event => {
@@ -227,10 +250,10 @@ find("text").addEventListener("keydown", event => {
   event.preventDefault();
   find("composer").requestSubmit();
 });
-find("settings").addEventListener("change", readSettings);
+for (const part of ["settings", "tools"]) find(part).addEventListener("change", readSettings);
 find("stop").addEventListener("click", () => running?.abort());
 find("new").addEventListener("click", () => openConversation(open.messages.length ? conversations.create() : open));
-find("details-close").addEventListener("click", closeDetails);
+find("details-close").addEventListener("click", () => { find("details").hidden = true; });
 find("menu").addEventListener("click", () => {
   const isOpen = !find("side").hasAttribute("data-open");
   set(find("side"), "data-open", isOpen);
@@ -240,10 +263,13 @@ find("gate-form").addEventListener("submit", event => {
   event.preventDefault();
   setKey(find("gate-key").value.trim());
   find("gate").hidden = true;
-  look();
+  models.look();
+});
+find("tools-text").addEventListener("input", showTools);
+find("tools-example").addEventListener("click", () => {
+  find("tools-text").value = EXAMPLE;
+  readSettings();
 });
 
 showAll();
-look();
-setInterval(look, STATUS_MS);
-document.addEventListener("visibilitychange", look);
+models.look();

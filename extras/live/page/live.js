@@ -11,7 +11,7 @@ export class Live {
   constructor(onChange, onState) {
     this.onChange = onChange;
     this.onState = onState;
-    this.isOn = false;
+    this.isOn = this.isLoaded = false;
     this.clear();
   }
 
@@ -24,7 +24,7 @@ export class Live {
     return Math.max(0, (this.now - ns) / 1e9);
   }
 
-  /** Reads the stream while the page is visible: a hidden one costs the server nothing. */
+  /** Reads the stream while the page is visible and the model loaded: a hidden one costs the server nothing. */
   start() {
     document.addEventListener("visibilitychange", () => this.restart());
     setInterval(() => {
@@ -52,7 +52,7 @@ export class Live {
   restart() {
     this.abort?.abort();
     clearTimeout(this.retry);
-    if (!document.hidden) this.read(this.abort = new AbortController());
+    if (!document.hidden && this.isLoaded) this.read(this.abort = new AbortController());
   }
 
   async read(abort) {

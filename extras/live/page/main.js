@@ -1,9 +1,10 @@
 // Puts the parts of the page together.
 
-import {getJson, getKey, setKey} from "./api.js";
+import {getJson, getKey, setKey, setModel} from "./api.js";
 import {connectTree, showPages} from "./cache.js";
-import {find, set, write} from "./dom.js";
+import {find, keep, make, set, write} from "./dom.js";
 import {Live} from "./live.js";
+import {describe, Models, stateOf} from "./models.js";
 import {Playground} from "./playground.js";
 import {Processes} from "./processes.js";
 import {Requests} from "./requests.js";
@@ -11,7 +12,7 @@ import {Ring} from "./ring.js";
 import {showSteps} from "./steps.js";
 
 const ring = new Ring(), processes = new Processes(), requests = new Requests();
-const playground = new Playground();
+const playground = new Playground(), options = new Map();
 connectTree();
 
 const STATES = {lost: ["lost", "no connection"], key: ["starting", "a key is needed"]};
@@ -49,6 +50,7 @@ const live = new Live(show, (state, message) => {
     return;
   }
   setStatus(...STATES[state]);
+  if (state === "lost") models.look(); // it may have been unloaded
   const seen = lastMs ? `; showing the state of ${new Date(lastMs).toLocaleTimeString()}` : "";
   write(find("totals"), isLocked ? "" : message + seen);
   if (isLocked) {
@@ -67,7 +69,7 @@ function showPlacement(engines) {
 async function nameModel() {
   isNamed = true;
   const {served_names: names, has_chat_template: isChat} = (await getJson("server_info")).model;
-  write(find("model"), names.join(", "));
+  write(find("model"), models.hasStates ? "" : names.join(", "));
   if (isChat) playground.openChat();
 }
 
@@ -77,10 +79,38 @@ for (const [form, input] of [["key-form", "key"], ["gate-form", "gate-key"]]) {
     setKey(find(input).value.trim());
     find(input).value = "";
     set(find("key"), "placeholder", getKey() ? "a key is in use" : "API or admin key");
-    processes.setKey();
-    live.restart();
+    live.isLoaded = false;
+    models.look();
   });
 }
 
-processes.setKey();
+/** Shows the chosen one of several models, and reads its stream while it is loaded. */
+const models = new Models(() => {
+  const model = models.choose(new URLSearchParams(location.search).get("model")), wasLoaded = live.isLoaded;
+  live.isLoaded = !models.hasStates || model.status.value === "loaded";
+  if (models.hasStates) showModel(model);
+  if (live.isLoaded === wasLoaded) return;
+  if (live.isLoaded) processes.setKey();
+  live.restart();
+}, () => false);
+
+function showModel({id, status}) {
+  const isLoading = status.value === "loading";
+  setModel(id);
+  find("models").hidden = false;
+  keep(find("models"), options, models.all.map(other => other.id), other => make("option", {value: other, selected: other === id && ""}));
+  for (const other of models.all) write(options.get(other.id), `${other.id} (${other.status.value})`);
+  find("unloaded").hidden = live.isLoaded;
+  if (live.isLoaded) return;
+  for (const other of ["main", "gate"]) find(other).hidden = true;
+  find("load").hidden = isLoading;
+  write(find("unloaded-title"), `${id} is ${isLoading ? "being loaded" : "not loaded"}`);
+  write(find("unloaded-text"), isLoading ? describe({status}) : models.refusal || status.error || "");
+  write(find("totals"), "");
+  setStatus(stateOf({status}), describe({status}));
+}
+
+find("models").addEventListener("change", () => { location.search = `?model=${encodeURIComponent(find("models").value)}`; });
+find("load").addEventListener("click", () => models.change("load", find("models").value));
+models.look();
 live.start();

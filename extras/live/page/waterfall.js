@@ -6,9 +6,9 @@ import {milliseconds} from "./format.js";
 
 const WIDTH = 1000;
 
-/** Returns the table of a request by uid or by the id of its HTTP request. Throws `Refused`. */
-export async function loadWaterfall(id) {
-  const {choices} = await getJson(`requests/${encodeURIComponent(id)}`);
+/** Returns the table of a request by uid or by the id of its HTTP request; `model` if it is not the page's. Throws `Refused`. */
+export async function loadWaterfall(id, model) {
+  const {choices} = await getJson(`requests/${encodeURIComponent(id)}`, {model});
   return make("div", {}, ...choices.map(makeWaterfall));
 }
 

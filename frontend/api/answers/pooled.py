@@ -27,6 +27,17 @@ UNFINISHED = {
 log = logging.getLogger("sluice.frontend")
 
 
+def check_num_texts(service: Service, num_texts: int, param: str | Sequence[str]) -> None:
+    """Raises `RequestError` (400) for more texts than may be open; `param` as in `open_pooled`."""
+    limit = service.admission.limit
+    if num_texts > limit:
+        raise bad_request(
+            f"{num_texts} texts are requested together, and at most {limit} may be open "
+            "(--max-num-seqs and --max-queued-requests)",
+            (param if isinstance(param, str) else param[-1]).partition("[")[0],
+        )
+
+
 def open_pooled(
     service: Service,
     requests: Sequence[PromptRequest],
@@ -40,13 +51,7 @@ def open_pooled(
     `param` is the field of the body with the texts, or the list of their places in it. Raises `RequestError` (400) for
     more texts than may be open, and for a kind of pooling that the model does not have; `UnavailableError`.
     """
-    limit = service.admission.limit
-    if len(requests) > limit:
-        raise bad_request(
-            f"{len(requests)} texts are requested together, and at most {limit} may be open "
-            "(--max-num-seqs and --max-queued-requests)",
-            (param if isinstance(param, str) else param[-1]).partition("[")[0],
-        )
+    check_num_texts(service, len(requests), param)
     facts = service.config.facts
     for index, request in enumerate(requests):
         try:

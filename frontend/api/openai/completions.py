@@ -17,7 +17,7 @@ from frontend.api.openai.body import (
 )
 from frontend.api.openai.completion_reply import CompletionEvents, CompletionView
 from frontend.api.parameters.generation_body import name_rules, truncation_of
-from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, Switch, TokenId, TokenIds
+from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, NumLogprobs, Sampling, Switch, TokenId, TokenIds
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.requests.prompt_request import PromptRequest
@@ -28,14 +28,16 @@ from messages.ring.infill import Infill
 
 DEFAULT_MAX_TOKENS = 16
 
-Several = Annotated[list[NonEmpty | TokenId | TokenIds], Meta(min_length=1)]
-PROMPT_TEXT = f"a string, a list of strings, {TOKEN_IDS_TEXT} or a list of such lists, none of them empty"
-
+Several = Annotated[list[str | TokenId | TokenIds], Meta(min_length=1)]
+PROMPT_TEXT = (
+    f"a string, a list of strings, {TOKEN_IDS_TEXT} or a list of such lists, none of them empty, except strings with "
+    "a suffix"
+)
 SUFFIX_TEXT = "a string; with one that is not empty, the text between prompt and suffix is generated"
 
 
 class CompletionBody(OpenAiFields, frozen=True, kw_only=True):
-    prompt: Annotated[NonEmpty | Several, Meta(description=PROMPT_TEXT)]
+    prompt: Annotated[str | Several, Meta(description=PROMPT_TEXT)]
     best_of: Annotated[NumChoices | None, Meta(description=NUM_CHOICES_TEXT)] = None
     echo: Switch = None
     logprobs: NumLogprobs = None
@@ -134,10 +136,10 @@ def _wants_prompt(body: CompletionBody, prompt: str | list[int]) -> bool:
 
 
 def _prompts(body: CompletionBody) -> list[str] | list[list[int]]:
-    """Returns the prompts as a list. Raises `RequestError` (400) if a list mixes types."""
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
+    """Returns the prompts as a list. Raises `RequestError` (400) if a list mixes types, or for an empty string."""
+    prompt = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if "" in prompt and not body.suffix:
+        raise bad_request(f"prompt must be {PROMPT_TEXT}, got an empty string", "prompt")
     kinds = {type(entry) for entry in prompt}
     if len(kinds) > 1:
         raise bad_request(f"prompt must be {PROMPT_TEXT}, got a list that mixes them", "prompt")

@@ -96,6 +96,13 @@ class Decoder(Protocol):
         """
         ...
 
+    def token_logits(self, hidden_NE: Tensor, ids_NL: Tensor, /) -> Tensor | None:
+        """Returns the logits of these tokens, float32 [N, L], exact where `logits` rounds them.
+
+        `None` if only `logits` computes them.
+        """
+        ...
+
 
 class DescribedDecoder:
     """The decoder of a description. It pops its weights from `weights`; `max_model_len` positions are supported.
@@ -147,6 +154,10 @@ class DescribedDecoder:
         if self.adapters is not None and slots_N is not None:
             self.adapters.tables.score(hidden_NE, slots_N, logits_NV)
         return logits_NV
+
+    def token_logits(self, hidden_NE: Tensor, ids_NL: Tensor) -> Tensor | None:
+        has_own = self.adapters is not None and self.adapters.tables
+        return None if has_own else self._head.token_logits(hidden_NE, ids_NL)
 
     def forward(
         self,

@@ -167,8 +167,11 @@ def _label_logprobs(
     parts: list[Tensor] = []
     for start in range(0, len(hidden_ME), num_rows):
         part = slice(start, start + num_rows)
-        logits_NV = decoder.logits(hidden_ME[part], None, None if slots_M is None else slots_M[part])
-        parts.append(torch.log_softmax(logits_NV, -1, dtype=torch.float32).gather(1, labels_ML[part]))
+        hidden_NE, labels_NL = hidden_ME[part], labels_ML[part]
+        logits_NV = decoder.logits(hidden_NE, None, None if slots_M is None else slots_M[part]).float()
+        if (exact_NL := decoder.token_logits(hidden_NE, labels_NL)) is not None:
+            logits_NV.scatter_(1, labels_NL, exact_NL)
+        parts.append(logits_NV.log_softmax(-1).gather(1, labels_NL))
     return torch.cat(parts)
 
 

@@ -8,11 +8,12 @@ import pytest
 
 from extras.decisions.input_text import Item, Part, read_input
 from messages.columns import pack_float32, pack_int32, unpack_int32
+from messages.config.server import SchedulingConfig
 from messages.errors import ErrorInfo, RequestError
 from messages.ring.replies import EncodeReply, PooledReply, Usage
 from messages.ring.requests import EncodeMsg, TokenizeMsg
 from runtime.chat_files import PLAIN_TEMPLATE, ChatFiles
-from tests.frontend.frontend_run import FrontendRun, final
+from tests.frontend.frontend_run import FrontendRun, final, make_config
 from tokenizer_proc.chat import ChatTemplates
 
 TEMPLATES = ChatTemplates(ChatFiles({"default": PLAIN_TEMPLATE}, {}))
@@ -157,6 +158,17 @@ def test_refused_bodies(server: FrontendRun, body: Any, param: str):
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
     assert not server.arrived()
+
+
+def test_more_prompts_than_may_be_open_are_refused_before_any_is_encoded():
+    config = make_config(scheduling=SchedulingConfig(max_num_seqs=1, max_queued_requests=1))
+    with FrontendRun(config) as run:
+        response = run.client.post("/v1/decisions", json={"input": "x", "questions": [MANY]})
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert error["message"].startswith("4 texts are requested together, and at most 2 may be open")
+        assert error["param"] == "questions"
+        assert not run.arrived()
 
 
 @pytest.mark.parametrize(("num_before", "param"), [(0, "input"), (2, "questions[0]")])

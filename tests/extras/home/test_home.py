@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,13 @@ from extras.home import run as command
 from extras.home.agents import AGENTS
 from extras.home.run import Chat
 from extras.home.server import Target
+from messages.config.server import Config, ModelConfig, ModelFacts
 from messages.errors import SluiceError
 from messages.ring.replies import Usage
+from runtime.run_dir import RunDir
+from supervisor.client.running import RunningServer
 from tests.frontend.frontend_run import FrontendRun, InThread, final, step
+from tests.ring.models_server import ModelsServer
 
 
 def chat_with(run: FrontendRun) -> Chat:
@@ -58,6 +63,17 @@ def test_a_refused_question_is_not_part_of_the_conversation(server: FrontendRun)
         chat.set("temperature warm")
 
 
+def test_a_chat_continues_with_another_model(capsys: pytest.CaptureFixture[str]):
+    with ModelsServer() as several:
+        several.set("large", "loaded")
+        chat = Chat(Target(several.url, "small"), is_terminal=False)
+        command._obey(chat, "/models")  # pyright: ignore[reportPrivateUsage]
+        assert capsys.readouterr().out.splitlines() == ["small  unloaded", "large  loaded", "vectors  unloaded"]
+        command._obey(chat, "/model large")  # pyright: ignore[reportPrivateUsage]
+        chat.ask("Who?")
+        assert capsys.readouterr().out.endswith("I am large.\n")
+
+
 @pytest.mark.parametrize(
     ("lines", "text"),
     [(["hi"], "hi"), (['"""one', 'two"""'], "one\ntwo"), (['"""', "one", '"""'], "one"), (['"""one"""'], "one")],
@@ -77,13 +93,13 @@ def test_a_model_that_cannot_be_served_is_said_with_its_reason():
     assert "/nowhere/model" in ended.stderr
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", sorted(AGENTS.keys() - {"continue"}))
 def test_an_agent_gets_the_address_and_the_model(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    server: FrontendRun, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
     """The printed line is run by a shell, with a program in the agent's place that shows what it got."""
-    monkeypatch.setattr(agents, "require_target", lambda model: Target("http://127.0.0.1:8123", "org/m"))
-    monkeypatch.setattr(sys, "argv", ["agents", name, "--", "--verbose"])
+    monkeypatch.setattr(agents, "require_target", lambda model: Target(server.url, "org/m"))
+    monkeypatch.setattr(sys, "argv", ["agents", name, "--", "--verbose", "--", "x y"])
     assert agents.main() == 0
     line = capsys.readouterr().out
     program = tmp_path / name
@@ -91,19 +107,34 @@ def test_an_agent_gets_the_address_and_the_model(
     program.chmod(0o700)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     shown = subprocess.run(["sh", "-c", line], check=True, capture_output=True, text=True, env={"PATH": path}).stdout
-    assert "http://127.0.0.1:8123" in shown
+    assert server.url in shown
     assert "org/m" in shown
-    assert shown.endswith("--verbose\n")
+    assert bool(re.search(r"[=:] ?512\b", shown)) == (name in ("claude", "codex", "opencode"))  # the context
+    assert shown.endswith("--verbose\n--\nx y\n")
+
+
+def test_the_agent_of_an_editor_gets_a_file(
+    server: FrontendRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(agents, "require_target", lambda model: Target(server.url, "m"))
+    monkeypatch.setattr(sys, "argv", ["agents", "continue"])
+    assert agents.main() == 0
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    assert (model["model"], model["apiBase"]) == ("m", f"{server.url}/v1")
+    assert model["defaultCompletionOptions"] == {"contextLength": 512}
 
 
 def test_an_agent_without_a_server_or_a_program_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: FrontendRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(sys, "argv", ["agents", "codex", "--model", "no such model"])
     assert agents.main() == 1
     assert "no server of this user serves no such model" in capsys.readouterr().err
-    monkeypatch.setattr(agents, "require_target", lambda model: Target("http://127.0.0.1:8123", "m"))
-    monkeypatch.setattr(sys, "argv", ["agents", "codex", "--exec"])
+    monkeypatch.setattr(agents, "require_target", lambda model: Target(server.url, model or "m"))
+    monkeypatch.setattr(sys, "argv", ["agents", "codex", "--model", "other", "--exec", "--", "--full-auto"])
+    assert agents.main() == 1
+    assert f"{server.url} answers 404" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["agents", "codex", "--model", "m", "--exec", "--", "--full-auto"])
     monkeypatch.setenv("PATH", "/nowhere")
     assert agents.main() == 1
     assert "codex is not installed" in capsys.readouterr().err
@@ -117,10 +148,14 @@ def test_models_in_folders_are_listed(
     (tmp_path / "one" / "model.safetensors").write_bytes(bytes(2 << 20))
     (tmp_path / "two-Q4_0.gguf").write_bytes(bytes(3 << 10))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
-    monkeypatch.setattr(sys, "argv", ["models", str(tmp_path)])
+    facts = ModelFacts(model_dir="", tokenizer_dir="", served_names=("two", "other"), vocab_size=0, max_model_len=0)
+    configs = [Config(facts=facts), Config(facts=facts, model=ModelConfig(model=str(tmp_path / "two-Q4_0.gguf")))]
+    servers = [RunningServer(RunDir(tmp_path), config) for config in configs]
+    monkeypatch.setattr(models, "find_servers", lambda: servers)  # one of several models, and that of the one it loaded
+    monkeypatch.setattr(sys, "argv", ["models", os.path.relpath(tmp_path)])
     assert models.main() == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        [str(tmp_path / "two-Q4_0.gguf"), "gguf", "3.0", "KiB"],
-        [str(tmp_path / "one"), "safetensors", "2.0", "MiB"],
+        [os.path.relpath(tmp_path / "two-Q4_0.gguf"), "gguf", "3.0", "KiB", "running"],
+        [os.path.relpath(tmp_path / "one"), "safetensors", "2.0", "MiB"],
     ]

@@ -427,6 +427,16 @@ def test_a_foreign_page_gets_one_set_of_headers_and_no_operator_endpoint():
         assert reply.status_code == 403
 
 
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded"])
+def test_a_client_behind_a_proxy_cannot_hide_it_by_the_connection_header(run: RouterRun, header: str):
+    server = run.load("a")
+    with run.ask({"model": "a"}, "/admin/restart", headers={header: "192.0.2.1", "Connection": header}) as asked:
+        arrived = server.take()
+        assert "x-forwarded-for" in arrived.headers
+        arrived.answer()
+        assert asked.reply().status_code == 200
+
+
 def test_keys_are_checked_before_anything_is_loaded():
     with RouterRun(http=HttpConfig(port=0, api_key=("secret",))) as run:
         for path in ("/v1/completions", "/models/load", "/models/unload"):

@@ -71,7 +71,12 @@ def test_options_become_sampling_parameters(server: FrontendRun):
         play(server, message)
         *pieces, last = lines_of(call)
     assert ("".join(line["response"] for line in pieces), last["response"]) == ("Yes.", "")
-    call, message = send(server, "/api/generate", prompt="hi", options={"num_predict": -1}, stream=False)
+
+
+@pytest.mark.parametrize("num_predict", [0, -1, -2, -5])
+def test_below_1_there_is_no_limit_of_tokens(server: FrontendRun, num_predict: int):
+    options = {"num_predict": num_predict}
+    call, message = send(server, "/api/generate", prompt="hi", options=options, stream=False)
     with call:
         assert message.sampling_params.max_tokens == 512
         play(server, message, finish_reason="length")
@@ -142,7 +147,12 @@ def test_a_body_without_a_prompt_loads_or_unloads_nothing(server: FrontendRun):
         ({"messages": [USER]}, 400, "model is required"),
         ({"model": "m", "messages": [{**USER, "images": ["aGk="]}]}, 400, "messages[0].images: the model reads text"),
         ({"model": "m", "messages": [USER], "options": {"temperature": 9}}, 400, "temperature must be a number in"),
-        ({"model": "m", "messages": [USER], "options": {"num_predict": 0}}, 400, "num_predict must be a whole number"),
+        (
+            {"model": "m", "messages": [USER], "options": {"num_predict": 1.5}},
+            400,
+            "num_predict must be a whole number",
+        ),
+        ({"model": "m", "messages": [USER], "options": {"num_predict": 2**31}}, 400, "num_predict must be a whole"),
         ({"model": "m", "messages": [USER], "format": "xml"}, 400, 'format must be "json" or a JSON schema'),
         ({"model": "m", "messages": [USER], "think": "much"}, 400, "think must be true, false"),
     ],
@@ -168,7 +178,8 @@ def test_embeddings(server: FrontendRun):
     assert (reply["embeddings"], reply["prompt_eval_count"]) == ([[0.5, 3.0], [0.5, 3.0]], 6)
     refused = server.client.post("/api/embed", json={"model": "m", "input": ["a", ""]})
     assert (refused.status_code, refused.json()["error"]) == (400, "input[1] must not be empty")
-    assert server.client.post("/api/embed", json={"model": "m", "input": []}).json()["embeddings"] == []
+    for nothing in ([], ""):
+        assert server.client.post("/api/embed", json={"model": "m", "input": nothing}).json()["embeddings"] == []
 
 
 def test_models_cannot_be_pulled_here(server: FrontendRun):

@@ -21,7 +21,7 @@ from extras.whatif.settings import Setting, make_config
 from extras.whatif.simulation import SimulatedRunner, SimulatedStep
 from extras.whatif.traces import Arrival
 from messages.columns import pack_int32, pack_int64, unpack_int64
-from messages.errors import UsageError
+from messages.errors import SluiceError, UsageError
 from messages.frame_files import IS_SENT, FrameReader, Record, write_frames
 from messages.frames import HEADER
 from messages.ring.replies import DetokenizeMsg, StepReplies, UserReply
@@ -285,11 +285,11 @@ def test_steps_that_overlap_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_directories_that_are_no_recordings(tmp_path: Path):
-    with pytest.raises(UsageError, match="is not a recording"):
+    with pytest.raises(SluiceError, match="is not a recording"):
         read_recording(tmp_path)
     write_manifest(tmp_path, make_manifest(make_config(SETTING, calibration())))
-    with pytest.raises(UsageError, match="no files of frames"):
+    with pytest.raises(SluiceError, match="no files of frames"):
         read_recording(tmp_path)
     FrameWriter(tmp_path / "scheduler.1.frames", "scheduler", 1 << 16).close()
-    with pytest.raises(UsageError, match="holds no request"):
+    with pytest.raises(SluiceError, match="holds no request"):
         read_recording(tmp_path)

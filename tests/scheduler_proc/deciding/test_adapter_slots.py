@@ -1,26 +1,22 @@
 """Slots of LoRA adapters: each row is computed with its adapter, none waits for ever, KV never crosses adapters."""
 
-import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from messages.columns import pack_int32
 from messages.ring.adapters import Adapter
 from messages.ring.requests import AbortMsg, UserMsg
+from messages.ring.timeline import ScheduleReport
 from scheduler_proc.deciding.adapter_slots import PASS_NS
 from scheduler_proc.deciding.pages.radix import RadixTree
 from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.requests import Limits, PendingReq
 from scheduler_proc.deciding.sampling.endings import LENGTH
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
-from tests.scheduler_proc.overlapped import OverlappedBench
-from tests.scheduler_proc.planned_ahead import AheadBench
 from tests.scheduler_proc.simulated_adapters import SimulatedAdapters, make_adapter
 from tests.scheduler_proc.simulated_runner import expected_output
-from tests.scheduler_proc.soak import MAX_MODEL_LEN, Soak
+from tests.scheduler_proc.soak import MAX_MODEL_LEN
 
 IDS = [token % VOCAB_SIZE for token in range(60)]
 
@@ -118,6 +114,22 @@ def test_a_request_whose_adapter_is_being_read_waits_with_its_reason():
     bench.send(ask(1, make_adapter(1)))
     bench.step()
     assert bench.scheduler._policy.notes.waits_for == "adapter"
+    del source.pop_read
+    bench.run()
+    check_output(bench, ask(1, make_adapter(1)))
+
+
+def test_the_reason_is_reported_if_there_is_nothing_to_compute_meanwhile():
+    source = SimulatedAdapters(1)
+    bench = Bench(adapters=source.slots)
+    source.pop_read = list  # type: ignore[method-assign]
+    bench.send(ask(1, make_adapter(1)))
+    assert bench.scheduler.schedule() is None
+    (report,) = [reply for reply in bench.scheduler.pop_replies() if isinstance(reply, ScheduleReport)]
+    assert report.facts.waits_for == "adapter"
+    assert [row.uid for row in report.waiting] == [1]
+    assert bench.scheduler.schedule() is None
+    assert not bench.scheduler.pop_replies(), "it is reported once a second"
     del source.pop_read
     bench.run()
     check_output(bench, ask(1, make_adapter(1)))
@@ -223,39 +235,3 @@ def test_the_adapter_of_a_row_that_had_no_step_yet_stays_in_memory():
         assert source.slots.collect([load]) == [(load, LENGTH)]
         source.slots.check([row])
     assert source.slots.columns([row], [row]) == {"adapter_slots": pack_int32([0])}
-
-
-SHAPES = {
-    "seed": st.integers(0, 2**32),
-    "page_size": st.sampled_from([1, 4, 16]),
-    "num_spare": st.integers(0, 12),
-    "max_num_seqs": st.sampled_from([1, 3, 8, 32]),
-    "max_num_batched_tokens": st.sampled_from([1, 7, 32, 256]),
-}
-
-
-@given(
-    **SHAPES,
-    num_slots=st.sampled_from([1, 2, 5]),
-    num_adapters=st.sampled_from([1, 3, 9]),
-    bench_type=st.sampled_from([Bench, OverlappedBench, AheadBench]),
-    is_faulty=st.booleans(),
-)
-@settings(max_examples=25, deadline=None)
-def test_each_request_gets_the_tokens_of_its_adapter_however_it_is_computed(
-    seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, num_slots, num_adapters, bench_type, is_faulty
-):
-    chance = random.Random(seed)
-    bench = bench_type(
-        num_pages=MAX_MODEL_LEN // page_size + num_spare,
-        page_size=page_size,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        adapters=SimulatedAdapters(num_slots, chance).slots,
-    )
-    if is_faulty and isinstance(bench, OverlappedBench):
-        bench.device.fails = lambda where: chance.random() < 0.05
-    soak = Soak(seed, 12, bench, rich_share=0.1, adapters=[make_adapter(number) for number in range(num_adapters)])
-    soak.run()
-    soak.check()

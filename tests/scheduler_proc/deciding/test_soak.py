@@ -3,8 +3,6 @@
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
@@ -25,63 +23,6 @@ def test_seven_hundred_mixed_requests_lose_nothing():
     assert soak.bench.gauge("prefix_hit_tokens") > 170
     reasons = {end.finish_reason for end in soak.bench.inbox.finished.values()}
     assert reasons == {"stop", "length", "abort", "timeout"}
-
-
-@given(
-    seed=st.integers(0, 2**32),
-    page_size=st.sampled_from([1, 4, 16]),
-    num_spare=st.integers(0, 12),
-    max_num_seqs=st.sampled_from([1, 3, 8, 32]),
-    max_num_batched_tokens=st.sampled_from([1, 7, 32, 256]),
-    is_sharing=st.booleans(),
-)
-@settings(max_examples=25, deadline=None)
-def test_every_shape_of_scheduler_is_right(
-    seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, is_sharing
-):
-    bench = Bench(
-        num_pages=MAX_MODEL_LEN // page_size + num_spare,
-        page_size=page_size,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        is_sharing=is_sharing,
-    )
-    soak = Soak(seed, 12, bench)
-    soak.run()
-    soak.check()
-
-
-@given(
-    seed=st.integers(0, 2**32),
-    page_size=st.sampled_from([1, 4, 16]),
-    num_spare=st.integers(0, 12),
-    max_num_seqs=st.sampled_from([1, 3, 8, 32]),
-    max_num_batched_tokens=st.sampled_from([1, 7, 32, 256]),
-    max_drafts=st.integers(0, 4),
-    error_rate=st.sampled_from([0.0, 0.2, 1.0]),
-    withholds=st.booleans(),
-    is_faulty=st.booleans(),
-)
-@settings(max_examples=30, deadline=None)
-def test_rows_of_no_to_five_tokens_a_step_get_the_same_output(
-    seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, max_drafts, error_rate, withholds, is_faulty
-):
-    chance = random.Random(seed)
-    bench = Bench(
-        num_pages=MAX_MODEL_LEN // page_size + num_spare,
-        page_size=page_size,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        drafter=SimulatedDrafter(chance, VOCAB_SIZE, max_drafts, error_rate),
-    )
-    bench.runner.withholds = chance if withholds else None
-    if is_faulty:
-        bench.runner.nan = {41, 42}
-    soak = Soak(seed, 12, bench)
-    soak.run()
-    soak.check()
 
 
 @pytest.mark.timeout(300)

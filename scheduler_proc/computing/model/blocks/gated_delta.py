@@ -10,11 +10,11 @@ from kernels.arguments.state_rows import LayerState, StateDecay
 from kernels.operations.gated_delta import gated_delta
 from kernels.operations.gated_norm import gated_norm
 from kernels.operations.short_conv import short_conv
+from scheduler_proc.computing.model.blocks.block_rows import BlockRows
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDescription
-from scheduler_proc.computing.model.workspace import Activations, fit
+from scheduler_proc.computing.model.workspace import fit
 from scheduler_proc.computing.parallel import ParallelGroup
-from scheduler_proc.computing.step.inputs import StepRows
 
 
 class Block:
@@ -28,19 +28,9 @@ class Block:
         self._norm_V = pop_tensor(weights, f"{layer}.delta_norm.weight")
         self._out = pop_row_parallel(weights, f"{layer}.delta_out", parallel)
 
-    def __call__(
-        self,
-        normed_TE: Tensor,
-        rows: StepRows,
-        state: LayerState,
-        attended: Tensor,
-        room: Activations,
-        narrow: tuple[StepRows, Activations] | None,
-    ) -> Tensor:
-        """Returns the update of the residual stream, [T, E]; reads and stores the states of the rows.
-
-        With `narrow`, the update covers only those rows, and is in that room. Overwrites `attended`.
-        """
+    def __call__(self, normed_TE: Tensor, block_rows: BlockRows, state: LayerState) -> Tensor:
+        """Returns the update of the residual stream, [T, E]; reads and stores the states of the rows."""
+        rows, room, attended, narrow = block_rows
         delta, (tail, matrix) = self._delta, state
         size, state_rows = delta.conv_size, rows.step.state_rows
         mixed_TN = self._in(normed_TE, rows, fit(room.inner, size + delta.out_size))

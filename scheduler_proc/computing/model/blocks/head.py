@@ -1,8 +1,9 @@
 """The head: logits of the hidden states.
 
-Shape legend: N rows, E embedding size, V vocabulary.
+Shape legend: N rows, E embedding size, V vocabulary, L tokens of a row.
 """
 
+import torch
 from torch import Tensor
 
 from kernels.formats.weight_format import Weight
@@ -26,9 +27,10 @@ class Head:
     """Uses `embedding` if there is no weight for the head. A quantized tied head has its own weight."""
 
     def __init__(self, model: ModelDescription, weights: Weights, embedding: Weight, parallel: ParallelGroup):
-        self._linear = weights.pop(HEAD, embedding).linear(None, None)
+        self._weight = weights.pop(HEAD, embedding)
+        self._linear = self._weight.linear(None, None)
         self._scale, self._softcap = model.logit_scale, model.logit_softcap or 0.0
-        self._vocab_size = model.vocab_size
+        self._vocab_size, self._vocab_part = model.vocab_size, model.vocab_part
         self._parallel = parallel
 
     def __call__(self, hidden_NE: Tensor, out_NV: Tensor | None = None) -> Tensor:
@@ -37,5 +39,17 @@ class Head:
             logits_NV = self._linear(hidden_NE, out_NV)
         else:
             logits_NV = self._parallel.gather_columns(self._linear(hidden_NE), self._vocab_size)
-        has_changes = self._scale != 1 or self._softcap
-        return rescale(logits_NV, self._scale, softcap=self._softcap) if has_changes else logits_NV
+        return self._rescale(logits_NV)
+
+    def token_logits(self, hidden_NE: Tensor, ids_NL: Tensor) -> Tensor:
+        """Returns the logits of these tokens, float32 [N, L]: not rounded to the dtype of `hidden_NE`."""
+        row_NL = ids_NL - self._parallel.rank * self._vocab_part
+        is_elsewhere_NL = (row_NL < 0) | (row_NL >= self._vocab_part)
+        rows = self._weight.look_up(row_NL.masked_fill(is_elsewhere_NL, 0).flatten()).double()
+        # In float64, rounded to float32, a sum does not depend on its order, which may depend on other rows.
+        part_NL = torch.linalg.vecdot(rows.view(*ids_NL.shape, -1), hidden_NE.double()[:, None]).float()
+        return self._rescale(self._parallel.all_reduce(part_NL.masked_fill_(is_elsewhere_NL, 0)))
+
+    def _rescale(self, logits_NV: Tensor) -> Tensor:
+        scale, softcap = self._scale, self._softcap
+        return rescale(logits_NV, scale, softcap=softcap) if scale != 1 or softcap else logits_NV

@@ -35,24 +35,13 @@ def describe(
         if hf_config.flag(name, False):
             raise hf_config.refuse(name, True, "only encoders of this kind are supported")
     hf_config.choice("position_embedding_type", ["absolute"], "absolute")
-    hidden_size, num_heads = hf_config.count("hidden_size"), hf_config.count("num_attention_heads")
+    attention, hidden_size = describe_attention(hf_config, has_bias=True), hf_config.count("hidden_size")
     num_positions = hf_config.count("max_position_embeddings", default_positions)
-    if hidden_size % num_heads:
-        raise hf_config.refuse("hidden_size", hidden_size, f"it must be a multiple of {num_heads} heads")
     if max_model_len > num_positions - num_unused:
         raise BootError(f"--max-model-len {max_model_len}: this model has {num_positions - num_unused} positions")
     activation = hf_config.choice("hidden_act", list(ACTIVATIONS), "gelu")
     norm = NormDescription(
         kind="layer", size=hidden_size, eps=hf_config.number("layer_norm_eps", 1e-12), replaces_stream=True
-    )
-    attention = AttentionDescription(
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=hidden_size // num_heads,
-        scale=(hidden_size // num_heads) ** -0.5,
-        has_qkv_bias=True,
-        has_out_bias=True,
-        is_bidirectional=True,
     )
     mlp = DenseMlpDescription(
         size=hf_config.count("intermediate_size"), activation=ACTIVATIONS[activation], has_bias=True
@@ -69,6 +58,22 @@ def describe(
         num_token_types=hf_config.count("type_vocab_size", num_types, least=0),
         classifier=classifier if classifies(hf_config) else None,
         has_tied_head=True,  # there is none: only logits of a warm-up step would need it
+    )
+
+
+def describe_attention(hf_config: HfConfig, *, has_bias: bool) -> AttentionDescription:
+    """Returns the attention of an encoder whose heads share the hidden size."""
+    hidden_size, num_heads = hf_config.count("hidden_size"), hf_config.count("num_attention_heads")
+    if hidden_size % num_heads:
+        raise hf_config.refuse("hidden_size", hidden_size, f"it must be a multiple of {num_heads} heads")
+    return AttentionDescription(
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        scale=(hidden_size // num_heads) ** -0.5,
+        has_qkv_bias=has_bias,
+        has_out_bias=has_bias,
+        is_bidirectional=True,
     )
 
 

@@ -39,10 +39,4 @@ def list_sources(model: ModelDescription) -> list[Source]:
     ]
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    architectures=("Cohere2ForCausalLM",),
-    model_types=("cohere2",),
-    describe=describe,
-    list_sources=list_sources,
-)
+FAMILY = llama.FAMILY.like("Cohere2ForCausalLM", "cohere2", describe, list_sources)

@@ -1,7 +1,5 @@
 """dots.llm1: a norm over each query and key head, and the experts of GLM-4.5."""
 
-from dataclasses import replace
-
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import glm4_moe, llama
@@ -19,4 +17,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return llama.describe_model(hf_config, [attention] * len(mlps), mlps)
 
 
-FAMILY = replace(glm4_moe.FAMILY, architectures=("Dots1ForCausalLM",), model_types=("dots1",), describe=describe)
+FAMILY = glm4_moe.FAMILY.like("Dots1ForCausalLM", "dots1", describe)

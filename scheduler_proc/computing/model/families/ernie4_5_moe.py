@@ -60,10 +60,4 @@ def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> lis
     ]
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    architectures=("Ernie4_5_MoeForCausalLM",),
-    model_types=("ernie4_5_moe",),
-    describe=describe,
-    list_sources=list_sources,
-)
+FAMILY = llama.FAMILY.like("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", describe, list_sources)

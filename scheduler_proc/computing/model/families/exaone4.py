@@ -1,7 +1,5 @@
 """EXAONE 4: norms after attention and MLP and of each head; in models with windows, other layers are not rotated."""
 
-from dataclasses import replace
-
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama, olmo2
@@ -21,4 +19,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return llama.describe_model(hf_config, attentions, norms=olmo2.NORMS)
 
 
-FAMILY = replace(olmo2.FAMILY, architectures=("Exaone4ForCausalLM",), model_types=("exaone4",), describe=describe)
+FAMILY = olmo2.FAMILY.like("Exaone4ForCausalLM", "exaone4", describe)

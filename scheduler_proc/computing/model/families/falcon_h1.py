@@ -83,10 +83,4 @@ def list_sources(model: ModelDescription) -> list[Source]:
     return [replace(source, factors=model.factors.get(source.name.split(".")[-2], ())) for source in sources]
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    architectures=("FalconH1ForCausalLM",),
-    model_types=("falcon_h1",),
-    describe=describe,
-    list_sources=list_sources,
-)
+FAMILY = llama.FAMILY.like("FalconH1ForCausalLM", "falcon_h1", describe, list_sources)

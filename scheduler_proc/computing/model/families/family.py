@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
@@ -64,6 +65,10 @@ class Source:
         return any(factor != 1 for factor, _ in self.factors)
 
 
+Describe = Callable[[HfConfig, int], ModelDescription]
+ListSources = Callable[[ModelDescription], list[Source]]
+
+
 @dataclass(frozen=True)
 class Family:
     """A model family.
@@ -76,11 +81,23 @@ class Family:
 
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
-    describe: Callable[[HfConfig, int], ModelDescription]
-    list_sources: Callable[[ModelDescription], list[Source]]
+    describe: Describe
+    list_sources: ListSources
     prefix: str
     ignored: re.Pattern[str]
     can_have_mtp: bool = False
+
+    def like(
+        self,
+        architectures: str,
+        model_types: str,
+        describe: Describe,
+        list_sources: ListSources | None = None,
+        **others: Any,
+    ) -> "Family":
+        """Returns the family of these names, separated by spaces, that has everything else in common with this one."""
+        names = {"architectures": tuple(architectures.split()), "model_types": tuple(model_types.split())}
+        return replace(self, **names, describe=describe, list_sources=list_sources or self.list_sources, **others)
 
 
 def embedding_source(name: str, model: ModelDescription) -> Source:

@@ -62,10 +62,4 @@ def describe_gemma(
     return replace(model, embedding_scale=norm.size**0.5, rounds_embedding_scale=True, logit_softcap=logit_softcap)
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    architectures=("Gemma2ForCausalLM",),
-    model_types=("gemma2",),
-    describe=describe,
-    list_sources=partial(llama.list_sources, norms=NORMS),
-)
+FAMILY = llama.FAMILY.like("Gemma2ForCausalLM", "gemma2", describe, partial(llama.list_sources, norms=NORMS))

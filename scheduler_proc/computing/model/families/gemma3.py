@@ -1,7 +1,5 @@
 """Gemma 3, models of text: Gemma 2 with norms of heads in place of caps, and another rope in layers with a window."""
 
-from dataclasses import replace
-
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import gemma2
@@ -36,4 +34,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return bidirectional(model) if is_encoder else model
 
 
-FAMILY = replace(gemma2.FAMILY, architectures=("Gemma3ForCausalLM",), model_types=("gemma3_text",), describe=describe)
+FAMILY = gemma2.FAMILY.like("Gemma3ForCausalLM", "gemma3_text", describe)

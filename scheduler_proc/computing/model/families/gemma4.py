@@ -201,11 +201,10 @@ ENCODERS = r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio|multi_
 SHARED = r"(model\.)?layers\.\d+\.self_attn\.([kv]_proj|[kv]_norm)\..*"
 """Layers that read other layers' K and V may have weights of their own in a checkpoint."""
 
-FAMILY = replace(
-    llama.FAMILY,
-    architectures=("Gemma4ForCausalLM",),
-    model_types=("gemma4_text",),
-    describe=describe,
-    list_sources=list_sources,
+FAMILY = llama.FAMILY.like(
+    "Gemma4ForCausalLM",
+    "gemma4_text",
+    describe,
+    list_sources,
     ignored=re.compile(f"{ENCODERS}|{SHARED}|lm_head\\.weight"),
 )

@@ -44,10 +44,4 @@ def with_interleaved_heads(sources: list[Source], model: ModelDescription) -> li
     ]
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    architectures=("Glm4ForCausalLM",),
-    model_types=("glm4",),
-    describe=describe,
-    list_sources=list_sources,
-)
+FAMILY = llama.FAMILY.like("Glm4ForCausalLM", "glm4", describe, list_sources)

@@ -1,7 +1,5 @@
 """GLM-4.5: half of each head rotated, dense first layers, then experts chosen by sigmoids and one of all tokens."""
 
-from dataclasses import replace
-
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import DenseMlpDescription, MlpDescription, ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
@@ -49,10 +47,4 @@ def list_sources(model: ModelDescription) -> list[Source]:
     return llama.list_sources(model, sources_with(NAMES))
 
 
-FAMILY = replace(
-    qwen3_moe.FAMILY,
-    architectures=("Glm4MoeForCausalLM",),
-    model_types=("glm4_moe",),
-    describe=describe,
-    list_sources=list_sources,
-)
+FAMILY = qwen3_moe.FAMILY.like("Glm4MoeForCausalLM", "glm4_moe", describe, list_sources)

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.description import AttentionDescription, MlpDescription, ModelDescription
+from scheduler_proc.computing.model.description import AttentionDescription, ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families import llama
-from scheduler_proc.computing.model.families.experts import ExpertNames, FusedExperts, expert_sources
+from scheduler_proc.computing.model.families.experts import ExpertNames, FusedExperts, sources_with
 from scheduler_proc.computing.model.families.family import Source
 from scheduler_proc.computing.model.families.layer_kinds import WHOLE_CONTEXT, WINDOW, describe_kinds
 
@@ -37,12 +37,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
-    return llama.list_sources(model, _mlp_sources, attention_sources=_attention_sources)
-
-
-def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
-    assert isinstance(mlp, ExpertMlpDescription)
-    return expert_sources(name, layer, mlp, hidden, NAMES)
+    return llama.list_sources(model, sources_with(NAMES), attention_sources=_attention_sources)
 
 
 def _attention_sources(name: str, layer: str, attention: AttentionDescription, hidden: int) -> list[Source]:
@@ -50,10 +45,4 @@ def _attention_sources(name: str, layer: str, attention: AttentionDescription, h
     return [*llama.attention_sources(name, layer, attention, hidden), sinks]
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    architectures=("GptOssForCausalLM",),
-    model_types=("gpt_oss",),
-    describe=describe,
-    list_sources=list_sources,
-)
+FAMILY = llama.FAMILY.like("GptOssForCausalLM", "gpt_oss", describe, list_sources)

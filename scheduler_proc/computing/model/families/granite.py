@@ -30,4 +30,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     )
 
 
-FAMILY = replace(llama.FAMILY, architectures=("GraniteForCausalLM",), model_types=("granite",), describe=describe)
+FAMILY = llama.FAMILY.like("GraniteForCausalLM", "granite", describe)

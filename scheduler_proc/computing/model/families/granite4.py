@@ -46,10 +46,4 @@ def list_sources(model: ModelDescription) -> list[Source]:
     return llama.list_sources(model, granitemoe.mlp_sources) + mamba2.mamba_sources(model, "mamba")
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    architectures=("GraniteMoeHybridForCausalLM",),
-    model_types=("granitemoehybrid",),
-    describe=describe,
-    list_sources=list_sources,
-)
+FAMILY = llama.FAMILY.like("GraniteMoeHybridForCausalLM", "granitemoehybrid", describe, list_sources)

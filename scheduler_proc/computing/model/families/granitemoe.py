@@ -49,10 +49,6 @@ def mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list
     ]
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    architectures=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
-    model_types=("granitemoe", "granitemoeshared"),
-    describe=describe,
-    list_sources=list_sources,
+FAMILY = llama.FAMILY.like(
+    "GraniteMoeForCausalLM GraniteMoeSharedForCausalLM", "granitemoe granitemoeshared", describe, list_sources
 )

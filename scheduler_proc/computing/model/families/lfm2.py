@@ -98,10 +98,4 @@ def _conv_sources(name: str, layer: str, conv: ShortConvDescription, hidden: int
     ]
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    architectures=("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
-    model_types=("lfm2", "lfm2_moe"),
-    describe=describe,
-    list_sources=list_sources,
-)
+FAMILY = llama.FAMILY.like("Lfm2ForCausalLM Lfm2MoeForCausalLM", "lfm2 lfm2_moe", describe, list_sources)

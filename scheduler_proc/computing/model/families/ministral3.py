@@ -23,4 +23,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return replace(model, layers=tuple(layers))
 
 
-FAMILY = replace(llama.FAMILY, architectures=("Ministral3ForCausalLM",), model_types=("ministral3",), describe=describe)
+FAMILY = llama.FAMILY.like("Ministral3ForCausalLM", "ministral3", describe)

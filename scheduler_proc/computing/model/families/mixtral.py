@@ -35,10 +35,4 @@ def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> lis
     return [replace(source, name=moe_name, other_name=source.name) for source, moe_name in named]
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    architectures=("MixtralForCausalLM",),
-    model_types=("mixtral",),
-    describe=describe,
-    list_sources=list_sources,
-)
+FAMILY = llama.FAMILY.like("MixtralForCausalLM", "mixtral", describe, list_sources)

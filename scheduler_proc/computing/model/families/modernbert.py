@@ -12,7 +12,7 @@ from scheduler_proc.computing.model.description import (
     ModelDescription,
     NormDescription,
 )
-from scheduler_proc.computing.model.families.bert import TASKS
+from scheduler_proc.computing.model.families.bert import TASKS, describe_attention
 from scheduler_proc.computing.model.families.family import Family, Source, embedding_source, linear_sources
 from scheduler_proc.computing.model.families.headless import (
     classifier_sources,
@@ -29,29 +29,19 @@ THETAS = {WHOLE_CONTEXT: ("global_rope_theta", 160_000.0), WINDOW: ("local_rope_
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hidden_size, num_heads = hf_config.count("hidden_size"), hf_config.count("num_attention_heads")
+    hidden_size = hf_config.count("hidden_size")
     num_layers, period = hf_config.count("num_hidden_layers", most=MAX_LAYERS), "global_attn_every_n_layers"
     every = hf_config.count(period, 3)
     kinds = read_kinds(hf_config, [WINDOW if index % every else WHOLE_CONTEXT for index in range(num_layers)])
-    if hidden_size % num_heads:
-        raise hf_config.refuse("hidden_size", hidden_size, f"it must be a multiple of {num_heads} heads")
     hf_config.choice("hidden_activation", ["gelu"], "gelu")
-    has_bias, has_mlp_bias = hf_config.flag("attention_bias", False), hf_config.flag("mlp_bias", False)
+    has_mlp_bias = hf_config.flag("mlp_bias", False)
     norm = NormDescription(
         kind="layer",
         size=hidden_size,
         eps=hf_config.number("norm_eps", 1e-5),
         has_bias=hf_config.flag("norm_bias", False),
     )
-    attention = AttentionDescription(
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=hidden_size // num_heads,
-        scale=(hidden_size // num_heads) ** -0.5,
-        has_qkv_bias=has_bias,
-        has_out_bias=has_bias,
-        is_bidirectional=True,
-    )
+    attention = describe_attention(hf_config, has_bias=hf_config.flag("attention_bias", False))
     ropes, window = hf_config.section("rope_parameters") or HfConfig({}), hf_config.count("local_attention", 128)
     of_kind: dict[str, AttentionDescription] = {}
     for kind, (name, theta) in THETAS.items():

@@ -80,11 +80,6 @@ def list_sources(model: ModelDescription) -> list[Source]:
     ]
 
 
-FAMILY = replace(
-    mamba2.FAMILY,
-    architectures=("NemotronHForCausalLM",),
-    model_types=("nemotron_h",),
-    describe=describe,
-    list_sources=list_sources,
-    ignored=re.compile(r"lm_head\.weight|mtp\..*"),
+FAMILY = mamba2.FAMILY.like(
+    "NemotronHForCausalLM", "nemotron_h", describe, list_sources, ignored=re.compile(r"lm_head\.weight|mtp\..*")
 )

@@ -23,10 +23,4 @@ def describe_attention(hf_config: HfConfig) -> AttentionDescription:
     return replace(attention, norms_whole_qk=True)
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    architectures=("Olmo2ForCausalLM",),
-    model_types=("olmo2",),
-    describe=describe,
-    list_sources=partial(llama.list_sources, norms=NORMS),
-)
+FAMILY = llama.FAMILY.like("Olmo2ForCausalLM", "olmo2", describe, partial(llama.list_sources, norms=NORMS))

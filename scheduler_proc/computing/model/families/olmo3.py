@@ -1,7 +1,5 @@
 """OLMo 3: OLMo 2 with windows in three of four layers, where the rope is not scaled."""
 
-from dataclasses import replace
-
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama, olmo2
@@ -17,4 +15,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return llama.describe_model(hf_config, attentions, norms=olmo2.NORMS)
 
 
-FAMILY = replace(olmo2.FAMILY, architectures=("Olmo3ForCausalLM",), model_types=("olmo3",), describe=describe)
+FAMILY = olmo2.FAMILY.like("Olmo3ForCausalLM", "olmo3", describe)

@@ -1,7 +1,5 @@
 """OLMoE: experts in place of each MLP, and a norm of all query heads and one of all key heads together."""
 
-from dataclasses import replace
-
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
@@ -23,4 +21,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return llama.describe_model(hf_config, attentions, [experts] * num_layers)
 
 
-FAMILY = replace(qwen3_moe.FAMILY, architectures=("OlmoeForCausalLM",), model_types=("olmoe",), describe=describe)
+FAMILY = qwen3_moe.FAMILY.like("OlmoeForCausalLM", "olmoe", describe)

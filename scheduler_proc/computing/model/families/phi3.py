@@ -43,10 +43,4 @@ def _attention_sources(name: str, layer: str, attention: AttentionDescription, h
     ]
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    architectures=("Phi3ForCausalLM",),
-    model_types=("phi3",),
-    describe=describe,
-    list_sources=list_sources,
-)
+FAMILY = llama.FAMILY.like("Phi3ForCausalLM", "phi3", describe, list_sources)

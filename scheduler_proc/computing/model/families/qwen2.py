@@ -32,4 +32,4 @@ def read_window(hf_config: HfConfig) -> int | None:
     return hf_config.count("sliding_window") if hf_config.flag("use_sliding_window", False) else None
 
 
-FAMILY = replace(llama.FAMILY, architectures=("Qwen2ForCausalLM",), model_types=("qwen2",), describe=describe)
+FAMILY = llama.FAMILY.like("Qwen2ForCausalLM", "qwen2", describe)

@@ -1,7 +1,5 @@
 """Qwen2-MoE: Qwen2 with experts in place of the MLP of most layers, and an expert of all tokens with a gate."""
 
-from dataclasses import replace
-
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import DenseMlpDescription, ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
@@ -27,6 +25,4 @@ def describe_experts(hf_config: HfConfig) -> ExpertMlpDescription:
     )
 
 
-FAMILY = replace(
-    qwen3_moe.FAMILY, architectures=("Qwen2MoeForCausalLM",), model_types=("qwen2_moe",), describe=describe
-)
+FAMILY = qwen3_moe.FAMILY.like("Qwen2MoeForCausalLM", "qwen2_moe", describe)

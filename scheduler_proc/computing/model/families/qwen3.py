@@ -1,7 +1,5 @@
 """Qwen3, the dense models: Llama with a norm over each query and key head, and heads of a size of their own."""
 
-from dataclasses import replace
-
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import AttentionDescription, ModelDescription
 from scheduler_proc.computing.model.families import llama
@@ -21,4 +19,4 @@ def describe_attention(hf_config: HfConfig) -> AttentionDescription:
     )
 
 
-FAMILY = replace(llama.FAMILY, architectures=("Qwen3ForCausalLM",), model_types=("qwen3",), describe=describe)
+FAMILY = llama.FAMILY.like("Qwen3ForCausalLM", "qwen3", describe)

@@ -1,7 +1,5 @@
 """Qwen3.5 and Qwen3.6, the dense models: Qwen3-Next without experts, under other names of tensors."""
 
-from dataclasses import replace
-
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama, qwen3_next
@@ -13,6 +11,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return qwen3_next.describe_hybrid(hf_config, [llama.describe_dense_mlp(hf_config)] * num_layers)
 
 
-FAMILY = replace(
-    qwen3_next.FAMILY, architectures=("Qwen3_5ForCausalLM",), model_types=("qwen3_5_text",), describe=describe
-)
+FAMILY = qwen3_next.FAMILY.like("Qwen3_5ForCausalLM", "qwen3_5_text", describe)

@@ -15,9 +15,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return qwen3_next.describe_hybrid(hf_config, [experts] * num_layers)
 
 
-FAMILY = replace(
-    qwen3_next.FAMILY,
-    architectures=("Qwen3_5MoeForCausalLM",),
-    model_types=("qwen3_5_moe_text",),
-    describe=describe,
-)
+FAMILY = qwen3_next.FAMILY.like("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", describe)

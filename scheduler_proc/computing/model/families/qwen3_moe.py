@@ -40,10 +40,4 @@ def list_sources(model: ModelDescription) -> list[Source]:
     return llama.list_sources(model, mlp_sources)
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    architectures=("Qwen3MoeForCausalLM",),
-    model_types=("qwen3_moe",),
-    describe=describe,
-    list_sources=list_sources,
-)
+FAMILY = llama.FAMILY.like("Qwen3MoeForCausalLM", "qwen3_moe", describe, list_sources)

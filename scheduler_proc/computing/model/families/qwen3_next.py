@@ -146,12 +146,11 @@ def _split_sources(name: str, fused: str, target: str, parts: list[_Part], shape
         begin += part.num_rows
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    architectures=("Qwen3NextForCausalLM",),
-    model_types=("qwen3_next",),
-    describe=describe,
-    list_sources=list_sources,
+FAMILY = llama.FAMILY.like(
+    "Qwen3NextForCausalLM",
+    "qwen3_next",
+    describe,
+    list_sources,
     ignored=re.compile(r"(model\.)?visual\..*|lm_head\.weight|mtp\..*"),
     can_have_mtp=True,
 )

@@ -1,56 +1,26 @@
 """The model families that can be served."""
 
+from importlib import import_module
+
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.families import (
-    bert,
-    cohere2,
-    dots1,
-    ernie4_5_moe,
-    exaone4,
-    falcon_h1,
-    gemma2,
-    gemma3,
-    gemma4,
-    glm4,
-    glm4_moe,
-    gpt2,
-    gpt_oss,
-    granite,
-    granite4,
-    granitemoe,
-    lfm2,
-    llama,
-    mamba2,
-    ministral3,
-    mixtral,
-    modernbert,
-    mpnet,
-    nemotron_h,
-    olmo2,
-    olmo3,
-    olmoe,
-    phi3,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_5,
-    qwen3_5_moe,
-    qwen3_moe,
-    qwen3_next,
-    roberta,
-    smollm3,
-)
 from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.headless import behead, name_with_head
 
-MODULES = (
-    *(gpt2, llama, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma2, gemma3, gemma4, olmo2, olmo3, cohere2, exaone4),
-    *(gpt_oss, phi3, smollm3, granite, granite4, glm4, ministral3, glm4_moe, dots1, ernie4_5_moe, granitemoe, olmoe),
-    *(qwen3_5, qwen3_5_moe, qwen3_next, lfm2, nemotron_h, mamba2, falcon_h1),
+DECODERS = (
+    "gpt2 llama mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma2 gemma3 gemma4 olmo2 olmo3 cohere2 exaone4 gpt_oss phi3 "
+    "smollm3 granite granite4 glm4 ministral3 glm4_moe dots1 ernie4_5_moe granitemoe olmoe qwen3_5 qwen3_5_moe "
+    "qwen3_next lfm2 nemotron_h mamba2 falcon_h1"
 )
-ENCODERS = tuple(module.FAMILY for module in (bert, roberta, mpnet, modernbert))
-FAMILIES = (*(module.FAMILY for module in MODULES), *ENCODERS)
+"""The files here with families, by name; so those of encoders."""
+
+
+def _import_families(files: str) -> tuple[Family, ...]:
+    return tuple(import_module(f"{__package__}.{file}").FAMILY for file in files.split())
+
+
+ENCODERS = _import_families("bert roberta mpnet modernbert")
+FAMILIES = (*_import_families(DECODERS), *ENCODERS)
 UNSUPPORTED_KINDS = {
     "Moe": "a mixture of experts",
     "VL": "a model of images and text",

@@ -26,4 +26,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return replace(model, layers=tuple(layers))
 
 
-FAMILY = replace(llama.FAMILY, architectures=("SmolLM3ForCausalLM",), model_types=("smollm3",), describe=describe)
+FAMILY = llama.FAMILY.like("SmolLM3ForCausalLM", "smollm3", describe)

@@ -8,6 +8,7 @@ import pytest
 from messages.columns import pack_int32, unpack_int32
 from messages.config.server import SchedulingConfig
 from messages.errors import ErrorInfo
+from messages.ring.infill import Infill
 from messages.ring.replies import PrefilledRow, PromptReply, Usage
 from messages.ring.requests import TokenizeMsg, Truncation
 from tests.frontend.frontend_run import Call, FrontendRun, final, make_config, position_logprobs, step, wait_until
@@ -99,6 +100,19 @@ def test_the_flag_says_how_many_choices_a_prompt_may_have():
     with FrontendRun(config) as run:
         assert "n must be at most 2, got 3" in refused(run, {"n": 3})["message"]
         assert refused(run, {"best_of": 3})["param"] == "best_of"
+
+
+@pytest.mark.parametrize("prompt", ["", ["", "a"]])
+def test_with_a_suffix_the_text_may_begin_with_the_gap(server: FrontendRun, prompt: str | list[str]):
+    texts = [prompt] if isinstance(prompt, str) else prompt
+    call, messages = send(server, len(texts), prompt=prompt, suffix="end")
+    with call:
+        assert [(message.prompt_text, message.infill) for message in messages] == [
+            (text, Infill("end", "suffix")) for text in texts
+        ]
+        for message in messages:
+            server.send(final(message, "x"))
+        assert len(call.json()["choices"]) == len(texts)
 
 
 def test_a_list_of_far_too_many_prompts_is_refused_before_any_work(server: FrontendRun):
@@ -344,7 +358,8 @@ def test_choices_go_on_after_a_restart():
     ("body", "param", "fragment"),
     [
         ({"prompt": []}, "prompt", "none of them empty"),
-        ({"prompt": ["a", ""]}, "prompt", "(at prompt[1])"),
+        ({"prompt": ["a", ""]}, "prompt", "got an empty string"),
+        ({"prompt": "", "suffix": ""}, "prompt", "got an empty string"),
         ({"prompt": [[1], []]}, "prompt", "(at prompt[1])"),
         ({"prompt": [1, "a"]}, "prompt", "a list that mixes them"),
         ({"prompt": [[1], 1]}, "prompt", "a list that mixes them"),

@@ -30,6 +30,7 @@ def logits(hidden_NE: Tensor, _out: Tensor | None, slots_N: Tensor | None) -> Te
 DECODER: Any = SimpleNamespace(
     pooler=SimpleNamespace(embed=lambda vectors: vectors * 2, classify=classify),
     logits=logits,
+    token_logits=lambda hidden, ids: None,
     model=SimpleNamespace(vocab_size=3),
 )
 

@@ -1,20 +1,15 @@
 """State slots: where a prefix hits, what is evicted; that no state is lost, stored twice, or one of other tokens."""
 
-import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from messages.ring.cache import CacheExplained, ExplainCache
 from messages.ring.requests import AbortMsg
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.overlapped import OverlappedBench, OverlappedRunner
 from tests.scheduler_proc.planned_ahead import AheadBench
-from tests.scheduler_proc.simulated_drafter import SimulatedDrafter
 from tests.scheduler_proc.simulated_runner import SimulatedPages, expected_output
-from tests.scheduler_proc.soak import MAX_MODEL_LEN, Soak
 
 SIZE = 4
 IDS = [token % VOCAB_SIZE for token in range(200)]
@@ -251,72 +246,6 @@ def test_rows_of_a_step_that_fails_are_computed_again_and_only_the_cause_fails(
     assert bench.end(1).finish_reason == "error"
     assert bench.output(1) == outputs[1][: place + 1]
     assert [bench.end(uid).finish_reason for uid in (0, 2)] == ["length"] * 2
-
-
-SHAPES = {
-    "seed": st.integers(0, 2**32),
-    "page_size": st.sampled_from([1, 4, 16]),
-    "num_spare": st.integers(0, 12),
-    "max_num_seqs": st.sampled_from([1, 3, 8, 32]),
-    "max_num_batched_tokens": st.sampled_from([1, 7, 32, 256]),
-    "states": st.tuples(st.sampled_from([2, 3, 9, 40]), st.sampled_from([1, 2, 5, 100])),
-}
-
-
-@given(**SHAPES, is_sharing=st.booleans(), max_drafts=st.integers(0, 4), withholds=st.booleans())
-@settings(max_examples=30, deadline=None)
-def test_every_state_that_is_read_is_that_of_the_tokens_before(
-    seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, states, is_sharing, max_drafts, withholds
-):
-    chance = random.Random(seed)
-    bench = Bench(
-        MAX_MODEL_LEN // page_size + num_spare,
-        page_size,
-        MAX_MODEL_LEN,
-        max_num_seqs,
-        max_num_batched_tokens,
-        is_sharing,
-        drafter=SimulatedDrafter(chance, VOCAB_SIZE, max_drafts, 0.3) if max_drafts else None,
-        states=states,
-        windows=(8, 64) if chance.random() < 0.2 else None,
-    )
-    bench.runner.withholds = chance if withholds and max_drafts else None
-    soak = Soak(seed, 12, bench)
-    soak.run()
-    soak.check()
-
-
-@given(**SHAPES, is_faulty=st.booleans(), is_ahead=st.booleans())
-@settings(max_examples=30, deadline=None)
-def test_the_same_holds_with_a_step_in_flight_and_with_steps_that_fail(
-    seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, states, is_faulty, is_ahead
-):
-    bench = (AheadBench if is_ahead else OverlappedBench)(
-        num_pages=MAX_MODEL_LEN // page_size + num_spare,
-        page_size=page_size,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        states=states,
-    )
-    if is_faulty:
-        chance = random.Random(seed)
-        bench.runner.poison, bench.runner.nan = {41}, {42}
-        bench.device.fails = lambda where: chance.random() < 0.05
-    soak = Soak(seed, 12, bench, rich_share=0.1)
-    soak.run()
-    soak.check()
-
-
-@pytest.mark.timeout(300)
-def test_hundreds_of_mixed_requests_lose_nothing():
-    bench = Bench(60, 4, MAX_MODEL_LEN, max_num_batched_tokens=48, states=(16, 3))
-    soak = Soak(20, 500, bench)
-    soak.run()
-    soak.check()
-    assert bench.gauge("preemptions") > 0
-    assert bench.gauge("prefix_hit_tokens") > 100
-    assert bench.gauge("state_checkpoints_evicted") > 100
 
 
 def test_an_aborted_row_of_a_step_in_flight_does_not_disturb_the_next_owner_of_its_slot():

@@ -1,10 +1,6 @@
 """Window pages: what requests use, what stays cached, where a prefix hits; that none is lost, or read too late."""
 
-import random
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from messages.ring.cache import CacheExplained, ExplainCache
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
@@ -12,9 +8,7 @@ from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.pages.window_pages import WindowPages
 from scheduler_proc.deciding.requests import Limits, PendingReq, State
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
-from tests.scheduler_proc.overlapped import OverlappedBench
-from tests.scheduler_proc.simulated_drafter import SimulatedDrafter
-from tests.scheduler_proc.soak import MAX_MODEL_LEN, Soak
+from tests.scheduler_proc.soak import MAX_MODEL_LEN
 
 SIZE, WINDOW = 4, 8
 IDS = [token % VOCAB_SIZE for token in range(200)]
@@ -144,80 +138,6 @@ def test_a_request_waits_until_the_others_leave_it_window_pages():
     assert "window_pages" in waited
     assert bench.gauge("preemptions") == 0
     bench.check_idle()
-
-
-def windows_for(seed: int, page_size: int, max_num_batched_tokens: int, num_pages: int) -> tuple[int, int]:
-    """Returns a window, and enough window pages for one request, now and then for more."""
-    chance = random.Random(seed)
-    window = chance.choice((1, 5, 8, 16, 23))
-    least = 1 + -(-(window - 1) // page_size) + -(-max_num_batched_tokens // page_size)
-    return window, min(num_pages, least + chance.choice((0, 0, 3, 10)))
-
-
-SHAPES = {
-    "seed": st.integers(0, 2**32),
-    "page_size": st.sampled_from([1, 4, 16]),
-    "num_spare": st.integers(0, 12),
-    "max_num_seqs": st.sampled_from([1, 3, 8, 32]),
-    "max_num_batched_tokens": st.sampled_from([1, 7, 32, 256]),
-}
-
-
-@given(**SHAPES, is_sharing=st.booleans(), max_drafts=st.integers(0, 4), withholds=st.booleans())
-@settings(max_examples=40, deadline=None)
-def test_every_slot_that_is_read_was_written_by_the_right_token(
-    seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, is_sharing, max_drafts, withholds
-):
-    num_pages = MAX_MODEL_LEN // page_size + num_spare
-    chance = random.Random(seed)
-    bench = Bench(
-        num_pages,
-        page_size,
-        MAX_MODEL_LEN,
-        max_num_seqs,
-        max_num_batched_tokens,
-        is_sharing,
-        drafter=SimulatedDrafter(chance, VOCAB_SIZE, max_drafts, 0.3) if max_drafts else None,
-        windows=windows_for(seed, page_size, max_num_batched_tokens, num_pages),
-    )
-    bench.runner.withholds = chance if withholds and max_drafts else None
-    soak = Soak(seed, 12, bench)
-    soak.run()
-    soak.check()
-    assert bench.gauge("window_pages_in_use") == 0
-
-
-@given(**SHAPES, is_faulty=st.booleans())
-@settings(max_examples=25, deadline=None)
-def test_the_same_holds_with_a_step_in_flight(
-    seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, is_faulty
-):
-    num_pages = MAX_MODEL_LEN // page_size + num_spare
-    windows = windows_for(seed, page_size, max_num_batched_tokens, num_pages)
-    bench = OverlappedBench(
-        num_pages=num_pages,
-        page_size=page_size,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        windows=windows,
-    )
-    if is_faulty:
-        bench.runner.poison, bench.runner.nan = {41}, {42}
-    soak = Soak(seed, 12, bench, rich_share=0.1)
-    soak.run()
-    soak.check()
-
-
-@pytest.mark.timeout(300)
-def test_hundreds_of_mixed_requests_lose_nothing():
-    bench = Bench(60, 4, MAX_MODEL_LEN, max_num_batched_tokens=48, windows=(9, 30))
-    soak = Soak(20, 500, bench)
-    soak.run()
-    soak.check()
-    assert bench.gauge("preemptions") > 0
-    assert bench.gauge("prefix_hit_tokens") > 100
-    assert bench.gauge("window_pages_evicted") > 100
 
 
 @pytest.mark.parametrize(("num_global", "num_windowed", "window"), [(4, 22, 512), (5, 29, 1024)])

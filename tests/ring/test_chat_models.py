@@ -1,0 +1,175 @@
+"""The pages of a server of models in a real browser: the menu, loads, tools by hand, and a pipeline for each model."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ring.browser import find_browser
+from tests.ring.devtools import BrowserPage
+from tests.ring.models_server import CALL, ModelsServer
+
+pytestmark = pytest.mark.timeout(300)
+
+IDLE = "!document.getElementById('send').disabled"
+LAST = "document.querySelector('#messages > li:last-child')"
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[ModelsServer]:
+    with ModelsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def page(models: ModelsServer) -> Iterator[BrowserPage]:
+    browser = find_browser()
+    if browser is None:
+        pytest.skip("needs chromium, to open the page in")
+    with BrowserPage(browser) as page:
+        page.open(models.url)
+        page.wait_for("document.getElementById('model-name')?.textContent === 'small'")
+        yield page
+        assert page.problems == []
+
+
+def say(page: BrowserPage, text: str) -> None:
+    page.run(f"document.getElementById('text').value = {text!r}; document.getElementById('composer').requestSubmit()")
+
+
+def row(name: str) -> str:
+    return f"[...document.querySelectorAll('#model-list li')].find(item => item.innerText.trim().startsWith({name!r}))"
+
+
+def state(name: str) -> str:
+    return f"{row(name)}.querySelector('.state').textContent"
+
+
+def press(page: BrowserPage, key: str, code: int) -> None:
+    text = {"Enter": "\r"}.get(key, "")
+    for kind in ("keyDown", "keyUp"):
+        page.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, text=text)
+
+
+def test_an_answer_waits_for_its_model_and_shows_the_progress(page: BrowserPage, models: ModelsServer):
+    say(page, "hello")
+    page.wait_for(f"{LAST}.querySelector('.wait')?.textContent === 'loading weights 43 % …'")
+    models.set("small", "loaded")
+    page.wait_for(IDLE)
+    parts = page.run(f"[...{LAST}.children].map(part => [part.className, part.innerText.trim()])")
+    assert parts[:-1] == [["who", "small"], ["thought", "Reasoning"], ["text", "I am small."]]
+
+
+def test_a_model_is_chosen_by_keyboard_for_one_conversation(page: BrowserPage, models: ModelsServer):
+    page.run("document.getElementById('model').focus()")
+    press(page, "Enter", 13)
+    page.wait_for("document.activeElement.value === 'small'")
+    press(page, "ArrowDown", 40)
+    assert page.run("document.getElementById('model-name').textContent") == "large"
+    press(page, "ArrowDown", 40)
+    assert page.run("document.getElementById('model-name').textContent") == "small", "vectors cannot be chosen"
+    assert "only computes embeddings" in page.run(f"{row('vectors')}.innerText")
+    press(page, "ArrowDown", 40)
+    press(page, "Escape", 27)
+    assert page.run("[document.activeElement.id, document.querySelector(':popover-open')]") == ["model", None]
+    models.set("large", "loaded")
+    say(page, "and you?")
+    page.wait_for(f"{IDLE} && {LAST}.innerText.includes('I am large.')")
+    assert [request["model"] for request in models.requests] == ["small", "large"]
+    page.open(models.url)
+    page.wait_for("document.getElementById('model-name')?.textContent === 'large'")
+
+
+def test_a_model_is_loaded_and_unloaded_in_the_menu(page: BrowserPage, models: ModelsServer):
+    page.run("document.getElementById('models').showPopover()")
+    assert page.run(f"{row('large')}.querySelector('p').textContent") == "loaded · 3.7 GB"
+    page.run(f"{row('large')}.querySelector('button').click()")
+    page.wait_for(f"{state('large')} === 'unloaded'")
+    page.run(f"{row('large')}.querySelector('button').click()")
+    page.wait_for(f"{state('large')} === 'loading'")
+    models.set("large", "unloaded", failed=True, error="not enough memory")
+    page.wait_for(f"{state('large')} === 'failed'")
+    assert "not enough memory" in page.run(f"{row('large')}.innerText")
+    models.set("large", "loaded")
+    page.wait_for(f"{state('large')} === 'loaded'")
+    page.run("document.getElementById('models').hidePopover()")
+
+
+def test_a_server_without_room_is_asked_again(page: BrowserPage, models: ModelsServer):
+    models.is_full = True
+    say(page, "again")
+    page.wait_for(f"{LAST}.querySelector('.error')?.textContent === 'large still loads (try again in 7 s)'")
+    page.problems.clear()  # the browser's own message about the 503
+    models.is_full = False
+    page.run(f"[...{LAST}.querySelectorAll('button')].find(button => button.textContent === 'Try again').click()")
+    page.wait_for(f"{IDLE} && {LAST}.innerText.includes('I am large.')")
+
+
+def test_tools_are_played_by_hand(page: BrowserPage, models: ModelsServer):
+    page.run("document.getElementById('new').click(); document.getElementById('tools').open = true")
+    for text, wrong in (
+        ("[", "not JSON"),
+        ("{}", "must be a JSON array"),
+        ('[{"type": "function", "function": {}}]', 'tool 1: "function" needs a "name"'),
+    ):
+        page.run(
+            f"""(() => {{const field = document.getElementById("tools-text");
+            field.value = {text!r}; field.dispatchEvent(new Event("input", {{bubbles: true}}))}})()"""
+        )
+        assert wrong in page.run("document.getElementById('tools-note').textContent")
+    page.run("document.getElementById('tools-example').click()")
+    say(page, "weather?")
+    page.wait_for(f"{IDLE} && {LAST}.querySelector('.results')")
+    assert page.run(f"{LAST}.querySelector('pre').textContent") == '{\n  "city": "Oslo"\n}'
+    page.run(f"{LAST}.querySelector('textarea').value = '3 °C'; {LAST}.querySelector('form').requestSubmit()")
+    page.wait_for(f"{IDLE} && {LAST}.innerText.includes('I am large.')")
+    request = models.requests[-1]
+    assert request["tools"][0]["function"]["name"] == "get_weather"
+    assert request["messages"][1:] == [
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "3 °C", "tool_call_id": CALL["id"]},
+    ]
+    kinds = page.run("[...document.querySelectorAll('#messages .who')].map(item => item.innerText)")
+    assert kinds == ["You", "large", "Result of get_weather", "large"]
+    say(page, "and tomorrow?")  # for the next test, which looks at the form
+    page.wait_for(f"{IDLE} && {LAST}.querySelector('.results')")
+
+
+def violations(page: BrowserPage, scheme: str, width: int) -> list[object]:
+    found = importlib.util.find_spec("axe_core_python")
+    if found is None or found.origin is None:
+        pytest.skip("needs the package axe-core-python, for the axe.min.js in it")
+    page.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    page.run(f"{Path(found.origin).with_name('axe.min.js').read_text(encoding='utf-8')}\n0")
+    assert page.run("document.documentElement.scrollWidth") <= width
+    return page.run(
+        """axe.run(document, {resultTypes: ["violations"]}).then(({violations}) => violations
+        .map(({id, nodes}) => [id, nodes.map(({target, failureSummary}) => [target, failureSummary])]))"""
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_menu_and_tools_are_accessible_and_fit(page: BrowserPage, scheme: str, width: int):
+    page.run("document.getElementById('tools').open = true; document.getElementById('models').showPopover()")
+    assert violations(page, scheme, width) == []
+
+
+def test_a_pipeline_is_shown_for_one_model_and_loads_it_only_when_asked(page: BrowserPage, models: ModelsServer):
+    models.set("small", "unloaded")
+    page.open(f"{models.url}/pipeline?model=small")
+    page.wait_for("document.getElementById('unloaded-title')?.textContent === 'small is not loaded'")
+    assert not models.streams
+    page.run("document.getElementById('load').click()")
+    page.wait_for("document.getElementById('unloaded-title').textContent === 'small is being loaded'")
+    models.set("small", "loading", progress={"phase": "loading weights", "fraction": 0.5})
+    page.wait_for("document.getElementById('unloaded-text').textContent === 'loading weights 50 %'")
+    assert violations(page, "light", 390) == []
+    models.set("small", "loaded")
+    page.wait_for("document.getElementById('unloaded').hidden")
+    page.wait_for("document.getElementById('main').dataset.stale === 'true'")  # the stream of this server is empty
+    assert models.streams[0] == page.run("document.getElementById('models').value") == "small"
+    models.set("small", "unloaded")
+    page.wait_for("!document.getElementById('unloaded').hidden && document.getElementById('main').hidden")
