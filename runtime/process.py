@@ -5,7 +5,6 @@ Every process except the launcher runs in `run_process`. By hand: `python -m NAM
 
 import argparse
 import contextlib
-import ctypes
 import fcntl
 import logging
 import os
@@ -210,12 +209,7 @@ class ProcessLink:
         return not self.is_stopping
 
     def ready(self, degraded: str = "", placement: dict[str, str] | None = None) -> None:
-        """Reports to the launcher that this process serves, with degradations and the model's placement.
-
-        Memory that the start has freed is given back to the system, if glibc is the C library.
-        """
-        with contextlib.suppress(AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+        """Reports to the launcher that this process serves, with degradations and the model's placement."""
         self._control.send(Ready(degraded, placement or {}))
 
     def report(self, message: PhaseReport | Ready | Beat | Drained | InstructionDone) -> None:

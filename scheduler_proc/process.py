@@ -115,7 +115,6 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
             num_idle_turns += 1
             if num_idle_turns == 2:  # a wait brought no message, so the check delays no request
                 check(scheduler)
-            replies.send()
             replies.flush()
             link.wait()
     receiver.close()
