@@ -36,14 +36,7 @@ SHARED_EXPERTS = QWEN3_EXPERTS | {
 }
 ERNIE_CORRECTION = "mlp.moe_statics.e_score_correction_bias"
 ERNIE_LAYER = LLAMA_LAYER | SHARED_EXPERTS | {"exp_probs_b.bias": ERNIE_CORRECTION}
-GLM4_MOE_LAYER = (
-    LLAMA_LAYER
-    | QWEN3_NORMS
-    | SHARED_EXPERTS
-    | {
-        "post_attention_norm": "post_attention_layernorm",
-    }
-)
+GLM4_MOE_LAYER = LLAMA_LAYER | QWEN3_NORMS | SHARED_EXPERTS | {"post_attention_norm": "post_attention_layernorm"}
 VECTORS = ERNIE_CORRECTION, "mlp.shared_expert_gate.weight"
 """Ends of names: matrices of one row, which the file has as vectors."""
 
