@@ -120,6 +120,7 @@ def test_a_file_has_flags_for_each_model(models: Path):
         ("[models.a]\nmodel = 'hf'\nmax-model-len = true", ["models.a: --max-model-len: expected one"]),
         ("[models.a]\nmodel = 'hf'\nmax-model-len = {x = 1}", ["models.a: --max-model-len:", "whole number"]),
         ("[models.a]\nmodel = 'hf'\nno-standby = 1", ["models.a: --no-standby", "'1'"]),
+        ("[models.a]\nmodel = 'hf'\nhelp = true", ["models.a: help", "not for one model"]),
         ("[models.a]\nmodel = 'hf'\nport = 1", ["models.a: port", "--port on the command line"]),
         ("[models.a]\nmodel = 'hf'\nkeep-alive = 'soon'", ["models.a: keep-alive", "'soon' is not a time"]),
         ("[models.a]\nmodel = 'hf'\npreload = 1", ["models.a: preload"]),
