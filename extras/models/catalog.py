@@ -1,12 +1,10 @@
 """The models that `--models` names: directories, files in TOML and NAME=PATH become entries, with their own flags."""
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -16,13 +14,13 @@ from messages.config.server import Config
 from messages.errors import UsageError
 from runtime.extras import load_sections
 from runtime.gguf.gguf_file import SUFFIX, is_gguf, is_model, model_stem
-from supervisor.flags import CORE_SECTIONS, find_sections, flag_fields, flag_name, flags_of, parse_flags
+from supervisor.flags import CORE_SECTIONS, flag_fields, flags_of, parse_flags
 from supervisor.run import check_flags
 
 OF_SERVER = frozenset(
     """
     host port ssl_certfile ssl_keyfile ssl_ca_certs cors_allow_origins allowed_hosts root_path run_dir
-    frontend_workers external record record_gb served_model_name models keep_alive models_memory_gb
+    frontend_workers external record record_gb served_model_name models keep_alive models_memory_gb help help_all version
     """.split()  # noqa: SIM905
 )
 """Fields of flags that are not for one model."""
@@ -109,31 +107,12 @@ def _read_table(name: str, table: dict[str, Any], folder: Path, where: str, keep
 
 
 def _flags(key: str, value: Any, where: str) -> list[str]:
-    """Returns the flags for a key of a table; none for a switch that is false."""
-    known, flag = _known_flags(), f"--{key}"
-    if flag not in known:
-        nearest = difflib.get_close_matches(flag, known, n=1)
-        raise UsageError(f"{where}: there is no flag {flag}{f'; did you mean {nearest[0][2:]}?' if nearest else ''}")
-    field, is_switch = known[flag]
-    if field in OF_SERVER:
-        raise UsageError(f"{where}: it is not for one model; give {flag} on the command line")
-    values = cast("list[Any]", value) if isinstance(value, list) else [value]
-    if is_switch != isinstance(value, bool) or not all(isinstance(each, str | int | float) for each in values):
-        raise UsageError(
-            f"{where}: it must be {'true or false' if is_switch else 'a text, a number or a list of them'}"
-        )
-    return [flag] * value if isinstance(value, bool) else [f"{flag}={each}" for each in values]
-
-
-@cache
-def _known_flags() -> dict[str, tuple[str, bool]]:
-    """Returns the field of each flag, and whether the flag is a switch."""
-    known: dict[str, tuple[str, bool]] = {}
-    for struct in find_sections().values():
-        for field, annotated in flag_fields(struct):
-            is_switch = get_args(annotated)[0] is bool
-            known[flag_name(f"no_{field.name}" if is_switch and field.default else field.name)] = field.name, is_switch
-    return known
+    """Returns the flags for a key of a table, which the command line's parser checks; none for a switch that is off."""
+    if key.replace("-", "_") in OF_SERVER:
+        raise UsageError(f"{where}: it is not for one model; give --{key} on the command line")
+    if isinstance(value, bool):
+        return [f"--{key}"] * value
+    return [f"--{key}={each}" for each in (cast("list[Any]", value) if isinstance(value, list) else [value])]
 
 
 def _entry(name: str, model: Path | str, keep_alive_s: float) -> ModelEntry:
