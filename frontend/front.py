@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 from frontend.drain import DrainWatch
 from frontend.http.access import AccessRules
@@ -22,6 +23,8 @@ from messages.control.admin import Answer
 from messages.control.processes import Drain, Leave, ProcessTable
 from runtime.process import ProcessLink
 
+Ending = Literal["drain", "leave", "stop"]
+
 log = logging.getLogger("sluice.frontend")
 
 
@@ -33,13 +36,15 @@ class Front:
     def __init__(self, link: ProcessLink, listener: socket.socket):
         self._link = link
         self._listener = listener
+        self._readers: dict[int, Callable[[], None]] = {}
+        """What reads from each descriptor of the subclass."""
         self._drain = DrainWatch(self._count_open, self._report_drained)
 
     async def run(self) -> None:
         """Serves until the link stops the process."""
         loop = asyncio.get_running_loop()
         control, wakeup = self._link.descriptors()
-        readers = {control: self._follow_launcher, wakeup: partial(self._clear_wakeup, wakeup), **self._readers()}
+        readers = {control: self._follow_launcher, wakeup: partial(self._clear_wakeup, wakeup), **self._readers}
         for descriptor, receive in readers.items():
             loop.add_reader(descriptor, receive)
         self._follow_launcher()
@@ -51,24 +56,15 @@ class Front:
                 loop.remove_reader(descriptor)
             self._close()
 
-    def _readers(self) -> dict[int, Callable[[], None]]:
-        """Returns what reads from each of its own descriptors."""
-        return {}
-
     def _prepare(self) -> None:
         """Is called before the first connection is accepted."""
 
     def _accept(self, message: ProcessTable | Answer) -> None:
         """Is called with the launcher's messages that do not end anything."""
 
-    def _stop_admitting(self) -> None:
-        """Refuses new requests from now on: the server drains."""
-
-    def _end_unasked(self) -> None:
-        """Ends long-running work that can continue with another process. May be called again."""
-
-    def _shut_down(self) -> None:
-        """Ends all open requests: the process stops. May be called again."""
+    def _wind_down(self, how: Ending) -> None:
+        """Ends long-running work that can continue with another process; with "drain", refuses new requests from now
+        on, with "stop", ends all open ones. May be called again."""
 
     def _close(self) -> None:
         """Is called when the server has ended."""
@@ -92,14 +88,12 @@ class Front:
                 case _:
                     self._accept(message)
         if self._link.is_stopping:
-            self._end_unasked()
-            self._shut_down()
+            self._wind_down("stop")
             self._server.stop()
 
     def _begin_drain(self, timeout_s: float) -> None:
         log.info("draining: %d requests are open, %g s left", self._num_unfinished(), timeout_s)
-        self._stop_admitting()
-        self._end_unasked()
+        self._wind_down("drain")
         self._server.close_idle()
         self._drain.begin(timeout_s)
 
@@ -114,7 +108,7 @@ class Front:
         log.info(
             "another frontend takes over: %d connections are open, %g s left", self._server.num_connections, timeout_s
         )
-        self._end_unasked()
+        self._wind_down("leave")
         self._server.leave()
         self._drain.begin(timeout_s)
 

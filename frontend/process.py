@@ -2,13 +2,12 @@
 
 import socket
 import time
-from collections.abc import Callable
 from functools import partial
 
 from frontend.api.assembly import make_app, make_endpoints, make_metrics, make_watching
 from frontend.api.operate.admin import AdminApi, administering
 from frontend.extras import FrontendContext, make_parts
-from frontend.front import Front, serve
+from frontend.front import Ending, Front, serve
 from frontend.http.access import AccessRules
 from frontend.http.server import HttpServer
 from frontend.http.stream import OpenStreams
@@ -43,6 +42,7 @@ class Frontend(Front):
             link.uid_block,
             link.config.scheduling.max_num_seqs,
         )
+        self._readers[self._service.ring.fileno()] = self._receive_replies
         self._launcher = Launcher(self._ask)
         self._streams = OpenStreams(link.config.http.sse_keepalive_s)
         model_format = load_model_format(link.config)
@@ -70,9 +70,6 @@ class Frontend(Front):
         link.profiler.loop = None  # an event loop has no turns that could be seen from here
         link.profiler.parts.append(Part(self._service.ring, "receive", lambda *_: "take replies"))
         self._streams.on_end = self._drain.check
-
-    def _readers(self) -> dict[int, Callable[[], None]]:
-        return {self._service.ring.fileno(): self._receive_replies}
 
     def _close(self) -> None:
         self._service.ring.close()
@@ -136,15 +133,12 @@ class Frontend(Front):
         self._link.ask(ask_id, command)
         self._follow_launcher()
 
-    def _stop_admitting(self) -> None:
-        self._service.admission.is_draining = True
-
-    def _end_unasked(self) -> None:
+    def _wind_down(self, how: Ending) -> None:
+        self._service.admission.is_draining = self._service.admission.is_draining or how == "drain"
         for part in self._parts:
             part.stop()
-
-    def _shut_down(self) -> None:
-        self._service.shut_down()
+        if how == "stop":
+            self._service.shut_down()
 
     def _num_unfinished(self) -> int:
         return max(len(self._service.registry), self._streams.num_unwritten())

@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Never
+from typing import Any, Never, cast
 
 import setproctitle
 
@@ -46,30 +46,23 @@ def fork(main: Callable[[], object], title: str, streams: Streams, kept: Sequenc
     return pid
 
 
-def open_process(arguments: Sequence[str], **options: object) -> "subprocess.Popen[bytes] | ForkedProcess":
+def open_process(arguments: Sequence[str], **options: Any) -> "subprocess.Popen[bytes] | ForkedProcess":
     """Starts `python -P -m MODULE …` as `Popen` does; in a forked process by a fork. Raises `OSError`."""
-    return ForkedProcess(arguments, **options) if _is_fork else subprocess.Popen(arguments, **options)  # pyright: ignore
+    if _is_fork:
+        return ForkedProcess(arguments, **options)
+    return cast("subprocess.Popen[bytes]", subprocess.Popen(arguments, **options))
 
 
 class ForkedProcess:
     """A forked process with the parts of `subprocess.Popen` that this program uses; its output is a pipe."""
 
-    def __init__(
-        self,
-        arguments: Sequence[str],
-        *,
-        stdin: int,
-        stdout: int,
-        env: Mapping[str, str],
-        stderr: int | None = None,
-        pass_fds: Sequence[int] = (),
-        process_group: int | None = None,
-    ):
+    def __init__(self, arguments: Sequence[str], *, env: Mapping[str, str], stdin: int, **options: Any):
+        """`options` may have `stderr`, `pass_fds` and `process_group`."""
         module, *rest = arguments[MODULE_INDEX:]
 
         def main() -> None:
-            if process_group is not None:
-                os.setpgid(0, process_group)
+            if "process_group" in options:
+                os.setpgid(0, options["process_group"])
             sys.argv[:] = [module, *rest]
             os.environ.clear()
             os.environ.update(env)
@@ -82,7 +75,8 @@ class ForkedProcess:
         self.returncode: int | None = None
         title = shlex.join(["python", "-m", module, *rest])
         try:
-            self.pid = fork(main, title, (begin, writer, 2 if stderr is None else writer), pass_fds)
+            streams = (begin, writer, writer if "stderr" in options else 2)
+            self.pid = fork(main, title, streams, options.get("pass_fds", ()))
         finally:
             os.close(begin)
             os.close(writer)
@@ -119,7 +113,7 @@ def _run(main: Callable[[], object], title: str, streams: Streams, kept: Sequenc
         traceback.print_exc()
     finally:
         with suppress(BaseException):
-            atexit._run_exitfuncs()
+            atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code if isinstance(code, int) else int(code is not None))
@@ -130,7 +124,7 @@ def _leave_parent(title: str, streams: Streams, kept: Sequence[int]) -> None:
     global _is_fork  # noqa: PLW0603 (true for the rest of the process)
     _is_fork = True
     gc.freeze()
-    atexit._clear()
+    atexit._clear()  # pyright: ignore[reportPrivateUsage]
     atexit.register(send_queued)
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():

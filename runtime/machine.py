@@ -10,7 +10,10 @@ BFLOAT16_CPU_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
 def available_memory_bytes(memory_info: Path, cgroup: Path) -> int:
-    """Returns the available memory, by the kernel's estimate and the container's limit."""
+    """Returns the available memory, by the kernel's estimate and the container's limit.
+
+    Cached files count towards the limit, but are dropped when memory is needed, at least those not used lately.
+    """
     try:
         fields = dict(line.split(":", 1) for line in memory_info.read_text(encoding="ascii").splitlines())
         available = int(fields["MemAvailable"].split()[0]) * 1024
@@ -19,9 +22,10 @@ def available_memory_bytes(memory_info: Path, cgroup: Path) -> int:
     try:
         limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
         used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+        details = dict(line.split() for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
     except (OSError, ValueError):
         return available
-    return max(0, min(available, limit - used))
+    return max(0, min(available, limit - used + int(details.get("inactive_file", 0))))
 
 
 def computes_bfloat16(cpu_info: Path) -> bool:

@@ -3,7 +3,6 @@
 python -m scheduler_proc.rank_process --name rank1 --run-dir DIR
 """
 
-import gc
 from typing import TYPE_CHECKING
 
 from messages.channels import Receiver
@@ -13,7 +12,7 @@ from messages.ring.steps import Batch, JoinRanks, ToRank
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Part
 from scheduler_proc.computing.torch_import import import_torch
-from scheduler_proc.process import make_observer, step_name
+from scheduler_proc.process import make_observer, settle_memory, step_name
 
 if TYPE_CHECKING:
     from scheduler_proc.stepper import Runner, StepFuture
@@ -62,8 +61,7 @@ def serve(link: ProcessLink) -> None:
     loop = RankLoop(runner)
     link.profiler.make_observer = make_observer
     link.profiler.parts.append(Part(loop, "run", step_name))
-    gc.collect()
-    gc.freeze()
+    settle_memory()
     link.ready(runner.degraded, runner.placement)
     while not link.is_stopping:
         link.receive_control()

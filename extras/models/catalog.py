@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_args
 
+import msgspec
 from msgspec.structs import replace
 
 from extras.models.config import NAMED, ModelEntry, ModelsConfig, parse_duration
@@ -52,7 +53,7 @@ def read_entries(section: ModelsConfig) -> tuple[ModelEntry, ...]:
 def shared_flags(config: Config) -> tuple[str, ...]:
     """Returns the flags of the command line that apply to every model."""
     config = replace(config, run=replace(config.run, standby=False))  # a fork starts as fast
-    sections: list[Any] = [getattr(config, name) for name in CORE_SECTIONS]
+    sections: list[msgspec.Struct] = [getattr(config, name) for name in CORE_SECTIONS]
     sections += [section.of(config) for name, section in load_sections().items() if name != ModelsConfig.EXTRA]
     flags: list[str] = []
     for section in sections:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +19,6 @@ from extras.ollama.errors import OLLAMA_ERRORS
 from frontend.api.anthropic.endpoints import ID_HEADER
 from frontend.api.anthropic.errors import ANTHROPIC_ERRORS
 from frontend.api.operate.info import VersionReply, find_version
-from frontend.errors import UnavailableError
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import JsonReply
@@ -94,12 +93,6 @@ class RouterApi:
         health = RouterHealth("draining" if is_draining else "ready", {**self._processes.health(), name: own}, models)
         return JsonReply(health, 503 if is_draining else 200)
 
-    async def ping(self, request: Request) -> JsonReply:
-        """200 if `/health` is 200. Otherwise raises `UnavailableError`."""
-        if self._forwarder.is_draining:
-            raise UnavailableError("the server is draining", "draining")
-        return JsonReply({})
-
     async def version(self, request: Request) -> JsonReply:
         return JsonReply(VersionReply(find_version()))
 
@@ -126,7 +119,7 @@ def serving(api: RouterApi) -> list[Endpoint]:
     public = partial(Endpoint, access="public", is_polled=True)
     return [
         public("/health", api.health, "The state of each process and model", RouterHealth),
-        public("/ping", api.ping, "200 if `/health` is 200", dict[str, Any]),
+        public("/ping", api.health, "The same as `/health`", RouterHealth),
         Endpoint("/version", api.version, "The version of the server", VersionReply, access="public"),
         command("/models/load", api.load, "Load a model", examples=example),
         command("/models/unload", api.unload, "Unload a model when its requests have ended", examples=example),

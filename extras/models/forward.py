@@ -2,12 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from math import inf
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from extras.models.chosen_model import NamedBody, find_models, read_named
 from extras.models.config import parse_duration
@@ -32,7 +30,7 @@ PER_CONNECTION = frozenset(
 )
 """Headers that are about one connection (RFC 9110, section 7.6.1)."""
 
-OF_REQUESTS = PER_CONNECTION | {b"host", b"origin", b"expect", b"x-request-id"}
+OF_REQUESTS = PER_CONNECTION | {b"content-length", b"host", b"origin", b"expect", b"x-request-id"}
 OF_RESPONSES = PER_CONNECTION | {b"date"}
 
 WATCHING = SAFE_METHODS | {"DELETE"}
@@ -61,17 +59,16 @@ class Forwarder:
         if self.is_draining and request.method not in SAFE_METHODS:
             raise UnavailableError("the server is draining and accepts no new requests", "draining")
         trace = trace_of(request.scope)
-        is_streamed = request.headers.get("content-type", "").startswith("multipart/")
-        body = None if is_streamed else await read_body(request, self._max_body_bytes, needs_type=False)
+        body = await read_body(request, self._max_body_bytes, needs_type=False)
         await self.wait_known()
-        named = read_named(body or b"")
+        named = read_named(body)
         names = find_models(self._table, request, trace.path, named)
         keep_alive_s = None if named.keep_alive is None else _keep_alive_s(named)
         if keep_alive_s == 0 and trace.path in LINES and not named.has_prompt:
             self.loads.unload(names[0])
             fields = {"model": named.model, "created_at": now(), "done": True, "done_reason": "unload"}
             return JsonReply(LINES[trace.path](Piece(), fields))
-        call = Call(request.method, self._target(request.scope), _headers(request.scope, trace, is_streamed), body)
+        call = Call(request.method, self._target(request.scope), _headers(request.scope, trace), body)
         return Forwarded(self, names, call, trace, keep_alive_s)
 
     async def wait_known(self) -> None:
@@ -105,19 +102,10 @@ class Forwarded:
         self._is_complete = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._upload: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
-        """The connection on which the body follows."""
-
-        async def pass_body() -> Message:
-            message = await receive()
-            if message["type"] == "http.request" and self._call.body is None:
-                await (await self._upload).write(self._framed(message))
-            return message
-
         own = self._forwarder.watchers if self._is_watching else self._forwarder.open
         own.add(self)
         try:
-            await write_until_gone(self._answer(send), pass_body)
+            await write_until_gone(self._answer(send), receive)
         finally:
             own.discard(self)
         if not self._is_complete:
@@ -138,16 +126,13 @@ class Forwarded:
         while True:
             name = self._names[0]
             self._trace.notes["model"] = name
-            async with self._lease(name) as lease:
+            async with self._forwarder.loads.lease(name, self._keep_alive_s, is_watching=self._is_watching) as lease:
                 try:
-                    connection = await self._begin(lease.url)
-                    if _is_ending(connection):
-                        connection.close()
-                        raise UpstreamGoneError
+                    connection = await self._forwarder.upstreams.open(lease.url, self._call)
                 except UpstreamGoneError:
                     num_tries += 1
                     self._forwarder.loads.suspect(lease)
-                    if num_tries == MAX_TRIES or self._upload.done():
+                    if num_tries == MAX_TRIES:
                         raise UnavailableError(f"the server of {name} ended before it answered", "model_gone") from None
                     continue
                 try:
@@ -156,22 +141,6 @@ class Forwarded:
                 finally:
                     self._forwarder.upstreams.release(lease.url, connection)
             del self._names[0]
-
-    @asynccontextmanager
-    async def _lease(self, name: str) -> AsyncGenerator[Lease]:
-        if self._is_watching:
-            yield self._forwarder.loads.watch(name)
-        else:
-            async with self._forwarder.loads.lease(name, self._keep_alive_s) as lease:
-                yield lease
-
-    async def _begin(self, url: str) -> Connection:
-        if self._call.body is not None:
-            return await self._forwarder.upstreams.open(url, self._call)
-        connection = await self._forwarder.upstreams.begin(url, self._call)
-        self._upload.set_result(connection)
-        await connection.read_head()
-        return connection
 
     async def _pass_on(self, connection: Connection, lease: Lease, send: Send) -> None:
         trace, self._connection = self._trace, connection
@@ -191,27 +160,12 @@ class Forwarded:
                 return
             await send({"type": "http.response.body", "body": piece, "more_body": not self._is_complete})
 
-    def _framed(self, message: Message) -> bytes:
-        piece: bytes = message["body"]
-        if (b"transfer-encoding", b"chunked") not in self._call.headers:
-            return piece
-        chunk = b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
-        return chunk if message["more_body"] else chunk + b"0\r\n\r\n"
 
-
-def _is_ending(connection: Connection) -> bool:
-    """True for the refusal of a server that ends; other refusals of requests leave the connection open."""
-    return connection.status == 503 and (b"connection", b"close") in connection.headers
-
-
-def _headers(scope: Scope, trace: RequestTrace, is_streamed: bool) -> list[tuple[bytes, bytes]]:
+def _headers(scope: Scope, trace: RequestTrace) -> list[tuple[bytes, bytes]]:
     """Returns the headers for a model's server, which must not take a client from elsewhere for a local one."""
     given: list[tuple[bytes, bytes]] = scope["headers"]
     listed = {name.strip().lower() for key, value in given if key == b"connection" for name in value.split(b",")}
-    dropped = {*OF_REQUESTS, *listed, *(() if is_streamed else (b"content-length",))}
-    headers = [(name, value) for name, value in given if name not in dropped]
-    if is_streamed and not any(name == b"content-length" for name, _ in headers):
-        headers.append((b"transfer-encoding", b"chunked"))
+    headers = [(name, value) for name, value in given if name not in OF_REQUESTS | listed]
     client: tuple[str, int] | None = scope["client"]
     if client is None or not is_loopback(client[0]) or find_foreign(scope["scheme"], given):
         headers.append((b"x-forwarded-for", (client or ("unknown",))[0].encode()))

@@ -84,7 +84,7 @@ class Host:
         self._publish()
         self._watch()
         self._console.flush()
-        self._link.beat(self._gauges)
+        self._link.beat(dict)
         due_in_s = min([BEAT_INTERVAL_S, *(server.due_in_s() for server in self._servers.values())])
         self._link.wait(due_in_s)
         self._link.receive_control()
@@ -164,10 +164,6 @@ class Host:
         for descriptor in wanted - self._watched:
             self._link.waiter.add_descriptor(descriptor)
         self._watched = wanted
-
-    def _gauges(self) -> dict[str, float]:
-        reports = [server.report for server in self._servers.values()]
-        return {"models": len(reports), "models_running": sum(report.process == "running" for report in reports)}
 
 
 def _directory_names(entries: Iterable[ModelEntry]) -> dict[str, str]:

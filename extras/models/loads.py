@@ -80,13 +80,20 @@ class Loads:
             self.advance()
 
     @asynccontextmanager
-    async def lease(self, name: str, keep_alive_s: float | None) -> AsyncGenerator[Lease]:
+    async def lease(self, name: str, keep_alive_s: float | None, *, is_watching: bool) -> AsyncGenerator[Lease]:
         """Waits until the model's server may get a request; the request has ended at the end of the block.
 
+        One that is only watching neither loads a model nor keeps it: without a server it gets a 503.
         `keep_alive_s`, if given, decides how long the model stays loaded without requests, until it is unloaded. Raises
         `UnavailableError` if the wait is too long or the model cannot be loaded, `RequestError` (400) if it is larger
         than the memory.
         """
+        if is_watching:
+            if not (url := self._table.url(name)):
+                state = self._table.state(name)
+                raise LoadingError(f"the model {name} is {state.value}", state)
+            yield Lease(name, url)
+            return
         began_s = time.monotonic()
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._add_wanted(name).append(waiter)
@@ -109,15 +116,6 @@ class Loads:
         finally:
             self._residency.closed(name, time.monotonic())
             self.advance()
-
-    def watch(self, name: str) -> Lease:
-        """Returns the server for a request that only looks at it: such a one neither loads a model nor keeps it.
-
-        Raises `UnavailableError` if it does not serve now.
-        """
-        if url := self._table.url(name):
-            return Lease(name, url)
-        raise LoadingError(f"the model {name} is {self._table.state(name).value}", self._table.state(name))
 
     def suspect(self, lease: Lease) -> None:
         """The server has closed the connection of the request, whose next `lease` waits until it serves again."""

@@ -26,14 +26,21 @@ SCRAPE_TIMEOUT_S = 3.0
 KEY_HEADERS = ("authorization", "x-api-key")
 
 
-class RouterCollector(Collector):
-    """What the router knows of its models. `num_missing`: models that did not answer the latest scrape in time."""
+class RouterMetrics(Collector):
+    """As a collector: what the router knows of its models. `others`: further metrics of the router itself."""
 
-    def __init__(self, table: ModelTable, loads: Loads, residency: Residency):
+    def __init__(
+        self, table: ModelTable, loads: Loads, residency: Residency, upstreams: Upstreams, others: Iterable[Collector]
+    ):
         self._table = table
         self._loads = loads
         self._residency = residency
-        self.num_missing = 0
+        self._upstreams = upstreams
+        self._num_missing = 0
+        """Models that did not answer the latest scrape in time."""
+        self._registry = CollectorRegistry(auto_describe=False)
+        for collector in (self, *others):
+            self._registry.register(collector)
 
     def collect(self) -> Iterator[Metric]:
         residency, names = self._residency, self._table.names
@@ -63,21 +70,9 @@ class RouterCollector(Collector):
             ("waiting_requests", "Requests that wait for the load of their model.", self._loads.num_waiting),
             ("memory_limit_bytes", "Memory for the loaded models (--models-memory-gb).", residency.limit_bytes),
             ("memory_bytes", "Memory that the loaded models take at most.", residency.used_bytes),
-            ("missing", "Models that did not answer this scrape in time.", self.num_missing),
+            ("missing", "Models that did not answer this scrape in time.", self._num_missing),
         ):
             yield GaugeMetricFamily(f"sluice_models_{name}", text, value=value)
-
-
-class RouterMetrics:
-    """`others`: further metrics of the router itself."""
-
-    def __init__(self, table: ModelTable, upstreams: Upstreams, router: RouterCollector, others: Iterable[Collector]):
-        self._table = table
-        self._upstreams = upstreams
-        self._router = router
-        self._registry = CollectorRegistry(auto_describe=False)
-        for collector in (router, *others):
-            self._registry.register(collector)
 
     async def metrics(self, request: Request) -> Response:
         """Replies in Prometheus's text format, without the models that do not answer in time."""
@@ -86,7 +81,7 @@ class RouterMetrics:
         names = self._table.loaded()
         texts = await asyncio.gather(*(self._scrape(self._table.url(name), headers) for name in names))
         scraped = {name: text for name, text in zip(names, texts, strict=True) if text}
-        self._router.num_missing = len(names) - len(scraped)
+        self._num_missing = len(names) - len(scraped)
         content = merge_metrics(generate_latest(self._registry).decode(), scraped)
         trace.status = 200
         id_header = {REQUEST_ID_HEADER.decode(): trace.request_id}

@@ -16,6 +16,7 @@ from messages.config.server import Config
 from messages.errors import SluiceError
 from runtime.forked_process import fork
 from runtime.lifeline import has_launcher, leave_abandoned_run, watch_lifeline
+from runtime.logs import is_json_line
 from runtime.run_dir import RunDir
 from supervisor.child import how_it_ended
 from supervisor.console import Console
@@ -120,7 +121,10 @@ class ModelServer:
         with suppress(BlockingIOError):
             while data := os.read(output, READ_BYTES):
                 *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-                console.relay(self.entry.name, self.report.pid, (line.decode(errors="replace") for line in lines))
+                texts = [line.decode(errors="replace") for line in lines]
+                if console.is_json:
+                    texts = [_with_model(text, self.entry.name) if is_json_line(text) else text for text in texts]
+                console.relay(self.entry.name, self.report.pid, texts)
 
     def _note_end(self) -> None:
         ending = "has ended"
@@ -152,8 +156,8 @@ class ModelServer:
             os.setpgid(0, 0)
             watch_lifeline(self._top, lambda: os.kill(os.getpid(), signal.SIGTERM))
             code = serve(config, server_commands(config), console, began_s)
-        except SluiceError as error:
-            console.say(str(error), "error")
+        except Exception as error:
+            console.say(str(error) if isinstance(error, SluiceError) else f"{type(error).__name__}: {error}", "error")
         finally:
             console.close()
             if code:
@@ -161,6 +165,10 @@ class ModelServer:
             if not has_launcher(self._top):
                 leave_abandoned_run(self._top)
         return code
+
+
+def _with_model(text: str, name: str) -> str:
+    return f'{text.rstrip()[:-1]},"model":{msgspec.json.encode(name).decode()}}}'
 
 
 class _LauncherConsole(Console):

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -48,11 +48,9 @@ class _Server:
         self.name = name
         self.pid = pid
         self.url = ""
+        self.state = ModelState("loading")
         self.has_served = False
         self.poll: asyncio.Task[None] | None = None
-        """Set until it serves."""
-        self.phase = ""
-        self.fraction: float | None = None
 
 
 class ModelTable:
@@ -62,8 +60,8 @@ class ModelTable:
     def __init__(self, upstreams: Upstreams):
         self._upstreams = upstreams
         self._servers: dict[str, _Server] = {}
-        self._configs: dict[tuple[str, int], Config] = {}
-        """By file and the server's pid."""
+        self._configs: dict[str, tuple[int, Config]] = {}
+        """By file, with the pid of the server when it was read."""
         self.reports: dict[str, ModelReport] = {}
         self.is_known = asyncio.Event()
         self.on_change: Callable[[], object] = bool
@@ -81,15 +79,11 @@ class ModelTable:
     def url(self, name: str) -> str:
         """Returns the address of the model's server, "" if it does not serve now."""
         server = self._servers.get(name)
-        return server.url if server is not None and server.poll is None and server.url else ""
+        return server.url if server is not None and server.state.value == "loaded" else ""
 
     def state(self, name: str) -> ModelState:
-        report, server = self.reports[name], self._servers.get(name)
-        if server is None:
-            return ModelState("unloaded", error=report.error)
-        if server.poll is None and server.url:
-            return ModelState("loaded")
-        return ModelState("loading", server.phase, server.fraction)
+        server = self._servers.get(name)
+        return server.state if server is not None else ModelState("unloaded", error=self.reports[name].error)
 
     def config(self, name: str) -> Config | None:
         """Returns the configuration of the model's server, `None` as long as its files have not been read."""
@@ -100,20 +94,19 @@ class ModelTable:
 
     def _read_config(self, file: str, pid: int) -> Config | None:
         """Returns `None` if the file has just been removed: its server has ended."""
-        if file and (file, pid) not in self._configs:
+        if file and self._configs.get(file, (None, None))[0] != pid:
             with contextlib.suppress(FileNotFoundError):
-                self._configs[file, pid] = msgspec.json.decode(Path(file).read_bytes(), type=Config)
-        return self._configs.get((file, pid))
+                self._configs[file] = pid, msgspec.json.decode(Path(file).read_bytes(), type=Config)
+        return self._configs.get(file, (None, None))[1]
 
     def find(self, wanted: str) -> str | None:
         """Returns the model that a client means by a name: its own, another one of it, or that of an adapter."""
-        return wanted if wanted in self.reports else next(self._find_others(wanted), None)
-
-    def _find_others(self, wanted: str) -> Iterator[str]:
+        if wanted in self.reports:
+            return wanted
         for name in self.reports:
-            config = self.config(name)
-            if config is not None and wanted in (*config.facts.served_names, *find_adapters(config)):
-                yield name
+            if (config := self.config(name)) and wanted in (*config.facts.served_names, *find_adapters(config)):
+                return name
+        return None
 
     def update(self, models: Models) -> None:
         """Follows the host's reports."""
@@ -133,16 +126,20 @@ class ModelTable:
 
     async def has_requests(self, name: str) -> bool:
         """True if the server of the model has open requests; False if it does not answer."""
+        _, processes = await self._ask_health(self.url(name))
+        return any(process.gauges.get("requests") for process in processes)
+
+    async def _ask_health(self, url: str) -> tuple[int, Iterable[_Process]]:
         with contextlib.suppress(UpstreamGoneError, msgspec.DecodeError):
-            _, body = await self._upstreams.fetch(self.url(name), "/health")
-            processes = msgspec.json.decode(body, type=_Health).processes.values()
-            return any(process.gauges.get("requests") for process in processes)
-        return False
+            status, body = await self._upstreams.fetch(url, "/health")
+            return status, msgspec.json.decode(body, type=_Health).processes.values()
+        return 0, ()
 
     def suspect(self, name: str, url: str) -> None:
         """Checks a server that has closed a connection: it may have ended, or one of its processes."""
+        self._upstreams.forget(url)
         server = self._servers.get(name)
-        if server is not None and server.url == url and server.poll is None:
+        if server is not None and url == self.url(name):
             self._begin_poll(server)
 
     def _drop(self, server: _Server, error: str) -> None:
@@ -154,28 +151,24 @@ class ModelTable:
             self.on_failure(server.name, error)
 
     def _begin_poll(self, server: _Server) -> None:
+        server.state = ModelState("loading")
         server.poll = asyncio.create_task(self._poll(server))
 
     async def _poll(self, server: _Server) -> None:
         """Asks the server for its health until it serves."""
-        loop, status = asyncio.get_running_loop(), 0
+        loop = asyncio.get_running_loop()
         began_s = loop.time()
-        while status != 200:
-            try:
-                status, body = await self._upstreams.fetch(server.url, "/health")
-                self._note_health(server, msgspec.json.decode(body, type=_Health))
-            except (UpstreamGoneError, msgspec.DecodeError):
-                status = 0
-            if status != 200:
-                await asyncio.sleep(min(MAX_POLL_S, POLL_S + POLL_SHARE * (loop.time() - began_s)))
-        server.has_served, server.poll = True, None
+        while True:
+            status, processes = await self._ask_health(server.url)
+            if status == 200:
+                break
+            starting = [process for process in processes if process.phase]
+            for process in sorted(starting, key=lambda process: process.fraction is not None):
+                server.state = ModelState("loading", process.phase, process.fraction)
+            await asyncio.sleep(min(MAX_POLL_S, POLL_S + POLL_SHARE * (loop.time() - began_s)))
+        server.has_served, server.state = True, ModelState("loaded")
         self.on_served(server.name)
         self.on_change()
-
-    def _note_health(self, server: _Server, health: _Health) -> None:
-        starting = [process for process in health.processes.values() if process.phase]
-        if starting:
-            server.phase, server.fraction = starting[0].phase, starting[0].fraction
 
 
 def find_adapters(config: Config) -> dict[str, str]:

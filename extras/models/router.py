@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
 from functools import partial
 from math import inf
 
@@ -12,12 +11,12 @@ from extras.models.forward import Forwarder
 from extras.models.lists import ModelLists, make_lists
 from extras.models.loads import Loads
 from extras.models.messages import ModelReport, Models, ToHost, WatchModels
-from extras.models.metrics import RouterCollector, RouterMetrics, make_metrics
+from extras.models.metrics import RouterMetrics, make_metrics
 from extras.models.model_table import ModelTable
 from extras.models.ollama_lists import OllamaLists, make_ollama_lists
 from extras.models.residency import Residency
 from extras.models.upstream import Upstreams
-from frontend.front import Front, serve
+from frontend.front import Ending, Front, serve
 from frontend.http.access import AccessRules
 from frontend.http.app import App
 from frontend.http.server import HttpServer
@@ -41,6 +40,7 @@ class ModelRouter(Front):
         self._settings = ModelsConfig.of(config)
         self._processes = ProcessView(has_started=True)
         self._host: AskClient[Models] = AskClient(link.run_dir.socket("models"), Models)
+        self._readers[self._host.fileno()] = self._follow_host
         self._upstreams = Upstreams()
         self._table = ModelTable(self._upstreams)
         residency = Residency(int((self._settings.models_memory_gb or inf) * 2**30), inf)
@@ -53,9 +53,7 @@ class ModelRouter(Front):
         self._forwarder = Forwarder(self._table, self._loads, self._upstreams, config.http, hold_s)
         requests = HttpRequests()
         api = RouterApi(link, self._table, self._loads, self._forwarder, self._processes, self.gauges)
-        metrics = RouterMetrics(
-            self._table, self._upstreams, RouterCollector(self._table, self._loads, residency), [requests]
-        )
+        metrics = RouterMetrics(self._table, self._loads, residency, self._upstreams, [requests])
         endpoints = [
             *serving(api),
             *make_lists(ModelLists(self._table, residency, self._settings.entries)),
@@ -82,12 +80,6 @@ class ModelRouter(Front):
             "on_hold": self._loads.num_waiting,
             "connections": self._server.num_connections,
         }
-
-    def _readers(self) -> dict[int, Callable[[], None]]:
-        return {self._host.fileno(): self._follow_host}
-
-    def _prepare(self) -> None:
-        self._ask(WatchModels())
 
     def _start(self) -> None:
         self._link.ready()
@@ -118,10 +110,8 @@ class ModelRouter(Front):
         trace.body.release()
         self._drain.check()
 
-    def _stop_admitting(self) -> None:
-        self._forwarder.is_draining = True
-
-    def _end_unasked(self) -> None:
+    def _wind_down(self, how: Ending) -> None:
+        self._forwarder.is_draining = self._forwarder.is_draining or how == "drain"
         self._loads.is_leaving = True
         for watcher in self._forwarder.watchers:
             watcher.end()

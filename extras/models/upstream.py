@@ -1,14 +1,12 @@
 """HTTP/1.1 connections to the models' servers: they are reused, with one request at a time on each."""
 
 import asyncio
-import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import httptools
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -16,6 +14,7 @@ MAX_IDLE = 64
 """Connections to each server that stay open without a request."""
 
 FETCH_TIMEOUT_S = 5.0
+PIECE_BYTES = 65536
 
 
 class UpstreamGoneError(Exception):
@@ -23,100 +22,76 @@ class UpstreamGoneError(Exception):
 
 
 class Call(NamedTuple):
-    """A request. `body` is `None` if it is written later in chunks, of the length in `headers` if that has one."""
-
     method: str
     target: bytes
     headers: Headers = ()
-    body: bytes | None = b""
+    body: bytes = b""
 
     def encode(self, host: str) -> bytes:
-        """Returns the request as far as it is known."""
         lines = [b"%b %b HTTP/1.1" % (self.method.encode(), self.target), b"host: " + host.encode()]
         lines += [name + b": " + value for name, value in self.headers]
         if self.body:
             lines.append(b"content-length: %d" % len(self.body))
-        return b"\r\n".join([*lines, b"", self.body or b""])
+        return b"\r\n".join([*lines, b"", self.body])
 
 
-class Connection(asyncio.Protocol):
+class Connection:
     """`status` and `headers` are those of the response to the latest `call`."""
 
-    def __init__(self) -> None:
-        self._news = asyncio.Event()
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self._reader = reader
+        self._writer = writer
         self._parser = httptools.HttpResponseParser(self)
         self._body = bytearray()
-        self._method = ""
-        self._is_lost = False
+        self._call = Call("", b"")
         self._has_head = False
         self._is_complete = False
+        self._can_persist = True
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        self.is_reusable = True
 
-    def call(self, call: Call, host: str) -> None:
-        """Sends a request; the response to the one before has been read to its end."""
-        self._has_head = self._is_complete = False
-        self.headers = []
-        self._method = call.method
-        self.is_reusable = False
-        self._transport.write(call.encode(host))
+    @property
+    def is_reusable(self) -> bool:
+        """True between two requests, while the server keeps the connection open."""
+        return self._can_persist and not self._reader.at_eof()
 
-    async def write(self, piece: bytes) -> None:
-        """Sends a piece of the request's body; waits as long as the server does not read."""
-        self._transport.write(piece)
-        await self._flow.drain()
+    async def call(self, call: Call, host: str) -> None:
+        """Sends a request and waits for the head of its response; the one before has been read to its end.
 
-    async def read_head(self) -> None:
-        """Waits for the head. Raises `UpstreamGoneError`."""
-        while not self._has_head:
-            await self._wait()
+        Raises `UpstreamGoneError`, also for the refusal of a server that ends; the connection is closed then.
+        """
+        self._call = call
+        self._has_head = self._is_complete = self._can_persist = False
+        self._writer.write(call.encode(host))
+        try:
+            while not self._has_head:
+                await self._feed()
+            if self.status == 503 and (b"connection", b"close") in self.headers:
+                raise UpstreamGoneError  # other refusals leave the connection open
+        except BaseException:
+            self.close()
+            raise
 
     async def read(self) -> tuple[bytes, bool]:
         """Waits for the next part of the body. Returns it, and whether it is the last. Raises `UpstreamGoneError`."""
         while not (self._body or self._is_complete):
-            await self._wait()
+            await self._feed()
         piece = bytes(self._body)
         self._body.clear()
-        self._flow.resume_reading()
         return piece, self._is_complete
 
-    async def _wait(self) -> None:
-        if self._is_lost:
-            raise UpstreamGoneError
-        self._news.clear()
-        await self._news.wait()
+    async def _feed(self) -> None:
+        try:
+            if not (data := await self._reader.read(PIECE_BYTES)):
+                raise UpstreamGoneError
+            self._parser.feed_data(data)
+        except (OSError, httptools.HttpParserError) as error:
+            raise UpstreamGoneError from error
 
     def close(self) -> None:
         """Ends the connection and with it the request, if that is still open."""
-        self.is_reusable = False
-        self._transport.abort()
-
-    # Called by the transport.
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._transport = transport
-        self._flow = FlowControl(transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._is_lost, self.is_reusable = True, False
-        self._flow.resume_writing()
-        self._news.set()
-
-    def pause_writing(self) -> None:
-        self._flow.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._flow.resume_writing()
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.close()
-        if len(self._body) > HIGH_WATER_LIMIT:
-            self._flow.pause_reading()
-        self._news.set()
+        self._can_persist = False
+        self._writer.transport.abort()
 
     # Called by llhttp.
 
@@ -130,14 +105,14 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         self._has_head = self.status >= 200
-        self._is_complete = self._has_head and self._method == "HEAD"
+        self._is_complete = self._has_head and self._call.method == "HEAD"
 
     def on_body(self, body: bytes) -> None:
         self._body += body
 
     def on_message_complete(self) -> None:
         self._is_complete = self._has_head
-        self.is_reusable = self._method != "HEAD" and self._parser.should_keep_alive()
+        self._can_persist = self._call.method != "HEAD" and self._parser.should_keep_alive()
 
 
 class Upstreams:
@@ -146,39 +121,19 @@ class Upstreams:
         """By url."""
 
     async def open(self, url: str, call: Call) -> Connection:
-        """Sends a whole request, waits for the head of its response and returns the connection.
+        """Sends a request, waits for the head of its response and returns the connection.
 
-        Raises `UpstreamGoneError`. A connection that was open already may have been closed just now, so another one is
-        tried.
+        Raises `UpstreamGoneError`, also if a connection that was open already has been closed just now.
         """
-        while self._idle[url]:
-            connection = self._idle[url].pop()
-            if connection.is_reusable:
-                connection.call(call, urlsplit(url).netloc)
-                with contextlib.suppress(UpstreamGoneError):
-                    await self._read_head(connection)
-                    return connection
-        connection = await self.begin(url, call)
-        await self._read_head(connection)
-        return connection
-
-    async def begin(self, url: str, call: Call) -> Connection:
-        """Sends a request on a new connection and returns that. Raises `UpstreamGoneError` if no server listens."""
         address = urlsplit(url)
+        idle = self._idle[url] = [each for each in self._idle[url] if each.is_reusable]
         try:
-            loop = asyncio.get_running_loop()
-            _, connection = await loop.create_connection(Connection, address.hostname or "", address.port or 0)
-        except OSError as error:
+            streams = () if idle else await asyncio.open_connection(address.hostname, address.port)
+        except (OSError, ValueError) as error:
             raise UpstreamGoneError from error
-        connection.call(call, address.netloc)
+        connection = Connection(*streams) if streams else idle.pop()
+        await connection.call(call, address.netloc)
         return connection
-
-    async def _read_head(self, connection: Connection) -> None:
-        try:
-            await connection.read_head()
-        except BaseException:
-            connection.close()
-            raise
 
     def release(self, url: str, connection: Connection) -> None:
         """Keeps the connection for another request, or closes it if its response has not been read to its end."""
@@ -205,6 +160,6 @@ class Upstreams:
         return connection.status, body
 
     def forget(self, url: str) -> None:
-        """Closes the idle connections to a server that ends."""
+        """Closes the idle connections to a server that has closed one, or has ended."""
         for connection in self._idle.pop(url, ()):
             connection.close()

@@ -191,7 +191,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["eager", "background", "never"],
         Meta(
             description="when the KV cache allocates its memory on a CPU; eager: all before the server is ready; "
-            "background: about 128 MB ahead of the pages in use, mostly while no step runs; never: as it is used, "
+            "background: a few hundred MB ahead of the pages in use, mostly while no step runs; never: as it is used, "
             "which slows down prompts"
         ),
     ] = "background"

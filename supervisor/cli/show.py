@@ -10,9 +10,6 @@ SHOWN_GAUGES = (
 )
 """The gauges that `ps` shows, where a process has them and they are not 0; --json has all."""
 
-MODEL_GAUGES = ("weights_bytes", "kv_cache_bytes", "kv_cache_resident_bytes")
-"""What a scheduler reports of its model's memory."""
-
 COLUMNS = ("PROCESS", "PID", "STATE", "BEAT", "INC", "RESTARTS", "CPU%", "RSS", "QUEUE")
 
 
@@ -29,9 +26,9 @@ def scaling_text(scaling: Scaling) -> str:
 def memory_text(server: ProcessList) -> str:
     """Returns the memory of the server, and what its schedulers have reported of it."""
     texts = [f"memory: {_megabytes(server.memory_bytes)}"]
-    for gauges in (process.gauges for process in server.processes if "weights_bytes" in process.gauges):
-        weights, cache, resident = map(_megabytes, map(gauges.get, MODEL_GAUGES))
-        texts.append(f"weights {weights}, KV cache {resident} of at most {cache}")
+    for one in (process.gauges for process in server.processes if "weights_bytes" in process.gauges):
+        weights, cache, used = (_megabytes(one[f"{of}_bytes"]) for of in ("weights", "kv_cache", "kv_cache_resident"))
+        texts.append(f"weights {weights}, KV cache {used} of at most {cache}")
     return "; ".join(texts)
 
 

@@ -32,6 +32,10 @@ class ModelRing(RingClient):
         run_dir = RunDir(self.run_dir.path / "models" / name)
         return RingClient(run_dir.address_file.read_text(encoding="ascii").strip(), run_dir)
 
+    def what_is_left(self) -> dict[str, float]:
+        """Same for the router; the process that starts the models has no gauges."""
+        return {name: value for name, value in super().what_is_left().items() if not name.startswith("models.")}
+
     def get(self, path: str) -> Any:
         reply = httpx.get(f"{self.url}{path}", timeout=TIMEOUT_S)
         assert reply.status_code == 200, reply.text

@@ -36,6 +36,8 @@ LEAVE_CHANCE = 0.1
 MIN_TURNS = 4
 PAUSE_S = (0.3, 2.0)
 REQUEST_TIMEOUT_S = 120.0
+LOAD_FAILED, DEATH_SEEN_S = "could not be loaded", 2.0
+"""A request may wait for a load whose death has not been seen yet."""
 RING = ("tokenizer", "scheduler", "detokenizer")
 
 
@@ -135,7 +137,8 @@ class ModelsChaos:
         """Counts a request without a proper end: wrong unless a death explains it."""
         expected = self._expected[attempt.name, index]
         is_first_part = expected.token_ids[: len(attempt.token_ids)] == attempt.token_ids
-        if is_first_part and any(at_s >= attempt.began_s and name in ("", attempt.name) for at_s, name in self._cuts):
+        since_s = attempt.began_s - DEATH_SEEN_S * (LOAD_FAILED in str(error))
+        if is_first_part and any(at_s >= since_s and name in ("", attempt.name) for at_s, name in self._cuts):
             self.counts.cut += 1
         else:
             self.counts.wrong.append(f"{attempt.name} {index}: {type(error).__name__} {error}: {attempt}")
@@ -165,7 +168,7 @@ class ModelsChaos:
         if model is None or not self._num_tokens_since_kill[name]:
             return ""
         self._num_tokens_since_kill[name] = 0
-        os.kill((await asyncio.to_thread(model.status, process))["pid"], signal.SIGKILL)
+        kill((await asyncio.to_thread(model.status, process))["pid"])
         return process
 
     async def _kill_frontend(self, name: str) -> str:
@@ -180,7 +183,7 @@ class ModelsChaos:
         return self._cut("router", (await asyncio.to_thread(self._ring.status, "frontend"))["pid"], "")
 
     async def _kill_host(self, name: str) -> str:
-        os.kill((await asyncio.to_thread(self._ring.status, "models"))["pid"], signal.SIGKILL)
+        kill((await asyncio.to_thread(self._ring.status, "models"))["pid"])
         return "host"
 
     async def _load(self, name: str) -> str:
@@ -199,9 +202,16 @@ class ModelsChaos:
         return model if model.health()["status"] == "ready" else None
 
     def _cut(self, what: str, pid: int, name: str) -> str:
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
         self._cuts.append((time.monotonic(), name))
         return what
+
+
+def kill(pid: int) -> None:
+    """Raises `ValueError` for 0, which stands for a process that does not run: it would be all of ours."""
+    if not pid:
+        raise ValueError(pid)
+    os.kill(pid, signal.SIGKILL)
 
 
 def report(counts: ModelCounts) -> str:

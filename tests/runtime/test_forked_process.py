@@ -18,6 +18,9 @@ import pytest
 from runtime.forked_process import ForkedProcess, fork, open_process
 from runtime.lifeline import ask_for_death_signal
 
+# Python 3.12 warns of the threads of the test process.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
 TIMEOUT_S = 30.0
 ENVIRONMENT = {**os.environ, "MARK": "forked"}
 

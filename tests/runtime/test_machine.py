@@ -14,7 +14,10 @@ def test_available_memory(tmp_path: Path) -> None:
     (cgroup / "memory.current").write_text("1000\n", encoding="ascii")
     assert available_memory_bytes(memory_info, cgroup) == 4000 * 1024
     (cgroup / "memory.max").write_text("3000\n", encoding="ascii")
+    (cgroup / "memory.stat").write_text("anon 700\n", encoding="ascii")
     assert available_memory_bytes(memory_info, cgroup) == 2000
+    (cgroup / "memory.stat").write_text("anon 700\nfile 300\ninactive_file 250\n", encoding="ascii")
+    assert available_memory_bytes(memory_info, cgroup) == 2250, "a model file that was read can be dropped"
     assert available_memory_bytes(tmp_path / "absent", tmp_path / "absent") > 0
 
 

@@ -134,10 +134,18 @@ def tree_memory(server: Server) -> dict[str, Any]:
     return {
         "total_pss_mib": round(sum(process.pss_mib for process in processes), 1),
         "processes": [
-            {"command": process.command, "pss_mib": process.pss_mib, "rss_mib": process.rss_mib}
+            {"command": title(process.pid), "pss_mib": process.pss_mib, "rss_mib": process.rss_mib}
             for process in processes
         ],
     }
+
+
+def title(pid: int) -> str:
+    """Returns the beginning of a process's command line, without the interpreter and the run directory."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().partition("--run-dir")[0].split()
+    return " ".join(
+        word.rpartition("/")[2] for word in words if not word.endswith("python") and word not in ("-P", "-m")
+    )
 
 
 def accounting(server: Server) -> dict[str, Any]:

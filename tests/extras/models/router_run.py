@@ -109,13 +109,6 @@ class StandIn:
 
     def _read_body(self, head: bytes, reader: Any) -> bytes:
         lines = [line.lower() for line in head.split(b"\r\n")]
-        if b"transfer-encoding: chunked" in lines:
-            body = b""
-            while size := int(reader.readline(), 16):
-                body += reader.read(size)
-                reader.readline()
-            reader.readline()
-            return body
         length = next((line.split()[1] for line in lines if line.startswith(b"content-length:")), b"0")
         return reader.read(int(length))
 

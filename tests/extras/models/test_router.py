@@ -355,14 +355,39 @@ def test_a_head_and_an_empty_reply_pass(run: RouterRun):
         assert (reply.status_code, reply.headers["allow"]) == (204, "GET")
 
 
-def test_files_pass_without_a_limit_of_their_size(run: RouterRun):
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"HTTP/1.1 100 Continue\r\nx-early: 1\r\n\r\n" + OK,
+        CHUNKED + chunk(b"{}") + b"0\r\nx-late: 1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nconnection: x-hop\r\nkeep-alive: timeout=5\r\ncontent-length: 2\r\n\r\n{}",
+    ],
+)
+def test_only_the_response_itself_is_passed_on(run: RouterRun, sent: bytes):
     server = run.load("a")
-    data = bytes(range(256)) * 2**10
+    with run.ask({"model": "a"}) as asked:
+        server.take().answer(sent)
+        reply = asked.reply()
+        assert (reply.status_code, reply.text) == (200, "{}")
+        assert not {"x-early", "x-late", "keep-alive", "connection"} & set(reply.headers)
+
+
+def test_a_reply_that_is_no_http_is_refused(run: RouterRun):
+    server = run.load("a")
+    with run.ask({"model": "a"}) as asked:
+        for _ in range(3):
+            server.take().answer(b"+OK hello\r\n\r\n")
+        assert (asked.reply().status_code, asked.reply().json()["error"]["code"]) == (503, "model_gone")
+
+
+def test_a_body_that_is_not_json_is_forwarded(run: RouterRun):
+    server = run.load("a")
+    data = bytes(range(256)) * 64
     kind = {"Content-Type": "multipart/form-data; boundary=x"}
     for content in (data, iter([data[:1000], data[1000:]])):
         with run.ask(content, "/v1/files?model=a", headers=kind) as asked:
             arrived = server.take()
-            assert arrived.body == data
+            assert (arrived.body, arrived.headers["content-type"]) == (data, kind["Content-Type"])
             arrived.answer()
             assert asked.reply().status_code == 200
 

@@ -158,8 +158,7 @@ def _populate(owner: "weakref.ref[PagePopulation]") -> None:
         began_s = time.monotonic()
         if population.is_at_rest or began_s >= due_s:
             population.ask()
-            now_s = time.monotonic()
-            due_s = now_s + max(REST_S, (now_s - began_s) / BUSY_SHARE)
+            due_s = (now_s := time.monotonic()) + max(REST_S, (now_s - began_s) / BUSY_SHARE)
         else:
             del population  # it may be collected meanwhile
             time.sleep(REST_S)

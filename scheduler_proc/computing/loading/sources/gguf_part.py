@@ -53,6 +53,7 @@ class GgufPart:
         except (RuntimeError, OSError) as error:
             raise unreadable(self._path, error) from None
         read: list[Tensor] = []
+        num_bytes = 0
         for name in names:
             stored = self._tensors[name]
             begin = stored.tensor.offset
@@ -60,10 +61,12 @@ class GgufPart:
             _advise(bytes_B, POPULATE_READ)
             yield name, _as_tensor(bytes_B, stored)
             read.append(bytes_B)
-            if sum(map(len, read)) > MOST_MAPPED_BYTES:
+            num_bytes += stored.tensor.num_bytes
+            if num_bytes > MOST_MAPPED_BYTES:
                 for each in read:
                     _advise(each, mmap.MADV_DONTNEED)
                 read.clear()
+                num_bytes = 0
 
 
 def _advise(bytes_B: Tensor, advice: int) -> None:

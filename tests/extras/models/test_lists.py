@@ -1,0 +1,55 @@
+"""The lists and the metrics of a router whose models' servers are played by the test."""
+
+from typing import Any
+
+from tests.extras.models.router_run import LOADING, RouterRun
+from tests.frontend.frontend_run import wait_until
+
+PAGE = b"# HELP up Serves.\n# TYPE up gauge\nup 1.0\n"
+
+
+def listed(run: RouterRun, name: str, path: str = "/models") -> dict[str, Any]:
+    (model,) = (model for model in run.client.get(path).json()["data"] if model["id"] == name)
+    return model
+
+
+def test_a_model_shows_the_progress_of_its_load_and_why_it_failed():
+    with RouterRun() as run:
+        run.health = LOADING
+        assert listed(run, "a")["status"] == {"value": "unloaded", "args": []}
+        assert "max_model_len" not in listed(run, "a", "/v1/models"), "its files have not been read"
+        run.client.post("/models/load", json={"model": "a"})
+        progress = {"phase": "reading weights", "fraction": 0.5}
+        wait_until(lambda: listed(run, "a")["status"].get("progress") == progress)
+        assert listed(run, "a")["status"]["value"] == "loading"
+        run.end("a", "its server was killed")
+        wait_until(lambda: listed(run, "a")["status"]["value"] == "unloaded")
+        assert listed(run, "a")["status"] == {
+            "value": "unloaded",
+            "args": [],
+            "failed": True,
+            "error": "its server was killed",
+        }
+
+
+def test_metrics_are_those_of_the_models_that_answer():
+    with RouterRun() as run:
+        first, second = run.load("a"), run.load("b")
+        with run.ask(b"", "/metrics", "GET", {"Authorization": "Bearer sk-one"}) as asked:
+            arrived = first.take()
+            assert arrived.headers["authorization"] == "Bearer sk-one"
+            arrived.answer(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(PAGE), PAGE))
+            second.take().cut()
+            lines = asked.reply().text.splitlines()
+        assert 'up{model="a"} 1.0' in lines
+        assert "sluice_models_missing 1.0" in lines
+        assert 'sluice_model_state{model="b",state="loaded"} 1.0' in lines
+        assert "sluice_model_load_seconds_count 2.0" in lines
+
+
+def test_an_unknown_model_is_not_listed():
+    with RouterRun() as run:
+        assert run.client.get("/v1/models/a").json()["id"] == "a"
+        assert run.client.get("/v1/models/other/a").status_code == 404
+        first = run.client.get("/v1/models").json()
+        assert (first["first_id"], first["last_id"], first["has_more"]) == ("a", "b", False)
