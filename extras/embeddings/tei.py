@@ -44,8 +44,12 @@ class EitherError(msgspec.Struct, frozen=True):
     error_type: str | UnsetType = UNSET
 
 
+def either_error(info: ErrorInfo) -> EitherError:
+    return EitherError(error_body(info).error)
+
+
 TEI_ERRORS = ErrorForm(TeiError, tei_error)
-EITHER_ERRORS = ErrorForm(EitherError, lambda info: EitherError(error_body(info).error))
+EITHER_ERRORS = ErrorForm(EitherError, either_error)
 """For paths on which a request may have TEI's form; `TeiReply` makes the errors of those that do."""
 
 

@@ -166,7 +166,11 @@ def embedding(body: EmbeddingBody, kind: Task = "embed") -> Pooling:
 
 
 def _form_of(body: EmbeddingBody) -> Form:
-    return _base64 if body.encoding_format == "base64" else array.tolist
+    return _base64 if body.encoding_format == "base64" else _floats
+
+
+def _floats(values: "array[float]") -> list[float]:
+    return values.tolist()
 
 
 def _base64(values: "array[float]") -> str:

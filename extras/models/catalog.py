@@ -33,10 +33,15 @@ def read_entries(section: ModelsConfig) -> tuple[ModelEntry, ...]:
     """Returns all models in order. Raises `UsageError` for every mistake that is seen without reading a model."""
     entries: dict[str, tuple[ModelEntry, str]] = {}
     for text in section.models:
-        found = list(_read(text, parse_duration(section.keep_alive)))
+        try:
+            found = list(_read(text, parse_duration(section.keep_alive)))
+        except (OSError, RuntimeError) as error:  # the latter: ~USER without such a user
+            raise UsageError(f"--models {text}: {error}") from None
         if not found:
             raise UsageError(f"--models: {text} contains no models: neither files *.gguf nor folders with a model")
         for entry, where in found:
+            if not (entry.name and entry.name.isprintable()):
+                raise UsageError(f"{where}: {entry.name!r} is not a possible name for a model")
             if entry.name in entries:
                 raise UsageError(f"--models: two models are named {entry.name}: {entries[entry.name][1]} and {where}")
             entries[entry.name] = entry, where
@@ -66,7 +71,8 @@ def _read(text: str, keep_alive_s: float) -> Iterator[tuple[ModelEntry, str]]:
     path = Path(text).expanduser()
     if path.is_dir() and not (path / "config.json").exists():
         for child in sorted(path.iterdir()):
-            if _is_model_folder(child) or (child.suffix == SUFFIX and is_model(child.name)):
+            is_file = child.suffix == SUFFIX and is_model(child.name)
+            if not child.name.startswith(".") and (is_file or _is_model_folder(child)):
                 yield _entry(_name_of(child), child, keep_alive_s), str(child)
     elif path.is_file() and not is_gguf(path):
         yield from _read_file(path, keep_alive_s)
@@ -82,11 +88,11 @@ def _read_file(file: Path, keep_alive_s: float) -> Iterator[tuple[ModelEntry, st
     except (OSError, ValueError) as error:
         raise UsageError(f"--models: {file} is not a readable file in TOML: {error}") from None
     tables = content.pop("models", {})
-    if content or not isinstance(tables, dict):
+    if content or not tables or not isinstance(tables, dict):
         raise UsageError(f"{file}: {next(iter(content), 'models')}: the file has a table [models.NAME] for each model")
     for name, table in cast("dict[str, Any]", tables).items():
         where = f"{file}: models.{name}"
-        if not name or not isinstance(table, dict):
+        if not isinstance(table, dict):
             raise UsageError(f"{where}: it must be a table with a key model")
         yield _read_table(name, cast("dict[str, Any]", table), file.parent, where, keep_alive_s), where
 

@@ -107,9 +107,16 @@ def name_models(arguments: Sequence[str]) -> list[str]:
             values.append(word.removeprefix("--model="))
         elif word != "--model":
             kept.append(word)
-    named = [value for value in values if NAMED.fullmatch(value) and not Path(value).expanduser().exists()]
+    named = [value for value in values if NAMED.fullmatch(value) and not _is_path(value)]
     if not named:
         return list(arguments)
     if other := next((value for value in values if value not in named), None):
         raise UsageError(f"--model: {other} has no name; with several models each is given as NAME=PATH")
     return [*kept, *(f"--models={value}" for value in values)]
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, RuntimeError):
+        return False

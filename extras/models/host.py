@@ -134,6 +134,8 @@ class Host:
             if status:
                 ending = how_it_ended(os.waitstatus_to_exitcode(status))
                 description = Description(error=f"its files cannot be read: the process that read them {ending}")
+            if description is not None and description.error:
+                self._console.say_of(name, f"cannot be served: {description.error}", "warning")
             server.note_description(description)
         if self._to_describe and not self._link.is_stopping:
             server = self._servers[self._to_describe.pop(0)]

@@ -1,6 +1,7 @@
 """The server of one model, as the host sees it: its files, its launcher's process, and how that ended."""
 
 import os
+import re
 import select
 import signal
 import time
@@ -112,7 +113,7 @@ class ModelServer:
             with suppress(OSError):
                 self._set(url=self.run_dir.address_file.read_text(encoding="ascii").strip())
         if has_ended:
-            self._note_end()
+            self._note_end(console)
         elif time.monotonic() >= self._kill_at_s:
             self._kill_at_s = float("inf")
             self._send_signal(signal.SIGKILL)
@@ -132,12 +133,13 @@ class ModelServer:
                     texts = [_with_model(text, self.entry.name) if is_json_line(text) else text for text in texts]
                 console.relay(self.entry.name, self.report.pid, texts)
 
-    def _note_end(self) -> None:
+    def _note_end(self, console: Console) -> None:
         code, ending = None, "has ended"
         if self._is_child:
             code = os.waitstatus_to_exitcode(os.waitpid(self.report.pid, 0)[1])
             ending = how_it_ended(code)
         error = "" if self.report.process == "stopping" or code == 0 else f"its server {ending}"
+        console.say_of(self.entry.name, error or "unloaded", "warning" if error else "info")
         with suppress(OSError):
             error = error and (self.directory / "error").read_text(encoding="utf-8")
         for descriptor in self.descriptors:
@@ -180,11 +182,12 @@ def _with_model(text: str, name: str) -> str:
 
 
 class _LauncherConsole(Console):
-    """Remembers the latest error: why a launcher that has failed ends. Shows only the first line of other texts."""
+    """Remembers the latest error: why a launcher that has failed ends. Shows only the first line of other texts,
+    without what they say about the keyboard."""
 
     last_error = "its server ended with an error"
 
     def say(self, text: str, level: str = "info") -> None:
         if level == "error":
             self.last_error = text.strip()
-        super().say(text.strip() if level == "error" else text.strip().partition("\n")[0], level)
+        super().say(text.strip() if level == "error" else re.split("\n|; Ctrl-C", text.strip())[0], level)

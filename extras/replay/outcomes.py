@@ -72,7 +72,11 @@ class Outcomes:
     """`find` returns the outcome of an attempt, `None` for an attempt that does not count."""
 
     def __init__(self, find: Callable[[Key], Outcome | None]):
-        self._find = lambda key: find(key) or Outcome()
+        self._find_counted = find
+
+    def _find(self, key: Key) -> Outcome:
+        """Returns the outcome of an attempt, a new one for an attempt that does not count."""
+        return self._find_counted(key) or Outcome()
 
     def collect(self, message: Any) -> None:
         """Adds the requests' results in `message`, which may be from any process."""

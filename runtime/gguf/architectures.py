@@ -54,9 +54,9 @@ QWEN2 = Architecture(
     hf_name="Qwen2ForCausalLM",
     model_type="qwen2",
     model_names=names.LLAMA_MODEL,
-    layer_names=names.LLAMA_ATTENTION | names.LLAMA_MLP,
+    layer_names=names.LLAMA_LAYER,
 )
-QWEN3 = QWEN2.like("Qwen3ForCausalLM", "qwen3", layer_names=QWEN2.layer_names | names.QWEN3_NORMS)
+QWEN3 = QWEN2.like("Qwen3ForCausalLM", "qwen3", layer_names=names.LLAMA_LAYER | names.QWEN3_NORMS)
 HEADS = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 LLAMA = QWEN2.like("LlamaForCausalLM", "llama", interleaved=HEADS)
 MIXTRAL_LAYER = names.LLAMA_ATTENTION | names.MIXTRAL_EXPERTS
@@ -84,16 +84,14 @@ LFM2 = QWEN2.like("Lfm2ForCausalLM", "lfm2", recurrent.lfm2_config, names.LFM2_L
 OLMO_LAYER = names.PROJECTIONS | names.QWEN3_NORMS | names.NORMS_AFTER | names.LLAMA_MLP
 OLMO2 = QWEN2.like("Olmo2ForCausalLM", "olmo2", windows.olmo_config, OLMO_LAYER)
 QWEN3_MOE_LAYER = names.LLAMA_ATTENTION | names.QWEN3_NORMS | names.QWEN3_EXPERTS
-GLM_LAYER = names.LLAMA_ATTENTION | names.QWEN3_NORMS | names.LLAMA_MLP | names.SHARED_EXPERTS
-GLM_LAYER |= {"post_attention_norm": "post_attention_layernorm"}
-GLM4_MOE = QWEN3.like("Glm4MoeForCausalLM", "glm4_moe", experts.glm4_moe_config, GLM_LAYER)
-ERNIE_LAYER = names.LLAMA_ATTENTION | names.LLAMA_MLP | names.SHARED_EXPERTS
-ERNIE_LAYER |= {"exp_probs_b.bias": names.ERNIE_CORRECTION}
+GLM4_MOE = QWEN3.like("Glm4MoeForCausalLM", "glm4_moe", experts.glm4_moe_config, names.GLM4_MOE_LAYER)
 ARCHITECTURES = {
     "llama": LLAMA,
     "glm4moe": GLM4_MOE,
     "dots1": GLM4_MOE.like("Dots1ForCausalLM", "dots1"),
-    "ernie4_5-moe": QWEN2.like("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", experts.ernie4_5_moe_config, ERNIE_LAYER),
+    "ernie4_5-moe": QWEN2.like(
+        "Ernie4_5_MoeForCausalLM", "ernie4_5_moe", experts.ernie4_5_moe_config, names.ERNIE_LAYER
+    ),
     "granitemoe": LLAMA.like(
         "GraniteMoeForCausalLM",
         "granitemoe",

@@ -9,6 +9,7 @@ PROJECTIONS = {
 }
 LLAMA_ATTENTION = PROJECTIONS | {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 LLAMA_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+LLAMA_LAYER = LLAMA_ATTENTION | LLAMA_MLP
 FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 QWEN3_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 NORMS_AFTER = {
@@ -34,6 +35,8 @@ SHARED_EXPERTS = QWEN3_EXPERTS | {
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 ERNIE_CORRECTION = "mlp.moe_statics.e_score_correction_bias"
+ERNIE_LAYER = LLAMA_LAYER | SHARED_EXPERTS | {"exp_probs_b.bias": ERNIE_CORRECTION}
+GLM4_MOE_LAYER = LLAMA_LAYER | QWEN3_NORMS | SHARED_EXPERTS | {"post_attention_norm": "post_attention_layernorm"}
 VECTORS = ERNIE_CORRECTION, "mlp.shared_expert_gate.weight"
 """Ends of names: matrices of one row, which the file has as vectors."""
 

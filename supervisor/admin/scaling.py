@@ -71,6 +71,7 @@ def _check_scalable(group: ProcessGroup, command: ScaleProcess) -> list[Child]:
         )
     check_no_handover(group, kind)
     workers = [child for child in group if kind_of(child.name) == kind and not child.is_spare]
+    workers = workers or [find_process(group, kind)]
     if any(child.is_on_trial or child.is_passing or group.status(child).is_leaving for child in workers):
         raise CommandFailedError("busy", f"the {kind} is being scaled or replaced already")
     if any(child.is_external for child in workers):

@@ -21,7 +21,8 @@ def models(tmp_path: Path) -> Path:
     for folder, file in (("hf", "config.json"), ("quantized", "q4.gguf"), ("empty", "README.md")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / file).write_text("{}")
-    (tmp_path / "notes.txt").write_text("")
+    for other in ("notes.txt", "._small.gguf"):
+        (tmp_path / other).write_text("")
     return tmp_path
 
 
@@ -130,7 +131,8 @@ def test_a_file_has_flags_for_each_model(models: Path):
         ("models = 3", ["models:", "[models.NAME]"]),
         ("[model.a]\nmodel = 'hf'", ["model:", "[models.NAME]"]),
         ("[models.a", ["not a readable file in TOML", "Expected ']'"]),
-        ("[models]", ["contains no models"]),
+        *((text, ["models:", "[models.NAME]"]) for text in ("[models]", "")),
+        *((f"[models.{name}]\nmodel = 'hf'", ["not a possible name"]) for name in ('""', '"a\\nb"')),
     ],
 )
 def test_a_mistake_in_a_file_names_the_file_the_model_and_the_key(models: Path, text: str, words: list[str]):
@@ -151,6 +153,8 @@ def test_mistakes_on_the_command_line_are_named(models: Path):
         ([f"a={models / 'none'}"], "no file or directory"),
         ([models / "none"], "no file or directory"),
         (["none.gguf"], "no file or directory"),
+        *(([given], "too long") for given in ("x" * 300, f"a={'x' * 300}")),
+        (["~no-such-user/x"], "home directory"),
         ([bad], "not a readable file"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -164,6 +168,8 @@ def test_mistakes_on_the_command_line_are_named(models: Path):
         (["--port=1", "--model", "a=/x"], ["--port=1", "--models=a=/x"]),
         (["--model", "/x"], ["--model", "/x"]),
         (["--model", "/x/a=b/c"], ["--model", "/x/a=b/c"]),
+        *((["--model", f"a={path}"], [f"--models=a={path}"]) for path in ("x" * 300, "~no-such-user/x")),
+        (["--model", "~no-such-user/a=b"], ["--models=~no-such-user/a=b"]),
         (["--model"], ["--model"]),
         ([], []),
     ],

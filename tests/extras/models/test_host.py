@@ -173,6 +173,7 @@ def test_models_that_cannot_be_served_have_a_reason(host: HostClient):
     assert "config.json: vocab_size is missing" in broken.error
     assert "too small for one request of full length: --num-pages 1" in small.error
     assert broken.config_file == small.config_file == ""
+    assert f"broken       cannot be served: {broken.error}" in host.launcher.log_text("extras.models.host")
     host.ask(StartModel("broken"))
     host.ask(StopModel("broken"))
     host.ask(StartModel("no such model"))
@@ -219,6 +220,7 @@ def test_a_crash_of_one_model_touches_no_other(host: HostClient, loaded: ModelRe
     os.kill(other.pid, signal.SIGKILL)
     ended = host.wait("org/b", lambda report: report.process == "none")
     assert "killed by SIGKILL" in ended.error
+    assert f"org/b        {ended.error}" in host.launcher.log_text("extras.models.host")
     assert complete(loaded)
     assert host.wait("a", bool).pid == loaded.pid
     again = host.start("org/b")
@@ -228,6 +230,9 @@ def test_a_crash_of_one_model_touches_no_other(host: HostClient, loaded: ModelRe
     assert stopped.error == ""
     assert not Path(stopped.run_dir).exists()
     assert not processes_of(Path(stopped.run_dir))
+    log = host.launcher.log_text("extras.models.host")
+    assert "org/b        unloaded" in log
+    assert "Ctrl-C" not in log
     host.stop("org/b")  # a no-op
     os.kill(host.start("org/b").pid, signal.SIGTERM)
     assert host.wait("org/b", lambda report: report.process == "none").error == "", "an operator has ended it"

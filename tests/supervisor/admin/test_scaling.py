@@ -134,6 +134,12 @@ class WaitingGroup:
     def __contains__(self, name: str) -> bool:
         return name in [child.name for child in self]
 
+    def find(self, name: str) -> Child | None:
+        return next((child for child in self if child.name == name), None)
+
+    def names(self) -> list[str]:
+        return [child.name for child in self]
+
     def ranks_of(self, child: Child) -> tuple[Child, ...]:
         return ()
 
@@ -166,6 +172,13 @@ def test_an_engine_that_has_no_machine_for_a_minute_is_given_up_and_one_that_loa
     with pytest.raises(CommandFailedError, match="scheduler-2: no engine has joined within 60 s: it was waiting"):
         next(tasks[0])
     assert [group.children[1].pid for group in groups] == [0, 7]
+
+
+def test_a_server_of_several_models_has_no_engines_to_scale():
+    group: Any = WaitingGroup("")
+    group.children = [Child(Command("frontend", ()))]
+    with pytest.raises(CommandFailedError, match="there is no process 'scheduler'; they are frontend"):
+        next(scale_process(group, ScaleProcess(SCHEDULER, 2), 1.0))
 
 
 @pytest.mark.parametrize(
