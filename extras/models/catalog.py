@@ -20,7 +20,8 @@ from supervisor.run import check_flags
 OF_SERVER = frozenset(
     """
     host port ssl_certfile ssl_keyfile ssl_ca_certs cors_allow_origins allowed_hosts root_path run_dir
-    frontend_workers external record record_gb served_model_name models keep_alive models_memory_gb help help_all version
+    frontend_workers external record record_gb served_model_name models keep_alive models_memory_gb
+    help help_all version
     """.split()  # noqa: SIM905
 )
 """Fields of flags that are not for one model."""
