@@ -33,8 +33,9 @@ def write_description(section: ModelsConfig, entry: ModelEntry, directory: Path,
     """
     if not may_fetch:
         os.environ["HF_HUB_OFFLINE"] = "1"  # for the process that looks it up
+    stamp = read_stamp(entry)
     try:
-        description = _describe(section, entry, RunDir(directory))
+        description = replace(_describe(section, entry, RunDir(directory)), stamp=stamp)
     except SluiceError as error:
         if entry.is_on_hub and not may_fetch:
             return
@@ -45,6 +46,16 @@ def write_description(section: ModelsConfig, entry: ModelEntry, directory: Path,
     file = directory / FILE_NAME
     file.with_suffix(".part").write_bytes(msgspec.json.encode(description))
     file.with_suffix(".part").rename(file)
+
+
+def read_stamp(entry: ModelEntry) -> int:
+    """Returns a number for the present files of a model; 0 for a model of the hub, or if there are none."""
+    path = Path(entry.flags[0].removeprefix("--model="))
+    try:
+        stats = [file.stat() for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    except OSError:
+        return 0
+    return 0 if entry.is_on_hub else hash(tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats))
 
 
 def read_description(directory: Path) -> Description | None:

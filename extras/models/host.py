@@ -116,6 +116,9 @@ class Host:
                 self._asked.add(name)
                 if server.report.description is None or server.report.description.error:
                     self._to_describe = [name, *(other for other in self._to_describe if other != name)]
+            case StartModel(name) if server.is_outdated:
+                server.note_description(None)
+                self._to_describe.insert(0, name)
             case StartModel():
                 server.start()
             case StopModel():

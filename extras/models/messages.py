@@ -12,13 +12,14 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
     """The facts about a model before it is loaded.
 
     `config_file` holds its `Config` with facts; it is empty, with an `error` for people, for a model that cannot be
-    served. Bytes: of the weights in memory and of the whole KV cache.
+    served. Bytes: of the weights in memory and of the whole KV cache. `stamp` changes with the model's files.
     """
 
     config_file: str = ""
     weight_bytes: int = 0
     cache_bytes: int = 0
     error: str = ""
+    stamp: int = 0
 
     @property
     def num_bytes(self) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from extras.models.config import ModelEntry
-from extras.models.description import read_description
+from extras.models.description import read_description, read_stamp
 from extras.models.messages import Description, ModelReport
 from messages.config.server import Config
 from messages.errors import SluiceError
@@ -52,6 +52,14 @@ class ModelServer:
 
     def note_description(self, description: Description | None) -> None:
         self._set(description=description)
+
+    @property
+    def is_outdated(self) -> bool:
+        """True for a model whose files have changed since they were described, and that has no server."""
+        description = self.report.description
+        if self.report.process != "none" or description is None or not description.config_file:
+            return False
+        return description.stamp != read_stamp(self.entry)
 
     def find_running(self) -> None:
         """Takes over the server that an earlier host has started, if it still runs."""

@@ -93,7 +93,7 @@ class Residency:
         """Takes the host's reports."""
         for report in models.models:
             model = self._models.setdefault(report.name, _Resident(report, self._keep_alive_s))
-            if report.process != model.report.process:
+            if (report.process, report.description) != (model.report.process, model.report.description):
                 model.started_s = model.stopped_s = -inf
             model.report = report
 

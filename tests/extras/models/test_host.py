@@ -238,6 +238,19 @@ def test_a_crash_of_one_model_touches_no_other(host: HostClient, loaded: ModelRe
     assert host.wait("org/b", lambda report: report.process == "none").error == "", "an operator has ended it"
 
 
+def test_files_that_have_changed_are_read_again_before_the_model_is_loaded(host: HostClient):
+    before = host.wait("org/b", lambda report: report.description).description
+    assert before is not None
+    file = Path(RunDir(Path(before.config_file).parent).read_config().facts.model_dir) / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "max_position_embeddings": 128}))
+    host.ask(StartModel("org/b"))
+    report = host.wait("org/b", lambda report: report.description and report.description.stamp != before.stamp)
+    assert report.process == "none"
+    assert RunDir(Path(before.config_file).parent).read_config().facts.max_model_len == 128
+    assert complete(host.start("org/b"))
+    host.stop("org/b")
+
+
 def test_a_server_that_cannot_start_says_why_after_it_ran(host: HostClient):
     description = host.wait("org/b", lambda report: report.description).description
     assert description is not None

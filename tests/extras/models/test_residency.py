@@ -50,6 +50,17 @@ def test_what_fits_starts_at_once_and_once() -> None:
     assert plan.waits == {"c": "it waits for memory that others take: a (0 open requests), b (0 open requests)"}
 
 
+def test_a_load_whose_model_has_other_files_now_starts_as_soon_as_they_have_been_read() -> None:
+    machine = Machine(10, {"a": 4})
+    assert machine.plan("a").start == ("a",)
+    machine.sizes["a"] = None
+    machine.report()
+    assert machine.plan("a").waits == {"a": "its files are being read"}
+    machine.sizes["a"] = 5
+    machine.report()
+    assert machine.plan("a").start == ("a",)
+
+
 def test_the_least_recently_used_without_requests_go_as_few_as_needed() -> None:
     machine = Machine(10, {"a": 3, "b": 3, "c": 4, "d": 4})
     machine.load("a", "b", "c")
