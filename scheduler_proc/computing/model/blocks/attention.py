@@ -17,12 +17,11 @@ from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
 from kernels.operations.sigmoid_gate import sigmoid_gate
-from scheduler_proc.computing.model.blocks.block_rows import BlockRows
 from scheduler_proc.computing.model.blocks.norm import norm_parameters, pop_scale
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.description import AttentionDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
-from scheduler_proc.computing.model.workspace import Activations, fit
+from scheduler_proc.computing.model.workspace import Activations, BlockRows, fit
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.inputs import AttentionKind, StepInputs
 

@@ -10,10 +10,9 @@ from kernels.arguments.state_rows import LayerState, StateDecay
 from kernels.operations.gated_delta import gated_delta
 from kernels.operations.gated_norm import gated_norm
 from kernels.operations.short_conv import short_conv
-from scheduler_proc.computing.model.blocks.block_rows import BlockRows
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDescription
-from scheduler_proc.computing.model.workspace import fit
+from scheduler_proc.computing.model.workspace import BlockRows, fit
 from scheduler_proc.computing.parallel import ParallelGroup
 
 

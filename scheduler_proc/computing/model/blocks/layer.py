@@ -14,13 +14,12 @@ from kernels.arguments.rows import RopeTables
 from kernels.arguments.state_rows import LayerState
 from kernels.operations.rescale import rescale
 from scheduler_proc.computing.model.blocks.attention import Attention, attention_parameters
-from scheduler_proc.computing.model.blocks.block_rows import BlockRows
 from scheduler_proc.computing.model.blocks.layer_inputs import InputGate, gate_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import LayerDescription, NormDescription
 from scheduler_proc.computing.model.parameters import Parameter
-from scheduler_proc.computing.model.workspace import Activations
+from scheduler_proc.computing.model.workspace import Activations, BlockRows
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.inputs import StepRows
 

@@ -10,10 +10,9 @@ from kernels.arguments.state_rows import LayerState, StateDecay
 from kernels.operations.gated_norm import gated_norm
 from kernels.operations.mamba_scan import mamba_scan
 from kernels.operations.short_conv import short_conv
-from scheduler_proc.computing.model.blocks.block_rows import BlockRows
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.mamba_description import VECTORS, MambaDescription
-from scheduler_proc.computing.model.workspace import fit
+from scheduler_proc.computing.model.workspace import BlockRows, fit
 from scheduler_proc.computing.parallel import ParallelGroup
 
 

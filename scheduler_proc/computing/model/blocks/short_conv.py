@@ -7,10 +7,9 @@ from torch import Tensor
 
 from kernels.arguments.state_rows import LayerState
 from kernels.operations.short_conv import short_conv
-from scheduler_proc.computing.model.blocks.block_rows import BlockRows
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.short_conv_description import ShortConvDescription
-from scheduler_proc.computing.model.workspace import fit
+from scheduler_proc.computing.model.workspace import BlockRows, fit
 from scheduler_proc.computing.parallel import ParallelGroup
 
 
