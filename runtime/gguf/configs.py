@@ -60,6 +60,10 @@ class ModelFields:
             return [flag is True for flag in flags]
         return [index % self.count(key, period) > 0 for index in range(1, num_flags + 1)]
 
+    def experts(self, name: str = "num_experts") -> dict[str, int]:
+        """Returns the number of experts under `name`, and of those that a token is given to."""
+        return {name: self.count("expert_count"), "num_experts_per_tok": self.count("expert_used_count")}
+
     def require(self, key: str, *supported: object) -> object:
         """Returns a value. Raises `BootError` if it is not supported; the first is that of a file without the key."""
         value = self._get(key, supported[0])

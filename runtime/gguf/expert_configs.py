@@ -10,12 +10,7 @@ SIGMOID = 2
 
 
 def mixtral_config(fields: ModelFields) -> dict[str, Any]:
-    return {
-        **llama_config(fields),
-        "num_local_experts": fields.count("expert_count"),
-        "num_experts_per_tok": fields.count("expert_used_count"),
-        "sliding_window": None,
-    }
+    return llama_config(fields) | fields.experts("num_local_experts") | {"sliding_window": None}
 
 
 def qwen2_moe_config(fields: ModelFields) -> dict[str, Any]:
@@ -29,15 +24,13 @@ def qwen2_moe_config(fields: ModelFields) -> dict[str, Any]:
 
 
 def qwen3_moe_config(fields: ModelFields) -> dict[str, Any]:
-    num_chosen = fields.count("expert_used_count")
     fields.require("expert_group_count", 0, 1)
+    experts = fields.experts()
+    size = fields.count("feed_forward_length") // experts["num_experts_per_tok"]
     return {
         **llama_config(fields),
-        "num_experts": fields.count("expert_count"),
-        "num_experts_per_tok": num_chosen,
-        "moe_intermediate_size": fields.count(
-            "expert_feed_forward_length", fields.count("feed_forward_length") // num_chosen
-        ),
+        **experts,
+        "moe_intermediate_size": fields.count("expert_feed_forward_length", size),
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
@@ -45,20 +38,11 @@ def qwen3_moe_config(fields: ModelFields) -> dict[str, Any]:
 
 
 def olmoe_config(fields: ModelFields) -> dict[str, Any]:
-    return {
-        **llama_config(fields),
-        "num_experts": fields.count("expert_count"),
-        "num_experts_per_tok": fields.count("expert_used_count"),
-        "norm_topk_prob": False,
-    }
+    return llama_config(fields) | fields.experts() | {"norm_topk_prob": False}
 
 
 def granite_moe_config(fields: ModelFields) -> dict[str, Any]:
-    return {
-        **granite_fields(fields),
-        "num_local_experts": fields.count("expert_count"),
-        "num_experts_per_tok": fields.count("expert_used_count"),
-    }
+    return granite_fields(fields) | fields.experts("num_local_experts")
 
 
 def glm4_moe_config(fields: ModelFields) -> dict[str, Any]:
@@ -70,8 +54,7 @@ def glm4_moe_config(fields: ModelFields) -> dict[str, Any]:
         **config,
         "num_hidden_layers": config["num_hidden_layers"] - num_nextn,
         "num_nextn_predict_layers": num_nextn,
-        "n_routed_experts": fields.count("expert_count"),
-        "num_experts_per_tok": fields.count("expert_used_count"),
+        **fields.experts("n_routed_experts"),
         "moe_intermediate_size": fields.count("expert_feed_forward_length"),
         "n_shared_experts": int(fields.number("expert_shared_count", 0.0)),
         "first_k_dense_replace": int(fields.number("leading_dense_block_count", 0.0)),

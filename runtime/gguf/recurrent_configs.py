@@ -29,8 +29,7 @@ def qwen3_next_config(fields: ModelFields) -> dict[str, Any]:
 
 def _experts(fields: ModelFields) -> dict[str, Any]:
     return {
-        "num_experts": fields.count("expert_count"),
-        "num_experts_per_tok": fields.count("expert_used_count"),
+        **fields.experts(),
         "moe_intermediate_size": fields.count("expert_feed_forward_length"),
         "shared_expert_intermediate_size": fields.count("expert_shared_feed_forward_length"),
     }
@@ -126,8 +125,7 @@ def nemotron_h_config(fields: ModelFields) -> dict[str, Any]:
 
 def _nemotron_experts(fields: ModelFields) -> dict[str, Any]:
     return {
-        "n_routed_experts": fields.count("expert_count"),
-        "num_experts_per_tok": fields.count("expert_used_count"),
+        **fields.experts("n_routed_experts"),
         "moe_intermediate_size": fields.count("expert_feed_forward_length"),
         "moe_shared_expert_intermediate_size": fields.count("expert_shared_feed_forward_length"),
         "n_shared_experts": fields.require("expert_shared_count", 1),
@@ -167,8 +165,7 @@ def lfm2_moe_config(fields: ModelFields) -> dict[str, Any]:
     num_dense = int(fields.number("leading_dense_block_count", 0.0))
     return {
         **lfm2_config(fields),
-        "num_experts": fields.count("expert_count"),
-        "num_experts_per_tok": fields.count("expert_used_count"),
+        **fields.experts(),
         "moe_intermediate_size": fields.count("expert_feed_forward_length"),
         "num_dense_layers": num_dense,
         "use_expert_bias": fields.has(f"blk.{num_dense}.exp_probs_b.bias"),

@@ -60,8 +60,7 @@ def gpt_oss_config(fields: ModelFields) -> dict[str, Any]:
     return {
         **config,
         "intermediate_size": fields.count("expert_feed_forward_length", config["intermediate_size"]),
-        "num_local_experts": fields.count("expert_count"),
-        "num_experts_per_tok": fields.count("expert_used_count"),
+        **fields.experts("num_local_experts"),
         "rope_parameters": config["rope_parameters"] | {"truncate": False},
     }
 

@@ -66,6 +66,9 @@ class LimitedRunner:
     def launch(self, batch: Batch) -> StepFuture:
         return self._runner.launch(batch)
 
+    def memory_gauges(self) -> dict[str, float]:
+        return self._runner.memory_gauges()
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns 0, or 1 if the model or the trace cannot be read."""

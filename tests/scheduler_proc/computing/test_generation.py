@@ -14,7 +14,7 @@ from messages.columns import pack_float32, pack_int32
 from messages.ring.requests import SamplingParams
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
-from tests.checkpoints import CONTEXT, VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
+from tests.checkpoints import CONTEXT, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Schedule, generate
 from tests.scheduler_proc.computing.reference import assert_greedy
 
@@ -32,7 +32,7 @@ ONE_OF_EACH = (
     *("gemma2", "gemma3", "olmo2", "olmo3", "cohere2", "exaone4"),
     *("phi3-window", "phi3-long", "smollm3", "granite", "glm4", "ministral3"),
 )
-"""Every family, with and without windows."""
+"""Families with and without windows. test_every_family.py has all, and test_decoder.py the logits of each variant."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Loaded:
     runner: Runner
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=ONE_OF_EACH)
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     path = tmp_path_factory.mktemp(request.param)
     model = build_checkpoint(path, request.param)
@@ -65,7 +65,7 @@ def test_requests_together(loaded: Loaded) -> None:
     """Chunked prefill, decode rows with prefill rows, pages in any order."""
     prompts = make_prompts(PROMPT_LENS)
     num_tokens = [min(8, CONTEXT - len(prompt)) for prompt in prompts]
-    for schedule in SCHEDULES if loaded.variant in ONE_OF_EACH else SCHEDULES[2:3]:
+    for schedule in SCHEDULES:
         outputs = generate(loaded.runner, prompts, num_tokens, schedule)
         for prompt, output, wanted in zip(prompts, outputs, num_tokens, strict=True):
             assert len(output) == wanted

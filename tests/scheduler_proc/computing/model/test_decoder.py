@@ -2,6 +2,7 @@ import copy
 import dataclasses
 import random
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -60,15 +61,28 @@ def their_logits(model: "transformers.PreTrainedModel", prompts: list[list[int]]
         return torch.stack([rounded(torch.tensor([prompt])).logits[0, -1] for prompt in prompts]).float()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_are_those_of_transformers_in_float32(tmp_path: Path, variant: str, dtype: str) -> None:
-    model = build_checkpoint(tmp_path, variant)
-    chooser = random.Random(8)
+class Built(NamedTuple):
+    """A checkpoint, prompts, and transformers' logits of their last tokens in float32."""
+
+    path: Path
+    model: "transformers.PreTrainedModel"
+    prompts: list[list[int]]
+    logits: Tensor
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    path, chooser = tmp_path_factory.mktemp(request.param), random.Random(8)
+    model = build_checkpoint(path, request.param)
     prompts = [[chooser.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 16, 33, 48)]
-    expected = their_logits(model, prompts, "float32")
+    return Built(path, model, prompts, their_logits(model, prompts, "float32"))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_logits_are_those_of_transformers_in_float32(built: Built, dtype: str) -> None:
+    path, model, prompts, expected = built
     spread = expected.std(-1, keepdim=True)
-    ours = (our_logits(make_config(tmp_path, dtype=dtype), prompts) - expected).abs() / spread
+    ours = (our_logits(make_config(path, dtype=dtype), prompts) - expected).abs() / spread
     theirs = (their_logits(model, prompts, dtype) - expected).abs() / spread
     assert float(ours.max()) < TOLERANCES[dtype]
     assert float(ours.mean()) < MEAN_TOLERANCE * float(theirs.mean()) + 2e-6
