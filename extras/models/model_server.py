@@ -149,7 +149,7 @@ class ModelServer:
         error = "" if self.report.process == "stopping" or code == 0 else f"its server {ending}"
         console.say_of(self.entry.name, error or "unloaded", "warning" if error else "info")
         with suppress(OSError):
-            error = error and (self.directory / "error").read_text(encoding="utf-8")
+            error = error and ((self.directory / "error").read_text(encoding="utf-8") or error)
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors, self._unfinished, self._is_child, self._kill_at_s = [], b"", False, float("inf")
@@ -162,7 +162,6 @@ class ModelServer:
     def _run(self) -> int:
         """Runs the model's launcher, in a process of its own, and returns the exit code."""
         began_s = time.monotonic()
-        (self.directory / "pid").write_text(f"{os.getpid()}", encoding="ascii")  # even if the host has just been killed
         config = self._config()
         run = msgspec.structs.replace(config.run, run_dir=str(self.run_dir.path))
         http = msgspec.structs.replace(config.http, port=0)
@@ -171,6 +170,8 @@ class ModelServer:
         console.is_json = run.log_format == "json"
         code = FAILURE_EXIT_CODE
         try:
+            pid_file = self.directory / "pid"  # even if the host has just been killed
+            pid_file.write_text(f"{os.getpid()}", encoding="ascii")
             os.setpgid(0, 0)
             watch_lifeline(self._top, lambda: os.kill(os.getpid(), signal.SIGTERM))
             code = serve(config, server_commands(config), console, began_s)
@@ -178,8 +179,9 @@ class ModelServer:
             console.say(str(error) if isinstance(error, SluiceError) else f"{type(error).__name__}: {error}", "error")
         finally:
             console.close()
-            if code:
-                (self.directory / "error").write_text(console.last_error, encoding="utf-8")
+            with suppress(OSError):
+                if code:
+                    (self.directory / "error").write_text(console.last_error, encoding="utf-8")
             if not has_launcher(self._top):
                 leave_abandoned_run(self._top)
         return code
