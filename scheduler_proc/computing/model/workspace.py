@@ -55,7 +55,7 @@ class Activations:
 NEW_MEMORY = Activations()
 
 
-class BlockRows(NamedTuple):
+class LayerRows(NamedTuple):
     """The rows of a step as attention and recurrent blocks get them, with memory for their results.
 
     With `narrow`, the update of the residual stream covers only those rows, and is in that room.
