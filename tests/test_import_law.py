@@ -226,6 +226,7 @@ FUNCTION_LEVEL_IMPORTS = {
     ("extras/tracing/part.py", "extras.tracing.export"): "needs an extra, and memory",
     ("scheduler_proc/process.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
     ("extras/models/description.py", "scheduler_proc.computing.load_runner"): "imports torch",
+    ("extras/models/description.py", "scheduler_proc.computing.model.families.registry"): "imports torch",
     ("extras/models/description.py", "scheduler_proc.computing.kv_cache.kv_tensors"): "imports torch",
     ("scheduler_proc/early.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",

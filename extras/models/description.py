@@ -11,9 +11,11 @@ from extras.models.config import ModelEntry, ModelsConfig
 from extras.models.messages import Description
 from messages.errors import SluiceError
 from runtime.run_dir import RunDir
+from scheduler_proc.computing.hf_config import read_hf_config
 from supervisor.console import Console
 from supervisor.flags import parse_flags
 from supervisor.model.gguf.model_directory import move_temporary
+from supervisor.model.weight_bytes import find_weight_bytes
 from supervisor.run import build_config
 
 FILE_NAME = "description.json"
@@ -70,17 +72,22 @@ def _describe(section: ModelsConfig, entry: ModelEntry, files: RunDir) -> Descri
     # Imported late: it needs torch.
     from scheduler_proc.computing.kv_cache.kv_tensors import GIB, MAX_CPU_CACHE_BYTES, choose_num_pages
     from scheduler_proc.computing.load_runner import measure_model
+    from scheduler_proc.computing.model.families.registry import needs_transformers
 
     config = build_config(parse_flags([*section.shared_flags, *entry.flags]), Console())
     config = replace(config, facts=move_temporary(config.facts, files.path))
-    weight_bytes, sizes = measure_model(config)
-    num_engines = max(1, config.run.data_parallel)
-    cache_bytes = LARGEST_BYTES
-    if config.cache.kv_cache_memory_gb is None and config.cache.num_pages is None:
-        share = int((section.models_memory_gb or 0.0) * GIB) // CACHE_SHARE
-        cache_bytes = max(min(share, MAX_CPU_CACHE_BYTES), sizes.num_bytes(sizes.pages_per_context))
-    num_pages = choose_num_pages(config, sizes, cache_bytes)
-    files.write_config(replace(config, cache=replace(config.cache, num_pages=num_pages)))
+    cache, num_engines = config.cache, max(1, config.run.data_parallel)
+    is_sized = cache.kv_cache_memory_gb is not None or cache.num_pages is not None
+    share = min(int((section.models_memory_gb or 0.0) * GIB) // CACHE_SHARE, MAX_CPU_CACHE_BYTES)
+    if needs_transformers(config.model, read_hf_config(Path(config.facts.model_dir))):
+        weight_bytes, num_bytes = find_weight_bytes(config), int((cache.kv_cache_memory_gb or 0.0) * GIB) or share
+        cache = cache if is_sized else replace(cache, kv_cache_memory_gb=share / GIB)
+    else:
+        weight_bytes, sizes = measure_model(config)
+        limit = LARGEST_BYTES if is_sized else max(share, sizes.num_bytes(sizes.pages_per_context))
+        cache = replace(cache, num_pages=choose_num_pages(config, sizes, limit))
+        num_bytes = sizes.num_bytes(cache.num_pages or 0)
+    files.write_config(replace(config, cache=cache))
     is_shared = config.model.share_weights and config.run.tensor_parallel == 1
     weight_bytes *= 1 if is_shared else num_engines
-    return Description(str(files.config_file), weight_bytes, sizes.num_bytes(num_pages) * num_engines)
+    return Description(str(files.config_file), weight_bytes, num_bytes * num_engines)

@@ -45,7 +45,7 @@ from scheduler_proc.computing.loading.model_weights import (
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import Decoder, DescribedDecoder, model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.model.families.registry import find_family, match_family
+from scheduler_proc.computing.model.families.registry import find_family, needs_transformers
 from scheduler_proc.computing.model.mtp_decoder import MtpDecoder
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
@@ -235,8 +235,7 @@ def _load(
     def load_one(
         config: Config, hf_config: HfConfig, weights_file: Path | None, *, is_draft: bool = False
     ) -> LoadedModel | None:
-        impl = config.model.model_impl
-        if impl == "transformers" or (impl == "auto" and match_family(hf_config) is None):
+        if needs_transformers(config.model, hf_config):
             if is_shared_only:
                 return None
             if weights_file is not None and backend.keeps_memory:  # transformers has the weights in memory of its own

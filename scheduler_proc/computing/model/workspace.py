@@ -7,12 +7,14 @@ layers.
 
 from collections import Counter
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels.cpu.huge_pages import empty_huge
 from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.step.inputs import StepRows
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,19 @@ class Activations:
 
 
 NEW_MEMORY = Activations()
+
+
+class LayerRows(NamedTuple):
+    """The rows of a step as attention and recurrent blocks get them, with memory for their results.
+
+    With `narrow`, the update of the residual stream covers only those rows, and is in that room.
+    """
+
+    rows: StepRows
+    room: Activations
+    attended: Tensor
+    """[T, values of all query heads]: buffer for what the block's output linear reads; the block overwrites it."""
+    narrow: tuple[StepRows, Activations] | None
 
 
 def fit(room: Tensor | None, size: int) -> Tensor | None:

@@ -114,11 +114,15 @@ def processes_of(run_dir: Path) -> list[psutil.Process]:
 def make_config(folder: Path) -> Config:
     write_tiny_llama(folder / "a")
     write_tiny_llama(folder / "b")
+    write_tiny_llama(folder / "foreign")
+    foreign = folder / "foreign" / "config.json"
+    foreign.write_text(foreign.read_text().replace("LlamaForCausalLM", "StableLmForCausalLM"))
     (folder / "broken" / "config.json").write_text('{"model_type": "llama"}')
     file = folder / "models.toml"
     file.write_text(
         "[models.a]\nmodel = 'a'\nnum-pages = 40\n[models.'org/b']\nmodel = 'b'\n[models.broken]\nmodel = 'broken'\n"
-        "[models.small]\nmodel = 'a'\nnum-pages = 1\n[models.hub]\nmodel = 'org/not-in-the-cache'\n"
+        "[models.foreign]\nmodel = 'foreign'\n[models.small]\nmodel = 'a'\nnum-pages = 1\n"
+        "[models.hub]\nmodel = 'org/not-in-the-cache'\n"
     )
     return build_config(parse_flags(["--models", str(file), "--models-memory-gb", "0.001", *FLAGS]))
 
@@ -126,7 +130,7 @@ def make_config(folder: Path) -> Config:
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostClient]:
     folder = tmp_path_factory.mktemp("models")
-    for name in ("a", "b", "broken"):
+    for name in ("a", "b", "broken", "foreign"):
         (folder / name).mkdir()
     with FakeLauncher(make_config(folder)) as launcher:
         client = HostClient(launcher)
@@ -163,6 +167,16 @@ def test_without_flags_the_cache_has_an_eighth_of_the_memory_but_a_whole_request
     a = host.wait("a", lambda report: report.description).description
     assert a is not None
     assert description.cache_bytes * 40 == a.cache_bytes * pages_per_request
+
+
+def test_a_model_that_transformers_computes_has_a_part_of_the_memory_for_its_cache(host: HostClient):
+    description = host.wait("foreign", lambda report: report.description).description
+    assert description is not None
+    assert description.error == ""
+    assert description.weight_bytes > 0
+    cache = RunDir(Path(description.config_file).parent).read_config().cache
+    assert cache.num_pages is None
+    assert int((cache.kv_cache_memory_gb or 0) * 2**30) == pytest.approx(description.cache_bytes, abs=1)
 
 
 def test_models_that_cannot_be_served_have_a_reason(host: HostClient):

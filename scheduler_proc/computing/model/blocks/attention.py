@@ -17,12 +17,11 @@ from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
 from kernels.operations.sigmoid_gate import sigmoid_gate
-from scheduler_proc.computing.model.blocks.block_rows import BlockRows
 from scheduler_proc.computing.model.blocks.norm import norm_parameters, pop_scale
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.description import AttentionDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
-from scheduler_proc.computing.model.workspace import Activations, fit
+from scheduler_proc.computing.model.workspace import Activations, LayerRows, fit
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.inputs import AttentionKind, StepInputs
 
@@ -89,11 +88,11 @@ class Attention:
         self._out = pop_row_parallel(weights, f"{layer}.attention_out", parallel)
         self._rope_tables = rope_tables
 
-    def __call__(self, normed_TE: Tensor, block_rows: BlockRows, cache: PagedKV | None) -> Tensor:
+    def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, cache: PagedKV | None) -> Tensor:
         """Returns the update of the residual stream, [T, E]; first stores K and V in `cache`, unless it is another's.
 
         Attention in both directions has no cache."""
-        rows, room, attended, narrow = block_rows
+        rows, room, attended, narrow = layer_rows
         step = rows.step if self._options.window is None else rows.step.windowed
         heads_TA = self._qkv(normed_TE, rows, fit(room.heads, self._qkv_size))
         heads_TAD = heads_TA.view(len(heads_TA), -1, self._head_dim)

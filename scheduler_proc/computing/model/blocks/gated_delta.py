@@ -10,10 +10,9 @@ from kernels.arguments.state_rows import LayerState, StateDecay
 from kernels.operations.gated_delta import gated_delta
 from kernels.operations.gated_norm import gated_norm
 from kernels.operations.short_conv import short_conv
-from scheduler_proc.computing.model.blocks.block_rows import BlockRows
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDescription
-from scheduler_proc.computing.model.workspace import fit
+from scheduler_proc.computing.model.workspace import LayerRows, fit
 from scheduler_proc.computing.parallel import ParallelGroup
 
 
@@ -28,9 +27,9 @@ class Block:
         self._norm_V = pop_tensor(weights, f"{layer}.delta_norm.weight")
         self._out = pop_row_parallel(weights, f"{layer}.delta_out", parallel)
 
-    def __call__(self, normed_TE: Tensor, block_rows: BlockRows, state: LayerState) -> Tensor:
+    def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, state: LayerState) -> Tensor:
         """Returns the update of the residual stream, [T, E]; reads and stores the states of the rows."""
-        rows, room, attended, narrow = block_rows
+        rows, room, attended, narrow = layer_rows
         delta, (tail, matrix) = self._delta, state
         size, state_rows = delta.conv_size, rows.step.state_rows
         mixed_TN = self._in(normed_TE, rows, fit(room.inner, size + delta.out_size))

@@ -14,13 +14,12 @@ from kernels.arguments.rows import RopeTables
 from kernels.arguments.state_rows import LayerState
 from kernels.operations.rescale import rescale
 from scheduler_proc.computing.model.blocks.attention import Attention, attention_parameters
-from scheduler_proc.computing.model.blocks.block_rows import BlockRows
 from scheduler_proc.computing.model.blocks.layer_inputs import InputGate, gate_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import LayerDescription, NormDescription
 from scheduler_proc.computing.model.parameters import Parameter
-from scheduler_proc.computing.model.workspace import Activations
+from scheduler_proc.computing.model.workspace import Activations, LayerRows
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.inputs import StepRows
 
@@ -71,7 +70,7 @@ class Mlp(Protocol):
 class Recurrent(Protocol):
     """A recurrent block with its weights."""
 
-    def __call__(self, normed_TE: Tensor, block_rows: BlockRows, state: LayerState) -> Tensor:
+    def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, state: LayerState) -> Tensor:
         """Returns the update of the residual stream, [T, E]; reads and stores states as `step.state_rows` describes."""
         ...
 
@@ -119,8 +118,8 @@ class Layer:
         normed_TE = None
         if self._attention is not None or self._recurrent is not None:
             normed_TE = _add_and_norm(self._attention_norm, stream)
-            block_rows = BlockRows(rows, room, stream.attended, narrow)
-            update_TE = self._mix(normed_TE, block_rows, cache, state)
+            layer_rows = LayerRows(rows, room, stream.attended, narrow)
+            update_TE = self._mix(normed_TE, layer_rows, cache, state)
             stream.update = _norm_output(self._attention_out_norm, update_TE)
         elif narrow is not None and stream.update is not None:
             stream.update = stream.update[rows.step.head_tokens]
@@ -144,18 +143,18 @@ class Layer:
             rescale(_add_and_norm(None, stream), self._scale)
             stream.update = None
 
-    def _mix(self, normed_TE: Tensor, block_rows: BlockRows, cache: PagedKV | None, state: LayerState) -> Tensor:
+    def _mix(self, normed_TE: Tensor, layer_rows: LayerRows, cache: PagedKV | None, state: LayerState) -> Tensor:
         """Returns the update that attention, the recurrent block or both together compute."""
-        room, narrow, update_TE = block_rows.room, block_rows.narrow, None
+        room, narrow, update_TE = layer_rows.room, layer_rows.narrow, None
         if self._attention is not None:
-            update_TE = self._attention(normed_TE, block_rows, cache)
+            update_TE = self._attention(normed_TE, layer_rows, cache)
         if self._recurrent is None:
             assert update_TE is not None
             return update_TE
         if update_TE is not None:
             narrow = narrow and (narrow[0], replace(narrow[1], update=narrow[1].beside))
-            block_rows = block_rows._replace(room=replace(room, update=room.beside), narrow=narrow)
-        own_TE = self._recurrent(normed_TE, block_rows, state)
+            layer_rows = layer_rows._replace(room=replace(room, update=room.beside), narrow=narrow)
+        own_TE = self._recurrent(normed_TE, layer_rows, state)
         return own_TE if update_TE is None else rescale(update_TE, added_TE=own_TE)
 
     def _add_parallel(self, stream: Stream, normed_TE: Tensor) -> None:

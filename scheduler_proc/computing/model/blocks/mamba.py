@@ -10,10 +10,9 @@ from kernels.arguments.state_rows import LayerState, StateDecay
 from kernels.operations.gated_norm import gated_norm
 from kernels.operations.mamba_scan import mamba_scan
 from kernels.operations.short_conv import short_conv
-from scheduler_proc.computing.model.blocks.block_rows import BlockRows
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.mamba_description import VECTORS, MambaDescription
-from scheduler_proc.computing.model.workspace import fit
+from scheduler_proc.computing.model.workspace import LayerRows, fit
 from scheduler_proc.computing.parallel import ParallelGroup
 
 
@@ -28,9 +27,9 @@ class Block:
         rate_log_H, self._skip_H, biases_H = (pop_tensor(weights, f"{layer}.mamba_{name}") for name in VECTORS)
         self._decay = StateDecay(-rate_log_H.exp(), biases_H, *mamba.time_limits)
 
-    def __call__(self, normed_TE: Tensor, block_rows: BlockRows, state: LayerState) -> Tensor:
+    def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, state: LayerState) -> Tensor:
         """Returns the update of the residual stream, [T, E]; stores the states after the tokens with slots."""
-        rows, room, attended, narrow = block_rows
+        rows, room, attended, narrow = layer_rows
         mamba, state_rows = self._mamba, rows.step.state_rows
         tail_SJC, matrix_SHVD = state
         projected_TX = self._linear_in(normed_TE, rows, fit(room.heads, mamba.in_size))

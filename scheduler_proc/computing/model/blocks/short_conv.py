@@ -7,10 +7,9 @@ from torch import Tensor
 
 from kernels.arguments.state_rows import LayerState
 from kernels.operations.short_conv import short_conv
-from scheduler_proc.computing.model.blocks.block_rows import BlockRows
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.short_conv_description import ShortConvDescription
-from scheduler_proc.computing.model.workspace import fit
+from scheduler_proc.computing.model.workspace import LayerRows, fit
 from scheduler_proc.computing.parallel import ParallelGroup
 
 
@@ -22,9 +21,9 @@ class Block:
         self._weight_CK = pop_tensor(weights, f"{layer}.conv.weight")
         self._bias_C = pop_tensor(weights, f"{layer}.conv.bias") if conv.has_bias else None
 
-    def __call__(self, normed_TE: Tensor, block_rows: BlockRows, state: LayerState) -> Tensor:
+    def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, state: LayerState) -> Tensor:
         """See `mamba.Block`."""
-        rows, room, attended, narrow = block_rows
+        rows, room, attended, narrow = layer_rows
         (tail_SJC,), state_rows = state, rows.step.state_rows
         input_TX = self._linear_in(normed_TE, rows, fit(room.heads, 3 * self._size))
         out_TC = fit(attended, self._size)

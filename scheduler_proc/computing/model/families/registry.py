@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+from messages.config.server import ModelConfig
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.families.family import Family
@@ -43,6 +44,11 @@ def match_family(hf_config: HfConfig) -> Family | None:
         if not architectures and model_type in family.model_types:
             return family
     return None
+
+
+def needs_transformers(model: ModelConfig, hf_config: HfConfig) -> bool:
+    """True if transformers' code computes the model."""
+    return model.model_impl == "transformers" or (model.model_impl == "auto" and match_family(hf_config) is None)
 
 
 def find_family(hf_config: HfConfig) -> Family:
