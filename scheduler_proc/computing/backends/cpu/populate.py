@@ -54,7 +54,7 @@ class PagePopulation:
         num_slices = LEAD_BYTES * num_pages // (sum(tensor.nbytes for tensor in tensors) * self._slice_pages)
         self._lead_pages = self._slice_pages * max(1, num_slices)
         self.num_ready = 0
-        self._num_wanted = 0
+        self._num_wanted = self._num_used = 0
         """The pages that the thread gets memory for."""
         self._thread: threading.Thread | None = None
         self._num_tensors_ahead = 0
@@ -68,7 +68,8 @@ class PagePopulation:
 
         The thread ends when it is far enough ahead, with this object, and with the program.
         """
-        self._num_wanted = max(self._num_wanted, min(num_used + self._lead_pages, self._num_pages))
+        self._num_used = max(self._num_used, num_used)
+        self._num_wanted = min(self._num_used + self._lead_pages, self._num_pages)
         if self.wants_more and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=_populate, args=(weakref.ref(self),), name="populate")
             self._thread.start()
@@ -108,6 +109,11 @@ class PagePopulation:
     @property
     def wants_more(self) -> bool:
         return self.num_ready < self._num_wanted
+
+    @property
+    def is_short(self) -> bool:
+        """True if less than a quarter of the lead has memory: otherwise the thread waits for the end of the steps."""
+        return 4 * (self.num_ready - self._num_used) < self._lead_pages
 
     @property
     def is_at_rest(self) -> bool:
@@ -156,7 +162,7 @@ def _populate(owner: "weakref.ref[PagePopulation]") -> None:
     due_s = 0.0
     while threading.main_thread().is_alive() and (population := owner()) is not None and population.wants_more:
         began_s = time.monotonic()
-        if population.is_at_rest or began_s >= due_s:
+        if population.is_at_rest or (population.is_short and began_s >= due_s):
             population.ask()
             due_s = (now_s := time.monotonic()) + max(REST_S, (now_s - began_s) / BUSY_SHARE)
         else:

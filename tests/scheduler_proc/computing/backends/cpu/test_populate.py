@@ -141,6 +141,17 @@ def test_while_steps_run_it_gets_a_share_of_the_time(layers: list[Tensor], monke
     assert min(pauses) >= 0.99 / populate.BUSY_SHARE
 
 
+def test_steps_use_most_of_the_lead_before_the_thread_disturbs_them(
+    layers: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(populate, "LEAD_BYTES", 8 * 2 << 20)
+    population = PagePopulation(layers, NUM_PAGES)
+    start_and_wait(population)
+    for num_used, is_short in ((1, False), (6, False), (7, True), (8, True)):
+        population._num_used = num_used
+        assert population.is_short is is_short
+
+
 def test_right_after_a_step_it_waits(layers: list[Tensor]) -> None:
     population = PagePopulation(layers, NUM_PAGES)
     assert population.is_at_rest
