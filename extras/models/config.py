@@ -15,6 +15,8 @@ UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, 
 PART = rf"(\d+(?:\.\d*)?|\.\d+)({'|'.join(UNIT_S)})"
 DURATION = re.compile(rf"([+-]?)((?:{PART})+)")
 FOR_EVER_S = -1.0
+LONGEST_S = 2**63 / 1e9
+"""Ollama's longest time, 292 years: a longer one is for ever, as a date could not be shown."""
 
 NAMED = re.compile(r"([^=/\\\s]+(?:/[^=/\\\s]+)?)=(.+)", re.DOTALL)
 """`NAME=PATH`; a name may be one as on the hub, with an owner."""
@@ -92,7 +94,7 @@ def parse_duration(text: str) -> float:
     if found is None:
         raise ValueError(f"{text!r} is not a time: expected seconds, or a text such as 90s, 5m, 1h30m or -1")
     seconds = sum(float(number) * UNIT_S[unit] for number, unit in re.findall(PART, found[2]))
-    return FOR_EVER_S if found[1] == "-" and seconds else seconds
+    return FOR_EVER_S if (found[1] == "-" and seconds) or seconds > LONGEST_S else seconds
 
 
 def name_models(arguments: Sequence[str]) -> list[str]:

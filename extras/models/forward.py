@@ -84,7 +84,9 @@ class Forwarder:
         root = self.root_path.encode()
         if path.startswith(root + b"/"):
             path = path.removeprefix(root)
-        return path + b"?" + scope["query_string"] if scope["query_string"] else path
+        parameters = scope["query_string"].split(b"&")
+        query = b"&".join(part for part in parameters if not part.startswith(b"model="))  # it is for the router
+        return path + b"?" + query if query else path
 
 
 class Forwarded:

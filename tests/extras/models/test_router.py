@@ -100,6 +100,7 @@ def test_a_request_without_a_model_goes_to_the_only_one_that_is_loaded(run: Rout
     [
         ("/v1/completions", {"model": "b"}, {"X-Model": "a"}),
         ("/v1/completions?model=b", b"", {"X-Model": "a"}),
+        ("/v1/completions?x=1&model=b&y=%20", b"", {}),
         ("/v1/completions", b"", {"X-Model": "%62"}),
         ("/api/chat", {"model": "b:latest"}, {}),
         ("/api/chat", {"name": "b"}, {}),
@@ -113,8 +114,10 @@ def test_the_model_is_named_by_the_body_the_query_or_a_header(
     run.load("a")
     server = run.load("b")
     with run.ask(body, path, headers=headers) as asked:
-        server.take().answer()
+        arrived = server.take()
+        arrived.answer()
         assert asked.reply().status_code == 200
+    assert arrived.target in ("/v1/completions", "/api/chat", "/v1/completions?x=1&y=%20")
 
 
 def test_an_id_without_a_model_is_looked_for_at_each_loaded_model(run: RouterRun):
