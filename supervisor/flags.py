@@ -31,7 +31,7 @@ SHORT_HELP = (
     *("model", "served_model_name", "max_model_len", "dtype", "quantization", "device", "max_num_seqs", "host", "port"),
     "api_key",
 )
-"""The flags that most people need."""
+"""The flags of the core that most people need. A flag of an extra is one of them if its `Meta` says `short`."""
 
 REMOVED = {
     "--admin-key-file": "use --admin-key @FILE",
@@ -125,7 +125,9 @@ def make_parser(names: Collection[str] | None = None) -> argparse.ArgumentParser
     parser.add_argument("-h", "--help", action=_HelpAction, nargs=0, help="show the flags that most people need")
     parser.add_argument("--help-all", action=_HelpAction, nargs=0, help="show all flags")
     for struct in find_sections().values():
-        fields = [one for one in flag_fields(struct) if names is None or one[0].name in names]
+        fields = [
+            one for one in flag_fields(struct) if names is None or one[0].name in names or "short" in _extra(one[1])
+        ]
         group = parser.add_argument_group(str(struct.__doc__)) if fields else None
         for field, annotated in fields:
             _add_flag(group, field, annotated)
@@ -149,8 +151,7 @@ def flag_name(field_name: str) -> str:
 def _add_flag(group: Any, field: msgspec.structs.FieldInfo, annotated: Any) -> None:
     base, *metas = typing.get_args(annotated)
     texts = [meta.description for meta in metas if isinstance(meta, Meta) and meta.description]
-    extras: list[dict[str, Any]] = [meta.extra for meta in metas if isinstance(meta, Meta) and meta.extra]
-    extra = extras[0] if extras else {}
+    extra = _extra(annotated)
     text = argparse.SUPPRESS if "hidden" in extra else f"{texts[0]}{_default_text(field.default)}".replace("%", "%%")
     if base is bool:
         name = f"--no-{field.name.replace('_', '-')}" if field.default else flag_name(field.name)
@@ -166,6 +167,10 @@ def _add_flag(group: Any, field: msgspec.structs.FieldInfo, annotated: Any) -> N
         metavar = metavar or extra.get("metavar") or {int: "N", float: "X"}.get(base, "TEXT")
         optional: dict[str, Any] = {"nargs": "?", "const": extra["const"]} if "const" in extra else {}
         group.add_argument(flag_name(field.name), type=_converter(annotated), metavar=metavar, help=text, **optional)
+
+
+def _extra(annotated: Any) -> dict[str, Any]:
+    return next((meta.extra for meta in typing.get_args(annotated)[1:] if isinstance(meta, Meta) and meta.extra), {})
 
 
 def _converter(annotated: Any) -> Any:

@@ -46,7 +46,7 @@ class ModelsConfig(ExtraConfig, frozen=True, kw_only=True):
             description="serve several models, each loaded when a request names it: a directory of models, a file in "
             "TOML with a table [models.NAME] for each (model, keep-alive, preload, and flags without dashes), or "
             "NAME=PATH (also as --model NAME=PATH); other flags apply to each model",
-            extra={"metavar": "MODELS"},
+            extra={"metavar": "MODELS", "short": True},
         ),
     ] = ()
     keep_alive: Annotated[

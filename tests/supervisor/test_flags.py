@@ -123,7 +123,7 @@ def test_help_is_short_and_leads_to_all_flags(capsys: pytest.CaptureFixture[str]
         parse_flags(["--help"])
     text = capsys.readouterr().out
     flags = re.findall(r"^  --([\w-]+)", text, re.MULTILINE)
-    assert {flag.replace("-", "_") for flag in flags} == {*SHORT_HELP, "version", "help_all"}
+    assert {flag.replace("-", "_") for flag in flags} == {*SHORT_HELP, "models", "version", "help_all"}
     assert len(SHORT_HELP) == 10
     assert "launch.py ps," in text
     assert "--help-all" in text
