@@ -126,7 +126,9 @@ def make_parser(names: Collection[str] | None = None) -> argparse.ArgumentParser
     parser.add_argument("--help-all", action=_HelpAction, nargs=0, help="show all flags")
     for struct in find_sections().values():
         fields = [
-            one for one in flag_fields(struct) if names is None or one[0].name in names or "short" in _extra(one[1])
+            one
+            for one in flag_fields(struct)
+            if names is None or one[0].name in names or "short" in (_meta(one[1]).extra or {})
         ]
         group = parser.add_argument_group(str(struct.__doc__)) if fields else None
         for field, annotated in fields:
@@ -139,7 +141,7 @@ def flag_fields(struct: type[msgspec.Struct]) -> Iterator[tuple[msgspec.structs.
     hints = typing.get_type_hints(struct, include_extras=True)
     for field in msgspec.structs.fields(struct):
         annotated = _without_none(hints[field.name])
-        if any(isinstance(meta, Meta) and meta.description for meta in typing.get_args(annotated)):
+        if _meta(annotated).description:
             yield field, annotated
 
 
@@ -149,10 +151,10 @@ def flag_name(field_name: str) -> str:
 
 
 def _add_flag(group: Any, field: msgspec.structs.FieldInfo, annotated: Any) -> None:
-    base, *metas = typing.get_args(annotated)
-    texts = [meta.description for meta in metas if isinstance(meta, Meta) and meta.description]
-    extra = _extra(annotated)
-    text = argparse.SUPPRESS if "hidden" in extra else f"{texts[0]}{_default_text(field.default)}".replace("%", "%%")
+    base, meta = typing.get_args(annotated)[0], _meta(annotated)
+    extra: dict[str, Any] = meta.extra or {}
+    text = f"{meta.description}{_default_text(field.default)}".replace("%", "%%")
+    text = argparse.SUPPRESS if "hidden" in extra else text
     if base is bool:
         name = f"--no-{field.name.replace('_', '-')}" if field.default else flag_name(field.name)
         text = ("do not " if field.default else "") + text
@@ -169,8 +171,9 @@ def _add_flag(group: Any, field: msgspec.structs.FieldInfo, annotated: Any) -> N
         group.add_argument(flag_name(field.name), type=_converter(annotated), metavar=metavar, help=text, **optional)
 
 
-def _extra(annotated: Any) -> dict[str, Any]:
-    return next((meta.extra for meta in typing.get_args(annotated)[1:] if isinstance(meta, Meta) and meta.extra), {})
+def _meta(annotated: Any) -> Meta:
+    """Returns what describes a flag; it has no description if the field is none."""
+    return next((meta for meta in typing.get_args(annotated) if isinstance(meta, Meta) and meta.description), Meta())
 
 
 def _converter(annotated: Any) -> Any:
@@ -227,9 +230,6 @@ def describe_unknown(argument: str, parser: argparse.ArgumentParser) -> str:
         return f"{name} was removed: {REMOVED[name]}"
     begin = "--" + name.lstrip("-")
     nearest = difflib.get_close_matches(name, known, n=1) or [option for option in known if option.startswith(begin)]
-    hint = (
-        f"did you mean {nearest[0]}?"
-        if nearest
-        else f"see {'--help-all' if '--help-all' in known else '--help'} for all flags"
-    )
+    all_flags = "--help-all" if "--help-all" in known else "--help"
+    hint = f"did you mean {nearest[0]}?" if nearest else f"see {all_flags} for all flags"
     return f"{name}: unknown flag; {hint}"

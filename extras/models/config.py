@@ -76,9 +76,7 @@ class ModelsConfig(ExtraConfig, frozen=True, kw_only=True):
     def check(self, config: Config) -> Config:
         if not self.models:
             if self != ModelsConfig():
-                raise UsageError(
-                    "--keep-alive and --models-memory-gb are for a server of several models: give --models, too"
-                )
+                raise UsageError("--keep-alive and --models-memory-gb: they go with --models")
             return config
         try:
             parse_duration(self.keep_alive)

@@ -250,7 +250,7 @@ def test_flags_that_make_no_sense_with_several_models_are_refused(models: Path, 
 
 def test_flags_of_several_models_need_them():
     for flags in (["--keep-alive", "3"], ["--models-memory-gb", "1"]):
-        with pytest.raises(UsageError, match="give --models, too"):
+        with pytest.raises(UsageError, match="they go with --models"):
             check_flags(parse_flags(flags))
     with pytest.raises(UsageError, match="--keep-alive: 'x' is not a time"):
         check_flags(parse_flags(["--models", "a=b", "--keep-alive", "x"]))

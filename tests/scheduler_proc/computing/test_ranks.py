@@ -20,13 +20,13 @@ from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.sampling.results import Result
-from tests.checkpoints import build_checkpoint, make_config
+from tests.checkpoints import CONTEXT, build_checkpoint, make_config
 from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend
 from tests.scheduler_proc.computing.drive import GREEDY, Row, Schedule, generate, plan_batch, run_step
 from tests.scheduler_proc.computing.ranks import ranks_of
 from tests.scheduler_proc.computing.test_generation import make_prompts
 
-PROMPTS = make_prompts([1, 9, 15, 17, 33])
+PROMPTS = make_prompts([1, 15, 17, 40, CONTEXT - 9])
 SCHEDULE = Schedule(chunk_tokens=7, stagger=1, seed=2)
 PARAMS = [
     GREEDY,
