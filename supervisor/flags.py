@@ -31,7 +31,7 @@ SHORT_HELP = (
     *("model", "served_model_name", "max_model_len", "dtype", "quantization", "device", "max_num_seqs", "host", "port"),
     "api_key",
 )
-"""The flags of the core that most people need. A flag of an extra is one of them if its `Meta` says `short`."""
+"""The flags of the core that most people need. A flag of an extra is one of them if `short` is in its `Meta`."""
 
 REMOVED = {
     "--admin-key-file": "use --admin-key @FILE",
