@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
+
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PAGE_TIMEOUT_S = 120.0
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
@@ -25,9 +27,12 @@ Results = dict[str, tuple[str, int, str]]
 """By the name of the attempt: the type of the reply (`failed` for none), its status and the beginning of its text."""
 
 
-def find_browser() -> str | None:
-    """Returns the program, `None` if this machine has none."""
-    return next((path for name in PROGRAMS if (path := shutil.which(name))), None)
+def require_browser() -> str:
+    """Returns the program; skips the test if this machine has none."""
+    found = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("needs chromium, to open web pages in")
+    return found
 
 
 class Site:

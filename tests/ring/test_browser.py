@@ -7,7 +7,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from tests.ring.browser import Results, Site, find_browser, visit
+from tests.ring.browser import Results, Site, require_browser, visit
 from tests.ring.client import OPERATOR, RingClient
 
 pytestmark = [pytest.mark.ring, pytest.mark.timeout(300)]
@@ -15,10 +15,7 @@ pytestmark = [pytest.mark.ring, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def browser() -> str:
-    found = find_browser()
-    if found is None:
-        pytest.skip("needs chromium, to open web pages in")
-    return found
+    return require_browser()
 
 
 @pytest.fixture(scope="module")

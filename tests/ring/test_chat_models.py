@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ring.browser import find_browser
+from tests.ring.browser import require_browser
 from tests.ring.devtools import BrowserPage
 from tests.ring.models_server import CALL, ModelsServer
 
@@ -24,10 +24,7 @@ def models() -> Iterator[ModelsServer]:
 
 @pytest.fixture(scope="module")
 def page(models: ModelsServer) -> Iterator[BrowserPage]:
-    browser = find_browser()
-    if browser is None:
-        pytest.skip("needs chromium, to open the page in")
-    with BrowserPage(browser) as page:
+    with BrowserPage(require_browser()) as page:
         page.open(models.url)
         page.wait_for("document.getElementById('model-name')?.textContent === 'small'")
         yield page

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.ring.browser import find_browser
+from tests.ring.browser import require_browser
 from tests.ring.client import RingClient
 from tests.ring.devtools import BrowserPage
 
@@ -40,10 +40,7 @@ print("<i>")
 
 @pytest.fixture(scope="module")
 def page(plain_ring: RingClient) -> Iterator[BrowserPage]:
-    browser = find_browser()
-    if browser is None:
-        pytest.skip("needs chromium, to open the page in")
-    with BrowserPage(browser) as page:
+    with BrowserPage(require_browser()) as page:
         page.open(f"{plain_ring.url}/")
         page.wait_for(f"document.getElementById('status')?.textContent === 'ready' && {NAMED}")
         page.run(

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.ring.browser import find_browser
+from tests.ring.browser import require_browser
 from tests.ring.client import ADMIN_KEY, RingClient
 from tests.ring.devtools import BrowserPage
 
@@ -24,10 +24,7 @@ READY = "['ready', 'busy'].includes(document.querySelectorAll('.node')[1].datase
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[BrowserPage]:
-    browser = find_browser()
-    if browser is None:
-        pytest.skip("needs chromium, to open the page in")
-    with BrowserPage(browser) as page:
+    with BrowserPage(require_browser()) as page:
         yield page
         assert page.problems == []
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from benchmarks.server_process import ServerProcess
-from tests.ring.browser import find_browser
+from tests.ring.browser import require_browser
 from tests.ring.client import ADMIN_KEY, OPERATOR, TIMEOUT_S
 from tests.ring.conftest import CHEAP, READY_TIMEOUT_S
 from tests.ring.devtools import BrowserPage
@@ -32,10 +32,7 @@ def server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def page() -> Iterator[BrowserPage]:
-    browser = find_browser()
-    if browser is None:
-        pytest.skip("needs chromium, to open the page in")
-    with BrowserPage(browser) as page:
+    with BrowserPage(require_browser()) as page:
         yield page
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.server_process import ROOT, is_running
 from tests.lora_adapters import write_adapter
-from tests.ring.browser import find_browser
+from tests.ring.browser import require_browser
 from tests.ring.client import TIMEOUT_S, Generated, body
 from tests.ring.devtools import BrowserPage
 from tests.ring.model_ring import NAMES, ModelRing, model_ring, wait_for, write_models
@@ -208,10 +208,7 @@ def test_a_process_of_one_model_is_restarted_by_command(ring: ModelRing, expecte
 
 
 def test_the_pages_show_the_states_and_each_model_on_its_own(ring: ModelRing):
-    browser = find_browser()
-    if browser is None:
-        pytest.skip("needs chromium, to open the page in")
-    with BrowserPage(browser) as page:
+    with BrowserPage(require_browser()) as page:
         ring.post("/models/unload", model="second")
         page.open(f"{ring.url}/pipeline?model=second")
         page.wait_for("document.getElementById('unloaded-title')?.textContent === 'second is not loaded'")
