@@ -40,21 +40,27 @@ def measure(server: ProcessList) -> dict[str, int]:
     return sums
 
 
+def measure_at_rest(ring: RingClient) -> tuple[ProcessList, dict[str, int], dict[str, Any]]:
+    """Reads everything while the cache's memory stays the same: a thread gets it whenever the machine has time."""
+    file = ring.run_dir.kv_file("scheduler")
+    readings: list[tuple[ProcessList, dict[str, int], dict[str, Any]]] = []
+
+    def has_read() -> bool:
+        before = file.stat().st_blocks * 512
+        server = list_processes(ring)
+        readings[:] = [(server, measure(server), ring.gauges("scheduler"))]
+        return 64 * MIB < before == readings[0][2]["kv_cache_resident_bytes"] == file.stat().st_blocks * 512
+
+    wait_until(has_read, TIMEOUT_S)
+    return readings[0]
+
+
 def test_an_idle_server_accounts_for_its_memory(ring: RingClient):
     ring.generate("To be, or not to be", max_tokens=8)
     ring.wait_until_empty()
-    file = ring.run_dir.kv_file("scheduler")
-
-    def is_settled() -> bool:
-        resident = file.stat().st_blocks * 512
-        return resident > 64 * MIB and resident == ring.gauges("scheduler")["kv_cache_resident_bytes"]
-
-    wait_until(is_settled, TIMEOUT_S)
-    server, gauges = list_processes(ring), ring.gauges("scheduler")
-    measured = measure(server)
+    server, measured, gauges = measure_at_rest(ring)
     if not measured["Pss_Anon"]:
         pytest.skip("this kernel does not divide PSS into kinds of memory")
-    assert is_settled(), "it is idle, so both were read at the same state"
     own, resident = measured["Pss_Anon"] + measured["Pss_File"], gauges["kv_cache_resident_bytes"]
     assert gauges["weights_bytes"] + resident + own == pytest.approx(measured["Pss"], rel=NEAR)
     assert server.memory_bytes == pytest.approx(measured["Pss"], rel=NEAR)
