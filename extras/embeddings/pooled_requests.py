@@ -28,7 +28,7 @@ from messages.ring.requests import ChatPrompt, Pooling, SamplingParams, Truncati
 
 IGNORED = (
     *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_options", "max_tokens_per_doc"),
-    *("embed_dtype", "endianness", "late_chunking", "max_chunks_per_doc", "add_special_tokens"),
+    *("embed_dtype", "endianness", "late_chunking", "max_chunks_per_doc", "add_special_tokens", "keep_alive"),
 )
 """Fields of other servers' and clients' bodies that change nothing here."""
 

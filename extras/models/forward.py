@@ -30,7 +30,7 @@ PER_CONNECTION = frozenset(
 )
 """Headers that are about one connection (RFC 9110, section 7.6.1)."""
 
-OF_REQUESTS = PER_CONNECTION | {b"content-length", b"host", b"origin", b"expect", b"x-request-id"}
+OF_REQUESTS = PER_CONNECTION | {b"content-length", b"host", b"origin", b"expect", b"x-request-id", b"x-model-load-ns"}
 OF_RESPONSES = PER_CONNECTION | {b"date"}
 
 WATCHING = SAFE_METHODS | {"DELETE"}
@@ -130,7 +130,7 @@ class Forwarded:
             self._trace.notes["model"] = name
             async with self._forwarder.loads.lease(name, self._keep_alive_s, is_watching=self._is_watching) as lease:
                 try:
-                    connection = await self._forwarder.upstreams.open(lease.url, self._call)
+                    connection = await self._forwarder.upstreams.open(lease.url, _with_load(self._call, lease))
                 except UpstreamGoneError:
                     num_tries += 1
                     self._forwarder.loads.suspect(lease)
@@ -171,6 +171,12 @@ def _headers(scope: Scope, trace: RequestTrace) -> list[tuple[bytes, bytes]]:
     if not is_local(client := scope["client"], scope["scheme"], given):
         headers.append((b"x-forwarded-for", (client or ("unknown",))[0].encode()))
     return [*headers, (b"x-request-id", trace.request_id.encode())]
+
+
+def _with_load(call: Call, lease: Lease) -> Call:
+    """Returns the call with the time that it has waited for the model's load, which Ollama's replies show."""
+    note = () if lease.load_ms is None else ((b"x-model-load-ns", b"%d" % (lease.load_ms * 1e6)),)
+    return call._replace(headers=[*call.headers, *note])
 
 
 def _keep_alive_s(named: NamedBody) -> float:

@@ -9,8 +9,9 @@ from extras.models.chosen_model import find_model
 from extras.models.lists import expires_at
 from extras.models.model_table import ModelTable
 from extras.models.residency import Residency
+from extras.ollama.body import ModelBody
 from extras.ollama.errors import OLLAMA_ERRORS
-from extras.ollama.models import NEVER, LocalModels, ShowBody, Shown, ShownModel
+from extras.ollama.models import NEVER, LocalModels, Shown, ShownModel
 from extras.ollama.part import plain_routes
 from frontend.errors import UnavailableError
 from frontend.http.body import BodyDecoder, read_body
@@ -26,7 +27,7 @@ class OllamaLists:
     def __init__(self, table: ModelTable, residency: Residency):
         self._table = table
         self._residency = residency
-        self._decoder = BodyDecoder(ShowBody, NameRules(renamed={"name": "model"}))
+        self._decoder = BodyDecoder(ModelBody, NameRules(renamed={"name": "model"}))
         self._shown: dict[str, ShownModel] = {}
         """By the file of the model's configuration."""
 
@@ -68,6 +69,6 @@ def make_ollama_lists(lists: OllamaLists) -> list[Endpoint]:
     return [
         ollama("/api/tags", lists.tags, "The models", LocalModels),
         ollama("/api/ps", lists.running, "The models in memory", LocalModels),
-        ollama("/api/show", lists.show, "What a model is and can do", Shown, "POST", body=ShowBody, errors=(404,)),
+        ollama("/api/show", lists.show, "What a model is and can do", Shown, "POST", body=ModelBody, errors=(404,)),
         *plain_routes(),
     ]

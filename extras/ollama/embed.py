@@ -9,7 +9,7 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from extras.ollama.body import ModelBody, Text
-from extras.ollama.endpoints import Reader
+from extras.ollama.endpoints import Reader, load_ns
 from frontend.api.answers.pooled import open_pooled, pooled_reply
 from frontend.api.parameters.adapter_names import find_adapter, salt_for
 from frontend.api.parameters.sampling import Switch
@@ -63,7 +63,8 @@ class EmbedApi:
     async def embed(self, request: Request) -> WholeReply | JsonReply:
         """Returns one vector per text. Raises `RequestError`."""
         self._service.check_admission()
-        begin_ns = time.monotonic_ns()
+        waited_ns = load_ns(request)
+        begin_ns = time.monotonic_ns() - waited_ns
         body = await self._reader.read(request, self._embed)
         texts = [body.input] * bool(body.input) if isinstance(body.input, str) else body.input
         if not texts:
@@ -72,7 +73,7 @@ class EmbedApi:
         def content(entries: Sequence[Generation]) -> EmbedReply:
             num_tokens = sum(entry.ended.usage.prompt_tokens for entry in entries)
             vectors = [_vector(entry) for entry in entries]
-            return EmbedReply(body.model, vectors, time.monotonic_ns() - begin_ns, 0, num_tokens)
+            return EmbedReply(body.model, vectors, time.monotonic_ns() - begin_ns, waited_ns, num_tokens)
 
         pooling = Pooling("embed", dimensions=body.dimensions or 0)
         return self._reply(request, body, texts, pooling, content, is_cut=body.truncate is not False)

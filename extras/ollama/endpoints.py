@@ -27,6 +27,8 @@ LATEST = ":latest"
 NEVER = (0, "0", "0s", "0m")
 """Values of `keep_alive` that ask the server to unload the model."""
 
+MAX_DIGITS = 15
+
 
 class Reader:
     """Reads bodies; any media type is accepted, for some clients send none."""
@@ -80,11 +82,8 @@ class AnswerApi:
         return self._answer(request, body, blocks, prompt_line)
 
     def _open(self, request: Request, body: OllamaChat | OllamaPrompt, conversation: Conversation) -> AnswerBlocks:
-        is_streamed = body.stream is not False
-        opened = self._conversations.open(
-            conversation, trace_of(request.scope), is_streamed=is_streamed, timeout_s=None
-        )
-        return opened[0]
+        trace = trace_of(request.scope)
+        return self._conversations.open(conversation, trace, is_streamed=body.stream is not False, timeout_s=None)[0]
 
     def _open_raw(self, request: Request, body: OllamaPrompt, prompt: str) -> AnswerBlocks:
         """Opens the answer to a prompt that no chat template changes."""
@@ -97,10 +96,16 @@ class AnswerApi:
     def _answer(
         self, request: Request, body: OllamaChat | OllamaPrompt, blocks: AnswerBlocks, render: Render
     ) -> EventStream | WholeReply:
-        answer = Answer(body.model, blocks, render)
+        answer = Answer(body.model, blocks, render, load_ns(request))
         if body.stream is False:
             return WholeReply(self._service, [blocks.generation], answer.whole)
         return EventStream(self._service, self._streams, [blocks.generation], AnswerLines(answer))
+
+
+def load_ns(request: Request) -> int:
+    """Returns how long the request has waited for its model, in nanoseconds, as a server of several models notes it."""
+    text = request.headers.get("x-model-load-ns", "")[:MAX_DIGITS]
+    return int(text) if text.isdecimal() else 0
 
 
 def _loaded(body: ModelBody, render: Render) -> JsonReply:

@@ -66,10 +66,6 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     modified_at: str
 
 
-class ShowBody(ModelBody, frozen=True, kw_only=True):
-    pass
-
-
 class ShownModel:
     """What clients are shown of one model, by its files."""
 
@@ -160,7 +156,7 @@ class ModelsApi:
     def __init__(self, config: Config, reader: Reader, model_format: ModelFormat):
         self._names = config.facts.served_names
         self._reader = reader
-        self._decoder = reader.decoder(ShowBody)
+        self._decoder = reader.decoder(ModelBody)
         self._model = ShownModel(config, model_format)
 
     async def tags(self, request: Request) -> JsonReply:

@@ -3,11 +3,11 @@
 from functools import partial
 from typing import Any
 
-from extras.ollama.body import OllamaChat, OllamaPrompt
+from extras.ollama.body import ModelBody, OllamaChat, OllamaPrompt
 from extras.ollama.embed import EmbedApi, EmbeddingReply, EmbedReply, OllamaEmbed, OllamaEmbeddings
 from extras.ollama.endpoints import AnswerApi, Reader
 from extras.ollama.errors import OLLAMA_ERRORS
-from extras.ollama.models import LocalModels, ModelsApi, ShowBody, Shown, refuse, version
+from extras.ollama.models import LocalModels, ModelsApi, Shown, refuse, version
 from extras.ollama.reply import ChatLine, PromptLine
 from frontend.api.answers.conversation import Conversations
 from frontend.api.operate.info import VersionReply
@@ -66,7 +66,7 @@ def routes(answers: AnswerApi, vectors: EmbedApi, models: ModelsApi) -> list[End
             examples={"two": {"model": "m", "input": ["How far is the moon?", "384,400 km"]}},
         ),
         _MODEL("/api/embeddings", vectors.embeddings, "The embedding of a text", EmbeddingReply, body=OllamaEmbeddings),
-        _MODEL("/api/show", models.show, "What the model is and can do", Shown, body=ShowBody),
+        _MODEL("/api/show", models.show, "What the model is and can do", Shown, body=ModelBody),
         _OLLAMA("/api/tags", models.tags, "The served models", LocalModels),
         _OLLAMA("/api/ps", models.running, "The models in memory", LocalModels),
         *plain_routes(),

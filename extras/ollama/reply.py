@@ -83,11 +83,12 @@ def prompt_line(piece: Piece, fields: dict[str, Any]) -> PromptLine:
 
 
 class Answer(NamedTuple):
-    """An answer under the name of the model that the client used."""
+    """An answer under the name of the model that the client used. `load_ns`: the time that it waited for the load."""
 
     model: str
     blocks: AnswerBlocks
     render: Render
+    load_ns: int
 
     def line(self, piece: Piece, **fields: Any) -> Line:
         return self.render(piece, {"model": self.model, "created_at": now(), **fields})
@@ -109,8 +110,8 @@ class Answer(NamedTuple):
         return {
             "done": True,
             "done_reason": "stop" if final.finish_reason == "stop" else "length",
-            "total_duration": time.monotonic_ns() - stamps.received_ns,
-            "load_duration": 0,
+            "total_duration": time.monotonic_ns() - stamps.received_ns + self.load_ns,
+            "load_duration": self.load_ns,
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": _span(stamps.first_scheduled_ns, stamps.first_token_ns),
             "eval_count": usage.completion_tokens,

@@ -30,10 +30,7 @@ def outcome_table(outcomes: Sequence[Outcome]) -> str:
 
 def capacity_table(capacities: Mapping[Setting, Capacity], slo_s: float) -> str:
     """Returns for each setting its capacity and, rate by rate, the p99 of the time to first token."""
-    headings = (
-        f"requests a second until p99 TTFT is more than {slo_s:g} s",
-        "p99 TTFT in ms at this rate of requests",
-    )
+    headings = (f"requests a second until p99 TTFT is more than {slo_s:g} s", "p99 TTFT in ms at this rate of requests")
     lines: list[tuple[str, str]] = []
     for setting, capacity in capacities.items():
         rate = f"{'at least ' if capacity.is_open else ''}{capacity.requests_per_s:.2f}  {setting}"

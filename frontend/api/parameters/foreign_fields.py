@@ -21,7 +21,7 @@ _OF_SERVERS = {
         timings_per_token return_progress reasoning_format thinking_forced_open
     """,
     "Ollama": """
-        options keep_alive num_predict num_ctx num_keep raw template system think
+        options num_predict num_ctx num_keep raw template system think
     """,
     "TGI": """
         inputs parameters do_sample return_full_text truncate watermark decoder_input_details details

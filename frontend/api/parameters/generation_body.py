@@ -51,9 +51,10 @@ CONSTRAINTS = (*GrammarFields.__struct_fields__, "structural_tag", "grammar", "j
 IGNORED = (
     *("parallel_tool_calls", "include_reasoning", "reasoning_effort", "prediction"),
     *("verbosity", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "moderation"),
-    *("spaces_between_special_tokens", "guided_decoding_backend"),
+    *("spaces_between_special_tokens", "guided_decoding_backend", "keep_alive"),
 )
-"""Parameters without effect on this server or, for the first three, outside of chats."""
+"""Parameters without effect on this server or, for the first three, outside of chats. A server of several models obeys
+the last one before a model's own server gets the body."""
 
 NumKept = Annotated[
     Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None,

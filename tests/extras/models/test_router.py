@@ -60,7 +60,10 @@ def test_a_request_loads_its_model_and_is_forwarded_unchanged(run: RouterRun):
         arrived.answer()
         reply = asked.reply()
     assert (reply.status_code, reply.json()) == (200, {})
-    assert float(reply.headers["x-model-load-ms"]) > 0
+    assert float(reply.headers["x-model-load-ms"]) == pytest.approx(
+        int(arrived.headers["x-model-load-ns"]) / 1e6, abs=0.1
+    )
+    assert reply.headers["x-model-load-ms"] != "0.0"
     assert len(reply.headers.get_list("date")) == 1
 
 
@@ -243,8 +246,10 @@ def test_only_so_many_requests_wait():
             wait_until(lambda: run.gauge("on_hold") == 1)
             reply = run.client.post("/v1/completions", json={"model": "a"})
             assert (reply.status_code, reply.json()["error"]["code"]) == (503, "queue_full")
-            with run.ask({"model": "b"}) as other:
-                run.next_server("b").take().answer()
+            with run.ask({"model": "b"}, headers={"X-Model-Load-Ns": "5"}) as other:
+                arrived = run.next_server("b").take()
+                assert "x-model-load-ns" not in arrived.headers, "only the router knows it"
+                arrived.answer()
                 assert "x-model-load-ms" not in other.reply().headers
             run.next_server("a").health = READY
             run.servers["a"].take().answer()

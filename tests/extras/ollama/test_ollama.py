@@ -61,6 +61,24 @@ def test_the_lines_of_a_stream_add_up_to_the_whole_answer(reader: FrontendRun):
     assert isinstance(whole["total_duration"], int)
 
 
+@pytest.mark.parametrize(
+    ("noted", "load_ns"), [("2500000000", 2_500_000_000), ("-1", 0), ("1e9", 0), ("9" * 400, 10**15 - 1)]
+)
+def test_the_durations_include_the_load_that_the_request_has_waited_for(server: FrontendRun, noted: str, load_ns: int):
+    call = server.call({"model": "m", "stream": False}, {"X-Model-Load-Ns": noted}, "/api/generate")
+    with call:
+        play(server, server.take_request())
+        reply = call.json()
+    assert reply["load_duration"] == load_ns < reply["total_duration"]
+    call = server.call({"model": "m", "prompt": None, "input": "one"}, {"X-Model-Load-Ns": noted}, "/api/embed")
+    message = server.take_request()
+    with call:
+        server.send(PooledReply(message.uid, 0, pack_float32([0.5]), 1))
+        server.send(final(message, "", (), finish_reason="length", usage=Usage(3, 0, 0)))
+        reply = call.json()
+    assert reply["load_duration"] == load_ns < reply["total_duration"]
+
+
 def test_options_become_sampling_parameters(server: FrontendRun):
     options = {"temperature": 0.5, "top_k": 3, "repeat_penalty": 1.1, "num_predict": 5, "num_ctx": 4096, "stop": ["x"]}
     call, message = send(server, "/api/generate", prompt="hi", options={**options, "num_gpu": 1, "mirostat": 0})

@@ -77,7 +77,7 @@ def test_the_flag_refuses_all_that_is_not_ours():
             for name in ("top_a", "max_new_tokens", "zzz"):
                 reply = run.client.post(path, json={**good(path), name: 3})
                 assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
-        asked = run.ask("/generate", {**GOOD, "user": "me", "verbosity": "low"})
+        asked = run.ask("/generate", {**GOOD, "user": "me", "verbosity": "low", "keep_alive": "5m"})
         run.send(final(run.take_request()))
         assert "warnings" not in asked.response().json()
         assert run.client.post("/abort_request", json={"all": True, "zzz": 1}).status_code == 400
