@@ -75,10 +75,7 @@ def _given_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 def load_keys(http: HttpConfig) -> Keys:
     """Returns the keys of the flags and their files. Raises `BootError` if a key is invalid."""
-    return Keys(
-        read_keys("--api-key", http.api_key),
-        read_keys("--admin-key", http.admin_key),
-    )
+    return Keys(read_keys("--api-key", http.api_key), read_keys("--admin-key", http.admin_key))
 
 
 def read_keys(flag: str, given: Iterable[str]) -> tuple[str, ...]:

@@ -9,11 +9,7 @@ CONTENT_TYPE = b"text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
-LINE_ENDS = (
-    ("\u0085".encode(), rb"\u0085"),
-    ("\u2028".encode(), rb"\u2028"),
-    ("\u2029".encode(), rb"\u2029"),
-)
+LINE_ENDS = tuple((chr(code).encode(), rb"\u%04x" % code) for code in (0x85, 0x2028, 0x2029))
 """Characters that JSON allows unescaped but at which some clients split lines. They occur only in strings, so they can
 be escaped."""
 

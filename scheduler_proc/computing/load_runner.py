@@ -20,18 +20,8 @@ from scheduler_proc.computing.backends.cpu.weight_memory import WeightMemory
 from scheduler_proc.computing.backends.registry import find_backend
 from scheduler_proc.computing.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
-from scheduler_proc.computing.kv_cache.kv_tensors import (
-    GIB,
-    KVTensors,
-    allocate_cache,
-    choose_num_pages,
-)
-from scheduler_proc.computing.kv_cache.page_sizes import (
-    PageSizes,
-    find_window,
-    pages_per_context,
-    size_pages,
-)
+from scheduler_proc.computing.kv_cache.kv_tensors import GIB, KVTensors, allocate_cache, choose_num_pages
+from scheduler_proc.computing.kv_cache.page_sizes import PageSizes, find_window, pages_per_context, size_pages
 from scheduler_proc.computing.loading.identity import identity_of
 from scheduler_proc.computing.loading.model_weights import (
     bytes_in_place,

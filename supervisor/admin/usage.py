@@ -32,14 +32,17 @@ class UsageMeter:
 
 
 def memory_bytes(pids: Iterable[int]) -> int:
-    """Returns the memory of these processes together (PSS): what they share counts once, the files in memory as well.
-
-    What they share with other processes counts in proportion.
+    """Returns the memory of these processes and all their descendants together (PSS): what they share counts once, the
+    files in memory as well. What they share with other processes counts in proportion.
     """
-    num_bytes = 0
+    processes: set[psutil.Process] = set()
     for pid in pids:
         with suppress(psutil.Error):
-            num_bytes += psutil.Process(pid).memory_full_info().pss
+            processes |= {own := psutil.Process(pid), *own.children(recursive=True)}
+    num_bytes = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            num_bytes += process.memory_full_info().pss
     return num_bytes
 
 

@@ -32,7 +32,7 @@ from supervisor.cli.results import (
 )
 from supervisor.cli.show import memory_text, process_table, scaling_text
 from supervisor.client.admin_client import AdminClient
-from supervisor.client.running import NoServerError, RunningServer, WhichServerError, choose_server
+from supervisor.client.running import NoServerError, RunningServer, WhichServerError, choose_server, find_model_server
 from supervisor.flags import describe_unknown
 from supervisor.profiles import record
 from supervisor.programs import find_programs
@@ -59,6 +59,8 @@ def operate(arguments: Sequence[str]) -> int:
         if not options.needs_server:
             return options.execute(options)
         server = choose_server(options.run_dir, options.port)
+        if options.model is not None:
+            server = find_model_server(server, options.model)
         with AdminClient(server.run_dir) as line:
             execute: Execute = options.execute
             return execute(options, server, line)
@@ -217,6 +219,7 @@ def _add(commands: Any, name: str, text: str, execute: Execute | None = None) ->
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the server's run directory")
     parser.add_argument("--port", type=int, metavar="N", help="the server's port (default: the only running server)")
+    parser.add_argument("--model", metavar="NAME", help="the model that is meant, in a server of several (--models)")
     parser.set_defaults(execute=execute, needs_server=True)
     return parser
 

@@ -56,6 +56,14 @@ def choose_server(run_dir: Path | None, port: int | None) -> RunningServer:
     return chosen[0]
 
 
+def find_model_server(server: RunningServer, model: str) -> RunningServer:
+    """Returns the server of one loaded model, in a `server` of several. Raises `NoServerError`."""
+    for each in find_servers():
+        if server.run_dir.path in each.run_dir.path.parents and model in each.config.facts.served_names:
+            return each
+    raise NoServerError(f"no server of a model {model} runs in {server.run_dir.path}: the model may not be loaded")
+
+
 def find_servers() -> Iterator[RunningServer]:
     """Yields every server of this user whose launcher lives."""
     for path in _run_dirs():

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from messages.control.admin import ListProcesses, ProcessList
@@ -32,9 +33,10 @@ def list_processes(ring: RingClient) -> ProcessList:
 
 
 def measure(server: ProcessList) -> dict[str, int]:
-    """Returns the sums of all processes, in bytes."""
+    """Returns the sums of the launcher and all its descendants, in bytes."""
     sums: dict[str, int] = dict.fromkeys(("Pss", "Pss_Anon", "Pss_File"), 0)
-    for process in server.processes:
+    launcher = psutil.Process(server.processes[0].pid)
+    for process in (launcher, *launcher.children(recursive=True)):
         for name, kilobytes in FIELD.findall(Path(f"/proc/{process.pid}/smaps_rollup").read_text()):
             sums[name] += int(kilobytes) * 1024
     return sums

@@ -1,5 +1,6 @@
 """A real server of several models: loads and unloads for memory, requests and commands, and deaths of all kinds."""
 
+import json
 import os
 import signal
 import subprocess
@@ -61,6 +62,14 @@ def check(ring: ModelRing, expected: dict[str, Generated], *names: str) -> None:
     for name in names:
         found = ring.generate(PROMPT, max_tokens=20, model=name)
         assert (found.text, found.token_ids) == (expected[name].text, expected[name].token_ids)
+
+
+def launch(ring: ModelRing, *arguments: str) -> str:
+    """Returns the output of a command for the running server."""
+    command = [sys.executable, str(ROOT / "launch.py"), *arguments, "--run-dir", str(ring.run_dir.path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 class Stream:
@@ -197,12 +206,18 @@ def test_models_survive_the_death_of_the_host_and_of_the_router(ring: ModelRing,
     check(ring, expected, "third")
 
 
+def test_the_memory_of_the_whole_server_includes_that_of_its_models(ring: ModelRing, expected: dict[str, Generated]):
+    check(ring, expected, "first", "second")
+    whole, *models = (
+        json.loads(launch(ring, "ps", "--json", *which))["memory_bytes"]
+        for which in ((), ("--model", "first"), ("--model", "second"))
+    )
+    assert whole > sum(models) > 0
+
+
 def test_a_process_of_one_model_is_restarted_by_command(ring: ModelRing, expected: dict[str, Generated]):
     check(ring, expected, "first")
-    run_dir = str(ring.run_dir.path / "models" / "first")
-    command = [sys.executable, str(ROOT / "launch.py"), "restart", "scheduler", "--run-dir", run_dir]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
+    launch(ring, "restart", "scheduler", "--model", "first")
     assert ring.of("first").status("scheduler")["num_restarts"] == 1
     check(ring, expected, "first")
 

@@ -12,7 +12,7 @@ import pytest
 from messages.config.server import Config, ModelFacts
 from runtime.lifeline import make_lifeline
 from runtime.run_dir import RunDir, claim
-from supervisor.client.running import NoServerError, choose_server, find_servers, find_whole_servers
+from supervisor.client.running import NoServerError, choose_server, find_model_server, find_servers, find_whole_servers
 
 FACTS = ModelFacts(model_dir="m", tokenizer_dir="m", served_names=("m",), vocab_size=8, max_model_len=8)
 
@@ -49,3 +49,7 @@ def test_the_server_of_a_model_among_several_is_found_by_its_directory_only(tmp_
         assert whole.path in found
         assert model.path not in found
         assert choose_server(model.path, None).run_dir.path == model.path
+        server = choose_server(whole.path, None)
+        assert find_model_server(server, "m").run_dir.path == model.path
+        with pytest.raises(NoServerError, match="no server of a model other runs"):
+            find_model_server(server, "other")
