@@ -19,6 +19,9 @@ from runtime.tokenizer_files import load_tokenizer
 NO_BYTE = 0x100
 """The code of characters that stand for no byte."""
 
+SEPARATOR = "\ud800"
+"""It is in no text of the library."""
+
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 
 
@@ -67,6 +70,7 @@ def load_vocabulary(directory: str, vocab_size: int) -> Vocabulary:
         directory,
         lambda tokenizer: vocabulary_of(tokenizer, vocab_size),
         lambda loaded: _from_transformers(loaded, vocab_size),
+        is_decoder=True,
     )
 
 
@@ -202,16 +206,21 @@ def _byte_level_pieces(tokens: list[str | None], added: Container[int]) -> list[
     """Returns texts or bytes of tokens. Added tokens are text, such as DeepSeek's `ü`, which the library garbles."""
     alphabet = {ord(char): byte for byte, char in enumerate(byte_level_alphabet())}
     byte_of_char = {**dict.fromkeys(range(256), NO_BYTE), **alphabet}
+    joined = SEPARATOR.join([token or "" for token in tokens])  # one call is faster than one for each token
+    pairs = zip(tokens, joined.translate(byte_of_char).split(SEPARATOR), strict=True)
     return [
-        "" if token is None else token if token_id in added else _byte_level_piece(token, byte_of_char)
-        for token_id, token in enumerate(tokens)
+        "" if token is None else token if token_id in added else _byte_level_piece(token, codes)
+        for token_id, (token, codes) in enumerate(pairs)
     ]
 
 
-def _byte_level_piece(token: str, byte_of_char: dict[int, int]) -> str | bytes:
-    """Returns a token's text or bytes. A token with a character outside the alphabet is plain text."""
+def _byte_level_piece(token: str, codes: str) -> str | bytes:
+    """Returns a token's text or bytes; `codes` are its bytes as characters. A token with a character outside the
+    alphabet is plain text."""
+    if codes.isascii():
+        return codes
     try:
-        data = token.translate(byte_of_char).encode("latin-1")  # a fifth of the time of a look-up for each character
+        data = codes.encode("latin-1")
     except UnicodeEncodeError:
         return token
     try:

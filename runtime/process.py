@@ -66,7 +66,7 @@ P = TypeVar("P")
 ControlMessage = Drain | Leave | ProcessTable | Answer
 """The launcher's messages that are passed to the main loop."""
 
-BEAT_INTERVAL_S = 1.0
+BEAT_INTERVAL_S, PHASE_INTERVAL_S = 1.0, 0.05
 WELCOME_TIMEOUT_S = 10.0
 
 log = logging.getLogger("sluice.process")
@@ -94,6 +94,7 @@ class ProcessLink:
         self.was_signalled = False
         self._recorder: FrameRecorder | None = None
         self._last_beat_ns = 0
+        self._phase, self._phase_due_s = "", 0.0
         self._was_busy: bool = False
         self._kept_messages: list[ControlMessage] = []
         """Messages that arrived during `stand_by`."""
@@ -191,8 +192,11 @@ class ProcessLink:
             os.write(self._wakeup_writer, b"\0")
 
     def phase(self, text: str, fraction: float | None = None) -> None:
-        """Reports a start-up phase to the operator; `fraction` in [0, 1] is its progress."""
-        self._control.send(PhaseReport(text, fraction))
+        """Reports a start-up phase to the operator; `fraction` in [0, 1] is its progress, sent at most every 0.05 s."""
+        now_s = time.monotonic()
+        if fraction is None or text != self._phase or now_s >= self._phase_due_s:
+            self._phase, self._phase_due_s = text, now_s + PHASE_INTERVAL_S
+            self._control.send(PhaseReport(text, fraction))
 
     def stand_by(self) -> bool:
         """Waits for the predecessor to end, if this process is a successor. Returns False if it must stop instead.

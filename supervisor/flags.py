@@ -220,13 +220,13 @@ def _default_text(default: Any) -> str:
 
 
 def describe_unknown(argument: str, parser: argparse.ArgumentParser) -> str:
-    """Returns the error for a word on the command line that `parser` does not know."""
+    """Returns the error for a word on the command line that `parser` does not know; only a server's has `--host`."""
     name = argument.split("=")[0]
     known = [option for action in parser._actions for option in action.option_strings]  # pyright: ignore[reportPrivateUsage]
     if not name.startswith("-"):
         model = f"a model is given as --model {argument}, and a command is the first word"
-        return f"{argument}: unknown argument; {model if '--model' in known else 'see --help for all'}"
-    if name in REMOVED and "--model" in known:
+        return f"{argument}: unknown argument; {model if '--host' in known else 'see --help for all'}"
+    if name in REMOVED and "--host" in known:
         return f"{name} was removed: {REMOVED[name]}"
     begin = "--" + name.lstrip("-")
     nearest = difflib.get_close_matches(name, known, n=1) or [option for option in known if option.startswith(begin)]

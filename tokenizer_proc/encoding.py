@@ -1,9 +1,9 @@
 """The model's tokenizer: encodes text to ids, and decodes ids to text."""
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -21,18 +21,22 @@ class Encoding:
 
     `to_ids` gets a text, and whether to add the special tokens that the tokenizer adds to a prompt. It raises for text
     that cannot be encoded. `to_text` includes special tokens. `token_of` returns the vocabulary entry of an id,
-    `None` if it has none. `longest_token_chars`: the maximum number of characters of a token. `join` gives the ids of
-    texts that are pooled. `id_of` returns the id of a vocabulary entry, `None` if there is none. `special_ids`: tokens
-    that stand for no text.
+    `None` if it has none. `vocabulary` returns all entries. `join` gives the ids of texts that are pooled. `id_of`
+    returns the id of a vocabulary entry, `None` if there is none. `special_ids`: tokens that stand for no text.
     """
 
     to_ids: Callable[[str, bool], list[int]]
     to_text: Callable[[list[int]], str]
     token_of: Callable[[int], str | None]
-    longest_token_chars: int
+    vocabulary: Callable[[], Iterable[str]]
     join: Callable[[Texts], JoinedTexts]
     id_of: Callable[[str], int | None] = lambda token: None
     special_ids: Collection[int] = ()
+
+    @cached_property
+    def longest_token_chars(self) -> int:
+        """The maximum number of characters of a token. It takes up to 0.1 s for the first time."""
+        return max(map(len, self.vocabulary()), default=1)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self.to_ids(text, add_special_tokens)
@@ -55,10 +59,11 @@ def _from_tokenizer(tokenizer: Tokenizer) -> Encoding:
     def to_text(ids: list[int]) -> str:
         return tokenizer.decode_batch([ids], skip_special_tokens=False)[0]
 
-    longest = max(map(len, tokenizer.get_vocab()), default=1)
     special_ids = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     join = partial(join_texts, tokenizer)
-    return Encoding(to_ids, to_text, tokenizer.id_to_token, longest, join, tokenizer.token_to_id, special_ids)
+    return Encoding(
+        to_ids, to_text, tokenizer.id_to_token, tokenizer.get_vocab, join, tokenizer.token_to_id, special_ids
+    )
 
 
 def _from_transformers(loaded: Any) -> Encoding:
@@ -76,5 +81,5 @@ def _from_transformers(loaded: Any) -> Encoding:
         return loaded.convert_ids_to_tokens(token_id) if token_id < len(loaded) else None
 
     vocabulary, join = loaded.get_vocab(), partial(join_by_transformers, loaded)
-    longest = max((len(token) for token in vocabulary), default=1)
-    return Encoding(to_ids, to_text, token_of, longest, join, vocabulary.get, frozenset(loaded.all_special_ids))
+    special_ids = frozenset(loaded.all_special_ids)
+    return Encoding(to_ids, to_text, token_of, vocabulary.keys, join, vocabulary.get, special_ids)

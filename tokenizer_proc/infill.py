@@ -71,7 +71,7 @@ class InfillEncoder:
         kept: list[int] = []
         for file in reversed(files):
             text = f"{file.name}\n{file.text}" if self._file else SNIPPET + file.text
-            may_fit = len(text) <= room * self._encoding.longest_token_chars
+            may_fit = len(text) <= room or len(text) <= room * self._encoding.longest_token_chars
             ids = self._file + self._plain(text) if may_fit else []
             if not 0 < len(ids) <= room:
                 break

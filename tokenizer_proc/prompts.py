@@ -153,6 +153,8 @@ class PromptReader:
         Checks the length first, then encodes growing prefixes. If a prefix exceeds the context by more tokens than a
         cut inside a token can add, the whole text does not fit either.
         """
+        if len(text) <= self._max_model_len:
+            return
         longest = self._encoding.longest_token_chars
         if len(text) > self._max_model_len * longest:
             raise self._too_long(len(text) // longest, max_prompt_tokens, param, "at least ")

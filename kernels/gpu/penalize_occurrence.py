@@ -7,13 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.pair_entries import (
-    entry_grid,
-    entry_launch,
-    entry_places,
-    gather_entries,
-    sum_entries,
-)
+from kernels.gpu.pair_entries import entry_grid, entry_launch, entry_places, gather_entries, sum_entries
 
 
 def penalize_occurrence(

@@ -147,6 +147,16 @@ def test_two_processes_cannot_have_one_name(launcher: Launcher):
     link.close()
 
 
+def test_progress_in_one_phase_is_reported_from_time_to_time(launcher: Launcher, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(runtime.process, "PHASE_INTERVAL_S", 1000.0)
+    link = launcher.connect()
+    for phase in (("loading", 0.0), ("loading", 0.1), ("loading", 0.2), ("loading",), ("warming up", 0.0)):
+        link.phase(*phase)
+    expected = [PhaseReport("loading", 0.0), PhaseReport("loading"), PhaseReport("warming up", 0.0)]
+    assert [launcher.next() for _ in expected] == expected
+    link.close()
+
+
 def test_reports_arrive_in_order(launcher: Launcher):
     link = launcher.connect()
     link.phase("loading", 0.5)

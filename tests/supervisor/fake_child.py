@@ -11,7 +11,7 @@ from collections.abc import Callable
 from messages.control.admin import Acknowledged, SetLogLevel
 from messages.control.processes import Drain, Leave, ProcessStatus, ProcessTable
 from messages.errors import BootError
-from runtime.process import ProcessLink, run_process
+from runtime.process import PHASE_INTERVAL_S, ProcessLink, run_process
 
 
 def serve_until_stopped(link: ProcessLink, degraded: str = "") -> None:
@@ -105,9 +105,10 @@ def answer_connections(link: ProcessLink) -> None:
 
 
 def load_slowly(link: ProcessLink) -> None:
-    link.phase("loading weights", 0.0)
-    link.phase("loading weights", 0.6)
-    link.phase("loading weights", 1.0)
+    for fraction in (0.0, 0.6, 1.0):
+        link.phase("loading weights", fraction)
+        link.phase("loading weights", fraction + 0.01)  # too soon to be reported
+        time.sleep(PHASE_INTERVAL_S)
     link.phase("warming up")
     serve_until_stopped(link, "no CUDA graphs: no memory")
 

@@ -17,7 +17,7 @@ def encoding_of(encode: Callable[[str], list[int]], longest_token_chars: int = 1
         to_ids=lambda text, add_special_tokens: encode(text),
         to_text=lambda ids: "".join(map(chr, ids)),
         token_of=chr,
-        longest_token_chars=longest_token_chars,
+        vocabulary=lambda: ["x" * longest_token_chars],
         join=lambda texts: JoinedTexts(encode(texts.text), 0),
     )
 

@@ -12,7 +12,11 @@ from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
 
 LETTERS = encoding_of(lambda text: [ord(char) for char in text])
 WITH_BEGINNING = Encoding(
-    lambda text, add: [1] * add + LETTERS.encode(text), LETTERS.to_text, LETTERS.token_of, 1, LETTERS.join
+    lambda text, add: [1] * add + LETTERS.encode(text),
+    LETTERS.to_text,
+    LETTERS.token_of,
+    LETTERS.vocabulary,
+    LETTERS.join,
 )
 
 

@@ -49,11 +49,7 @@ class GatedDeltaDescription:
         )
 
     def room_sizes(self, hidden_size: int) -> dict[str, int]:
-        return {
-            "inner": self.conv_size + self.out_size,
-            "gated": self.conv_size,
-            "heads": 2 * self.num_value_heads,
-        }
+        return {"inner": self.conv_size + self.out_size, "gated": self.conv_size, "heads": 2 * self.num_value_heads}
 
     def divided(self, num_ranks: int) -> "GatedDeltaDescription":
         """Ranks have a part of the value heads with their key heads: tiled ones, some of each key head."""

@@ -10,12 +10,7 @@ import torch
 
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.loading.quantized.float_codes import (
-    NVFP4_GROUP,
-    fp8_weight,
-    mxfp4_rows,
-    nvfp4_weight,
-)
+from scheduler_proc.computing.loading.quantized.float_codes import NVFP4_GROUP, fp8_weight, mxfp4_rows, nvfp4_weight
 from scheduler_proc.computing.loading.quantized.integer_codes import BLOCK, Groups, integer_weight, unpack_words
 from scheduler_proc.computing.loading.quantized.stored_linear import (
     FLOATS,
