@@ -98,7 +98,7 @@ def _read_stream(server: RunningServer) -> Iterator[Json]:
         if reply.status == 503:
             return
         if reply.status != 200:
-            hint = "give --model NAME; " if reply.status == 400 else ""  # of several models, none or more are loaded
+            hint = "give --model NAME; " if reply.status == 400 else ""  # several models: not exactly one is loaded
             raise NoServerError(f"{hint}/live answered {reply.status}: {reply.read(500).decode(errors='replace')}")
         state: Json = {name: {} for name in CHANGING}
         while text := reply.readline():
