@@ -93,8 +93,7 @@ class ProcessLink:
         self._is_launcher_gone = threading.Event()
         self.was_signalled = False
         self._recorder: FrameRecorder | None = None
-        self._last_beat_ns = 0
-        self._phase, self._phase_due_s = "", 0.0
+        self._last_beat_ns, self._phase, self._phase_due_s = 0, "", 0.0
         self._was_busy: bool = False
         self._kept_messages: list[ControlMessage] = []
         """Messages that arrived during `stand_by`."""

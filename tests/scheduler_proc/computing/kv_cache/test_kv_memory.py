@@ -210,10 +210,15 @@ def test_a_successor_finds_states_as_they_were(path: Path):
     assert [memory.checksum(page) for page in range(8)] == pages
 
 
-def num_huge_kb() -> int:
-    """Returns how much of files is mapped in huge pages."""
-    lines = Path("/proc/self/smaps").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("ShmemPmdMapped:", "FilePmdMapped:")))
+def num_huge_kb(path: Path) -> int:
+    """Returns how much of this file is mapped in huge pages; threads of other tests may still make some of theirs."""
+    num_kb, is_own = 0, False
+    for words in map(str.split, Path("/proc/self/smaps").read_text().splitlines()):
+        if not words[0].endswith(":"):  # a mapping begins: addresses, rights, offset, device, inode, path
+            is_own = int(words[4]) == path.stat().st_ino
+        elif is_own and words[0] in ("ShmemPmdMapped:", "FilePmdMapped:"):
+            num_kb += int(words[1])
+    return num_kb
 
 
 def test_new_pages_are_huge_before_a_step_writes_to_them_and_what_is_there_stays(path: Path):
@@ -222,9 +227,9 @@ def test_new_pages_are_huge_before_a_step_writes_to_them_and_what_is_there_stays
     tensors = [memory.take((1, 1024, 2, 1024), torch.float32)[0] for _ in range(2)]
     tensors[0][:48] = 7.0
     population = PagePopulation(tensors, 64, is_file=True)
-    before_kb = num_huge_kb()
+    before_kb = num_huge_kb(path)
     population.use(3, 2)
-    num_kb = num_huge_kb() - before_kb
+    num_kb = num_huge_kb(path) - before_kb
     assert bool((tensors[0][:48] == 7.0).all())
     if not num_kb:
         pytest.skip("this system makes no huge pages of a file's memory")
