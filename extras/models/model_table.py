@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -11,6 +11,7 @@ import msgspec
 from extras.models.messages import ModelReport, Models
 from extras.models.upstream import UpstreamGoneError, Upstreams
 from messages.config.server import Config
+from messages.control.processes import FRONTEND
 from runtime.adapter_table import read_table
 
 POLL_S, MAX_POLL_S = 0.02, 0.25
@@ -125,15 +126,18 @@ class ModelTable:
         self.on_change()
 
     async def has_requests(self, name: str) -> bool:
-        """True if the server of the model has open requests; False if it does not answer."""
-        _, processes = await self._ask_health(self.url(name))
-        return any(process.gauges.get("requests") for process in processes)
+        """True if the server of the model has open requests; False if it does not answer.
 
-    async def _ask_health(self, url: str) -> tuple[int, Iterable[_Process]]:
+        Only its frontend knows at once that the last one has ended.
+        """
+        _, processes = await self._ask_health(self.url(name))
+        return bool(processes.get(FRONTEND, _Process()).gauges.get("requests"))
+
+    async def _ask_health(self, url: str) -> tuple[int, dict[str, _Process]]:
         with contextlib.suppress(UpstreamGoneError, msgspec.DecodeError):
             status, body = await self._upstreams.fetch(url, "/health")
-            return status, msgspec.json.decode(body, type=_Health).processes.values()
-        return 0, ()
+            return status, msgspec.json.decode(body, type=_Health).processes
+        return 0, {}
 
     def suspect(self, name: str, url: str) -> None:
         """Checks a server that has closed a connection: it may have ended, or one of its processes."""
@@ -162,7 +166,7 @@ class ModelTable:
             status, processes = await self._ask_health(server.url)
             if status == 200:
                 break
-            starting = [process for process in processes if process.phase]
+            starting = [process for process in processes.values() if process.phase]
             for process in sorted(starting, key=lambda process: process.fraction is not None):
                 server.state = ModelState("loading", process.phase, process.fraction)
             await asyncio.sleep(min(MAX_POLL_S, POLL_S + POLL_SHARE * (loop.time() - began_s)))

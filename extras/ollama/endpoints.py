@@ -1,6 +1,6 @@
 """`/api/chat` and `/api/generate`: Ollama's endpoints that generate."""
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -111,5 +111,4 @@ def load_ns(request: Request) -> int:
 def _loaded(body: ModelBody, render: Render) -> JsonReply:
     """Returns the reply to a body without a prompt, by which clients load a model or unload it."""
     reason: DoneReason = "unload" if body.keep_alive in NEVER else "load"
-    fields: dict[str, Any] = {"done": True, "done_reason": reason}
-    return JsonReply(render(Piece(), {"model": body.model, "created_at": now(), **fields}))
+    return JsonReply(render(Piece(), {"model": body.model, "created_at": now(), "done": True, "done_reason": reason}))

@@ -336,7 +336,8 @@ def test_a_server_with_requests_of_its_own_is_not_stopped(run: RouterRun):
     run.client.post("/models/unload", json={"model": "a"})
     wait_until(lambda: server.num_looks > num_looks)
     assert run.state("a")["state"] == "loaded"
-    server.health = READY
+    stale = {"frontend": {"gauges": {"requests": 0}}, "scheduler": {"gauges": {"requests": 1}}}
+    server.health = 200, {"status": "ready", "processes": stale}
     wait_until(lambda: run.state("a")["state"] == "unloaded")
 
 

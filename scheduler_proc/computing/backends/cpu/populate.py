@@ -83,11 +83,12 @@ class PagePopulation:
     def use(self, highest_page: int, max_new_pages: int) -> None:
         """Makes the memory of a file huge up to this page before a step writes to it, for up to `max_new_pages` pages.
 
-        Other memory is huge from its first use.
+        Other memory is huge from its first use. Soon after the start the thread does it: the first step need not wait.
         """
         num_used = highest_page + 1
-        if self._is_file and self.num_ready < num_used:
-            begin = max(self.num_ready, num_used - max_new_pages)
+        is_left_to_thread = self._num_wanted and num_used <= self._slice_pages
+        if self._is_file and self.num_ready < num_used and not is_left_to_thread:
+            begin = max(self.num_ready, num_used - max_new_pages - self._slice_pages)
             for place in [self._find(tensor, begin, num_used) for tensor in self._tensors]:
                 if place[1]:
                     make_huge(*place)

@@ -117,6 +117,24 @@ def test_without_a_start_no_thread_gets_memory(layers: list[Tensor]) -> None:
     assert [num_resident(layer) for layer in layers] == [0, 0]
 
 
+def test_the_first_step_leaves_the_first_pages_of_a_file_to_the_thread(
+    layers: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr(populate, "make_huge", lambda first, size: made.append((first, size)))
+    monkeypatch.setattr(populate, "_populate", lambda owner: None)  # it has not come to it yet
+    page_bytes = layers[0].nbytes // NUM_PAGES
+    slow, never = (PagePopulation(layers, NUM_PAGES, is_file=True) for _ in range(2))
+    slow.start()
+    slow.use(1, 2)
+    assert (made, slow.num_ready) == ([], 0)
+    slow.use(2, 1)
+    assert (made, slow.num_ready) == ([(layer.data_ptr(), 3 * page_bytes) for layer in layers], 3)
+    made.clear()
+    never.use(1, 2)
+    assert made == [(layer.data_ptr(), 2 * page_bytes) for layer in layers]
+
+
 def test_while_steps_run_it_gets_a_share_of_the_time(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one a server under load would never have its memory; with all of it streams would stand still."""
     asked_s: list[tuple[float, float]] = []
