@@ -102,6 +102,8 @@ class Forwarded:
         self._trace = trace
         self._connection: Connection | None = None
         self._is_complete = False
+        self._is_watching = call.method in WATCHING
+        """It only looks at a loaded model."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         own = self._forwarder.watchers if self._is_watching else self._forwarder.open
@@ -112,11 +114,6 @@ class Forwarded:
             own.discard(self)
         if not self._is_complete:
             self._trace.notes.setdefault("client", "left")
-
-    @property
-    def _is_watching(self) -> bool:
-        """True for a request that only looks at a loaded model."""
-        return self._call.method in WATCHING
 
     def end(self) -> None:
         """Cuts the response off, if it has begun."""

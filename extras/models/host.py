@@ -71,7 +71,7 @@ class Host:
         link.add_channel(self._channel)
         for server in self._servers.values():
             server.find_running()
-        self._told = self._models()
+        self._told = Models(())
 
     def turn(self) -> None:
         """Handles everything that has happened, and waits for more."""
@@ -115,6 +115,7 @@ class Host:
             case DescribeModel(name):
                 self._asked.add(name)
                 if server.report.description is None or server.report.description.error:
+                    server.note_description(None)
                     self._to_describe = [name, *(other for other in self._to_describe if other != name)]
             case StartModel(name) if server.is_outdated:
                 server.note_description(None)
@@ -150,11 +151,8 @@ class Host:
         ask_for_death_signal(own_pid, signal.SIGKILL)
         write_description(self._section, server.entry, server.directory, may_fetch=server.entry.name in self._asked)
 
-    def _models(self) -> Models:
-        return Models(tuple(server.report for server in self._servers.values()))
-
     def _publish(self) -> None:
-        models = self._models()
+        models = Models(tuple(server.report for server in self._servers.values()))
         if models != self._told:
             self._told = models
             for identity in self._watchers:

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from math import inf
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from extras.models.config import ModelEntry
 from extras.models.messages import DescribeModel, Models, StartModel, StopModel, ToHost
 from extras.models.model_table import ModelState, ModelTable
@@ -153,10 +155,11 @@ class Loads:
                         waiter.set_result(url)
 
     def _add_wanted(self, name: str) -> list[Waiter]:
-        """Returns the requests that wait for the model; its files are read if that has not succeeded yet."""
-        description = self._table.reports[name].description
-        if name not in self._waiting and (description is None or description.error):
+        """Returns the requests that wait for the model; they wait until its files are read if that has not succeeded."""
+        report = self._table.reports[name]
+        if name not in self._waiting and (report.description is None or report.description.error):
             self._ask(DescribeModel(name))
+            self._residency.update(Models((replace(report, description=None),)))
         return self._waiting.setdefault(name, [])
 
     async def _stop(self, name: str) -> None:

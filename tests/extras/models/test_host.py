@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from extras.models.config import ModelsConfig
 from extras.models.messages import DescribeModel, ModelReport, Models, StartModel, StopModel, WatchModels
 from extras.models.server import HOST
 from messages.channels import AskClient, Waiter
@@ -192,6 +193,14 @@ def test_models_that_cannot_be_served_have_a_reason(host: HostClient):
     host.ask(StopModel("broken"))
     host.ask(StartModel("no such model"))
     assert host.wait("broken", bool).process == "none"
+
+
+def test_files_that_have_been_mended_are_read_again(host: HostClient):
+    host.wait("broken", lambda report: report.description)
+    entries = {entry.name: entry for entry in ModelsConfig.of(host.run_dir.read_config()).entries}
+    write_tiny_llama(Path(entries["broken"].flags[0].removeprefix("--model=")))
+    host.ask(DescribeModel("broken"))
+    host.wait("broken", lambda report: report.description and not report.description.error)
 
 
 def test_a_model_of_the_hub_is_looked_up_when_it_is_asked_for(host: HostClient, monkeypatch: pytest.MonkeyPatch):

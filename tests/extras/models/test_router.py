@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from extras.models.messages import StartModel, StopModel
+from extras.models.messages import DescribeModel, Description, StartModel, StopModel
 from frontend.http.access import check_is_local
 from messages.config.server import HttpConfig
 from messages.control.processes import Drain, Drained, Leave
 from messages.errors import RequestError
-from tests.extras.models.router_run import CHUNKED, LAST_CHUNK, LOADING, OK, READY, Arrived, RouterRun, chunk
+from tests.extras.models.router_run import CHUNKED, LAST_CHUNK, LOADING, OK, READY, TIMEOUT_S, Arrived, RouterRun, chunk
 from tests.frontend.frontend_run import wait_until
 
 
@@ -217,6 +217,24 @@ def test_a_load_that_fails_ends_the_requests_that_wait_and_the_next_one_tries_ag
     run.health = READY
     run.load("a")
     assert "error" not in run.state("a")
+
+
+@pytest.mark.parametrize("is_mended", [True, False])
+def test_a_request_for_a_model_that_could_not_be_read_waits_for_another_look(run: RouterRun, is_mended: bool):
+    whole, broken = run.reports["a"].description, Description(error="no weights")
+    run.report("a", description=broken)
+    wait_until(lambda: "no weights" in run.client.get("/models").text)
+    with run.ask({"model": "a"}) as asked:
+        assert run.asked.get(timeout=TIMEOUT_S) == DescribeModel("a")
+        run.report("a", description=None)
+        wait_until(lambda: "no weights" not in run.client.get("/models").text)
+        run.report("a", description=whole if is_mended else broken)
+        if is_mended:
+            run.next_server("a").take().answer()
+        reply = asked.reply()
+    assert reply.status_code == (200 if is_mended else 400)
+    assert is_mended or "no weights" in reply.json()["error"]["message"]
+    run.report("a", description=whole)
 
 
 def test_a_model_that_never_fits_is_refused_with_the_numbers():
