@@ -1,5 +1,6 @@
 """A real server whose scheduler is killed while another one stands by, which takes over with the same weights."""
 
+import contextlib
 import os
 import signal
 import time
@@ -25,8 +26,16 @@ def wait_for_spare(ring: RingClient, other_than: int = 0) -> int:
         status: dict[str, Any] = ring.health()["processes"].get(SPARE, {"state": "none", "pid": 0})
         if status["state"] == "standby" and status["pid"] != other_than:
             return status["pid"]
+        hurry(status["pid"])
         time.sleep(0.1)
     raise AssertionError(f"nothing stands by: {ring.health()['processes']}")
+
+
+def hurry(pid: int) -> None:
+    """Gives a process that prepares at the lowest priority its share of a busy machine, where that is allowed."""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            os.setpriority(os.PRIO_PROCESS, int(task.name), 0)
 
 
 def maps_of(pid: int) -> list[str]:

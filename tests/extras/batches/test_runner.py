@@ -214,11 +214,14 @@ def test_what_is_cancelled_keeps_what_it_has(tmp_path: Path):
 def test_what_is_not_answered_in_time_expires(tmp_path: Path):
     async def script(server: Endpoints) -> None:
         batches = server.runner()
-        batch_id = server.add("one", "two", window_s=2)
-        await wait_for(lambda: server.bodies, batches)
-        record = await wait_status(server, batch_id, "expired", batches)
-        assert set(server.results(batch_id).values()) == {"batch_expired"}
-        assert (record.expired_at or 0) >= record.expires_at
+        for window_s in (2, 8, 30):  # a busy machine may ask too late
+            batch_id = server.add("one", "two", window_s=window_s)
+            record = await wait_status(server, batch_id, "expired", batches)
+            assert set(server.results(batch_id).values()) == {"batch_expired"}
+            assert (record.expired_at or 0) >= record.expires_at
+            if server.bodies:
+                break
+        assert server.bodies
 
     play(tmp_path, script)
 
