@@ -155,7 +155,7 @@ class Loads:
                         waiter.set_result(url)
 
     def _add_wanted(self, name: str) -> list[Waiter]:
-        """Returns the requests that wait for the model; they wait until its files are read if that has not succeeded."""
+        """Returns the requests that wait for the model. If its files could not be read, they are read again."""
         report = self._table.reports[name]
         if name not in self._waiting and (report.description is None or report.description.error):
             self._ask(DescribeModel(name))

@@ -1,5 +1,6 @@
 """The ASGI application: routes, access checks, error replies, and one access log line per request."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,9 @@ from frontend.links.processes import ProcessView
 from frontend.metrics.http_requests import HttpRequests
 from frontend.requests.body_budget import BodyBudget
 from frontend.requests.trace import RequestTrace
+
+START_GRACE_S = 0.25
+"""How long a request waits at the start for the launcher's table: people may have read already that all is ready."""
 
 log = logging.getLogger("sluice.frontend")
 
@@ -61,6 +65,7 @@ class App:
         try:
             self._rules.check("client" if endpoint is None else endpoint.access, scope)
             if not (self._processes.has_started or (endpoint and endpoint.is_early)):
+                await asyncio.sleep(START_GRACE_S)
                 self._processes.check_ready()
             await self._router(scope, receive, send)
         except ClientDisconnect:
