@@ -172,8 +172,9 @@ def _headers(scope: Scope, trace: RequestTrace) -> list[tuple[bytes, bytes]]:
 
 def _with_load(call: Call, lease: Lease) -> Call:
     """Returns the call with the time that it has waited for the model's load, which Ollama's replies show."""
-    note = () if lease.load_ms is None else ((b"x-model-load-ns", b"%d" % (lease.load_ms * 1e6)),)
-    return call._replace(headers=[*call.headers, *note])
+    if lease.load_ms is None:
+        return call
+    return call._replace(headers=[*call.headers, (b"x-model-load-ns", b"%d" % (lease.load_ms * 1e6))])
 
 
 def _keep_alive_s(named: NamedBody) -> float:

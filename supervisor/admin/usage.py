@@ -38,7 +38,8 @@ def memory_bytes(pids: Iterable[int]) -> int:
     processes: set[psutil.Process] = set()
     for pid in pids:
         with suppress(psutil.Error):
-            processes |= {own := psutil.Process(pid), *own.children(recursive=True)}
+            if (process := psutil.Process(pid)) not in processes:  # the search looks at all processes of the machine
+                processes |= {process, *process.children(recursive=True)}
     num_bytes = 0
     for process in processes:
         with suppress(psutil.Error):

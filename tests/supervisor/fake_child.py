@@ -107,8 +107,7 @@ def answer_connections(link: ProcessLink) -> None:
 def load_slowly(link: ProcessLink) -> None:
     for fraction in (0.0, 0.6, 1.0):
         link.phase("loading weights", fraction)
-        link.phase("loading weights", fraction + 0.01)  # too soon to be reported
-        time.sleep(PHASE_INTERVAL_S)
+        time.sleep(PHASE_INTERVAL_S)  # the next one is due to be reported
     link.phase("warming up")
     serve_until_stopped(link, "no CUDA graphs: no memory")
 

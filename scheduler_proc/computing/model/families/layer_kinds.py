@@ -54,7 +54,4 @@ def read_ropes(hf_config: HfConfig) -> Ropes:
     if both is None or whole is None:
         return {WHOLE_CONTEXT: read_rope(hf_config), WINDOW: read_rope(local)}
     window = both.section(WINDOW) or HfConfig({})
-    return {
-        WHOLE_CONTEXT: read_rope_parameters(whole, hf_config),
-        WINDOW: read_rope_parameters(window, local),
-    }
+    return {WHOLE_CONTEXT: read_rope_parameters(whole, hf_config), WINDOW: read_rope_parameters(window, local)}
