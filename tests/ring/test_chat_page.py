@@ -149,8 +149,54 @@ def test_markdown_becomes_elements_and_no_markup(page: BrowserPage):
     assert not {"b", "i"} & set(names)
     assert (names.count("ul"), names.count("li")) == (2, 4)
     assert "<b>no markup</b>" in text
+    assert "Some bold" in text
     assert 'print("<i>")' in text
     assert (address, start) == ("https://example.org/a", 3)
+
+
+HOSTILE = {
+    "spaces after a table's rule": "a | b\n|--|--|" + " " * 50_000 + "x",
+    "quotes in quotes": ">" * 50_000,
+    "items in items": "".join(f"{'  ' * depth}- x\n" for depth in range(300)),
+    "open marks": "**a _b ~~c `d [e](" * 3_000,
+    "brackets": "[" * 20_000 + "]" * 20_000,
+    "backquotes": " ".join("`" * count for count in range(1, 300)),
+    "one long line": "https://a.b/" + "(" * 50_000,
+}
+
+
+def test_no_answer_freezes_the_page(page: BrowserPage):
+    for name, text in HOSTILE.items():
+        took_ms, shown = page.run(
+            f"""import("/page/markdown.js").then(({{render}}) => {{
+            const begun = performance.now(), place = document.createElement("div");
+            place.append(...render({json.dumps(text)}));
+            return [performance.now() - begun, place.textContent.length];
+            }})"""
+        )
+        assert took_ms < 5_000, name
+        assert shown > 0, name
+
+
+def test_a_text_that_is_nested_too_deeply_or_too_long_is_shown_as_it_is(page: BrowserPage):
+    for text in (">" * 5_000 + " deep", "word " * 50_000):
+        kinds = page.run(
+            f"""import("/page/markdown.js").then(({{render}}) =>
+            render({json.dumps(text)}).map(({{tagName, textContent}}) => [tagName, textContent.length]))"""
+        )
+        assert kinds == [["PRE", len(text)]]
+
+
+def test_links_lead_to_the_web_alone_and_pictures_are_not_loaded(page: BrowserPage):
+    text = "[a](javascript:alert(1)) [b](/admin/x) [c](data:text/html,x) ![d](https://example.org/d) https://example.org/e"
+    found = page.run(
+        f"""import("/page/markdown.js").then(({{render}}) => {{
+        const place = document.createElement("div");
+        place.append(...render({json.dumps(text)}));
+        return [[...place.querySelectorAll("a")].map(({{href}}) => href), place.querySelectorAll("img").length];
+        }})"""
+    )
+    assert found == [["https://example.org/d", "https://example.org/e"], 0]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -128,14 +128,15 @@ async function answerFrom(place) {
   showAll();
   setRunning(true);
   if (waitText()) models.look();
-  let drawnMs = 0;
+  let nextDrawMs = 0;
   const draw = part => {
     if (waiting === answer) waiting = null;
     Object.assign(answer, part, {tokens: undefined});
     known.set(id, part.tokens);
-    if (conversation !== open || performance.now() - drawnMs < MIN_DRAW_MS) return;
-    drawnMs = performance.now();
+    const begunMs = performance.now();
+    if (conversation !== open || begunMs < nextDrawMs) return;
     redraw(answer);
+    nextDrawMs = performance.now() + Math.max(MIN_DRAW_MS, 4 * (performance.now() - begunMs)); // a long answer is redrawn less often
   };
   try {
     draw(await ask({...bodyOf(conversation.settings, asked), model, id, signal: control.signal}, draw));

@@ -8,6 +8,8 @@ from extras.live.page_files import FOLDER
 from tests.frontend.frontend_run import FrontendRun
 
 NAMES = sorted(path.name for path in FOLDER.iterdir())
+OURS = [name for name in NAMES if not name.startswith("markdown-it.")]
+"""Without the library, whose text contains addresses that it never loads: the policy forbids it."""
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
 
 
@@ -27,11 +29,11 @@ def test_nothing_else_is(server: FrontendRun, name: str):
     assert server.client.get(f"/page/{name}").status_code == 404
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OURS)
 def test_a_file_loads_only_files_that_are_there(name: str):
     text = (FOLDER / name).read_text(encoding="utf-8")
     foreign = set(re.findall(r"""https?://[^\s"'`<)]+|url\((?!#)[^)]*\)""", text))
     assert foreign <= {"http://www.w3.org/2000/svg"}, "a namespace is a name, and loads nothing"
-    loaded = re.findall(r"""(?:src|href)="page/([^"]+)"|from "\./([^"]+)\"""", text)
+    loaded = re.findall(r"""(?:src|href)="page/([^"]+)"|(?:from|import) "\./([^"]+)\"""", text)
     assert {one or other for one, other in loaded} <= set(NAMES)
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", text), "the policy forbids what is inline"
