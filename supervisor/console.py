@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from runtime.logs import LogLine, is_json_line, json_line, shown_time
+from runtime.terminal import without_controls
 
 MAX_HELD_LINES = 1000
 """Lines kept while the terminal does not read (stopped, or a stuck pipe); older ones are dropped and counted."""
@@ -106,7 +107,7 @@ class Console:
         if self.is_json:
             return _make_json(level, "launcher", os.getpid(), "sluice.launcher", text.strip())
         erase, redraw = ("\r\x1b[K", self._bar) if self._bar else ("", "")
-        return f"{erase}{text}\n{redraw}"
+        return f"{erase}{without_controls(text)}\n{redraw}"
 
     def _write(self, text: str) -> None:
         if len(self._held) >= MAX_HELD_LINES:

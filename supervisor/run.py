@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from messages.config.server import Config, ExtraConfig, ModelFacts
+from messages.config.server import CHAT_SAMPLING, Config, ExtraConfig, ModelFacts
 from messages.control.processes import FRONTEND, RING
 from messages.engines import SCHEDULER, rank_name
 from messages.errors import BootError, UsageError
@@ -260,10 +260,21 @@ def ready_text(config: Config, url: str, seconds: float) -> str:
     return f"""
 ready in {seconds:.1f} s
   model    {", ".join(config.facts.served_names)}{context}
-  address  {url}{listening}
+  address  {url}{listening}{_sampling_text(config)}
   try      {curl}
   stop     Ctrl-C
 """
+
+
+def _sampling_text(config: Config) -> str:
+    """Returns the line about the defaults of sampling, for a model that generates."""
+    facts = config.facts
+    if not facts.max_model_len or (facts.pooling is not None and not facts.pooling.generates):
+        return ""
+    used = facts.sampling_defaults or CHAT_SAMPLING
+    values = ", ".join(f"{name} {value:g}" for name, value in used.items())
+    where = facts.sampling_source or "in the chat page and `run`; temperature 1 in the APIs"
+    return f"\n  sampling {values} ({where})"
 
 
 def _check_names(flag: str, names: Iterable[str]) -> None:

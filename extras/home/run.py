@@ -19,6 +19,7 @@ from extras.home.history import kept_history
 from extras.home.server import Target, opened_server, read_reply
 from messages.errors import SluiceError
 from messages.program import PROGRAM
+from runtime.terminal import without_controls
 from supervisor.programs import program_parser
 
 DIM, PLAIN = "\033[2m", "\033[0m"
@@ -61,7 +62,7 @@ class Chat:
                     if bool(thought) != is_reasoning and (thought or said):
                         is_reasoning = bool(thought)
                         self._write(self._style(DIM if is_reasoning else f"{PLAIN}\n\n"))
-                    self._write(thought + said)
+                    self._write(without_controls(thought + said))
                     pieces.append(said)
         except KeyboardInterrupt:
             usage = {}
@@ -101,6 +102,7 @@ class Chat:
     def _chunks(self) -> Iterator[dict[str, Any]]:
         system = [{"role": "system", "content": self.system}] if self.system else []
         body = {
+            "sampling_defaults": "chat",
             **self.settings,
             "model": self._target.model,
             "messages": [*system, *self.messages],
@@ -161,7 +163,7 @@ def _obey(chat: Chat, text: str) -> None:
             case "/set" if words:
                 chat.set(words)
             case "/models":
-                print(chat.models())
+                print(without_controls(chat.models()))
             case "/model" if words:
                 chat.change(words)
             case "/show":
@@ -175,7 +177,7 @@ def _obey(chat: Chat, text: str) -> None:
             case _:
                 chat.ask(text)
     except (SluiceError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(without_controls(str(error)), file=sys.stderr)
 
 
 def main() -> int:
@@ -195,7 +197,7 @@ def main() -> int:
             else:
                 converse(chat)
     except (SluiceError, OSError) as error:
-        print(f"{PROGRAM} run: {error}", file=sys.stderr)
+        print(without_controls(f"{PROGRAM} run: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from extras.top.frame import draw_frame
 from messages.config.server import HttpConfig
 from runtime.lifeline import has_launcher
+from runtime.terminal import without_controls
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import NoServerError, RunningServer
 
@@ -54,10 +55,10 @@ def show_top(options: argparse.Namespace, server: RunningServer, line: AdminClie
             if options.json:
                 print(json.dumps(state))
             elif is_once:
-                print("\n".join(draw_frame(state, title, size.columns, None)))
+                print(without_controls("\n".join(draw_frame(state, title, size.columns, None))))
             else:
                 lines = draw_frame(state, title, size.columns, size.lines - 1)
-                sys.stdout.write(f"{HOME}{''.join(text + ERASE_REST for text in lines)}\x1b[J")
+                sys.stdout.write(f"{HOME}{''.join(without_controls(text) + ERASE_REST for text in lines)}\x1b[J")
             sys.stdout.flush()
             if is_once:
                 break

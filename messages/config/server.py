@@ -316,8 +316,12 @@ class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Its context, or the model's `max_model_len` where that is shorter."""
 
 
+CHAT_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""llama.cpp's defaults, for chats with people if the model has none of its own."""
+
+
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher found out about the model; not flags. `sampling_defaults` come from generation_config.json."""
+    """What the launcher found out about the model; not flags."""
 
     model_dir: str
     tokenizer_dir: str
@@ -327,6 +331,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Longest prompt plus output in tokens, `--max-model-len` applied."""
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: dict[str, float] = {}
+    """For parameters that a request does not set."""
+    sampling_source: str = ""
+    """Where they are from, in words; empty if there are none."""
     has_chat_template: bool = False
     """The model was trained on chats, or `--chat-template` is given."""
     draft: DraftFacts | None = None

@@ -16,6 +16,7 @@ from messages.control import admin
 from messages.errors import SluiceError
 from messages.program import PROGRAM, START
 from runtime.extras import installed_extras, load_object
+from runtime.terminal import without_controls
 from supervisor.admin.tasks import CommandFailedError
 from supervisor.cli.redact import redact_snapshot
 from supervisor.cli.results import (
@@ -159,7 +160,11 @@ def show_logs(options: argparse.Namespace, server: RunningServer, line: AdminCli
         if command.after >= 0 and num_lost > 0:
             print(f"({num_lost} lines came too fast to be kept)", file=sys.stderr)
         for text in result.lines:
-            print(msgspec.json.encode({"process": options.process, "line": text}).decode() if options.json else text)
+            print(
+                msgspec.json.encode({"process": options.process, "line": text}).decode()
+                if options.json
+                else without_controls(text)
+            )
         if not options.follow:
             return DONE
         sys.stdout.flush()

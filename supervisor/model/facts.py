@@ -1,6 +1,5 @@
 """Reads from a model's directory, before any process starts: context, vocabulary, end tokens."""
 
-import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,11 +10,9 @@ from runtime.chat_files import read_chat_files
 from runtime.model_files import read_config, read_object
 from runtime.pooling_files import read_pooling_facts
 from runtime.special_tokens import find_token_id, read_fields, special_texts
+from supervisor.model.sampling_defaults import find_sampling_defaults, shown
 
 CONTEXT_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")
-SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-MAX_SHOWN_CHARS = 60
 
 MAX_COUNT = 1 << 24
 """The maximum size of a vocabulary or context in tokens, since memory is allocated accordingly."""
@@ -45,6 +42,7 @@ def read_model_facts(model: ModelConfig, model_dir: Path, tokenizer_dir: Path, n
     )
     eos_token_ids = tuple(token_id for token_id in dict.fromkeys(found) if token_id < vocab_size)
     is_auto = model.generation_config == "auto"
+    sampling, source = find_sampling_defaults(generation, generation_file, name) if is_auto else ({}, "")
     pooling = read_pooling_facts(model_dir, config)
     return ModelFacts(
         model_dir=str(model_dir),
@@ -53,7 +51,8 @@ def read_model_facts(model: ModelConfig, model_dir: Path, tokenizer_dir: Path, n
         vocab_size=vocab_size,
         max_model_len=_max_model_len(model.max_model_len, config, config_file, pooling or PoolingFacts()),
         eos_token_ids=eos_token_ids,
-        sampling_defaults=_sampling_defaults(generation, generation_file) if is_auto else {},
+        sampling_defaults=sampling,
+        sampling_source=source,
         has_chat_template=read_chat_files(str(tokenizer_dir), model.chat_template).has_template,
         pooling=pooling,
     )
@@ -95,7 +94,7 @@ def _token_ids(config: dict[str, Any], file: Path) -> tuple[int, ...]:
     values = cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]
     ids = [entry for entry in values if isinstance(entry, int) and not isinstance(entry, bool)]
     if len(ids) != len(values):
-        raise BootError(f"{file}: eos_token_id is {_shown(cast('object', value))}, not a token id or a list of them")
+        raise BootError(f"{file}: eos_token_id is {shown(cast('object', value))}, not a token id or a list of them")
     return tuple(token_id for token_id in ids if token_id >= 0)
 
 
@@ -105,29 +104,14 @@ def _eos_of_tokenizer(tokenizer_dir: Path) -> tuple[int, ...]:
     return () if token_id is None else (token_id,)
 
 
-def _sampling_defaults(generation: dict[str, Any], file: Path) -> dict[str, float]:
-    """Returns the parameters that the file gives, even without `do_sample` (as vLLM does)."""
-    defaults: dict[str, float] = {}
-    for key in SAMPLING_KEYS:
-        value = generation.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise BootError(
-                f"{file}: {key} is {_shown(cast('object', value))}, not a number; --generation-config none ignores it"
-            )
-        defaults[key] = value
-    return defaults
-
-
 def _positive_int(config: dict[str, Any], key: str, file: Path) -> int | None:
     value = config.get(key)
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BootError(f"{file}: {key} is {_shown(value)}, not a positive whole number")
+        raise BootError(f"{file}: {key} is {shown(value)}, not a positive whole number")
     if value > MAX_COUNT:
-        raise BootError(f"{file}: {key} is {_shown(value)}, more than this server can hold ({MAX_COUNT})")
+        raise BootError(f"{file}: {key} is {shown(value)}, more than this server can hold ({MAX_COUNT})")
     return value
 
 
@@ -138,12 +122,7 @@ def _explain_nested(config: dict[str, Any]) -> str:
     named = config.get("architectures")
     name = cast("list[object]", named)[0] if isinstance(named, list) and named else config.get("model_type")
     return (
-        f": {_shown(name)} has its language model in "
+        f": {shown(name)} has its language model in "
         "text_config. Such models (of images or sound, and text) are not supported; serve a checkpoint of the language "
         "model alone"
     )
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"

@@ -188,7 +188,9 @@ def test_a_text_that_is_nested_too_deeply_or_too_long_is_shown_as_it_is(page: Br
 
 
 def test_links_lead_to_the_web_alone_and_pictures_are_not_loaded(page: BrowserPage):
-    text = "[a](javascript:alert(1)) [b](/admin/x) [c](data:text/html,x) ![d](https://example.org/d) https://example.org/e"
+    text = (
+        "[a](javascript:alert(1)) [b](/admin/x) [c](data:text/html,x) ![d](https://example.org/d) https://example.org/e"
+    )
     found = page.run(
         f"""import("/page/markdown.js").then(({{render}}) => {{
         const place = document.createElement("div");

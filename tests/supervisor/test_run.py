@@ -141,6 +141,16 @@ def test_the_summary_names_what_is_served_where():
     assert "(listening" not in ready_text(make_config(), "http://127.0.0.1:81", 1.0)
 
 
+def test_the_summary_has_the_sampling_of_requests_that_set_none():
+    config = make_config()
+    assert "sampling temperature 0.8, top_k 40, top_p 0.95, min_p 0.05 (in the chat page" in ready_text(
+        config, "u", 1.0
+    )
+    facts = msgspec.structs.replace(config.facts, sampling_defaults={"top_k": 3}, sampling_source="the model's card")
+    text = ready_text(msgspec.structs.replace(config, facts=facts), "u", 1.0)
+    assert "sampling top_k 3 (the model's card)\n" in text
+
+
 @pytest.mark.parametrize(
     ("kind", "generates", "path"),
     [("embed", False, "v1/embeddings"), ("classify", False, "classify"), ("embed", True, "generate")],

@@ -211,7 +211,7 @@ function readSettings() {
 /** Returns the fields of a request, by the settings of a conversation. Throws an `Error` if its tools are wrong. */
 function bodyOf({model, system, tools, thinks, ...numbers}, messages) {
   const first = system?.trim() ? [{role: "system", content: system}] : [];
-  return {...numbers, messages: [...first, ...messages], tools: readTools(tools), reasoning_effort: thinks === false ? "none" : undefined};
+  return {sampling_defaults: "chat", ...numbers, messages: [...first, ...messages], tools: readTools(tools), reasoning_effort: thinks === false ? "none" : undefined};
 }
 
 function askForKey() {

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -20,7 +20,7 @@ from frontend.api.parameters.logit_bias import (
     read_bias,
 )
 from messages.columns import pack_float32, pack_int32
-from messages.config.server import ModelFacts
+from messages.config.server import CHAT_SAMPLING, ModelFacts
 from messages.errors import bad_request
 from messages.ring.requests import Dry, SamplingParams
 
@@ -122,6 +122,8 @@ class SamplingFields(GrammarFields, frozen=True, kw_only=True):
     timeout_s: Annotated[Seconds | None, Meta(description="a number of seconds above 0")] = None
     return_token_ids: Switch = None
     return_tokens_as_token_ids: Switch = None
+    sampling_defaults: Annotated[Literal["model", "chat"] | None, Meta(description='"model" or "chat"')] = None
+    """For a model without defaults of its own: 1.0 and off as in OpenAI's API, or those of `CHAT_SAMPLING`."""
 
 
 DRY_DEFAULTS: dict[str, Any] = {
@@ -161,6 +163,7 @@ class Sampling:
 
     def __init__(self, facts: ModelFacts):
         self._defaults = sampling_defaults(facts.sampling_defaults)
+        self._chat_defaults = sampling_defaults(facts.sampling_defaults or CHAT_SAMPLING)
         self._facts = facts
         self._vocab_size = facts.vocab_size
 
@@ -192,7 +195,8 @@ class Sampling:
         stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
         _check_texts(fields, stop, [text for text, _ in bias.texts])
         adapter = find_adapter(self._facts, getattr(fields, "model", None))
-        values: dict[str, Any] = {**msgspec.structs.asdict(self._defaults), "seed": seed}
+        defaults = self._chat_defaults if fields.sampling_defaults == "chat" else self._defaults
+        values: dict[str, Any] = {**msgspec.structs.asdict(defaults), "seed": seed}
         values |= {name: value for name in UNCHANGED if (value := getattr(fields, name)) is not None}
         values["top_k"] = max(0, values["top_k"])
         values["top_n_sigma"] = max(0.0, fields.top_n_sigma or 0.0)

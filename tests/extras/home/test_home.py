@@ -53,6 +53,13 @@ def test_a_chat_remembers_and_forgets(server: FrontendRun, capsys: pytest.Captur
     assert "temperature: 0.25" in chat.show()
 
 
+def test_no_answer_commands_the_terminal(server: FrontendRun, capsys: pytest.CaptureFixture[str]):
+    chat = chat_with(server)
+    answer(server, chat, "One?", "a\x1b]52;c;aGk=\x07b\x9b2Jc\x7f\x08\td\ne\rf")
+    assert capsys.readouterr().out == "a]52;c;aGk=b2Jc\td\nef\n"
+    assert "\x1b" in chat.messages[-1]["content"], "the model sees what it wrote"
+
+
 def test_a_refused_question_is_not_part_of_the_conversation(server: FrontendRun):
     chat = chat_with(server)
     chat.set("temperature 9")

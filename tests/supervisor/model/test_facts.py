@@ -138,7 +138,26 @@ def test_a_context_that_the_model_does_not_tell_must_be_given(tmp_path: Path):
 def test_sampling_defaults_are_what_the_file_gives(tmp_path: Path):
     write_model(tmp_path, CONFIG, {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": None, "max_new_tokens": 5})
     assert facts_of(tmp_path).sampling_defaults == {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    assert facts_of(tmp_path).sampling_source == "the model's files"
     assert facts_of(tmp_path, generation_config="none").sampling_defaults == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("SmolLM2-135M-Instruct", {"temperature": 0.2, "top_p": 0.9}),
+        ("HuggingFaceTB/SmolLM2-1.7B-Instruct", {"temperature": 0.2, "top_p": 0.9}),
+        ("bartowski/Llama-3.2-1B-Instruct-Q4_K_M", {"temperature": 0.6, "top_p": 0.9}),
+        ("SmolLM2-135M", {}),
+        ("my-smollm2-135m-instruct", {}),
+    ],
+)
+def test_a_model_whose_files_have_no_sampling_has_that_of_its_card(tmp_path: Path, name: str, values: dict[str, float]):
+    write_model(tmp_path, CONFIG, {"eos_token_id": 2})
+    facts = read_model_facts(ModelConfig(), tmp_path, tmp_path, name)
+    assert (facts.sampling_defaults, facts.sampling_source) == (values, "the model's card" if values else "")
+    write_model(tmp_path, CONFIG, {"top_k": 3})
+    assert read_model_facts(ModelConfig(), tmp_path, tmp_path, name).sampling_defaults == {"top_k": 3}
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,14 @@ def test_the_model_may_bring_defaults():
     assert decode('{"repetition_penalty": 1}', defaults=of_model).repetition_penalty == 1.0
 
 
+def test_chats_of_people_have_defaults_if_the_model_has_none():
+    params = decode('{"sampling_defaults": "chat", "top_k": 7}')
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.8, 7, 0.95, 0.05)
+    params = decode('{"sampling_defaults": "chat"}', defaults={"temperature": 0.6})
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.6, 0, 1.0, 0.0)
+    assert decode('{"sampling_defaults": "model"}').temperature == 1.0
+
+
 @pytest.mark.parametrize(("name", "value"), [("repetition_penalty", 0.0), ("temperature", 3.0), ("top_k", 1.5)])
 def test_a_default_that_cannot_be_used_is_logged(name: str, value: float, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
