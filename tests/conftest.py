@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from scheduler_proc.computing import limit_spinning
+from tests.skips import refuse_other_reasons
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 HAS_CUDA_DRIVER = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
@@ -98,7 +99,16 @@ def pytest_make_collect_report(
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             fcntl.flock(file, fcntl.LOCK_SH)
-        return (yield)
+        report = yield
+    refuse_other_reasons(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    refuse_other_reasons(report)
+    return report
 
 
 @pytest.hookimpl(optionalhook=True)

