@@ -5,7 +5,7 @@ python -m benchmarks.performance_page
 
 from pathlib import Path
 
-from benchmarks.page.cpu_engine import cpu_parts, one_stream_parts, step_kernels_parts
+from benchmarks.page.cpu_engine import cpu_parts, earlier_cpu_page, one_stream_parts, step_kernels_parts
 from benchmarks.page.gpu import make_gpu_page
 from benchmarks.page.serving import (
     engine_death_text,
@@ -36,6 +36,7 @@ def make_pages(results: Path) -> dict[str, str]:
     return {
         "speed/performance.md": _make_summary(results),
         "speed/performance-gpu.md": MARK + make_gpu_page(results),
+        "speed/performance-earlier.md": MARK + earlier_cpu_page(results),
         "speed/parts.md": _make_parts(results),
     }
 
@@ -48,7 +49,8 @@ def _make_summary(results: Path) -> str:
         f"{MARK}# Performance\n\nEach table is made from a file in `benchmarks/results/`; `make bench` measures again. "
         "Unless a section names another model, it is the bundled one, and each number is from one run. All ran on a "
         "CPU, with the C kernels and torch. Throughput of equal runs differed by up to half.\n\n"
-        "[GPUs](performance-gpu.md) and [the parts](parts.md) of these numbers have pages of their own. "
+        "[GPUs](performance-gpu.md) and [the parts](parts.md) of these numbers have pages of their own, "
+        "[earlier comparisons](performance-earlier.md) too. "
         "[Choices](choices.md) and [measurements](measurements.md) are the numbers behind kernels, defaults and "
         "decisions.\n",
         "## A running server under load\n\n" + load_table(loads) + name_source(loads[0], len(loads)),

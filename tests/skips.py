@@ -19,6 +19,7 @@ ALLOWED = {
         "the model's values are compared in float32 on a CPU",
     ),
     "material beside the checkout": (r"needs \.\./shared", "SLUICE_LLAMA_CPP"),
+    "a checkout without history": ("needs the history of the repository",),
     "a program of the system": (
         *("needs chromium", "needs openssl", "needs systemd-analyze", "needs promtool", "needs prometheus"),
         *("needs trace_processor_shell", "no C compiler", ".*compiler", "needs programs that run side by side"),

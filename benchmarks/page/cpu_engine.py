@@ -5,18 +5,22 @@ from pathlib import Path
 
 from benchmarks.result_file import Result, make_table, name_source, read_result, read_runs
 
-README_RUN = "cpu#avx512_gpt2-124m"
+README_RUNS = ("cpu#avx512_gpt2-124m", "cpu#gguf_smollm2-q4_k_m")
 
 
-def readme_table(results: Path) -> str:
-    """Returns the README's table of speed, from one run, with a line that names its machine, commit and day."""
-    run = read_result(results, README_RUN)
+def readme_tables(results: Path) -> list[str]:
+    """Returns the README's tables of speed: each has a line that names the weights, machine, commit and day."""
+    return [_readme_table(read_result(results, name)) for name in README_RUNS]
+
+
+def _readme_table(run: Result) -> str:
     found, machine = run["results"], run["machine"]
     vectors = f" with {machine['vectors']}" if machine.get("vectors") else ""
     rows = [_readme_row(line, found["peers"]) for line in found["workloads"]]
     num_rounds = len(found["workloads"][0]["rounds"]["sluice"])
     source = (
-        f"{found['shape']} in {found['dtype']}, {machine['cores']} cores of {machine['cpu']}{vectors}, over HTTP, "
+        f"{found['shape']} {_weights_text(found)}, {found['dtype']}, "
+        f"{machine['cores']} cores of {machine['cpu']}{vectors}, over HTTP, "
         f"medians of {num_rounds} rounds in turn; commit {run['commit']}, {run['when'][:10]}."
     )
     heads = ("workload", "unit", "Sluice", *found["peers"], "against the best of them")
@@ -41,12 +45,27 @@ def _format(value: float) -> str:
 def cpu_parts(results: Path) -> list[str]:
     """Returns the section that compares the CPU engine with other servers, `[]` if there are no results."""
     found = read_runs(results, "cpu")
-    if not found:
-        return []
-    return [
-        "## The CPU engine and other servers\n",
-        *(_cpu_text(cpu["results"]) + name_source(cpu) for cpu in found),
-    ]
+    return ["## The CPU engine and other servers\n", *map(_cpu_part, found)] if found else []
+
+
+def earlier_cpu_page(results: Path) -> str:
+    """Returns the page with the comparisons that were not repeated since the code has changed much."""
+    return "\n".join(
+        [
+            "# Earlier measurements of the CPU engine\n\nThese comparisons are of an older state of the code, and "
+            "partly of older versions of the other servers; the line below each table names the commit. "
+            "[Performance](performance.md) has the newest.\n",
+            *map(_cpu_part, read_runs(results, "cpu_earlier")),
+        ]
+    )
+
+
+def _cpu_part(run: Result) -> str:
+    return _cpu_text(run["results"]) + name_source(run)
+
+
+def _weights_text(found: Result) -> str:
+    return f"as {found['gguf']}" if found.get("gguf") else "with random weights"
 
 
 def _cpu_text(found: Result) -> str:
@@ -57,9 +76,8 @@ def _cpu_text(found: Result) -> str:
     num_rounds = len(found["workloads"][0]["rounds"]["sluice"])
     rounds = f"medians of {num_rounds} rounds in which the servers take turns" if num_rounds > 1 else "one round"
     at_best = f" (best of {limits['rounds']} rounds)" if "rounds" in limits else ""
-    weights = f"as {found['gguf']}" if found.get("gguf") else "with random weights"
     intro = (
-        f"{found['shape']} {weights}, {dtype}{isa}, over HTTP, {rounds}. From launch to "
+        f"{found['shape']} {_weights_text(found)}, {dtype}{isa}, over HTTP, {rounds}. From launch to "
         f"the first token: {', '.join(f'{name} {seconds:.1f} s' for name, seconds in starts.items())}. Measured in the "
         f"same run: {limits['threads']} threads{at_best} read {limits['read_gb_per_s']:.0f} GB/s and multiply "
         f"{limits[f'{dtype}_product_gflop_per_s']:,.0f} GFLOP/s. At that rate of reads, one stream that reads all "
