@@ -23,6 +23,13 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     strict_fields: Annotated[
         bool, Meta(description="refuse bodies with fields that are not known here, also those of other servers' APIs")
     ] = False
+    allow_additional_properties: Annotated[
+        bool,
+        Meta(
+            description="objects may have more properties than their JSON schema names, unless it says otherwise "
+            "(default: only if it says so)"
+        ),
+    ] = False
     request_timeout_s: (
         Annotated[
             float,

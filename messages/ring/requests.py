@@ -82,6 +82,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
     If `calls` is set (the JSON of a `CallGrammar`), the output may be those calls instead. `thought`, added by the
     tokenizer, comes before either. The kind "thought" only limits the reasoning: its text is empty and `limit` is set.
+    `closes_objects`: objects may have only the properties that their JSON schemas name, unless these mention others;
+    `None` for the server's default.
     """
 
     kind: GrammarKind
@@ -91,6 +93,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     calls: str = ""
     thought: Thought | None = None
     limit: ThoughtLimit | None = None
+    closes_objects: bool | None = None
 
 
 class Dry(msgspec.Struct, frozen=True, array_like=True):

@@ -91,9 +91,6 @@ def make_grammar(fields: GrammarFields) -> Grammar | None:
     The grammar itself is validated later, when the tokenizer compiles it.
     """
     outputs = fields.structured_outputs or StructuredOutputs()
-    if outputs.disable_additional_properties:
-        param = "structured_outputs.disable_additional_properties"
-        raise bad_request(f'{param} is not supported: set "additionalProperties": false in the schema', param)
     asked = [
         *_asked_by_format(fields.response_format),
         *_asked_by({f"structured_outputs.{name}": getattr(outputs, name) for name in KINDS}),
@@ -115,7 +112,7 @@ def make_grammar(fields: GrammarFields) -> Grammar | None:
     if len(text) > MAX_GRAMMAR_BYTES:
         raise bad_request(f"{param} may have at most {MAX_GRAMMAR_BYTES} characters, got {len(text)}", param)
     whitespace = "" if outputs.disable_any_whitespace else outputs.whitespace_pattern
-    return Grammar(kind, text, param, whitespace)
+    return Grammar(kind, text, param, whitespace, closes_objects=outputs.disable_additional_properties)
 
 
 def _asked_by_format(response_format: ResponseFormat | None) -> list[_GrammarField]:
