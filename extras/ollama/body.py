@@ -10,7 +10,7 @@ from frontend.api.answers.chat_messages import MAX_MESSAGES, ChatMessage
 from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.answers.thinking import template_kwargs
 from frontend.api.answers.tools import TOOLS_TEXT, check_tools
-from frontend.api.parameters.foreign_fields import RENAMED
+from frontend.api.parameters.foreign_fields import NEUTRAL, RENAMED
 from frontend.api.parameters.generation_body import ModelFields
 from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
 from frontend.api.parameters.sampling import MAX_INT32, NumLogprobs, Switch
@@ -35,6 +35,7 @@ OPTION_RULES = NameRules(
         *("mirostat_tau", "mirostat_eta", "penalize_newline", "draft_num_predict"),
     ),
     renamed=RENAMED,
+    neutral=NEUTRAL,
 )
 """Options that say how a model is loaded have no effect: the server's flags decide that."""
 
