@@ -246,10 +246,13 @@ class Truncation(msgspec.Struct, frozen=True, array_like=True):
     """Truncates a longer prompt to `num_tokens`, on the left (keeps the last tokens) or on the right.
 
     -1 keeps as many tokens as leave room for `max_tokens` in the context or, if `max_tokens` fills it, for one token.
+    With `drops_messages`, a prompt is only truncated if it does not fit the context, and a chat first loses its oldest
+    messages, except those of the system and the newest.
     """
 
     num_tokens: int
     side: TruncationSide = "left"
+    drops_messages: bool = False
 
 
 class Sibling(msgspec.Struct, frozen=True, array_like=True):
