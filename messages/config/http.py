@@ -26,8 +26,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     allow_additional_properties: Annotated[
         bool,
         Meta(
-            description="objects may have more properties than their JSON schema names, unless it says otherwise "
-            "(default: only if it says so)"
+            description="in structured output, objects may have properties that their JSON schema does not name, "
+            "unless it forbids them (default: only if it allows them)"
         ),
     ] = False
     request_timeout_s: (

@@ -114,7 +114,7 @@ def test_conditions_stay_as_they_are() -> None:
 
 
 def test_the_work_for_combined_objects_is_bounded() -> None:
-    """A reference costs what its target has, so many references to a large one must not cost the product."""
+    """A reference costs what its target has, the cost of many references to a large one is not their product."""
     wide = {"properties": {f"p{number}": {} for number in range(1_000)}}
     parts = [{"$ref": "#/$defs/wide", "properties": {"a": {}}} for _ in range(1_000)]
     closed = close_objects({"$defs": {"wide": wide}, "prefixItems": parts})
