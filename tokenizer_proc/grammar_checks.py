@@ -69,6 +69,7 @@ class GrammarChecks:
 
     def __init__(self, config: Config, wake: Callable[[], None]):
         self._wake = wake
+        self._closes_objects = not config.http.allow_additional_properties
         self._schemas = _Lane(config, wake)
         self._languages = _Lane(config, wake)
         """Lark and GBNF take longest. They have their own child, so that schemas do not wait for them."""
@@ -83,6 +84,8 @@ class GrammarChecks:
         """Starts the check of a message's grammar; `pop_done` yields the outcome."""
         grammar = message.sampling_params.grammar
         assert grammar is not None
+        if grammar.closes_objects is None:
+            grammar = msgspec.structs.replace(grammar, closes_objects=self._closes_objects)
         self._uids[message.uid] += 1
         messages = self._messages.setdefault(grammar, [])
         messages.append(message)

@@ -24,8 +24,18 @@ if TYPE_CHECKING:
 OPTIONS = {"lenient": False, "whitespace_pattern": "[ ]?"}
 """At most one space between JSON tokens, as models write calls; more whitespace could be endless."""
 
+ONE_OF_REFUSAL = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+"""llguidance's words, which recommend an option that clients do not have."""
 
-def call_grammar(text: str, tokenizer: "LLTokenizer", options: dict[str, Any] | None = None) -> str:
+ONE_OF_ADVICE = (
+    "a value could match several schemas of this oneOf: use anyOf, or give each schema a required property with a "
+    "const of its own"
+)
+
+
+def call_grammar(
+    text: str, tokenizer: "LLTokenizer", options: dict[str, Any] | None = None, *, is_closed: bool = True
+) -> str:
     """Returns the grammar of a `CallGrammar` in llguidance's form. Raises `GrammarError` if it cannot have one.
 
     `options` replace `OPTIONS` in calls without marks.
@@ -41,10 +51,11 @@ def call_grammar(text: str, tokenizer: "LLTokenizer", options: dict[str, Any] | 
             continue
         rules.append(f"call_{number}: {marks(begin, tokenizer)} arguments_{number} {marks(end, tokenizer)}")
         if asked.tag is not None:
-            rules += tagged_rules(f"arguments_{number}", schema, asked.tag, OPTIONS, tokenizer)
+            rules += tagged_rules(f"arguments_{number}", schema, asked.tag, OPTIONS, tokenizer, is_closed=is_closed)
             continue
         guidance = OPTIONS if begin or options is None else options
-        rules.append(f"arguments_{number}: %json {json.dumps(simplify(schema) | {'x-guidance': guidance})}")
+        simple = simplify(schema, is_closed=is_closed)
+        rules.append(f"arguments_{number}: %json {json.dumps(simple | {'x-guidance': guidance})}")
     library: Any = import_module("llguidance")
     return library.LLMatcher.grammar_from_lark("\n".join(rules))
 
@@ -81,25 +92,27 @@ class GrammarReader:
         calls_text = grammar.text if grammar.kind == "calls" else grammar.calls
         answer = None if grammar.kind == "calls" else self._translate(grammar)
         options = None if answer is None else _options_of(answer)
-        calls = call_grammar(calls_text, tokenizer, options) if calls_text else None
+        is_closed = grammar.closes_objects is not False
+        calls = call_grammar(calls_text, tokenizer, options, is_closed=is_closed) if calls_text else None
         return join_grammars(grammar.thought, calls, answer, tokenizer)
 
     def _translate(self, grammar: Grammar) -> str:
         library: Any = import_module("llguidance")
+        is_closed = grammar.closes_objects is not False
         match grammar.kind:
             case "json_schema":
-                return schema_grammar(grammar.text, grammar.whitespace)
+                return schema_grammar(grammar.text, grammar.whitespace, is_closed=is_closed)
             case "regex":
                 return library.LLMatcher.grammar_from_regex(grammar.text)
             case "choice":
                 choices = " | ".join(map(json.dumps, json.loads(grammar.text)))
                 return library.LLMatcher.grammar_from_lark(f"start: {choices}")
             case "lark":
-                return lark_grammar(grammar.text)
+                return lark_grammar(grammar.text, is_closed=is_closed)
             case "calls":
-                return call_grammar(grammar.text, self._compiler.tokenizer())
+                return call_grammar(grammar.text, self._compiler.tokenizer(), is_closed=is_closed)
             case "structural_tag":
-                return structural_tag_grammar(grammar.text, self._compiler.tokenizer())
+                return structural_tag_grammar(grammar.text, self._compiler.tokenizer(), is_closed=is_closed)
             case "llguidance" | "thought":
                 return grammar.text
 
@@ -117,22 +130,23 @@ def _options_of(answer: str) -> dict[str, Any]:
 
 def _words(grammar: Grammar, error: GrammarError) -> str:
     """Returns the error of a grammar, with its place if that is known."""
+    words = f"{error}"
     if grammar.kind == "json_schema":
         place = find_fault(grammar.text, compile_schema)
-        return f"{error} (at {place})" if place else f"{error}"
-    if grammar.kind == "calls":
-        return explain_calls(msgspec.json.decode(grammar.text, type=CallGrammar), compile_schema) or f"{error}"
-    return f"{error}"
+        words = f"{error} (at {place})" if place else words
+    elif grammar.kind == "calls":
+        words = explain_calls(msgspec.json.decode(grammar.text, type=CallGrammar), compile_schema) or words
+    return words.replace(ONE_OF_REFUSAL, ONE_OF_ADVICE)
 
 
-def schema_grammar(schema: str, whitespace: str | None = None) -> str:
+def schema_grammar(schema: str, whitespace: str | None = None, *, is_closed: bool = True) -> str:
     """Returns the grammar of a JSON schema, strict even if the schema's own options request leniency.
 
     Raises `GrammarError` if it is not JSON.
     """
     library: Any = import_module("llguidance")
     try:
-        value = read_schema(schema)
+        value = read_schema(schema, is_closed=is_closed)
         schema = "{}" if value is True else json.dumps(value)  # {} equals true; options need an object
     except (ValueError, RecursionError):
         value = None  # llguidance reports the error
@@ -156,11 +170,11 @@ def compile_schema(schema: str) -> str:
         return str(error)
 
 
-def lark_grammar(text: str) -> str:
+def lark_grammar(text: str, *, is_closed: bool = True) -> str:
     """Returns Lark unchanged and translates GBNF (llama.cpp's EBNF) to it. Raises `GrammarError`."""
     library: Any = import_module("llguidance")
     try:
-        return simplify_within(library.grammar_from("grammar", text))
+        return simplify_within(library.grammar_from("grammar", text), is_closed=is_closed)
     except GrammarError:
         raise
     except Exception as error:  # the translator is Python code that may raise anything

@@ -98,6 +98,8 @@ class TextServer:
                 return [calls.decode(message, self._encoding, self._vocab_size)]
             templates = self._long_templates if is_long else self._templates
             text = message.prompt_text if message.chat is None else templates.render(message.chat)
+            if isinstance(message, TokenizeMsg) and text is not None:
+                text = self._reader.shorten(message, text, templates.render)
             if isinstance(message, EncodeMsg):
                 return [calls.encode(message, text or "", self._encoding)]
             return [*self._reader.read(message, text, begun_ns)]

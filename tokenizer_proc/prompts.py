@@ -2,17 +2,18 @@
 
 import time
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.ring.infill import Infill
-from messages.ring.requests import SamplingParams, TokenizeMsg, UserMsg
+from messages.ring.requests import ChatPrompt, SamplingParams, TokenizeMsg, UserMsg
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
 from tokenizer_proc.infill import InfillEncoder
 from tokenizer_proc.joined_texts import Texts
+from tokenizer_proc.oldest_messages import drop_oldest
 from tokenizer_proc.parameter_texts import with_token_ids
 from tokenizer_proc.thoughts import with_thought
 
@@ -50,7 +51,7 @@ class PromptReader:
             asked = with_thought(asked, message.chat, text)
         if message.infill is not None:
             asked = self._infills.with_ends(asked)
-        max_prompt_tokens = self._max_model_len - min(1, asked.max_tokens)
+        max_prompt_tokens = self._max_prompt_tokens(asked)
         param = "prompt" if message.chat is None else "messages"
         if text is None:
             ids = self._cut(unpack_int32(message.prompt_ids), message)
@@ -81,6 +82,23 @@ class PromptReader:
             own = msgspec.structs.replace(params, seed=sibling.seed)
             yield msgspec.structs.replace(first, uid=sibling.uid, engine=sibling.engine, sampling_params=own)
 
+    def shorten(self, message: TokenizeMsg, text: str, render: Callable[[ChatPrompt], str]) -> str:
+        """Returns the text of a chat, without its oldest messages if they must be left out to fit the context.
+
+        Raises `RequestError` of the template.
+        """
+        cut, limit = message.truncation, self._max_prompt_tokens(message.sampling_params)
+        if message.chat is None or cut is None or not cut.drops_messages or self._fits(text, limit):
+            return text
+        return drop_oldest(message.chat, render, lambda shorter: self._fits(shorter, cut.num_tokens)) or text
+
+    def _max_prompt_tokens(self, params: SamplingParams) -> int:
+        return self._max_model_len - min(1, params.max_tokens)
+
+    def _fits(self, text: str, num_tokens: int) -> bool:
+        """True if the text has at most this many tokens. The work is bounded by their number, not by the text."""
+        return self._count_if_far_above(text, num_tokens) is None and len(self._encoding.encode(text)) <= num_tokens
+
     def _ids_of(self, text: str, message: TokenizeMsg, max_prompt_tokens: int, param: str) -> "array[int]":
         infill, adds = message.infill, message.add_special_tokens
         key = (text, adds, infill)
@@ -109,7 +127,7 @@ class PromptReader:
         if message.truncation is None:
             self._refuse_far_too_long(text, max_prompt_tokens, param)
         elif len(text) > MAX_ENCODED_CHARS:
-            limit = f"A prompt with truncate_prompt_tokens may have at most {MAX_ENCODED_CHARS} characters"
+            limit = f"A prompt that is truncated may have at most {MAX_ENCODED_CHARS} characters"
             words = f"{limit}, the request has {len(text)} in the {param}"
             raise bad_request(words, param, "context_length_exceeded")
 
@@ -124,6 +142,8 @@ class PromptReader:
     def _cut(self, ids: "array[int]", message: TokenizeMsg) -> "array[int]":
         truncation, num_kept = message.truncation, self._num_kept(message)
         if truncation is None or num_kept is None:
+            return ids
+        if truncation.drops_messages and len(ids) <= self._max_prompt_tokens(message.sampling_params):
             return ids
         return ids[max(0, len(ids) - num_kept) :] if truncation.side == "left" else ids[:num_kept]
 
@@ -148,22 +168,29 @@ class PromptReader:
             )
 
     def _refuse_far_too_long(self, text: str, max_prompt_tokens: int, param: str) -> None:
-        """Raises `RequestError` for a text that cannot fit. The work is bounded by the context, not by the text.
+        """Raises `RequestError` for a text that cannot fit. The work is bounded by the context, not by the text."""
+        num_tokens = self._count_if_far_above(text, max_prompt_tokens)
+        if num_tokens is not None:
+            raise self._too_long(num_tokens, max_prompt_tokens, param, "at least ")
 
-        Checks the length first, then encodes growing prefixes. If a prefix exceeds the context by more tokens than a
-        cut inside a token can add, the whole text does not fit either.
+    def _count_if_far_above(self, text: str, limit: int) -> int | None:
+        """Returns a number of tokens above `limit` that the text has at least, `None` if it may have fewer.
+
+        Checks the length first, then encodes growing prefixes. If a prefix exceeds the limit by more tokens than a cut
+        inside a token can add, the whole text does so, too.
         """
-        if len(text) <= self._max_model_len:
-            return
+        if len(text) <= limit:
+            return None
         longest = self._encoding.longest_token_chars
         if len(text) > self._max_model_len * longest:
-            raise self._too_long(len(text) // longest, max_prompt_tokens, param, "at least ")
-        num_chars = max(longest, FIRST_PROBE_CHARS_PER_TOKEN * self._max_model_len) + longest
+            return len(text) // longest
+        num_chars = max(longest, FIRST_PROBE_CHARS_PER_TOKEN * limit) + longest
         while num_chars * 2 < len(text):
             num_tokens = len(self._encoding.encode(text[:num_chars])) - longest
-            if num_tokens > max_prompt_tokens:
-                raise self._too_long(num_tokens, max_prompt_tokens, param, "at least ")
+            if num_tokens > limit:
+                return num_tokens
             num_chars *= 4
+        return None
 
     def _too_long(self, num_tokens: int, max_prompt_tokens: int, param: str, at_least: str = "") -> RequestError:
         room = ", which must leave room for at least one more" if max_prompt_tokens < self._max_model_len else ""

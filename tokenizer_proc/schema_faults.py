@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import unquote
 
 from messages.ring.requests import CallGrammar
 
@@ -96,12 +97,17 @@ def _children(pointer: Pointer, schema: Schema, whole: Schema) -> Iterator[tuple
 
 
 def resolve(reference: Any, whole: Schema) -> Iterator[tuple[Pointer, Schema]]:
-    """Yields the subschema of `whole` that a reference names, if there is one, with its pointer."""
+    """Yields the subschema of `whole` that a reference names, percent-encoded or not, with its pointer.
+
+    Yields nothing if there is none.
+    """
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return
-    pointer = tuple(part.replace("~1", "/").replace("~0", "~") for part in reference[2:].split("/"))
-    found: Any = whole
-    for part in pointer:
-        found = found.get(part) if isinstance(found, dict) else None  # pyright: ignore
-    if isinstance(found, dict):
-        yield pointer, found  # pyright: ignore[reportUnknownVariableType]
+    for text in dict.fromkeys((reference, unquote(reference))):
+        pointer = tuple(part.replace("~1", "/").replace("~0", "~") for part in text[2:].split("/"))
+        found: Any = whole
+        for part in pointer:
+            found = found.get(part) if isinstance(found, dict) else None  # pyright: ignore
+        if isinstance(found, dict):
+            yield pointer, found  # pyright: ignore[reportUnknownVariableType]
+            return

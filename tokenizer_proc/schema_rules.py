@@ -12,13 +12,15 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
+from urllib.parse import quote
 
 from runtime.grammars import GrammarError
+from tokenizer_proc.closed_objects import close_objects
 from tokenizer_proc.schema_faults import DEFINITIONS, OF_NAMED_SCHEMAS, OF_SCHEMA_LISTS, OF_SCHEMAS, resolve
 
-BOUNDED_WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
-"""Whitespace between JSON tokens: a space, or line breaks with indentation, as in llama.cpp. Without this bound, small
-models may write whitespace until `max_tokens`."""
+BOUNDED_WHITESPACE = r" |\n[ \t]{0,20}"
+"""Whitespace between JSON tokens: a space, or a line break with indentation. Without this bound, small models may write
+whitespace until `max_tokens`."""
 
 MAX_EXACT = 1 << 53
 """The largest integer up to which all are exact as float64, llguidance's type for numbers."""
@@ -32,28 +34,35 @@ ANNOTATIONS = {
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$anchor"),
     *("contentEncoding", "contentMediaType", "contentSchema"),
 }
-PLAIN_FORMATS = {"password", "binary"}
-FORMATS_OF_PATTERNS = {
-    *("cuid", "cuid2", "ulid", "nanoid", "xid", "ksuid", "emoji", "e164", "base64", "base64url", "cidrv4", "cidrv6"),
-    *("jwt", "lowercase", "uppercase", "guid"),
+STANDARD_FORMATS = {
+    *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri"),
+    *("uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer"),
+    "regex",
 }
-"""Zod's format names. It writes them together with an equivalent `pattern`."""
+"""The formats of JSON Schema. By the standard, all others are annotations."""
+
+URI_SAFE = "#/?:@!$&'()*+,;=~%"
+STRAY_PERCENT = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
-def read_schema(text: str) -> Any:
+def read_schema(text: str, *, is_closed: bool = True) -> Any:
     """Parses and simplifies a schema. Raises `GrammarError`, and `ValueError` if it is not JSON."""
-    return simplify(DECODER.decode(text))
+    return simplify(DECODER.decode(text), is_closed=is_closed)
 
 
-def simplify(schema: Any, whole: Any = None) -> Any:
-    """Returns an equivalent schema without keywords that every value satisfies.
+def simplify(schema: Any, *, is_closed: bool = True) -> Any:
+    """Returns an equivalent schema without keywords that every value satisfies, or with `is_closed` a stricter one.
 
-    References point into `whole`, by default the schema itself. Raises `GrammarError` for a number that llguidance
-    would change.
+    Its objects are then closed (`close_objects`). Raises `GrammarError` for a number that llguidance would change.
     """
+    schema = close_objects(schema) if is_closed else schema
+    return _simplify(schema, schema)
+
+
+def _simplify(schema: Any, whole: Any) -> Any:
+    """Returns an equivalent of a part of the schema `whole`."""
     if not isinstance(schema, dict):
         return schema
-    whole = schema if whole is None else whole
     _check_numbers(schema)
     simple = {key: _simplify_part(key, value, whole) for key, value in schema.items()}
     _enforce_names(simple, whole)
@@ -62,7 +71,7 @@ def simplify(schema: Any, whole: Any = None) -> Any:
     return simple
 
 
-def simplify_within(lark: str) -> str:
+def simplify_within(lark: str, *, is_closed: bool = True) -> str:
     """Simplifies the schemas (`%json {…}`) in a grammar in Lark's form. Raises `GrammarError`."""
     parts: list[str] = []
     start = 0
@@ -71,7 +80,7 @@ def simplify_within(lark: str) -> str:
             continue
         with contextlib.suppress(ValueError, RecursionError):  # llguidance reports the error
             schema, end = DECODER.raw_decode(lark, mark.end())
-            schema = simplify(schema)
+            schema = simplify(schema, is_closed=is_closed)
             if isinstance(schema, dict) and "x-guidance" not in schema:
                 schema["x-guidance"] = {"whitespace_pattern": BOUNDED_WHITESPACE}
             parts += [lark[start : mark.end()], json.dumps(schema)]
@@ -81,12 +90,20 @@ def simplify_within(lark: str) -> str:
 
 def _simplify_part(key: str, value: Any, whole: Any) -> Any:
     if key in OF_SCHEMA_LISTS and isinstance(value, list):
-        return [simplify(each, whole) for each in value]
+        return [_simplify(each, whole) for each in value]
     if key in OF_SCHEMAS:
-        return simplify(value, whole)
+        return _simplify(value, whole)
     if (key in OF_NAMED_SCHEMAS or key in DEFINITIONS or key == "dependencies") and isinstance(value, dict):
-        return {name: simplify(each, whole) for name, each in value.items()}
-    return value
+        return {name: _simplify(each, whole) for name, each in value.items()}
+    return _encoded(value, whole) if key in ("$ref", "$id") and isinstance(value, str) else value
+
+
+def _encoded(reference: str, whole: Any) -> str:
+    """Returns a URI with the characters percent-encoded that may not stand in one; many libraries leave them."""
+    pointers = [pointer for pointer, _ in resolve(reference, whole)]
+    if pointers:
+        return "#" + "".join("/" + quote(part.replace("~", "~0").replace("/", "~1"), safe="~") for part in pointers[0])
+    return STRAY_PERCENT.sub("%25", quote(reference, safe=URI_SAFE))
 
 
 def _forbids_nothing(key: str, schema: dict[str, Any]) -> bool:
@@ -108,8 +125,9 @@ def _forbids_nothing(key: str, schema: dict[str, Any]) -> bool:
         case "contains" | "minContains" | "maxContains":
             return "contains" not in schema or (schema.get("minContains") == 0 and "maxContains" not in schema)
         case "format":
-            names = PLAIN_FORMATS | FORMATS_OF_PATTERNS if "pattern" in schema else PLAIN_FORMATS
-            return isinstance(value, str) and value in names
+            return isinstance(value, str) and value not in STANDARD_FORMATS
+        case "$schema":
+            return isinstance(value, str)
         case _:
             return False
 

@@ -31,7 +31,7 @@ class StructuralTag(msgspec.Struct, frozen=True):
     triggers: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
 
 
-def structural_tag_grammar(text: str, tokenizer: "LLTokenizer") -> str:
+def structural_tag_grammar(text: str, tokenizer: "LLTokenizer", *, is_closed: bool = True) -> str:
     """Returns the grammar in llguidance's form. Raises `GrammarError`."""
     try:
         tag = msgspec.json.decode(text, type=StructuralTag)
@@ -47,7 +47,7 @@ def structural_tag_grammar(text: str, tokenizer: "LLTokenizer") -> str:
         library.StructTag(
             trigger=_trigger_of(structure, tag.triggers),
             begin=structure.begin,
-            grammar=simplify(structure.schema) | {"x-guidance": OPTIONS},
+            grammar=simplify(structure.schema, is_closed=is_closed) | {"x-guidance": OPTIONS},
             end=structure.end,
         )
         for structure in tag.structures

@@ -21,7 +21,13 @@ MAX_REFERENCES = 8
 
 
 def tagged_rules(
-    name: str, schema: dict[str, Any], tag: tuple[str, str], options: dict[str, Any], tokenizer: "LLTokenizer"
+    name: str,
+    schema: dict[str, Any],
+    tag: tuple[str, str],
+    options: dict[str, Any],
+    tokenizer: "LLTokenizer",
+    *,
+    is_closed: bool = True,
 ) -> list[str]:
     """Returns the rule `name` and those that it uses: the properties of `schema` in its order, optional ones or not.
 
@@ -38,7 +44,7 @@ def tagged_rules(
         begin, end = marks(tag[0].replace("{key}", key), tokenizer), marks(tag[1], tokenizer)
         choices = value.get("enum", [value["const"]] if "const" in value else None) if isinstance(value, dict) else None
         if not _is_text(value, schema):
-            json_value = {**simplify({**definitions, **value}), "x-guidance": options}
+            json_value = {**simplify({**definitions, **value}, is_closed=is_closed), "x-guidance": options}
             rules.append(f"{rule}: {begin} {rule}_value {end}\n{rule}_value: %json {json.dumps(json_value)}")
         elif choices is not None:
             texts = " | ".join(json.dumps(each if isinstance(each, str) else json.dumps(each)) for each in choices)

@@ -1,5 +1,6 @@
 """The endpoints of vectors and scores in a frontend."""
 
+from extras.embeddings.cohere import CohereApi
 from extras.embeddings.pooled_requests import PooledCalls
 from extras.embeddings.rerank import RerankApi
 from extras.embeddings.routes import pooling, ranking
@@ -18,7 +19,7 @@ class EmbeddingsPart(FrontendPart):
         calls = PooledCalls(service)
         scorer = Scorer(calls, Conversations(service, context.model_format), config)
         self.endpoints = [
-            *pooling(VectorApi(service, calls, unknown)),
+            *pooling(VectorApi(service, calls, unknown), CohereApi(service, calls, unknown)),
             *ranking(RerankApi(service, calls, scorer, unknown), TeiApi(service, calls, scorer, unknown)),
         ]
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from extras.embeddings.cohere import CohereApi, CohereEmbedBody, CohereVectors
 from extras.embeddings.pooled_requests import ResultList
 from extras.embeddings.rerank import RerankApi, RerankBody, RerankReply, ScoreBody, ScoreData
 from extras.embeddings.tei import EITHER_ERRORS, TEI_ERRORS, EmbedBody, RankedText, SimilarityBody, TeiApi
@@ -23,7 +24,7 @@ _POST = partial(Endpoint, method="POST", tag="embeddings", errors=(404, 504))
 _TEI = partial(_POST, error_form=TEI_ERRORS)
 
 
-def pooling(api: VectorApi) -> list[Endpoint]:
+def pooling(api: VectorApi, cohere: CohereApi) -> list[Endpoint]:
     """Returns the endpoints with one result for each input."""
     return [
         _POST(
@@ -37,6 +38,14 @@ def pooling(api: VectorApi) -> list[Endpoint]:
                 "several": {"input": DOCUMENTS, "encoding_format": "base64", "truncate_prompt_tokens": -1},
                 "token ids": {"input": [[1, 2, 3], [4]]},
             },
+        ),
+        _POST(
+            "/v2/embed",
+            cohere.embed,
+            "The vectors of texts, as Cohere returns them",
+            CohereVectors,
+            body=CohereEmbedBody,
+            examples={"several": {"texts": DOCUMENTS, "input_type": "search_document", "embedding_types": ["float"]}},
         ),
         _POST(
             "/pooling",

@@ -166,14 +166,14 @@ def embedding(body: EmbeddingBody, kind: Task = "embed") -> Pooling:
 
 
 def _form_of(body: EmbeddingBody) -> Form:
-    return _base64 if body.encoding_format == "base64" else _floats
+    return base64_of if body.encoding_format == "base64" else _floats
 
 
 def _floats(values: "array[float]") -> list[float]:
     return values.tolist()
 
 
-def _base64(values: "array[float]") -> str:
+def base64_of(values: "array[float]") -> str:
     if sys.byteorder == "big":
         values.byteswap()
     return b64encode(values).decode()

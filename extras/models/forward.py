@@ -12,12 +12,12 @@ from extras.models.config import parse_duration
 from extras.models.loads import Lease, Loads
 from extras.models.model_table import ModelTable
 from extras.models.upstream import Call, Connection, UpstreamGoneError, Upstreams
-from extras.ollama.reply import Piece, chat_line, now, prompt_line
+from extras.ollama.reply import AnswerLines, Piece, chat_line, now, prompt_line
 from frontend.errors import UnavailableError
 from frontend.http.access import SAFE_METHODS, is_local
 from frontend.http.body import read_body
 from frontend.http.responses import JsonReply
-from frontend.http.stream import write_until_gone
+from frontend.http.stream import write_body, write_until_gone
 from frontend.requests.trace import RequestTrace, trace_of
 from messages.config.server import HttpConfig
 from messages.errors import bad_request
@@ -150,6 +150,8 @@ class Forwarded:
             headers.append((b"x-model-load-ms", b"%.1f" % lease.load_ms))
         trace.notes["head_ms"] = round((time.monotonic_ns() - trace.received_ns) / 1e6, 1)
         await send({"type": "http.response.start", "status": connection.status, "headers": headers})
+        has_lines = (b"content-type", AnswerLines.content_type) in connection.headers
+        begun = b""
         while not self._is_complete:
             try:
                 piece, self._is_complete = await connection.read()
@@ -157,7 +159,13 @@ class Forwarded:
                 trace.notes["client"] = "cut off"
                 self._forwarder.loads.suspect(lease)
                 return
-            await send({"type": "http.response.body", "body": piece, "more_body": not self._is_complete})
+            if has_lines:  # each in a chunk of its own, as its server sends them
+                *lines, begun = (begun + piece).split(b"\n")
+                for line in lines:
+                    await write_body(send, line + b"\n", is_last=False)
+                piece, begun = (begun, b"") if self._is_complete else (b"", begun)
+            if piece or self._is_complete:
+                await write_body(send, piece, is_last=self._is_complete)
 
 
 def _headers(scope: Scope, trace: RequestTrace) -> list[tuple[bytes, bytes]]:

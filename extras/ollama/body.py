@@ -1,7 +1,7 @@
 """The bodies of `/api/chat` and `/api/generate`, and their conversion to a conversation or a raw prompt."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Raw
@@ -10,14 +10,14 @@ from frontend.api.answers.chat_messages import MAX_MESSAGES, ChatMessage
 from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.answers.thinking import template_kwargs
 from frontend.api.answers.tools import TOOLS_TEXT, check_tools
-from frontend.api.parameters.foreign_fields import RENAMED
+from frontend.api.parameters.foreign_fields import NEUTRAL, RENAMED
 from frontend.api.parameters.generation_body import ModelFields
 from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
 from frontend.api.parameters.sampling import MAX_INT32, NumLogprobs, Switch
 from frontend.http.body import BodyDecoder
 from frontend.http.field_names import NameRules
 from messages.errors import bad_request
-from messages.ring.requests import THINKING_SWITCHES, SamplingParams
+from messages.ring.requests import THINKING_SWITCHES, SamplingParams, Truncation
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "images": ([],),
@@ -27,26 +27,60 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 """Fields that would change the answer, each with the values that have no effect."""
 
-OPTION_RULES = NameRules(
-    refused={"mirostat": (0,)},
-    ignored=(
-        *("numa", "num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only"),
-        *("use_mmap", "use_mlock", "embedding_only", "num_thread", "num_keep", "tfs_z", "repeat_last_n"),
-        *("mirostat_tau", "mirostat_eta", "penalize_newline", "draft_num_predict"),
-    ),
-    renamed=RENAMED,
-)
-"""Options that say how a model is loaded have no effect: the server's flags decide that."""
-
-OPTIONS = BodyDecoder(ModelFields, OPTION_RULES)
 NUM_PREDICT_TEXT = f"a whole number up to {MAX_INT32}; below 1 means what the context leaves"
 FORMAT_TEXT = '"json" or a JSON schema (an object)'
-KEEP_ALIVE_TEXT = "a number of seconds, or a duration such as 5m"
+MAX_NUMBER_BYTES = 64
+MAX_EXACT = 1 << 53
 THINK_TEXT = 'true, false, "low", "medium" or "high"'
+ROLES = ("system", "developer", "user", "assistant", "tool", "control")
+"""Ollama's, OpenAI's name for the first, and the one by which Granite's template turns reasoning on."""
+
+NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+DURATION = rf"^[+-]?(?:{NUMBER}|(?:{NUMBER}(?:ns|us|µs|μs|ms|s|m|h))+)\Z"
+Duration = Annotated[str, Meta(max_length=32, pattern=DURATION)]
+KEEP_ALIVE_TEXT = "a number of seconds, or a duration such as 5m"
+
+PART_OF_CONTEXT = 8
+"""The part of the context that a truncated prompt leaves to a long answer is 1 / this number."""
 
 Think = Literal["low", "medium", "high", "max"]
-KeepAlive = Annotated[float | str | None, Meta(description=KEEP_ALIVE_TEXT)]
+KeepAlive = Annotated[float | Duration | None, Meta(description=KEEP_ALIVE_TEXT)]
 Text = Annotated[str | None, Meta(description="a string")]
+Whole = Annotated[Annotated[int, Meta(ge=-MAX_INT32, le=MAX_INT32)] | None, Meta(description="a whole number")]
+Number = Annotated[float | None, Meta(description="a number")]
+NumTokens = Annotated[
+    Annotated[int, Meta(ge=0, le=MAX_INT32)] | None, Meta(description=f"a whole number from 0 to {MAX_INT32}")
+]
+NumPredict = Annotated[Annotated[int, Meta(le=MAX_INT32)] | None, Meta(description=NUM_PREDICT_TEXT)]
+
+
+class OllamaOptions(ModelFields, frozen=True, kw_only=True):
+    """The fields that are added here have no effect, except the first: the server's flags say how a model is loaded."""
+
+    num_predict: NumPredict = None
+    num_ctx: NumTokens = None
+    num_batch: Whole = None
+    num_gpu: Whole = None
+    main_gpu: Whole = None
+    num_thread: Whole = None
+    num_keep: Whole = None
+    repeat_last_n: Whole = None
+    draft_num_predict: Whole = None
+    tfs_z: Number = None
+    mirostat_tau: Number = None
+    mirostat_eta: Number = None
+    numa: Switch = None
+    low_vram: Switch = None
+    f16_kv: Switch = None
+    logits_all: Switch = None
+    vocab_only: Switch = None
+    use_mmap: Switch = None
+    use_mlock: Switch = None
+    embedding_only: Switch = None
+    penalize_newline: Switch = None
+
+
+OPTIONS = BodyDecoder(OllamaOptions, NameRules(refused={"mirostat": (0,)}, renamed=RENAMED, neutral=NEUTRAL))
 
 
 class EarlierCall(msgspec.Struct, frozen=True):
@@ -84,6 +118,7 @@ class AnswerBody(ModelBody, frozen=True, kw_only=True):
     stream: Switch = None
     format: Annotated[dict[str, Any] | Literal["", "json"] | None, Meta(description=FORMAT_TEXT)] = None
     think: Annotated[bool | Think | None, Meta(description=THINK_TEXT)] = None
+    truncate: Switch = None
     logprobs: Switch = None
     top_logprobs: NumLogprobs = None
 
@@ -100,16 +135,41 @@ class OllamaPrompt(AnswerBody, frozen=True, kw_only=True):
     raw: Switch = None
 
 
+def check_body(body: AnswerBody) -> None:
+    """Raises `RequestError` (400) for options that are not used because there is no prompt, as for others."""
+    _read_options(body)
+
+
+def unloads(keep_alive: float | str | None) -> bool:
+    """True if a `keep_alive` without a prompt asks the server to unload the model."""
+    return keep_alive == 0 or (isinstance(keep_alive, str) and not set("123456789") & set(keep_alive))
+
+
+def _read_options(body: AnswerBody) -> OllamaOptions:
+    return OPTIONS.decode(msgspec.json.encode({name: _whole(raw) for name, raw in (body.options or {}).items()}))
+
+
+def _whole(raw: Raw) -> Raw:
+    """Returns a number without a fraction as a whole number: Ollama's clients write 40.0 for 40."""
+    if memoryview(raw).nbytes > MAX_NUMBER_BYTES:
+        return raw
+    try:
+        number = msgspec.json.decode(raw, type=float)
+    except msgspec.DecodeError:
+        return raw
+    return Raw(b"%d" % number) if number.is_integer() and abs(number) < MAX_EXACT else raw
+
+
 def read_params(body: AnswerBody, conversations: Conversations) -> SamplingParams:
     """Returns the sampling parameters of a body. Raises `RequestError` (400), which names the option at fault."""
-    options = {name: raw for name, raw in (body.options or {}).items() if bytes(raw) != b"null"}
-    num_predict = options.pop("num_predict", None)
-    fields = msgspec.structs.replace(OPTIONS.decode(msgspec.json.encode(options)), model=body.model)
+    options = _read_options(body)
+    num_predict = options.num_predict
+    fields = msgspec.structs.replace(options, model=body.model)
     if num_predict is not None:
-        fields = msgspec.structs.replace(fields, max_tokens=_num_tokens(num_predict))
+        fields = msgspec.structs.replace(fields, max_tokens=num_predict if num_predict > 0 else None)
     if body.format:
         is_schema = isinstance(body.format, dict)
-        schema = SchemaFormat(Raw(msgspec.json.encode(_closed(body.format))), "format") if is_schema else None
+        schema = SchemaFormat(Raw(msgspec.json.encode(body.format)), "format") if is_schema else None
         wanted = ResponseFormat("json_schema" if is_schema else "json_object", schema)
         fields = msgspec.structs.replace(fields, response_format=wanted)
     params = conversations.make_params(fields)
@@ -118,24 +178,12 @@ def read_params(body: AnswerBody, conversations: Conversations) -> SamplingParam
     return msgspec.structs.replace(params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
 
 
-def _closed(schema: Any) -> Any:
-    """Returns the schema. As in Ollama, objects with `properties` may have no others unless it allows them."""
-    if isinstance(schema, list):
-        return [_closed(entry) for entry in cast("list[Any]", schema)]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {name: _closed(value) for name, value in cast("dict[str, Any]", schema).items()}
-    return {"additionalProperties": False, **closed} if isinstance(closed.get("properties"), dict) else closed
-
-
-def _num_tokens(given: Raw) -> int | None:
-    """Returns the most tokens; as in Ollama, there is no limit below 1. Raises `RequestError` (400)."""
-    try:
-        number = msgspec.json.decode(given, type=Annotated[int, Meta(le=MAX_INT32)])
-    except msgspec.ValidationError:
-        got = bytes(given).decode()[:60]
-        raise bad_request(f"num_predict must be {NUM_PREDICT_TEXT}, got {got}", "num_predict") from None
-    return number if number > 0 else None
+def truncation_of(body: AnswerBody, params: SamplingParams, conversations: Conversations) -> Truncation | None:
+    """Returns how a prompt is cut that does not fit, `None` if the client wants an error."""
+    if body.truncate is False:
+        return None
+    num_left = min(params.max_tokens, max(1, conversations.context_tokens // PART_OF_CONTEXT))
+    return Truncation(conversations.context_tokens - num_left, "left", drops_messages=True)
 
 
 def chat_of(body: OllamaChat, conversations: Conversations) -> Conversation:
@@ -155,10 +203,11 @@ def make_conversation(
     body: AnswerBody, messages: Sequence[ChatMessage], conversations: Conversations, **fields: Any
 ) -> Conversation:
     switches: dict[str, Any] = {} if body.think is None else dict.fromkeys(THINKING_SWITCHES, bool(body.think))
-    last = messages[-1]
+    last, params = messages[-1], read_params(body, conversations)
     return Conversation(
         messages=messages,
-        params=read_params(body, conversations),
+        params=params,
+        truncation=truncation_of(body, params, conversations),
         template_kwargs=template_kwargs(body.think if isinstance(body.think, str) else None, switches),
         is_thinking_off=body.think is False,
         continue_final_message=last.role == "assistant" and bool(last.text) and not last.tool_calls,
@@ -172,6 +221,9 @@ def _read_messages(given: Sequence[OllamaMessage]) -> list[ChatMessage]:
     waiting: list[str] = []
     num_calls = 0
     for index, message in enumerate(given):
+        if message.role.lower() not in ROLES:
+            text = f"messages[{index}].role must be one of {', '.join(ROLES)}, got {message.role[:60]!r}"
+            raise bad_request(text, "messages")
         if message.images:
             raise bad_request(f"messages[{index}].images: the model reads text only", "messages", "not_supported")
         calls: list[dict[str, Any]] = []
@@ -179,13 +231,13 @@ def _read_messages(given: Sequence[OllamaMessage]) -> list[ChatMessage]:
             num_calls += 1
             waiting.append(call.id or f"call_{num_calls}")
             calls.append({"id": waiting[-1], "type": "function", "function": call.function})
-        call_id = message.tool_call_id
-        if message.role == "tool":
+        call_id, role = message.tool_call_id, message.role.lower()
+        if role == "tool":
             call_id = call_id or (waiting[0] if waiting else "call_0")
             waiting = [other for other in waiting if other != call_id]
         messages.append(
             ChatMessage(
-                role=message.role,
+                role=role,
                 content=message.content or ("" if not calls else None),
                 reasoning_content=message.thinking,
                 tool_calls=calls or None,

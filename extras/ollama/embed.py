@@ -65,15 +65,15 @@ class EmbedApi:
         self._service.check_admission()
         waited_ns = load_ns(request)
         begin_ns = time.monotonic_ns() - waited_ns
-        body = await self._reader.read(request, self._embed)
+        asked, body = await self._reader.read(request, self._embed)
         texts = [body.input] * bool(body.input) if isinstance(body.input, str) else body.input
         if not texts:
-            return JsonReply(EmbedReply(body.model, []))
+            return JsonReply(EmbedReply(asked.model, []))
 
         def content(entries: Sequence[Generation]) -> EmbedReply:
             num_tokens = sum(entry.ended.usage.prompt_tokens for entry in entries)
             vectors = [_vector(entry) for entry in entries]
-            return EmbedReply(body.model, vectors, time.monotonic_ns() - begin_ns, waited_ns, num_tokens)
+            return EmbedReply(asked.model, vectors, time.monotonic_ns() - begin_ns, waited_ns, num_tokens)
 
         pooling = Pooling("embed", dimensions=body.dimensions or 0)
         return self._reply(request, body, texts, pooling, content, is_cut=body.truncate is not False)
@@ -81,7 +81,7 @@ class EmbedApi:
     async def embeddings(self, request: Request) -> WholeReply | JsonReply:
         """Returns the vector of one text. Raises `RequestError`."""
         self._service.check_admission()
-        body = await self._reader.read(request, self._embeddings)
+        _, body = await self._reader.read(request, self._embeddings)
         if not body.prompt:
             return JsonReply(EmbeddingReply([]))
 

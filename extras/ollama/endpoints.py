@@ -1,11 +1,22 @@
 """`/api/chat` and `/api/generate`: Ollama's endpoints that generate."""
 
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from extras.ollama.body import REFUSED, ModelBody, OllamaChat, OllamaPrompt, chat_of, prompt_of, read_params
+from extras.ollama.body import (
+    REFUSED,
+    ModelBody,
+    OllamaChat,
+    OllamaPrompt,
+    chat_of,
+    check_body,
+    prompt_of,
+    read_params,
+    truncation_of,
+    unloads,
+)
 from extras.ollama.reply import Answer, AnswerLines, DoneReason, Piece, Render, chat_line, now, prompt_line
 from frontend.api.answers.answer_blocks import AnswerBlocks
 from frontend.api.answers.conversation import Conversation, Conversations
@@ -24,10 +35,14 @@ B = TypeVar("B", bound=ModelBody)
 LATEST = ":latest"
 """The tag that clients add to names without one."""
 
-NEVER = (0, "0", "0s", "0m")
-"""Values of `keep_alive` that ask the server to unload the model."""
-
 MAX_DIGITS = 15
+
+
+class Asked(NamedTuple, Generic[B]):
+    """A body with the name of the model as the client writes it, and `served` with the name as it is served."""
+
+    body: B
+    served: B
 
 
 class Reader:
@@ -36,19 +51,19 @@ class Reader:
     def __init__(self, service: Service):
         self._service = service
         self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
-        self._rules = NameRules(refused=REFUSED, renamed={"name": "model"})
+        self._rules = NameRules(refused=REFUSED, ignored=("shift",), renamed={"name": "model"})
         self._unknown = UnknownFields(is_strict=service.config.http.strict_fields)
 
     def decoder(self, struct: type[B]) -> BodyDecoder[B]:
         return BodyDecoder(struct, self._rules, self._unknown)
 
-    async def read(self, request: Request, decoder: BodyDecoder[B]) -> B:
-        """Returns the body, with the name of the model as it is served. Raises `RequestError`."""
+    async def read(self, request: Request, decoder: BodyDecoder[B]) -> Asked[B]:
+        """Raises `RequestError`."""
         body = decoder.decode(await read_body(request, self._max_body_bytes, needs_type=False))
         facts, name = self._service.config.facts, body.model
         served = name if name in facts.served_names else name.removesuffix(LATEST)
         check_model(facts, served)
-        return msgspec.structs.replace(body, model=served)
+        return Asked(body, msgspec.structs.replace(body, model=served))
 
 
 class AnswerApi:
@@ -63,23 +78,26 @@ class AnswerApi:
     async def chat(self, request: Request) -> EventStream | WholeReply | JsonReply:
         """Raises `RequestError`; if another process refuses the request, the response raises it."""
         self._service.check_admission()
-        body = await self._reader.read(request, self._chats)
+        asked, body = await self._reader.read(request, self._chats)
+        check_body(body)
         if not body.messages:
-            return _loaded(body, chat_line)
-        return self._answer(request, body, self._open(request, body, chat_of(body, self._conversations)), chat_line)
+            return _loaded(asked, chat_line)
+        blocks = self._open(request, body, chat_of(body, self._conversations))
+        return self._answer(request, asked, blocks, chat_line)
 
     async def generate(self, request: Request) -> EventStream | WholeReply | JsonReply:
         """Same as `chat`, for one prompt."""
         self._service.check_admission()
-        body = await self._reader.read(request, self._prompts)
+        asked, body = await self._reader.read(request, self._prompts)
+        check_body(body)
         if not body.prompt and not body.suffix:
-            return _loaded(body, prompt_line)
+            return _loaded(asked, prompt_line)
         blocks = (
             self._open_raw(request, body, body.prompt or "")
             if body.raw or body.suffix
             else self._open(request, body, prompt_of(body, self._conversations))
         )
-        return self._answer(request, body, blocks, prompt_line)
+        return self._answer(request, asked, blocks, prompt_line)
 
     def _open(self, request: Request, body: OllamaChat | OllamaPrompt, conversation: Conversation) -> AnswerBlocks:
         trace = trace_of(request.scope)
@@ -87,17 +105,19 @@ class AnswerApi:
 
     def _open_raw(self, request: Request, body: OllamaPrompt, prompt: str) -> AnswerBlocks:
         """Opens the answer to a prompt that no chat template changes."""
+        params = read_params(body, self._conversations)
         infill = Infill(body.suffix, "suffix") if body.suffix else None
-        wanted = PromptRequest(prompt, read_params(body, self._conversations), infill=infill)
+        truncation = None if infill else truncation_of(body, params, self._conversations)
+        wanted = PromptRequest(prompt, params, infill=infill, truncation=truncation)
         is_streamed = body.stream is not False
         generation = self._service.open(wanted, trace_of(request.scope), is_streamed=is_streamed, timeout_s=None)
         return AnswerBlocks(generation, None)
 
     def _answer(
-        self, request: Request, body: OllamaChat | OllamaPrompt, blocks: AnswerBlocks, render: Render
+        self, request: Request, asked: OllamaChat | OllamaPrompt, blocks: AnswerBlocks, render: Render
     ) -> EventStream | WholeReply:
-        answer = Answer(body.model, blocks, render, load_ns(request))
-        if body.stream is False:
+        answer = Answer(asked.model, blocks, render, load_ns(request))
+        if asked.stream is False:
             return WholeReply(self._service, [blocks.generation], answer.whole)
         return EventStream(self._service, self._streams, [blocks.generation], AnswerLines(answer))
 
@@ -110,5 +130,5 @@ def load_ns(request: Request) -> int:
 
 def _loaded(body: ModelBody, render: Render) -> JsonReply:
     """Returns the reply to a body without a prompt, by which clients load a model or unload it."""
-    reason: DoneReason = "unload" if body.keep_alive in NEVER else "load"
+    reason: DoneReason = "unload" if unloads(body.keep_alive) else "load"
     return JsonReply(render(Piece(), {"model": body.model, "created_at": now(), "done": True, "done_reason": reason}))

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from extras.ollama.body import ModelBody
 from extras.ollama.endpoints import Reader
 from extras.ollama.weights import WeightFacts, read_weights
-from frontend.api.operate.info import VersionReply, find_version
+from frontend.api.operate.info import VersionReply
 from frontend.http.responses import JsonReply
 from frontend.parsing.model_format import ModelFormat
 from messages.config.server import Config
@@ -24,6 +24,9 @@ from runtime.model_files import read_config
 
 NEVER = "2318-01-01T00:00:00Z"
 """When a model expires that stays in memory: the date that Ollama gives."""
+
+OLLAMA_VERSION = "0.12.11"
+"""The version of Ollama whose API this is; clients refuse one that is too old for them."""
 
 VARIABLES = {"tools": ".Tools", "insert": ".Suffix"}
 """By these names in a template of Ollama's, clients decide what a model can do. Ours gets them in a comment."""
@@ -168,12 +171,12 @@ class ModelsApi:
 
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404) for a name that is not served."""
-        body = await self._reader.read(request, self._decoder)
-        return JsonReply(self._model.shown(body.model))
+        asked = await self._reader.read(request, self._decoder)
+        return JsonReply(self._model.shown(asked.served.model))
 
 
 async def version(request: Request) -> JsonReply:
-    return JsonReply(VersionReply(find_version()))
+    return JsonReply(VersionReply(OLLAMA_VERSION))
 
 
 async def refuse(request: Request) -> JsonReply:

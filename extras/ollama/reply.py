@@ -120,10 +120,14 @@ class Answer(NamedTuple):
 
 
 class AnswerLines(EventWriter):
-    """Streams an answer as lines of JSON. None is sent during a silence: clients take each for a part of the answer."""
+    """Streams an answer as lines of JSON, of which there is at least one.
+
+    None is sent during a silence: clients take each for a part of the answer.
+    """
 
     content_type: ClassVar[bytes] = b"application/x-ndjson"
     keep_alive: ClassVar[bytes] = b""
+    splits_lines: ClassVar[bool] = True
 
     def __init__(self, answer: Answer):
         self._answer = answer

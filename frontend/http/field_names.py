@@ -22,6 +22,9 @@ MAX_COMPARED_CHARS = 64
 WRAPPERS = ("extra_body", "sampling_params")
 """Parameters of client libraries and other servers that contain fields of the body."""
 
+MAX_COMPARED_BYTES = 4096
+"""Longer values of two names for one field agree only if they are written alike."""
+
 MAX_LOGGED_NAMES = 256
 MAX_SHOWN_CHARS = 60
 
@@ -32,7 +35,8 @@ class NameRules(NamedTuple):
     """How an endpoint treats fields that its struct does not have.
 
     `refused`: not supported, except with the listed values, which equal its absence. `ignored`: without effect.
-    `renamed`: other servers' names for a field of the struct. `foreign`: other servers' fields without a counterpart.
+    `renamed`: other servers' names for a field of the struct; `neutral` has their values that equal absence.
+    `foreign`: other servers' fields without a counterpart.
     `hoisted`: also read inside `WRAPPERS`, because ignoring them there would change the constraints on the answer.
     """
 
@@ -41,6 +45,7 @@ class NameRules(NamedTuple):
     renamed: Mapping[str, str] = {}
     foreign: Collection[str] = ()
     hoisted: Collection[str] = ()
+    neutral: Mapping[str, tuple[Any, ...]] = {}
 
 
 class UnknownFields:
@@ -81,9 +86,11 @@ class FieldNames:
             with contextlib.suppress(msgspec.DecodeError, RecursionError):
                 inner = msgspec.json.decode(fields[wrapper], type=dict[str, Raw])
                 found = {name: raw for name, raw in inner.items() if name in self._rules.hoisted and not is_null(raw)}
-                for name in found:
-                    if name in hoisted or not is_null(fields.get(name, NULL)):
-                        raise bad_request(f"{name} is given both inside and outside {wrapper}: give it once", name)
+                for name, raw in found.items():
+                    other = hoisted.get(name, fields.get(name, NULL))
+                    if not is_null(other) and not agree(raw, other):
+                        text = f"{name} is given both inside and outside {wrapper}, with another value: give it once"
+                        raise bad_request(text, name)
                 hoisted |= found
         return hoisted
 
@@ -103,7 +110,11 @@ class FieldNames:
 
     def rename(self, fields: Mapping[str, Raw]) -> dict[str, str]:
         """Returns the other servers' names in `fields`, by our names. A null counts as absent."""
-        return {own: name for name, own in self._renamed.items() if name in fields and not is_null(fields[name])}
+        return {own: name for name, own in self._renamed.items() if self._is_given(name, fields)}
+
+    def _is_given(self, name: str, fields: Mapping[str, Raw]) -> bool:
+        raw = fields.get(name, NULL)
+        return not is_null(raw) and not any(_is_same(raw, value) for value in self._rules.neutral.get(name, ()))
 
     def _refuse(self, name: str, raw: Raw) -> None:
         if not is_null(raw) and not any(_is_same(raw, neutral) for neutral in self._rules.refused[name]):
@@ -114,9 +125,9 @@ class FieldNames:
         if self._unknown.is_strict:
             raise unknown_field(name, own)
         same = [other for other in (own, *self._renamed) if self._renamed.get(other, other) == own]
-        given = [other for other in same if other in fields and not is_null(fields[other])]
-        if len(given) > 1 and name in given:
-            raise bad_request(f"{' and '.join(given)} mean the same: give one of them", name)
+        given = [other for other in same if self._is_given(other, fields)]
+        if name in given and not all(agree(fields[name], fields[other]) for other in given):
+            raise bad_request(f"{' and '.join(given)} mean the same and have different values: give one of them", name)
 
     def _ignore(self, name: str) -> str:
         if name in self._rules.foreign:
@@ -153,9 +164,22 @@ def is_null(raw: Raw) -> bool:
     return bytes(memoryview(raw)[:5]) == b"null"
 
 
+def agree(one: Raw, other: Raw) -> bool:
+    """True if two values are the same, however their numbers and spaces are written."""
+    if bytes(one) == bytes(other):
+        return True
+    if max(memoryview(one).nbytes, memoryview(other).nbytes) > MAX_COMPARED_BYTES:
+        return False
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        return _is_same(one, msgspec.json.decode(other))
+    return False
+
+
 def _is_same(raw: Raw, neutral: Any) -> bool:
+    if memoryview(raw).nbytes > MAX_COMPARED_BYTES:
+        return False
     try:
         value = msgspec.json.decode(raw)
-    except msgspec.DecodeError:  # it contains a number too large for a float
+    except (msgspec.DecodeError, RecursionError):  # it contains a number too large for a float
         return False
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

@@ -34,6 +34,8 @@ class EventWriter(Protocol):
     content_type: ClassVar[bytes] = sse.CONTENT_TYPE
     keep_alive: ClassVar[bytes] = sse.KEEP_ALIVE
     """Written after a long silence."""
+    splits_lines: ClassVar[bool] = False
+    """Each line is an HTTP chunk of its own, for clients that parse a chunk as one document."""
 
     def tokens(self, generation: Generation) -> bytes:
         """Takes the tokens of one step and returns their events, preceded by the opening events of the choice."""
@@ -157,7 +159,10 @@ class EventStream:
                 await write_head(send, trace, self._events.content_type)
             self.wrote_s = time.monotonic()
             self.is_writing = True
-            await write_body(send, frames, is_last=is_last)
+            lines = frames.splitlines(keepends=True) if self._events.splits_lines else [frames]
+            for line in lines[:-1]:
+                await write_body(send, line, is_last=False)
+            await write_body(send, lines[-1], is_last=is_last)
             self.is_writing = False
 
     def _next_frames(self) -> bytes:

@@ -23,6 +23,13 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     strict_fields: Annotated[
         bool, Meta(description="refuse bodies with fields that are not known here, also those of other servers' APIs")
     ] = False
+    allow_additional_properties: Annotated[
+        bool,
+        Meta(
+            description="in structured output, objects may have properties that their JSON schema does not name, "
+            "unless it forbids them (default: only if it allows them)"
+        ),
+    ] = False
     request_timeout_s: (
         Annotated[
             float,

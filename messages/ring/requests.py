@@ -12,13 +12,12 @@ from messages.columns import Float32s, Int32s
 from messages.ring.adapters import Adapter
 from messages.ring.cache import CacheQuestion
 from messages.ring.infill import Infill
+from messages.ring.pooling import Pooling
 
 AbortReason = Literal["abort", "timeout"]
 TruncationSide = Literal["left", "right"]
 GrammarKind = Literal["json_schema", "regex", "choice", "lark", "structural_tag", "calls", "llguidance", "thought"]
 ThoughtPlace = Literal["before", "inside", "behind"]
-PoolingKind = Literal["embed", "token_embed", "classify", "labels"]
-PoolingWay = Literal["last", "cls", "mean", "weighted_mean", "max"]
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables by which chat templates switch reasoning on or off. A template reads at most one of them."""
@@ -82,6 +81,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
     If `calls` is set (the JSON of a `CallGrammar`), the output may be those calls instead. `thought`, added by the
     tokenizer, comes before either. The kind "thought" only limits the reasoning: its text is empty and `limit` is set.
+    `closes_objects`: objects have no properties but those of their JSON schemas (`None`: the server's default).
     """
 
     kind: GrammarKind
@@ -91,6 +91,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     calls: str = ""
     thought: Thought | None = None
     limit: ThoughtLimit | None = None
+    closes_objects: bool | None = None
 
 
 class Dry(msgspec.Struct, frozen=True, array_like=True):
@@ -108,30 +109,6 @@ class Dry(msgspec.Struct, frozen=True, array_like=True):
     penalty_last_n: int
     sequence_breakers: tuple[str, ...]
     breaker_ids: Int32s = b""
-
-
-class Pooling(msgspec.Struct, frozen=True, array_like=True):
-    """Requests numbers that are computed from a prompt's hidden states, with `max_tokens` 0.
-
-    `embed`: one vector, reduced to its first `dimensions` (0: all), then normalized if `normalizes` (`None`: as the
-    model's files say). `token_embed`: such a vector of each token. `classify`: the logits of the model's classification
-    head. `labels`: the logprobs of `label_ids` (int32) as the next token, under the whole vocabulary; the tokenizer
-    appends the ids of `label_texts`, each of which must be one token.
-
-    The frontend sets what depends on the model: `way`, by which the hidden states of `embed` and `classify` become one,
-    and `is_whole`, if tokens also attend to later ones, so that the prompt must be computed in one step. The tokenizer
-    sets `second_start`: from this position on, tokens belong to the second text (0: there is none, or the model does
-    not distinguish them).
-    """
-
-    kind: PoolingKind
-    dimensions: int = 0
-    normalizes: bool | None = None
-    label_ids: Int32s = b""
-    label_texts: tuple[str, ...] = ()
-    way: PoolingWay = "last"
-    is_whole: bool = False
-    second_start: int = 0
 
 
 YIELDING_PRIORITY = 100
@@ -243,10 +220,12 @@ class Truncation(msgspec.Struct, frozen=True, array_like=True):
     """Truncates a longer prompt to `num_tokens`, on the left (keeps the last tokens) or on the right.
 
     -1 keeps as many tokens as leave room for `max_tokens` in the context or, if `max_tokens` fills it, for one token.
+    `drops_messages`: only a prompt that does not fit the context; a chat first loses its oldest turns.
     """
 
     num_tokens: int
     side: TruncationSide = "left"
+    drops_messages: bool = False
 
 
 class Sibling(msgspec.Struct, frozen=True, array_like=True):

@@ -12,7 +12,8 @@ import msgspec
 
 from messages.columns import FLOAT32, INT32, INT64, num_int32, pack_int32, unpack_int32
 from messages.ring.axes import Axis, Column
-from messages.ring.requests import FramesLost, PoolingWay
+from messages.ring.pooling import PoolingWay
+from messages.ring.requests import FramesLost
 
 Phase = Literal["prefill", "decode", "mixed"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from messages.columns import pack_float32, pack_int32, unpack_float32, unpack_int32
-from messages.ring.requests import Pooling, PoolingWay
+from messages.ring.pooling import Pooling, PoolingWay
 from messages.ring.steps import POOLED_KINDS, POOLING_WAYS, Batch, PooledColumns
 
 POOLINGS = (

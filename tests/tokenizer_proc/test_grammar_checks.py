@@ -6,9 +6,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from messages.columns import pack_int32
+from messages.config.http import HttpConfig
 from messages.config.server import Config, ModelFacts, SchedulingConfig
 from messages.errors import ErrorInfo
 from messages.ring.replies import UserReply
@@ -39,9 +41,11 @@ SLOW_GBNF = "\n".join(["root ::= r0", *RULES, 'r9000 ::= "a"'])
 class Checks:
     """Grammar checks with their main loop."""
 
-    def __init__(self, timeout_s: float = TIMEOUT_S):
+    def __init__(self, timeout_s: float = TIMEOUT_S, http: HttpConfig | None = None):
         self._woken = threading.Event()
-        config = Config(scheduling=SchedulingConfig(grammar_timeout_s=timeout_s), facts=FACTS)
+        config = Config(
+            scheduling=SchedulingConfig(grammar_timeout_s=timeout_s), http=http or HttpConfig(), facts=FACTS
+        )
         self.checks = GrammarChecks(config, self._woken.set)
 
     def start(self, uid: int, grammar: Grammar, attempt: int = 0) -> None:
@@ -118,7 +122,7 @@ def test_choices_of_a_request_and_later_requests_share_a_check(monkeypatch: pyte
 
     def check(self: GrammarChild, grammar: Grammar, timeout_s: float) -> GrammarCheck:
         checked.append(grammar)
-        return GrammarCheck(error=ErrorInfo(400, "bad")) if grammar == schema("bad") else GrammarCheck(grammar)
+        return GrammarCheck(error=ErrorInfo(400, "bad")) if grammar.text == "bad" else GrammarCheck(grammar)
 
     monkeypatch.setattr(GrammarChild, "check", check)
     checks = Checks()
@@ -128,7 +132,7 @@ def test_choices_of_a_request_and_later_requests_share_a_check(monkeypatch: pyte
     assert checks.error(64, schema("bad")) == ErrorInfo(400, "bad")
     assert checks.error(65, schema("good")) is None
     assert checks.error(66, schema("good")) is None
-    assert checked == [schema("bad"), schema("good")]
+    assert [grammar.text for grammar in checked] == ["bad", "good"]
 
 
 def test_a_grammar_that_takes_too_long_is_refused_and_one_that_waited_may_come_again(
@@ -170,3 +174,26 @@ def test_a_child_that_does_not_reply_is_ended() -> None:
         child.check(schema(SLOW_SCHEMA), 0.01)
     assert child.check(schema({}), TIMEOUT_S).error is None
     child.close()
+
+
+def test_objects_are_closed_as_the_server_says_unless_the_request_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[bool | None] = []
+
+    def check(self: GrammarChild, grammar: Grammar, timeout_s: float) -> GrammarCheck:
+        checked.append(grammar.closes_objects)
+        return GrammarCheck(grammar)
+
+    monkeypatch.setattr(GrammarChild, "check", check)
+    for allows in (False, True):
+        checks = Checks(http=HttpConfig(allow_additional_properties=allows))
+        for uid, asked in enumerate((None, False, True)):
+            checks.error(uid, msgspec.structs.replace(schema(f"{uid}"), closes_objects=asked))
+        checks.checks.close()
+    assert checked == [True, False, True, False, False, True]
+
+
+def test_the_refusal_of_a_one_of_says_what_a_request_can_do(checks: Checks) -> None:
+    error = checks.error(900, schema({"oneOf": [{"type": "integer"}, {"type": "number"}]}))
+    assert error is not None
+    assert "use anyOf" in error.message
+    assert "coerce_one_of" not in error.message

@@ -39,6 +39,7 @@ class Reader(PromptReader):
 
     def read_all(self, message: TokenizeMsg) -> list[UserMsg]:
         text = message.prompt_text if message.chat is None else self._templates.render(message.chat)
+        text = None if text is None else self.shorten(message, text, self._templates.render)
         return [*self.read(message, text, begun_ns=1)]
 
 
@@ -296,3 +297,55 @@ def test_what_the_texts_of_parameters_become_is_kept_for_the_next_prompt():
         assert (params.seed, params.max_tokens) == (seed, max_tokens)
         assert params.bad_word_ids
     assert calls == ["ab", "x", " x", "cd"]
+
+
+def answer(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+TURNS_TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}"
+SYSTEM: dict[str, Any] = {"role": "system", "content": "S"}
+RESULT: dict[str, Any] = {"role": "tool", "content": "r", "tool_call_id": "c"}
+
+
+def shortened(*messages: dict[str, Any], num_tokens: int = 12, reader: Reader | None = None) -> str:
+    """Returns the prompt of a chat that may lose its oldest messages; the context has 16 tokens."""
+    reader = reader or reader_of(template=TURNS_TEMPLATE)
+    cut = Truncation(num_tokens, "left", drops_messages=True)
+    read = reader.read_one(msgspec.structs.replace(chat_message(chat(*messages)), truncation=cut))
+    return bytes(unpack_int32(read.input_ids).tolist()).decode()
+
+
+def test_a_chat_that_is_too_long_loses_its_oldest_turns() -> None:
+    turns = [message for letter in "bcdefgh" for message in (user(letter), answer(letter))]
+    assert shortened(SYSTEM, *turns[:6], user("z")) == "sSucacudaduz"
+    assert shortened(SYSTEM, *turns, user("z"), num_tokens=15) == "sSugaguhahuz"
+    assert shortened(SYSTEM, *turns, user("z"), num_tokens=9) == "sSuhahuz"
+    assert shortened(SYSTEM, user("b"), answer("b"), user("0123456789")) == "sSu0123456789"
+    assert shortened(user("b"), answer("b"), user("z")) == "ubabuz", "it fits"
+
+
+def test_the_newest_turn_stays_whole_if_it_fits_the_context() -> None:
+    assert shortened(SYSTEM, user("a"), user("0123456789ab")) == "sSu0123456789ab"
+    assert shortened(SYSTEM, user("aaa"), user("b"), answer("c"), RESULT, answer("d"), RESULT) == "sSubactradtr"
+
+
+def test_the_newest_message_is_cut_if_it_does_not_fit() -> None:
+    assert shortened(SYSTEM, user("a"), user(LONG)) == LONG[-12:]
+    cut = Truncation(12, "left", drops_messages=True)
+    for text, kept in ((LONG, LONG[-12:]), (LONG[:15], LONG[:15]), (LONG[:16], LONG[4:16])):
+        read = reader_of().read_one(prompt(text, truncation=cut))
+        assert bytes(unpack_int32(read.input_ids).tolist()).decode() == kept
+
+
+def test_the_work_to_shorten_a_chat_is_bounded_by_the_context() -> None:
+    num_chars_encoded = 0
+
+    def encode(text: str) -> list[int]:
+        nonlocal num_chars_encoded
+        num_chars_encoded += len(text)
+        return encode_letters(text)
+
+    reader = reader_of(encode, TURNS_TEMPLATE)
+    assert shortened(*[user("abcdefg")] * 30_000, user("z"), num_tokens=10, reader=reader) == "uabcdefguz"
+    assert num_chars_encoded <= 20 * MAX_MODEL_LEN * LONGEST

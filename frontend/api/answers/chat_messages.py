@@ -1,6 +1,6 @@
 """Chat messages: validation of roles and contents, and conversion to the prompt that the tokenizer renders."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -43,6 +43,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     thinking: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None
+    """The form of a call before tools; its result has the role "function"."""
 
     @property
     def text(self) -> str:
@@ -70,13 +72,27 @@ def make_chat_prompt(
         raise bad_request(
             "continue_final_message and add_generation_prompt cannot both be true", "continue_final_message"
         )
-    checked = [_checked(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    checked = [_checked(message, f"messages[{index}]") for index, message in enumerate(_with_tool_calls(messages))]
     return ChatPrompt(
         messages=msgspec.json.encode(checked),
         add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
         continue_final_message=bool(continue_final_message),
         template_kwargs=msgspec.json.encode(template_kwargs or {}),
     )
+
+
+def _with_tool_calls(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
+    """Yields the messages, calls of functions and their results as those of tools."""
+    call_id = ""
+    for index, message in enumerate(messages):
+        if message.function_call is not None:
+            call_id = f"call{index:05}"
+            call = {"id": call_id, "type": "function", "function": message.function_call}
+            yield msgspec.structs.replace(message, tool_calls=[call], function_call=None)
+        elif message.role == "function" and call_id:
+            yield msgspec.structs.replace(message, role="tool", tool_call_id=call_id)
+        else:
+            yield message
 
 
 def _checked(message: ChatMessage, where: str) -> ChatMessage:

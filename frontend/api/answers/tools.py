@@ -175,7 +175,7 @@ def choose_tools(tools: ToolUse, choice: Choice, model_format: ModelFormat, *, a
         return NO_TOOLS
     if not model_format.has_calls:
         raise bad_request(
-            "tools cannot be used: the model's chat template shows no known format of calls; name one with "
+            "the model does not support tools: its chat template shows no known format of calls; name one with "
             '--tool-call-parser when the server starts, or send "tool_choice": "none"',
             "tools",
             "not_supported",

@@ -9,12 +9,13 @@ from frontend.api.answers.chat_messages import MAX_MESSAGES
 from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.answers.thinking import template_kwargs
 from frontend.api.answers.tools import Choice, Name, NamedChoice, ToolFunction, ToolUse, list_tools
-from frontend.api.answers.turns import BETWEEN_TEXTS, UNREAD, Turns
+from frontend.api.answers.turns import Turns
+from frontend.api.anthropic.content import Content, ContentBlock, read_result, read_text, text_of, unreadable
 from frontend.api.anthropic.errors import THREAD
 from frontend.api.parameters.generation_body import ModelFields, check_shown, truncation_of
 from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
 from frontend.api.parameters.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, StopStrings
-from messages.errors import RequestError, bad_request
+from messages.errors import bad_request
 from messages.ring.requests import THINKING_SWITCHES
 
 T = TypeVar("T")
@@ -29,9 +30,6 @@ ROLES = ("user", "assistant", "system")
 UNSHOWN_BLOCKS = frozenset({"redacted_thinking"})
 """Blocks that only their issuer can read; they are left out."""
 
-UNREAD_BLOCKS = frozenset({"image", "document"})
-"""Blocks that a tool result may have but the model cannot read."""
-
 BILLING = "x-anthropic-billing-header:"
 """The beginning of a system block that Claude Code writes for its own server. It differs between sessions, so the text
 after it would never be found in the prefix cache. Such blocks are left out."""
@@ -41,29 +39,13 @@ MIN_BUDGET_TOKENS = 1024
 
 MESSAGES_TEXT = (
     f"a list of messages, not empty and at most {MAX_MESSAGES}, each with a role (user or assistant) and a content (a "
-    "string or a list of blocks: text, tool_use, tool_result, thinking)"
+    "string or a list of blocks: text, document, search_result, tool_use, tool_result, thinking)"
 )
 TOOLS_TEXT = (
     "a list of tools, each an object with a name (1 to 128 letters, digits and _.-) and an input_schema (an object), "
     "which may have a description"
 )
 CHOICE_TEXT = 'an object with a type: "auto", "any", "none", or "tool" with a name'
-
-
-class ContentBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block as clients send it. Fields that chat templates do not read, such as `cache_control`, are dropped."""
-
-    type: str
-    text: str | None = None
-    thinking: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-    tool_use_id: str | None = None
-    content: str | list["ContentBlock"] | None = None
-
-
-Content = str | list[ContentBlock]
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -142,7 +124,7 @@ def make_conversation(body: PromptFields, conversations: Conversations) -> Conve
         params = msgspec.structs.replace(params, grammar=grammar)
     turns = Turns()
     if body.system is not None:
-        turns.say("system", _text(_without_billing(body.system), "system"))
+        turns.say("system", read_text(_without_billing(body.system), "system"))
     for index, message in enumerate(body.messages):
         _add(turns, message, f"messages[{index}]")
     if not turns.messages:
@@ -197,8 +179,6 @@ def _add(turns: Turns, message: Message, where: str) -> None:
 
 def _add_block(turns: Turns, role: str, block: ContentBlock, where: str) -> None:
     match block.type:
-        case "text":
-            turns.say(role, _needed(block.text, f"{where}.text"))
         case "thinking" if role == "assistant":
             turns.think(_needed(block.thinking, f"{where}.thinking"))
         case "tool_use" if role == "assistant":
@@ -206,13 +186,16 @@ def _add_block(turns: Turns, role: str, block: ContentBlock, where: str) -> None
             turns.call(_needed(block.id, f"{where}.id"), name, _needed(block.input, f"{where}.input"))
         case "tool_result" if role == "user":
             call_id = _needed(block.tool_use_id, f"{where}.tool_use_id")
-            turns.result(call_id, _text(_read_result(block.content or ""), f"{where}.content"))
+            turns.result(call_id, read_result(block.content or "", f"{where}.content"))
         case "thinking" | "tool_use" | "tool_result":
             raise bad_request(f"{where}: a block of type {block.type} cannot be in a message of the {role}", "messages")
-        case kind if kind not in UNSHOWN_BLOCKS:
-            raise _unsupported(kind, where)
-        case _:
+        case kind if kind in UNSHOWN_BLOCKS:
             pass
+        case _:
+            text = text_of(block, where)
+            if text is None:
+                raise unreadable(block, where)
+            turns.say(role, text)
 
 
 def _without_billing(system: Content) -> Content:
@@ -221,32 +204,10 @@ def _without_billing(system: Content) -> Content:
     return [block for block in system if not (block.text or "").startswith(BILLING)]
 
 
-def _read_result(content: Content) -> Content:
-    if isinstance(content, str):
-        return content
-    return [ContentBlock(type="text", text=UNREAD) if block.type in UNREAD_BLOCKS else block for block in content]
-
-
-def _text(content: Content, where: str) -> str:
-    """Returns a text, or text blocks, as one string."""
-    if isinstance(content, str):
-        return content
-    for index, block in enumerate(content):
-        if block.type != "text":
-            raise _unsupported(block.type, f"{where}[{index}]")
-        _needed(block.text, f"{where}[{index}].text")
-    return BETWEEN_TEXTS.join(block.text or "" for block in content)
-
-
 def _needed(value: T | None, where: str) -> T:
     if value is None:
         raise bad_request(f"{where} is required", where.partition("[")[0])
     return value
-
-
-def _unsupported(kind: str, where: str) -> RequestError:
-    text = f"{where}: a block of type {kind[:60]!r} is not supported, the model reads text only"
-    return bad_request(text, where.partition("[")[0], "not_supported")
 
 
 def _tools(body: PromptFields) -> ToolUse:

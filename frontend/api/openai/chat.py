@@ -9,10 +9,12 @@ from starlette.requests import Request
 from frontend.api.answers.chat_messages import Messages
 from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.answers.thinking import ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
-from frontend.api.answers.tools import CHOICE_TEXT, TOOLS_TEXT, check_tools, read_choice
+from frontend.api.answers.tools import CHOICE_TEXT, TOOLS_TEXT, Choice, ToolUse, check_tools, read_choice
 from frontend.api.openai.beam_search import check_choices, whole_reply
 from frontend.api.openai.body import OpenAiFields, OpenAiReader, check_num_choices, view_fields
 from frontend.api.openai.chat_reply import ChatEvents, ChatView
+from frontend.api.openai.functions import CHOICE_TEXT as FUNCTION_TEXT
+from frontend.api.openai.functions import FUNCTIONS_TEXT, read_function_choice, read_functions
 from frontend.api.parameters.generation_body import name_rules, truncation_of
 from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Switch
 from frontend.http.field_names import UnknownFields
@@ -35,13 +37,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
 }
 
-Choice = Annotated[str | dict[str, Any] | None, Meta(description='"none", "auto" or an object')]
-Functions = Annotated[list[Any] | None, Meta(description="a list")]
-
 
 class ChatBody(OpenAiFields, frozen=True, kw_only=True):
-    """`functions`, the predecessor of `tools`, is accepted with `function_call` "none"; the model does not see them."""
-
     messages: Messages
     max_completion_tokens: AtLeastOne = None
     logprobs: Switch = None
@@ -56,8 +53,8 @@ class ChatBody(OpenAiFields, frozen=True, kw_only=True):
     tools: Annotated[list[Any] | None, Meta(description=TOOLS_TEXT)] = None
     tool_choice: Annotated[str | dict[str, Any] | None, Meta(description=CHOICE_TEXT)] = None
     parallel_tool_calls: Switch = None
-    functions: Functions = None
-    function_call: Choice = None
+    functions: Annotated[list[Any] | None, Meta(description=FUNCTIONS_TEXT)] = None
+    function_call: Annotated[str | dict[str, Any] | None, Meta(description=FUNCTION_TEXT)] = None
 
 
 class ChatApi:
@@ -89,13 +86,10 @@ class ChatApi:
 
     def _conversation(self, body: ChatBody) -> Conversation:
         """Raises `RequestError` (400)."""
-        _check_functions(body)
         if body.top_logprobs and not body.logprobs:
             raise bad_request("top_logprobs need logprobs to be true", "top_logprobs")
-        allows_parallel_calls = body.parallel_tool_calls is not False
-        tools = self._conversations.choose_tools(
-            check_tools(body.tools), read_choice(body.tool_choice), allows_several=allows_parallel_calls
-        )
+        allows_parallel_calls = body.parallel_tool_calls is not False and not body.functions
+        tools = self._conversations.choose_tools(*_tools(body), allows_several=allows_parallel_calls)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         params = self._conversations.make_params(msgspec.structs.replace(body, max_tokens=max_tokens))
         num_choices = body.n or 1
@@ -135,15 +129,16 @@ class ChatApi:
             role=role,
             echoed=last.text if body.echo and last.role == role else "",
             has_logprobs=bool(body.logprobs),
+            has_functions=bool(body.functions),
         )
 
 
-def _check_functions(body: ChatBody) -> None:
-    """Raises `RequestError` (400) if the model would have to see `functions`."""
-    choice = body.function_call
-    if body.functions and choice != "none":
-        raise bad_request(
-            'functions are not supported, unless function_call is "none"; send tools', "functions", "not_supported"
-        )
-    if choice not in (None, "none", "auto"):
-        raise bad_request('function_call must be "none" or "auto": there are no functions', "function_call")
+def _tools(body: ChatBody) -> tuple[ToolUse, Choice]:
+    """Raises `RequestError` (400)."""
+    choice = read_function_choice(body.function_call, has_functions=bool(body.functions))
+    if not body.functions:
+        return check_tools(body.tools), read_choice(body.tool_choice)
+    for name in ("tools", "tool_choice"):
+        if getattr(body, name):
+            raise bad_request(f"{name} cannot be combined with functions: give one of them", name)
+    return read_functions(body.functions), choice

@@ -49,6 +49,8 @@ class ChatDelta(msgspec.Struct, frozen=True):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: FunctionDelta | UnsetType = UNSET
+    """In place of `tool_calls`, for a client that sends `functions`."""
 
 
 class ChatAnswer(msgspec.Struct, frozen=True):
@@ -60,6 +62,7 @@ class ChatAnswer(msgspec.Struct, frozen=True):
     reasoning: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType | None = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
 
 
 def chat_delta(event: BlockEvent) -> ChatDelta | None:
@@ -97,7 +100,7 @@ def make_answer(answer: AnswerBlocks, role: str, begun: str) -> ChatAnswer:
     )
 
 
-ChatFinishReason = FinishReason | Literal["tool_calls"]
+ChatFinishReason = FinishReason | Literal["tool_calls", "function_call"]
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,10 +150,14 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatView(ReplyView, frozen=True, kw_only=True):
-    """What a client requests of its chat. `echoed`: the continued message, which precedes the text."""
+    """What a client requests of its chat. `echoed`: the continued message, which precedes the text.
+
+    `has_functions`: a call has the form that it had before tools.
+    """
 
     role: str
     echoed: str
+    has_functions: bool = False
 
     def whole(self, answers: Sequence[AnswerBlocks]) -> ChatCompletion:
         """Takes the output of `answers`, which have ended, and returns the reply."""
@@ -187,7 +194,7 @@ class ChatView(ReplyView, frozen=True, kw_only=True):
         """
         index = answer.generation.index
         events = answer.take_step() if final is None else answer.take_rest(final)
-        deltas = [delta for delta in map(chat_delta, events) if delta is not None]
+        deltas = [self._formed(delta) for delta in map(chat_delta, events) if delta is not None]
         if (final is not None and answer.rules is not None) or not (deltas or (final is None and self.is_plain)):
             deltas.append(ChatDelta("" if final is None and answer.rules is None else UNSET))
         if not deltas:
@@ -196,7 +203,7 @@ class ChatView(ReplyView, frozen=True, kw_only=True):
             index=index,
             delta=deltas.pop(),
             logprobs=self._logprobs(answer),
-            finish_reason=None if final is None else _finish_reason(final, answer),
+            finish_reason=None if final is None else self._finish_reason(final, answer),
             stop_reason=UNSET if final is None else final.stop_reason,
             token_ids=answer.token_ids if self.has_token_ids else UNSET,
         )
@@ -208,12 +215,27 @@ class ChatView(ReplyView, frozen=True, kw_only=True):
             pass
         return ChatChoice(
             index=answer.generation.index,
-            message=make_answer(answer, self.role, self.echoed),
+            message=self._message(answer),
             logprobs=self._logprobs(answer),
-            finish_reason=_finish_reason(final, answer),
+            finish_reason=self._finish_reason(final, answer),
             stop_reason=final.stop_reason,
             token_ids=answer.token_ids if self.has_token_ids else UNSET,
         )
+
+    def _message(self, answer: AnswerBlocks) -> ChatAnswer:
+        message = make_answer(answer, self.role, self.echoed)
+        if not self.has_functions or not message.tool_calls:
+            return message
+        return msgspec.structs.replace(message, function_call=message.tool_calls[0].function, tool_calls=UNSET)
+
+    def _formed(self, delta: ChatDelta) -> ChatDelta:
+        if not self.has_functions or not delta.tool_calls:
+            return delta
+        return ChatDelta(function_call=delta.tool_calls[0].function)
+
+    def _finish_reason(self, final: UserReply, answer: AnswerBlocks) -> ChatFinishReason:
+        reason = _finish_reason(final, answer)
+        return "function_call" if reason == "tool_calls" and self.has_functions else reason
 
     def _logprobs(self, answer: AnswerBlocks) -> ChatLogprobs | None:
         return self.names.chat(answer.logprobs) if self.has_logprobs else None

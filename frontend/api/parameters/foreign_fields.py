@@ -1,5 +1,7 @@
 """Field names of other servers' APIs that ours does not have."""
 
+from typing import Any
+
 RENAMED = {
     "max_new_tokens": "max_tokens",  # TGI, SGLang, transformers
     "min_new_tokens": "min_tokens",  # SGLang, transformers
@@ -10,8 +12,15 @@ RENAMED = {
     "sampling_seed": "seed",  # SGLang
     "typical": "typical_p",  # KoboldCpp
     "dry_range": "dry_penalty_last_n",  # Aphrodite
+    "regex": "guided_regex",  # SGLang
+    "ebnf": "guided_grammar",  # SGLang
+    "grammar": "guided_grammar",  # llama.cpp, KoboldCpp
+    "json_schema": "guided_json",  # SGLang, llama.cpp
 }
 """Other servers' names for fields of ours with exactly the same meaning."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {"regex": ("",), "ebnf": ("",), "grammar": ("",), "json_schema": ("", {})}
+"""Values of these names by which clients set no constraint."""
 
 _OF_SERVERS = {
     "llama.cpp": """

@@ -7,7 +7,7 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from frontend.api.parameters.adapter_names import find_adapter
-from frontend.api.parameters.foreign_fields import FOREIGN, RENAMED
+from frontend.api.parameters.foreign_fields import FOREIGN, NEUTRAL, RENAMED
 from frontend.api.parameters.grammar import GrammarFields
 from frontend.api.parameters.sampling import MAX_INT32, SamplingFields, Switch
 from frontend.http.body import BodyDecoder, DecodedBody, read_body
@@ -20,10 +20,6 @@ from messages.ring.requests import SamplingParams, Truncation, TruncationSide
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "structural_tag": (),
-    "grammar": ("",),
-    "json_schema": ({},),
-    "regex": ("",),
-    "ebnf": ("",),
     "format": ("",),
     "guided_whitespace_pattern": (),
     "image_data": ([],),
@@ -151,7 +147,7 @@ def truncation_of(body: GenerationFields, params: SamplingParams, max_model_len:
 
 def name_rules(refused: dict[str, tuple[Any, ...]], ignored: Sequence[str] = ()) -> NameRules:
     """Returns how an endpoint that generates treats unknown fields; `refused` extends `REFUSED`."""
-    return NameRules({**REFUSED, **refused}, (*IGNORED, *ignored), RENAMED, FOREIGN, CONSTRAINTS)
+    return NameRules({**REFUSED, **refused}, (*IGNORED, *ignored), RENAMED, FOREIGN, CONSTRAINTS, NEUTRAL)
 
 
 def check_model(facts: ModelFacts, name: str | None) -> None:

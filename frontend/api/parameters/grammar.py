@@ -1,5 +1,6 @@
 """Constraints on the answer: the fields of OpenAI's and vLLM's APIs, converted to one grammar."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -20,7 +21,7 @@ Choices = Annotated[list[NonEmpty], Meta(min_length=1)]
 
 SCHEMA_TEXT = "a JSON schema (an object, true, or its text)"
 CHOICES_TEXT = "a list of strings, neither it nor any of them empty"
-FORMAT_TEXT = 'an object with a type: "text", "json_object", "json_schema" or "structural_tag"'
+FORMAT_TEXT = 'an object with a type: "text", "json_object", "json_schema", "json" or "structural_tag"'
 SCHEMA_FORMAT_TEXT = '"json_schema": {"name": …, "schema": …}'
 OUTPUTS_TEXT = "an object with one of json, regex, choice, grammar, json_object and structural_tag"
 
@@ -37,22 +38,27 @@ class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`structures`, `triggers` and `format` belong to a structural tag.
 
-    The last four fields belong in `json_schema` and are refused here.
+    Clients of other servers write the schema as `schema` or `value` next to any type of JSON ("json" is TGI's). The
+    last three fields have no effect.
     """
 
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    type: Literal["text", "json_object", "json_schema", "json", "structural_tag"]
     json_schema: SchemaFormat | None = None
     structures: Raw = msgspec.field(default_factory=Raw)
     triggers: Raw = msgspec.field(default_factory=Raw)
     format: Raw = msgspec.field(default_factory=Raw)
     schema: Raw = msgspec.field(default_factory=Raw)
+    value: Raw = msgspec.field(default_factory=Raw)
     name: Raw = msgspec.field(default_factory=Raw)
     strict: Raw = msgspec.field(default_factory=Raw)
     description: Raw = msgspec.field(default_factory=Raw)
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """vLLM's object. `disable_fallback` has no effect: there is only one backend."""
+    """vLLM's object. `disable_fallback` has no effect: there is only one backend.
+
+    `disable_additional_properties` true or false: objects are closed, or left as the schema has them.
+    """
 
     json: Raw = msgspec.field(default_factory=Raw)
     regex: NonEmpty | None = None
@@ -67,7 +73,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class GrammarFields(msgspec.Struct, frozen=True, kw_only=True):
-    """All fields that set a grammar; a body may have one of them."""
+    """All fields that set a grammar; a body may have one of them, or several with the same value."""
 
     response_format: Annotated[ResponseFormat | None, Meta(description=FORMAT_TEXT)] = None
     structured_outputs: Annotated[StructuredOutputs | None, Meta(description=OUTPUTS_TEXT)] = None
@@ -91,9 +97,6 @@ def make_grammar(fields: GrammarFields) -> Grammar | None:
     The grammar itself is validated later, when the tokenizer compiles it.
     """
     outputs = fields.structured_outputs or StructuredOutputs()
-    if outputs.disable_additional_properties:
-        param = "structured_outputs.disable_additional_properties"
-        raise bad_request(f'{param} is not supported: set "additionalProperties": false in the schema', param)
     asked = [
         *_asked_by_format(fields.response_format),
         *_asked_by({f"structured_outputs.{name}": getattr(outputs, name) for name in KINDS}),
@@ -104,48 +107,57 @@ def make_grammar(fields: GrammarFields) -> Grammar | None:
     if _is_given(outputs.structural_tag):
         text = _text_of(outputs.structural_tag)
         asked.append(_GrammarField("structured_outputs.structural_tag", "structural_tag", text))
-    if fields.structured_outputs is not None and not any(each.param.startswith("structured_outputs") for each in asked):
+    if fields.structured_outputs is not None and not asked:
         raise bad_request(f"structured_outputs must be {OUTPUTS_TEXT}: none of them is given", "structured_outputs")
-    if len(asked) > 1:
-        names = " and ".join(each.param for each in asked)
-        raise bad_request(f"{names} each constrain the answer: give one of them", asked[1].param)
     if not asked:
         return None
     (param, kind, text) = asked[0]
     if len(text) > MAX_GRAMMAR_BYTES:
         raise bad_request(f"{param} may have at most {MAX_GRAMMAR_BYTES} characters, got {len(text)}", param)
+    for other in asked[1:]:
+        if other.kind != kind or not _agree(other.text, text):
+            names = " and ".join(each.param for each in asked)
+            text = f"{names} each constrain the answer, and not in the same way: give one of them"
+            raise bad_request(text, other.param)
     whitespace = "" if outputs.disable_any_whitespace else outputs.whitespace_pattern
-    return Grammar(kind, text, param, whitespace)
+    return Grammar(kind, text, param, whitespace, closes_objects=outputs.disable_additional_properties)
 
 
 def _asked_by_format(response_format: ResponseFormat | None) -> list[_GrammarField]:
     param = "response_format"
     if response_format is None:
         return []
-    for name in ("schema", "name", "strict", "description"):
-        if _is_given(getattr(response_format, name)):
-            missing = "json_schema is missing" if response_format.json_schema is None else f"{name} is not taken"
-            text = f'{missing}: {name} belongs in json_schema, as in {{"type": "json_schema", {SCHEMA_FORMAT_TEXT}}}'
-            raise bad_request(f"response_format.{text}", "response_format.json_schema")
+    schemas = {name: raw for name in ("schema", "value") if _is_given(raw := getattr(response_format, name))}
+    if response_format.type in ("text", "structural_tag") and schemas:
+        name = next(iter(schemas))
+        text = f'{param}.{name} is not for the type "{response_format.type}": set "type": "json_schema"'
+        raise bad_request(text, f"{param}.{name}")
     if response_format.type == "text":
         return []
-    if response_format.type == "json_object":
-        return [_GrammarField(param, "json_schema", ANY_OBJECT)]
-    if response_format.type == "json_schema":
-        schema = response_format.json_schema
-        if schema is None:
-            text = f"response_format.json_schema is required with this type, as in {SCHEMA_FORMAT_TEXT}"
-            raise bad_request(text, "response_format.json_schema")
-        if not schema.name:
-            text = f"response_format.json_schema.name is required, as in {SCHEMA_FORMAT_TEXT}"
-            raise bad_request(text, "response_format.json_schema.name")
-        return [_GrammarField(param, "json_schema", _text_of(schema.schema))]
+    if response_format.type != "structural_tag":
+        return _asked_by_schemas(response_format, schemas)
     parts = {"structures": response_format.structures, "triggers": response_format.triggers}
     if not all(map(_is_given, parts.values())):
         raise bad_request(
             "response_format must have structures and triggers with this type (and no other format)", param
         )
     return [_GrammarField(param, "structural_tag", msgspec.json.encode(parts).decode())]
+
+
+def _asked_by_schemas(response_format: ResponseFormat, schemas: dict[str, Raw]) -> list[_GrammarField]:
+    """Returns a field for each place with a schema; `schemas` are those next to the type."""
+    param, named = "response_format", response_format.json_schema
+    if named is not None:
+        if not named.name:
+            text = f"{param}.json_schema.name is required, as in {SCHEMA_FORMAT_TEXT}"
+            raise bad_request(text, f"{param}.json_schema.name")
+        schemas = {"json_schema": named.schema, **schemas}
+    if not schemas and response_format.type == "json_schema":
+        text = f"{param}.json_schema is required with this type, as in {SCHEMA_FORMAT_TEXT}"
+        raise bad_request(text, f"{param}.json_schema")
+    texts = [_text_of(raw) for raw in schemas.values()]
+    is_any = response_format.type != "json_schema" and texts in ([], ["{}"])
+    return [_GrammarField(param, "json_schema", text) for text in ([ANY_OBJECT] if is_any else texts)]
 
 
 def _asked_by(given: dict[str, Raw | str | list[str] | None]) -> Iterator[_GrammarField]:
@@ -160,6 +172,14 @@ def _asked_by(given: dict[str, Raw | str | list[str] | None]) -> Iterator[_Gramm
                 yield _GrammarField(param, kind, _text_of(value))
             case _:
                 pass
+
+
+def _agree(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        return len(other) <= MAX_GRAMMAR_BYTES >= len(one) and msgspec.json.decode(one) == msgspec.json.decode(other)
+    return False
 
 
 def _is_given(raw: Raw) -> bool:

@@ -36,9 +36,6 @@ NEEDED_FIELDS = {
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_TYPES = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
-UNREAD_TYPES = frozenset({"input_image", "input_file"})
-"""Parts that a tool's output may have but the model cannot read."""
-
 REASONING_KEY = "sluice-reasoning:"
 """The prefix of reasoning that clients keep for us. The text is encoded, not encrypted."""
 
@@ -96,7 +93,7 @@ def read_items(given: str | list[Item]) -> list[Item]:
 
 def _checked(item: Item, where: str) -> Item:
     kind = item.kind
-    if kind in TEXT_TYPES or kind in UNREAD_TYPES:
+    if kind in TEXT_TYPES or kind in ("input_image", "input_file"):
         raise bad_request(f"{where}: {kind} is a part of a message, so it belongs in the content of one", "input")
     if kind not in ITEM_PREFIXES:
         raise bad_request(
@@ -113,7 +110,7 @@ def _checked(item: Item, where: str) -> Item:
             raise bad_request(f"{where}.{name} is required in an item of type {kind}", "input")
     for name, parts in (("content", item.content), ("summary", item.summary)):
         _check_parts(parts, f"{where}.{name}")
-    output = [part for part in item.output if part.type not in UNREAD_TYPES] if isinstance(item.output, list) else None
+    output = [part for part in item.output if _is_text(part)] if isinstance(item.output, list) else None
     _check_parts(output, f"{where}.output")
     content = item.content
     if kind == "message" and isinstance(content, str):
@@ -137,12 +134,16 @@ def _check_parts(parts: str | list[Part] | None, where: str) -> None:
             raise bad_request(f"{where}[{index}].text is required", "input")
         if part.type == "refusal" and part.refusal is None:
             raise bad_request(f"{where}[{index}].refusal is required", "input")
-        if part.type not in TEXT_TYPES and part.type != "refusal":
+        if not _is_text(part):
             raise bad_request(
                 f"{where}[{index}]: a part of type {part.type[:60]!r} is not supported, the model reads text only",
                 "input",
                 "not_supported",
             )
+
+
+def _is_text(part: Part) -> bool:
+    return part.type in TEXT_TYPES or part.type == "refusal"
 
 
 def make_turns(instructions: str | None, items: Iterable[Item]) -> Turns:
@@ -174,9 +175,7 @@ def _model_name(item: Item) -> str:
 
 def _text_of(content: str | list[Part] | None) -> str:
     if isinstance(content, list):
-        return BETWEEN_TEXTS.join(
-            UNREAD if part.type in UNREAD_TYPES else part.text or part.refusal or "" for part in content
-        )
+        return BETWEEN_TEXTS.join((part.text or part.refusal or "") if _is_text(part) else UNREAD for part in content)
     return content or ""
 
 

@@ -13,8 +13,13 @@ from frontend.api.answers.tools import AllowedChoice, Choice, Name, NamedChoice,
 from frontend.http.field_names import UnknownFields
 from messages.errors import bad_request
 
-UNSENT_TOOLS = frozenset({"web_search", "web_search_preview", "tool_search"})
-"""Tools that clients send with every request, to any server; the model does not see them."""
+UNSENT_TOOLS = frozenset(
+    {
+        *("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
+        *("file_search", "code_interpreter", "image_generation", "tool_search"),
+    }
+)
+"""Tools that OpenAI's server runs. Clients send them with every request, to any server; the model does not see them."""
 
 TOOLS_TEXT = (
     'a list of tools, each an object with a type ("function", "custom" or "namespace") and a name (1 to 128 letters, '

@@ -81,7 +81,7 @@ def test_an_unknown_model_is_refused_in_the_form_of_its_api(run: RouterRun, path
     text = "The model `c` does not exist: the models are a, b"
     fields = reply.json()
     if not expected:
-        assert fields == {"error": text}
+        assert fields == {"error": "model 'c' not found: the models are a, b"}
         return
     assert fields["error"].pop("message") == text
     assert fields == expected
@@ -330,6 +330,19 @@ def test_keep_alive_of_a_request_unloads_its_model(run: RouterRun):
     assert run.asked.empty()
     reply = run.client.post("/api/generate", json={"model": "a", "keep_alive": "soon"})
     assert reply.status_code == 400
+
+
+def test_lines_arrive_in_chunks_of_their_own(run: RouterRun):
+    """Some of Ollama's clients parse each chunk as one document."""
+    server = run.load("a")
+    head = CHUNKED.replace(b"text/event-stream", b"application/x-ndjson")
+    with run.ask({"model": "a", "prompt": "x"}, "/api/generate", is_streamed=True) as asked:
+        arrived = server.take()
+        arrived.send(head + chunk(b"{1}\n") + chunk(b"{2}\n") + chunk(b"{3"))
+        pieces = asked.pieces()
+        assert [next(pieces), next(pieces)] == [b"{1}\n", b"{2}\n"]
+        arrived.answer(chunk(b"}\n{4}\n") + chunk(b"5") + LAST_CHUNK)
+        assert [*pieces] == [b"{3}\n", b"{4}\n", b"5"]
 
 
 def test_a_request_that_only_looks_neither_loads_a_model_nor_keeps_it(run: RouterRun):

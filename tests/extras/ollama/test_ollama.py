@@ -119,8 +119,7 @@ def test_a_raw_prompt_sees_no_template_and_a_format_is_a_grammar(server: Fronten
         grammar = message.sampling_params.grammar
         assert (message.prompt_text, message.chat) == ("hi", None)
         assert grammar is not None
-        sent = json.loads(grammar.text)
-        assert sent["additionalProperties"] is sent["properties"]["a"]["additionalProperties"] is False
+        assert (json.loads(grammar.text), grammar.closes_objects) == (schema, None)
         play(server, message)
         assert call.json()["response"] == "Yes."
 
@@ -152,16 +151,35 @@ def test_logprobs_are_in_the_line_of_their_tokens(server: FrontendRun):
 
 
 def test_a_body_without_a_prompt_loads_or_unloads_nothing(server: FrontendRun):
-    for body, reason in (({}, "load"), ({"keep_alive": 0}, "unload")):
+    kept = [({"keep_alive": value}, "load") for value in (None, -1, 3.5, "5m", "-1", "1h30m", "1.5h", "90")]
+    left = [({"keep_alive": value}, "unload") for value in (0, 0.0, "0", "0s", "0h0m", ".0")]
+    for body, reason in (({}, "load"), *kept, *left):
         for path in ("/api/chat", "/api/generate"):
             reply = server.client.post(path, json={"model": "m:latest", **body}).json()
-            assert (reply["done"], reply["done_reason"], reply["model"]) == (True, reason, "m")
+            assert (reply["done"], reply["done_reason"], reply["model"]) == (True, reason, "m:latest")
 
 
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
-        ({"model": "other", "messages": [USER]}, 404, "does not exist"),
+        ({"model": "other", "messages": [USER]}, 404, "model 'other' not found"),
+        ({"model": "m", "name": "n", "messages": [USER]}, 400, "model and name mean the same"),
+        ({"model": "m", "messages": [{**USER, "role": "banana"}]}, 400, "messages[0].role must be one of system, "),
+        ({"model": "m", "messages": [{**USER, "role": ""}]}, 400, "messages must be a list"),
+        *(
+            ({"model": "m", "messages": messages, "keep_alive": value}, 400, "keep_alive must be a number of seconds")
+            for value in ("long", "5 m", "", "1" * 60 + "x", "1" * 33, True, [], "5m3")
+            for messages in ([], [USER])
+        ),
+        *(
+            ({"model": "m", "messages": messages, "options": {"num_ctx": value}}, 400, "num_ctx must be a whole number")
+            for value in ("4k", -1, 1.5, 2**63, True, 1e300)
+            for messages in ([], [USER])
+        ),
+        ({"model": "m", "messages": [USER], "options": {"num_gpu": "all"}}, 400, "num_gpu must be a whole number"),
+        ({"model": "m", "messages": [USER], "options": {"use_mmap": 3}}, 400, "use_mmap must be true or false"),
+        ({"model": "m", "messages": [USER], "think": 1}, 400, "think must be true, false"),
+        ({"model": "m", "messages": [USER], "think": {}}, 400, "think must be true, false"),
         ({"messages": [USER]}, 400, "model is required"),
         ({"model": "m", "messages": [{**USER, "images": ["aGk="]}]}, 400, "messages[0].images: the model reads text"),
         ({"model": "m", "messages": [USER], "options": {"temperature": 9}}, 400, "temperature must be a number in"),
@@ -216,4 +234,74 @@ def test_models_cannot_be_pulled_here(server: FrontendRun):
 def test_its_clients_find_the_server_and_its_models(server: FrontendRun):
     assert server.client.get("/", headers={"User-Agent": "ollama-python/0.6"}).text == "Ollama is running"
     assert "html" in server.client.get("/").headers["content-type"]
-    assert server.client.get("/api/version").json()["version"]
+    version = server.client.get("/api/version").json()["version"]
+    assert [*map(int, version.split("."))] >= [0, 6, 4]
+
+
+def test_the_model_is_echoed_as_it_is_asked_for(server: FrontendRun):
+    for name in ("m", "m:latest"):
+        call, message = send(server, "/api/generate", model=name, name=name, prompt="hi")
+        with call:
+            play(server, message)
+            assert {line["model"] for line in lines_of(call)} == {name}
+        reply = server.client.post("/api/embed", json={"model": name, "input": []})
+        assert reply.json()["model"] == name
+
+
+def test_whole_numbers_may_be_written_with_a_fraction_of_zero(server: FrontendRun):
+    options = {"num_predict": 5.0, "top_k": 40.0, "seed": 7.0, "num_ctx": 4096.0, "temperature": 1.0, "num_gpu": None}
+    call, message = send(server, "/api/generate", prompt="hi", options=options, stream=False)
+    with call:
+        params = message.sampling_params
+        assert (params.max_tokens, params.top_k, params.seed, params.temperature) == (5, 40, 7, 1.0)
+        play(server, message)
+        assert call.json()["done"]
+
+
+def test_each_line_is_an_http_chunk(server: FrontendRun):
+    """Some clients parse each chunk as one document."""
+    call, message = send(server, messages=[USER])
+    with call:
+        server.send(PromptReply(message.uid, 0, ""))
+        server.send(step([(message, 5, "One")]))
+        server.send(step([(message, 5, " two")]))
+        server.send(final(message, " three", (5,), finish_reason="stop", usage=Usage(3, 0, 3), stamps=STAMPS))
+        raw = call.response.fp
+        assert raw is not None
+        chunks: list[bytes] = []
+        while size := int(raw.readline(), 16):
+            chunks.append(raw.read(size))
+            raw.readline()
+    lines = [json.loads(chunk) for chunk in chunks]
+    assert "".join(line["message"]["content"] for line in lines) == "One two three"
+    assert [line["done"] for line in lines][-2:] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("truncate", "num_predict", "kept"),
+    [(None, -1, 512 - 64), (True, 5, 512 - 5), (True, 100, 512 - 64), (False, -1, None)],
+)
+def test_a_prompt_that_is_too_long_loses_its_oldest_part(
+    server: FrontendRun, truncate: bool | None, num_predict: int, kept: int | None
+):
+    wanted = None if kept is None else Truncation(kept, "left", drops_messages=True)
+    for path, fields in (
+        ("/api/chat", {"messages": [USER]}),
+        ("/api/generate", {"prompt": "hi"}),
+        ("/api/generate", {"prompt": "hi", "raw": True}),
+    ):
+        body = {**fields, "truncate": truncate, "shift": False, "options": {"num_predict": num_predict}}
+        call, message = send(server, path, stream=False, **body)
+        with call:
+            assert message.truncation == wanted
+            play(server, message)
+            assert call.json()["done"]
+
+
+def test_the_words_that_clients_look_for(server: FrontendRun):
+    refused = server.client.post("/api/chat", json={"model": "m", "messages": [USER], "tools": [TOOL]})
+    assert refused.status_code == 400
+    assert "does not support tools" in refused.json()["error"]
+    for path in ("chat", "generate", "embed", "embeddings", "show"):
+        refused = server.client.post(f"/api/{path}", json={"model": "other:latest"})
+        assert (refused.status_code, refused.json()) == (404, {"error": "model 'other' not found"})

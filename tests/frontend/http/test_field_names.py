@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 import msgspec
 import pytest
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from frontend.http.body import MAX_FIELDS, BodyDecoder
-from frontend.http.field_names import MAX_LOGGED_NAMES, NameRules, UnknownFields
+from frontend.http.field_names import MAX_LOGGED_NAMES, NameRules, UnknownFields, agree
 from messages.errors import RequestError
 
 RULES = NameRules(
@@ -87,12 +87,32 @@ def test_a_refusal_has_the_name_that_was_given():
 
 
 @pytest.mark.parametrize("names", [("max_tokens", "max_new_tokens"), ("repeat_penalty", "rep_pen")])
-def test_two_names_for_one_field_are_refused(names: tuple[str, str]):
+def test_two_names_for_one_field_are_refused_unless_their_values_agree(names: tuple[str, str]):
     for first, second in (names, names[::-1]):
-        error = refusal({first: 1, second: 1})
-        assert str(error).endswith("mean the same: give one of them")
+        assert read({first: 1, second: 1})[0] in (Body(max_tokens=1), Body(penalty=1.0))
+        error = refusal({first: 1, second: 2})
+        assert str(error).endswith("mean the same and have different values: give one of them")
         assert first in str(error)
         assert second in str(error)
+
+
+def test_a_value_that_sets_nothing_is_no_second_value():
+    rules = NameRules(renamed={"pen": "penalty"}, neutral={"pen": (0, "")})
+    for body in (
+        b'{"pen": 0, "penalty": 2}',
+        b'{"pen": "", "penalty": 2}',
+        b'{"pen": 2}',
+        b'{"pen": 2, "penalty": 2.0}',
+    ):
+        assert BodyDecoder(Body, rules).read(body) == (Body(penalty=2.0), [])
+
+
+def test_long_values_agree_only_if_they_are_written_alike():
+    """Comparing decoded values takes time and memory."""
+    for size, is_same in ((500, True), (5_000, False)):
+        one, other = (json.dumps(["a"] * size, separators=pair).encode() for pair in ((",", ":"), (", ", ":")))
+        assert agree(Raw(one), Raw(one))
+        assert agree(Raw(one), Raw(other)) is is_same
 
 
 def test_a_field_that_the_endpoint_has_not_has_no_other_name():

@@ -62,7 +62,17 @@ def test_all_paths_are_described_and_exist(server: FrontendRun, document: dict[s
     wanted |= {"/v1/responses/{id}", "/v1/responses/{id}/cancel", "/v1/responses/{id}/input_items"}
     wanted |= {"/v1/files", "/v1/files/{id}", "/v1/files/{id}/content", "/v1/batches", "/v1/batches/{id}"}
     wanted |= {"/v1/batches/{id}/cancel", "/v1/responses/input_tokens", "/v1/chat/completions/input_tokens"}
-    wanted |= {"/v1/embeddings", "/pooling", "/classify", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"}
+    wanted |= {
+        "/v1/embeddings",
+        "/v2/embed",
+        "/pooling",
+        "/classify",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/rerank",
+        "/v1/score",
+        "/score",
+    }
     wanted |= {"/embed", "/similarity", "/v1/decisions", "/infill"}
     wanted |= {"/admin/processes", "/admin/restart/{process}", "/admin/snapshot", "/start_profile", "/stop_profile"}
     wanted |= {f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings", "show")}

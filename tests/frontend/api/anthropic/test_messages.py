@@ -363,3 +363,25 @@ def test_an_error_in_a_stream_is_its_last_event(server: FrontendRun):
         assert next_event(call)["type"] == "message_start"
         server.send(final(message, finish_reason="error", error=ErrorInfo(500, "out of luck")))
         assert named_events(call)[-1] == {"type": "error", "error": {"type": "api_error", "message": "out of luck"}}
+
+
+def test_documents_and_search_results_reach_the_model(reader: FrontendRun):
+    document = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "one"}}
+    search = {"type": "search_result", "source": "s", "title": "S", "content": [{"type": "text", "text": "two"}]}
+    image = {"type": "image", "source": {"type": "url", "url": "https://a.example"}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [document, search, image]}
+    use = {"type": "tool_use", "id": "t", "name": "get_weather", "input": {}}
+    turns = [
+        {"role": "user", "content": [document, search]},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    call, message = send(reader, messages=turns, tools=[TOOL])
+    with call:
+        assert message.chat is not None
+        asked, _, answered = json.loads(message.chat.messages)
+        texts = "T\n\none\n\nS\ns\n\ntwo"
+        assert asked["content"] == texts
+        assert answered["content"].startswith(f"{texts}\n\n[This is no text")
+        play(reader, message)
+        call.json()

@@ -220,7 +220,12 @@ def test_tools_that_shall_not_be_used_are_taken(server: FrontendRun):
         ({"metadata": {"a": 1}}, "metadata", "an object of strings"),
         ({"tools": [{"type": "function"}]}, "tools", "missing required field `function` (at tools[0])"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "--tool-call-parser"),
-        ({"functions": [{}], "function_call": "f"}, "functions", "not supported"),
+        ({"functions": [{}]}, "functions", "functions must be a list of functions, each with a name"),
+        ({"functions": [{"name": "f"}], "function_call": "f"}, "function_call", 'must be "none", "auto" or {"name"'),
+        ({"functions": [{"name": "f"}], "tool_choice": "auto"}, "tool_choice", "cannot be combined with functions"),
+        ({"functions": [{"name": "f"}]}, "tools", "does not support tools"),
+        ({"function_call": {"name": "f"}}, "function_call", "there are no functions"),
+        ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages", "function.name must be a string"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"response_format": {"type": "xml"}}, "response_format", '"json_object"'),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
@@ -263,3 +268,55 @@ def test_any_role_goes_to_the_template(server: FrontendRun):
         assert [entry["role"] for entry in json.loads(chat_of(message).messages)] == ["critic", "function"]
         server.send(final(message))
         call.json()
+
+
+FUNCTION = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+CALLING = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rom"}}\n</tool_call>'
+CALLED = {"name": "get_weather", "arguments": '{"city": "Rom"}'}
+
+
+def test_functions_are_tools_of_the_old_form(reader: FrontendRun):
+    turns = [
+        USER,
+        {"role": "assistant", "content": None, "function_call": CALLED},
+        {"role": "function", "name": "get_weather", "content": "rain"},
+    ]
+    body = {"messages": turns, "functions": [FUNCTION]}
+    call, (message,) = send(reader, **body)
+    with call:
+        chat = chat_of(message)
+        assert json.loads(chat.template_kwargs)["tools"] == [{"type": "function", "function": FUNCTION}]
+        _, calling, result = json.loads(chat.messages)
+        (made,) = calling["tool_calls"]
+        assert (made["function"]["name"], made["function"]["arguments"]) == ("get_weather", {"city": "Rom"})
+        assert (result["role"], result["tool_call_id"], result["content"]) == ("tool", made["id"], "rain")
+        reader.send(PromptReply(message.uid, 0, ""))
+        reader.send(final(message, CALLING + CALLING, (1,), finish_reason="stop"))
+        (choice,) = call.json()["choices"]
+    assert choice["message"]["function_call"] == CALLED
+    assert "tool_calls" not in choice["message"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("function_call", None)
+    call, (message,) = send(reader, **body, stream=True)
+    with call:
+        reader.send(PromptReply(message.uid, 0, ""))
+        for start in range(0, len(CALLING), 9):
+            reader.send(step([(message, 5, CALLING[start : start + 9])]))
+        reader.send(final(message, "", (1,), finish_reason="stop"))
+        choices = [event["choices"][0] for event in call.events()]
+    deltas = [choice["delta"]["function_call"] for choice in choices if "function_call" in choice["delta"]]
+    assert deltas[0]["name"] == "get_weather"
+    assert "".join(delta["arguments"] for delta in deltas) == CALLED["arguments"]
+    assert not any("tool_calls" in choice["delta"] for choice in choices)
+    assert choices[-1]["finish_reason"] == "function_call"
+
+
+def test_a_function_can_be_forced_or_hidden(reader: FrontendRun):
+    for choice, is_forced, is_listed in (("auto", False, True), ({"name": "get_weather"}, True, True), ("none", 0, 0)):
+        call, (message,) = send(reader, functions=[FUNCTION], function_call=choice)
+        with call:
+            grammar = message.sampling_params.grammar
+            assert (grammar is not None and grammar.kind == "calls") == is_forced
+            assert ("tools" in json.loads(chat_of(message).template_kwargs)) == is_listed
+            reader.send(PromptReply(message.uid, 0, ""))
+            reader.send(final(message, "Yes.", (1,), finish_reason="stop"))
+            call.json()

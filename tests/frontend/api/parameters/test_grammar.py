@@ -60,6 +60,57 @@ def test_every_field_becomes_a_grammar(text: str, kind: str, grammar: str, param
     assert made.whitespace is None
 
 
+FORMS = [
+    f'{{"type": "json_schema", "json_schema": {{"name": "x", "schema": {SCHEMA}}}}}',
+    f'{{"type": "json_schema", "schema": {SCHEMA}}}',
+    f'{{"type": "json_schema", "name": "x", "strict": true, "description": "d", "schema": {SCHEMA}}}',
+    f'{{"type": "json_schema", "json_schema": {{"name": "x", "schema": {SCHEMA}}}, "strict": true}}',
+    f'{{"type": "json_schema", "json_schema": {{"name": "x", "schema": {SCHEMA}}}, "schema": {SCHEMA}}}',
+    f'{{"type": "json_schema", "value": {SCHEMA}}}',
+    f'{{"type": "json_object", "schema": {SCHEMA}}}',
+    f'{{"type": "json_object", "json_schema": {{"name": "x", "schema": {SCHEMA}}}}}',
+    f'{{"type": "json_object", "value": {SCHEMA}}}',
+    f'{{"type": "json", "value": {SCHEMA}}}',
+    f'{{"type": "json", "schema": {SCHEMA}, "value": {{"type":"array"}}}}',
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_forms_of_other_servers_mean_the_same(form: str) -> None:
+    assert read(f'{{"response_format": {form}}}') == Grammar("json_schema", SCHEMA, "response_format")
+
+
+@pytest.mark.parametrize("form", ['{"type": "json"}', '{"type": "json_object", "schema": {}}'])
+def test_json_without_a_schema_is_an_object(form: str) -> None:
+    assert read(f'{{"response_format": {form}}}') == Grammar("json_schema", '{"type":"object"}', "response_format")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"structured_outputs": {{"json": {SCHEMA}}}, "guided_json": {{"type":"array"}}}}',
+        f'{{"structured_outputs": {{"json": {SCHEMA}}}, "response_format": {FORMS[0]}, "guided_json": {SCHEMA}}}',
+        '{"structured_outputs": {"regex": "a+"}, "guided_regex": "a+"}',
+        '{"structured_outputs": {"choice": ["a", "b"]}, "guided_choice": ["a", "b"]}',
+        '{"structured_outputs": {"grammar": "start: \\"a\\""}, "guided_grammar": "start: \\"a\\""}',
+        '{"structured_outputs": {"json_object": true}, "response_format": {"type": "json_object"}}',
+    ],
+)
+def test_several_fields_with_the_same_value_are_one(text: str) -> None:
+    assert read(text) is not None
+
+
+@pytest.mark.parametrize("form", [f'{{"guided_json": {SCHEMA}', f'{{"response_format": {FORMS[0]}'])
+@pytest.mark.parametrize("value", [True, False])
+def test_objects_can_be_left_open(form: str, value: bool) -> None:
+    made = read(f'{form}, "structured_outputs": {{"disable_additional_properties": {str(value).lower()}}}}}')
+    assert made is not None
+    assert made.closes_objects is value
+    made = read(f"{form}}}")
+    assert made is not None
+    assert made.closes_objects is None
+
+
 def test_white_space() -> None:
     made = read('{"structured_outputs": {"json": {}, "whitespace_pattern": "[ ]?"}}')
     assert made is not None
@@ -91,20 +142,13 @@ def test_white_space() -> None:
             "name is required",
         ),
         (
-            '{"response_format": {"type": "json_schema", "name": "x", "strict": true, "schema": {"type": "object"}}}',
-            "response_format.json_schema",
-            "response_format.json_schema is missing: schema belongs in json_schema",
+            '{"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}, "schema": true}}',
+            "response_format",
+            "not in the same way: give one of them",
         ),
-        (
-            '{"response_format": {"type": "json_object", "schema": {"type": "object"}}}',
-            "response_format.json_schema",
-            "json_schema is missing",
-        ),
-        (
-            '{"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}, "strict": true}}',
-            "response_format.json_schema",
-            "response_format.strict is not taken: strict belongs in json_schema",
-        ),
+        ('{"response_format": {"type": "text", "schema": {}}}', "response_format.schema", 'set "type": "json_schema"'),
+        (f'{{"guided_json": {SCHEMA}, "structured_outputs": {{"json": {{}}}}}}', "guided_json", "give one of them"),
+        ('{"guided_regex": "{}", "guided_json": {}}', "guided_regex", "give one of them"),
         ('{"structured_outputs": {}}', "structured_outputs", "none of them is given"),
         ('{"structured_outputs": {"json": null, "json_object": false}}', "structured_outputs", "none of them is given"),
         (
@@ -114,11 +158,7 @@ def test_white_space() -> None:
         ),
         ('{"response_format": {"type": "structural_tag", "format": {}}}', "response_format", "structures and triggers"),
         (f'{{"guided_regex": "{"a" * 300_000}"}}', "guided_regex", "at most 262144 characters"),
-        (
-            '{"structured_outputs": {"json": {}, "disable_additional_properties": true}}',
-            "structured_outputs.disable_additional_properties",
-            "additionalProperties",
-        ),
+        ('{"structured_outputs": {"disable_additional_properties": true}}', "structured_outputs", "none of them is"),
     ],
 )
 def test_what_cannot_be_is_refused(text: str, param: str, words: str) -> None:

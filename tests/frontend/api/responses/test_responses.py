@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from frontend.api.answers.turns import UNREAD
 from frontend.api.responses.items import pack_reasoning
 from frontend.api.responses.store import ResponseStore
 from messages.config.server import HttpConfig, RunConfig
@@ -503,3 +504,40 @@ def test_reasoning_may_be_off_or_have_a_budget(
         assert ("enable_thinking" in json.loads(message.chat.template_kwargs)) == is_off
         play(reader, message)
         assert call.json()["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    "hosted",
+    [
+        {"type": "image_generation", "output_format": "png", "size": "auto"},
+        {"type": "file_search", "vector_store_ids": ["vs_1"], "filters": {"type": "eq", "key": "a", "value": 1}},
+        {"type": "code_interpreter", "container": {"type": "auto"}},
+        {"type": "web_search_2025_08_26", "filters": None, "user_location": {"type": "approximate"}},
+        {"type": "web_search_preview_2025_03_11", "search_context_size": "low"},
+        {"type": "tool_search"},
+    ],
+)
+def test_tools_that_another_server_would_run_are_left_out(reader: FrontendRun, hosted: dict[str, Any]):
+    function = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    for tools, names in (([hosted, function], ["f"]), ([hosted], None)):
+        call, message = send(reader, tools=tools)
+        with call:
+            assert message.chat is not None
+            listed = json.loads(message.chat.template_kwargs).get("tools")
+            assert (listed and [tool["function"]["name"] for tool in listed]) == names
+            play(reader, message, "Yes.")
+            assert call.json()["status"] == "completed"
+
+
+def test_parts_of_a_tools_output_that_are_no_text_become_a_sentence(reader: FrontendRun):
+    parts = [{"type": "x_unknown", "data": [1]}, {"type": "input_image", "image_url": "u"}, part("input_text", "a")[0]]
+    called = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
+    output = {"type": "function_call_output", "call_id": "c", "output": parts}
+    call, message = send(reader, input=[called, output])
+    with call:
+        content = messages_of(message)[-1]["content"]
+        assert content == "\n\n".join([UNREAD, UNREAD, "a"])
+        play(reader, message, "Yes.")
+        call.json()
+    refused = reader.client.post(PATH, json={"input": [{"role": "user", "content": parts[:1]}]})
+    assert "input[0].content[0]: a part of type 'x_unknown' is not supported" in refused.json()["error"]["message"]
