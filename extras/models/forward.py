@@ -2,13 +2,11 @@
 
 import asyncio
 import time
-from math import inf
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from extras.models.chosen_model import NamedBody, find_models, read_named
-from extras.models.config import parse_duration
+from extras.models.chosen_model import find_models, read_named
 from extras.models.loads import Lease, Loads
 from extras.models.model_table import ModelTable
 from extras.models.upstream import Call, Connection, UpstreamGoneError, Upstreams
@@ -20,7 +18,6 @@ from frontend.http.responses import JsonReply
 from frontend.http.stream import write_until_gone
 from frontend.requests.trace import RequestTrace, trace_of
 from messages.config.server import HttpConfig
-from messages.errors import bad_request
 
 MAX_TRIES = 3
 """How often a request is sent if the server ends before the head of its response."""
@@ -63,10 +60,15 @@ class Forwarder:
         await self.wait_known()
         named = read_named(body)
         names = find_models(self._table, request, trace.path, named)
-        keep_alive_s = None if named.keep_alive is None else _keep_alive_s(named)
+        keep_alive_s = named.keep_alive_s()
         if keep_alive_s == 0 and trace.path in LINES and not named.has_prompt:
             self.loads.unload(names[0])
-            fields = {"model": named.model, "created_at": now(), "done": True, "done_reason": "unload"}
+            fields = {
+                "model": named.named(is_ollama=True) or names[0],
+                "created_at": now(),
+                "done": True,
+                "done_reason": "unload",
+            }
             return JsonReply(LINES[trace.path](Piece(), fields))
         call = Call(request.method, self._target(request.scope), _headers(request.scope, trace), body)
         return Forwarded(self, names, call, trace, keep_alive_s)
@@ -175,11 +177,3 @@ def _with_load(call: Call, lease: Lease) -> Call:
     if lease.load_ms is None:
         return call
     return call._replace(headers=[*call.headers, (b"x-model-load-ns", b"%d" % (lease.load_ms * 1e6))])
-
-
-def _keep_alive_s(named: NamedBody) -> float:
-    try:
-        keep_alive_s = parse_duration(str(named.keep_alive))
-    except ValueError as error:
-        raise bad_request(f"keep_alive: {error}", "keep_alive") from None
-    return inf if keep_alive_s < 0 else keep_alive_s

@@ -17,6 +17,7 @@ from frontend.errors import not_found
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import JsonReply
 from messages.config.server import ModelFacts
+from messages.errors import cut
 
 SECRETS = ("--api-key", "--admin-key")
 
@@ -49,7 +50,7 @@ class ModelLists:
         for entry in self._all():
             if entry["id"] == wanted:
                 return JsonReply(entry)
-        raise not_found(f"The model `{wanted[:200]}` does not exist", "model_not_found", "model")
+        raise not_found(f"The model `{cut(wanted)}` does not exist", "model_not_found", "model")
 
     def _all(self) -> list[Entry]:
         entries: list[Entry] = []

@@ -194,14 +194,17 @@ def test_of_several_models_each_has_a_name():
     [
         *(("5m", 300.0), ("90", 90.0), ("0", 0.0), ("0s", 0.0), ("1h30m", 5400.0), ("1.5h", 5400.0), (" 10s ", 10.0)),
         *(("500ms", 0.5), ("-1", FOR_EVER_S), ("-5m", FOR_EVER_S), ("-0", 0.0), ("+3", 3.0)),
-        *(("2562047h", 9223369200.0), ("2562048h", FOR_EVER_S), ("9" * 400, FOR_EVER_S)),
+        *(("2562047h", 9223369200.0), ("2562048h", FOR_EVER_S), ("9" * 32, FOR_EVER_S)),
     ],
 )
 def test_times_are_those_of_ollama(text: str, seconds: float):
     assert parse_duration(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "m", "5 m", "5d", "--5", "inf", "1e3", "5m-3s", "nan"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "m", "5 m", "5d", "--5", "inf", "1e3", "5m-3s", "nan", "1h30", "9" * 33, "1" * 60 + "x", "1" * 31 + "x"],
+)
 def test_other_times_are_refused(text: str):
     with pytest.raises(ValueError, match="is not a time"):
         parse_duration(text)

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import os
 import select
 import socket
 import threading
@@ -328,8 +329,37 @@ def test_keep_alive_of_a_request_unloads_its_model(run: RouterRun):
     reply = run.client.post("/api/generate", json={"model": "a", "keep_alive": "0s"})
     assert (reply.json()["done_reason"], reply.json()["model"]) == ("unload", "a")
     assert run.asked.empty()
-    reply = run.client.post("/api/generate", json={"model": "a", "keep_alive": "soon"})
+
+
+@pytest.mark.parametrize(
+    "keep_alive", ["soon", "1" * 60 + "x", "1" * 10_000, [1] * 20_000, True, {"a": "b"}, "x" * 100_000, "\u20ac" * 300]
+)
+@pytest.mark.parametrize("path", ["/api/generate", "/v1/completions", "/elsewhere"])
+def test_what_is_no_time_is_refused_and_hardly_shown(run: RouterRun, path: str, keep_alive: Any):
+    before_s = cpu_s(run)
+    reply = run.client.post(path, json={"model": "a", "keep_alive": keep_alive})
     assert reply.status_code == 400
+    assert "keep_alive" in reply.text
+    assert len(reply.content) < 800
+    assert cpu_s(run) - before_s < 1
+    assert run.asked.empty()
+
+
+@pytest.mark.parametrize("model", ["x" * 100_000, [[]] * 30_000, {"a": 1}, "y" * 500])
+def test_a_name_of_any_size_is_neither_decoded_nor_shown(run: RouterRun, model: Any):
+    reply = run.client.post("/api/chat", json={"model": model})
+    assert reply.status_code in (400, 404)
+    assert len(reply.content) < 300
+    assert run.asked.empty()
+
+
+def test_a_model_may_be_named_twice_in_one_way(run: RouterRun):
+    server = run.load("a")
+    with run.ask({"name": "a", "model": "a"}, "/api/chat") as asked:
+        server.take().answer()
+        assert asked.reply().status_code == 200
+    reply = run.client.post("/api/chat", json={"model": "a", "name": "b"})
+    assert (reply.status_code, "two different models" in reply.text) == (400, True)
 
 
 def test_a_request_that_only_looks_neither_loads_a_model_nor_keeps_it(run: RouterRun):
@@ -529,6 +559,14 @@ def test_the_access_log_names_the_model(run: RouterRun):
     wait_until(lambda: "id=logged" in run.launcher.log_text("frontend"))
     line = next(line for line in run.launcher.log_text("frontend").splitlines() if "id=logged" in line)
     assert "POST /v1/completions 200 model=a" in line
+
+
+def cpu_s(run: RouterRun) -> float:
+    """Returns the processor time of the router so far."""
+    fields = (
+        Path(f"/proc/{run.launcher.processes['frontend'].pid}/stat").read_text(encoding="ascii").split(")")[1].split()
+    )
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_of(run: RouterRun) -> int:
