@@ -6,6 +6,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -69,12 +70,14 @@ READY = 200, {"status": "ready", "processes": {}}
 class StandIn:
     """The server of a model: it answers `/health` by itself and keeps all other requests for the test."""
 
-    def __init__(self, health: tuple[int, Any]):
+    def __init__(self, health: tuple[int, Any], path: Path):
         self.health = health
         self.num_looks = 0
         self.arrived: queue.Queue[Arrived] = queue.Queue()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self.url = f"unix:{path}"
         self._connections: list[socket.socket] = []
         self._run(self._accept)
 
@@ -222,8 +225,8 @@ class RouterRun:
 
     def start(self, name: str) -> StandIn:
         """Starts the model's server; the router learns of it."""
-        server = StandIn(self.health)
         self._next_pid += 1
+        server = StandIn(self.health, self.launcher.run_dir.path / f"{self._next_pid}")
         self.servers[name] = server
         run_dir = self.launcher.run_dir.path / name
         run_dir.mkdir(exist_ok=True)
