@@ -131,7 +131,7 @@ def merge(state: Json, event: Json) -> None:
 def _connect(server: RunningServer) -> http.client.HTTPConnection:
     address = server.run_dir.address_file.read_text(encoding="utf-8").strip()
     if address.startswith("unix:"):
-        return _UnixConnection(address.removeprefix("unix:"), timeout=READ_TIMEOUT_S)
+        return UnixConnection(address.removeprefix("unix:"), timeout=READ_TIMEOUT_S)
     url = urlsplit(address)
     assert url.hostname is not None
     if url.scheme == "http":
@@ -143,7 +143,7 @@ def _connect(server: RunningServer) -> http.client.HTTPConnection:
     return http.client.HTTPSConnection(url.hostname, url.port, timeout=READ_TIMEOUT_S, context=context)
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
     """To a Unix socket; the server of a model among several listens on one."""
 
     def __init__(self, path: str, *, timeout: float):
