@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from extras.models.config import ModelEntry, ModelsConfig
 from extras.models.messages import Description
-from messages.errors import SluiceError
+from messages.errors import SluiceError, cut
 from runtime.run_dir import RunDir
 from scheduler_proc.computing.hf_config import read_hf_config
 from supervisor.console import Console
@@ -24,6 +24,7 @@ CACHE_SHARE = 8
 of full length needs more."""
 
 LARGEST_BYTES = 1 << 60
+MAX_ERROR_CHARS = 2000
 
 log = logging.getLogger("sluice.models")
 
@@ -41,10 +42,12 @@ def write_description(section: ModelsConfig, entry: ModelEntry, directory: Path,
     except SluiceError as error:
         if entry.is_on_hub and not may_fetch:
             return
-        description = Description(error=str(error))
+        description = Description(error=str(error)[:MAX_ERROR_CHARS])
+    except MemoryError:
+        description = Description(error="its files cannot be read: that takes too much memory")
     except Exception as error:
         log.exception("the files of %s cannot be read", entry.name)
-        description = Description(error=f"its files cannot be read: {type(error).__name__}: {error}")
+        description = Description(error=f"its files cannot be read: {type(error).__name__}: {cut(str(error))}")
     file = directory / FILE_NAME
     file.with_suffix(".part").write_bytes(msgspec.json.encode(description))
     file.with_suffix(".part").rename(file)

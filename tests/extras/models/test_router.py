@@ -238,6 +238,23 @@ def test_a_request_for_a_model_that_could_not_be_read_waits_for_another_look(run
     run.report("a", description=whole)
 
 
+def test_a_report_from_before_the_order_to_read_files_again_refuses_nothing(run: RouterRun):
+    whole, broken = run.reports["a"].description, Description(error="no weights")
+    run.report("a", description=broken)
+    wait_until(lambda: "no weights" in run.client.get("/models").text)
+    with run.ask({"model": "a"}) as asked:
+        assert run.asked.get(timeout=TIMEOUT_S) == DescribeModel("a")
+        run.report("b", error="another")  # as if the host had sent both before it got the order
+        wait_until(lambda: run.state("b").get("error") == "another")
+        assert run.gauge("on_hold") == 1
+        run.report("a", description=None)
+        wait_until(lambda: "no weights" not in run.client.get("/models").text)
+        run.report("a", description=whole)
+        run.next_server("a").take().answer()
+        assert asked.reply().status_code == 200
+    run.report("b", error="")
+
+
 def test_a_model_that_never_fits_is_refused_with_the_numbers():
     with RouterRun({"a": 1, "big": 5}) as run:
         for path, body in (("/v1/completions", {"model": "big"}), ("/models/load", {"model": "big"})):
