@@ -36,6 +36,11 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     is_on_hub: bool = False
     """It is not a file on this machine, at most one in the hub's cache."""
 
+    @property
+    def path(self) -> Path:
+        """The model's file or directory."""
+        return Path(next(iter(self.flags), "").removeprefix("--model="))
+
 
 class ModelsConfig(ExtraConfig, frozen=True, kw_only=True):
     """Several models"""

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from extras.models.config import ModelEntry, ModelsConfig
 from extras.models.messages import Description
+from extras.models.model_keys import model_flags
 from messages.errors import SluiceError, cut
 from runtime.run_dir import RunDir
 from scheduler_proc.computing.hf_config import read_hf_config
@@ -55,7 +56,7 @@ def write_description(section: ModelsConfig, entry: ModelEntry, directory: Path,
 
 def read_stamp(entry: ModelEntry) -> int:
     """Returns a number for the present files of a model; 0 for a model of the hub, or if there are none."""
-    path = Path(entry.flags[0].removeprefix("--model="))
+    path = entry.path
     try:
         stats = [file.stat() for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
     except OSError:
@@ -77,7 +78,7 @@ def _describe(section: ModelsConfig, entry: ModelEntry, files: RunDir) -> Descri
     from scheduler_proc.computing.load_runner import measure_model
     from scheduler_proc.computing.model.families.registry import needs_transformers
 
-    config = build_config(parse_flags([*section.shared_flags, *entry.flags]), Console())
+    config = build_config(parse_flags(model_flags(section.shared_flags, entry)), Console())
     config = replace(config, facts=move_temporary(config.facts, files.path))
     cache, num_engines = config.cache, max(1, config.run.data_parallel)
     is_sized = cache.kv_cache_memory_gb is not None or cache.num_pages is not None

@@ -8,8 +8,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from extras.models.chosen_model import find_models, read_named
 from extras.models.loads import Lease, Loads
+from extras.models.model_keys import ModelKeys
 from extras.models.model_table import ModelTable
-from extras.models.upstream import Call, Connection, UpstreamGoneError, Upstreams
+from extras.models.upstream import Call, Connection, UpstreamGoneError
 from extras.ollama.reply import Piece, chat_line, now, prompt_line
 from frontend.errors import UnavailableError
 from frontend.http.access import SAFE_METHODS, is_local
@@ -40,10 +41,11 @@ class Forwarder:
     """`open`: the responses that have not been written to their end; without `watchers`, those of requests that only
     look at a loaded model."""
 
-    def __init__(self, table: ModelTable, loads: Loads, upstreams: Upstreams, http: HttpConfig, hold_s: float):
+    def __init__(self, table: ModelTable, loads: Loads, keys: ModelKeys, http: HttpConfig, hold_s: float):
         self._table = table
+        self.keys = keys
         self.loads = loads
-        self.upstreams = upstreams
+        self.upstreams = table.upstreams
         self._max_body_bytes = int(http.max_body_mb * 2**20)
         self.root_path = f"/{http.root_path.strip('/')}".rstrip("/")
         self._hold_s = hold_s
@@ -59,7 +61,8 @@ class Forwarder:
         body = await read_body(request, self._max_body_bytes, needs_type=False)
         await self.wait_known()
         named = read_named(body)
-        names = find_models(self._table, request, trace.path, named)
+        found = find_models(self._table, request, trace.path, named)
+        names = self.keys.opened(found, request.scope["headers"])
         keep_alive_s = named.keep_alive_s()
         if keep_alive_s == 0 and trace.path in LINES and not named.has_prompt:
             self.loads.unload(names[0])

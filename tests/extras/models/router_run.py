@@ -146,6 +146,8 @@ class RouterRun:
         hold_s: float = 15,
         max_waiting: int = 100,
         preloaded: str = "",
+        flags: tuple[str, ...] = (),
+        flags_of: dict[str, tuple[str, ...]] | None = None,
     ):
         self.servers: dict[str, StandIn] = {}
         self.asked: queue.Queue[ToHost] = queue.Queue()
@@ -154,7 +156,10 @@ class RouterRun:
         """What servers answer to `/health` at first."""
         sizes = sizes or {"a": 1, "b": 1}
         self.reports = {name: ModelReport(name, Description("", int(size * GIB), 0)) for name, size in sizes.items()}
-        entries = tuple(ModelEntry(name=name, flags=(), keep_alive_s=-1.0, preload=name == preloaded) for name in sizes)
+        own = dict.fromkeys(sizes, flags) | (flags_of or {})
+        entries = tuple(
+            ModelEntry(name=name, flags=own[name], keep_alive_s=-1.0, preload=name == preloaded) for name in sizes
+        )
         section = ModelsConfig(models=("x",), models_memory_gb=memory_gb, entries=entries)
         config = Config(
             http=http or HttpConfig(port=0),

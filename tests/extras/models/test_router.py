@@ -524,6 +524,29 @@ def test_keys_are_checked_before_anything_is_loaded():
         run.load("a")
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_models_own_key_is_the_only_one_that_opens_it(is_shared: bool):
+    shared, own = {"Authorization": "Bearer shared"}, {"Authorization": "Bearer own"}
+    http_config = HttpConfig(port=0, api_key=("shared",) * is_shared)
+    with RouterRun(http=http_config, flags_of={"a": ("--api-key=own",)}) as run:
+        for path in ("/v1/completions", "/models/load", "/models/unload"):
+            for headers in (shared, {}):
+                assert run.client.post(path, json={"model": "a"}, headers=headers).status_code == 401
+        assert run.client.post("/api/chat", json={"model": "a", "keep_alive": 0}, headers=shared).status_code == 401
+        assert run.asked.empty()
+        expected = 401 if is_shared else 200
+        assert run.client.post("/models/load", json={"model": "b"}, headers=own).status_code == expected
+        with run.ask({"model": "a"}, headers=own) as asked:
+            run.next_server("a").take().answer()
+            assert asked.reply().status_code == 200
+        with run.ask({"model": "b"}, headers=shared) as asked:
+            run.next_server("b").take().answer()
+            assert asked.reply().status_code == 200
+        with run.ask(b"", "/v1/responses/resp_1", "GET", shared) as asked:  # "a" is not asked
+            run.servers["b"].take().answer()
+            assert asked.reply().status_code == 200
+
+
 def test_a_router_that_is_replaced_finishes_its_streams():
     with RouterRun() as run:
         server = run.load("a")
