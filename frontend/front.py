@@ -11,6 +11,7 @@ from typing import Literal
 from frontend.drain import DrainWatch
 from frontend.http.access import AccessRules
 from frontend.http.keys import load_keys
+from frontend.http.protocol import LOCAL_PEER
 from frontend.http.server import (
     HttpServer,
     base_url,
@@ -127,9 +128,10 @@ def serve(make: Callable[[ProcessLink, socket.socket, AccessRules], Front], link
     keys = load_keys(link.config.http)
     check_certificates(link.config.http)
     listener, is_own = open_listener(link.config.http)
-    host, port = listener.getsockname()[:2]
+    is_unix = listener.family == socket.AF_UNIX
+    host, port = (LOCAL_PEER if is_unix else listener.getsockname())[:2]
     rules = AccessRules(link.config.http, keys, host)
-    address = base_url(link.config.http, host, port)
+    address = f"unix:{listener.getsockname()}" if is_unix else base_url(link.config.http, host, port)
     if is_own:
         link.run_dir.address_file.write_text(address, encoding="utf-8")
     log.info("listening on %s", address)

@@ -1,11 +1,27 @@
 """Exceptions that a client, an operator or a model file can cause."""
 
+import reprlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 ROOT = Path(__file__).resolve().parents[1]
+MAX_QUOTED_CHARS = 60
+"""The part of a client's or a file's value that an error shows."""
+
+
+def quoted(value: Any) -> str:
+    """Returns the beginning of a value from a client or a file, for an error; the work does not grow with the value."""
+    if not isinstance(value, str):
+        return cut(reprlib.repr(value))
+    return repr(cut(value))
+
+
+def cut(text: str) -> str:
+    """Returns at most the first `MAX_QUOTED_CHARS` characters, with an ellipsis if there are more."""
+    return text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]}…"
 
 
 class SluiceError(Exception):

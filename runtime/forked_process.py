@@ -36,6 +36,11 @@ _is_fork = False
 """This process has been forked, so it forks others too."""
 
 
+def is_fork() -> bool:
+    """True in a process that has been forked, with modules that it may never use."""
+    return _is_fork
+
+
 def fork(main: Callable[[], object], title: str, streams: Streams, kept: Sequence[int] = ()) -> int:
     """Runs `main` in a new process and returns its pid. Raises `OSError`.
 

@@ -14,6 +14,7 @@ from msgspec import Raw
 from msgspec.structs import asdict
 
 from messages.errors import BootError
+from runtime.forked_process import is_fork
 from runtime.model_files import find_other_content
 from runtime.special_tokens import CONFIG_FILE, TOKENIZER_JSON, TokenizerJson, named_tokens
 
@@ -94,8 +95,11 @@ def return_freed_memory() -> None:
 
 
 def _keep_torch_out() -> None:
-    """Makes `import torch` fail from now on: tokenizers do not need it, and it would take 220 MB."""
-    if "torch" not in sys.modules:
+    """Makes `import torch` fail from now on: tokenizers do not need it, and it would take 220 MB.
+
+    A forked process has a torch that is only imported as far as a scheduler needs it.
+    """
+    if "torch" not in sys.modules or is_fork():
         sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would advise the operator to install torch
 

@@ -35,6 +35,13 @@ def open_listener(host: str, port: int, run_path: Path) -> socket.socket:
     return _listen_when_free(host, port, RECLAIM_TIMEOUT_S if clear_run(run_dir) else 0.0)
 
 
+def listen_privately(listener: socket.socket, path: Path) -> str:
+    """Makes an unbound Unix socket listen at `path`; returns its address."""
+    listener.bind(os.fspath(path))
+    listener.listen(BACKLOG)
+    return f"unix:{path}"
+
+
 def base_url(host: str, port: int, scheme: str = "http") -> str:
     """Returns the address for a client on this machine."""
     if host in ("", "0.0.0.0"):

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -26,7 +27,7 @@ from supervisor.console import Console
 from supervisor.early_scheduler import EarlyScheduler
 from supervisor.flags import CORE_SECTIONS, parse_flags
 from supervisor.lifecycle import RunFailedError
-from supervisor.listener import base_url, open_listener
+from supervisor.listener import base_url, listen_privately, open_listener
 from supervisor.manifest import claim_recording, make_manifest, write_manifest
 from supervisor.model.adapters import add_adapters
 from supervisor.model.draft import add_draft_facts
@@ -195,8 +196,9 @@ def serve(
     if config.run.record:
         run = msgspec.structs.replace(config.run, record=str(claim_recording(config.run.record)))
         config = msgspec.structs.replace(config, run=run)
-    with SignalPipe() as signals, open_listener(http.host, http.port, run_path) as listener:
-        port = listener.getsockname()[1]
+    opened = socket.socket(socket.AF_UNIX) if http.is_private else open_listener(http.host, http.port, run_path)
+    with SignalPipe() as signals, opened as listener:
+        port = 0 if http.is_private else listener.getsockname()[1]
         config = msgspec.structs.replace(config, http=msgspec.structs.replace(http, port=port))
         url = base_url(http.host, port, "https" if http.ssl_certfile else "http")
         if any(command.name == FRONTEND and command.is_external for command in commands):
@@ -204,6 +206,8 @@ def serve(
         run_dir, lock = claim(Path(wanted_dir) if wanted_dir else default_path(port))
         lifeline = make_lifeline(run_dir)
         try:
+            if http.is_private:
+                url = listen_privately(listener, run_dir.http_socket)
             facts = add_adapters(move_temporary(config.facts, run_dir.path), config.model, run_dir.path)
             config = msgspec.structs.replace(config, facts=facts)
             _write_files(run_dir, config, url)
@@ -221,7 +225,7 @@ def serve(
 def _write_files(run_dir: RunDir, config: Config, url: str) -> None:
     """Writes the files that the processes read. Raises `BootError`."""
     try:
-        run_dir.address_file.write_text(f"{url}\n", encoding="ascii")
+        run_dir.address_file.write_text(f"{url}\n", encoding="utf-8")
         run_dir.write_config(config)
         _write_manifest(config, run_dir)
         for part in load_parts(config, "launcher"):

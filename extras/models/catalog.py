@@ -10,11 +10,13 @@ import msgspec
 from msgspec.structs import replace
 
 from extras.models.config import NAMED, ModelEntry, ModelsConfig, parse_duration
+from extras.models.model_keys import model_flags
 from messages.config.server import Config
 from messages.errors import UsageError
 from runtime.extras import load_sections
 from runtime.gguf.gguf_file import SUFFIX, is_gguf, is_model, model_stem
 from supervisor.flags import CORE_SECTIONS, flag_fields, flags_of, parse_flags
+from supervisor.model.lookup import OTHER_WEIGHTS
 from supervisor.run import check_flags
 
 OF_SERVER = frozenset(
@@ -25,6 +27,9 @@ OF_SERVER = frozenset(
     """.split()  # noqa: SIM905
 )
 """Fields of flags that are not for one model."""
+
+FOLDER_DEPTH = 2
+"""Folders of folders that are searched: LM Studio has PUBLISHER/REPOSITORY/FILE.gguf."""
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -48,7 +53,7 @@ def read_entries(section: ModelsConfig) -> tuple[ModelEntry, ...]:
     for entry, where in entries.values():
         if len(entry.flags) > 2:
             try:
-                check_flags(parse_flags([*section.shared_flags, *entry.flags]))
+                check_flags(parse_flags(model_flags(section.shared_flags, entry)))
             except UsageError as error:
                 raise UsageError(f"{where}: {error}") from None
     return tuple(entry for entry, _ in entries.values())
@@ -70,10 +75,9 @@ def _read(text: str, keep_alive_s: float) -> Iterator[tuple[ModelEntry, str]]:
     """Yields the models that a value of `--models` names, each with the place where it is named."""
     path = Path(text).expanduser()
     if path.is_dir() and not (path / "config.json").exists():
-        for child in sorted(path.iterdir()):
-            is_file = child.suffix == SUFFIX and is_model(child.name)
-            if not child.name.startswith(".") and (is_file or _is_model_folder(child)):
-                yield _entry(_name_of(child), child, keep_alive_s), str(child)
+        for model in _models_in(path, FOLDER_DEPTH):
+            folder = model.relative_to(path).parent
+            yield _entry(str(folder / _name_of(model)), model, keep_alive_s), str(model)
     elif path.is_file() and not is_gguf(path):
         yield from _read_file(path, keep_alive_s)
     elif path.exists() or (named := NAMED.fullmatch(text)) is None:
@@ -138,8 +142,26 @@ def _find(text: str, folder: Path, where: str) -> Path | str:
     raise UsageError(f"{where}: there is no file or directory {path.absolute()}")
 
 
-def _is_model_folder(path: Path) -> bool:
-    return (path / "config.json").is_file() or any(path.glob(f"*{SUFFIX}"))
+def _models_in(folder: Path, depth: int) -> Iterator[Path]:
+    """Yields the files and folders with one model each, down to `depth` folders below this one."""
+    for child in sorted(folder.iterdir()):
+        if child.name.startswith("."):
+            continue
+        if not child.is_dir():
+            if child.suffix == SUFFIX and is_model(child.name):
+                yield child
+        elif _has_one_model(child):
+            yield child
+        elif depth:
+            yield from _models_in(child, depth - 1)
+
+
+def _has_one_model(folder: Path) -> bool:
+    """False for a folder of several quantizations, and for one without any."""
+    if any(any(folder.glob(pattern)) for pattern in OTHER_WEIGHTS):
+        return (folder / "config.json").is_file()
+    files = [file for file in folder.glob(f"*{SUFFIX}") if is_model(file.name)]
+    return len(files) == 1 or (not files and (folder / "config.json").is_file())
 
 
 def _name_of(path: Path) -> str:

@@ -1,16 +1,18 @@
 """Which model a request means: by its body, its query, a header, or because there is only one."""
 
-from typing import Any
+from math import inf
 from urllib.parse import unquote
 
 import msgspec
 from msgspec import Raw
 from starlette.requests import Request
 
+from extras.models.config import LONGEST_S, parse_duration
 from extras.models.model_table import ModelTable
 from extras.ollama.endpoints import LATEST
 from frontend.errors import not_found
-from messages.errors import bad_request
+from frontend.http.field_names import shown
+from messages.errors import bad_request, cut
 
 OLLAMA = "/api/"
 
@@ -19,15 +21,17 @@ OWNED = ("/requests/", "/v1/responses/", "/v1/files/", "/v1/batches/")
 
 NOTHING = (b"", b'""', b"[]", b"null")
 
-MAX_SHOWN_CHARS = 200
+MAX_NAME_BYTES = 4096
+MAX_KEEP_ALIVE_BYTES = 256
 
 
 class NamedBody(msgspec.Struct):
-    """The fields of a body that are read here. Ollama's clients may send `name` for `model`."""
+    """The fields of a body that are read here, undecoded: a client may write anything of any size into them."""
 
-    model: Any = None
-    name: Any = None
-    keep_alive: Any = None
+    model: Raw = Raw()
+    name: Raw = Raw()
+    """Ollama's clients may send it for `model`, or both."""
+    keep_alive: Raw = Raw()
     prompt: Raw = Raw()
     suffix: Raw = Raw()
     messages: Raw = Raw()
@@ -35,10 +39,40 @@ class NamedBody(msgspec.Struct):
     @property
     def has_prompt(self) -> bool:
         """False for bodies by which Ollama's clients load or unload a model."""
-        return any(bytes(field) not in NOTHING for field in (self.prompt, self.suffix, self.messages))
+        return any(bytes(memoryview(field)[:5]) not in NOTHING for field in (self.prompt, self.suffix, self.messages))
+
+    def named(self, *, is_ollama: bool) -> str:
+        """Returns the model's name, "" without one. Raises `RequestError` (400) for two different ones."""
+        names = {text for field in (self.model, self.name)[: 1 + is_ollama] if (text := _text(field))}
+        if len(names) > 1:
+            raise bad_request("model and name are two different models, send one of them", "model")
+        return "".join(names)
+
+    def keep_alive_s(self) -> float | None:
+        """Returns how long the model stays loaded, `inf` for ever, `None` by default. Raises `RequestError` (400)."""
+        try:
+            value = _decode_keep_alive(memoryview(self.keep_alive)[: MAX_KEEP_ALIVE_BYTES + 1] or b"null")
+            seconds = parse_duration(value) if isinstance(value, str) else value
+        except msgspec.DecodeError:
+            text = f"{shown(self.keep_alive)} is not a time: expected seconds, or a text such as 90s, 5m, 1h30m or -1"
+            raise bad_request(f"keep_alive: {text}", "keep_alive") from None
+        except ValueError as error:
+            raise bad_request(f"keep_alive: {error}", "keep_alive") from None
+        return inf if seconds is not None and not 0 <= seconds <= LONGEST_S else seconds
 
 
 _decoder = msgspec.json.Decoder(NamedBody)
+_decode_keep_alive = msgspec.json.Decoder(float | str | None).decode
+
+
+def _text(field: Raw) -> str:
+    """Returns the text of a field, cut if it is longer than a name may be; "" if it is none."""
+    if bytes(memoryview(field)[:1]) != b'"':
+        return ""
+    try:
+        return msgspec.json.decode(field, type=str) if len(memoryview(field)) <= MAX_NAME_BYTES else shown(field)
+    except msgspec.DecodeError:
+        return ""
 
 
 def read_named(body: bytes) -> NamedBody:
@@ -55,11 +89,10 @@ def find_models(table: ModelTable, request: Request, path: str, body: NamedBody)
     Raises `RequestError`: 404 for an unknown model, 400 if the request does not say which one it means.
     """
     is_ollama = path.startswith(OLLAMA)
-    named = body.model or (is_ollama and body.name)
     wanted = (
-        named
-        if isinstance(named, str)
-        else request.query_params.get("model") or unquote(request.headers.get("x-model", ""))
+        body.named(is_ollama=is_ollama)
+        or request.query_params.get("model")
+        or unquote(request.headers.get("x-model", ""))
     )
     if wanted:
         return [find_model(table, wanted, is_ollama=is_ollama)]
@@ -77,9 +110,7 @@ def find_model(table: ModelTable, wanted: str, *, is_ollama: bool = False) -> st
     """Returns the model with this name. Raises `RequestError` (404)."""
     found = table.find(wanted) or (is_ollama and table.find(wanted.removesuffix(LATEST)))
     if not found:
-        raise not_found(
-            f"The model `{wanted[:MAX_SHOWN_CHARS]}` does not exist: {_names(table)}", "model_not_found", "model"
-        )
+        raise not_found(f"The model `{cut(wanted)}` does not exist: {_names(table)}", "model_not_found", "model")
     return found
 
 

@@ -9,11 +9,13 @@ import msgspec
 from msgspec import Meta
 
 from messages.config.server import Config, ExtraConfig
-from messages.errors import UsageError
+from messages.errors import UsageError, quoted
 
 UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
-PART = rf"(\d+(?:\.\d*)?|\.\d+)({'|'.join(UNIT_S)})"
-DURATION = re.compile(rf"([+-]?)((?:{PART})+)")
+NUMBER = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+PART = re.compile(rf"{NUMBER}({'|'.join(UNIT_S)})")
+DURATION = re.compile(rf"([+-]?)({NUMBER}|(?:{NUMBER}(?:{'|'.join(filter(None, UNIT_S))}))+)")
+MAX_DURATION_CHARS = 32
 FOR_EVER_S = -1.0
 LONGEST_S = 2**63 / 1e9
 """Ollama's longest time, 292 years: a longer one is for ever, as a date could not be shown."""
@@ -33,6 +35,11 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """It is loaded at the start."""
     is_on_hub: bool = False
     """It is not a file on this machine, at most one in the hub's cache."""
+
+    @property
+    def path(self) -> Path:
+        """The model's file or directory."""
+        return Path(next(iter(self.flags), "").removeprefix("--model="))
 
 
 class ModelsConfig(ExtraConfig, frozen=True, kw_only=True):
@@ -90,10 +97,10 @@ def parse_duration(text: str) -> float:
 
     Raises `ValueError`, with a sentence.
     """
-    found = DURATION.fullmatch(text.strip())
+    found = DURATION.fullmatch(text.strip()) if len(text) <= MAX_DURATION_CHARS else None
     if found is None:
-        raise ValueError(f"{text!r} is not a time: expected seconds, or a text such as 90s, 5m, 1h30m or -1")
-    seconds = sum(float(number) * UNIT_S[unit] for number, unit in re.findall(PART, found[2]))
+        raise ValueError(f"{quoted(text)} is not a time: expected seconds, or a text such as 90s, 5m, 1h30m or -1")
+    seconds = sum(float(number) * UNIT_S[unit] for number, unit in PART.findall(found[2]))
     return FOR_EVER_S if (found[1] == "-" and seconds) or seconds > LONGEST_S else seconds
 
 

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from extras.models.config import ModelEntry, ModelsConfig
 from extras.models.messages import Description
-from messages.errors import SluiceError
+from extras.models.model_keys import model_flags
+from messages.errors import SluiceError, cut
 from runtime.run_dir import RunDir
 from scheduler_proc.computing.hf_config import read_hf_config
 from supervisor.console import Console
@@ -24,6 +25,7 @@ CACHE_SHARE = 8
 of full length needs more."""
 
 LARGEST_BYTES = 1 << 60
+MAX_ERROR_CHARS = 2000
 
 log = logging.getLogger("sluice.models")
 
@@ -41,10 +43,12 @@ def write_description(section: ModelsConfig, entry: ModelEntry, directory: Path,
     except SluiceError as error:
         if entry.is_on_hub and not may_fetch:
             return
-        description = Description(error=str(error))
+        description = Description(error=str(error)[:MAX_ERROR_CHARS])
+    except MemoryError:
+        description = Description(error="its files cannot be read: that takes too much memory")
     except Exception as error:
         log.exception("the files of %s cannot be read", entry.name)
-        description = Description(error=f"its files cannot be read: {type(error).__name__}: {error}")
+        description = Description(error=f"its files cannot be read: {type(error).__name__}: {cut(str(error))}")
     file = directory / FILE_NAME
     file.with_suffix(".part").write_bytes(msgspec.json.encode(description))
     file.with_suffix(".part").rename(file)
@@ -52,7 +56,7 @@ def write_description(section: ModelsConfig, entry: ModelEntry, directory: Path,
 
 def read_stamp(entry: ModelEntry) -> int:
     """Returns a number for the present files of a model; 0 for a model of the hub, or if there are none."""
-    path = Path(entry.flags[0].removeprefix("--model="))
+    path = entry.path
     try:
         stats = [file.stat() for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
     except OSError:
@@ -74,7 +78,7 @@ def _describe(section: ModelsConfig, entry: ModelEntry, files: RunDir) -> Descri
     from scheduler_proc.computing.load_runner import measure_model
     from scheduler_proc.computing.model.families.registry import needs_transformers
 
-    config = build_config(parse_flags([*section.shared_flags, *entry.flags]), Console())
+    config = build_config(parse_flags(model_flags(section.shared_flags, entry)), Console())
     config = replace(config, facts=move_temporary(config.facts, files.path))
     cache, num_engines = config.cache, max(1, config.run.data_parallel)
     is_sized = cache.kv_cache_memory_gb is not None or cache.num_pages is not None

@@ -77,6 +77,7 @@ class RouterApi:
         self._table = table
         self._loads = loads
         self._forwarder = forwarder
+        self._keys = forwarder.keys
         self._processes = processes
         self._gauges = gauges
         self._names = BodyDecoder(ModelName)
@@ -109,7 +110,9 @@ class RouterApi:
     async def _read_name(self, request: Request) -> str:
         body = self._names.decode(await read_body(request, MAX_BODY_BYTES))
         await self._forwarder.wait_known()
-        return find_model(self._table, body.model)
+        name = find_model(self._table, body.model)
+        self._keys.check(name, request.scope["headers"])
+        return name
 
 
 def serving(api: RouterApi) -> list[Endpoint]:

@@ -2,16 +2,15 @@
 
 import asyncio
 import time
-from math import inf
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from extras.models.chosen_model import NamedBody, find_models, read_named
-from extras.models.config import parse_duration
+from extras.models.chosen_model import find_models, read_named
 from extras.models.loads import Lease, Loads
+from extras.models.model_keys import ModelKeys
 from extras.models.model_table import ModelTable
-from extras.models.upstream import Call, Connection, UpstreamGoneError, Upstreams
+from extras.models.upstream import Call, Connection, UpstreamGoneError
 from extras.ollama.reply import AnswerLines, Piece, chat_line, now, prompt_line
 from frontend.errors import UnavailableError
 from frontend.http.access import SAFE_METHODS, is_local
@@ -20,7 +19,6 @@ from frontend.http.responses import JsonReply
 from frontend.http.stream import write_body, write_until_gone
 from frontend.requests.trace import RequestTrace, trace_of
 from messages.config.server import HttpConfig
-from messages.errors import bad_request
 
 MAX_TRIES = 3
 """How often a request is sent if the server ends before the head of its response."""
@@ -43,10 +41,11 @@ class Forwarder:
     """`open`: the responses that have not been written to their end; without `watchers`, those of requests that only
     look at a loaded model."""
 
-    def __init__(self, table: ModelTable, loads: Loads, upstreams: Upstreams, http: HttpConfig, hold_s: float):
+    def __init__(self, table: ModelTable, loads: Loads, keys: ModelKeys, http: HttpConfig, hold_s: float):
         self._table = table
+        self.keys = keys
         self.loads = loads
-        self.upstreams = upstreams
+        self.upstreams = table.upstreams
         self._max_body_bytes = int(http.max_body_mb * 2**20)
         self.root_path = f"/{http.root_path.strip('/')}".rstrip("/")
         self._hold_s = hold_s
@@ -62,11 +61,17 @@ class Forwarder:
         body = await read_body(request, self._max_body_bytes, needs_type=False)
         await self.wait_known()
         named = read_named(body)
-        names = find_models(self._table, request, trace.path, named)
-        keep_alive_s = None if named.keep_alive is None else _keep_alive_s(named)
+        found = find_models(self._table, request, trace.path, named)
+        names = self.keys.opened(found, request.scope["headers"])
+        keep_alive_s = named.keep_alive_s()
         if keep_alive_s == 0 and trace.path in LINES and not named.has_prompt:
             self.loads.unload(names[0])
-            fields = {"model": named.model, "created_at": now(), "done": True, "done_reason": "unload"}
+            fields = {
+                "model": named.named(is_ollama=True) or names[0],
+                "created_at": now(),
+                "done": True,
+                "done_reason": "unload",
+            }
             return JsonReply(LINES[trace.path](Piece(), fields))
         call = Call(request.method, self._target(request.scope), _headers(request.scope, trace), body)
         return Forwarded(self, names, call, trace, keep_alive_s)
@@ -183,11 +188,3 @@ def _with_load(call: Call, lease: Lease) -> Call:
     if lease.load_ms is None:
         return call
     return call._replace(headers=[*call.headers, (b"x-model-load-ns", b"%d" % (lease.load_ms * 1e6))])
-
-
-def _keep_alive_s(named: NamedBody) -> float:
-    try:
-        keep_alive_s = parse_duration(str(named.keep_alive))
-    except ValueError as error:
-        raise bad_request(f"keep_alive: {error}", "keep_alive") from None
-    return inf if keep_alive_s < 0 else keep_alive_s

@@ -5,11 +5,9 @@ It computes nothing and uses no GPU, so that its forks can. Servers that run out
 
 import gc
 import logging
-import os
 import re
 import select
 import shlex
-import signal
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -19,17 +17,14 @@ import msgspec
 import setproctitle
 
 from extras.models.config import ModelEntry, ModelsConfig
-from extras.models.description import read_description, write_description
-from extras.models.messages import DescribeModel, Description, Models, StartModel, StopModel, ToHost, WatchModels
+from extras.models.descriptions import Descriptions
+from extras.models.messages import DescribeModel, Models, StartModel, StopModel, ToHost, WatchModels
 from extras.models.model_server import ModelServer
 from messages.channels import AskServer
 from messages.control.processes import SUCCESSOR
 from runtime.extras import load_parts
-from runtime.forked_process import fork
-from runtime.lifeline import ask_for_death_signal
 from runtime.process import BEAT_INTERVAL_S, ProcessLink, run_process
 from scheduler_proc.computing.torch_import import import_torch
-from supervisor.child import how_it_ended
 from supervisor.console import Console
 from supervisor.manifest import library_versions
 
@@ -62,16 +57,12 @@ class Host:
         }
         self._channel: AskServer[ToHost] = AskServer(link.run_dir.socket("models"), ToHost)
         self._watchers: set[bytes] = set()
-        self._to_describe = [name for name, server in self._servers.items() if server.report.description is None]
-        self._asked: set[str] = set()
-        """Models that may be fetched from the hub."""
-        self._describing: tuple[str, int, int] | None = None
-        """The model that is described now, the process that does, and its descriptor."""
         self._watched: set[int] = set()
         link.add_channel(self._channel)
         for server in self._servers.values():
             server.find_running()
         self._told = Models(())
+        self._descriptions = Descriptions(self._section, self._servers, self._warn)
 
     def turn(self) -> None:
         """Handles everything that has happened, and waits for more."""
@@ -80,13 +71,13 @@ class Host:
         self._publish()  # a start is seen before its end
         for server in self._servers.values():
             server.look(self._console)
-        self._describe()
+        self._descriptions.advance(may_start=not self._link.is_stopping)
         self._publish()
         self._watch()
         self._console.flush()
         self._link.beat(dict)
-        due_in_s = min([BEAT_INTERVAL_S, *(server.due_in_s() for server in self._servers.values())])
-        self._link.wait(due_in_s)
+        owners = (self._descriptions, *self._servers.values())
+        self._link.wait(min([BEAT_INTERVAL_S, *(owner.due_in_s() for owner in owners)]))
         self._link.receive_control()
 
     def close(self) -> None:
@@ -113,43 +104,19 @@ class Host:
             return
         match message:
             case DescribeModel(name):
-                self._asked.add(name)
                 if server.report.description is None or server.report.description.error:
                     server.note_description(None)
-                    self._to_describe = [name, *(other for other in self._to_describe if other != name)]
+                    self._descriptions.want(name, may_fetch=True)
             case StartModel(name) if server.is_outdated:
                 server.note_description(None)
-                self._to_describe.insert(0, name)
+                self._descriptions.want(name, may_fetch=False)
             case StartModel():
                 server.start()
             case StopModel():
                 server.stop()
 
-    def _describe(self) -> None:
-        """Describes one model after another, each in a process of its own."""
-        if self._describing is not None:
-            name, pid, descriptor = self._describing
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if not ended:
-                return
-            os.close(descriptor)
-            self._describing, server = None, self._servers[name]
-            description = read_description(server.directory)
-            if status:
-                ending = how_it_ended(os.waitstatus_to_exitcode(status))
-                description = Description(error=f"its files cannot be read: the process that read them {ending}")
-            if description is not None and description.error:
-                self._console.say_of(name, f"cannot be served: {description.error}", "warning")
-            server.note_description(description)
-        if self._to_describe and not self._link.is_stopping:
-            server = self._servers[self._to_describe.pop(0)]
-            own_pid = os.getpid()
-            pid = fork(lambda: self._run_description(server, own_pid), f"sluice reads {server.entry.name}", (0, 2, 2))
-            self._describing = server.entry.name, pid, os.pidfd_open(pid)
-
-    def _run_description(self, server: ModelServer, own_pid: int) -> None:
-        ask_for_death_signal(own_pid, signal.SIGKILL)
-        write_description(self._section, server.entry, server.directory, may_fetch=server.entry.name in self._asked)
+    def _warn(self, name: str, text: str) -> None:
+        self._console.say_of(name, text, "warning")
 
     def _publish(self) -> None:
         models = Models(tuple(server.report for server in self._servers.values()))
@@ -161,7 +128,7 @@ class Host:
     def _watch(self) -> None:
         """Makes the link's `wait` return when a process ends or writes."""
         wanted = {one for server in self._servers.values() for one in server.descriptors}
-        wanted |= {self._describing[2]} if self._describing else set()
+        wanted |= self._descriptions.descriptors
         for descriptor in self._watched - wanted:
             self._link.waiter.remove_descriptor(descriptor)
         for descriptor in wanted - self._watched:

@@ -1,5 +1,6 @@
 """The lists of models and their states: OpenAI's `/v1/models` and the `/models` of llama.cpp's router."""
 
+import re
 import time
 from collections.abc import Iterable
 from math import inf
@@ -17,8 +18,10 @@ from frontend.errors import not_found
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import JsonReply
 from messages.config.server import ModelFacts
+from messages.errors import cut
 
-SECRETS = ("--api-key", "--admin-key")
+SECRET = re.compile(r"--api-key|--admin-key|[^@/]*//[^@/]*@")
+"""A key, or an address with a password."""
 
 Entry = dict[str, Any]
 """A card as in `/v1/models` of one model, with the state. `size`: bytes of the weights and the KV cache once loaded.
@@ -31,7 +34,7 @@ class ModelLists:
     def __init__(self, table: ModelTable, residency: Residency, entries: Iterable[ModelEntry]):
         self._table = table
         self._residency = residency
-        self._flags = {entry.name: [flag for flag in entry.flags if not flag.startswith(SECRETS)] for entry in entries}
+        self._flags = {entry.name: [flag for flag in entry.flags if not SECRET.match(flag)] for entry in entries}
         self._created_s = int(time.time())
 
     async def models(self, request: Request) -> JsonReply:
@@ -49,7 +52,7 @@ class ModelLists:
         for entry in self._all():
             if entry["id"] == wanted:
                 return JsonReply(entry)
-        raise not_found(f"The model `{wanted[:200]}` does not exist", "model_not_found", "model")
+        raise not_found(f"The model `{cut(wanted)}` does not exist", "model_not_found", "model")
 
     def _all(self) -> list[Entry]:
         entries: list[Entry] = []

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from extras.models.config import ModelEntry
-from extras.models.messages import DescribeModel, Models, StartModel, StopModel, ToHost
+from extras.models.messages import DescribeModel, ModelReport, Models, StartModel, StopModel, ToHost
 from extras.models.model_table import ModelState, ModelTable
-from extras.models.residency import Plan, Residency
+from extras.models.residency import ORDER_S, Plan, Residency
 from frontend.errors import UnavailableError
 from messages.errors import ErrorInfo, RequestError
 
@@ -60,6 +60,8 @@ class Loads:
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_leaving = False
         """Another router decides now what is unloaded without need."""
+        self._looks: dict[str, float] = {}
+        """When the host was asked to read files again; what it reported before it got the order is not the answer."""
         table.on_change = self.advance
         table.on_failure = self._note_failure
         table.on_served = lambda name: residency.note_ready(name, time.monotonic())
@@ -71,7 +73,7 @@ class Loads:
     def update(self, models: Models) -> None:
         """Takes a report of the host; with the first one, loads the models that are to be loaded at the start."""
         before, is_first = self._table.reports, not self._table.is_known.is_set()
-        self._residency.update(models)
+        self._residency.update(Models(tuple(map(self._without_old_error, models.models))))
         for name, process in ((report.name, report.process) for report in models.models):
             if is_first or (process == "none" and before[name].process != process):
                 keep_alive_s = self._entries[name].keep_alive_s
@@ -159,8 +161,17 @@ class Loads:
         report = self._table.reports[name]
         if name not in self._waiting and (report.description is None or report.description.error):
             self._ask(DescribeModel(name))
+            self._looks[name] = time.monotonic()
             self._residency.update(Models((replace(report, description=None),)))
         return self._waiting.setdefault(name, [])
+
+    def _without_old_error(self, report: ModelReport) -> ModelReport:
+        """The host reports that it reads a model's files before it reports their error."""
+        is_old = time.monotonic() - self._looks.get(report.name, -inf) < ORDER_S
+        if is_old and report.description is not None and report.description.error:
+            return replace(report, description=None)
+        self._looks.pop(report.name, None)
+        return report
 
     async def _stop(self, name: str) -> None:
         """Stops the model's server, unless it has requests that are not of this router, such as background ones."""

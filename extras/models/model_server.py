@@ -119,7 +119,7 @@ class ModelServer:
         self._relay(output, console)
         if not self.report.url:
             with suppress(OSError):
-                self._set(url=self.run_dir.address_file.read_text(encoding="ascii").strip())
+                self._set(url=self.run_dir.address_file.read_text(encoding="utf-8").strip())
         if has_ended:
             self._note_end(console)
         elif time.monotonic() >= self._kill_at_s:
@@ -164,7 +164,7 @@ class ModelServer:
         began_s = time.monotonic()
         config = self._config()
         run = msgspec.structs.replace(config.run, run_dir=str(self.run_dir.path))
-        http = msgspec.structs.replace(config.http, port=0)
+        http = msgspec.structs.replace(config.http, port=0, is_private=True)
         config = msgspec.structs.replace(config, run=run, http=http)
         console = _LauncherConsole()
         console.is_json = run.log_format == "json"

@@ -59,7 +59,7 @@ class ModelTable:
     and with the error."""
 
     def __init__(self, upstreams: Upstreams):
-        self._upstreams = upstreams
+        self.upstreams = upstreams
         self._servers: dict[str, _Server] = {}
         self._configs: dict[str, tuple[int, Config]] = {}
         """By file, with the pid of the server when it was read."""
@@ -135,20 +135,20 @@ class ModelTable:
 
     async def _ask_health(self, url: str) -> tuple[int, dict[str, _Process]]:
         with contextlib.suppress(UpstreamGoneError, msgspec.DecodeError):
-            status, body = await self._upstreams.fetch(url, "/health")
+            status, body = await self.upstreams.fetch(url, "/health")
             return status, msgspec.json.decode(body, type=_Health).processes
         return 0, {}
 
     def suspect(self, name: str, url: str) -> None:
         """Checks a server that has closed a connection: it may have ended, or one of its processes."""
-        self._upstreams.forget(url)
+        self.upstreams.forget(url)
         server = self._servers.get(name)
         if server is not None and url == self.url(name):
             self._begin_poll(server)
 
     def _drop(self, server: _Server, error: str) -> None:
         del self._servers[server.name]
-        self._upstreams.forget(server.url)
+        self.upstreams.forget(server.url)
         if server.poll is not None:
             server.poll.cancel()
         if error and not server.has_served:

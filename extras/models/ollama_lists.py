@@ -1,17 +1,20 @@
 """Ollama's endpoints about models in the router, which load no model: `/api/tags`, `/api/ps` and `/api/show`."""
 
+import hashlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 
 from starlette.requests import Request
 
 from extras.models.chosen_model import find_model
+from extras.models.config import ModelEntry
 from extras.models.lists import expires_at
 from extras.models.model_table import ModelTable
 from extras.models.residency import Residency
 from extras.ollama.body import ModelBody
 from extras.ollama.errors import OLLAMA_ERRORS
-from extras.ollama.models import NEVER, LocalModels, Shown, ShownModel
+from extras.ollama.models import NEVER, Details, LocalModel, LocalModels, Shown, ShownModel, rfc3339
 from extras.ollama.part import plain_routes
 from frontend.errors import UnavailableError
 from frontend.http.body import BodyDecoder, read_body
@@ -19,21 +22,26 @@ from frontend.http.endpoint import Endpoint
 from frontend.http.field_names import NameRules
 from frontend.http.responses import JsonReply
 from frontend.parsing.model_format import load_model_format
+from runtime.gguf.gguf_file import SUFFIX
+from runtime.model_files import is_weight_file
 
 MAX_BODY_BYTES = 65536
 
 
 class OllamaLists:
-    def __init__(self, table: ModelTable, residency: Residency):
+    def __init__(self, table: ModelTable, residency: Residency, entries: Iterable[ModelEntry]):
         self._table = table
+        self._paths = {entry.name: entry.path for entry in entries if not entry.is_on_hub}
         self._residency = residency
         self._decoder = BodyDecoder(ModelBody, NameRules(renamed={"name": "model"}))
         self._shown: dict[str, ShownModel] = {}
         """By the file of the model's configuration."""
 
     async def tags(self, request: Request) -> JsonReply:
-        """Returns the models whose files are on this machine."""
-        return JsonReply(LocalModels([shown.local(name) for name, shown in self._known(self._table.names)]))
+        """Returns the models whose files are on this machine, also those that have not been read yet."""
+        known = {name: shown.local(name) for name, shown in self._known(self._table.names)}
+        models = (known.get(name) or self._unread(name) for name in self._table.names)
+        return JsonReply(LocalModels([model for model in models if model]))
 
     async def running(self, request: Request) -> JsonReply:
         return JsonReply(
@@ -53,6 +61,30 @@ class OllamaLists:
         for _, shown in self._known([name]):
             return JsonReply(shown.shown(body.model))
         raise UnavailableError(f"the files of the model {name} have not been read yet", "loading")
+
+    def _unread(self, name: str) -> LocalModel | None:
+        """Returns what is known of a model before its files are read; `None` if they are elsewhere or faulty."""
+        path = self._paths.get(name)
+        if path is None or self._table.reports[name].description:
+            return None
+        with suppress(OSError, ValueError, IndexError):  # the last ones: without weights
+            files = [file for file in path.iterdir() if is_weight_file(file.name)] if path.is_dir() else [path]
+            stats = [file.stat() for file in files]
+            details = Details(
+                format="gguf" if files[0].suffix == SUFFIX else "safetensors",
+                family="",
+                families=(),
+                quantization_level="",
+            )
+            return LocalModel(
+                name=name,
+                model=name,
+                modified_at=rfc3339(max(stat.st_mtime for stat in stats)),
+                size=sum(stat.st_size for stat in stats),
+                digest=hashlib.sha256(repr(stats).encode()).hexdigest(),
+                details=details,
+            )
+        return None
 
     def _known(self, names: Iterable[str]) -> Iterator[tuple[str, ShownModel]]:
         for name in names:

@@ -12,6 +12,7 @@ from extras.models.lists import ModelLists, make_lists
 from extras.models.loads import Loads
 from extras.models.messages import ModelReport, Models, ToHost, WatchModels
 from extras.models.metrics import RouterMetrics, make_metrics
+from extras.models.model_keys import ModelKeys
 from extras.models.model_table import ModelTable
 from extras.models.ollama_lists import OllamaLists, make_ollama_lists
 from extras.models.residency import Residency
@@ -50,14 +51,16 @@ class ModelRouter(Front):
         hold_s = config.run.restart_hold_s
         max_waiting = config.scheduling.max_queued_requests
         self._loads = Loads(self._settings.entries, self._table, residency, self._ask, hold_s, max_waiting)
-        self._forwarder = Forwarder(self._table, self._loads, self._upstreams, config.http, hold_s)
+        keys = ModelKeys(config.http, self._settings.entries)
+        rules.keys = keys.any
+        self._forwarder = Forwarder(self._table, self._loads, keys, config.http, hold_s)
         requests = HttpRequests()
         api = RouterApi(link, self._table, self._loads, self._forwarder, self._processes, self.gauges)
         metrics = RouterMetrics(self._table, self._loads, residency, self._upstreams, [requests])
         endpoints = [
             *serving(api),
             *make_lists(ModelLists(self._table, residency, self._settings.entries)),
-            *make_ollama_lists(OllamaLists(self._table, residency)),
+            *make_ollama_lists(OllamaLists(self._table, residency, self._settings.entries)),
             *make_metrics(metrics),
             *forwarding(self._forwarder),
         ]

@@ -1,10 +1,9 @@
-"""HTTP/1.1 connections to the models' servers: they are reused, with one request at a time on each."""
+"""HTTP/1.1 connections to the models' Unix sockets: they are reused, with one request at a time on each."""
 
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import httptools
 
@@ -27,8 +26,8 @@ class Call(NamedTuple):
     headers: Headers = ()
     body: bytes = b""
 
-    def encode(self, host: str) -> bytes:
-        lines = [b"%b %b HTTP/1.1" % (self.method.encode(), self.target), b"host: " + host.encode()]
+    def encode(self) -> bytes:
+        lines = [b"%b %b HTTP/1.1" % (self.method.encode(), self.target), b"host: localhost"]
         lines += [name + b": " + value for name, value in self.headers]
         if self.body:
             lines.append(b"content-length: %d" % len(self.body))
@@ -55,14 +54,14 @@ class Connection:
         """True between two requests, while the server keeps the connection open."""
         return self._can_persist and not self._reader.at_eof()
 
-    async def call(self, call: Call, host: str) -> None:
+    async def call(self, call: Call) -> None:
         """Sends a request and waits for the head of its response; the one before has been read to its end.
 
         Raises `UpstreamGoneError`, also for the refusal of a server that ends; the connection is closed then.
         """
         self._call = call
         self._has_head = self._is_complete = self._can_persist = False
-        self._writer.write(call.encode(host))
+        self._writer.write(call.encode())
         try:
             while not self._has_head:
                 await self._feed()
@@ -118,21 +117,20 @@ class Connection:
 class Upstreams:
     def __init__(self) -> None:
         self._idle: dict[str, list[Connection]] = defaultdict(list)
-        """By url."""
+        """By url, `unix:PATH`."""
 
     async def open(self, url: str, call: Call) -> Connection:
         """Sends a request, waits for the head of its response and returns the connection.
 
         Raises `UpstreamGoneError`, also if a connection that was open already has been closed just now.
         """
-        address = urlsplit(url)
         idle = self._idle[url] = [each for each in self._idle[url] if each.is_reusable]
         try:
-            streams = () if idle else await asyncio.open_connection(address.hostname, address.port)
-        except (OSError, ValueError) as error:
+            streams = () if idle else await asyncio.open_unix_connection(url.removeprefix("unix:"))
+        except OSError as error:
             raise UpstreamGoneError from error
         connection = Connection(*streams) if streams else idle.pop()
-        await connection.call(call, address.netloc)
+        await connection.call(call)
         return connection
 
     def release(self, url: str, connection: Connection) -> None:

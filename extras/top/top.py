@@ -4,6 +4,7 @@ import argparse
 import http.client
 import json
 import shutil
+import socket
 import ssl
 import sys
 import time
@@ -129,7 +130,10 @@ def merge(state: Json, event: Json) -> None:
 
 
 def _connect(server: RunningServer) -> http.client.HTTPConnection:
-    url = urlsplit(server.run_dir.address_file.read_text(encoding="utf-8").strip())
+    address = server.run_dir.address_file.read_text(encoding="utf-8").strip()
+    if address.startswith("unix:"):
+        return UnixConnection(address.removeprefix("unix:"), timeout=READ_TIMEOUT_S)
+    url = urlsplit(address)
     assert url.hostname is not None
     if url.scheme == "http":
         return http.client.HTTPConnection(url.hostname, url.port, timeout=READ_TIMEOUT_S)
@@ -138,6 +142,19 @@ def _connect(server: RunningServer) -> http.client.HTTPConnection:
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return http.client.HTTPSConnection(url.hostname, url.port, timeout=READ_TIMEOUT_S, context=context)
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """To a Unix socket; the server of a model among several listens on one."""
+
+    def __init__(self, path: str, *, timeout: float):
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 def _key_headers(config: HttpConfig) -> dict[str, str]:

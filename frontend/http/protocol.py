@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import time
 from collections import deque
 from typing import Any, cast
@@ -25,6 +26,9 @@ LAST_HEAD_TIMEOUT_S = 2.0
 
 LINGER_S = 2.0
 """How long a client may keep sending after its last response, so that it can read the response."""
+
+LOCAL_PEER = "127.0.0.1", 0
+"""The client on a Unix socket: a program of this user on this machine."""
 
 MAX_AHEAD_BYTES = 65536
 """Maximum bytes of further requests that are read while one is answered."""
@@ -71,9 +75,11 @@ class HttpProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
         self._flow = FlowControl(transport)
+        own: socket.socket | None = transport.get_extra_info("socket")
+        is_unix = own is not None and own.family == socket.AF_UNIX
         self._peers = {
             "server": get_local_addr(transport),
-            "client": get_remote_addr(transport),
+            "client": LOCAL_PEER if is_unix else get_remote_addr(transport),
             "scheme": "https" if is_ssl(transport) else "http",
         }
         self._connections.add(self)

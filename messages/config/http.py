@@ -14,6 +14,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for all")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8000
+    is_private: bool = False
+    """It listens on a Unix socket in the run directory, which only this user can reach. Not a flag."""
     sse_keepalive_s: Annotated[
         float, Meta(gt=0, description="seconds of silence after which a stream gets a comment line")
     ] = 15.0

@@ -142,7 +142,8 @@ def list_processes(options: argparse.Namespace, server: RunningServer, line: Adm
         where = {"port": server.config.http.port, "models": server.config.facts.served_names}
         print_json({**where, "run_dir": str(server.run_dir.path), **msgspec.structs.asdict(result)})
     else:
-        print(f"{', '.join(server.config.facts.served_names)} on port {server.config.http.port}")
+        place = server.run_dir.path if server.config.http.is_private else f"port {server.config.http.port}"
+        print(f"{', '.join(server.config.facts.served_names)} on {place}")
         if result.scaling is not None:
             print(scaling_text(result.scaling))
         print(process_table(result.processes))

@@ -43,8 +43,7 @@ def choose_server(run_dir: Path | None, port: int | None) -> RunningServer:
     """Returns the server in `run_dir`, on `port`, or else the only one. Raises `NoServerError`, `WhichServerError`."""
     if run_dir is not None:
         return _open(RunDir(run_dir.absolute()))
-    found = find_whole_servers() if port is None else find_servers()
-    servers = sorted(found, key=lambda server: server.config.http.port)
+    servers = sorted(find_whole_servers(), key=lambda server: server.config.http.port)
     chosen = [server for server in servers if port in (None, server.config.http.port)]
     listing = "\n".join(f"  {server.text}" for server in servers)
     if not servers:

@@ -101,7 +101,9 @@ def test_a_service_is_built_here_and_its_flags_exist(name: str):
     context = (DEPLOY / "docker" / build["context"]).resolve()
     assert (context / build["dockerfile"]) == DOCKERFILE
     assert set(build.get("args", {})) <= {line.split("=")[0] for line in instructions("ARG")}
-    parse_flags(service["command"])
+    http = parse_flags(service["command"])["http"]
+    assert isinstance(http, HttpConfig)
+    assert set(http.allowed_hosts) == {"localhost", name}, "a page of any site could be rebound to it"
     drain_s = RunConfig().drain_timeout_s
     assert float(service["stop_grace_period"].removesuffix("s")) > drain_s
     assert service["healthcheck"]["test"] == ["CMD", *health_check()]

@@ -56,6 +56,14 @@ def body(prompt: str | Sequence[int], **params: Any) -> dict[str, Any]:
     return {"prompt": prompt if isinstance(prompt, str) else list(prompt), "temperature": 0.0, **params}
 
 
+def http_client(url: str) -> httpx.Client:
+    """Returns a client of a server at `http://…`, or at a Unix socket, `unix:PATH`."""
+    if not url.startswith("unix:"):
+        return httpx.Client(base_url=url, timeout=TIMEOUT_S)
+    transport = httpx.HTTPTransport(uds=url.removeprefix("unix:"))
+    return httpx.Client(base_url="http://localhost", transport=transport, timeout=TIMEOUT_S)
+
+
 class RingClient:
     """Talks to one server."""
 
@@ -64,7 +72,8 @@ class RingClient:
         self.run_dir = run_dir
 
     def generate(self, prompt: str | Sequence[int], **params: Any) -> Generated:
-        reply = httpx.post(f"{self.url}/generate", json=body(prompt, stream=False, **params), timeout=TIMEOUT_S)
+        with self._client() as client:
+            reply = client.post("/generate", json=body(prompt, stream=False, **params))
         assert reply.status_code == 200, reply.text
         return msgspec.convert(reply.json(), Generated)
 
@@ -83,7 +92,14 @@ class RingClient:
         return httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S, limits=limits)
 
     def health(self) -> dict[str, Any]:
-        return httpx.get(f"{self.url}/health", timeout=TIMEOUT_S).json()
+        return self._get("/health").json()
+
+    def _get(self, path: str) -> httpx.Response:
+        with self._client() as client:
+            return client.get(path)
+
+    def _client(self) -> httpx.Client:
+        return http_client(self.url)
 
     def instruct(self, process: str, command: ProcessCommand | Fault, timeout_s: float = TIMEOUT_S) -> ProcessResult:
         """Sends an instruction to one process, as an operator would."""
@@ -127,13 +143,13 @@ class RingClient:
 
     def num_continued(self) -> float:
         """Returns the number of requests that were continued after a process died."""
-        text = httpx.get(f"{self.url}/metrics", timeout=TIMEOUT_S).text
+        text = self._get("/metrics").text
         (line,) = (line for line in text.splitlines() if line.startswith("sluice_continuations_total"))
         return float(line.split()[-1])
 
     def stalls(self) -> list[str]:
         """Returns the counters of stalls in the metrics that are not 0, as `{kind="edge"} 1.0`."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=TIMEOUT_S).text.splitlines()
+        lines = self._get("/metrics").text.splitlines()
         counters = [
             line.removeprefix("sluice_stalls_total") for line in lines if line.startswith("sluice_stalls_total")
         ]

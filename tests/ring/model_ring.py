@@ -30,7 +30,7 @@ class ModelRing(RingClient):
     def of(self, name: str) -> RingClient:
         """Returns a client of the model's own server, which is loaded."""
         run_dir = RunDir(self.run_dir.path / "models" / name)
-        return RingClient(run_dir.address_file.read_text(encoding="ascii").strip(), run_dir)
+        return RingClient(run_dir.address_file.read_text(encoding="utf-8").strip(), run_dir)
 
     def what_is_left(self) -> dict[str, float]:
         """Same for the router; the process that starts the models has no gauges."""

@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 
 import httpx
+import psutil
 import pytest
 
 from benchmarks.server_process import ROOT, is_running
@@ -204,6 +206,19 @@ def test_models_survive_the_death_of_the_host_and_of_the_router(ring: ModelRing,
         check(ring, expected, "first", "second")
     assert {name: model["pid"] for name, model in ring.health()["models"].items() if "pid" in model} == pids
     check(ring, expected, "third")
+
+
+def test_a_models_server_has_no_port_and_its_socket_is_in_a_private_directory(
+    ring: ModelRing, expected: dict[str, Generated]
+):
+    check(ring, expected, "first")
+    model = ring.of("first")
+    pids = [ring.health()["models"]["first"]["pid"], *(each["pid"] for each in model.health()["processes"].values())]
+    open_ports = [each for pid in pids for each in psutil.Process(pid).net_connections("inet") if each.laddr]
+    assert open_ports == []
+    assert stat.S_ISSOCK(model.run_dir.http_socket.stat().st_mode)
+    assert stat.S_IMODE(model.run_dir.path.stat().st_mode) == 0o700
+    assert "scheduler" in json.loads(launch(ring, "top", "--model", "first", "--json"))["processes"]
 
 
 def test_the_memory_of_the_whole_server_includes_that_of_its_models(ring: ModelRing, expected: dict[str, Generated]):

@@ -19,9 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load.connection import Target, parse_url
+from benchmarks.load.connection import Target
 from benchmarks.result_file import write_result
 from benchmarks.server_process import ProcessMemory, ServerProcess, memory
+from extras.top.top import UnixConnection
 from runtime.run_dir import RunDir
 
 TIMEOUT_S = 120.0
@@ -69,10 +70,9 @@ class Server:
     def models(self) -> dict[str, dict[str, Any]]:
         return {model["id"]: model for model in get(self.target, "/models")["data"]}
 
-    def address(self, name: str) -> Target:
+    def socket(self, name: str) -> Path:
         """Returns where the model's own server listens."""
-        run_dir = RunDir(self.process.run_dir.path / "models" / name)
-        return Target(*parse_url(run_dir.address_file.read_text(encoding="ascii").strip()))
+        return RunDir(self.process.run_dir.path / "models" / name).http_socket
 
     def wait(self, name: str, state: str) -> None:
         while self.models()[name]["status"]["value"] != state:
@@ -113,7 +113,7 @@ def streams(server: Server, num_times: int) -> dict[str, Any]:
     """Returns tokens per second and the time to the first token of one stream, direct and through the router."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for _ in range(num_times + 1):
-        for way, target in (("direct", server.address(NAMES[0])), ("router", server.target)):
+        for way, target in (("direct", server.socket(NAMES[0])), ("router", server.target)):
             began_s = time.perf_counter()
             first_s = 0.0
             for number, _ in enumerate(events(target, NAMES[0], NUM_TOKENS)):
@@ -152,7 +152,7 @@ def accounting(server: Server) -> dict[str, Any]:
     """Returns the bytes that `/models` states for each model, and those that its scheduler has in memory, in MiB."""
     found: dict[str, Any] = {}
     for name, model in server.models().items():
-        gauges = get(server.address(name), "/health")["processes"]["scheduler"]["gauges"]
+        gauges = get(server.socket(name), "/health")["processes"]["scheduler"]["gauges"]
         measured = {key: gauges[key] for key in gauges if key.endswith("_bytes")}
         stated = {key: model[key] for key in ("weight_bytes", "cache_bytes")}
         found[name] = {key: round(value / MIB, 2) for key, value in {**stated, **measured}.items()}
@@ -169,7 +169,7 @@ def first_token_s(target: Target, name: str) -> float:
     return seconds
 
 
-def events(target: Target, name: str, num_tokens: int) -> Iterator[bytes]:
+def events(target: Target | Path, name: str, num_tokens: int) -> Iterator[bytes]:
     """Yields the events of a stream of `num_tokens`."""
     content = {"model": name, "prompt": PROMPT, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
     response = post(target, "/v1/completions", {**content, "stream": True})
@@ -179,15 +179,20 @@ def events(target: Target, name: str, num_tokens: int) -> Iterator[bytes]:
             yield line
 
 
-def post(target: Target, path: str, content: dict[str, Any]) -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
+def connect(target: Target | Path) -> http.client.HTTPConnection:
+    if isinstance(target, Path):
+        return UnixConnection(str(target), timeout=TIMEOUT_S)
+    return http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
+
+
+def post(target: Target | Path, path: str, content: dict[str, Any]) -> http.client.HTTPResponse:
+    connection = connect(target)
     connection.request("POST", path, json.dumps(content), {"Content-Type": "application/json"})
     return connection.getresponse()
 
 
-def get(target: Target, path: str) -> Any:
-    connection = http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
-    with contextlib.closing(connection):
+def get(target: Target | Path, path: str) -> Any:
+    with contextlib.closing(connect(target)) as connection:
         connection.request("GET", path)
         return json.load(connection.getresponse())
 

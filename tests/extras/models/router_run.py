@@ -6,6 +6,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -69,12 +70,14 @@ READY = 200, {"status": "ready", "processes": {}}
 class StandIn:
     """The server of a model: it answers `/health` by itself and keeps all other requests for the test."""
 
-    def __init__(self, health: tuple[int, Any]):
+    def __init__(self, health: tuple[int, Any], path: Path):
         self.health = health
         self.num_looks = 0
         self.arrived: queue.Queue[Arrived] = queue.Queue()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self.url = f"unix:{path}"
         self._connections: list[socket.socket] = []
         self._run(self._accept)
 
@@ -143,6 +146,8 @@ class RouterRun:
         hold_s: float = 15,
         max_waiting: int = 100,
         preloaded: str = "",
+        flags: tuple[str, ...] = (),
+        flags_of: dict[str, tuple[str, ...]] | None = None,
     ):
         self.servers: dict[str, StandIn] = {}
         self.asked: queue.Queue[ToHost] = queue.Queue()
@@ -151,7 +156,10 @@ class RouterRun:
         """What servers answer to `/health` at first."""
         sizes = sizes or {"a": 1, "b": 1}
         self.reports = {name: ModelReport(name, Description("", int(size * GIB), 0)) for name, size in sizes.items()}
-        entries = tuple(ModelEntry(name=name, flags=(), keep_alive_s=-1.0, preload=name == preloaded) for name in sizes)
+        own = dict.fromkeys(sizes, flags) | (flags_of or {})
+        entries = tuple(
+            ModelEntry(name=name, flags=own[name], keep_alive_s=-1.0, preload=name == preloaded) for name in sizes
+        )
         section = ModelsConfig(models=("x",), models_memory_gb=memory_gb, entries=entries)
         config = Config(
             http=http or HttpConfig(port=0),
@@ -222,8 +230,8 @@ class RouterRun:
 
     def start(self, name: str) -> StandIn:
         """Starts the model's server; the router learns of it."""
-        server = StandIn(self.health)
         self._next_pid += 1
+        server = StandIn(self.health, self.launcher.run_dir.path / f"{self._next_pid}")
         self.servers[name] = server
         run_dir = self.launcher.run_dir.path / name
         run_dir.mkdir(exist_ok=True)

@@ -5,11 +5,11 @@ import json
 import os
 import signal
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -24,6 +24,7 @@ from supervisor.client.running import choose_server
 from supervisor.flags import parse_flags
 from supervisor.run import build_config
 from tests.fake_launcher import FakeLauncher
+from tests.ring.client import http_client
 from tests.tiny_llama import write_tiny_llama
 
 pytestmark = [pytest.mark.ring, pytest.mark.timeout(300)]
@@ -83,7 +84,8 @@ class HostClient:
         report = self.wait(name, lambda report: report.url)
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{report.url}/ping", timeout=TIMEOUT_S):
+            with contextlib.suppress(httpx.TransportError), http_client(report.url) as client:
+                client.get("/ping")
                 return report
             assert time.monotonic() < deadline, self.launcher.log_text("extras.models.host")
 
@@ -94,11 +96,8 @@ class HostClient:
 
 def complete(report: ModelReport, prompt: str = "to be", max_tokens: int = 8) -> str:
     body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"{report.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
-        answer = json.load(reply)
+    with http_client(report.url) as client:
+        answer = client.post("/v1/completions", json=body).json()
     assert answer["model"] == report.name
     return answer["choices"][0]["text"]
 

@@ -1,7 +1,9 @@
 """The lists and the metrics of a router whose models' servers are played by the test."""
 
+from pathlib import Path
 from typing import Any
 
+from extras.models.messages import Description
 from tests.extras.models.router_run import LOADING, RouterRun
 from tests.frontend.frontend_run import wait_until
 
@@ -30,6 +32,23 @@ def test_a_model_shows_the_progress_of_its_load_and_why_it_failed():
             "failed": True,
             "error": "its server was killed",
         }
+
+
+def test_models_are_in_ollamas_list_before_their_files_have_been_read(tmp_path: Path):
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"GGUF")
+    with RouterRun(flags=(f"--model={file}",)) as run:
+        run.report("a", description=None)
+        run.report("b", description=Description(error="it is damaged"))
+        wait_until(lambda: "damaged" in run.client.get("/models").text)
+        (model,) = run.client.get("/api/tags").json()["models"]
+        assert (model["name"], model["size"], model["details"]["format"]) == ("a", 4, "gguf")
+
+
+def test_no_flag_with_a_key_or_a_password_is_listed():
+    secret = ("--api-key=k", "--admin-key=k", "--otlp-endpoint=http://me:k@host", "--max-num-seqs=4")
+    with RouterRun(flags=secret) as run:
+        assert listed(run, "a")["status"]["args"] == ["--max-num-seqs=4"]
 
 
 def test_metrics_are_those_of_the_models_that_answer():

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import os
 import select
 import socket
 import threading
@@ -237,6 +238,23 @@ def test_a_request_for_a_model_that_could_not_be_read_waits_for_another_look(run
     run.report("a", description=whole)
 
 
+def test_a_report_from_before_the_order_to_read_files_again_refuses_nothing(run: RouterRun):
+    whole, broken = run.reports["a"].description, Description(error="no weights")
+    run.report("a", description=broken)
+    wait_until(lambda: "no weights" in run.client.get("/models").text)
+    with run.ask({"model": "a"}) as asked:
+        assert run.asked.get(timeout=TIMEOUT_S) == DescribeModel("a")
+        run.report("b", error="another")  # as if the host had sent both before it got the order
+        wait_until(lambda: run.state("b").get("error") == "another")
+        assert run.gauge("on_hold") == 1
+        run.report("a", description=None)
+        wait_until(lambda: "no weights" not in run.client.get("/models").text)
+        run.report("a", description=whole)
+        run.next_server("a").take().answer()
+        assert asked.reply().status_code == 200
+    run.report("b", error="")
+
+
 def test_a_model_that_never_fits_is_refused_with_the_numbers():
     with RouterRun({"a": 1, "big": 5}) as run:
         for path, body in (("/v1/completions", {"model": "big"}), ("/models/load", {"model": "big"})):
@@ -328,8 +346,37 @@ def test_keep_alive_of_a_request_unloads_its_model(run: RouterRun):
     reply = run.client.post("/api/generate", json={"model": "a", "keep_alive": "0s"})
     assert (reply.json()["done_reason"], reply.json()["model"]) == ("unload", "a")
     assert run.asked.empty()
-    reply = run.client.post("/api/generate", json={"model": "a", "keep_alive": "soon"})
+
+
+@pytest.mark.parametrize(
+    "keep_alive", ["soon", "1" * 60 + "x", "1" * 10_000, [1] * 20_000, True, {"a": "b"}, "x" * 100_000, "\u20ac" * 300]
+)
+@pytest.mark.parametrize("path", ["/api/generate", "/v1/completions", "/elsewhere"])
+def test_what_is_no_time_is_refused_and_hardly_shown(run: RouterRun, path: str, keep_alive: Any):
+    before_s = cpu_s(run)
+    reply = run.client.post(path, json={"model": "a", "keep_alive": keep_alive})
     assert reply.status_code == 400
+    assert "keep_alive" in reply.text
+    assert len(reply.content) < 800
+    assert cpu_s(run) - before_s < 1
+    assert run.asked.empty()
+
+
+@pytest.mark.parametrize("model", ["x" * 100_000, [[]] * 30_000, {"a": 1}, "y" * 500])
+def test_a_name_of_any_size_is_neither_decoded_nor_shown(run: RouterRun, model: Any):
+    reply = run.client.post("/api/chat", json={"model": model})
+    assert reply.status_code in (400, 404)
+    assert len(reply.content) < 300
+    assert run.asked.empty()
+
+
+def test_a_model_may_be_named_twice_in_one_way(run: RouterRun):
+    server = run.load("a")
+    with run.ask({"name": "a", "model": "a"}, "/api/chat") as asked:
+        server.take().answer()
+        assert asked.reply().status_code == 200
+    reply = run.client.post("/api/chat", json={"model": "a", "name": "b"})
+    assert (reply.status_code, "two different models" in reply.text) == (400, True)
 
 
 def test_lines_arrive_in_chunks_of_their_own(run: RouterRun):
@@ -490,6 +537,29 @@ def test_keys_are_checked_before_anything_is_loaded():
         run.load("a")
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_models_own_key_is_the_only_one_that_opens_it(is_shared: bool):
+    shared, own = {"Authorization": "Bearer shared"}, {"Authorization": "Bearer own"}
+    http_config = HttpConfig(port=0, api_key=("shared",) * is_shared)
+    with RouterRun(http=http_config, flags_of={"a": ("--api-key=own",)}) as run:
+        for path in ("/v1/completions", "/models/load", "/models/unload"):
+            for headers in (shared, {}):
+                assert run.client.post(path, json={"model": "a"}, headers=headers).status_code == 401
+        assert run.client.post("/api/chat", json={"model": "a", "keep_alive": 0}, headers=shared).status_code == 401
+        assert run.asked.empty()
+        expected = 401 if is_shared else 200
+        assert run.client.post("/models/load", json={"model": "b"}, headers=own).status_code == expected
+        with run.ask({"model": "a"}, headers=own) as asked:
+            run.next_server("a").take().answer()
+            assert asked.reply().status_code == 200
+        with run.ask({"model": "b"}, headers=shared) as asked:
+            run.next_server("b").take().answer()
+            assert asked.reply().status_code == 200
+        with run.ask(b"", "/v1/responses/resp_1", "GET", shared) as asked:  # "a" is not asked
+            run.servers["b"].take().answer()
+            assert asked.reply().status_code == 200
+
+
 def test_a_router_that_is_replaced_finishes_its_streams():
     with RouterRun() as run:
         server = run.load("a")
@@ -542,6 +612,14 @@ def test_the_access_log_names_the_model(run: RouterRun):
     wait_until(lambda: "id=logged" in run.launcher.log_text("frontend"))
     line = next(line for line in run.launcher.log_text("frontend").splitlines() if "id=logged" in line)
     assert "POST /v1/completions 200 model=a" in line
+
+
+def cpu_s(run: RouterRun) -> float:
+    """Returns the processor time of the router so far."""
+    fields = (
+        Path(f"/proc/{run.launcher.processes['frontend'].pid}/stat").read_text(encoding="ascii").split(")")[1].split()
+    )
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_of(run: RouterRun) -> int:

@@ -1,0 +1,55 @@
+"""The keys of a server of several models: a model with an `api-key` of its own has that instead of the shared ones."""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from extras.models.config import ModelEntry
+from frontend.http.keys import Keys, UnauthorizedError, load_keys, read_keys
+from messages.config.http import HttpConfig
+
+FLAGS = {"api_key": "--api-key=", "admin_key": "--admin-key="}
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class ModelKeys:
+    """Raises `BootError` if a key is invalid. `any`: the keys without which nothing is read of a request."""
+
+    def __init__(self, http: HttpConfig, entries: Iterable[ModelEntry]):
+        of_models = {entry.name: _http_of(http, entry) for entry in entries}
+        self._keys = {name: load_keys(each) for name, each in of_models.items()}
+        everywhere = (http, *of_models.values())
+        clients = {key for each in everywhere for key in read_keys("--api-key", each.api_key)}
+        operators = {key for each in everywhere for key in read_keys("--admin-key", each.admin_key)}
+        self.any = Keys(clients if http.api_key else (), operators)
+
+    def check(self, name: str, headers: Headers) -> None:
+        """Raises `RequestError` (401) if the request has none of the model's keys."""
+        self._keys[name].check("client", headers)
+
+    def opened(self, names: Sequence[str], headers: Headers) -> list[str]:
+        """Returns the models whose keys the request has. Raises `RequestError` (401) if there are none."""
+        opened: list[str] = []
+        for name in names:
+            try:
+                self.check(name, headers)
+                opened.append(name)
+            except UnauthorizedError:
+                if name == names[-1] and not opened:
+                    raise
+        return opened
+
+
+def model_flags(shared: Iterable[str], entry: ModelEntry) -> list[str]:
+    """Returns all flags of a model: of the shared keys, those of which it has none of its own."""
+    own = tuple(start for start in FLAGS.values() if any(flag.startswith(start) for flag in entry.flags))
+    return [*(flag for flag in shared if not flag.startswith(own)), *entry.flags]
+
+
+def _http_of(http: HttpConfig, entry: ModelEntry) -> HttpConfig:
+    own = {
+        name: tuple(flag.removeprefix(start) for flag in entry.flags if flag.startswith(start))
+        for name, start in FLAGS.items()
+    }
+    return replace(http, **{name: keys for name, keys in own.items() if keys})
