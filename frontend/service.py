@@ -136,8 +136,10 @@ class Service:
                 for message in request.messages(trace.received_ns):
                     self.check_admission()
                     params = msgspec.structs.replace(message.sampling_params, is_streamed=is_streamed)
+                    uid = self.registry.next_uid()
+                    group = opened[0].uid if opened else uid
                     message = msgspec.structs.replace(
-                        message, uid=self.registry.next_uid(), sampling_params=params, is_long=has_much_text
+                        message, uid=uid, sampling_params=params, is_long=has_much_text, group=group
                     )
                     generation = Generation(message, trace.request_id, index=len(opened), changed=changed)
                     opened.append(generation)
@@ -158,7 +160,9 @@ class Service:
         Both share `changed`. A part is neither counted nor shown as a request. Raises `UnavailableError`.
         """
         stamps = Stamps(received_ns=time.monotonic_ns())
-        message = msgspec.structs.replace(message, uid=self.registry.next_uid(), stamps=stamps)
+        message = msgspec.structs.replace(
+            message, uid=self.registry.next_uid(), stamps=stamps, group=whole.message.group
+        )
         part = Generation(message, whole.request_id, changed=whole.changed, is_part=True)
         self._send_or_hold([part])
         self.registry.add(part)

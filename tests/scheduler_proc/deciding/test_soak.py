@@ -7,8 +7,8 @@ import pytest
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.drafts import NgramDrafter
-from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.deciding.step_plan import Budget
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench
 from tests.scheduler_proc.simulated_drafter import AllDrafts, SimulatedDrafter
 from tests.scheduler_proc.soak import MAX_MODEL_LEN, Soak
