@@ -49,7 +49,7 @@ def test_drafts_of_ngram_lookup_lose_nothing(adapts):
     budget = Budget(8, 48)
     planner = DraftPlanner(bench.cache, NgramDrafter(5), lengths)
     bench.scheduler = Scheduler(bench.cache, bench.limits, budget, planner, bench.grammars)
-    soak = Soak(21, 300, bench)
+    soak = Soak(21, 400, bench)
     soak.run()
     soak.check()
     assert bench.gauge("draft_tokens") > 20
