@@ -19,8 +19,9 @@ from frontend.requests.admission import Admission, estimate_tokens
 from frontend.requests.body_budget import BodyBudget
 from frontend.requests.costs import (
     check_num_ids,
+    check_output_logprobs,
     check_prompt_logprobs,
-    check_token_vectors,
+    check_vectors,
     estimate_prompts,
     is_long,
 )
@@ -125,7 +126,7 @@ class Service:
         With `has_parts` they are not sent; `open_part` sends their parts. Their number must not exceed the admission
         limit. Raises `UnavailableError`.
         """
-        self._check_costs(requests)
+        self._check_costs(requests, is_streamed=is_streamed)
         has_much_text = is_long(requests)
         changed = asyncio.Event()
         opened: list[Generation] = []
@@ -168,11 +169,13 @@ class Service:
         self.registry.add(part)
         return part
 
-    def _check_costs(self, requests: Sequence[PromptRequest]) -> None:
+    def _check_costs(self, requests: Sequence[PromptRequest], *, is_streamed: bool) -> None:
         check_generates(requests, self.config.facts)
         check_num_ids(requests, self.config.facts.max_model_len)
         check_prompt_logprobs(requests, self.config.facts.max_model_len)
-        check_token_vectors(requests, self.config.facts.max_model_len)
+        check_vectors(requests, self.config.facts)
+        if not is_streamed:
+            check_output_logprobs(requests, self.config.facts.max_model_len)
         if self.admission.limits_tokens:
             entries = self.registry.all_open()
             waiting = [entry.message for entry in entries if not (entry.first_token_ns or entry.is_part)]
