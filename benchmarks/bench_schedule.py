@@ -18,9 +18,9 @@ from messages.ring.requests import SamplingParams, Stamps, UserMsg
 from messages.ring.steps import Batch, ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.radix import RadixTree
-from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.deciding.step_plan import Budget
 
 PAGE_SIZE = 16
 NUM_PAGES = 65_536

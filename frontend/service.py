@@ -19,8 +19,9 @@ from frontend.requests.admission import Admission, estimate_tokens
 from frontend.requests.body_budget import BodyBudget
 from frontend.requests.costs import (
     check_num_ids,
+    check_output_logprobs,
     check_prompt_logprobs,
-    check_token_vectors,
+    check_vectors,
     estimate_prompts,
     is_long,
 )
@@ -125,7 +126,7 @@ class Service:
         With `has_parts` they are not sent; `open_part` sends their parts. Their number must not exceed the admission
         limit. Raises `UnavailableError`.
         """
-        self._check_costs(requests)
+        self._check_costs(requests, is_streamed=is_streamed)
         has_much_text = is_long(requests)
         changed = asyncio.Event()
         opened: list[Generation] = []
@@ -136,8 +137,10 @@ class Service:
                 for message in request.messages(trace.received_ns):
                     self.check_admission()
                     params = msgspec.structs.replace(message.sampling_params, is_streamed=is_streamed)
+                    uid = self.registry.next_uid()
+                    group = opened[0].uid if opened else uid
                     message = msgspec.structs.replace(
-                        message, uid=self.registry.next_uid(), sampling_params=params, is_long=has_much_text
+                        message, uid=uid, sampling_params=params, is_long=has_much_text, group=group
                     )
                     generation = Generation(message, trace.request_id, index=len(opened), changed=changed)
                     opened.append(generation)
@@ -158,17 +161,21 @@ class Service:
         Both share `changed`. A part is neither counted nor shown as a request. Raises `UnavailableError`.
         """
         stamps = Stamps(received_ns=time.monotonic_ns())
-        message = msgspec.structs.replace(message, uid=self.registry.next_uid(), stamps=stamps)
+        message = msgspec.structs.replace(
+            message, uid=self.registry.next_uid(), stamps=stamps, group=whole.message.group
+        )
         part = Generation(message, whole.request_id, changed=whole.changed, is_part=True)
         self._send_or_hold([part])
         self.registry.add(part)
         return part
 
-    def _check_costs(self, requests: Sequence[PromptRequest]) -> None:
+    def _check_costs(self, requests: Sequence[PromptRequest], *, is_streamed: bool) -> None:
         check_generates(requests, self.config.facts)
         check_num_ids(requests, self.config.facts.max_model_len)
         check_prompt_logprobs(requests, self.config.facts.max_model_len)
-        check_token_vectors(requests, self.config.facts.max_model_len)
+        check_vectors(requests, self.config.facts)
+        if not is_streamed:
+            check_output_logprobs(requests, self.config.facts.max_model_len)
         if self.admission.limits_tokens:
             entries = self.registry.all_open()
             waiting = [entry.message for entry in entries if not (entry.first_token_ns or entry.is_part)]

@@ -52,10 +52,19 @@ class BackgroundCalls(Generic[K, R]):
     """Runs calls in order in at most `num_threads` threads. The thread calls `wake` when a call has ended.
 
     A call fails if it has not begun `timeout_s` after `start`, or has not ended `timeout_s` after it began. Its thread
-    cannot be stopped, so every call must end eventually.
+    cannot be stopped, so every call must end eventually. `prepare` runs before each call and counts for none of them:
+    meanwhile no call reaches its deadline. It must end in bounded time; what it raises is the outcome of its call.
     """
 
-    def __init__(self, wake: Callable[[], None], timeout_s: float, num_threads: int = NUM_THREADS):
+    def __init__(
+        self,
+        wake: Callable[[], None],
+        timeout_s: float,
+        num_threads: int = NUM_THREADS,
+        prepare: Callable[[], object] | None = None,
+    ):
+        self._prepare = prepare
+        self._num_preparing = 0
         self._wake = wake
         self._max_num_threads = num_threads
         self.timeout_s = timeout_s
@@ -95,7 +104,7 @@ class BackgroundCalls(Generic[K, R]):
         for job in self._open:
             if job.outcomes:
                 done.append((job.key, job.outcomes[0]))
-            elif now_s >= job.deadline_s:
+            elif now_s >= job.deadline_s and not (self._num_preparing and not job.has_begun):
                 done.append((job.key, TimeoutError() if job.has_begun else NeverBegunError()))
             else:
                 still_open.append(job)
@@ -119,10 +128,26 @@ class BackgroundCalls(Generic[K, R]):
                 self._num_idle -= 1
                 job = self._waiting.popleft()
             if time.monotonic() < job.deadline_s:
-                job.deadline_s = time.monotonic() + self.timeout_s
-                job.has_begun = True
                 try:
+                    if self._prepare is not None:
+                        self._prepare_call(self._prepare)
+                    job.deadline_s = time.monotonic() + self.timeout_s
+                    job.has_begun = True
                     job.outcomes.append(job.call())
                 except BaseException as error:  # a panic in a Rust library is not an Exception
                     job.outcomes.append(error if isinstance(error, Exception) else RuntimeError(str(error)))
             self._wake()
+
+    def _prepare_call(self, prepare: Callable[[], object]) -> None:
+        """Runs `prepare`, and gives the calls that have not begun the time that it took."""
+        begun_s = time.monotonic()
+        with self._has_job:
+            self._num_preparing += 1
+        try:
+            prepare()
+        finally:
+            with self._has_job:
+                seconds = time.monotonic() - begun_s
+                for waiting in self._waiting:
+                    waiting.deadline_s += seconds
+                self._num_preparing -= 1

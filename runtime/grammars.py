@@ -138,6 +138,8 @@ class GrammarCompiler:
             with contextlib.suppress(ValueError):  # a tokenizer may have more tokens than the model
                 return library.LLTokenizer(text, n_vocab=self._vocab_size, eos_token=eos_token, slices=slices)
             return library.LLTokenizer(text, eos_token=eos_token, slices=slices)
+        except MemoryError:
+            raise
         except Exception as error:
             reason = f"{TOKENIZER_JSON} is missing" if isinstance(error, FileNotFoundError) else str(error)
             raise GrammarError(f"this model's tokenizer cannot be used with a grammar: {shortened(reason)}") from error
@@ -163,6 +165,12 @@ def grammars_are_busy(timeout_s: float, param: str | None = None) -> ErrorInfo:
     """Returns the error for a grammar that only waited while others were compiled."""
     words = f"other grammars have been compiling for {timeout_s:g} s, try again later"
     return ErrorInfo(503, f"{param or 'the grammar'} was not compiled: {words}", "service_unavailable", param, "busy")
+
+
+def grammar_is_late(timeout_s: float, param: str | None = None) -> ErrorInfo:
+    """Returns the error for a grammar that was not compiled in time. On a machine with less work it may be."""
+    words = f"it was not compiled within {timeout_s:g} s: try again later, or make it simpler"
+    return ErrorInfo(503, f"{param or 'the grammar'} cannot be used now: {words}", "service_unavailable", param, "busy")
 
 
 def shortened(words: str) -> str:

@@ -17,10 +17,10 @@ from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.pages.page_journal import PageJournal
 from scheduler_proc.deciding.pages.page_tiers import SAVE_S
-from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler
+from scheduler_proc.deciding.step_plan import Budget
 from scheduler_proc.stepper import AdapterRunner, Runner
 
 TURN_STEPS, PART_OF_TURN = 256, 8

@@ -1,5 +1,6 @@
 """Compiles the grammars of waiting requests in background threads."""
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -7,7 +8,7 @@ from messages.config.server import Config
 from messages.errors import ErrorInfo, RequestError
 from messages.ring.requests import Grammar
 from runtime.background import BackgroundCalls, NeverBegunError
-from runtime.grammars import GrammarCompiler, GrammarError, grammars_are_busy
+from runtime.grammars import GrammarCompiler, GrammarError, grammar_is_late, grammars_are_busy
 from runtime.histograms import Histogram
 from scheduler_proc.deciding.requests import PendingReq
 from scheduler_proc.deciding.sampling.endings import end_tokens_of
@@ -25,7 +26,9 @@ class GrammarBuilder:
         self._eos_token_ids = facts.eos_token_ids
         self._timeout_s = config.scheduling.grammar_timeout_s
         self._compiler = GrammarCompiler(facts.tokenizer_dir, facts.vocab_size, facts.eos_token_ids)
-        self._calls: BackgroundCalls[PendingReq, RequestGrammar] = BackgroundCalls(wake, self._timeout_s)
+        self._calls: BackgroundCalls[PendingReq, RequestGrammar] = BackgroundCalls(
+            wake, self._timeout_s, prepare=self._load
+        )
         self._time = GrammarTime()
         self.seconds = Histogram("grammar_seconds")
         """The time that requests have waited for their grammars."""
@@ -53,6 +56,10 @@ class GrammarBuilder:
             for pending, outcome in done
         ]
 
+    def _load(self) -> None:
+        with contextlib.suppress(GrammarError):  # compiling reports it
+            self._compiler.tokenizer()
+
     def _account_of(self, pending: PendingReq) -> TimeAccount:
         """Returns the account of the HTTP request: all its prompts and choices have the same time of receipt."""
         return self._time.account_of(pending.stamps.received_ns)
@@ -75,7 +82,7 @@ class GrammarBuilder:
         if isinstance(error, NeverBegunError):
             return grammars_are_busy(self._timeout_s)
         if isinstance(error, TimeoutError):
-            return ErrorInfo(400, f"the grammar took longer than {self._timeout_s:g} s to compile")
+            return grammar_is_late(self._timeout_s)
         if isinstance(error, GrammarError):
             return ErrorInfo(400, f"the grammar cannot be used: {error}")
         return ErrorInfo(500, f"the grammar could not be compiled: {type(error).__name__}", "server_error")

@@ -22,6 +22,7 @@ class Entry:
 
     def __init__(self, message: Text):
         self.message = message
+        self.group = message.group or message.uid if isinstance(message, TokenizeMsg) else message.uid
         self.num_chars = num_chars_of(message)
         self.arrived_s = time.monotonic()
         self.wanted = dict.fromkeys(uids_of(message))
@@ -31,11 +32,32 @@ class Entry:
         return self.num_chars >= LONG_TEXT_CHARS or (isinstance(self.message, TokenizeMsg) and self.message.is_long)
 
 
-class Backlog:
-    """Short texts are popped in order of arrival, long ones shortest first. An entry stays open until `done`."""
+class Turns:
+    """Entries in order of arrival, but of each HTTP request one at a time while others have some."""
 
     def __init__(self) -> None:
-        self._short: deque[Entry] = deque()
+        self._by_group: dict[int, deque[Entry]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_group)
+
+    def append(self, entry: Entry) -> None:
+        self._by_group.setdefault(entry.group, deque()).append(entry)
+
+    def pop(self) -> Entry:
+        group, entries = next(iter(self._by_group.items()))
+        del self._by_group[group]
+        entry = entries.popleft()
+        if entries:
+            self._by_group[group] = entries  # the last one now
+        return entry
+
+
+class Backlog:
+    """Short texts are popped by turns of HTTP requests, long ones shortest first. An entry stays open until `done`."""
+
+    def __init__(self) -> None:
+        self._short = Turns()
         self._long: list[tuple[int, int, Entry]] = []
         self._numbers = count()
         self._open: dict[Entry, None] = {}
@@ -90,7 +112,7 @@ class Backlog:
 
     def pop_short(self) -> Entry | None:
         """Returns the next short text whose requests are open, `None` if there is none."""
-        return self._pop(self._short, self._short.popleft)
+        return self._pop(self._short, self._short.pop)
 
     def pop_long(self) -> Entry | None:
         """Returns the shortest long text whose requests are open, `None` if there is none."""

@@ -5,6 +5,7 @@ A frame is its length (8 bytes, little-endian) and its body.
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -25,6 +26,11 @@ class ChildEndedError(Exception):
     def __init__(self, exit_code: int):
         super().__init__(exit_code)
         self.exit_code = exit_code
+
+    @property
+    def is_ours(self) -> bool:
+        """True if the child failed on its own, or was killed from outside, so its input is not to blame."""
+        return self.exit_code >= 0 or self.exit_code == -signal.SIGKILL
 
 
 class ChildTimeoutError(ChildEndedError):
@@ -54,10 +60,15 @@ class ChildProcess:
 
     def ask(self, frame: bytes, timeout_s: float) -> bytes:
         """Returns the child's reply to a frame. Raises `ChildEndedError` after ending the child."""
+        with contextlib.suppress(BrokenPipeError):
+            self.send(frame)
+        return self.read(timeout_s)
+
+    def read(self, timeout_s: float) -> bytes:
+        """Returns the child's next frame. Raises `ChildEndedError` after ending the child."""
         assert self._process.stdout is not None
         has_timed_out = False
         with contextlib.suppress(BrokenPipeError):
-            self.send(frame)
             has_timed_out = not select.select([self._process.stdout], [], [], timeout_s)[0]
             reply = None if has_timed_out else read_frame(self._process.stdout)
             if reply is not None:
@@ -115,6 +126,12 @@ class RestartedChild:
         """Ends the child, if there is one."""
         if self._process is not None:
             self._process.end()
+
+
+def lower_limit(kind: int, value: int) -> None:
+    """Sets a soft limit of this process to `value`, or to its hard limit if that is less; the hard one is kept."""
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 def open_pipes() -> tuple[IO[bytes], IO[bytes]]:

@@ -1,5 +1,6 @@
 """Checks the grammars of requests in child processes, while the tokenizer serves other requests."""
 
+import logging
 import signal
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
@@ -11,9 +12,14 @@ from messages.errors import ErrorInfo
 from messages.ring.replies import UserReply
 from messages.ring.requests import AbortMsg, Grammar, UserMsg
 from runtime.background import BackgroundCalls, NeverBegunError
-from runtime.grammars import NUM_KEPT, grammars_are_busy
-from tokenizer_proc.child_process import ChildEndedError, ChildTimeoutError, RestartedChild
+from runtime.grammars import NUM_KEPT, grammar_is_late, grammars_are_busy
+from tokenizer_proc.child_process import ChildEndedError, ChildProcess, ChildTimeoutError, RestartedChild
 from tokenizer_proc.grammar_child import MAX_CPU_S, GrammarCheck
+
+LOAD_TIMEOUT_S = 120.0
+"""The limit for loading a tokenizer: 250,000 tokens take some seconds, on a busy machine many more."""
+
+log = logging.getLogger("sluice.tokenizer")
 
 
 class GrammarChild(RestartedChild):
@@ -22,6 +28,20 @@ class GrammarChild(RestartedChild):
     def __init__(self, facts: ModelFacts):
         greeting = msgspec.json.encode(facts)
         super().__init__("tokenizer_proc.grammar_child", greeting=greeting, limit_signal=signal.SIGXCPU)
+
+    def load(self) -> None:
+        """Starts the child, if there is none, and waits until it has loaded the tokenizer. Raises `ChildEndedError`."""
+        if self._process is None:
+            self.start()
+
+    def start(self) -> ChildProcess:
+        process = super().start()
+        try:
+            process.read(LOAD_TIMEOUT_S)
+        except ChildEndedError:
+            self._process = None
+            raise
+        return process
 
     def check(self, grammar: Grammar, timeout_s: float) -> GrammarCheck:
         """Raises `ChildEndedError`."""
@@ -34,7 +54,9 @@ class _Lane:
     def __init__(self, config: Config, wake: Callable[[], None]):
         self._child = GrammarChild(config.facts)
         self._timeout_s = config.scheduling.grammar_timeout_s
-        self._calls: BackgroundCalls[Grammar, GrammarCheck] = BackgroundCalls(wake, self._timeout_s, num_threads=1)
+        self._calls: BackgroundCalls[Grammar, GrammarCheck] = BackgroundCalls(
+            wake, self._timeout_s, num_threads=1, prepare=self._child.load
+        )
 
     def start(self, grammar: Grammar) -> None:
         self._calls.start(grammar, lambda: self._child.check(grammar, self._timeout_s))
@@ -51,10 +73,13 @@ class _Lane:
         if isinstance(error, NeverBegunError):
             return grammars_are_busy(self._timeout_s, param)
         if isinstance(error, TimeoutError | ChildTimeoutError):
-            words = f"took longer than {self._timeout_s:g} s to compile: make it simpler"
-        elif not isinstance(error, ChildEndedError):
-            return ErrorInfo(500, f"{param} could not be compiled: {type(error).__name__}", "server_error", param)
-        elif error.exit_code == -signal.SIGXCPU:
+            return grammar_is_late(self._timeout_s, param)
+        if not isinstance(error, ChildEndedError) or error.is_ours:
+            log.error("a grammar could not be checked: %s %s", type(error).__name__, error, exc_info=error)
+            return ErrorInfo(
+                500, f"{param} could not be compiled: a process of the server failed", "server_error", param
+            )
+        if error.exit_code == -signal.SIGXCPU:
             words = f"takes more than {MAX_CPU_S} s of CPU time to compile: make it simpler"
         else:
             words = f"ended the process that compiled it (exit code {error.exit_code}): make it smaller and less deep"

@@ -1,7 +1,8 @@
 """`python -m tokenizer_proc.grammar_child PARENT_PID`: checks grammars in a process that may be killed at any time.
 
 A grammar of a few lines can take minutes and gigabytes to compile, or be nested so deeply that the process crashes.
-Frames (`child_process.py`) are JSON: first `ModelFacts`, then one `GrammarCheck` in reply to each `Grammar`.
+Frames (`child_process.py`) are JSON: first `ModelFacts`, with an empty reply when the tokenizer is loaded, then one
+`GrammarCheck` in reply to each `Grammar`.
 """
 
 import resource
@@ -15,7 +16,7 @@ from messages.config.server import ModelFacts
 from messages.errors import ErrorInfo, RequestError
 from messages.ring.requests import Grammar
 from runtime.background import STACK_BYTES
-from tokenizer_proc.child_process import open_pipes, read_frame, write_frame
+from tokenizer_proc.child_process import lower_limit, open_pipes, read_frame, write_frame
 from tokenizer_proc.grammars import GrammarReader
 
 MAX_CPU_S = 2
@@ -35,8 +36,9 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     """Checks grammars until the parent closes its end. One that exceeds `MAX_CPU_S` ends the process."""
     reader = GrammarReader(msgspec.json.decode(read_frame(requests) or b"", type=ModelFacts))
     reader.load()
+    write_frame(replies, b"")
     while (body := read_frame(requests)) is not None:
-        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + MAX_CPU_S, resource.RLIM_INFINITY))
+        lower_limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + MAX_CPU_S)
         try:
             checked = GrammarCheck(reader.check(msgspec.json.decode(body, type=Grammar)))
         except RequestError as refusal:
@@ -46,8 +48,8 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
 
 def main() -> None:
     requests, replies = open_pipes()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    lower_limit(resource.RLIMIT_CORE, 0)
+    lower_limit(resource.RLIMIT_AS, MAX_BYTES)
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=serve, args=(requests, replies))
     thread.start()

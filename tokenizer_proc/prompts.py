@@ -76,6 +76,7 @@ class PromptReader:
             output_ids=message.output_ids,
             num_chars_sent=message.num_chars_sent,
             engine=message.engine,
+            group=message.group,
         )
         yield first
         for sibling in message.siblings:

@@ -16,7 +16,7 @@ from messages.errors import RequestError, bad_request
 from messages.ring.requests import ChatPrompt
 from runtime.chat_files import ChatFiles
 from tokenizer_proc.chat import ChatTemplates
-from tokenizer_proc.child_process import open_pipes, read_frame, write_frame
+from tokenizer_proc.child_process import lower_limit, open_pipes, read_frame, write_frame
 
 MAX_BYTES = 256 << 20
 """The memory limit for the templates and the chat being rendered."""
@@ -58,7 +58,7 @@ def _limit_memory() -> None:
             num_bytes = int(file.read().split()[0]) * resource.getpagesize()
     except OSError:
         return
-    resource.setrlimit(resource.RLIMIT_AS, (num_bytes + MAX_BYTES, resource.RLIM_INFINITY))
+    lower_limit(resource.RLIMIT_AS, num_bytes + MAX_BYTES)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import msgspec
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.ring.requests import ChatPrompt
 from runtime.chat_files import ChatFiles
-from tokenizer_proc.child_process import ChildEndedError, RestartedChild
+from tokenizer_proc.child_process import ChildEndedError, ChildTimeoutError, RestartedChild
 
 MAX_CPU_S = 2.0
 """The limit for one rendering. Real templates take less than a millisecond per message."""
@@ -48,6 +48,11 @@ class TemplateProcess(RestartedChild):
             reply = self.ask(msgspec.msgpack.encode(chat), MAX_WAIT_S)
         except ChildEndedError as error:
             self.start()
+            if isinstance(error, ChildTimeoutError):
+                words = f"the chat was not rendered within {MAX_WAIT_S:g} s, try again later"
+                raise RequestError(ErrorInfo(503, words, "service_unavailable", "messages", "busy")) from None
+            if error.is_ours:
+                raise  # the caller logs it and refuses the request with 500
             reason = self._explain(error)
             raise bad_request(f"The chat template refused the messages: {reason}", "messages") from None
         answer = msgspec.msgpack.decode(reply, type=str | ErrorInfo)

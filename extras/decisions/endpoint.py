@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ from frontend.api.answers.pooled import check_num_texts
 from frontend.api.parameters.sampling import NonEmpty
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import WholeReply
+from frontend.requests.costs import LONG_CHARS
 from frontend.requests.generation import Generation
 from frontend.requests.trace import trace_of
 from frontend.service import Service
@@ -35,9 +37,15 @@ PLACE = "questionplace"
 """Stands for the question while the chat is rendered; nothing before it depends on the question."""
 
 MAX_AT_ONCE = 64
-"""Texts that the tokenizer has at a time."""
+"""Texts that the tokenizer has at a time, unless they are long together: others' texts wait for these."""
 
 MAX_ITEMS = 1 << 15
+MAX_QUESTION_CHARS = 1 << 22
+"""Maximum characters of all questions, each counted as often as it is computed: more than 26 options take many rows."""
+
+MAX_SHARED_IDS = 1 << 22
+"""Maximum token ids of the input, which each row has."""
+
 Key = Annotated[str, Meta(max_length=128)]
 QUESTIONS_TEXT = f"a list of 1 to {MAX_QUESTIONS} questions, each with a type: predicate, choice or score"
 INPUT_TEXT = "a string or a list of messages, calls of tools and their outputs, not empty"
@@ -100,8 +108,10 @@ class DecisionApi:
         rows = [rows_of(len(question.options)) for question in questions]
         places = [f"questions[{index}]" for index, each in enumerate(rows) for _ in each]
         check_num_texts(self._service, len(places), places)
-        shared = await self._share(read_input(body.input))
         texts = [_question_text(question) for question in questions]
+        _check_num_chars(sum(len(text) * len(each) for text, each in zip(texts, rows, strict=True)))
+        shared = await self._share(read_input(body.input))
+        self._check_num_ids(len(shared.head), len(places))
         tails = await self._encode_all(
             [text + shared.after + row.begun for text, each in zip(texts, rows, strict=True) for row in each], places
         )
@@ -121,6 +131,22 @@ class DecisionApi:
 
         return self._calls.reply(body, trace, requests, content, places)
 
+    def _check_num_ids(self, num_shared: int, num_rows: int) -> None:
+        """Raises `RequestError` (400) before the head is copied, if it leaves no room or its copies take too much."""
+        most = self._service.config.facts.max_model_len
+        if num_shared >= most:
+            raise bad_request(
+                f"This model's maximum context length is {most} tokens, the input has {num_shared} before the question",
+                "input",
+                "context_length_exceeded",
+            )
+        if num_shared * num_rows > MAX_SHARED_IDS:
+            raise bad_request(
+                f"the input has {num_shared} tokens, and {num_rows} rows for the questions need it each; "
+                f"together at most {MAX_SHARED_IDS} are possible: ask fewer questions at once, or send a shorter input",
+                "questions",
+            )
+
     async def _share(self, given: DecisionInput) -> SharedPrompt:
         """Renders the chat with a text in the place of the question, and returns what is before and behind that."""
         system = f"{SYSTEM}\n\n{given.instructions}" if given.instructions else SYSTEM
@@ -139,8 +165,10 @@ class DecisionApi:
     async def _encode_all(self, texts: Sequence[str], places: Sequence[str]) -> list[list[int]]:
         """`places` names the part of the body that each text comes from."""
         encoded: list[list[int]] = []
-        for start in range(0, len(texts), MAX_AT_ONCE):
-            some = zip(texts[start : start + MAX_AT_ONCE], places[start : start + MAX_AT_ONCE], strict=True)
+        while len(encoded) < len(texts):
+            num_chars = accumulate(map(len, texts[len(encoded) :][:MAX_AT_ONCE]))
+            end = len(encoded) + max(1, sum(1 for total in num_chars if total < LONG_CHARS))
+            some = zip(texts[len(encoded) : end], places[len(encoded) : end], strict=True)
             replies = await asyncio.gather(
                 *[self._encode(EncodeMsg(0, text, None, False), place) for text, place in some]
             )
@@ -153,6 +181,16 @@ class DecisionApi:
             return await self._service.queries.encode(message)
         except RequestError as error:
             raise RequestError(msgspec.structs.replace(error.info, param=place)) from None
+
+
+def _check_num_chars(num_chars: int) -> None:
+    """Raises `RequestError` (400) before the texts are joined and tokenized."""
+    if num_chars > MAX_QUESTION_CHARS:
+        raise bad_request(
+            f"the questions have {num_chars} characters, those with more than 26 options counted for each of their "
+            f"rows, and may have {MAX_QUESTION_CHARS}: ask fewer questions at once, or shorten their texts and options",
+            "questions",
+        )
 
 
 def _question_text(question: Question) -> str:

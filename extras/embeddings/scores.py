@@ -4,9 +4,7 @@ A model of embeddings compares two vectors, a cross-encoder has one logit for th
 question whether the second text fits the first, with yes or no. Qwen3-Reranker is one of the last kind.
 """
 
-import re
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from operator import mul
 from typing import NamedTuple
 
@@ -23,9 +21,6 @@ from messages.errors import bad_request
 from messages.ring.requests import THINKING_SWITCHES, ChatPrompt, Pooling, SamplingParams
 from runtime.chat_files import DEFAULT, read_chat_files
 
-PAIR_ROLES = re.compile(r"""(?s)['"](query|document)['"].*['"](?!\1)(query|document)['"]""")
-"""Found in chat templates that render a message of the query and one of the document, as those of rerankers do."""
-
 JUDGE = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
     'Note that the answer can only be "yes" or "no".'
@@ -35,6 +30,7 @@ INSTRUCTION = "Given a web search query, retrieve relevant passages that answer 
 
 PAIR = ("query", "document")
 LABELS = ("yes", "no")
+QUOTES = ("'", '"')
 
 Pair = tuple[str, str]
 
@@ -65,7 +61,8 @@ class Scorer:
     def __init__(self, calls: PooledCalls, conversations: Conversations, config: Config):
         self._calls = calls
         self._conversations = conversations
-        self._config = config
+        template = read_chat_files(config.facts.tokenizer_dir, config.model.chat_template).templates.get(DEFAULT, "")
+        self._reads_pairs = reads_pairs(template)
 
     def score(self, body: PooledFields, pairs: Sequence[Pair], options: ScoreOptions) -> Scoring:
         """Raises `RequestError` (400)."""
@@ -144,11 +141,10 @@ class Scorer:
         messages = [ChatMessage(role="system", content=JUDGE), ChatMessage(role="user", content=text)]
         return self._calls.request(body, answer_prompt(self._conversations, messages), pooling)
 
-    @cached_property
-    def _reads_pairs(self) -> bool:
-        config = self._config
-        template = read_chat_files(config.facts.tokenizer_dir, config.model.chat_template).templates.get(DEFAULT, "")
-        return PAIR_ROLES.search(template) is not None
+
+def reads_pairs(template: str) -> bool:
+    """True if a chat template renders a message of the query and one of the document, as those of rerankers do."""
+    return all(any(f"{quote}{role}{quote}" in template for quote in QUOTES) for role in PAIR)
 
 
 def answer_prompt(conversations: Conversations, messages: Sequence[ChatMessage]) -> ChatPrompt:

@@ -12,7 +12,7 @@ from extras.ollama.body import ModelBody, Text
 from extras.ollama.endpoints import Reader, load_ns
 from frontend.api.answers.pooled import open_pooled, pooled_reply
 from frontend.api.parameters.adapter_names import find_adapter, salt_for
-from frontend.api.parameters.sampling import Switch
+from frontend.api.parameters.sampling import MAX_INT32, Switch
 from frontend.http.responses import JsonReply
 from frontend.http.stream import WholeReply
 from frontend.requests.generation import Generation
@@ -23,7 +23,7 @@ from messages.columns import unpack_float32
 from messages.errors import bad_request
 from messages.ring.requests import Pooling, SamplingParams, Truncation
 
-Dimensions = Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="a whole number, 0 for all")]
+Dimensions = Annotated[Annotated[int, Meta(ge=0, le=MAX_INT32)] | None, Meta(description="a whole number, 0 for all")]
 
 
 class OllamaEmbed(ModelBody, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from frontend.errors import internal_error
 from frontend.http import sse
+from frontend.http.large_reply import make_document
 from frontend.http.responses import JsonReply, log_internal
 from frontend.requests.generation import Generation
 from frontend.requests.timing import SERVER_TIMING_HEADER, server_timing
@@ -203,7 +204,7 @@ class WholeReply:
             if self.work is not None:
                 await self.work()
             if await self._wait_end():
-                content = self.content()
+                content = await make_document(self.content, self.choices)
                 timing = (SERVER_TIMING_HEADER, server_timing(self.choices))
                 await JsonReply(content, headers=(timing,))(scope, receive, send)
 

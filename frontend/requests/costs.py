@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from frontend.requests.admission import BYTES_PER_TOKEN, estimate_tokens
 from frontend.requests.prompt_request import PromptRequest
+from messages.config.server import ModelFacts
 from messages.errors import bad_request
 from messages.ring.requests import ChatPrompt, SamplingParams
 
@@ -16,9 +17,14 @@ MAX_CUT_IDS = 1 << 20
 MAX_PROMPT_LOGPROBS = 1 << 20
 """Maximum per reply; each takes about 200 bytes of memory and 70 bytes of the reply."""
 
+MAX_OUTPUT_LOGPROBS = 1 << 22
+"""Maximum per reply that is not streamed; the output may be shorter than it is allowed to be."""
 
-MAX_TOKEN_VECTORS = 1 << 14
-"""Maximum vectors of single tokens per reply. With 1,024 numbers each they take 64 MiB, as JSON three times as much."""
+MAX_NUMBERS = 1 << 22
+"""Maximum numbers of vectors per reply; as JSON they take up to 20 bytes each."""
+
+MAX_TOKEN_NUMBERS = 1 << 20
+"""The same for vectors of single tokens, of which a short text has many."""
 
 
 def is_long(requests: Sequence[PromptRequest]) -> bool:
@@ -60,17 +66,35 @@ def check_prompt_logprobs(requests: Sequence[PromptRequest], max_model_len: int)
         )
 
 
-def check_token_vectors(requests: Sequence[PromptRequest], max_model_len: int) -> None:
-    """Raises `RequestError` (400) if the reply would have too many vectors of single tokens."""
-    num_vectors = sum(
-        min(_num_tokens(request), max_model_len)
+def check_output_logprobs(requests: Sequence[PromptRequest], max_model_len: int) -> None:
+    """Raises `RequestError` (400) if a reply that is sent as a whole could have too many logprobs of its output."""
+    num_logprobs = sum(
+        (1 + request.params.num_logprobs) * min(request.params.max_tokens, max_model_len) * request.num_choices
         for request in requests
-        if request.params.pooling is not None and request.params.pooling.kind == "token_embed"
+        if request.params.num_logprobs is not None
     )
-    if num_vectors > MAX_TOKEN_VECTORS:
+    if num_logprobs > MAX_OUTPUT_LOGPROBS:
         raise bad_request(
-            f"the reply would hold about {num_vectors} vectors, one for each token, and may have {MAX_TOKEN_VECTORS}: "
-            "send fewer or shorter texts"
+            f"the reply could hold {num_logprobs} logprobs, all choices together, and may have {MAX_OUTPUT_LOGPROBS}: "
+            "set max_tokens, ask for fewer choices or alternatives, or stream the reply",
+            "logprobs",
+        )
+
+
+def check_vectors(requests: Sequence[PromptRequest], facts: ModelFacts) -> None:
+    """Raises `RequestError` (400) if the reply would have too many numbers of vectors."""
+    num_numbers, most = 0, MAX_NUMBERS
+    for request in requests:
+        pooling = request.params.pooling
+        if pooling is not None and pooling.kind in ("embed", "token_embed"):
+            is_each = pooling.kind == "token_embed"
+            num_vectors = min(_num_tokens(request), facts.max_model_len) if is_each else 1
+            num_numbers += num_vectors * min(pooling.dimensions or facts.vector_size, facts.vector_size)
+            most = MAX_TOKEN_NUMBERS if is_each else most
+    if num_numbers > most:
+        raise bad_request(
+            f"the reply would hold about {num_numbers} numbers of vectors, and may have {most}: "
+            "send fewer or shorter texts, or ask for fewer dimensions"
         )
 
 

@@ -341,6 +341,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """`None`: the model generates text, and no file of it describes vectors or labels."""
     adapter_table: str = ""
     """The file with the LoRA adapters by name (`runtime/adapter_table.py`); empty if LoRA is off."""
+    vector_size: int = 1024
+    """Numbers in a vector of the model."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

@@ -266,6 +266,8 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A second text, for models that compare two: the tokenizer joins them by its template for pairs."""
     infill: Infill | None = None
     """With `prompt_text` only."""
+    group: int = 0
+    """The uid of the first request of its HTTP request: those of one HTTP request take turns with others (0: alone)."""
 
     def alone(self, sibling: Sibling) -> "TokenizeMsg":
         """Returns the message of the request `sibling`."""
@@ -291,6 +293,8 @@ class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     output_ids: Int32s = b""
     num_chars_sent: int = 0
     engine: int = 1
+    group: int = 0
+    """As in `TokenizeMsg`."""
 
 
 class AbortMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -1,13 +1,9 @@
 """The policy: which rows run in the next step, which requests wait, and which are preempted or paused."""
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
-
-import msgspec
 
 from messages.ring.timeline import DelayedRow, PausedRow, PreemptedRow, WaitsFor
 from scheduler_proc.deciding.adapter_slots import AdapterSlots
-from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_tiers import PageTiers
@@ -17,45 +13,15 @@ from scheduler_proc.deciding.plan_notes import AdmissionRate, PlanNotes
 from scheduler_proc.deciding.requests import PendingReq, State
 from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
-from scheduler_proc.deciding.rows.state_columns import likely_places
 from scheduler_proc.deciding.stages import Stages
-from scheduler_proc.deciding.step_plan import PageKey, StepPlan
+from scheduler_proc.deciding.step_plan import Budget, DraftSource, PageKey, StepPlan
 from scheduler_proc.deciding.tasks.pooling import chunking_of
+
+PART_BY_TURN = 8
+"""Rows of other groups are preempted for a group with less than 1 in `PART_BY_TURN` of all rows."""
 
 QUEUE = 0
 """No request has this uid."""
-
-
-class Budget(msgspec.Struct, frozen=True):
-    """The limits of one step: rows, and tokens of all rows together.
-
-    While other requests have rows, every `yields_every`-th step has at most `max_num_yielding` tokens of requests that
-    give way, rows in DECODE first, then prompts; the other steps have none.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_num_yielding: int = 1
-    yields_every: int = 1
-
-
-class DraftSource(Protocol):
-    """Chooses the draft tokens of the rows of a step, as `drafting/draft_planner.py` does."""
-
-    proposal: DraftSteps | None
-    """The steps of the draft model that the latest plan needs."""
-
-    def plan(self, rows: DecodeRows, max_num_tokens: int) -> Sequence[Chunk]:
-        """Returns a chunk for each of `rows` that has draft tokens: at most `max_num_tokens`, if there are pages."""
-        ...
-
-    def end_proposal(self, rows: DecodeRows, drafts: Drafts) -> Sequence[Chunk]:
-        """Returns the chunks of those of `rows` for which the draft model proposed `drafts`."""
-        ...
-
-    def note_time(self, num_tokens: int, seconds: float) -> None:
-        """Records the time of the latest plan and its step, in which each row decoded."""
-        ...
 
 
 class Policy:
@@ -119,6 +85,7 @@ class Policy:
             self._make_room(req, num_tokens, plan)
         plan.num_tokens_left -= len(rows)
         plan.pages_in_work.update((self._page_key(chunk.req), chunk.req.uid) for chunk in plan.chunks_in_flight)
+        self._let_pass(plan)
         for req in tuple(self._stages.prefilling):
             self._add_chunk(req, plan)
         self._admit(plan)
@@ -130,6 +97,25 @@ class Policy:
         if self._draft_planner is not None:
             rows = self.add_drafts(rows, plan.chunks, self._draft_planner.plan(rows, plan.num_tokens_left))
         return rows, plan.chunks
+
+    def _let_pass(self, plan: StepPlan) -> None:
+        """Gives half of the step to short prompts of other groups, if the first prompt would take all of it.
+
+        They have at most half of the tokens that the first still lacks, so no prompt waits long for a longer one.
+        """
+        first = next(iter(self._stages.prefilling), None)
+        if first is None or first.pending.gives_way or plan.count_missing(first) <= plan.num_tokens_left:
+            return
+        num_kept, plan.passed = plan.num_tokens_left - plan.num_tokens_left // 2, first
+        plan.num_tokens_left -= num_kept
+        for req in sorted(self._stages.prefilling, key=plan.count_missing):
+            if plan.may_pass(req.pending, plan.count_missing(req)):
+                self._add_chunk(req, plan)
+        if not (self.is_closed or QUEUE in self.starved):
+            self._admit_fitting(plan)
+        plan.num_tokens_left += num_kept
+        plan.passed = None
+        plan.skipped.clear()
 
     def add_drafts(self, rows: DecodeRows, chunks: list[Chunk], drafted: Sequence[Chunk]) -> DecodeRows:
         """Adds rows with draft tokens to `chunks`; returns the other `rows`, which must not be changed."""
@@ -177,9 +163,16 @@ class Policy:
         has_turn = not self._stages.num_live_rows or self._num_without + 1 >= budget.yields_every
         return budget.max_num_yielding if has_turn else 0
 
-    def _next_waiting(self, num_yielding_left: int) -> PendingReq | None:
+    def _next_waiting(self, num_yielding_left: int, plan: StepPlan | None = None) -> PendingReq | None:
         """Returns the first request of the queue that may get a row, if there is room for it."""
-        waiting: Iterable[PendingReq] = self._stages.waiting
+        waiting: Iterable[PendingReq] = self._stages.waiting.line
+        if plan is not None and self._is_full:
+            rows, most = self._stages.rows_by_group, self._stages.most_rows
+            waiting = (
+                (each for each in waiting if rows[each.group] + 1 < most and not each.gives_way) if most > 1 else ()
+            )
+        if plan is not None and (plan.skipped or plan.passed is not None):
+            waiting = (pending for pending in waiting if plan.may_pass(pending, len(pending.token_ids)))
         if num_yielding_left <= 0:
             waiting = (pending for pending in waiting if not pending.gives_way)
         if self.adapters is not None:
@@ -218,11 +211,11 @@ class Policy:
             self._preempt(self._stages.last_in_priority(), req, plan)
         return False
 
-    def _preempt(self, last: Req, req: Req, plan: StepPlan) -> None:
+    def _preempt(self, last: Req, req: Req | PendingReq, plan: StepPlan, *, ends_turn: bool = False) -> None:
         """Preempts `last` for `req`. Raises `MustCommitError` if a step is in flight."""
         if not plan.may_preempt:
             raise MustCommitError
-        self._stages.preempt(last)
+        self._stages.preempt(last, ends_turn=ends_turn)
         self.notes.preempted.append(PreemptedRow(last.uid, last.pending.attempt, req.uid))
         self.num_preemptions += 1
 
@@ -231,8 +224,7 @@ class Policy:
 
         Empty if all their pages together are too few.
         """
-        in_plan = {chunk.req.uid for chunk in plan.chunks}
-        rows = [req for req in self._stages.running.values() if req.pending.gives_way and req.uid not in in_plan]
+        rows = [req for req in self._stages.running.values() if req.pending.gives_way and req.uid not in plan.planned]
         has_enough = sum([len(req.pages) for req in rows]) >= num_pages
         return sorted(rows, key=lambda req: req.pending.priority_key) if has_enough else []
 
@@ -243,8 +235,9 @@ class Policy:
         use afterwards, or computes up to a checkpoint from which it can continue. So does a prompt whose pages are
         being loaded from a lower tier, and one whose next chunk needs the result of the one in flight.
         """
-        if req.state is State.WAITING:
+        if req.state is State.WAITING or req.uid in plan.planned:
             return
+        plan.planned.add(req.uid)
         num_tokens_left, chunking = plan.num_tokens_left, chunking_of(req.pending.sampling_params)
         if req.pending.gives_way:
             num_tokens_left = min(num_tokens_left, plan.num_yielding_left)
@@ -254,7 +247,9 @@ class Policy:
             return
         if start is None:
             self._cache.find_prefix(req)
-            by_uid = plan.pages_in_work.get(self._page_key(req), self._find_state_in_work(req, plan))
+            has_states = self._cache.states is not None and self._cache.is_sharing
+            in_work = plan.find_state_in_work(req, self._cache.page_size) if has_states else None
+            by_uid = plan.pages_in_work.get(self._page_key(req), in_work)
             num_usable = req.pending.num_reusable_tokens // self._cache.page_size
             if by_uid is not None and req.num_shared_pages < num_usable:
                 self._note_delay(req, by_uid)
@@ -271,20 +266,6 @@ class Policy:
             plan.num_yielding_left -= (end - start) * req.pending.gives_way
             plan.pages_in_work[self._page_key(req)] = req.uid
             self._note_first_chunk(req)
-
-    def _find_state_in_work(self, req: Req, plan: StepPlan) -> int | None:
-        """Returns the request that computes up to a checkpoint from which `req` can continue."""
-        if self._cache.states is None or not self._cache.is_sharing:
-            return None
-        first, end = req.num_computed_tokens, req.pending.num_reusable_tokens
-        for chunk in (*plan.chunks_in_flight, *plan.chunks):
-            other = chunk.req
-            for place in likely_places(other, self._cache.page_size):
-                place *= self._cache.page_size
-                is_ahead = first <= chunk.start < place <= end and other.pending.salt == req.pending.salt
-                if is_ahead and other.token_ids[:place] == req.token_ids[:place]:
-                    return other.uid
-        return None
 
     def _page_key(self, req: Req) -> PageKey:
         """Returns what is the same for requests that would compute the same next page, which they could share."""
@@ -305,36 +286,31 @@ class Policy:
 
         One page per running row is reserved for growth, since a row admitted too early would be preempted again. A row
         preempted in this plan cannot return in it, as another request uses some of its pages. A request that does not
-        give way gets the pages of those that do.
+        give way gets the pages of those that do; one whose group has few rows gets a row and pages of the largest one.
         """
-        stages, cache, notes, max_num_seqs = self._stages, self._cache, self.notes, self.budget.max_num_seqs
-        num_promised = self._num_promised()
-        while plan.num_tokens_left and stages.num_active < max_num_seqs:
-            pending = self._next_waiting(plan.num_yielding_left)
+        stages, cache, notes = self._stages, self._cache, self.notes
+        num_promised, notes.waits_for = self._num_promised(), None
+        while plan.num_tokens_left or self._is_full:
+            pending = self._next_waiting(plan.num_yielding_left, plan)
             if pending is None or not plan.fits(pending):
                 break
+            if self._is_full and not self._preempt_for_turn(pending, 0, plan):
+                plan.skipped.add(pending.group)
+                continue
             req = stages.open_next(pending)
             num_needed = cache.num_missing(req, _num_next_tokens(req))
-            lacking = num_promised + num_needed + stages.num_active - cache.num_available
-            scarce: WaitsFor = "pages"
-            if cache.windows is not None and lacking <= 0:
-                scarce = "window_pages"
-                lacking = self._count_lacking_windows([*stages.prefilling, req], cache.windows)
-            if cache.states is not None and lacking <= 0:
-                scarce, lacking = "state_slots", 1 - cache.states.num_available
-            if self.adapters is not None and lacking <= 0:
-                scarce, lacking = "adapter_slots", self.adapters.num_lacking(pending, stages.running.values())
-            yielding = self._find_yielding(plan, lacking) if lacking > 0 and not pending.gives_way else []
-            if yielding:
-                stages.close_next(req)
-                self._preempt(yielding[-1], req, plan)
-                num_promised = self._num_promised()
-                continue
+            scarce, lacking = self._find_lacking(req, num_promised + num_needed)
             if lacking > 0:
                 stages.close_next(req)
-                notes.waits_for, notes.num_needed_pages = scarce, num_needed
+                if self._preempt_for(pending, lacking, plan):
+                    num_promised = self._num_promised()
+                    continue
+                notes.waits_for, notes.num_needed_pages = notes.waits_for or scarce, num_needed
                 notes.num_promised_pages = num_promised + stages.num_active
-                return
+                if not stages.rows_by_group[pending.group]:
+                    return
+                plan.skipped.add(pending.group)  # its rows go on meanwhile
+                continue
             stages.admit(req)
             if cache.states is not None:
                 cache.states.admit(req)
@@ -342,10 +318,46 @@ class Policy:
             self.admission_rate.note(notes.planned_ns)
             self._add_chunk(req, plan)
             num_promised += cache.num_missing(req, _num_next_tokens(req))
-        if stages.waiting:
-            is_full = stages.num_active >= max_num_seqs
+        if stages.waiting and notes.waits_for is None:
             other = "priority" if self.adapters is None else self.adapters.find_wait(stages.waiting.first)
-            notes.waits_for = "rows" if is_full else "tokens" if not plan.num_tokens_left else other
+            notes.waits_for = "rows" if self._is_full else "tokens" if not plan.num_tokens_left else other
+
+    @property
+    def _is_full(self) -> bool:
+        return self._stages.num_active >= min(self.budget.max_num_seqs, self.budget.max_num_batched_tokens)
+
+    def _find_lacking(self, req: Req, num_pages: int) -> tuple[WaitsFor, int]:
+        """Returns what an opened request lacks, and how much of it, if anything; `num_pages` are needed in all."""
+        stages, cache = self._stages, self._cache
+        lacking = num_pages + stages.num_active - cache.num_available
+        scarce: WaitsFor = "pages"
+        if cache.windows is not None and lacking <= 0:
+            scarce = "window_pages"
+            lacking = self._count_lacking_windows([*stages.prefilling, req], cache.windows)
+        if cache.states is not None and lacking <= 0:
+            scarce, lacking = "state_slots", 1 - cache.states.num_available
+        if self.adapters is not None and lacking <= 0:
+            scarce, lacking = "adapter_slots", self.adapters.num_lacking(req.pending, stages.running.values())
+        return scarce, lacking
+
+    def _preempt_for(self, pending: PendingReq, lacking: int, plan: StepPlan) -> bool:
+        """Preempts a row for a waiting request that lacks pages or a slot; returns False if none leaves for it."""
+        yielding = [] if pending.gives_way else self._find_yielding(plan, lacking)
+        if not yielding:
+            return self._preempt_for_turn(pending, lacking, plan)
+        self._preempt(yielding[-1], pending, plan)
+        return True
+
+    def _preempt_for_turn(self, pending: PendingReq, lacking: int, plan: StepPlan) -> bool:
+        """Preempts a row of the largest group for one of a group with few rows, if that is enough; see `Stages`."""
+        if self._stages.rows_by_group[pending.group] >= max(1, self.budget.max_num_seqs // PART_BY_TURN):
+            return False
+        rows = [req for req in self._stages.rows_beyond_turn(pending) if req.uid not in plan.planned]
+        if not rows or sum([len(req.pages) for req in rows]) < lacking:
+            return False
+        plan.num_tokens_left += rows[-1].state is State.DECODE and rows[-1] not in self._stages.paused
+        self._preempt(rows[-1], pending, plan, ends_turn=True)
+        return True
 
     def _num_promised(self) -> int:
         """Returns the number of pages that the running prefills still need."""

@@ -18,6 +18,7 @@ from scheduler_proc.deciding.sampling.logits_processing import LogitsProcessors,
 from scheduler_proc.deciding.tasks.kinds import find_task
 
 PriorityKey = tuple[int, int]
+Group = tuple[int, int]
 
 SALT_BYTES = 16
 
@@ -89,7 +90,8 @@ class PendingReq:
     `max_len` is the length, prompt included, at which it ends; `end_tokens` end it when they are sampled.
     `num_logprobs` is -1 without logprobs. `grammar` is `None` if there is none, and until it is compiled; until then
     the request gets no row. `logits_processors` is `None` if its logits are unchanged, `prompt_task` if only next
-    tokens are computed from its prompt. `priority_key` orders all requests (`waiting_queue.py`). A request that
+    tokens are computed from its prompt. `priority_key` orders all requests, those of one `group` take turns with
+    others, and the first of a group to wait, and any that had a row, `was_in_line` (`waiting_queue.py`). A request that
     `gives_way` gets few rows and few tokens of a step while there are others (`policy.py`). It `is_suspect` while its
     prompt is computed again because a step with its recurrent state failed (`stages.py`). `packed_sampling` is its
     entry in the columns of `SamplingColumns`, set on first use.
@@ -111,7 +113,9 @@ class PendingReq:
         )
         self.grammar: FollowedGrammar | None = None
         self.prompt_task = find_task(params, self.token_ids, self.num_prompt_tokens)
+        self.group: Group = (message.group or message.uid, params.priority)
         self.priority_key: PriorityKey = (0, 0)
+        self.was_in_line = False
         self.gives_way = params.priority >= YIELDING_PRIORITY
         self.state = State.WAITING
         self.is_suspect = False

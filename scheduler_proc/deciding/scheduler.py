@@ -17,7 +17,7 @@ from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_journal import PageJournal
 from scheduler_proc.deciding.pages.page_tiers import PageTiers
-from scheduler_proc.deciding.policy import Budget, DraftSource, Policy
+from scheduler_proc.deciding.policy import Policy
 from scheduler_proc.deciding.refusals import check_possible
 from scheduler_proc.deciding.requests import FollowedGrammar, Limits, PendingReq
 from scheduler_proc.deciding.results import Results
@@ -28,6 +28,7 @@ from scheduler_proc.deciding.rows.state_columns import StatePlanner
 from scheduler_proc.deciding.sampling.endings import ABORTED, COMPLETE, STOP_STRING, Ending
 from scheduler_proc.deciding.schedule_reports import ScheduleReports
 from scheduler_proc.deciding.stages import Stages
+from scheduler_proc.deciding.step_plan import Budget, DraftSource
 
 NO_FAILURES: Mapping[int, ErrorInfo] = {}
 

@@ -1,11 +1,12 @@
 """The state of each request, and every transition between states."""
 
 from bisect import insort
+from collections import Counter
 from itertools import count
 
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.running_request import Req
-from scheduler_proc.deciding.requests import PendingReq, PriorityKey, State
+from scheduler_proc.deciding.requests import Group, PendingReq, PriorityKey, State
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.waiting_queue import WaitingQueue, priority_key_of
 
@@ -34,14 +35,54 @@ class Stages:
         self.paused: list[Req] = []
         self.num_yielding = 0
         """Rows in `decode` whose requests give way."""
+        self.rows_by_group: Counter[Group] = Counter()
+        """The number of running requests of each group that has any."""
         self.num_left = 0
         """The number of rows that have ended or been preempted so far."""
         self._cache = cache
         self._numbers = count()
 
     def last_in_priority(self) -> Req:
-        """Returns the running request of lowest priority; a paused one first, as it does not use its pages."""
-        return self.paused[-1] if self.paused else max(self.running.values(), key=_priority_key)
+        """Returns the running request of lowest priority; a paused one first, as it does not use its pages.
+
+        One that is not the first of its group goes before another of the same priority, from the largest group first.
+        """
+        if self.paused:
+            return self.paused[-1]
+        last = max(self.running.values(), key=_priority_key)
+        firsts: dict[Group, Req] = {}
+        for req in sorted(self.running.values(), key=_priority_key):
+            firsts.setdefault(req.pending.group, req)
+        least = last.pending.sampling_params.priority
+        others = [
+            req
+            for req in self.running.values()
+            if req.pending.sampling_params.priority >= least and firsts[req.pending.group] is not req
+        ]
+        return max(others, key=self._turn_key, default=last)
+
+    @property
+    def most_rows(self) -> int:
+        """The number of rows of the largest group."""
+        return max(self.rows_by_group.values(), default=0)
+
+    def rows_beyond_turn(self, pending: PendingReq) -> list[Req]:
+        """Returns the rows that may leave for a waiting request, whose group then still has fewer, the last one last.
+
+        They are those of the largest group, if that has at least two more rows, without a better priority.
+        """
+        most, priority = self.most_rows, pending.sampling_params.priority
+        if most < self.rows_by_group[pending.group] + 2:
+            return []
+        rows = [
+            req
+            for req in self.running.values()
+            if self.rows_by_group[req.pending.group] == most and req.pending.sampling_params.priority >= priority
+        ]
+        return sorted(rows, key=_priority_key)[1:]
+
+    def _turn_key(self, req: Req) -> tuple[int, PriorityKey]:
+        return self.rows_by_group[req.pending.group], req.pending.priority_key
 
     def enqueue(self, pending: PendingReq, *, lacks_grammar: bool = False) -> None:
         """→ WAITING, by priority. A request that lacks its grammar lets others pass until `release`."""
@@ -81,6 +122,7 @@ class Stages:
         """WAITING → PREFILL, for the request that `open_next` returned."""
         self.waiting.remove(req.pending)
         self.running[req.uid] = req
+        self.rows_by_group[req.pending.group] += 1
         self.num_live_rows += not req.pending.gives_way
         insort(self.prefilling, req, key=_priority_key)
 
@@ -110,12 +152,15 @@ class Stages:
         self.num_yielding += 1
         return req
 
-    def preempt(self, req: Req) -> None:
-        """PREFILL or DECODE → WAITING, in its old place. Its full pages stay cached until they are evicted."""
+    def preempt(self, req: Req, *, ends_turn: bool = False) -> None:
+        """PREFILL or DECODE → WAITING, in its old place or, if its turn ends, behind those of other groups.
+
+        Its full pages stay cached until they are evicted.
+        """
         self._leave_row(req)
         self._cache.close(req)
         req.pending.state = State.WAITING
-        self.waiting.push(req.pending)
+        self.waiting.push(req.pending, ends_turn=ends_turn)
 
     def suspect(self, req: Req) -> None:
         """Preempts a row whose state a failed step may have overwritten.
@@ -157,6 +202,8 @@ class Stages:
         assert self.num_live == len(live), "the count of live requests is wrong"
         live_rows = [pending for pending in live if pending.uid in self.running]
         assert self.num_live_rows == len(live_rows), "the count of live rows is wrong"
+        groups = Counter(req.pending.group for req in self.running.values())
+        assert self.rows_by_group == groups, "the count of rows by group is wrong"
         placed = [pending.uid for pending in self.waiting] + list(self.compiling) + list(self.running)
         assert sorted(placed) == sorted(self.requests), "a request is in no place or in two"
         rows = [req.uid for req in (*self.prefilling, *in_decode)]
@@ -166,6 +213,9 @@ class Stages:
 
     def _leave_row(self, req: Req) -> None:
         del self.running[req.uid]
+        self.rows_by_group[req.pending.group] -= 1
+        if not self.rows_by_group[req.pending.group]:
+            del self.rows_by_group[req.pending.group]
         self.num_live_rows -= not req.pending.gives_way
         self.num_left += 1
         if req.state is State.PREFILL:

@@ -1,11 +1,33 @@
 """A step that is being planned: its chunks, and the pages that they compute."""
 
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import StepInFlight
-from scheduler_proc.deciding.requests import PendingReq
+from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.requests import Group, PendingReq
 from scheduler_proc.deciding.rows.batch_columns import Chunk
+from scheduler_proc.deciding.rows.decode_rows import DecodeRows
+from scheduler_proc.deciding.rows.state_columns import likely_places
 from scheduler_proc.deciding.tasks.pooling import chunking_of
 
 PageKey = tuple[int, bytes, bytes]
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """The limits of one step: rows, and tokens of all rows together.
+
+    While other requests have rows, every `yields_every`-th step has at most `max_num_yielding` tokens of requests that
+    give way, rows in DECODE first, then prompts; the other steps have none.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_yielding: int = 1
+    yields_every: int = 1
 
 
 class StepPlan:
@@ -19,12 +41,62 @@ class StepPlan:
         """The part of `num_tokens_left` for requests that give way."""
         self.may_preempt = before is None
         self.chunks: list[Chunk] = []
+        self.planned: set[int] = set()
+        """The uids of the prompts that have a chunk in this step, or must wait for a later one."""
+        self.passed: Req | None = None
+        """Only prompts of other groups that are much shorter than this one are planned now."""
+        self.skipped: set[Group] = set()
+        """Groups of which no request can be admitted now."""
         self.pages_in_work: dict[PageKey, int] = {}
         """The uid of the request that computes each page."""
         self.chunks_in_flight = [] if before is None else before.chunks_in_work()
         self.ends_in_flight = {chunk.req.uid: chunk.end for chunk in self.chunks_in_flight}
 
+    def count_missing(self, req: Req) -> int:
+        """Returns the number of tokens of a prompt that no step computes so far."""
+        return len(req.token_ids) - self.ends_in_flight.get(req.uid, req.num_computed_tokens)
+
+    def may_pass(self, pending: PendingReq, num_tokens: int) -> bool:
+        """True unless its group is skipped, or its prompt of `num_tokens` is too long to pass the first."""
+        passed = self.passed
+        if passed is None or pending.group in self.skipped:
+            return pending.group not in self.skipped
+        is_before = pending.sampling_params.priority <= passed.pending.sampling_params.priority
+        is_other = pending.group != passed.pending.group and not pending.gives_way
+        return is_before and is_other and num_tokens * 2 <= self.count_missing(passed)
+
+    def find_state_in_work(self, req: Req, page_size: int) -> int | None:
+        """Returns the request that computes up to a checkpoint from which `req` can continue."""
+        first, end = req.num_computed_tokens, req.pending.num_reusable_tokens
+        for chunk in (*self.chunks_in_flight, *self.chunks):
+            other = chunk.req
+            for place in likely_places(other, page_size):
+                place *= page_size
+                is_ahead = first <= chunk.start < place <= end and other.pending.salt == req.pending.salt
+                if is_ahead and other.token_ids[:place] == req.token_ids[:place]:
+                    return other.uid
+        return None
+
     def fits(self, pending: PendingReq) -> bool:
         """True unless its prompt must be computed in one step, and this one has too few tokens left."""
         is_whole = chunking_of(pending.sampling_params) == "none"
         return not is_whole or len(pending.token_ids) <= self.num_tokens_left
+
+
+class DraftSource(Protocol):
+    """Chooses the draft tokens of the rows of a step, as `drafting/draft_planner.py` does."""
+
+    proposal: DraftSteps | None
+    """The steps of the draft model that the latest plan needs."""
+
+    def plan(self, rows: DecodeRows, max_num_tokens: int) -> Sequence[Chunk]:
+        """Returns a chunk for each of `rows` that has draft tokens: at most `max_num_tokens`, if there are pages."""
+        ...
+
+    def end_proposal(self, rows: DecodeRows, drafts: Drafts) -> Sequence[Chunk]:
+        """Returns the chunks of those of `rows` for which the draft model proposed `drafts`."""
+        ...
+
+    def note_time(self, num_tokens: int, seconds: float) -> None:
+        """Records the time of the latest plan and its step, in which each row decoded."""
+        ...

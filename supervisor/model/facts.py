@@ -13,6 +13,10 @@ from runtime.special_tokens import find_token_id, read_fields, special_texts
 from supervisor.model.sampling_defaults import find_sampling_defaults, shown
 
 CONTEXT_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")
+SIZE_KEYS = ("hidden_size", "n_embd", "d_model")
+
+UNKNOWN_SIZE = 1024
+"""Numbers of a vector of a model whose files name no size."""
 
 MAX_COUNT = 1 << 24
 """The maximum size of a vocabulary or context in tokens, since memory is allocated accordingly."""
@@ -55,7 +59,15 @@ def read_model_facts(model: ModelConfig, model_dir: Path, tokenizer_dir: Path, n
         sampling_source=source,
         has_chat_template=read_chat_files(str(tokenizer_dir), model.chat_template).has_template,
         pooling=pooling,
+        vector_size=_vector_size(config, config_file, pooling),
     )
+
+
+def _vector_size(config: dict[str, Any], file: Path, pooling: PoolingFacts | None) -> int:
+    if pooling is not None and pooling.dense:
+        return pooling.dense[-1].out_size
+    sizes = [_positive_int(config, key, file) for key in SIZE_KEYS]
+    return next((size for size in sizes if size is not None), UNKNOWN_SIZE)
 
 
 def _max_model_len(wanted: int | None, config: dict[str, Any], file: Path, pooling: PoolingFacts) -> int:

@@ -19,9 +19,9 @@ from scheduler_proc.deciding.adapter_slots import AdapterSlots
 from scheduler_proc.deciding.drafting.draft_model import run_draft_steps
 from scheduler_proc.deciding.drafting.drafts import Drafter
 from scheduler_proc.deciding.pages.open_cache import open_cache
-from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.deciding.step_plan import Budget
 from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 from tests.scheduler_proc.simulated_grammar import SimulatedGrammars
 from tests.scheduler_proc.simulated_runner import Logprob, SimulatedPages, SimulatedRunner, unpack_logprobs

@@ -24,10 +24,10 @@ from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.drafts import Drafter, NgramDrafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.deciding.step_plan import Budget
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Stepper
 from supervisor.flags import parse_flags

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from messages.columns import pack_float32, pack_int32
 from messages.ring.adapters import Adapter
 from messages.ring.requests import AbortMsg, Dry, FlushCache, SamplingParams, StopSeen, UserMsg
@@ -30,6 +32,11 @@ class Ask:
     """Aborted or stopped by a string: it may end before `expected` does."""
     fails: bool = False
     """It gets a token behind which the model fails: `expected` ends with that."""
+
+
+def group_of(uid: int) -> int:
+    """Returns the group of a request: every other one belongs to a group of up to eight."""
+    return 1_000_000 + uid // 16 if uid % 2 else 0
 
 
 class Soak:
@@ -72,7 +79,7 @@ class Soak:
             "priority": chance.choice((0, 0, 0, -5, 3, 1_000)),
         }
         rich = self.new_params() if chance.random() < self.rich_share else {}
-        message = user_msg(uid, prompt, **params | rich)
+        message = msgspec.structs.replace(user_msg(uid, prompt, **params | rich), group=group_of(uid))
         expected = expected_output(prompt, message.sampling_params, VOCAB_SIZE, MAX_MODEL_LEN, (EOS,))
         self._unfinished.append(uid)
         num_good = next((i + 1 for i, token_id in enumerate(expected[:-1]) if token_id in self._faulty), len(expected))
@@ -141,7 +148,9 @@ class Soak:
         ask.attempt += 1
         message = user_msg(uid, ask.prompt, attempt=ask.attempt, output_ids=ask.known)
         self.bench.send(
-            UserMsg(uid, ask.attempt, message.input_ids, ask.params, message.stamps, message.output_ids, len(ask.known))
+            msgspec.structs.replace(
+                message, sampling_params=ask.params, num_chars_sent=len(ask.known), group=group_of(uid)
+            )
         )
 
     def run(self) -> None:

@@ -14,10 +14,10 @@ from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.pages.state_slots import StateSlots
 from scheduler_proc.deciding.pages.window_pages import WindowPages
-from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.rows.state_columns import REWRITTEN_TOKENS
 from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.deciding.step_plan import Budget
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Stepper
 from tests.checkpoints import CONTEXT, VOCAB_SIZE, build_checkpoint, make_config

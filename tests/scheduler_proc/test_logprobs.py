@@ -13,9 +13,9 @@ from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.deciding.isolation import run_step
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.deciding.step_plan import Budget
 from tests.checkpoints import CONTEXT, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.clients import Inbox, user_msg
 from tests.scheduler_proc.simulated_runner import Logprob

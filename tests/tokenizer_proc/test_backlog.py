@@ -34,6 +34,16 @@ def test_short_texts_go_first_and_long_ones_the_shortest_first() -> None:
     assert popped(backlog) == [4, 5, 2, 3, 1]
 
 
+def test_texts_of_one_http_request_take_turns_with_others() -> None:
+    backlog = Backlog()
+    for uid in range(1, 6):
+        backlog.add(request(uid, group=1))
+    backlog.add(request(6, group=6))
+    backlog.add(request(7, group=6))
+    backlog.add(EncodeMsg(8, "x"))
+    assert popped(backlog) == [1, 6, 8, 2, 7, 3, 4, 5]
+
+
 def test_what_is_here_is_counted_until_it_is_answered() -> None:
     backlog = Backlog()
     backlog.add(request(1, 7))

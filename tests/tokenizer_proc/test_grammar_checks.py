@@ -15,7 +15,7 @@ from messages.config.server import Config, ModelFacts, SchedulingConfig
 from messages.errors import ErrorInfo
 from messages.ring.replies import UserReply
 from messages.ring.requests import AbortMsg, Grammar, SamplingParams, Stamps, UserMsg
-from tokenizer_proc.child_process import ChildTimeoutError
+from tokenizer_proc.child_process import ChildEndedError, ChildTimeoutError
 from tokenizer_proc.grammar_checks import GrammarChecks, GrammarChild
 from tokenizer_proc.grammar_child import MAX_CPU_S, GrammarCheck
 
@@ -135,7 +135,7 @@ def test_choices_of_a_request_and_later_requests_share_a_check(monkeypatch: pyte
     assert [grammar.text for grammar in checked] == ["bad", "good"]
 
 
-def test_a_grammar_that_takes_too_long_is_refused_and_one_that_waited_may_come_again(
+def test_grammars_that_take_or_wait_too_long_on_a_busy_machine_may_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     release = threading.Event()
@@ -150,12 +150,35 @@ def test_a_grammar_that_takes_too_long_is_refused_and_one_that_waited_may_come_a
     checks.start(2, schema("true"))
     errors = {each.uid: each.error for each in checks.take(2) if isinstance(each, UserReply)}
     assert errors[1] is not None
-    assert errors[1].status == 400
-    assert "took longer than 0.3 s to compile" in errors[1].message
+    assert (errors[1].status, errors[1].code) == (503, "busy")
+    assert "was not compiled within 0.3 s" in errors[1].message
     assert errors[2] is not None
     assert (errors[2].status, errors[2].code) == (503, "busy")
     assert "response_format was not compiled: other grammars" in errors[2].message
     release.set()
+    assert checks.error(3, schema("{}")) is None, "the time-out was remembered"
+
+
+def test_loading_counts_for_no_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(self: GrammarChild) -> None:
+        time.sleep(0.8)
+
+    monkeypatch.setattr(GrammarChild, "load", load)
+    monkeypatch.setattr(GrammarChild, "check", lambda self, grammar, timeout_s: GrammarCheck(grammar))
+    checks = Checks(timeout_s=0.3)
+    checks.start(1, schema("{}"))
+    checks.start(2, schema("true"))
+    assert all(isinstance(answer, UserMsg) for answer in checks.take(2))
+
+
+def test_a_failure_of_ours_is_no_mistake_of_the_client_and_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(GrammarChild, "start", lambda self: (_ for _ in ()).throw(ChildEndedError(1)))
+    error = Checks().error(1, schema("{}"))
+    assert error is not None
+    assert error.status == 500
+    assert "a grammar could not be checked" in caplog.text
 
 
 def test_a_child_that_was_killed_is_replaced_and_its_grammar_is_not_to_blame() -> None:

@@ -25,9 +25,9 @@ from messages.ring.requests import SamplingParams, Stamps, UserMsg
 from scheduler_proc.computing import runner
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.deciding.step_plan import Budget
 from scheduler_proc.reply_sender import ReplySender
 
 SHAPE: dict[str, object] = {

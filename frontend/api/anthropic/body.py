@@ -14,7 +14,7 @@ from frontend.api.anthropic.content import Content, ContentBlock, read_result, r
 from frontend.api.anthropic.errors import THREAD
 from frontend.api.parameters.generation_body import ModelFields, check_shown, truncation_of
 from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
-from frontend.api.parameters.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, StopStrings
+from frontend.api.parameters.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, Int64, StopStrings
 from messages.errors import bad_request
 from messages.ring.requests import THINKING_SWITCHES
 
@@ -68,7 +68,7 @@ class MessageChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = None
+    budget_tokens: Int64 | None = None
     display: str | None = None
 
 

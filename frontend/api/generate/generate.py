@@ -9,7 +9,7 @@ from starlette.requests import Request
 from frontend.api.answers.logprob_fields import TokenNames
 from frontend.api.generate.generate_events import GenerateEvents, GenerateView, end_event
 from frontend.api.parameters.generation_body import GenerationFields, GenerationReader, name_rules, truncation_of
-from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, TokenIds
+from frontend.api.parameters.sampling import MAX_INT32, TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, TokenIds
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.requests.prompt_request import PromptRequest
@@ -22,7 +22,7 @@ DEFAULT_MAX_TOKENS = 128
 NOT_HERE: dict[str, tuple[Any, ...]] = {"best_of": (1,), "echo": (False,), "suffix": ("",), "top_logprobs": (0,)}
 """Parameters of other endpoints, each with the values that have no effect."""
 
-One = Annotated[int, Meta(ge=1)]
+One = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 
 
 class GenerateBody(GenerationFields, frozen=True, kw_only=True):

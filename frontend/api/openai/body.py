@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from frontend.api.answers.logprob_fields import TokenNames
 from frontend.api.openai.usage import UsageReply, usage_so_far
 from frontend.api.parameters.generation_body import ModelFields, ModelReader
-from frontend.api.parameters.sampling import Switch
+from frontend.api.parameters.sampling import MAX_INT32, Switch
 from frontend.requests.beam_search import EarlyStopping
 from frontend.requests.generation import Generation
 from frontend.requests.trace import RequestTrace
@@ -17,7 +17,7 @@ from frontend.service import Service
 from messages.errors import bad_request
 from messages.ring.requests import SamplingParams
 
-NumChoices = Annotated[int, Meta(ge=1)]
+NumChoices = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 NUM_CHOICES_TEXT = "a whole number from 1 to 64"
 LengthPenalty = Annotated[float, Meta(ge=-10, le=10)]
 

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
+from frontend.api.parameters.sampling import Int64
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
@@ -17,7 +18,7 @@ MAX_BODY_BYTES = 65536
 
 
 class AbortBody(msgspec.Struct, frozen=True, kw_only=True):
-    uid: Annotated[int | None, Meta(description="a whole number")] = None
+    uid: Annotated[Int64 | None, Meta(description="a whole number")] = None
     request_id: Annotated[str | None, Meta(description="a string")] = None
     all: Annotated[bool | None, Meta(description="true or false")] = None
 

@@ -3,15 +3,18 @@ import pytest
 from frontend.requests.costs import (
     LONG_CHARS,
     MAX_CUT_IDS,
+    MAX_NUMBERS,
     MAX_PROMPT_LOGPROBS,
-    MAX_TOKEN_VECTORS,
+    MAX_TOKEN_NUMBERS,
     check_num_ids,
+    check_output_logprobs,
     check_prompt_logprobs,
-    check_token_vectors,
+    check_vectors,
     estimate_prompts,
     is_long,
 )
 from frontend.requests.prompt_request import PromptRequest
+from messages.config.server import ModelFacts
 from messages.errors import RequestError
 from messages.ring.requests import ChatPrompt, Dry, Pooling, SamplingParams, Truncation
 
@@ -68,10 +71,27 @@ def test_ids_beyond_the_context_are_refused_before_they_go_anywhere():
         assert f"has {len(request.prompt)} in the prompt" in str(raised.value)
 
 
-def test_vectors_of_tokens_are_bounded_over_all_texts():
+def test_numbers_of_vectors_are_bounded_over_all_texts():
+    facts = ModelFacts(
+        model_dir="", tokenizer_dir="", served_names=("m",), vocab_size=9, max_model_len=256, vector_size=512
+    )
     by_token, whole = (SamplingParams(0, pooling=Pooling(kind)) for kind in ("token_embed", "embed"))
-    check_token_vectors([PromptRequest([1] * 256, by_token)] * (MAX_TOKEN_VECTORS // 256), 256)
-    check_token_vectors([PromptRequest([1] * 256, whole)] * 1000, 256)
-    check_token_vectors([PromptRequest("x" * 9_999_999, by_token)], 256)
-    with pytest.raises(RequestError, match="one for each token"):
-        check_token_vectors([PromptRequest([1] * 256, by_token)] * (MAX_TOKEN_VECTORS // 256 + 1), 256)
+    num_texts = MAX_TOKEN_NUMBERS // 256 // 512
+    check_vectors([PromptRequest([1] * 256, by_token)] * num_texts, facts)
+    check_vectors([PromptRequest([1] * 256, whole)] * (MAX_NUMBERS // 512), facts)
+    check_vectors([PromptRequest("x" * 9_999_999, by_token)], facts)
+    short = SamplingParams(0, pooling=Pooling("token_embed", dimensions=128))
+    check_vectors([PromptRequest([1] * 256, short)] * num_texts * 4, facts)
+    with pytest.raises(RequestError, match="numbers of vectors"):
+        check_vectors([PromptRequest([1] * 256, by_token)] * (num_texts + 1), facts)
+    with pytest.raises(RequestError, match="numbers of vectors"):
+        check_vectors([PromptRequest([1] * 256, whole)] * (MAX_NUMBERS // 512 + 1), facts)
+
+
+def test_logprobs_of_the_output_are_bounded_over_all_choices():
+    params = SamplingParams(max_tokens=1 << 16, num_logprobs=15)
+    check_output_logprobs([PromptRequest("x", params, num_choices=4)], 1 << 20)
+    check_output_logprobs([PromptRequest("x", params, num_choices=64)], 1 << 12)
+    check_output_logprobs([PromptRequest("x", SamplingParams(max_tokens=1 << 20), num_choices=64)], 1 << 20)
+    with pytest.raises(RequestError, match="set max_tokens"):
+        check_output_logprobs([PromptRequest("x", params, num_choices=5)], 1 << 20)

@@ -7,8 +7,8 @@ import pytest
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.drafts import NgramDrafter
-from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.deciding.step_plan import Budget
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench
 from tests.scheduler_proc.simulated_drafter import AllDrafts, SimulatedDrafter
 from tests.scheduler_proc.soak import MAX_MODEL_LEN, Soak
@@ -49,7 +49,7 @@ def test_drafts_of_ngram_lookup_lose_nothing(adapts):
     budget = Budget(8, 48)
     planner = DraftPlanner(bench.cache, NgramDrafter(5), lengths)
     bench.scheduler = Scheduler(bench.cache, bench.limits, budget, planner, bench.grammars)
-    soak = Soak(21, 300, bench)
+    soak = Soak(21, 400, bench)
     soak.run()
     soak.check()
     assert bench.gauge("draft_tokens") > 20

@@ -24,9 +24,9 @@ from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.deciding.isolation import run_step
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.deciding.step_plan import Budget
 from supervisor.model.facts import read_model_facts
 from tests.checkpoints import make_config
 from tests.scheduler_proc.clients import user_msg
