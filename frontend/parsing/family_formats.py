@@ -6,10 +6,10 @@ from typing import Any
 import regex
 
 from frontend.parsing.marked_format import BARE_CALL, CALL, END_MARKS, NAMED_CALL, CallSyntax, MarkedFormat
+from frontend.parsing.whole_calls import VALUE
 from messages.ring.requests import Thought
 
 NAME = r"(?P<name>[\w.-]{1,128})"
-VALUE = "(?P<value>.*?)"
 LINES = r"\s{0,8}"
 """Models break lines between marks differently."""
 

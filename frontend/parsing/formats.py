@@ -11,7 +11,7 @@ FUNCTION_TAG = {
     "open_pattern": r"<function=(?P<name>[^>\n]{1,128})>",
     "close_pattern": r"</function>(?:\s{0,8}</tool_call>|\s{0,8}\Z|(?=\s{9}|\s{0,8}(?:[^\s<]|<[^/]|</[^t]|</t[^o])))",
     "content": "xml-inline",
-    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
+    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]{1,256})>\n?(?P<value>.*?)\n?</parameter>"},
     "transform": NAMED_CALL,
 }
 """Qwen3-Coder often omits `<tool_call>` or `</tool_call>`. An optional group at the end of a pattern would not wait
