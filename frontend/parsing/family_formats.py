@@ -149,7 +149,7 @@ FAMILY_TOOL_FORMATS: dict[str, MarkedFormat] = {
         found_by=(("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),),
         forced=CallSyntax(KIMI_CALL, "<|tool_call_end|><|tool_calls_section_end|>"),
         rest=rf"<\|tool_calls_section_end\|>|{END_MARKS}",
-    ),
+    )._replace(id_form="numbered"),
     "cohere_command3": _listed(
         *("<|START_ACTION|>", "<|END_ACTION|>", COHERE_REST), name_key="tool_name", arguments_key="parameters"
     ),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from frontend.parsing.family_formats import FAMILY_REASONING_FORMATS, FAMILY_TOOL_FORMATS, NAME, calls, json_field
+from frontend.parsing.generic_format import GENERIC, GENERIC_CALLS
 from frontend.parsing.harmony import HARMONY_CALLS, HARMONY_REASONING
 from frontend.parsing.marked_format import BARE_CALL, CALL, NAMED_CALL, CallSyntax, MarkedFormat
 from messages.ring.requests import Thought
@@ -47,7 +48,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         found_by=(("[TOOL_CALLS]",),),
         forced=CallSyntax("[TOOL_CALLS]", is_list=True),
         forced_by={"[ARGS]": CallSyntax("[TOOL_CALLS]{name}[ARGS]", separator="")},
-    )._replace(has_short_ids=True),
+    )._replace(id_form="short"),
     "pythonic": MarkedFormat(
         (
             {
@@ -68,6 +69,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         found_by=(("<|python_tag|>",), ("<|start_header_id|>ipython",), ('"parameters": dictionary',)),
         forced=CallSyntax("", arguments_key="parameters"),
     ),
+    GENERIC: GENERIC_CALLS,
 }
 """By their names in vLLM. The first one that matches the chat template is the model's."""
 
