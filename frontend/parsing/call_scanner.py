@@ -34,15 +34,20 @@ class CallScanner:
     """
 
     separators = SPACE + ",;"
+    knows_strings = True
+    """Whether it tells marks within strings from others."""
 
     def __init__(self, deltas: Deltas, opening: str, known_names: Collection[str] | None = None):
         self._deltas = deltas
         self._known_names = known_names
         """If given, a call with another name is not a call: no mark distinguishes calls from other text."""
-        self._text = opening
-        self._place = len(opening)
-        self._shown_from = 0
-        """Start of the text that is not part of a call so far."""
+        self._kept = [opening]
+        """Earlier text that is not part of a call so far, in pieces: a text of its own for each token would be copied
+        each time."""
+        self._text = ""
+        self._place = 0
+        self._kept_from = 0
+        """Start of the rest of that text, in `_text`."""
         self._is_complete = False
         self.has_call = False
         self.is_in_string = False
@@ -58,14 +63,17 @@ class CallScanner:
 
         Otherwise returns the unread rest: if `text` begins within a string, the text after that string.
         """
-        self._text = self._text[self._shown_from :] + text
-        self._place -= self._shown_from
-        self._shown_from = 0
+        self._kept.append(self._text[self._kept_from :])
+        self._text = text
+        self._place = self._kept_from = 0
         self._began_in_string = self.is_in_string
         try:
             next(self._steps)
         except NotACallError:
-            return Rejection(self._text[: self._place][self._shown_from :], self._text[self._place :])
+            unread = self._text[self._place :]
+            self._text = self._text[: self._place]
+            shown = self._kept_text()
+            return Rejection("" if self.has_call and not shown.strip(self.separators) else shown, unread)
         unread = self._text[self._place :]
         self._text = self._text[: self._place]
         return unread
@@ -79,15 +87,22 @@ class CallScanner:
         try:
             next(self._steps)
         except TextEndError:
-            rest = self._text[self._shown_from :]
+            rest = self._kept_text()
             if self._is_open:
-                self._deltas.break_call()
-                return "" if self._deltas.is_streamed else rest
+                return "" if self._deltas.break_call(is_cut=is_cut) else rest
             is_rest_of_call = self._is_in_call or (self.has_call and not rest.strip(self.separators))
             return "" if is_rest_of_call else rest
         except NotACallError:
             pass
-        return self._text[self._shown_from :]
+        return self._kept_text()
+
+    def _kept_text(self) -> str:
+        return "".join(self._kept) + self._text[self._kept_from :]
+
+    def _drop_kept(self) -> None:
+        """The text up to here is part of a call, and not shown."""
+        self._kept.clear()
+        self._kept_from = self._place
 
     def _read(self) -> Steps:
         """Reads calls until it raises `NotACallError` or `TextEndError`."""
@@ -105,14 +120,14 @@ class CallScanner:
     def _note_shown(self) -> None:
         if self._deltas.is_streamed:
             self.has_call = self._is_in_call = True
-            self._shown_from = self._place
+            self._drop_kept()
 
     def _end_call(self) -> None:
         """Ends the arguments. Raises `NotACallError` if they are malformed and have not been shown."""
         self._is_open = False
         if self._deltas.end_call():
             self.has_call = self._is_in_call = True
-            self._shown_from = self._place
+            self._drop_kept()
         elif not self._deltas.is_streamed:
             raise NotACallError
 
@@ -128,7 +143,7 @@ class CallScanner:
     def _leave_call(self) -> None:
         """Ends the text of the call, after its arguments."""
         self._is_in_call = False
-        self._shown_from = self._place
+        self._drop_kept()
 
     def _leave_string(self) -> Steps:
         self.is_in_string = False

@@ -44,14 +44,18 @@ Delta = Content | Reasoning | CallStart | CallArguments | CallBroken
 class Deltas:
     """Collects the deltas of an answer, and merges consecutive pieces of the same kind.
 
-    With `is_streamed`, a call is shown as it is written, otherwise once it is complete. The arguments of `custom`
-    tools need not be valid JSON.
+    With `is_streamed`, a call is shown as it is written, otherwise once it is complete, or cut with the answer. The
+    arguments of `custom` tools need not be valid JSON.
     """
 
     def __init__(self, *, is_streamed: bool = True, custom: Collection[str] = ()) -> None:
-        self.is_streamed = is_streamed
+        self._is_streamed = is_streamed
         self._custom = custom
+        self.is_draft = False
+        """Only a complete call is shown; it ends the draft."""
         self._waiting: list[Delta] = []
+        self._pieces: list[str] = []
+        """The text of the last delta."""
         self._name = ""
         self._arguments: list[str] = []
         self.num_calls = 0
@@ -59,16 +63,18 @@ class Deltas:
         self.num_broken = 0
         """Calls that began but are incomplete or malformed, shown or not."""
 
+    @property
+    def is_streamed(self) -> bool:
+        return self._is_streamed and not self.is_draft
+
     def pop_all(self) -> list[Delta]:
+        self._join()
         waiting, self._waiting = self._waiting, []
         return waiting
 
     def add_text(self, kind: type[Content] | type[Reasoning], text: str) -> None:
-        last = self._waiting[-1] if self._waiting else None
-        if isinstance(last, kind):
-            self._waiting[-1] = kind(last.text + text)
-        elif text:
-            self._waiting.append(kind(text))
+        if text:
+            self._grow(kind(text))
 
     def accepts(self, name: str, arguments: str) -> bool:
         """True if a client can use a call with these arguments."""
@@ -95,22 +101,43 @@ class Deltas:
         if not self.is_streamed:
             self._show_call()
             self._show_arguments(arguments)
+        self.is_draft = False
         return True
 
-    def break_call(self) -> None:
-        """Marks the latest call as incomplete or malformed."""
+    def break_call(self, *, is_cut: bool = False) -> bool:
+        """Marks the latest call as incomplete or malformed. True if it is shown nevertheless.
+
+        `is_cut`: the answer was cut within its arguments.
+        """
+        if self.is_draft:
+            return False
         self.num_broken += 1
-        if self.is_streamed:
-            self._waiting.append(CallBroken(self.num_calls - 1))
+        if is_cut and not self.is_streamed:
+            self._show_call()
+            self._show_arguments("".join(self._arguments))
+        if is_cut or self.is_streamed:
+            self._add(CallBroken(self.num_calls - 1))
+        return is_cut or self.is_streamed
 
     def _show_call(self) -> None:
-        self._waiting.append(CallStart(self.num_calls, self._name))
+        self._add(CallStart(self.num_calls, self._name))
         self.num_calls += 1
 
     def _show_arguments(self, text: str) -> None:
-        index = self.num_calls - 1
-        last = self._waiting[-1] if self._waiting else None
-        if isinstance(last, CallArguments):
-            self._waiting[-1] = CallArguments(index, last.text + text)
-        elif text:
-            self._waiting.append(CallArguments(index, text))
+        if text:
+            self._grow(CallArguments(self.num_calls - 1, text))
+
+    def _grow(self, delta: Content | Reasoning | CallArguments) -> None:
+        """Adds `delta`, or only its text if the last delta is of the same kind."""
+        if not self._waiting or type(self._waiting[-1]) is not type(delta):
+            self._add(delta)
+        self._pieces.append(delta.text)
+
+    def _add(self, delta: Delta) -> None:
+        self._join()
+        self._waiting.append(delta)
+
+    def _join(self) -> None:
+        if self._pieces:
+            self._waiting[-1] = self._waiting[-1]._replace(text="".join(self._pieces))
+            self._pieces.clear()

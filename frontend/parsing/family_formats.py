@@ -6,10 +6,10 @@ from typing import Any
 import regex
 
 from frontend.parsing.marked_format import BARE_CALL, CALL, END_MARKS, NAMED_CALL, CallSyntax, MarkedFormat
+from frontend.parsing.whole_calls import VALUE
 from messages.ring.requests import Thought
 
 NAME = r"(?P<name>[\w.-]{1,128})"
-VALUE = "(?P<value>.*?)"
 LINES = r"\s{0,8}"
 """Models break lines between marks differently."""
 
@@ -149,7 +149,7 @@ FAMILY_TOOL_FORMATS: dict[str, MarkedFormat] = {
         found_by=(("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),),
         forced=CallSyntax(KIMI_CALL, "<|tool_call_end|><|tool_calls_section_end|>"),
         rest=rf"<\|tool_calls_section_end\|>|{END_MARKS}",
-    ),
+    )._replace(id_form="numbered"),
     "cohere_command3": _listed(
         *("<|START_ACTION|>", "<|END_ACTION|>", COHERE_REST), name_key="tool_name", arguments_key="parameters"
     ),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from frontend.parsing.family_formats import FAMILY_REASONING_FORMATS, FAMILY_TOOL_FORMATS, NAME, calls, json_field
+from frontend.parsing.generic_format import GENERIC, GENERIC_CALLS
 from frontend.parsing.harmony import HARMONY_CALLS, HARMONY_REASONING
 from frontend.parsing.marked_format import BARE_CALL, CALL, NAMED_CALL, CallSyntax, MarkedFormat
 from messages.ring.requests import Thought
@@ -11,7 +12,7 @@ FUNCTION_TAG = {
     "open_pattern": r"<function=(?P<name>[^>\n]{1,128})>",
     "close_pattern": r"</function>(?:\s{0,8}</tool_call>|\s{0,8}\Z|(?=\s{9}|\s{0,8}(?:[^\s<]|<[^/]|</[^t]|</t[^o])))",
     "content": "xml-inline",
-    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
+    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]{1,256})>\n?(?P<value>.*?)\n?</parameter>"},
     "transform": NAMED_CALL,
 }
 """Qwen3-Coder often omits `<tool_call>` or `</tool_call>`. An optional group at the end of a pattern would not wait
@@ -47,7 +48,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         found_by=(("[TOOL_CALLS]",),),
         forced=CallSyntax("[TOOL_CALLS]", is_list=True),
         forced_by={"[ARGS]": CallSyntax("[TOOL_CALLS]{name}[ARGS]", separator="")},
-    )._replace(has_short_ids=True),
+    )._replace(id_form="short"),
     "pythonic": MarkedFormat(
         (
             {
@@ -68,6 +69,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         found_by=(("<|python_tag|>",), ("<|start_header_id|>ipython",), ('"parameters": dictionary',)),
         forced=CallSyntax("", arguments_key="parameters"),
     ),
+    GENERIC: GENERIC_CALLS,
 }
 """By their names in vLLM. The first one that matches the chat template is the model's."""
 

@@ -165,13 +165,13 @@ class JsonCalls(CallScanner):
 class JsonArguments(JsonCalls):
     """A region with the arguments of one call, whose mark contained its `name`."""
 
-    def __init__(self, deltas: Deltas, opening: str, name: str):
-        super().__init__(deltas, opening, "", (), None)
+    def __init__(self, deltas: Deltas, opening: str, name: str, known_names: Collection[str] | None = None):
+        super().__init__(deltas, opening, "", (), known_names)
         self._name = name
         self._num_opening = len(opening)
 
     def _read(self) -> Steps:
-        if (yield from self._skip(SPACE)) != "{":
+        if not self._is_known(self._name) or (yield from self._skip(SPACE)) != "{":
             raise NotACallError
         self._begin_call(self._name)
         yield from self._pass_container(self._add_arguments)
@@ -182,7 +182,7 @@ class JsonArguments(JsonCalls):
 
     def finish(self, *, is_cut: bool) -> str:
         rest = super().finish(is_cut=is_cut)
-        if is_cut or self.has_call or self._text[self._num_opening :].strip():
+        if is_cut or self.has_call or not self._is_known(self._name) or rest[self._num_opening :].strip():
             return rest
         self._add_call(self._name, NO_ARGUMENTS)
         return ""

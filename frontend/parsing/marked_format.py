@@ -4,7 +4,7 @@ The length of a mark is bounded, because it is matched again with each token unt
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from messages.ring.requests import Thought
 
@@ -27,6 +27,9 @@ fence, or in invented tags."""
 END_MARKS = r"<\|(?:im_end|endoftext|eot_id|eom_id)\|>\s{0,8}\Z"
 """Special tokens that end a turn. If special tokens are shown, one at the end of an answer is dropped; elsewhere it is
 text. `</s>` is always text, because HTML has it."""
+
+
+IdForm = Literal["", "short", "numbered"]
 
 
 class CallSyntax(NamedTuple):
@@ -57,8 +60,9 @@ class MarkedFormat(NamedTuple):
     found_by: tuple[tuple[str, ...], ...]
     needs_special_tokens: bool = False
     content_close: Mapping[str, Any] = {}
-    has_short_ids: bool = False
-    """The ids of calls must be 9 letters and digits: the model's template refuses others."""
+    id_form: IdForm = ""
+    """The ids of calls that the model's template wants: "short" of 9 letters and digits, or "numbered", as in
+    `functions.get_weather:0`."""
     forced: CallSyntax | None = None
     thought: Thought | None = None
     forced_by: Mapping[str, CallSyntax] = {}

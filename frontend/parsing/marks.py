@@ -9,6 +9,9 @@ import regex
 MAX_SEARCH_S = 0.2
 """Time limit of one search: patterns come with models, and some would take forever."""
 
+MAX_MARK_CHARS = 1024
+"""Maximum length of a mark: the text that may be a mark is searched again with each token."""
+
 LOOKS_AROUND = re.compile(r"\(\?<[=!]|\\[bBGKmM]|(?<!\[)\^|\(\?\w*[mr]")
 """Syntax of patterns whose start cannot be recognised by one character."""
 
@@ -45,9 +48,11 @@ class Mark:
         first = self._first.search(text, start)
         if first is None or (only_here and first.start() > start):
             return None
-        start = first.start()
         search = self._pattern.match if only_here else self._pattern.search
-        match = search(text, start, partial=not is_complete, timeout=MAX_SEARCH_S)
+        match = search(text, first.start(), partial=not is_complete, timeout=MAX_SEARCH_S)
+        while match is not None and match.end() - match.start() > MAX_MARK_CHARS:
+            later = max(match.start() + 1, match.end() - MAX_MARK_CHARS)
+            match = None if only_here else search(text, later, partial=not is_complete, timeout=MAX_SEARCH_S)
         if match is None:
             return None
         is_at_edge = match.end() == len(text) and (self._may_grow or match.end() == match.start())

@@ -4,10 +4,11 @@ import logging
 import secrets
 import string
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS, find_format
-from frontend.parsing.marked_format import CallSyntax, MarkedFormat
+from frontend.parsing.generic_format import GENERIC
+from frontend.parsing.marked_format import CallSyntax, IdForm, MarkedFormat
 from frontend.parsing.regions import KINDS, Format, FormatError, Kind, Region, read_region, read_template
 from messages.config.server import Config
 from messages.ring.requests import Thought
@@ -19,6 +20,8 @@ AUTO = "auto"
 NONE = "none"
 OWN = "the model's own response template"
 FIELDS: dict[Kind, str] = {"calls": "tool_calls", "reasoning": "reasoning_content"}
+
+ToolCalls = Literal["native", "generic"]
 
 LETTERS = string.ascii_letters + string.digits
 
@@ -33,16 +36,26 @@ class ModelFormat(NamedTuple):
 
     with_tools: Format | None
     without_tools: Format | None
-    has_short_ids: bool = False
+    id_form: IdForm = ""
     forced: CallSyntax | None = None
     thought: Thought | None = None
+    is_generic: bool = False
+    """The chat template has no place for tools: they are shown as text, and calls have the generic format."""
 
     @property
     def has_calls(self) -> bool:
         return self.with_tools is not None and self.with_tools.has_calls
 
-    def new_call_id(self) -> str:
-        if self.has_short_ids:
+    @property
+    def tool_calls(self) -> ToolCalls | None:
+        """How the model calls tools: in its own format, or in the generic one; `None` if it cannot."""
+        return ("generic" if self.is_generic else "native") if self.has_calls else None
+
+    def new_call_id(self, name: str, number: int) -> str:
+        """Returns the id of a call of the tool `name`; `number` is its position in the conversation."""
+        if self.id_form == "numbered":
+            return f"functions.{name}:{number}"
+        if self.id_form == "short":
             return "".join(secrets.choice(LETTERS) for _ in range(NUM_SHORT_ID_CHARACTERS))
         return "call_" + "".join(secrets.choice(LETTERS) for _ in range(NUM_ID_CHARACTERS))
 
@@ -60,7 +73,11 @@ def load_model_format(config: Config) -> ModelFormat:
     files = read_chat_files(config.facts.tokenizer_dir, config.model.chat_template)
     chat_template = "\n".join(files.templates.values())
     model = config.model
-    return choose_format(model.tool_call_parser, model.reasoning_parser, chat_template, files.response_template)
+    chosen = choose_format(model.tool_call_parser, model.reasoning_parser, chat_template, files.response_template)
+    if model.tool_call_parser != AUTO or chosen.has_calls or not files.has_template:
+        return chosen
+    log.info("the chat template shows no known format of tool calls: tools and calls are written as text")
+    return choose_format(GENERIC, model.reasoning_parser, chat_template, files.response_template)
 
 
 def choose_format(tool_call_parser: str, reasoning_parser: str, chat_template: str, own: Any = None) -> ModelFormat:
@@ -83,11 +100,13 @@ def choose_format(tool_call_parser: str, reasoning_parser: str, chat_template: s
         needs_special_tokens=base.needs_special_tokens or _needs_special_tokens(calls),
     )
     entry = calls.entry
+    found = find_format(TOOL_FORMATS, chat_template)
     return ModelFormat(
         with_tools=with_tools if with_tools.regions else None,
         without_tools=base if base.regions else None,
-        has_short_ids=find_format(TOOL_FORMATS, chat_template) == "mistral" or bool(entry and entry.has_short_ids),
+        id_form=(entry and entry.id_form) or (TOOL_FORMATS[found].id_form if found else ""),
         forced=entry.find_forced(chat_template) if entry else None,
+        is_generic=calls.name == GENERIC,
         thought=reasoning.entry.thought if reasoning.entry else _own_thought(own) if reasoning.regions else None,
     )
 

@@ -11,6 +11,8 @@ from frontend.parsing.call_scanner import SPACE, CallScanner, NotACallError, Ste
 
 NAME_CHARACTER = re.compile(r"[\w.]")
 STRUCTURE = re.compile(r"""[()\[\]{}"']""")
+TOKEN = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|[()\[\]{},"']""", re.DOTALL)
+CLOSING = {"(": ")", "[": "]", "{": "}"}
 WORD = re.compile(rf"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\b(?:{"|".join(keyword.kwlist)})(?=\s*=)""", re.DOTALL)
 """A string, or a parameter whose name is a keyword of Python."""
 ESCAPES = {ord("\n"): "\\n", ord("\r"): "\\r", 0: "\\0"}
@@ -23,6 +25,8 @@ class PythonicCalls(CallScanner):
     """A list of calls of functions with literals as arguments."""
 
     separators = SPACE + ",;[]"
+    _begun: tuple[str, list[str]] = "", []
+    """The name of the call that is read, and its arguments so far."""
 
     def _read(self) -> Steps:
         while True:
@@ -36,9 +40,22 @@ class PythonicCalls(CallScanner):
             if character != "(" or not name or not self._is_known(name):
                 raise NotACallError
             pieces: list[str] = []
+            self._begun = name, pieces
             yield from self._pass_parentheses(pieces)
+            self._begun = "", []
             self._add_call(name, _to_json("".join(pieces)))
             self._leave_call()
+
+    def finish(self, *, is_cut: bool) -> str:
+        text = super().finish(is_cut=is_cut)
+        name, pieces = self._begun
+        arguments = _begun_json("".join(pieces)) if is_cut and name and not self._deltas.is_draft else ""
+        if not arguments:
+            self._deltas.num_broken += bool(is_cut and name)
+            return text
+        self._deltas.begin_call(name)
+        self._deltas.add_arguments(arguments)
+        return "" if self._deltas.break_call(is_cut=True) else text
 
     def _pass_parentheses(self, pieces: list[str]) -> Steps:
         depth = 0
@@ -72,6 +89,32 @@ class PythonicCalls(CallScanner):
     def _pass_to(self, end: int, pieces: list[str]) -> None:
         pieces.append(self._text[self._place : end])
         self._place = end
+
+
+def _begun_json(arguments: str) -> str:
+    """Returns the beginning of the arguments as JSON, "" if none has a value yet."""
+    ends: list[str] = []
+    last_comma = 0
+    for token in TOKEN.finditer(arguments):
+        match token[0]:
+            case "(" | "[" | "{" as bracket:
+                ends.append(CLOSING[bracket])
+            case ")" | "]" | "}":
+                del ends[-1:]
+            case '"' | "'" as quote:
+                ends.append(quote)
+                break
+            case "," if len(ends) == 1:
+                last_comma = token.start()
+            case _:
+                pass
+    for text, num_added in ((arguments + "".join(reversed(ends)), len(ends)), (arguments[:last_comma] + ")", 1)):
+        try:
+            begun = _to_json(text)[:-num_added]
+        except NotACallError:
+            continue
+        return begun if begun.strip("{") else ""
+    return ""
 
 
 def _to_json(arguments: str) -> str:

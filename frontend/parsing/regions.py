@@ -19,7 +19,7 @@ from frontend.parsing.deltas import Deltas
 from frontend.parsing.json_calls import JsonArguments, JsonCalls
 from frontend.parsing.marks import Mark
 from frontend.parsing.pythonic_calls import PythonicCalls
-from frontend.parsing.whole_calls import WholeCalls, WholeRule
+from frontend.parsing.whole_calls import VALUE, WholeCalls, WholeRule
 
 Kind = Literal["content", "reasoning", "calls"]
 
@@ -61,12 +61,12 @@ class CallRule(NamedTuple):
 
     def open(self, deltas: Deltas, opening: str, captures: dict[str, str], tools: Mapping[str, Any]) -> CallScanner:
         """Returns the scanner for the region that `opening` has begun."""
-        known_names = None if self.has_mark else tools.keys()
+        known_names = None if self.has_mark and not deltas.is_draft else tools.keys()
         match self.style:
             case "json":
                 return JsonCalls(deltas, opening, self.name_key, self.arguments_keys, known_names)
             case "arguments":
-                return JsonArguments(deltas, opening, captures.get(self.name_group, ""))
+                return JsonArguments(deltas, opening, captures.get(self.name_group, ""), known_names)
             case "pythonic":
                 return PythonicCalls(deltas, opening, known_names)
             case "whole":
@@ -180,6 +180,10 @@ def _read_mark(given: dict[str, Any], key: str, where: str) -> Mark | None:
 def _read_calls(field: dict[str, Any], opening: Mark) -> CallRule:
     """Returns the rule for calls. They are parsed as they arrive if the transform only selects name and arguments."""
     keys = ("content", "content_args", "transform", "transform_each")
+    tags = field.get("content_args", {}).get("tag_pattern")
+    if isinstance(tags, str):  # indentation is part of a value, and so is all whitespace but one line end on each side
+        tags = tags.replace(rf"\s*{VALUE}\s*", rf"\n?{VALUE}\n?")
+        field = {**field, "content_args": {**field["content_args"], "tag_pattern": tags}}
     has_mark = not (field.get("starts_content") or field.get("known_names_only"))
     whole = CallRule("whole", has_mark, WholeRule(**{key: field[key] for key in keys if key in field}))
     if field.get("content") == "pythonic":

@@ -28,6 +28,13 @@ def cast_arguments(arguments: dict[str, Any], parameters: Any) -> dict[str, Any]
     }
 
 
+def write_begun(name: str, value: str, parameters: Any) -> str:
+    """Returns the beginning of a value as JSON: the text itself, unless its schema allows a string."""
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    types = _types_of(properties.get(name), parameters) if isinstance(properties, dict) else []
+    return value if types and "string" not in types else json.dumps(value, ensure_ascii=False)[:-1]
+
+
 def _types_of(schema: Any, whole: dict[str, Any], num_references: int = 0) -> list[str]:
     """Returns the types in a schema, in order; references are to the definitions in `whole`."""
     if not isinstance(schema, dict) or num_references > MAX_REFERENCES:

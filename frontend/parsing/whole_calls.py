@@ -7,6 +7,7 @@ The rules are those of `transformers.utils.chat_parsing` (5.23): content parsers
 # (values here are whatever JSON holds)
 
 import json
+import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -16,9 +17,13 @@ import regex
 from frontend.parsing.argument_json import is_unicode, write_arguments
 from frontend.parsing.call_scanner import CallScanner, NotACallError, Steps, TextEndError
 from frontend.parsing.deltas import Deltas
+from frontend.parsing.loose_json import LooseReader
 from frontend.parsing.marks import MAX_SEARCH_S
-from frontend.parsing.schema_casts import cast_arguments
+from frontend.parsing.schema_casts import cast_arguments, write_begun
 
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, TimeoutError, regex.error)
+VALUE = "(?P<value>.*?)"
+SPACE = regex.compile(r"\s*")
 PLACEHOLDER = regex.compile(r"\{(\w+(?:\.\w+)*)\}")
 
 
@@ -33,6 +38,8 @@ class WholeRule(msgspec.Struct, frozen=True):
 
 class WholeCalls(CallScanner):
     """`captures`: the named groups of the opening mark. `tools`: the schema of each tool's parameters, by tool name."""
+
+    knows_strings = False
 
     def __init__(
         self,
@@ -60,18 +67,31 @@ class WholeCalls(CallScanner):
     def finish(self, *, is_cut: bool) -> str:
         text = super().finish(is_cut=is_cut)
         if is_cut:
-            self._deltas.num_broken += 1
-            return text
+            return "" if self._shows_cut(text[self._num_opening :]) else text
         try:
             value = _transform(parse_content(text[self._num_opening :], self._rule), self._rule, self._captures)
             calls = [self._read_one(call) for call in (value if isinstance(value, list) else [value])]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TimeoutError):
+        except UNREADABLE:
             return text
         if not calls:
             return text
         for name, arguments in calls:
             self._add_call(name, arguments)
         return ""
+
+    def _shows_cut(self, text: str) -> bool:
+        """Shows the call that the answer was cut in, and returns True, if its arguments have begun."""
+        try:
+            name, _ = self._read_one(_transform({}, self._rule, self._captures))
+            begun = _begun_arguments(text, self._rule, self._tools.get(name))
+        except UNREADABLE:
+            begun = ""
+        if not begun or self._deltas.is_draft:
+            self._deltas.num_broken += not self._deltas.is_draft
+            return False
+        self._deltas.begin_call(name)
+        self._deltas.add_arguments(begun)
+        return self._deltas.break_call(is_cut=True)
 
     def _read_one(self, call: Any) -> tuple[str, str]:
         """Returns name and arguments. Raises an exception if `call` is not a call."""
@@ -108,43 +128,62 @@ def parse_content(text: str, rule: WholeRule) -> Any:
 
 def _parse_json(text: str, arguments: dict[str, Any]) -> Any:
     """Parses JSON, optionally with `unquoted_keys` and strings between `string_delims`, as Gemma 4 writes it."""
-    strings: list[str] = []
-
-    def replace(match: Any) -> str:
-        strings.append(match[1])
-        return f"\x01{len(strings) - 1}\x02"
-
-    plain = text
-    for opening, closing in arguments.get("string_delims", ()):
-        if "\x01" in text or "\x02" in text:
-            raise ValueError("a character that stands for a string")
-        plain = regex.sub(regex.escape(opening) + "(.*?)" + regex.escape(closing), replace, plain, flags=regex.DOTALL)
-    if arguments.get("unquoted_keys"):
-        plain = regex.sub(r"(?<=[{,])\s*([\w.-]+)\s*:", r'"\1":', plain)
-    plain = regex.sub("\x01(\\d+)\x02", lambda match: json.dumps(strings[int(match[1])]), plain)
     try:
-        return json.loads(plain)
+        if arguments.get("string_delims") or arguments.get("unquoted_keys"):
+            return json.loads(LooseReader(text, arguments.get("string_delims", ())).json)
+        return json.loads(text)
     except ValueError:
         if arguments.get("allow_non_json"):
             return text.strip()
         raise
 
 
-def _parse_tags(text: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Parses a sequence of `<key>value</key>` that match `tag_pattern`. Raises `ValueError` for text between them."""
+def _begun_arguments(text: str, rule: WholeRule, schema: Any) -> str:
+    """Returns the beginning of the arguments as JSON, "" if none have begun or they are written in another way."""
+    if rule.content == "json":
+        return LooseReader(text, rule.content_args.get("string_delims", ()), is_cut=True).json
+    if rule.content != "xml-inline":
+        return ""
+    values, rest = _read_tags(text, rule.content_args)
+    begun = write_arguments(cast_arguments(values, schema))[:-1] if values else ""
+    before, _, behind = rule.content_args["tag_pattern"].partition(VALUE)
+    rest = rest.lstrip()
+    tag = regex.match(before, rest, regex.DOTALL, timeout=MAX_SEARCH_S) if behind else None
+    if tag is None:
+        return begun
+    end = regex.search(behind, rest, regex.DOTALL, pos=tag.end(), partial=True, timeout=MAX_SEARCH_S)
+    key, value = tag["key"], rest[tag.end() : end.start() if end else len(rest)]
+    return f"{begun + ', ' if begun else '{'}{json.dumps(key)}: {write_begun(key, value, schema)}"
+
+
+def _read_tags(text: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Returns the values of consecutive `<key>value</key>` that match `tag_pattern`, and the text after them."""
+    pattern = regex.compile(arguments["tag_pattern"], flags=regex.DOTALL)
     values: dict[str, Any] = {}
-    end = 0
-    for match in regex.finditer(arguments["tag_pattern"], text, flags=regex.DOTALL, timeout=MAX_SEARCH_S):
-        key, value = match["key"], _parse_value(match.groupdict().get("value") or "", arguments)
-        if text[end : match.start()].strip():
-            raise ValueError("text between tags")
+    merged: set[str] = set()
+    end, deadline_s = 0, time.monotonic() + MAX_SEARCH_S
+    while True:
+        timeout_s = max(deadline_s - time.monotonic(), 0.001)
+        start = SPACE.match(text, end).end()
+        match = pattern.match(text, start, timeout=timeout_s) or pattern.match(text, end, timeout=timeout_s)
+        if match is None or match.end() == end:
+            return values, text[end:]
         end = match.end()
-        if key in values and arguments.get("merge_duplicates"):
+        key, value = match["key"], _parse_value(match.groupdict().get("value") or "", arguments)
+        if key in merged:
+            values[key].append(value)
+        elif key in values and arguments.get("merge_duplicates"):
             values[key] = [*(values[key] if isinstance(values[key], list) else [values[key]]), value]
+            merged.add(key)
         else:
             values[key] = value
-    if text[end:].strip():
-        raise ValueError("text after the tags")
+
+
+def _parse_tags(text: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Parses a sequence of tags. Raises `ValueError` for other text."""
+    values, rest = _read_tags(text, arguments)
+    if rest.strip():
+        raise ValueError("text between or after the tags")
     return values
 
 

@@ -110,11 +110,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic", "openai", "gemma4",
             "functiongemma", "glm45", "seed_oss", "minimax_m2", "minimax", "deepseek_v3", "deepseek_v32", "kimi_k2",
             "cohere_command3", "apertus", "nemotron_json", "granite", "phi4_mini_json", "functionary", "olmo3", "lfm2",
-            "minicpm5",
+            "minicpm5", "generic",
         ],
         Meta(
             description="how tool calls are found in answers; auto: by the model's response template, or else by "
-            "its chat template"
+            "its chat template; generic: calls and texts under a grammar, also by auto if the template shows no format"
         ),
     ] = "auto"
     reasoning_parser: Annotated[

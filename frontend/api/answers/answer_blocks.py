@@ -18,12 +18,13 @@ class AnswerRules(NamedTuple):
     """How the choices of a chat are parsed.
 
     `schemas`: the schemas of the tools' parameters, by tool name. `begun`: the message that the answer continues.
+    `new_call_id`: makes the id of a call from the tool's name and the call's position in the answer.
     `max_calls`: further calls are dropped. `custom`: tools whose arguments are shown as plain text.
     """
 
     format: Format
     schemas: dict[str, Any]
-    new_call_id: Callable[[], str]
+    new_call_id: Callable[[str, int], str]
     shows_reasoning: bool = True
     begun: str = ""
     custom: Collection[str] = ()
@@ -173,7 +174,7 @@ class AnswerBlocks:
                 pass
             case CallStart(call_index, name):
                 self._input = InputReader() if name in rules.custom else None
-                yield from self._begin("call", name, rules.new_call_id(), call_index)
+                yield from self._begin("call", name, rules.new_call_id(name, call_index), call_index)
             case CallArguments(_, text):
                 shown = text if self._input is None else self._input.feed(text)
                 if shown:

@@ -1,6 +1,6 @@
 """Chat messages: validation of roles and contents, and conversion to the prompt that the tokenizer renders."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -63,8 +63,11 @@ def make_chat_prompt(
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
     template_kwargs: dict[str, Any] | None,
+    adapt: Callable[[list["ChatMessage"]], Sequence["ChatMessage"]] | None = None,
 ) -> ChatPrompt:
     """Returns the chat for the tokenizer. The prompt ends with a generation prompt unless it continues a message.
+
+    `adapt` returns the valid messages as the model needs them.
 
     Raises `RequestError` (400).
     """
@@ -74,7 +77,7 @@ def make_chat_prompt(
         )
     checked = [_checked(message, f"messages[{index}]") for index, message in enumerate(_with_tool_calls(messages))]
     return ChatPrompt(
-        messages=msgspec.json.encode(checked),
+        messages=msgspec.json.encode(checked if adapt is None else adapt(checked)),
         add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
         continue_final_message=bool(continue_final_message),
         template_kwargs=msgspec.json.encode(template_kwargs or {}),

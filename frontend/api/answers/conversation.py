@@ -7,7 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from frontend.api.answers.answer_blocks import AnswerBlocks, AnswerRules
+from frontend.api.answers.call_ids import fit_ids, next_number
 from frontend.api.answers.chat_messages import ChatMessage, make_chat_prompt
+from frontend.api.answers.generic_tools import write_tools
 from frontend.api.answers.tools import NO_TOOLS, Choice, ToolUse, choose_tools, with_calls
 from frontend.api.parameters.sampling import Sampling, SamplingFields
 from frontend.parsing.model_format import ModelFormat
@@ -41,15 +43,23 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool = False
     truncation: Truncation | None = None
 
-    @property
-    def prompt(self) -> ChatPrompt:
+    def prompt(self, model_format: ModelFormat) -> ChatPrompt:
         """Raises `RequestError` (400)."""
+        tools = {} if model_format.is_generic else self.tools.template_kwargs
         return make_chat_prompt(
             self.messages,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
-            template_kwargs={**self.template_kwargs, **self.tools.template_kwargs},
+            template_kwargs={**self.template_kwargs, **tools},
+            adapt=lambda messages: adapt_messages(messages, self.tools, model_format),
         )
+
+
+def adapt_messages(messages: list[ChatMessage], tools: ToolUse, model_format: ModelFormat) -> list[ChatMessage]:
+    """Returns valid messages as the model's chat template needs them."""
+    if model_format.is_generic:
+        return write_tools(messages, tools.listed)
+    return fit_ids(messages, model_format.id_form) if model_format.id_form else messages
 
 
 class InputTokens(msgspec.Struct, frozen=True):
@@ -110,16 +120,17 @@ class Conversations:
             thought = msgspec.structs.replace(
                 thought, is_off=conversation.is_thinking_off, budget=conversation.thinking_budget
             )
-        return msgspec.structs.replace(conversation.prompt, thought=thought)
+        return msgspec.structs.replace(conversation.prompt(self.model_format), thought=thought)
 
     def _rules(self, conversation: Conversation) -> AnswerRules | None:
         chosen = self.model_format.with_tools if conversation.tools.listed else self.model_format.without_tools
         if chosen is None:
             return None
+        number = next_number(conversation.messages)
         return AnswerRules(
             chosen,
             conversation.tools.schemas,
-            self.model_format.new_call_id,
+            lambda name, call_index: self.model_format.new_call_id(name, number + call_index),
             shows_reasoning=conversation.shows_reasoning,
             begun=conversation.messages[-1].text if conversation.continue_final_message else "",
             custom=conversation.tools.custom,
@@ -136,6 +147,7 @@ class Conversations:
         if grammar is None and params.grammar is not None:
             allows_several = conversation.allows_parallel_calls
             grammar = with_calls(params.grammar, tools, self.model_format, allows_several=allows_several)
+        grammar = grammar or tools.offered
         return msgspec.structs.replace(
             params,
             grammar=grammar,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from frontend.api.answers.generic_tools import offer_calls
 from frontend.api.parameters.grammar import MAX_GRAMMAR_BYTES
 from frontend.http.field_names import find_meant, shown_name
 from frontend.parsing.forced_calls import find_without_object, force_calls
@@ -86,7 +87,8 @@ class ToolUse(NamedTuple):
     """The tools that a chat may call: `listed` for the template, `schemas` of their parameters by name (may be empty).
 
     `forced`: grammar of the calls that the answer must consist of, `None` if the model chooses. `custom`: names of
-    tools whose calls carry text. `in_lark`: names of tools whose input follows a Lark grammar.
+    tools whose calls carry text. `offered`: grammar of the answer if the model chooses and has no format of calls of its
+    own. `in_lark`: names of tools whose input follows a Lark grammar.
     """
 
     listed: list[dict[str, Any]]
@@ -94,6 +96,7 @@ class ToolUse(NamedTuple):
     forced: Grammar | None = None
     custom: Collection[str] = ()
     in_lark: Collection[str] = ()
+    offered: Grammar | None = None
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -183,7 +186,10 @@ def choose_tools(tools: ToolUse, choice: Choice, model_format: ModelFormat, *, a
     if isinstance(choice, AllowedChoice):
         tools, choice = _only(tools, choice.names), choice.mode
     if choice == "auto":
-        return tools
+        if not model_format.is_generic or model_format.forced is None:
+            return tools
+        calls = _call_grammar(tools.schemas, model_format.forced, allows_several)
+        return tools._replace(offered=offer_calls(_bounded(calls)))
     schemas = tools.schemas
     if isinstance(choice, NamedChoice):
         schemas, allows_several = {choice.name: schemas[choice.name]}, False
@@ -210,10 +216,13 @@ def _force(schemas: Mapping[str, Any], model_format: ModelFormat, allows_several
         why = "the arguments are not JSON in the model's format of calls"
         text = f'tool_choice must be "auto" or "none", for a call cannot be forced: {why}'
         raise bad_request(text, "tool_choice", "not_supported")
-    text = _call_grammar(schemas, forced, allows_several)
-    if len(text) > MAX_GRAMMAR_BYTES:
+    return Grammar("calls", _bounded(_call_grammar(schemas, forced, allows_several)), "tools")
+
+
+def _bounded(calls: str) -> str:
+    if len(calls) > MAX_GRAMMAR_BYTES:
         raise bad_request(f"tools may have at most {MAX_GRAMMAR_BYTES} characters with this tool_choice", "tools")
-    return Grammar("calls", text, "tools")
+    return calls
 
 
 def with_calls(answer: Grammar, tools: ToolUse, model_format: ModelFormat, *, allows_several: bool) -> Grammar:

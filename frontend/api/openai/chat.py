@@ -100,7 +100,7 @@ class ChatApi:
         budget = checked_budget(body.thinking_token_budget, self._conversations.model_format)
         if budget is not None and body.use_beam_search:
             raise bad_request(f"{THINKING_BUDGET} cannot be combined with use_beam_search", THINKING_BUDGET)
-        constrained = msgspec.structs.replace(params, grammar=tools.forced or params.grammar)
+        constrained = msgspec.structs.replace(params, grammar=tools.forced or params.grammar or tools.offered)
         check_choices(body, constrained, num_choices, "n", self._service.config.facts)
         return Conversation(
             messages=body.messages,

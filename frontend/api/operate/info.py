@@ -10,6 +10,7 @@ from starlette.requests import Request
 from frontend.api.parameters.adapter_names import find_adapter
 from frontend.http.responses import JsonReply
 from frontend.links.processes import ProcessView
+from frontend.parsing.model_format import ModelFormat, ToolCalls
 from messages.config.server import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig
 from runtime.adapter_table import read_table
 
@@ -30,6 +31,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str
     lifecycle: Literal["active"] = "active"
     max_input_tokens: int
+    tool_calls: ToolCalls | None = None
+    """Whether the model calls tools in a format of its own or in the generic one; null if it cannot."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +69,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
 
 
 class InfoApi:
-    def __init__(self, config: Config, processes: ProcessView):
+    def __init__(self, config: Config, processes: ProcessView, model_format: ModelFormat):
+        self._tool_calls = model_format.tool_calls
         self._created = int(time.time())
         self._config = config
         self._processes = processes
@@ -85,7 +89,7 @@ class InfoApi:
     def _card(self, name: str) -> ModelCard:
         facts = self._config.facts
         adapter = find_adapter(facts, name)
-        return make_card(facts, self._created, name, None if adapter is None else adapter.path)
+        return make_card(facts, self._created, name, None if adapter is None else adapter.path, self._tool_calls)
 
     async def version(self, request: Request) -> JsonReply:
         return JsonReply(VersionReply(self._version))
@@ -97,7 +101,9 @@ class InfoApi:
         return JsonReply(ServerInfo(self._version, shown, config.facts, self._processes.placements()))
 
 
-def make_card(facts: ModelFacts, created_s: int, name: str, adapter_dir: str | None = None) -> ModelCard:
+def make_card(
+    facts: ModelFacts, created_s: int, name: str, adapter_dir: str | None = None, tool_calls: ToolCalls | None = None
+) -> ModelCard:
     """Returns the card of the model or, with `adapter_dir`, of a LoRA adapter for it."""
     return ModelCard(
         id=name,
@@ -108,6 +114,7 @@ def make_card(facts: ModelFacts, created_s: int, name: str, adapter_dir: str | N
         display_name=name,
         created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created_s)),
         max_input_tokens=facts.max_model_len,
+        tool_calls=tool_calls,
     )
 
 

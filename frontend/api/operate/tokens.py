@@ -7,12 +7,14 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from frontend.api.answers.chat_messages import MESSAGES_TEXT, Messages, make_chat_prompt
-from frontend.api.answers.tools import TOOLS_TEXT, check_tools
+from frontend.api.answers.conversation import adapt_messages
+from frontend.api.answers.tools import NO_TOOLS, TOOLS_TEXT, ToolUse, check_tools
 from frontend.api.parameters.generation_body import check_model
 from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, Switch, TokenId
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import NameRules, UnknownFields
 from frontend.http.responses import JsonReply
+from frontend.parsing.model_format import ModelFormat
 from frontend.service import Service
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import bad_request
@@ -58,8 +60,9 @@ class DetokenizeReply(msgspec.Struct, frozen=True):
 
 
 class TokensApi:
-    def __init__(self, service: Service, unknown: UnknownFields):
+    def __init__(self, service: Service, unknown: UnknownFields, model_format: ModelFormat):
         self._service = service
+        self._model_format = model_format
         self._tokenize_decoder = BodyDecoder(TokenizeBody, NameRules(REFUSED), unknown)
         self._detokenize_decoder = BodyDecoder(DetokenizeBody, unknown=unknown)
         self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
@@ -68,7 +71,7 @@ class TokensApi:
         """Raises `RequestError`."""
         body = self._tokenize_decoder.decode(await read_body(request, self._max_body_bytes))
         check_model(self._service.config.facts, body.model)
-        question = question_of(body, body.prompt, check_tools(body.tools).template_kwargs)
+        question = question_of(body, body.prompt, check_tools(body.tools), self._model_format)
         answer = await self._service.queries.encode(
             msgspec.structs.replace(question, wants_token_strs=bool(body.return_token_strs))
         )
@@ -91,17 +94,21 @@ class TokensApi:
         return JsonReply(DetokenizeReply(await self._service.queries.decode(pack_int32(body.tokens))))
 
 
-def question_of(body: ChatFields, prompt: str | None, tools: dict[str, Any] | None = None) -> EncodeMsg:
+def question_of(
+    body: ChatFields, prompt: str | None, tools: ToolUse = NO_TOOLS, model_format: ModelFormat | None = None
+) -> EncodeMsg:
     """Returns the message for the tokenizer, without a uid. Raises `RequestError` (400)."""
     if (prompt is None) == (body.messages is None):
         raise bad_request("give either prompt or messages", "prompt")
     chat = None
     if body.messages is not None:
+        listed = {} if model_format is not None and model_format.is_generic else tools.template_kwargs
         chat = make_chat_prompt(
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            template_kwargs=(body.chat_template_kwargs or {}) | (tools or {}),
+            template_kwargs=(body.chat_template_kwargs or {}) | listed,
+            adapt=None if model_format is None else lambda given: adapt_messages(given, tools, model_format),
         )
     adds_special_tokens = chat is None if body.add_special_tokens is None else body.add_special_tokens
     return EncodeMsg(0, prompt, chat, adds_special_tokens)

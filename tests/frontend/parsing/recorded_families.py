@@ -41,6 +41,18 @@ FAMILIES = [
         content="It is sunny.",
         prompt_end="<|turn>model\n<|channel>thought\n<channel|>",
     ),
+    *(
+        Recorded(f"Gemma 4: a slip, {slip}", "gemma4", "none", f"<|tool_call>call:now{slip}<tool_call|>", calls=(call,))
+        for slip, call in (
+            ('{a:<|"|>b}', ("now", {"a": "b"})),
+            ('{a:b<|"|>,c:1}', ("now", {"a": "b", "c": 1})),
+            ("{a:New York, USA,b:true}", ("now", {"a": "New York, USA", "b": True})),
+            ('{a:<|"|>b, c,d:<|"|>e<|"|>}', ("now", {"a": "b, c", "d": "e"})),
+            ('{"a":"b\\n","c":[x,<|"|>y<|"|>]}', ("now", {"a": "b\n", "c": ["x", "y"]})),
+            ('{a:{b:<|"|>c}}', ("now", {"a": {"b": "c"}})),
+            ('{<|"|>a<|"|>:12:30}', ("now", {"a": "12:30"})),
+        )
+    ),
     Recorded(
         "FunctionGemma",
         *("functiongemma", "none"),
@@ -270,7 +282,8 @@ FAMILIES = [
 ]
 
 BROKEN = [
-    ("gemma4", '<|tool_call>call:now{a:<|"|>b}<tool_call|>'),
+    ("gemma4", "<|tool_call>call:now{a:[1,2<tool_call|>"),
+    ("gemma4", '<|tool_call>call:now{a:<|"|>b<tool_call|>'),
     ("gemma4", "<|tool_call>call:now{a b}<tool_call|>"),
     ("gemma4", "<|tool_call>call:{}<tool_call|> and <|tool_call>now{}"),
     ("functiongemma", "<start_function_call>now{}<end_function_call>"),

@@ -55,11 +55,12 @@ def test_special_tokens_are_wanted_where_they_are_marks():
 
 
 def test_ids_of_calls():
-    ids = {choose_format("hermes", NONE, "").new_call_id() for _ in range(100)}
+    ids = {choose_format("hermes", NONE, "").new_call_id("now", 0) for _ in range(100)}
     assert len(ids) == 100
     assert all(call_id.startswith("call_") and len(call_id) == 29 for call_id in ids)
-    short = choose_format("mistral", NONE, "").new_call_id()
+    short = choose_format("mistral", NONE, "").new_call_id("now", 0)
     assert (len(short), short.isalnum()) == (9, True)
+    assert choose_format("kimi_k2", NONE, "").new_call_id("now", 3) == "functions.now:3"
 
 
 def test_it_is_read_from_the_tokenizers_directory(tmp_path: Path):

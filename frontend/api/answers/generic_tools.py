@@ -1,0 +1,65 @@
+"""Tools for models whose chat template has no place for them: texts in messages that every template shows.
+
+The system message lists the tools, and a call is a line of JSON. The results of calls become a message of the user.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from frontend.api.answers.chat_messages import ChatMessage
+from frontend.parsing.generic_format import ANSWER_GRAMMAR
+from messages.ring.requests import Grammar
+
+INSTRUCTIONS = """\
+You have these tools:
+{tools}
+
+To call a tool, answer with nothing but a line of JSON: {{"name": <the tool's name>, "arguments": <an object>}}. Several \
+calls are one a line. The next message has the results. If no tool helps, answer in words."""
+
+
+def offer_calls(calls: str) -> Grammar:
+    """Returns the grammar of an answer that is a text or matches `calls`, the JSON of a `CallGrammar`."""
+    return Grammar("lark", ANSWER_GRAMMAR, "tools", calls=calls)
+
+
+def write_tools(messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> list[ChatMessage]:
+    """Returns the chat with tools, calls and results as text."""
+    names: dict[str, str] = {}
+    written: list[ChatMessage] = []
+    is_result = False
+    """The last message has results, which a message of the user continues: templates want roles to alternate."""
+    for message in messages:
+        if message.tool_calls:
+            names |= {str(call.get("id")): call["function"]["name"] for call in message.tool_calls}
+            message = _with_calls_as_text(message)
+        was_result, is_result = is_result, message.role == "tool"
+        if is_result:
+            name = message.name or names.get(message.tool_call_id or "", "")
+            message = ChatMessage(role="user", content=f"Result of {name or 'the tool'}:\n{message.text}")
+        if was_result and message.role == "user":
+            text = f"{written[-1].text}\n\n{message.text}"
+            written[-1] = msgspec.structs.replace(written[-1], content=text)
+        else:
+            written.append(message)
+    return _with_tools(written, tools) if tools else written
+
+
+def _with_calls_as_text(message: ChatMessage) -> ChatMessage:
+    lines = [message.text] if message.text else []
+    for call in message.tool_calls or ():
+        function = call["function"]
+        line = {"name": function["name"], "arguments": function.get("arguments", {})}
+        lines.append(json.dumps(line, ensure_ascii=False))
+    return msgspec.structs.replace(message, content="\n".join(lines), tool_calls=None)
+
+
+def _with_tools(messages: list[ChatMessage], tools: Sequence[dict[str, Any]]) -> list[ChatMessage]:
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    text = INSTRUCTIONS.format(tools=listed)
+    if messages and messages[0].role == "system":
+        return [msgspec.structs.replace(messages[0], content=f"{messages[0].text}\n\n{text}"), *messages[1:]]
+    return [ChatMessage(role="system", content=text), *messages]
