@@ -7,6 +7,7 @@ which take longer to read; it is made huge in the same way.
 
 import ctypes
 import logging
+import math
 import mmap
 import os
 import threading
@@ -23,15 +24,22 @@ from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
 SLICE_BYTES = 2 << 20
 """The size of one request per tensor: it cannot be interrupted, and locks the process's memory map."""
 
-LEAD_BYTES = 128 << 20
-"""The memory that `background` keeps ready ahead of the highest page used, in slices of all tensors; one at least."""
+LEAD_BYTES, LEAD_SHARE = 512 << 20, 1 / 8
+"""The memory that `background` keeps ready ahead of the highest page used: this many bytes, at least this share of all
+memory, at least one slice of all tensors. It doubles each time steps have used three quarters of it."""
 
 REST_S = 0.05
-BUSY_SHARE = 0.05
-"""The maximum share of the thread's time that requests take while steps run."""
+LOOK_S = 0.25
+"""The thread looks this often whether steps have ended: each look takes the GIL from the thread of the steps."""
+
+NUM_PER_USED = 2
+"""The number of pages that may get memory while steps run, per page that steps use."""
 
 LEFT_FREE = 1 / 8
 """The share of the memory available at the start that is left to other programs."""
+
+RETRY_S = 10.0
+"""The pause after too little memory was left."""
 
 log = logging.getLogger("sluice.populate")
 
@@ -51,15 +59,23 @@ class PagePopulation:
         self._num_pages = num_pages
         self._longest = max(len(tensor) for tensor in tensors)
         self._slice_pages = max(1, SLICE_BYTES * num_pages // max(tensor.nbytes for tensor in tensors))
-        num_slices = LEAD_BYTES * num_pages // (sum(tensor.nbytes for tensor in tensors) * self._slice_pages)
+        num_bytes = sum(tensor.nbytes for tensor in tensors)
+        num_slices = max(LEAD_BYTES, int(LEAD_SHARE * num_bytes)) * num_pages // (num_bytes * self._slice_pages)
         self._lead_pages = self._slice_pages * max(1, num_slices)
         self.num_ready = 0
         self._num_wanted = self._num_used = 0
         """The pages that the thread gets memory for."""
+        self._num_due = 0
+        """The pages that may get memory while steps run."""
+        self._had_lead = False
+        """The whole lead has had its memory since it doubled."""
         self._thread: threading.Thread | None = None
+        self.is_needed = threading.Event()
+        """Ends the thread's pause."""
         self._num_tensors_ahead = 0
         """Tensors that also have the memory of the slice after `num_ready`."""
         self._least_left_bytes = LEFT_FREE * available_memory_bytes(MEMORY_INFO, CGROUP)
+        self._retry_s, self._has_warned = math.inf, False
         self._is_stepping = False
         self._last_step_s = 0.0
 
@@ -68,8 +84,14 @@ class PagePopulation:
 
         The thread ends when it is far enough ahead, with this object, and with the program.
         """
+        self._num_due += NUM_PER_USED * max(0, num_used - self._num_used)
         self._num_used = max(self._num_used, num_used)
-        self._num_wanted = min(self._num_used + self._lead_pages, self._num_pages)
+        if self._had_lead and self.is_short:
+            self._lead_pages, self._had_lead = min(2 * self._lead_pages, self._num_pages), False
+        whole_slices = self._num_used // self._slice_pages * self._slice_pages
+        self._num_wanted = min(whole_slices + self._lead_pages, self._num_pages)
+        if self.is_due:
+            self.is_needed.set()
         if self.wants_more and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=_populate, args=(weakref.ref(self),), name="populate")
             self._thread.start()
@@ -93,7 +115,7 @@ class PagePopulation:
                 if place[1]:
                     make_huge(*place)
             self.num_ready = max(self.num_ready, num_used)
-        if self._num_wanted:
+        if self._num_wanted or time.monotonic() >= self._retry_s:
             self.start(num_used)
 
     def __enter__(self) -> None:
@@ -113,8 +135,13 @@ class PagePopulation:
 
     @property
     def is_short(self) -> bool:
-        """True if less than a quarter of the lead has memory: otherwise the thread waits for the end of the steps."""
+        """True if less than a quarter of the lead has memory."""
         return 4 * (self.num_ready - self._num_used) < self._lead_pages
+
+    @property
+    def is_due(self) -> bool:
+        """True if the thread must work while steps run, faster than they use memory."""
+        return self.is_short and self._num_due > 0
 
     @property
     def is_at_rest(self) -> bool:
@@ -127,6 +154,7 @@ class PagePopulation:
         Then the rest is provided as it is used.
         """
         if not self._num_tensors_ahead and available_memory_bytes(MEMORY_INFO, CGROUP) < self._least_left_bytes:
+            self._retry_s = time.monotonic() + RETRY_S
             return self._give_up("too little memory would be left")
         end = min(self.num_ready + self._slice_pages, self._num_pages)
         first, size = self._find(self._tensors[self._num_tensors_ahead], self.num_ready, end)
@@ -137,11 +165,14 @@ class PagePopulation:
         self._num_tensors_ahead = (self._num_tensors_ahead + 1) % len(self._tensors)
         if not self._num_tensors_ahead:
             self.num_ready = max(self.num_ready, end)
+            self._num_due = max(0, self._num_due - self._slice_pages)
+            self._had_lead |= not self.wants_more
         return True
 
     def _give_up(self, why: str) -> bool:
         self._num_wanted = 0
-        log.warning("%s: %d of %d pages are populated: %s", self._name, self.num_ready, self._num_pages, why)
+        level, self._has_warned = logging.DEBUG if self._has_warned else logging.WARNING, True
+        log.log(level, "%s: %d of %d pages are populated: %s", self._name, self.num_ready, self._num_pages, why)
         return False
 
     def _find(self, tensor: Tensor, begin: int, end: int) -> tuple[int, int]:
@@ -160,12 +191,11 @@ def _populate(owner: "weakref.ref[PagePopulation]") -> None:
     `std::terminate`.
     """
     lower_priority()
-    due_s = 0.0
     while threading.main_thread().is_alive() and (population := owner()) is not None and population.wants_more:
-        began_s = time.monotonic()
-        if population.is_at_rest or (population.is_short and began_s >= due_s):
+        if population.is_at_rest or population.is_due:
             population.ask()
-            due_s = (now_s := time.monotonic()) + max(REST_S, (now_s - began_s) / BUSY_SHARE)
         else:
+            is_needed = population.is_needed
             del population  # it may be collected meanwhile
-            time.sleep(REST_S)
+            is_needed.wait(LOOK_S)
+            is_needed.clear()

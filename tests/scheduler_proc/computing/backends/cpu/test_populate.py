@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -105,9 +104,43 @@ def test_a_thread_stays_ahead_of_the_pages_in_use(layers: list[Tensor], monkeypa
 
 def test_it_is_a_slice_ahead_even_if_that_is_more_than_the_lead(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(populate, "LEAD_BYTES", 1)
+    monkeypatch.setattr(populate, "LEAD_SHARE", 0)
     population = PagePopulation(layers, NUM_PAGES)
     start_and_wait(population)
     assert population.wants_more or num_resident(layers[0]) == 2
+
+
+def test_the_lead_is_512_mb_or_an_eighth_of_a_larger_cache(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch):
+    total = sum(layer.nbytes for layer in layers)
+    assert (populate.LEAD_BYTES, populate.LEAD_SHARE) == (512 << 20, 1 / 8)
+    for least, num_pages in ((total, NUM_PAGES), (total // 2, NUM_PAGES // 2), (1, NUM_PAGES // 8)):
+        monkeypatch.setattr(populate, "LEAD_BYTES", least)
+        population = PagePopulation(layers, NUM_PAGES)
+        start_and_wait(population)
+        assert population.num_ready in (0, num_pages), "0: this system gives no memory ahead"
+
+
+def test_the_lead_doubles_once_each_time_it_was_caught_up(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(populate, "LEAD_BYTES", 4 * 2 << 20)
+    population = PagePopulation(layers, NUM_PAGES)
+    start_and_wait(population)
+    if population.wants_more or not population.num_ready:
+        pytest.skip("this system gives no memory ahead")
+    expected = ((2, 4 + 2), (4, 4 + 4), (7, 6 + 4), (10, 10 + 8), (17, 16 + 16))
+    for num_used, num_ready in expected:  # one page of ten is left at (10, …), one of 18 at (17, …)
+        population.use(num_used - 1, 1)
+        join_threads()
+        assert (num_used, population.num_ready) == (num_used, num_ready)
+
+
+def test_a_lead_that_has_not_come_yet_does_not_double(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(populate, "LEAD_BYTES", 4 * 2 << 20)
+    monkeypatch.setattr(populate, "_populate", lambda owner: None)  # steps from the first moment on
+    population = PagePopulation(layers, NUM_PAGES)
+    population.start()
+    for page in range(8):
+        population.use(page, 1)
+    assert population._num_wanted == 8 + 4
 
 
 def test_without_a_start_no_thread_gets_memory(layers: list[Tensor]) -> None:
@@ -135,28 +168,28 @@ def test_the_first_step_leaves_the_first_pages_of_a_file_to_the_thread(
     assert made == [(layer.data_ptr(), 2 * page_bytes) for layer in layers]
 
 
-def test_while_steps_run_it_gets_a_share_of_the_time(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one a server under load would never have its memory; with all of it streams would stand still."""
-    asked_s: list[tuple[float, float]] = []
-
-    def ask_slowly(population: PagePopulation) -> bool:
-        began_s = time.monotonic()
-        time.sleep(0.02)
-        asked_s.append((began_s, time.monotonic()))
-        population._num_wanted *= len(asked_s) < 4
-        return True
-
-    monkeypatch.setattr(populate, "REST_S", 0.001)
-    monkeypatch.setattr(PagePopulation, "ask", ask_slowly)
+def test_while_steps_run_it_gets_twice_what_they_use(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With less a server under load would never have its memory; without a limit streams would stand still."""
+    monkeypatch.setattr(populate, "LOOK_S", 60.0)
     population = PagePopulation(layers, NUM_PAGES)
     with population:
         assert not population.is_at_rest
         population.start()
-        for thread in find_threads():
-            thread.join(60.0)
-    pauses = [(after[0] - before[1]) / (before[1] - before[0]) for before, after in pairwise(asked_s)]
-    assert len(pauses) == 3
-    assert min(pauses) >= 0.99 / populate.BUSY_SHARE
+        for num_used, num_ready in ((1, 2), (2, 4), (4, 8), (5, 10)):
+            population.use(num_used - 1, 1)
+            wait_until(lambda: population._num_due == 0)
+            assert (num_used, population.num_ready) == (num_used, num_ready)
+        (thread,) = find_threads()
+        population._num_wanted = 0
+        population.is_needed.set()
+        thread.join(30.0)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
 
 
 def test_steps_use_most_of_the_lead_before_the_thread_disturbs_them(
@@ -189,6 +222,22 @@ def test_other_programs_keep_some_memory(layers: list[Tensor], monkeypatch: pyte
     assert population.num_ready < NUM_PAGES
     assert not population.wants_more, "it does not ask again"
     assert max(map(num_resident, layers)) <= 2 * 4  # a slice of two pages, and those that share a huge page with it
+
+
+def test_memory_that_comes_back_is_asked_for_later(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [1000 << 20]
+    monkeypatch.setattr(populate, "available_memory_bytes", lambda *_: left[0])
+    population = PagePopulation(layers, NUM_PAGES)
+    left[0] = 124 << 20
+    start_and_wait(population)
+    assert (population.num_ready, population.wants_more) == (0, False)
+    left[0] = 1000 << 20
+    population.use(3, 1)
+    assert not find_threads(), "not at once"
+    monkeypatch.setattr(population, "_retry_s", 0.0)
+    population.use(3, 1)
+    join_threads()
+    assert population.num_ready > 3
 
 
 def test_a_system_that_refuses_is_not_asked_again(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
