@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -29,7 +30,7 @@ from benchmarks.server_process import ServerProcess, memory, tree_pids, watch
 from messages.errors import SluiceError
 
 SIDES = ("before", "after")
-START_TIMEOUT_S = 600.0
+TIMEOUT_S = 600.0
 IDLE_S = 4.0
 """The last seconds before the workloads, in which an idle server uses no CPU."""
 
@@ -118,7 +119,7 @@ def measure(root: Path, flags: Sequence[str], age_s: float, requests: dict[str, 
     """Returns the figures of a new server of the checkout at `root`. Raises `SluiceError`."""
     server = ServerProcess(flags, None if root == ROOT else root)
     try:
-        target = server.wait_until_ready(START_TIMEOUT_S)
+        target = replace(server.wait_until_ready(TIMEOUT_S), timeout_s=TIMEOUT_S)
         time.sleep(max(0.0, age_s - IDLE_S))
         idle = watch(server.pid, min(age_s, IDLE_S))
         idle_mib = total_mib(server)
