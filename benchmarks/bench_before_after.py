@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -25,21 +26,22 @@ from benchmarks.load.connection import Target
 from benchmarks.load.server_facts import get
 from benchmarks.model_shapes import SHAPES, served_shape
 from benchmarks.result_file import ROOT, write_result
-from benchmarks.server_process import ServerProcess, memory, watch
+from benchmarks.server_process import ServerProcess, memory, tree_pids, watch
 from messages.errors import SluiceError
 
 SIDES = ("before", "after")
-START_TIMEOUT_S = 600.0
+TIMEOUT_S = 600.0
 IDLE_S = 4.0
 """The last seconds before the workloads, in which an idle server uses no CPU."""
 
 
 class Use(msgspec.Struct, frozen=True):
-    """What the scheduler has used: CPU seconds, and page faults without input."""
+    """What the scheduler has used: CPU seconds, and page faults without input. `others_s`: CPU of other processes."""
 
     user_s: float
     system_s: float
     minor_faults: int
+    others_s: float
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -117,16 +119,16 @@ def measure(root: Path, flags: Sequence[str], age_s: float, requests: dict[str, 
     """Returns the figures of a new server of the checkout at `root`. Raises `SluiceError`."""
     server = ServerProcess(flags, None if root == ROOT else root)
     try:
-        target = server.wait_until_ready(START_TIMEOUT_S)
+        target = replace(server.wait_until_ready(TIMEOUT_S), timeout_s=TIMEOUT_S)
         time.sleep(max(0.0, age_s - IDLE_S))
         idle = watch(server.pid, min(age_s, IDLE_S))
         idle_mib = total_mib(server)
         runs: dict[str, Run] = {}
         for name, planned in requests.items():
             scheduler = scheduler_pid(target)
-            before = usage(scheduler)
+            before = usage(scheduler, server.pid)
             seconds = seconds_of(Server(target), planned, WORKLOADS[name].concurrency)
-            after = usage(scheduler)
+            after = usage(scheduler, server.pid)
             parts = {field: round(getattr(after, field) - getattr(before, field), 3) for field in Use.__struct_fields__}
             runs[name] = Run(round(seconds, 3), Use(**parts))
             time.sleep(REST_S)
@@ -143,10 +145,12 @@ def scheduler_pid(target: Target) -> int:
     return int(msgspec.json.decode(get(target, "/health")[1])["processes"]["scheduler"]["pid"])
 
 
-def usage(pid: int) -> Use:
-    times = psutil.Process(pid).cpu_times()
+def usage(pid: int, root: int) -> Use:
+    """Returns what process `pid` has used so far, and the others of the tree below `root`."""
+    times = {each: psutil.Process(each).cpu_times() for each in tree_pids(root)}
+    others_s = sum(each.user + each.system for other, each in times.items() if other != pid)
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    return Use(times.user, times.system, int(fields[7]))
+    return Use(times[pid].user, times[pid].system, int(fields[7]), others_s)
 
 
 def describe(turn: Turn) -> str:

@@ -3,7 +3,8 @@
 Shape legend: O rows, I inputs, N blocks of a row.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -55,6 +56,8 @@ class BlockRows:
     form: str
     """A key of `FORMS`."""
     num_inputs: int
+    release: Callable[[Tensor], None] = lambda blocks: None
+    """Call it with parts of `blocks` that have been read: their memory is freed if they are those of a mapped file."""
 
     def __post_init__(self):
         num_values, num_bytes, _ = FORMS[self.form]
@@ -74,7 +77,7 @@ class BlockRows:
         begin, end, _ = columns.indices(self.num_inputs)
         assert begin % num_values == end % num_values == 0
         blocks = self.blocks[rows, begin // num_values * num_bytes : end // num_values * num_bytes]
-        return BlockRows(blocks, self.form, end - begin)
+        return replace(self, blocks=blocks, num_inputs=end - begin)
 
     @property
     def T(self) -> "TransposedBlockRows":  # noqa: N802 (as torch names it)

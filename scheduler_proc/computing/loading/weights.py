@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 MAX_NAMES_SHOWN = 6
 DUMMY_STD = 0.02
+BYTES_AT_ONCE = 16 << 20
+"""The bytes of blocks that are packed at a time, after which their memory is released."""
+
 VALUES_AT_ONCE = 1 << 18
 """The number of values that are read from blocks at a time: they stay in the caches until they are stored."""
 
@@ -92,7 +95,11 @@ class ShardWeights:
             begin, end = max(wanted.start, first_row), min(wanted.stop, first_row + len(rows))
             row, found = num_before + begin - wanted.start, range(begin - first_row, end - first_row)
             if isinstance(rows, BlockRows) and is_in_blocks and found:
-                weight.set_rows(row, rows.part(slice(found.start, found.stop), part.columns))
+                step = max(1, BYTES_AT_ONCE // rows.blocks.shape[1])
+                for first in range(found.start, found.stop, step):
+                    some = rows.part(slice(first, min(first + step, found.stop)), part.columns)
+                    weight.set_rows(row + first - found.start, some)
+                    rows.release(some.blocks)
             else:
                 for first, values in _read_values(rows, found):
                     weight.set_rows(row + first, values[:, part.columns] if values.dim() > 1 else values)
@@ -132,6 +139,7 @@ def _read_values(rows: Rows, wanted: range) -> Iterator[tuple[int, Tensor]]:
         if not has_finite_scales(part):
             raise ValueError("a scale is NaN or infinite")
         yield begin - wanted.start, dequantize_blocks(part)
+        rows.release(part.blocks)
 
 
 def load_weights(

@@ -4,7 +4,8 @@ Shape legend: O rows, B bytes of a row.
 """
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -24,7 +25,8 @@ POPULATE_READ = 22
 """MADV_POPULATE_READ, of Linux 5.14."""
 
 MOST_MAPPED_BYTES = 64 << 20
-"""Pages of the file that have been read count as the process's memory until they are released, this many at a time."""
+"""Pages of the file that have been read count as the process's memory until they are released, this many at a time.
+Who reads a larger tensor releases its parts."""
 
 
 class GgufPart:
@@ -52,14 +54,15 @@ class GgufPart:
             file_B = torch.from_file(str(self._path), size=self._path.stat().st_size, dtype=torch.uint8)
         except (RuntimeError, OSError) as error:
             raise unreadable(self._path, error) from None
+        release = partial(_release, file_B)
         read: list[Tensor] = []
         num_bytes = 0
         for name in names:
             stored = self._tensors[name]
             begin = stored.tensor.offset
             bytes_B = file_B[begin : begin + stored.tensor.num_bytes]
-            _advise(bytes_B, POPULATE_READ)
-            yield name, _as_tensor(bytes_B, stored)
+            _advise(bytes_B[:MOST_MAPPED_BYTES], POPULATE_READ)
+            yield name, _as_tensor(bytes_B, stored, release)
             read.append(bytes_B)
             num_bytes += stored.tensor.num_bytes
             if num_bytes > MOST_MAPPED_BYTES:
@@ -69,16 +72,23 @@ class GgufPart:
                 num_bytes = 0
 
 
+def _release(file_B: Tensor, blocks: Tensor) -> None:
+    """Frees the memory of contiguous blocks that are in the file; others, such as reordered rows, stay."""
+    begin = blocks.data_ptr() - file_B.data_ptr()
+    if 0 <= begin < len(file_B) and blocks.is_contiguous():
+        _advise(file_B[begin : begin + blocks.nbytes], mmap.MADV_DONTNEED)
+
+
 def _advise(bytes_B: Tensor, advice: int) -> None:
     begin = bytes_B.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     advise(begin, bytes_B.data_ptr() + len(bytes_B) - begin, advice)
 
 
-def _as_tensor(bytes_B: Tensor, stored: HfTensor) -> StoredTensor:
+def _as_tensor(bytes_B: Tensor, stored: HfTensor, release: Callable[[Tensor], None]) -> StoredTensor:
     form, shape = stored.tensor.type.name, stored.tensor.shape
     if form in GGUF_FORMS:
         rows_OB = with_whole_heads(bytes_B.view(prod(shape[:-1]), -1), stored.interleaved_heads)
-        rows = BlockRows(rows_OB, form, shape[-1])
+        rows = BlockRows(rows_OB, form, shape[-1], release)
         return rows.T if stored.is_transposed else rows
     dtype = DTYPES[form]
     aligned_B = bytes_B if bytes_B.data_ptr() % dtype.itemsize == 0 else bytes_B.clone()

@@ -15,7 +15,9 @@ from kernels.operations.block_linear import unpack
 from messages.errors import BootError
 from runtime.gguf.gguf_file import read_gguf
 from scheduler_proc.computing.hf_config import read_hf_config
+from scheduler_proc.computing.loading import weights
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
+from scheduler_proc.computing.loading.sources import gguf_part
 from scheduler_proc.computing.loading.weights import find_segments, load_weights, most_bytes
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.families.registry import find_family
@@ -123,6 +125,33 @@ def test_blocks_stay_as_they_are(
             assert torch.equal(unpack(weight.blocks), expected.stored), name
             restored = FORMATS[weight.format.name].restore(weight.stored, weight.numbers)
             assert torch.equal(restored.look_up(torch.tensor([3, 1])), expected.stored[[3, 1]].to(dtype)), name
+
+
+@pytest.mark.usefixtures("kernels")
+def test_what_is_packed_is_no_longer_memory_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary's matrix is most of a small model: mapped from one end to the other it would double its memory."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "vocab_size": 1 << 16}
+    model = build_block_model(tmp_path, "llama-gqa-tied", lambda name: "Q8_0", **sizes)
+    placement, mapped_bytes = Placement(CPU, torch.bfloat16), list[int]()
+    release = gguf_part._release
+
+    def measure_and_release(file_B: torch.Tensor, blocks: torch.Tensor) -> None:
+        mapped_bytes.append(mapped_file_bytes())
+        release(file_B, blocks)
+
+    whole = load(model.path, placement)
+    monkeypatch.setattr(weights, "BYTES_AT_ONCE", 1 << 20)
+    monkeypatch.setattr(gguf_part, "MOST_MAPPED_BYTES", 2 << 20)
+    monkeypatch.setattr(gguf_part, "_release", measure_and_release)
+    before = mapped_file_bytes()
+    assert_same(load(model.path, placement), whole)
+    assert len(mapped_bytes) > 17, "17 MB, and small ones"
+    assert max(mapped_bytes) - before < 6 << 20
+
+
+def mapped_file_bytes() -> int:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("RssFile:")[2].split()[0]) << 10
 
 
 @pytest.mark.usefixtures("kernels")
