@@ -11,7 +11,7 @@ MESSAGES = [{"role": "user", "content": "Invent a person."}]
 
 class Person(BaseModel):
     name: str = Field(max_length=20)
-    age: int
+    age: int = Field(ge=0, le=150)
 
 
 def _person(mode, **fields):
