@@ -26,7 +26,7 @@ VERSION = "import importlib.metadata, sys; print(importlib.metadata.version(sys.
 
 
 class Client(NamedTuple):
-    """What is installed, first the package whose version is shown."""
+    """The packages to install, first the one whose version is shown."""
 
     packages: Sequence[str]
     is_npm: bool = False
@@ -114,10 +114,10 @@ def _install_npm(name: str, folder: Path, packages: Sequence[str]) -> tuple[list
         folder.mkdir(parents=True, exist_ok=True)
         _call(["npm", "install", "--silent", "--no-fund", "--no-audit", "--prefix", str(folder), *packages])
         marker.touch()
-    for script in ("steps.mjs", f"with_{name}.mjs"):
+    for script in ("run.mjs", "steps.mjs", f"with_{name}.mjs"):
         shutil.copy(SCRIPTS / script, folder / script)
     version = json.loads((folder / "node_modules" / packages[0] / "package.json").read_text())["version"]
-    return ["node", str(folder / "steps.mjs"), str(folder / f"with_{name}.mjs")], version
+    return ["node", str(folder / "run.mjs"), str(folder / f"with_{name}.mjs")], version
 
 
 def _run(command: list[str], folder: Path, url: str, model: str) -> list[dict[str, str]]:

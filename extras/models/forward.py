@@ -16,7 +16,7 @@ from frontend.errors import UnavailableError
 from frontend.http.access import SAFE_METHODS, is_local
 from frontend.http.body import read_body
 from frontend.http.responses import JsonReply
-from frontend.http.stream import write_body, write_until_gone
+from frontend.http.stream import LINE_PAUSE_S, write_body, write_until_gone
 from frontend.requests.trace import RequestTrace, trace_of
 from messages.config.server import HttpConfig
 
@@ -166,7 +166,8 @@ class Forwarded:
                 return
             if has_lines:  # each in a chunk of its own, as its server sends them
                 *lines, begun = (begun + piece).split(b"\n")
-                for line in lines:
+                for index, line in enumerate(lines):
+                    await asyncio.sleep(LINE_PAUSE_S if index else 0)
                     await write_body(send, line + b"\n", is_last=False)
                 piece, begun = (begun, b"") if self._is_complete else (b"", begun)
             if piece or self._is_complete:

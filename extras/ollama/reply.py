@@ -133,11 +133,19 @@ class AnswerLines(EventWriter):
         self._answer = answer
 
     def tokens(self, generation: Generation) -> bytes:
-        return self._piece(self._answer.blocks.take_step())
+        """Takes all steps that have arrived: a line for each could come late."""
+        events: list[BlockEvent] = []
+        logprobs: list[ChatLogprob] = []
+        while generation.has_step:
+            events += self._answer.blocks.take_step()
+            logprobs += self._answer.logprobs or ()
+        return self._piece(events, logprobs or UNSET)
 
     def end(self, generation: Generation, final: UserReply) -> bytes:
-        rest = self._piece(self._answer.blocks.finish(final))
-        return rest + json_line(self._answer.line(Piece(), **self._answer.end(final)))
+        rest = [*self._answer.blocks.finish(final)]
+        return self._piece(rest, self._answer.logprobs) + json_line(
+            self._answer.line(Piece(), **self._answer.end(final))
+        )
 
     def close(self) -> bytes:
         return b""
@@ -145,9 +153,8 @@ class AnswerLines(EventWriter):
     def fail(self, error: ErrorInfo) -> bytes:
         return json_line(ollama_error(error))
 
-    def _piece(self, events: Iterable[BlockEvent]) -> bytes:
+    def _piece(self, events: Iterable[BlockEvent], logprobs: list[ChatLogprob] | UnsetType) -> bytes:
         piece = _gather(events)
-        logprobs = self._answer.logprobs
         return json_line(self._answer.line(piece, logprobs=logprobs)) if any(piece) or logprobs else b""
 
 

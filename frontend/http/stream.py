@@ -25,6 +25,9 @@ MAX_STEPS_A_WRITE = 64
 most about 10 KB to the connection's buffer."""
 
 
+LINE_PAUSE_S = 0.005
+"""After each line, so that a client reads it by itself. More steps that arrive meanwhile share the next line."""
+
 READ_PATIENCE_S = 10.0
 """A draining server stops waiting for a client that has read nothing for this long."""
 
@@ -36,7 +39,7 @@ class EventWriter(Protocol):
     keep_alive: ClassVar[bytes] = sse.KEEP_ALIVE
     """Written after a long silence."""
     splits_lines: ClassVar[bool] = False
-    """Each line is an HTTP chunk of its own, for clients that parse a chunk as one document."""
+    """Each line is an HTTP chunk of its own, for clients that parse as one document what they read at once."""
 
     def tokens(self, generation: Generation) -> bytes:
         """Takes the tokens of one step and returns their events, preceded by the opening events of the choice."""
@@ -160,11 +163,18 @@ class EventStream:
                 await write_head(send, trace, self._events.content_type)
             self.wrote_s = time.monotonic()
             self.is_writing = True
-            lines = frames.splitlines(keepends=True) if self._events.splits_lines else [frames]
-            for line in lines[:-1]:
-                await write_body(send, line, is_last=False)
-            await write_body(send, lines[-1], is_last=is_last)
+            if self._events.splits_lines:
+                await self._write_lines(send, frames.splitlines(keepends=True), is_last=is_last)
+            else:
+                await write_body(send, frames, is_last=is_last)
             self.is_writing = False
+
+    async def _write_lines(self, send: Send, lines: list[bytes], *, is_last: bool) -> None:
+        for index, line in enumerate(lines, 1):
+            is_end = is_last and index == len(lines)
+            await write_body(send, line, is_last=is_end)
+            if not is_end:
+                await asyncio.sleep(LINE_PAUSE_S)
 
     def _next_frames(self) -> bytes:
         """Takes the steps that have arrived, up to the limit of one write, and returns their events."""

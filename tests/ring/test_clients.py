@@ -148,8 +148,8 @@ def test_a_stream_that_its_reader_gives_up(ring: ModelRing, ollama: Any):
 
 def test_errors_are_the_clients(client: Any, ollama: Any):
     calls: list[tuple[int, str, Any]] = [
-        (404, "does not exist", lambda: client.chat("none", [QUESTION])),
-        (404, "does not exist", lambda: list(client.chat("none", [QUESTION], stream=True))),
+        (404, "not found", lambda: client.chat("none", [QUESTION])),
+        (404, "not found", lambda: list(client.chat("none", [QUESTION], stream=True))),
         (400, "temperature", lambda: client.generate("m", "hi", options={"temperature": 9})),
         *(
             (501, "is not supported", call)

@@ -1,4 +1,4 @@
-"""The driver of clients: every client has its script, and a line tells what worked. Nothing is installed."""
+"""The driver of clients: every client has its script, and a line names the steps that work. Nothing is installed."""
 
 import sys
 from pathlib import Path

@@ -21,7 +21,10 @@ NO_CALL = "the model made no call"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
     "required": ["name", "age"],
 }
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "weather", "parameters": PARAMETERS}}

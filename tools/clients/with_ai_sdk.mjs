@@ -31,7 +31,7 @@ export async function call() {
 }
 
 export async function schema() {
-  const schema = z.object({ name: z.string().max(20), age: z.int() })
+  const schema = z.object({ name: z.string().max(20), age: z.int().min(0).max(150) })
   check((await generateObject({ ...common, schema, prompt: 'Invent a person.' })).object.name, 'no person')
 }
 

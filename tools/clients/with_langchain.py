@@ -11,7 +11,7 @@ model = ChatOpenAI(model=MODEL, base_url=f"{URL}/v1", api_key="none", max_tokens
 
 class Person(BaseModel):
     name: str = Field(max_length=20)
-    age: int
+    age: int = Field(ge=0, le=150)
 
 
 @tool

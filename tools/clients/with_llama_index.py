@@ -21,7 +21,7 @@ model = OpenAILike(
 
 class Person(BaseModel):
     name: str = Field(max_length=20)
-    age: int
+    age: int = Field(ge=0, le=150)
 
 
 def get_weather(city: str) -> str:

@@ -14,7 +14,7 @@ SETTINGS = {"max_tokens": MAX_TOKENS, "temperature": 0}
 
 class Person(BaseModel):
     name: str = Field(max_length=20)
-    age: int
+    age: int = Field(ge=0, le=150)
 
 
 def chat():

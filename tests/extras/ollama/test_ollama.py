@@ -1,10 +1,12 @@
 """Ollama's API in a frontend, with a ring played by the test; the bodies are those of the official Python client."""
 
 import json
+import time
 from typing import Any
 
 import pytest
 
+from frontend.http.stream import LINE_PAUSE_S
 from messages.columns import pack_float32
 from messages.ring.replies import PooledReply, PrefilledRow, PromptReply, Usage
 from messages.ring.requests import Stamps, TokenizeMsg, Truncation
@@ -150,6 +152,18 @@ def test_logprobs_are_in_the_line_of_their_tokens(server: FrontendRun):
         assert [(entry["token"], entry["logprob"]) for entry in call.json()["logprobs"]] == [("Yes.", -0.5)]
 
 
+def test_steps_that_share_a_line_keep_all_their_logprobs(server: FrontendRun):
+    call, message = send(server, messages=[USER], logprobs=True)
+    with call:
+        server.send(PromptReply(message.uid, 0, ""))
+        for text in "abc":
+            server.send(step([(message, 5, text)], logprobs={0: position_logprobs(5, text, -0.5, 0)}))
+        server.send(final(message, "", (), finish_reason="stop", usage=Usage(3, 0, 3), stamps=STAMPS))
+        lines = lines_of(call)
+    assert [entry["token"] for line in lines for entry in line.get("logprobs", ())] == ["a", "b", "c"]
+    assert "".join(line["message"]["content"] for line in lines) == "abc"
+
+
 def test_a_body_without_a_prompt_loads_or_unloads_nothing(server: FrontendRun):
     kept = [({"keep_alive": value}, "load") for value in (None, -1, 3.5, "5m", "-1", "1h30m", "1.5h", "90")]
     left = [({"keep_alive": value}, "unload") for value in (0, 0.0, "0", "0s", "0h0m", ".0")]
@@ -259,7 +273,7 @@ def test_whole_numbers_may_be_written_with_a_fraction_of_zero(server: FrontendRu
 
 
 def test_each_line_is_an_http_chunk(server: FrontendRun):
-    """Some clients parse each chunk as one document."""
+    """Some clients parse as one document what they read at once."""
     call, message = send(server, messages=[USER])
     with call:
         server.send(PromptReply(message.uid, 0, ""))
@@ -269,9 +283,12 @@ def test_each_line_is_an_http_chunk(server: FrontendRun):
         raw = call.response.fp
         assert raw is not None
         chunks: list[bytes] = []
+        read_s: list[float] = []
         while size := int(raw.readline(), 16):
+            read_s.append(time.monotonic())
             chunks.append(raw.read(size))
             raw.readline()
+    assert read_s[-1] - read_s[0] >= (len(chunks) - 1) * LINE_PAUSE_S / 2, "they are sent one by one"
     lines = [json.loads(chunk) for chunk in chunks]
     assert "".join(line["message"]["content"] for line in lines) == "One two three"
     assert [line["done"] for line in lines][-2:] == [False, True]
