@@ -134,6 +134,8 @@ class ResponseParser:
             if self._scanner is not None:
                 shown = self._scanner.finish(is_cut=is_cut)
                 if self._ends_draft():
+                    if self._scanner.has_call:
+                        self._content.mark()
                     self._show(shown)
                     break
             self._read_pieces("")
