@@ -57,9 +57,12 @@ def free_arguments(calls: str) -> str:
     asked = msgspec.json.decode(calls, type=CallGrammar)
     is_freed = False
     for _, schema, _ in asked.calls:
-        others = {key: value for key, value in (schema or {}).items() if key in DEFINITIONS}
-        for call in (schema or {}).get("anyOf", [schema]):
-            properties = (call or {}).get("properties", {})
+        if schema is None:
+            continue
+        others = {key: value for key, value in schema.items() if key in DEFINITIONS}
+        entries: list[dict[str, Any]] = schema.get("anyOf", [schema])
+        for entry in entries:
+            properties: dict[str, Any] = entry["properties"]
             arguments = next(reversed(properties), "")  # after the name
             if arguments and compile_schema(json.dumps({**others, **properties[arguments]})):
                 properties[arguments] = {"type": "object"}

@@ -35,7 +35,7 @@ class CallScanner:
 
     separators = SPACE + ",;"
     knows_strings = True
-    """Whether it tells marks within strings from others."""
+    """Marks within strings are recognized, and have no meaning."""
 
     def __init__(self, deltas: Deltas, opening: str, known_names: Collection[str] | None = None):
         self._deltas = deltas

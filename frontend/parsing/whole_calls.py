@@ -162,7 +162,8 @@ def _read_tags(text: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], st
     end, deadline_s = 0, time.monotonic() + MAX_SEARCH_S
     while True:
         timeout_s = max(deadline_s - time.monotonic(), 0.001)
-        start = SPACE.match(text, end).end()
+        space: Any = SPACE.match(text, end)
+        start = space.end()
         match = pattern.match(text, start, timeout=timeout_s) or pattern.match(text, end, timeout=timeout_s)
         if match is None or match.end() == end:
             return values, text[end:]

@@ -18,8 +18,8 @@ INSTRUCTIONS = """\
 You have these tools:
 {tools}
 
-To call a tool, answer with nothing but a line of JSON: {{"name": <the tool's name>, "arguments": <an object>}}. Several \
-calls are one a line. The next message has the results. If no tool helps, answer in words."""
+To call a tool, answer with nothing but a line of JSON: {{"name": <the tool's name>, "arguments": <an object>}}. \
+Several calls are one a line. The next message has the results. If no tool helps, answer in words."""
 
 NUDGE = "What is your answer now?"
 """Ends the results: without it, small models repeat the call."""

@@ -228,9 +228,7 @@ ENDS = {
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("path", APIS)
-def test_indentation_and_line_ends_of_an_argument(
-    served: tuple[Format, FrontendRun], path: str, is_streamed: bool
-):
+def test_indentation_and_line_ends_of_an_argument(served: tuple[Format, FrontendRun], path: str, is_streamed: bool):
     format, server = served
     got = ask(server, path, format.begin + format.end, is_streamed=is_streamed)
     assert [(name, json.loads(arguments)) for name, arguments in got.calls] == [("write", ARGUMENTS)]

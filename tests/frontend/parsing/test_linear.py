@@ -1,5 +1,6 @@
 """The work of parsing grows with the length of an answer, not with its square, in every format and token by token."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -147,10 +148,8 @@ def test_the_input_of_a_custom_tool(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_loose_json(unit: str, is_cut: bool, monkeypatch: pytest.MonkeyPatch):
     def read(text: str) -> None:
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             LooseReader(text, [['<|"|>', '<|"|>']], is_cut=is_cut)
-        except (ValueError, RecursionError):
-            pass
 
     work = Work(monkeypatch)
     texts = ["{" + unit * (num // len(unit)) for num in (4 * NUM_CHARS, 16 * NUM_CHARS)]

@@ -70,7 +70,7 @@ def test_an_answer_is_calls_or_a_text(is_streamed: bool):
     for text, calls in (
         (line, 1),
         (f'{line}\n{line}\n{{"name":"now","arguments":{{}}}}', 3),
-        (f'{{\n  "name": "now",\n  "arguments": {{}}\n}}', 1),
+        ('{\n  "name": "now",\n  "arguments": {}\n}', 1),
         ("It is sunny. " + line, 0),
         ("[1, 2]", 0),
     ):
