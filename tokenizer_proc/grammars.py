@@ -12,7 +12,7 @@ from messages.errors import bad_request
 from messages.ring.requests import CallGrammar, Grammar
 from runtime.grammars import GrammarCompiler, GrammarError, shortened
 from tokenizer_proc.marked_text import marks, text_until
-from tokenizer_proc.schema_faults import explain_calls, find_fault
+from tokenizer_proc.schema_faults import DEFINITIONS, explain_calls, find_fault
 from tokenizer_proc.schema_rules import BOUNDED_WHITESPACE, read_schema, simplify, simplify_within
 from tokenizer_proc.structural_tags import structural_tag_grammar
 from tokenizer_proc.tagged_arguments import tagged_rules
@@ -60,6 +60,27 @@ def call_grammar(
     return library.LLMatcher.grammar_from_lark("\n".join(rules))
 
 
+def free_arguments(calls: str) -> str:
+    """Returns a `CallGrammar` with any arguments for tools whose schemas cannot be used; "" if all of them can.
+
+    A model may call such tools, but is not held to their schemas.
+    """
+    asked = msgspec.json.decode(calls, type=CallGrammar)
+    is_freed = False
+    for _, schema, _ in asked.calls:
+        if schema is None:
+            continue
+        others = {key: value for key, value in schema.items() if key in DEFINITIONS}
+        entries: list[dict[str, Any]] = schema.get("anyOf", [schema])
+        for entry in entries:
+            properties: dict[str, Any] = entry["properties"]
+            arguments = next(reversed(properties), "")  # after the name
+            if arguments and compile_schema(json.dumps({**others, **properties[arguments]})):
+                properties[arguments] = {"type": "object"}
+                is_freed = True
+    return msgspec.json.encode(asked).decode() if is_freed else ""
+
+
 class GrammarReader:
     """Translates and compiles grammars for the model in `facts`."""
 
@@ -79,6 +100,8 @@ class GrammarReader:
             for each in filter(None, (text, limit and limit.text)):
                 self._compiler.compile(each)
         except GrammarError as error:
+            if grammar.kind != "calls" and grammar.param == "tools" and (freed := free_arguments(grammar.calls)):
+                return self.check(msgspec.structs.replace(grammar, calls=freed))
             raise bad_request(f"{grammar.param} cannot be used: {_words(grammar, error)}", grammar.param) from None
         return Grammar("llguidance", text, grammar.param, limit=limit)
 

@@ -35,7 +35,7 @@ class CallScanner:
 
     separators = SPACE + ",;"
     knows_strings = True
-    """Whether it tells marks within strings from others."""
+    """Marks within strings are recognized, and have no meaning."""
 
     def __init__(self, deltas: Deltas, opening: str, known_names: Collection[str] | None = None):
         self._deltas = deltas
@@ -89,12 +89,25 @@ class CallScanner:
         except TextEndError:
             rest = self._kept_text()
             if self._is_open:
-                return "" if self._deltas.break_call(is_cut=is_cut) else rest
+                return "" if self._break_call(is_cut=is_cut) else rest
             is_rest_of_call = self._is_in_call or (self.has_call and not rest.strip(self.separators))
             return "" if is_rest_of_call else rest
         except NotACallError:
             pass
         return self._kept_text()
+
+    def _show_cut(self, name: str, arguments: str) -> bool:
+        """Shows a call within whose arguments the answer was cut, unless it is a draft. True if it is shown."""
+        if self._deltas.is_draft:
+            return False
+        self._deltas.begin_call(name)
+        self._deltas.add_arguments(arguments)
+        return self._break_call(is_cut=True)
+
+    def _break_call(self, *, is_cut: bool) -> bool:
+        is_shown = self._deltas.break_call(is_cut=is_cut)
+        self.has_call = self.has_call or is_shown
+        return is_shown
 
     def _kept_text(self) -> str:
         return "".join(self._kept) + self._text[self._kept_from :]

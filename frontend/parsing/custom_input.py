@@ -6,6 +6,9 @@ import re
 import regex
 
 BEGINNING = regex.compile(r'\s*\{\s*"input"\s*:\s*"')
+MAX_BEGINNING_CHARS = 256
+"""Longer arguments without a string have another form; the beginning is searched again with each token."""
+
 ESCAPE = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)|\"", re.DOTALL)
 """An escape, or the end of the string."""
 
@@ -27,8 +30,8 @@ class InputReader:
         self._waiting += arguments
         if not self._has_begun:
             found = BEGINNING.match(self._waiting, partial=True)
-            self._is_other = found is None
-            self._has_begun = found is None or not found.partial
+            self._is_other = found is None or (found.partial and len(self._waiting) > MAX_BEGINNING_CHARS)
+            self._has_begun = self._is_other or not (found and found.partial)
             if found is not None and not found.partial:
                 self._waiting = self._waiting[found.end() :]
         if not self._has_begun or self._has_ended:

@@ -45,7 +45,8 @@ class LooseReader:
                 return
             bracket = self._open[-1] if self._open else ""
             if bracket and character == CLOSING[bracket] and (has_value or self._pieces[-1] == bracket):
-                self._write(character, self._open.pop() and 1)
+                self._open.pop()
+                self._write(character, 1)
                 has_value = True
             elif has_value:
                 if not bracket or character != ",":

@@ -74,7 +74,8 @@ def load_model_format(config: Config) -> ModelFormat:
     chat_template = "\n".join(files.templates.values())
     model = config.model
     chosen = choose_format(model.tool_call_parser, model.reasoning_parser, chat_template, files.response_template)
-    if model.tool_call_parser != AUTO or chosen.has_calls or not files.has_template:
+    has_own = chosen.has_calls or find_format(TOOL_FORMATS, chat_template) is not None
+    if model.tool_call_parser != AUTO or has_own or not files.has_template:
         return chosen
     log.info("the chat template shows no known format of tool calls: tools and calls are written as text")
     return choose_format(GENERIC, model.reasoning_parser, chat_template, files.response_template)

@@ -134,6 +134,8 @@ class ResponseParser:
             if self._scanner is not None:
                 shown = self._scanner.finish(is_cut=is_cut)
                 if self._ends_draft():
+                    if self._scanner.has_call:
+                        self._content.mark()
                     self._show(shown)
                     break
             self._read_pieces("")
@@ -231,7 +233,9 @@ class ResponseParser:
                 return [(region, False), (self._draft.region, False), *((each, True) for each in begun)]
             has_drafts = region.kind == "reasoning" and self._num_rereads < MAX_REREADS
             return [(region, False), *((each, True) for each in self._drafted if has_drafts)]
-        watched = [(each, True) for each in self._format.regions if not (each.starts_content and self._content.has_text)]
+        watched = [
+            (each, True) for each in self._format.regions if not (each.starts_content and self._content.has_text)
+        ]
         return [*watched, *((each, False) for each in (region, self._unclosed) if each is not None)]
 
     def _order(self, crossing: Crossing) -> tuple[int, bool, int, bool]:

@@ -49,13 +49,13 @@ class PythonicCalls(CallScanner):
     def finish(self, *, is_cut: bool) -> str:
         text = super().finish(is_cut=is_cut)
         name, pieces = self._begun
-        arguments = _begun_json("".join(pieces)) if is_cut and name and not self._deltas.is_draft else ""
-        if not arguments:
-            self._deltas.num_broken += bool(is_cut and name)
+        if not is_cut or not name:
             return text
-        self._deltas.begin_call(name)
-        self._deltas.add_arguments(arguments)
-        return "" if self._deltas.break_call(is_cut=True) else text
+        arguments = _begun_json("".join(pieces))
+        if arguments:
+            return "" if self._show_cut(name, arguments) else text
+        self._deltas.num_broken += 1
+        return text
 
     def _pass_parentheses(self, pieces: list[str]) -> Steps:
         depth = 0

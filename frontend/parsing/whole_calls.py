@@ -67,7 +67,7 @@ class WholeCalls(CallScanner):
     def finish(self, *, is_cut: bool) -> str:
         text = super().finish(is_cut=is_cut)
         if is_cut:
-            return "" if self._shows_cut(text[self._num_opening :]) else text
+            return "" if self._shows_begun(text[self._num_opening :]) else text
         try:
             value = _transform(parse_content(text[self._num_opening :], self._rule), self._rule, self._captures)
             calls = [self._read_one(call) for call in (value if isinstance(value, list) else [value])]
@@ -79,19 +79,17 @@ class WholeCalls(CallScanner):
             self._add_call(name, arguments)
         return ""
 
-    def _shows_cut(self, text: str) -> bool:
+    def _shows_begun(self, text: str) -> bool:
         """Shows the call that the answer was cut in, and returns True, if its arguments have begun."""
         try:
             name, _ = self._read_one(_transform({}, self._rule, self._captures))
             begun = _begun_arguments(text, self._rule, self._tools.get(name))
         except UNREADABLE:
-            begun = ""
-        if not begun or self._deltas.is_draft:
-            self._deltas.num_broken += not self._deltas.is_draft
-            return False
-        self._deltas.begin_call(name)
-        self._deltas.add_arguments(begun)
-        return self._deltas.break_call(is_cut=True)
+            name = begun = ""
+        if begun:
+            return self._show_cut(name, begun)
+        self._deltas.num_broken += 1
+        return False
 
     def _read_one(self, call: Any) -> tuple[str, str]:
         """Returns name and arguments. Raises an exception if `call` is not a call."""
@@ -164,7 +162,8 @@ def _read_tags(text: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], st
     end, deadline_s = 0, time.monotonic() + MAX_SEARCH_S
     while True:
         timeout_s = max(deadline_s - time.monotonic(), 0.001)
-        start = SPACE.match(text, end).end()
+        space: Any = SPACE.match(text, end)
+        start = space.end()
         match = pattern.match(text, start, timeout=timeout_s) or pattern.match(text, end, timeout=timeout_s)
         if match is None or match.end() == end:
             return values, text[end:]

@@ -9,6 +9,7 @@ from frontend.parsing.model_format import choose_format
 from messages.config.server import ModelFacts
 from messages.errors import RequestError
 from messages.ring.requests import Grammar
+from runtime.grammars import GrammarCompiler
 from tokenizer_proc.grammars import GrammarReader, compile_schema
 from tokenizer_proc.schema_faults import find_fault
 
@@ -48,6 +49,55 @@ def test_a_tool_whose_parameters_cannot_be_kept_to_is_named(checks: GrammarReade
     text = refused.value.info.message
     assert text.startswith("""tools cannot be used: the parameters of 'bad': Unimplemented keys: ["uniqueItems"]""")
     assert "defs/" in text.partition("(at #/")[2]
+
+
+def test_a_tool_whose_parameters_cannot_be_kept_to_may_be_offered(checks: GrammarReader):
+    """Unless it is forced, its arguments may be any object; other tools keep their schemas."""
+    tools = [ToolFunction("bad", parameters=BAD_TOOL), ToolFunction("good", parameters=schema_of("x"))]
+    for listed in (tools, tools[:1]):
+        use = choose_tools(list_tools(listed), "auto", choose_format("generic", "none", ""), allows_several=True)
+        assert use.offered is not None
+        text = checks.check(use.offered).text
+        assert '"$ref' not in text
+        assert accepts(text, '{"name": "bad", "arguments": {"x": [1, 1]}}')
+        if listed == tools:
+            assert not accepts(text, '{"name": "good", "arguments": {"y": 1}}')
+
+
+def schema_of(name: str) -> dict[str, object]:
+    return {"type": "object", "properties": {name: {"type": "string"}}, "required": [name]}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_possible"),
+    [
+        ("It is sunny.", True),
+        ("It is {sunny}.", True),
+        ("[1]", True),
+        ('{"name": "get", "arguments": {"x": "a"}}', True),
+        ('{"name": "get", "arguments": {"x": "a"}}\n{"name": "now", "arguments": {}}', True),
+        ('{"name": "get", "arguments": {"y": "a"}}', False),
+        ('{"name": "other", "arguments": {}}', False),
+        ('{"answer": 5}', False),
+        (" It", False),
+    ],
+)
+def test_an_answer_of_the_generic_form_is_a_text_or_calls(checks: GrammarReader, text: str, is_possible: bool):
+    closed = schema_of("x") | {"additionalProperties": False}
+    tools = list_tools([ToolFunction("get", parameters=closed), ToolFunction("now")])
+    offered = choose_tools(tools, "auto", choose_format("generic", "none", ""), allows_several=True).offered
+    assert offered is not None
+    assert accepts(checks.check(offered).text, text) == is_possible
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """True if `text` is a whole output by the grammar."""
+    library = pytest.importorskip("llguidance")
+    compiler = GrammarCompiler(str(MODEL_DIR), 3072, (0,))
+    tokenizer = compiler.tokenizer()
+    matcher = library.LLMatcher(tokenizer, grammar)
+    tokens = tokenizer.tokenize_str(text)
+    return matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
 
 
 GBNF = 'root ::= "a" | "b" root'

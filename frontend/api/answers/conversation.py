@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -130,12 +131,15 @@ class Conversations:
         return AnswerRules(
             chosen,
             conversation.tools.schemas,
-            lambda name, call_index: self.model_format.new_call_id(name, number + call_index),
+            partial(self._new_call_id, number),
             shows_reasoning=conversation.shows_reasoning,
             begun=conversation.messages[-1].text if conversation.continue_final_message else "",
             custom=conversation.tools.custom,
             max_calls=(conversation.max_calls or math.inf) if conversation.allows_parallel_calls else 1,
         )
+
+    def _new_call_id(self, first_number: int, name: str, call_index: int) -> str:
+        return self.model_format.new_call_id(name, first_number + call_index)
 
     def _adapted(self, conversation: Conversation, rules: AnswerRules | None) -> SamplingParams:
         """Returns the parameters, extended for tools and for parsing the answer. Raises `RequestError` (400).

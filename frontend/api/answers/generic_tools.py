@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from frontend.api.answers.chat_messages import ChatMessage
+from frontend.api.answers.turns import BETWEEN_TEXTS
 from frontend.parsing.generic_format import ANSWER_GRAMMAR
 from messages.ring.requests import Grammar
 
@@ -17,8 +18,11 @@ INSTRUCTIONS = """\
 You have these tools:
 {tools}
 
-To call a tool, answer with nothing but a line of JSON: {{"name": <the tool's name>, "arguments": <an object>}}. Several \
-calls are one a line. The next message has the results. If no tool helps, answer in words."""
+To call a tool, answer with nothing but a line of JSON: {{"name": <the tool's name>, "arguments": <an object>}}. \
+Several calls are one a line. The next message has the results. If no tool helps, answer in words."""
+
+NUDGE = "What is your answer now?"
+"""Ends the results: without it, small models repeat the call."""
 
 
 def offer_calls(calls: str) -> Grammar:
@@ -27,25 +31,34 @@ def offer_calls(calls: str) -> Grammar:
 
 
 def write_tools(messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> list[ChatMessage]:
-    """Returns the chat with tools, calls and results as text."""
+    """Returns the chat with tools, calls and results as text.
+
+    Consecutive results are one message, with the user's next one: many templates want roles to alternate.
+    """
     names: dict[str, str] = {}
     written: list[ChatMessage] = []
-    is_result = False
-    """The last message has results, which a message of the user continues: templates want roles to alternate."""
+    results: list[str] = []
     for message in messages:
+        if message.role == "tool":
+            name = message.name or names.get(message.tool_call_id or "", "")
+            results.append(f"The tool {name} answered:\n{message.text}")
+            continue
+        if results and message.role == "user":
+            message = msgspec.structs.replace(message, content=BETWEEN_TEXTS.join([*results, message.text]))
+        elif results:
+            written.append(_results(results))
+        results.clear()
         if message.tool_calls:
             names |= {str(call.get("id")): call["function"]["name"] for call in message.tool_calls}
             message = _with_calls_as_text(message)
-        was_result, is_result = is_result, message.role == "tool"
-        if is_result:
-            name = message.name or names.get(message.tool_call_id or "", "")
-            message = ChatMessage(role="user", content=f"Result of {name or 'the tool'}:\n{message.text}")
-        if was_result and message.role == "user":
-            text = f"{written[-1].text}\n\n{message.text}"
-            written[-1] = msgspec.structs.replace(written[-1], content=text)
-        else:
-            written.append(message)
+        written.append(message)
+    if results:
+        written.append(_results(results))
     return _with_tools(written, tools) if tools else written
+
+
+def _results(results: Sequence[str]) -> ChatMessage:
+    return ChatMessage(role="user", content=BETWEEN_TEXTS.join([*results, NUDGE]))
 
 
 def _with_calls_as_text(message: ChatMessage) -> ChatMessage:
@@ -61,5 +74,6 @@ def _with_tools(messages: list[ChatMessage], tools: Sequence[dict[str, Any]]) ->
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = INSTRUCTIONS.format(tools=listed)
     if messages and messages[0].role == "system":
-        return [msgspec.structs.replace(messages[0], content=f"{messages[0].text}\n\n{text}"), *messages[1:]]
+        text = f"{messages[0].text}{BETWEEN_TEXTS}{text}"
+        return [msgspec.structs.replace(messages[0], content=text), *messages[1:]]
     return [ChatMessage(role="system", content=text), *messages]

@@ -87,8 +87,8 @@ class ToolUse(NamedTuple):
     """The tools that a chat may call: `listed` for the template, `schemas` of their parameters by name (may be empty).
 
     `forced`: grammar of the calls that the answer must consist of, `None` if the model chooses. `custom`: names of
-    tools whose calls carry text. `offered`: grammar of the answer if the model chooses and has no format of calls of its
-    own. `in_lark`: names of tools whose input follows a Lark grammar.
+    tools whose calls carry text. `in_lark`: names of tools whose input follows a Lark grammar. `offered`: grammar of
+    the answer if the model chooses and has no format of calls of its own.
     """
 
     listed: list[dict[str, Any]]
@@ -178,8 +178,8 @@ def choose_tools(tools: ToolUse, choice: Choice, model_format: ModelFormat, *, a
         return NO_TOOLS
     if not model_format.has_calls:
         raise bad_request(
-            "the model does not support tools: its chat template shows no known format of calls; name one with "
-            '--tool-call-parser when the server starts, or send "tool_choice": "none"',
+            "the model does not support tools: it has no chat template, or --tool-call-parser is none; name a format "
+            'with it when the server starts ("generic" suits any model), or send "tool_choice": "none"',
             "tools",
             "not_supported",
         )

@@ -10,6 +10,7 @@ from frontend.api.answers.answer_blocks import AnswerBlocks, Block, BlockEnd, Bl
 from frontend.api.anthropic.errors import anthropic_error
 from frontend.http import sse
 from frontend.http.stream import EventWriter
+from frontend.parsing.argument_json import close_object
 from frontend.requests.generation import Generation
 from messages.errors import ErrorInfo
 from messages.ring.replies import Usage, UserReply
@@ -169,7 +170,8 @@ def _block(block: Block, text: str) -> AnswerBlock:
         case "reasoning":
             return ThinkingBlock(text, _sign(text) if text else "")
         case "call":
-            return ToolUseBlock(block.call_id, block.name, _arguments(text))
+            whole = close_object(text) if block.is_cut and text else text
+            return ToolUseBlock(block.call_id, block.name, _arguments(whole))
 
 
 def _arguments(text: str) -> dict[str, Any]:

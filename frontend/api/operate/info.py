@@ -70,7 +70,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
 
 class InfoApi:
     def __init__(self, config: Config, processes: ProcessView, model_format: ModelFormat):
-        self._tool_calls = model_format.tool_calls
+        self._tool_calls: ToolCalls | None = model_format.tool_calls
         self._created = int(time.time())
         self._config = config
         self._processes = processes

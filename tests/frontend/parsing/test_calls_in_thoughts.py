@@ -98,9 +98,7 @@ def test_a_mark_that_is_mentioned(calls: str, reasoning: str, open: str, close: 
 
 
 @by_format
-def test_a_call_after_a_mark_that_is_mentioned(
-    calls: str, reasoning: str, open: str, close: str, begin: str, end: str
-):
+def test_a_call_after_a_mark_that_is_mentioned(calls: str, reasoning: str, open: str, close: str, begin: str, end: str):
     call = begin + argument_of(begin, "b") + end
     got = all_ways(calls, reasoning, f"{open}I write {begin} and so on. Now:\n{call}")
     assert (got.values, got.content) == ((("now", {"a": "b"}),), "")

@@ -236,7 +236,8 @@ def test_a_call_whose_arguments_are_no_json_is_text(reader: FrontendRun):
 def test_a_call_that_is_cut_is_not_to_be_run(reader: FrontendRun, end: dict[str, Any], stop_reason: str):
     text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ro'
     reply = ask(reader, text, end, tools=[TOOL], stop_sequences=["x"])
-    assert (reply["content"], reply["stop_reason"]) == ([{"type": "text", "text": text}], stop_reason)
+    (block,) = reply["content"]
+    assert (block["type"], block["input"], reply["stop_reason"]) == ("tool_use", {"city": "Ro"}, stop_reason)
     call, message = send(reader, tools=[TOOL], stream=True, stop_sequences=["x"])
     with call:
         play(reader, message, text, **end)
