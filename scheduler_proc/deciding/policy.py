@@ -315,7 +315,7 @@ class Policy:
                 notes.num_promised_pages = num_promised + stages.num_active
                 if not stages.rows_by_group[pending.group]:
                     return
-                plan.skipped.add(pending.group)  # its rows go on meanwhile
+                plan.skipped.add(pending.group)  # its rows continue meanwhile
                 continue
             stages.admit(req)
             if cache.states is not None:

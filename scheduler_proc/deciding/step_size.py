@@ -1,7 +1,7 @@
 """How many tokens a step with prompts has: fewer than the limit where that many take long.
 
-A request that comes while a step runs gets its first token with the next one, so two steps are the most that it waits
-beside a request of any size. No token depends on it: a prompt may be cut anywhere.
+A request that arrives during a step gets its first token with the next one: next to a request of any size it waits for
+two steps at most. No token depends on the size: a prompt may be cut anywhere.
 """
 
 STEP_S = 0.25
@@ -26,7 +26,7 @@ class StepSize:
         """The number of tokens for the next step."""
 
     def note_time(self, num_tokens: int, seconds: float) -> None:
-        """Records a step with prompts. A small, quick one says little: it costs more for each token."""
+        """Records a step with prompts. A small, quick one is ignored: it costs more for each token."""
         if seconds <= 0 or (seconds < STEP_S and num_tokens * 2 < self.num_tokens):
             return
         tokens_per_s, before = num_tokens / seconds, self._tokens_per_s

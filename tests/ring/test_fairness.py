@@ -1,6 +1,8 @@
-"""Beside one body of any endpoint, the first token of others comes at most half a second later."""
+"""Next to one body of any endpoint, the first token of others comes at most half a second later."""
 
 import asyncio
+import json
+import shutil
 import statistics
 import time
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.ring.client import RingClient
+from tests.ring.client import BARD, BARD_DIR, RingClient
 
 pytestmark = pytest.mark.ring
 
@@ -29,7 +31,8 @@ def predicates(count: int) -> list[dict[str, str]]:
     return [{"type": "predicate", "instructions": words(4, first)} for first in range(count)]
 
 
-MANY_OPTIONS = [{"type": "choice", "instructions": "which", "choices": texts(255, 40)} for _ in range(40)]
+OPTIONS = [{"value": text} for text in texts(255, 40)]
+MANY_OPTIONS = [{"type": "choice", "instructions": "which", "choices": OPTIONS} for _ in range(40)]
 OUTPUT = {"ignore_eos": True, "max_tokens": 200}
 
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -39,12 +42,12 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "prompts with output": ("/v1/completions", {"prompt": texts(300, 5), **OUTPUT}),
     "choices": ("/v1/completions", {"prompt": words(40), "n": 64, **OUTPUT}),
     "logprobs": ("/v1/completions", {"prompt": texts(60, 5), "logprobs": 20, **OUTPUT}),
-    "logprobs of prompts": ("/generate", {"prompt": words(60), "n": 32, "max_tokens": 1, "prompt_logprobs": 20}),
+    "logprobs of prompts": ("/v1/completions", {"prompt": words(100), "n": 32, "max_tokens": 1, "prompt_logprobs": 20}),
     "beams": ("/v1/completions", {"prompt": "To be", "use_beam_search": True, "n": 16, "max_tokens": 64}),
     "embeddings": ("/v1/embeddings", {"input": texts(1000, 40)}),
     "the largest body": ("/v1/embeddings", {"input": texts(1000, 3_000), "truncate_prompt_tokens": -1}),
     "vectors of tokens": ("/pooling", {"input": texts(60, 40), "task": "token_embed"}),
-    "embed of Ollama": ("/api/embed", {"model": "shakespeare-gpt2", "input": texts(1000, 40)}),
+    "embed of Ollama": ("/api/embed", {"model": BARD, "input": texts(1000, 40)}),
     "decisions": ("/v1/decisions", {"input": words(60), "questions": predicates(400)}),
     "decisions with a long input": ("/v1/decisions", {"input": words(300_000), "questions": predicates(400)}),
     "decisions with many options": ("/v1/decisions", {"input": "x", "questions": MANY_OPTIONS}),
@@ -53,9 +56,33 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+REFUSED = {"decisions with a long input", "decisions with many options", "messages"}
+"""Bodies that cost too much; the others are answered, or still work when the test leaves."""
+
+
+def slowness() -> float:
+    """Returns how much longer computing takes now because other programs use the machine."""
+    begin_s, begin_cpu_s = time.monotonic(), time.thread_time()
+    while time.thread_time() - begin_cpu_s < 0.05:
+        pass
+    return max(1.0, (time.monotonic() - begin_s) / (time.thread_time() - begin_cpu_s))
+
+
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+]
+
+
 @pytest.fixture(scope="module")
-def ring(bard_ring: RingClient) -> RingClient:
-    return bard_ring
+def ring(tmp_path_factory: pytest.TempPathFactory, start_ring: Any) -> RingClient:
+    """A server of the bundled model, which also gives vectors."""
+    path = tmp_path_factory.mktemp("vectors") / BARD
+    shutil.copytree(BARD_DIR, path)
+    (path / "modules.json").write_text(json.dumps(MODULES))
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    return start_ring(path, "--dtype", "float32", "--served-model-name", BARD)
 
 
 async def first_token_s(client: httpx.AsyncClient) -> float:
@@ -76,6 +103,7 @@ def test_others_have_their_first_token_soon_beside_one_body(ring: RingClient, na
         path, body = BODIES[name]
         async with ring.connect() as client:
             alone_s = [await first_token_s(client) for _ in range(NUM_ALONE)]
+            before = slowness()
             large = asyncio.create_task(client.post(path, json=body))
             beside_s: list[float] = []
             end_s = time.monotonic() + WATCH_S
@@ -83,9 +111,11 @@ def test_others_have_their_first_token_soon_beside_one_body(ring: RingClient, na
                 beside_s.append(await first_token_s(client))
             large.cancel()
             (outcome,) = await asyncio.gather(large, return_exceptions=True)
-            assert not isinstance(outcome, httpx.Response) or outcome.status_code in (200, 400), outcome
+            if isinstance(outcome, httpx.Response):
+                assert outcome.status_code == (400 if name in REFUSED else 200), outcome.text[:500]
             if beside_s:
-                assert statistics.median(beside_s) <= statistics.median(alone_s) + LATER_S, sorted(beside_s)
+                later_s = LATER_S * max(before, slowness())
+                assert statistics.median(beside_s) <= statistics.median(alone_s) + later_s, sorted(beside_s)
             await asyncio.to_thread(ring.wait_until_empty)
 
     asyncio.run(run())
