@@ -1,4 +1,4 @@
-"""Makes large JSON documents in another thread, in pieces: the event loop goes on between these."""
+"""Makes large JSON documents in another thread, in pieces: the event loop continues between them."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -294,7 +294,6 @@ class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_chars_sent: int = 0
     engine: int = 1
     group: int = 0
-    """As in `TokenizeMsg`."""
 
 
 class AbortMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):

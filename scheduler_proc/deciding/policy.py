@@ -15,6 +15,7 @@ from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.stages import Stages
 from scheduler_proc.deciding.step_plan import Budget, DraftSource, PageKey, StepPlan
+from scheduler_proc.deciding.step_size import MIN_TOKENS, StepSize
 from scheduler_proc.deciding.tasks.pooling import chunking_of
 
 PART_BY_TURN = 8
@@ -41,6 +42,7 @@ class Policy:
         self._cache = cache
         self._no_rows = DecodeRows(cache.page_size)
         self.budget = budget
+        self.step_size = StepSize(budget.max_num_batched_tokens)
         self.notes = PlanNotes()
         """Facts about the latest plan."""
         self.admission_rate = AdmissionRate()
@@ -84,6 +86,9 @@ class Policy:
         for req, num_tokens in rows.reqs_without_slot():
             self._make_room(req, num_tokens, plan)
         plan.num_tokens_left -= len(rows)
+        num_tokens = max(MIN_TOKENS, self.step_size.num_tokens - len(rows))
+        plan.num_left_over = max(0, plan.num_tokens_left - num_tokens)
+        plan.num_tokens_left -= plan.num_left_over
         plan.pages_in_work.update((self._page_key(chunk.req), chunk.req.uid) for chunk in plan.chunks_in_flight)
         self._let_pass(plan)
         for req in tuple(self._stages.prefilling):
@@ -92,6 +97,7 @@ class Policy:
         rows.enter_pages()
         if self.starved:
             rows = rows.kept([req.uid not in self.starved for req in rows.reqs])
+        plan.num_tokens_left += plan.num_left_over
         self._num_without = 0 if has_turn else self._num_without + 1
         self.notes.num_step_tokens = self.budget.max_num_batched_tokens - plan.num_tokens_left
         if self._draft_planner is not None:
@@ -290,7 +296,7 @@ class Policy:
         """
         stages, cache, notes = self._stages, self._cache, self.notes
         num_promised, notes.waits_for = self._num_promised(), None
-        while plan.num_tokens_left or self._is_full:
+        while plan.num_tokens_left > 0 or self._is_full:
             pending = self._next_waiting(plan.num_yielding_left, plan)
             if pending is None or not plan.fits(pending):
                 break
@@ -309,7 +315,7 @@ class Policy:
                 notes.num_promised_pages = num_promised + stages.num_active
                 if not stages.rows_by_group[pending.group]:
                     return
-                plan.skipped.add(pending.group)  # its rows go on meanwhile
+                plan.skipped.add(pending.group)  # its rows continue meanwhile
                 continue
             stages.admit(req)
             if cache.states is not None:
@@ -320,7 +326,7 @@ class Policy:
             num_promised += cache.num_missing(req, _num_next_tokens(req))
         if stages.waiting and notes.waits_for is None:
             other = "priority" if self.adapters is None else self.adapters.find_wait(stages.waiting.first)
-            notes.waits_for = "rows" if self._is_full else "tokens" if not plan.num_tokens_left else other
+            notes.waits_for = "rows" if self._is_full else "tokens" if plan.num_tokens_left <= 0 else other
 
     @property
     def _is_full(self) -> bool:

@@ -238,11 +238,13 @@ class Scheduler:
         """Records the time of a step and its plan.
 
         A step without prompt chunks counts for draft lengths with `cost_s`, measured by the clock of `DraftModel`. A
-        step with one counts for loads from lower tiers with `seconds`.
+        step with one counts for loads from lower tiers and for the size of further steps with `seconds`.
         """
         has_prompts = len(batch.token_ids) > len(batch.sample_tokens)
         if self._draft_planner is not None and not has_prompts:
             self._draft_planner.note_time(batch.num_tokens, cost_s)
+        if has_prompts:
+            self._policy.step_size.note_time(batch.num_tokens, seconds)
         if self._tiers is not None and has_prompts:
             self._tiers.note_prefill(batch.num_tokens, seconds)
 

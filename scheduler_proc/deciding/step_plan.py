@@ -37,6 +37,8 @@ class StepPlan:
 
     def __init__(self, num_tokens_left: int, num_yielding_left: int, before: StepInFlight | None):
         self.num_tokens_left = num_tokens_left
+        self.num_left_over = 0
+        """Further tokens, only for a prompt that must be computed in one step, as its first."""
         self.num_yielding_left = num_yielding_left
         """The part of `num_tokens_left` for requests that give way."""
         self.may_preempt = before is None
@@ -80,7 +82,8 @@ class StepPlan:
     def fits(self, pending: PendingReq) -> bool:
         """True unless its prompt must be computed in one step, and this one has too few tokens left."""
         is_whole = chunking_of(pending.sampling_params) == "none"
-        return not is_whole or len(pending.token_ids) <= self.num_tokens_left
+        num_left_over = 0 if self.chunks else self.num_left_over
+        return not is_whole or len(pending.token_ids) <= self.num_tokens_left + num_left_over
 
 
 class DraftSource(Protocol):

@@ -8,7 +8,7 @@ import pytest
 
 from extras.decisions.input_text import Item, Part, read_input
 from messages.columns import pack_float32, pack_int32, unpack_int32
-from messages.config.server import SchedulingConfig
+from messages.config.server import HttpConfig, SchedulingConfig
 from messages.errors import ErrorInfo, RequestError
 from messages.ring.replies import EncodeReply, PooledReply, Usage
 from messages.ring.requests import EncodeMsg, TokenizeMsg
@@ -215,3 +215,24 @@ def test_a_conversation_is_one_text():
 def test_refused_items(items: list[Item], expected: str):
     with pytest.raises(RequestError, match=expected):
         read_input(items)
+
+
+def test_a_head_beyond_the_context_is_refused_before_any_question_is_encoded(server: FrontendRun):
+    asked = server.ask("/v1/decisions", {"input": "x", "questions": [PREDICATE] * 300})
+    encode(server)
+    message = server.take(EncodeMsg)
+    server.send(EncodeReply(message.uid, pack_int32([1] * server.config.facts.max_model_len), text=""))
+    response = asked.response()
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert response.json()["error"]["param"] == "input"
+
+
+def test_texts_of_questions_are_bounded_over_all_their_rows():
+    options = [{"value": f"{index} {'x' * 700}"} for index in range(255)]
+    question = {"type": "choice", "instructions": "Which?", "choices": options}
+    with FrontendRun(make_config(HttpConfig(port=0))) as run:
+        response = run.client.post("/v1/decisions", json={"input": "x", "questions": [question]})
+        assert response.status_code == 400
+        assert "and may have" in response.json()["error"]["message"]
+        assert response.json()["error"]["param"] == "questions"
+        assert not run.arrived()

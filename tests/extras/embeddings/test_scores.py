@@ -1,6 +1,7 @@
 """How models of each kind score pairs: by the cosine of vectors, by their head, or by yes and no."""
 
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 
 from extras.embeddings.pooled_requests import PooledCalls
 from extras.embeddings.rerank import RerankBody
-from extras.embeddings.scores import ScoreOptions, Scorer, Scoring
+from extras.embeddings.scores import ScoreOptions, Scorer, Scoring, reads_pairs
 from frontend.api.answers.conversation import Conversations
 from frontend.parsing.model_format import load_model_format
 from frontend.requests.generation import Generation
@@ -144,3 +145,22 @@ def test_refusals(tmp_path: Path, facts: Any, template: str, body: RerankBody, o
     scorer, _ = scorer_of(tmp_path, facts, template)
     with pytest.raises(RequestError, match=expected):
         scorer.score(body, PAIRS, options)
+
+
+@pytest.mark.parametrize(
+    ("template", "reads"),
+    [
+        ("{% if role == 'query' %}{% elif role == \"document\" %}", True),
+        ('"document" "query"', True),
+        ("'query'", False),
+        ("query document", False),
+    ],
+)
+def test_a_template_of_rerankers_is_known_by_both_roles(template: str, reads: bool):
+    assert reads_pairs(template) == reads
+
+
+def test_a_template_of_any_size_is_searched_in_linear_time():
+    begin_s = time.thread_time()
+    assert not reads_pairs("'query' " * 1_000_000)
+    assert time.thread_time() - begin_s < 1

@@ -18,9 +18,9 @@ from messages.ring.requests import StopSeen, UserMsg
 from messages.ring.steps import Batch, ForwardOutput
 from runtime.black_box.frame_writer import FrameWriter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.step_plan import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.deciding.step_plan import Budget
 from supervisor.manifest import make_manifest, write_manifest
 from tests.scheduler_proc.simulated_runner import SimulatedRunner
 from tests.tiny_llama import VOCAB_SIZE
