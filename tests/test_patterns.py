@@ -33,9 +33,8 @@ EXEMPT = {
     ("frontend/parsing/pythonic_calls.py", "TOKEN"): "nothing is read behind the first string without an end",
     ("frontend/parsing/whole_calls.py", "before"): IN_TIME,
     ("frontend/parsing/whole_calls.py", "behind"): IN_TIME,
-    ("frontend/parsing/whole_calls.py", "arguments['tag_pattern']"): IN_TIME,
+    ("frontend/parsing/whole_calls.py", "pattern"): IN_TIME,
     ("kernels/cpu/library.py", "LISTED"): "it reads our own header",
-    ("scheduler_proc/computing/loading/module_patterns.py", "compiled"): "a child runs it, which the system ends",
     ("scheduler_proc/computing/loading/module_patterns.py", "pattern"): "a child runs it, which the system ends",
     ("tokenizer_proc/infill.py", "inside"): "it is made of plain texts",
 }
