@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from messages.config.pooling import PoolingFacts
 from messages.config.server import ModelConfig, ModelFacts
-from messages.errors import BootError, UsageError
+from messages.errors import BootError, UsageError, cut
 from runtime.chat_files import read_chat_files
 from runtime.model_files import read_config, read_object
 from runtime.pooling_files import read_pooling_facts
@@ -15,7 +15,6 @@ from runtime.special_tokens import find_token_id, read_fields, special_texts
 CONTEXT_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
-MAX_SHOWN_CHARS = 60
 
 MAX_COUNT = 1 << 24
 """The maximum size of a vocabulary or context in tokens, since memory is allocated accordingly."""
@@ -146,4 +145,4 @@ def _explain_nested(config: dict[str, Any]) -> str:
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
+    return cut(text)

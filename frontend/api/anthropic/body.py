@@ -14,7 +14,7 @@ from frontend.api.anthropic.errors import THREAD
 from frontend.api.parameters.generation_body import ModelFields, check_shown, truncation_of
 from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
 from frontend.api.parameters.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, StopStrings
-from messages.errors import RequestError, bad_request
+from messages.errors import RequestError, bad_request, quoted
 from messages.ring.requests import THINKING_SWITCHES
 
 T = TypeVar("T")
@@ -185,7 +185,7 @@ def _budget(thinking: Thinking, max_tokens: int | None) -> int | None:
 
 def _add(turns: Turns, message: Message, where: str) -> None:
     if message.role not in ROLES:
-        raise bad_request(f"{where}.role must be user or assistant, got {message.role[:60]!r}", "messages")
+        raise bad_request(f"{where}.role must be user or assistant, got {quoted(message.role)}", "messages")
     if isinstance(message.content, str):
         turns.say(message.role, message.content)
         return
@@ -245,7 +245,7 @@ def _needed(value: T | None, where: str) -> T:
 
 
 def _unsupported(kind: str, where: str) -> RequestError:
-    text = f"{where}: a block of type {kind[:60]!r} is not supported, the model reads text only"
+    text = f"{where}: a block of type {quoted(kind)} is not supported, the model reads text only"
     return bad_request(text, where.partition("[")[0], "not_supported")
 
 
@@ -254,8 +254,8 @@ def _tools(body: PromptFields) -> ToolUse:
     for index, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
             raise bad_request(
-                f"tools[{index}]: a tool of type {tool.type!r} is not supported: give one that the client runs, with "
-                "an input_schema and without a type",
+                f"tools[{index}]: a tool of type {quoted(tool.type)} is not supported: give one that the client runs, "
+                "with an input_schema and without a type",
                 "tools",
                 "not_supported",
             )
