@@ -35,7 +35,7 @@ class Automaton:
         self._samples = sorted({*SAMPLES, *literals} if not self._is_bytes else {chr(number) for number in range(256)})
         self.masks: list[int] = [0]
         self._next: list[list[tuple[int, bool]]] = []
-        """Of each node without a character, those behind it, and whether a condition lies between."""
+        """By node without a character: the nodes behind it, and whether a condition lies between."""
         self._position_of: dict[int, int] = {}
         first, last = self._node(), self._node()
         self._entry, self._exit = first, last

@@ -149,7 +149,7 @@ def python_patterns() -> tuple[Found, ...]:
 
 @cache
 def js_patterns() -> tuple[Found, ...]:
-    """Those of the pages' own scripts; a library is its authors'."""
+    """Returns the patterns of the pages' own scripts, without libraries."""
     scripts = [path for package in PACKAGES for path in (ROOT / package).rglob("*.*js")]
     files = [path for path in scripts if not path.name.endswith(".min.js")]
     return tuple(

@@ -17,7 +17,7 @@ from tests.frontend.frontend_run import FrontendRun, make_config
 LONG = "y" * 3000
 TOO_LONG = "y" * (MAX_QUOTED_CHARS + 1)
 PATIENCE_S = 0.15
-"""What is asked of other processes is not answered here."""
+"""Other processes do not answer here."""
 
 VALUES: tuple[Any, ...] = (LONG, [LONG], {LONG: 1}, {"type": LONG, "role": LONG, "name": LONG})
 
