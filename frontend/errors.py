@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 from starlette.exceptions import HTTPException
 
-from messages.errors import ErrorInfo, RequestError
+from messages.errors import ErrorInfo, RequestError, cut
 
 RETRY_S = 5
 """`Retry-After` if there is no better estimate: while processes start, restart or stop."""
@@ -76,19 +76,19 @@ def no_such_path(path: str) -> RequestError:
     """Returns the 404 for a path close to an existing one, with a hint for clients whose base URL is wrong."""
     hint = ""
     if not path.startswith(f"{VERSION}/"):
-        hint = f": set a base URL that ends in {VERSION}, so that the client asks for {VERSION}{path}"
+        hint = f": set a base URL that ends in {VERSION}, so that the client asks for {cut(VERSION + path)}"
     elif path.startswith(2 * VERSION):
         hint = f": set a base URL without {VERSION} at its end, which this client adds"
-    return not_found(f"there is no {path} here{hint}", "not_found")
+    return not_found(f"there is no {cut(path)} here{hint}", "not_found")
 
 
 def routing_error(error: HTTPException, method: str, path: str) -> ErrorInfo:
     """Returns the error for the router's 404 or 405."""
     match error.status_code:
         case 404:
-            return ErrorInfo(404, f"there is no {path} here", "not_found_error", code="not_found")
+            return ErrorInfo(404, f"there is no {cut(path)} here", "not_found_error", code="not_found")
         case 405:
             allowed = (error.headers or {}).get("Allow", "")
-            return ErrorInfo(405, f"{path} takes {allowed}, not {method}", code="method_not_allowed")
+            return ErrorInfo(405, f"{cut(path)} takes {allowed}, not {cut(method)}", code="method_not_allowed")
         case status:
             return ErrorInfo(status, HTTPStatus(status).phrase)

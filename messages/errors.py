@@ -24,6 +24,16 @@ def cut(text: str) -> str:
     return text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]}…"
 
 
+def cut_value(words: str) -> str:
+    """Returns a message of msgspec with at most the beginning of the value or name that it quotes."""
+    text, found, place = words.partition(" - at `$")
+    for quote in "'`":
+        before, _, rest = text.partition(quote)
+        value, end, after = rest.rpartition(quote)
+        text = f"{before}{quote}{cut(value)}{quote}{after}" if end else text
+    return text + found + place
+
+
 class SluiceError(Exception):
     """An error whose message is written for the person who can fix it."""
 

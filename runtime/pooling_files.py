@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from messages.config.pooling import DenseFacts, PoolingFacts, PoolingKind
-from messages.errors import BootError
+from messages.errors import BootError, quoted
 from runtime.model_files import read_json, read_object
 
 OFFSET_TYPES = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
@@ -105,9 +105,11 @@ def _read_modules(model_dir: Path) -> list[tuple[str, str]]:
         if name in IGNORED_MODULES:
             continue
         if name not in MODULE_ORDER or not full_name.startswith("sentence_transformers."):
-            raise BootError(f"{file}: the module {full_name!r} is not supported; supported are {_shown(MODULE_ORDER)}")
+            raise BootError(
+                f"{file}: the module {quoted(full_name)} is not supported; supported are {_shown(MODULE_ORDER)}"
+            )
         if not isinstance(path, str) or Path(path).is_absolute() or ".." in Path(path).parts:
-            raise BootError(f"{file}: path is {path!r}, not a directory of the model")
+            raise BootError(f"{file}: path is {quoted(path)}, not a directory of the model")
         modules.append((name, path))
     order = [MODULE_ORDER.index(name) for name, _ in modules]
     if order != sorted(order) or any(order.count(index) > 1 for index in (0, 1, 3, 4)) or 0 not in order[:1]:
@@ -176,9 +178,13 @@ def _read_prompts(model_dir: Path) -> dict[str, Any]:
     if len(prompts) != len(given):
         raise BootError(f"{file}: prompts is not an object of texts")
     if default is not None and default not in prompts:
-        raise BootError(f"{file}: default_prompt_name is {default!r}, which is none of prompts: {_shown(prompts)}")
+        raise BootError(
+            f"{file}: default_prompt_name is {quoted(default)}, which is none of prompts: {_shown(prompts)}"
+        )
     if similarity not in ("cosine", "dot", "euclidean", "manhattan"):
-        raise BootError(f"{file}: similarity_fn_name is {similarity!r}; supported: cosine, dot, euclidean, manhattan")
+        raise BootError(
+            f"{file}: similarity_fn_name is {quoted(similarity)}; supported: cosine, dot, euclidean, manhattan"
+        )
     return {"prompts": prompts, "default_prompt": default, "similarity": similarity}
 
 
@@ -202,7 +208,7 @@ def _labels(config: dict[str, Any]) -> tuple[str, ...]:
     names = cast("dict[str, Any]", named) if isinstance(named, dict) else {}
     number = len(names) or config.get("num_labels") or 2
     if not isinstance(number, int) or not 1 <= number <= 1 << 16:
-        raise BootError(f"config.json: num_labels is {number!r}, not a number of labels")
+        raise BootError(f"config.json: num_labels is {quoted(number)}, not a number of labels")
     return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(number))
 
 

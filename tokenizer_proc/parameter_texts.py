@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from messages.columns import INT32, pack_float32, pack_int32, unpack_float32, unpack_int32
-from messages.errors import bad_request
+from messages.errors import bad_request, quoted
 from messages.ring.requests import Dry, Pooling, SamplingParams
 from tokenizer_proc.encoding import Encoding
 
@@ -33,7 +33,7 @@ def with_text_biases(params: SamplingParams, encoding: Encoding, vocab_size: int
     banned = dict.fromkeys(params.bad_word_ids)
     for text, value in params.bias_texts:
         ids = encoding.encode(text, add_special_tokens=False)
-        _check(ids, vocab_size, f"text {text!r}", "logit_bias")
+        _check(ids, vocab_size, f"text {quoted(text)}", "logit_bias")
         for token_id in ids:
             if value is None:
                 banned[pack_int32([token_id])] = None
@@ -55,7 +55,7 @@ def bad_word_ids(words: tuple[str, ...], encoding: Encoding, vocab_size: int) ->
         bare = encoding.encode(word.lstrip(), add_special_tokens=False)
         after_space = encoding.encode(" " + word.lstrip(), add_special_tokens=False)
         for ids in [bare] if after_space[-len(bare) :] == bare else [bare, after_space]:
-            _check(ids, vocab_size, f"bad word {word!r}", "bad_words")
+            _check(ids, vocab_size, f"bad word {quoted(word)}", "bad_words")
             sequences[pack_int32(ids)] = None
     return tuple(sequences)
 
@@ -80,7 +80,9 @@ def with_label_ids(pooling: Pooling | None, encoding: Encoding, vocab_size: int)
     for text in pooling.label_texts:
         of_text = encoding.encode(text, add_special_tokens=False)
         if len(of_text) != 1:
-            raise bad_request(f"The label {text!r} has {len(of_text)} tokens of the model, and must have one", "labels")
+            raise bad_request(
+                f"The label {quoted(text)} has {len(of_text)} tokens of the model, and must have one", "labels"
+            )
         ids += array(INT32, of_text)
     if not all(0 <= token_id < vocab_size for token_id in ids):
         raise bad_request(f"A label is outside the vocabulary (0 to {vocab_size - 1})", "labels")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
+from messages.errors import quoted
 from messages.ring.requests import CallGrammar
 
 MAX_SEARCH_S = 1.0
@@ -42,7 +43,7 @@ def explain_calls(asked: CallGrammar, explain: Callable[[str], str]) -> str:
         text = json.dumps(schema)
         words = explain(text) if time.monotonic() < deadline_s else ""
         if words:
-            return f"the parameters of {name!r}: {words} (at {find_fault(text, explain) or '#'})"
+            return f"the parameters of {quoted(name)}: {words} (at {find_fault(text, explain) or '#'})"
     return ""
 
 

@@ -6,6 +6,7 @@
 import json
 from typing import TYPE_CHECKING, Any
 
+from messages.errors import quoted
 from runtime.grammars import GrammarError
 from tokenizer_proc.marked_text import marks, text_until
 from tokenizer_proc.schema_faults import DEFINITIONS, resolve
@@ -36,7 +37,7 @@ def tagged_rules(
     """
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if unknown := sorted({*required} - {*properties}) or sorted(COMBINED & {*schema}):
-        raise GrammarError(f"arguments between tags cannot follow {unknown[0]!r}")
+        raise GrammarError(f"arguments between tags cannot follow {quoted(unknown[0])}")
     definitions = {key: schema[key] for key in DEFINITIONS if key in schema}
     numbered = [(f"{name}_{number}", *item) for number, item in enumerate(properties.items())]
     rules = [f"{name}: " + (" ".join(rule if key in required else f"{rule}?" for rule, key, _ in numbered) or '""')]

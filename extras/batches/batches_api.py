@@ -15,7 +15,7 @@ from extras.batches.store import BatchStore
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
-from messages.errors import ErrorInfo, RequestError, bad_request
+from messages.errors import ErrorInfo, RequestError, bad_request, quoted
 
 MAX_BODY_BYTES = 65536
 MAX_OPEN = 100
@@ -63,7 +63,9 @@ class BatchApi(StoreApi):
         store = self._store
         body = self._decoder.decode(await read_body(request, MAX_BODY_BYTES))
         if body.endpoint not in ENDPOINTS:
-            raise bad_request(f"endpoint must be one of {', '.join(ENDPOINTS)}, got {body.endpoint[:60]!r}", "endpoint")
+            raise bad_request(
+                f"endpoint must be one of {', '.join(ENDPOINTS)}, got {quoted(body.endpoint)}", "endpoint"
+            )
         return JsonReply(await on_disk(lambda: _create(store, body)))
 
     async def list_batches(self, request: Request) -> JsonReply:

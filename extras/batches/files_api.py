@@ -19,7 +19,7 @@ from extras.batches.store import KEEP_S, MAX_FILES, BatchStore
 from frontend.errors import not_found
 from frontend.http.query import read_count
 from frontend.http.responses import FileReply, JsonReply
-from messages.errors import ErrorInfo, RequestError, bad_request
+from messages.errors import ErrorInfo, RequestError, bad_request, quoted
 
 UPLOAD_TIMEOUT_S = 600.0
 UPLOAD_IDLE_S = 60.0
@@ -150,7 +150,7 @@ def read_query(request: Request, *names: str) -> dict[str, str]:
     query = dict(request.query_params)
     for name in query:
         if name not in names:
-            raise bad_request(f"{name[:60]!r} is no parameter here: {', '.join(names)} are", name[:60])
+            raise bad_request(f"{quoted(name)} is no parameter here: {', '.join(names)} are", name[:60])
     return query
 
 

@@ -5,7 +5,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartState, parse_options_header
 
 from extras.batches.uploads import Upload
-from messages.errors import ErrorInfo, RequestError, bad_request
+from messages.errors import ErrorInfo, RequestError, bad_request, quoted
 
 FORM_TYPE = "multipart/form-data"
 FORM_BYTES = 65536
@@ -23,7 +23,9 @@ class FormParser:
     def __init__(self, content_type: str, upload: Upload, max_file_bytes: int):
         kind, options = parse_options_header(content_type)
         if kind.decode("latin-1").lower() != FORM_TYPE:
-            raise RequestError(ErrorInfo(415, f"Content-Type {content_type[:60]!r} is not supported, send {FORM_TYPE}"))
+            raise RequestError(
+                ErrorInfo(415, f"Content-Type {quoted(content_type)} is not supported, send {FORM_TYPE}")
+            )
         self.fields: dict[str, str] = {}
         """Values by field name; empty for the file."""
         self.filename: str | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Raw
 
-from messages.errors import SluiceError
+from messages.errors import SluiceError, quoted
 from messages.ring.requests import YIELDING_PRIORITY
 
 ENDPOINTS = (
@@ -70,10 +70,10 @@ def read_line(raw: bytes, urls: Collection[str], max_bytes: int) -> BatchLine:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadLineError("invalid_json_line", f"the line is not valid JSON: {error}") from None
     if line.method != "POST":
-        raise BadLineError("invalid_method", f"method must be POST, got {line.method[:60]!r}", "method")
+        raise BadLineError("invalid_method", f"method must be POST, got {quoted(line.method)}", "method")
     if line.url not in urls:
         expected = " or ".join(urls)
-        raise BadLineError("invalid_url", f"url must be {expected} in this batch, got {line.url[:200]!r}", "url")
+        raise BadLineError("invalid_url", f"url must be {expected} in this batch, got {quoted(line.url)}", "url")
     for name, code in REFUSED.items():
         if asked[name]:
             raise BadLineError(code, f"{name} must be false in a batch", f"body.{name}")
@@ -121,7 +121,7 @@ def check_file(path: Path, urls: Collection[str], max_bytes: int, max_lines: int
         try:
             custom_id = read_line(raw, urls, max_bytes).custom_id
             if custom_id in seen:
-                message = f"the custom_id {custom_id[:60]!r} is that of an earlier line"
+                message = f"the custom_id {quoted(custom_id)} is that of an earlier line"
                 raise BadLineError("duplicate_custom_id", message, "custom_id")
             seen.add(custom_id)
         except BadLineError as error:

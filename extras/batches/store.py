@@ -21,7 +21,7 @@ from extras.batches.records import BatchRecord, FileRecord
 from extras.batches.uploads import SUFFIX as UPLOAD_SUFFIX
 from extras.batches.uploads import Upload, left_over
 from frontend.errors import not_found
-from messages.errors import BootError, ErrorInfo, RequestError
+from messages.errors import BootError, ErrorInfo, RequestError, quoted
 from runtime.own_directory import own_directory
 
 KEEP_S = 30 * 86400
@@ -304,4 +304,4 @@ def _scan(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _not_found(kind: str, name: str) -> RequestError:
-    return not_found(f"there is no {kind} {name[:100]!r}", f"{kind}_not_found")
+    return not_found(f"there is no {kind} {quoted(name)}", f"{kind}_not_found")

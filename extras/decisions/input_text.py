@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from messages.errors import bad_request
+from messages.errors import bad_request, quoted
 
 JSON_PART = "input_json"
 TEXT_PARTS = ("input_text", "output_text", "text")
@@ -89,7 +89,7 @@ def _text_of_part(part: Part, where: str) -> str:
     known = part.type in (*TEXT_PARTS, "refusal", JSON_PART)
     reason = "lacks its content" if known else "is not supported, the model reads text only"
     raise bad_request(
-        f"{where}: a part of type {part.type[:60]!r} {reason}",
+        f"{where}: a part of type {quoted(part.type)} {reason}",
         where.partition(".")[0].partition("[")[0],
         "not_supported",
     )
@@ -99,12 +99,12 @@ def _check(item: Item, where: str, called: dict[str | None, str]) -> None:
     """Notes the name of a call by its id in `called`, and checks that an output belongs to one."""
     if item.type not in NEEDED_FIELDS:
         names = ", ".join(NEEDED_FIELDS)
-        raise bad_request(f"{where}: an item of type {item.type[:60]!r} is not supported: {names} are", "input")
+        raise bad_request(f"{where}: an item of type {quoted(item.type)} is not supported: {names} are", "input")
     for name in NEEDED_FIELDS[item.type]:
         if getattr(item, name) is None:
             raise bad_request(f"{where}.{name} is required in an item of type {item.type}", "input")
     if item.type == "message" and item.role not in ROLES:
-        raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}, got {str(item.role)[:60]!r}", "input")
+        raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}, got {quoted(item.role)}", "input")
     if item.name is not None and item.call_id is not None:
         called[item.call_id] = item.name
     elif item.type.endswith("_output") and item.call_id not in called:

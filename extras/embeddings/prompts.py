@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from messages.config.pooling import PoolingFacts
-from messages.errors import bad_request
+from messages.errors import bad_request, quoted
 
 QUERY = ("query",)
 DOCUMENT = ("document", "passage", "corpus")
@@ -32,7 +32,7 @@ def find_prompt(facts: PoolingFacts, prompt_name: str | None, input_type: str | 
     if prompt_name is not None:
         if prompt_name not in prompts:
             names = ", ".join(map(repr, prompts)) or "none"
-            raise bad_request(f"the model has no prompt {prompt_name[:100]!r}; it has {names}", "prompt_name")
+            raise bad_request(f"the model has no prompt {quoted(prompt_name)}; it has {names}", "prompt_name")
         return prompts[prompt_name]
     names = KINDS.get(input_type or "", (input_type or "",))
     default = prompts.get(facts.default_prompt or "", "")

@@ -11,9 +11,7 @@ from frontend.errors import forbidden
 from frontend.http.endpoint import Access
 from frontend.http.keys import Keys
 from messages.config.server import HttpConfig
-from messages.errors import BootError
-
-MAX_SHOWN_CHARS = 100
+from messages.errors import BootError, quoted
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
 _ENTRY = re.compile(r"\*|(?:\*\.)?[A-Za-z0-9_-][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]")
@@ -53,7 +51,7 @@ class AllowedHosts:
         for name, value in headers:
             if name == b"host" and not self._is_allowed(host := value.decode("latin-1")):
                 raise forbidden(
-                    f"the host {host[:MAX_SHOWN_CHARS]!r} is not allowed: if it is a name of this server, start the "
+                    f"the host {quoted(host)} is not allowed: if it is a name of this server, start the "
                     "server with --allowed-hosts and this name",
                     code="host_not_allowed",
                 )
@@ -111,7 +109,7 @@ class AllowedOrigins:
         for origin in find_foreign(scheme, headers):
             if origin.lower() not in self._listed:
                 raise forbidden(
-                    f"web pages of the origin {origin[:MAX_SHOWN_CHARS]!r} may not do this: list it in "
+                    f"web pages of the origin {quoted(origin)} may not do this: list it in "
                     "--cors-allow-origins, even the server's own origin if a proxy terminates TLS or changes Host",
                     code="origin_not_allowed",
                 )

@@ -11,10 +11,10 @@ from msgspec import Meta, Raw
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
-from frontend.http.field_names import MAX_SHOWN_CHARS, FieldNames, NameRules, UnknownFields, shown
+from frontend.http.field_names import FieldNames, NameRules, UnknownFields, shown
 from frontend.http.places import explain_inside
 from frontend.requests.trace import trace_of
-from messages.errors import ErrorInfo, RequestError, bad_request
+from messages.errors import ErrorInfo, RequestError, bad_request, cut, cut_value, quoted
 
 HALF_PAIR = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+(\\u[dD][89a-fA-F][\da-fA-F]{2})"
@@ -45,7 +45,9 @@ async def read_body(request: Request, limit_bytes: int, *, needs_type: bool = Tr
     """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
-        raise RequestError(ErrorInfo(415, f"Content-Encoding {encoding!r} is not supported, send it uncompressed"))
+        raise RequestError(
+            ErrorInfo(415, f"Content-Encoding {quoted(encoding)} is not supported, send it uncompressed")
+        )
     if needs_type:
         _check_media_type(request.headers)
     length = request.headers.get("content-length", "")
@@ -70,9 +72,7 @@ def _check_media_type(headers: Headers) -> None:
         return
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type != JSON_TYPE and not media_type.endswith("+json"):
-        raise RequestError(
-            ErrorInfo(415, f"Content-Type {media_type[:MAX_SHOWN_CHARS]!r} is not supported, send {JSON_TYPE}")
-        )
+        raise RequestError(ErrorInfo(415, f"Content-Type {quoted(media_type)} is not supported, send {JSON_TYPE}"))
 
 
 async def _read(request: Request, limit_bytes: int, silence: asyncio.Timeout) -> bytes:
@@ -153,7 +153,7 @@ class BodyDecoder(Generic[T]):
                 msgspec.json.decode(raw, type=self._hints[own])
             except msgspec.ValidationError as of_field:
                 name = given_names.get(own, own)
-                words, _, inner = str(of_field).partition(" - at `$")
+                words, _, inner = cut_value(str(of_field)).partition(" - at `$")
                 expected = f"{name} must be {self._expected[own]}"
                 inner = inner.rstrip("`")
                 explained = explain_inside(name + inner, inner, words, raw)
@@ -213,7 +213,7 @@ class _Splitter:
 
     def _note_name(self, kind: type[_Name], name: str) -> _Name:
         if name in self._names:
-            raise bad_request(f'"{name[:MAX_SHOWN_CHARS]}" is given more than once', code="duplicate_field")
+            raise bad_request(f'"{cut(name)}" is given more than once', code="duplicate_field")
         if len(self._names) == MAX_FIELDS:
             raise bad_request(f"the body has more than {MAX_FIELDS} fields")
         self._names.append(name)

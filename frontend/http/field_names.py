@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from messages.errors import RequestError, bad_request
+from messages.errors import MAX_QUOTED_CHARS, RequestError, bad_request, cut, quoted
 
 MISSPELLING_CUTOFF = 0.8
 """Similarity (difflib's ratio) from which an unknown name counts as a misspelling."""
@@ -26,7 +26,6 @@ MAX_COMPARED_BYTES = 4096
 """Longer values of two names for one field agree only if they are written alike."""
 
 MAX_LOGGED_NAMES = 256
-MAX_SHOWN_CHARS = 60
 
 log = logging.getLogger("sluice.frontend")
 
@@ -60,7 +59,7 @@ class UnknownFields:
         if self.is_strict:
             raise unknown_field(name)
         warning = f"the field {shown_name(name)} {what} and is ignored"
-        shown = name[:MAX_SHOWN_CHARS]
+        shown = cut(name)
         if shown not in self._logged and len(self._logged) < MAX_LOGGED_NAMES:
             self._logged.add(shown)
             log.warning("%s (said once)", warning)
@@ -147,17 +146,17 @@ def find_meant(name: str, known: Sequence[str]) -> str | None:
 
 def unknown_field(name: str, meant: str | None = None) -> RequestError:
     hint = f": did you mean {meant}?" if meant else ""
-    return bad_request(f"unknown field {shown_name(name)}{hint}", name[:128])
+    return bad_request(f"unknown field {shown_name(name)}{hint}", name[:MAX_QUOTED_CHARS])
 
 
 def shown_name(name: str) -> str:
-    return repr(name[:MAX_SHOWN_CHARS])
+    return quoted(name)
 
 
 def shown(raw: Raw) -> str:
     """Returns the beginning of a value as the client wrote it."""
-    text = bytes(memoryview(raw)[: MAX_SHOWN_CHARS * 4]).decode(errors="replace")
-    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
+    text = bytes(memoryview(raw)[: MAX_QUOTED_CHARS * 4 + 4]).decode(errors="replace")
+    return cut(text)
 
 
 def is_null(raw: Raw) -> bool:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from messages.errors import ErrorInfo, RequestError, bad_request
+from messages.errors import ErrorInfo, RequestError, bad_request, quoted
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -82,7 +82,7 @@ def _check_codings(codings: list[bytes]) -> None:
     if b"chunked" in codings[:-1]:
         raise bad_request("in Transfer-Encoding, chunked must come once, and last")
     unknown = next(coding for coding in codings if coding != b"chunked")
-    raise RequestError(ErrorInfo(501, f"Transfer-Encoding {unknown.decode()!r} is not supported, only chunked"))
+    raise RequestError(ErrorInfo(501, f"Transfer-Encoding {quoted(unknown.decode())} is not supported, only chunked"))
 
 
 def _check_host(version: str, headers: Headers) -> None:

@@ -6,7 +6,8 @@ from typing import Any, cast
 import msgspec
 from msgspec import Raw
 
-from frontend.http.field_names import MAX_SHOWN_CHARS, shown
+from frontend.http.field_names import shown
+from messages.errors import quoted
 
 KINDS = {
     "str": "a string",
@@ -56,7 +57,7 @@ def _owner(value: Any) -> str:
         return ""
     fields = cast("dict[str, Any]", value)
     if isinstance(kind := fields.get("type"), str) and kind:
-        return f" (in an object of type {kind[:MAX_SHOWN_CHARS]!r})"
+        return f" (in an object of type {quoted(kind)})"
     if isinstance(role := fields.get("role"), str) and role:
-        return f" (in a message of the role {role[:MAX_SHOWN_CHARS]!r})"
+        return f" (in a message of the role {quoted(role)})"
     return ""

@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from messages.errors import BootError
+from messages.errors import BootError, cut
 from runtime.model_files import read_config
 
 MAX_COUNT = 1 << 24
@@ -14,7 +14,6 @@ MAX_COUNT = 1 << 24
 
 MAX_NUMBER = 1e30
 MAX_LAYERS = 1_000
-MAX_SHOWN_CHARS = 60
 
 
 Value = TypeVar("Value", int, str)
@@ -160,4 +159,4 @@ def _shown(value: object) -> str:
         text = json.dumps(value)
     except RecursionError:
         text = "a deeply nested value"
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
+    return cut(text)

@@ -5,12 +5,12 @@ from typing import Any, cast
 
 from messages.config.pooling import PoolingFacts
 from messages.config.server import ModelConfig, ModelFacts
-from messages.errors import BootError, UsageError
+from messages.errors import BootError, UsageError, quoted
 from runtime.chat_files import read_chat_files
 from runtime.model_files import read_config, read_object
 from runtime.pooling_files import read_pooling_facts
 from runtime.special_tokens import find_token_id, read_fields, special_texts
-from supervisor.model.sampling_defaults import find_sampling_defaults, shown
+from supervisor.model.sampling_defaults import find_sampling_defaults
 
 CONTEXT_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")
 SIZE_KEYS = ("hidden_size", "n_embd", "d_model")
@@ -106,7 +106,7 @@ def _token_ids(config: dict[str, Any], file: Path) -> tuple[int, ...]:
     values = cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]
     ids = [entry for entry in values if isinstance(entry, int) and not isinstance(entry, bool)]
     if len(ids) != len(values):
-        raise BootError(f"{file}: eos_token_id is {shown(cast('object', value))}, not a token id or a list of them")
+        raise BootError(f"{file}: eos_token_id is {quoted(cast('object', value))}, not a token id or a list of them")
     return tuple(token_id for token_id in ids if token_id >= 0)
 
 
@@ -121,9 +121,9 @@ def _positive_int(config: dict[str, Any], key: str, file: Path) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BootError(f"{file}: {key} is {shown(value)}, not a positive whole number")
+        raise BootError(f"{file}: {key} is {quoted(value)}, not a positive whole number")
     if value > MAX_COUNT:
-        raise BootError(f"{file}: {key} is {shown(value)}, more than this server can hold ({MAX_COUNT})")
+        raise BootError(f"{file}: {key} is {quoted(value)}, more than this server can hold ({MAX_COUNT})")
     return value
 
 
@@ -134,7 +134,7 @@ def _explain_nested(config: dict[str, Any]) -> str:
     named = config.get("architectures")
     name = cast("list[object]", named)[0] if isinstance(named, list) and named else config.get("model_type")
     return (
-        f": {shown(name)} has its language model in "
+        f": {quoted(name)} has its language model in "
         "text_config. Such models (of images or sound, and text) are not supported; serve a checkpoint of the language "
         "model alone"
     )

@@ -4,10 +4,9 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from messages.errors import BootError
+from messages.errors import BootError, quoted
 
 KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-MAX_SHOWN_CHARS = 60
 
 
 class Card(NamedTuple):
@@ -37,7 +36,7 @@ def find_sampling_defaults(generation: dict[str, Any], file: Path, name: str) ->
     found = {key: value for key in KEYS if (value := generation.get(key)) is not None}
     for key, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise BootError(f"{file}: {key} is {shown(value)}, not a number; --generation-config none ignores it")
+            raise BootError(f"{file}: {key} is {quoted(value)}, not a number; --generation-config none ignores it")
     if found:
         return found, "the model's files"
     stem = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
@@ -45,8 +44,3 @@ def find_sampling_defaults(generation: dict[str, Any], file: Path, name: str) ->
         if stem.startswith(prefix) and any(word in stem for word in words):
             return values, "the model's card"
     return {}, ""
-
-
-def shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from messages.errors import bad_request
+from messages.errors import bad_request, quoted
 from messages.ring.requests import ChatPrompt
 
 MAX_ROLE_CHARS = 64
@@ -133,10 +133,10 @@ def _checked_part(part: ContentPart, where: str) -> ContentPart:
             return ContentPart("text", part.refusal)
         case ContentPart(type="text" | "input_text" | "output_text" | "refusal"):
             name = "refusal" if part.type == "refusal" else "text"
-            raise bad_request(f"{where}.{name} must be a string, in a part of type {part.type!r}", "messages")
+            raise bad_request(f"{where}.{name} must be a string, in a part of type {quoted(part.type)}", "messages")
         case _:
             raise bad_request(
-                f"{where}: a part of type {part.type[:60]!r} is not supported, the model reads text only",
+                f"{where}: a part of type {quoted(part.type)} is not supported, the model reads text only",
                 "messages",
                 "not_supported",
             )

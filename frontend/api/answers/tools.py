@@ -12,14 +12,13 @@ from frontend.http.field_names import find_meant, shown_name
 from frontend.parsing.forced_calls import find_without_object, force_calls
 from frontend.parsing.marked_format import CallSyntax
 from frontend.parsing.model_format import ModelFormat
-from messages.errors import bad_request
+from messages.errors import bad_request, cut_value, quoted
 from messages.ring.requests import CallGrammar, Grammar
 
 MAX_TOOLS = 1024
 MAX_FIELDS = 32
 """Fields of a function. Each unknown field is compared with all known ones, so their number is limited."""
 
-MAX_SHOWN_CHARS = 60
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,128}\Z"
 
 TOOLS_TEXT = (
@@ -165,7 +164,7 @@ def _schemas_of(functions: Sequence[ToolFunction]) -> dict[str, Any]:
     schemas: dict[str, Any] = {}
     for index, function in enumerate(functions):
         if function.name in schemas:
-            text = f"tools[{index}]: there are two tools {function.name!r}, give each its own name"
+            text = f"tools[{index}]: there are two tools {quoted(function.name)}, give each its own name"
             raise bad_request(text, "tools")
         schemas[function.name] = function.parameters or {}
     return schemas
@@ -195,11 +194,11 @@ def choose_tools(tools: ToolUse, choice: Choice, model_format: ModelFormat, *, a
         schemas, allows_several = {choice.name: schemas[choice.name]}, False
     for name in tools.in_lark:
         if name in schemas:
-            text = f"a call of {name[:MAX_SHOWN_CHARS]!r} cannot be forced: its input is a grammar in Lark's form; give"
+            text = f"a call of {quoted(name)} cannot be forced: its input is a grammar in Lark's form; give"
             raise bad_request(f'{text} a regex, or tool_choice "auto"', "tool_choice", "not_supported")
     without_object = find_without_object(schemas)
     if without_object is not None:
-        text = f"a call of {without_object[:MAX_SHOWN_CHARS]!r} cannot be forced: its parameters must be an object"
+        text = f"a call of {quoted(without_object)} cannot be forced: its parameters must be an object"
         raise bad_request(f'{text} ("type": "object", with the value as a property)', "tools")
     return tools._replace(forced=_force(schemas, model_format, allows_several))
 
@@ -259,9 +258,7 @@ def _check_choice(choice: Choice, tools: ToolUse) -> None:
     )
     for name in names:
         if name not in tools.schemas:
-            raise bad_request(
-                f"tool_choice must have the name of one of the tools, got {name[:MAX_SHOWN_CHARS]!r}", "tool_choice"
-            )
+            raise bad_request(f"tool_choice must have the name of one of the tools, got {quoted(name)}", "tool_choice")
 
 
 def read_choice(choice: str | dict[str, Any] | None) -> Choice:
@@ -285,5 +282,5 @@ def read_choice(choice: str | dict[str, Any] | None) -> Choice:
 
 def _explain(error: msgspec.ValidationError, name: str) -> str:
     """Returns msgspec's message with the position written as `name[3].function`."""
-    text, found, place = str(error).partition(" - at `$")
+    text, found, place = cut_value(str(error)).partition(" - at `$")
     return f"{text} (at {name}{place.rstrip('`')})" if found else text

@@ -15,7 +15,7 @@ from frontend.api.anthropic.errors import THREAD
 from frontend.api.parameters.generation_body import ModelFields, check_shown, truncation_of
 from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
 from frontend.api.parameters.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, Int64, StopStrings
-from messages.errors import bad_request
+from messages.errors import bad_request, quoted
 from messages.ring.requests import THINKING_SWITCHES
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ def _budget(thinking: Thinking, max_tokens: int | None) -> int | None:
 
 def _add(turns: Turns, message: Message, where: str) -> None:
     if message.role not in ROLES:
-        raise bad_request(f"{where}.role must be user or assistant, got {message.role[:60]!r}", "messages")
+        raise bad_request(f"{where}.role must be user or assistant, got {quoted(message.role)}", "messages")
     if isinstance(message.content, str):
         turns.say(message.role, message.content)
         return
@@ -215,8 +215,8 @@ def _tools(body: PromptFields) -> ToolUse:
     for index, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
             raise bad_request(
-                f"tools[{index}]: a tool of type {tool.type!r} is not supported: give one that the client runs, with "
-                "an input_schema and without a type",
+                f"tools[{index}]: a tool of type {quoted(tool.type)} is not supported: give one that the client runs, "
+                "with an input_schema and without a type",
                 "tools",
                 "not_supported",
             )

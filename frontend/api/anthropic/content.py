@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from frontend.api.answers.turns import BETWEEN_TEXTS, UNREAD
-from messages.errors import RequestError, bad_request
+from messages.errors import RequestError, bad_request, quoted
 
 NEEDED = {"text": "text", "tool_reference": "tool_name"}
 """The fields with the texts of blocks, by their types."""
@@ -99,5 +99,5 @@ def unreadable(block: ContentBlock, where: str) -> RequestError:
     name = where.partition("[")[0]
     if block.type in NEEDED:
         return bad_request(f"{where}.{NEEDED[block.type]} is required", name)
-    text = f"{where}: a block of type {block.type[:60]!r} is not supported, the model reads text only"
+    text = f"{where}: a block of type {quoted(block.type)} is not supported, the model reads text only"
     return bad_request(text, name, "not_supported")

@@ -19,7 +19,7 @@ from frontend.requests.generation import Generation
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
 from frontend.service import Service
-from messages.errors import ErrorInfo, RequestError, bad_request
+from messages.errors import ErrorInfo, RequestError, bad_request, quoted
 from messages.ring.adapters import Adapter
 from messages.ring.requests import SamplingParams
 from runtime.adapter_files import AdapterError, read_files
@@ -96,7 +96,7 @@ class AdapterApi:
 
     def _check_new(self, body: LoadBody, table: Table) -> None:
         if body.lora_name in self._names:
-            raise bad_request(f"lora_name: {body.lora_name!r} is the name of the model", "lora_name")
+            raise bad_request(f"lora_name: {quoted(body.lora_name)} is the name of the model", "lora_name")
         if body.lora_name in table and not body.load_inplace:
             text = f"The lora adapter '{body.lora_name}' has already been loaded (load_inplace replaces it)."
             raise bad_request(text, "lora_name", "adapter_loaded")

@@ -37,7 +37,7 @@ from messages.control.admin import (
     TakeSnapshot,
 )
 from messages.control.processes import kind_of
-from messages.errors import ErrorInfo, RequestError, bad_request
+from messages.errors import ErrorInfo, RequestError, bad_request, quoted
 
 STATUSES = {"unknown": 404, "busy": 409, "impossible": 400, "failed": 500, "timeout": 504}
 """HTTP statuses by failure reason."""
@@ -186,7 +186,7 @@ def _timeout_s(text: str | None) -> float | None:
         return None
     value = parse_number(text)
     if not 0 <= value < float("inf"):
-        raise bad_request(f"timeout_s must be a number of seconds, got {text[:60]!r}", "timeout_s")
+        raise bad_request(f"timeout_s must be a number of seconds, got {quoted(text)}", "timeout_s")
     return value
 
 

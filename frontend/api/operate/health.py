@@ -15,7 +15,7 @@ from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.timing import Timing, make_timing
 from frontend.requests.trace import trace_of
 from frontend.service import Service
-from messages.errors import RequestError, bad_request
+from messages.errors import RequestError, bad_request, quoted
 from messages.ring.peers import CountOpen, OpenCount
 from messages.ring.requests import SamplingParams
 
@@ -134,5 +134,7 @@ class HealthApi:
 def _timeout_s(text: str) -> float:
     value = parse_number(text)
     if not 0 < value <= MAX_PROBE_TIMEOUT_S:
-        raise bad_request(f"timeout_s must be a number in (0, {MAX_PROBE_TIMEOUT_S:g}], got {text[:60]!r}", "timeout_s")
+        raise bad_request(
+            f"timeout_s must be a number in (0, {MAX_PROBE_TIMEOUT_S:g}], got {quoted(text)}", "timeout_s"
+        )
     return value

@@ -27,7 +27,7 @@ from frontend.http.stream import OpenStreams
 from frontend.requests.generation import Generation
 from frontend.requests.timeline import Stage, Timeline
 from frontend.service import Service
-from messages.errors import RequestError, bad_request
+from messages.errors import MAX_QUOTED_CHARS, RequestError, bad_request, quoted
 from messages.ring.peers import FindRequests, FoundRequest, FoundRequests
 
 DEFAULT_LIMIT = 100
@@ -149,10 +149,13 @@ def _read_query(given: dict[str, str]) -> FindRequests:
     """Raises `RequestError` (400)."""
     unknown = sorted(given.keys() - {"state", "stage", "min_age_s", "limit"})
     if unknown:
-        raise bad_request(f"unknown parameter {unknown[0][:60]!r}: send state, stage, min_age_s or limit", unknown[0])
+        raise bad_request(
+            f"unknown parameter {quoted(unknown[0])}: send state, stage, min_age_s or limit",
+            unknown[0][:MAX_QUOTED_CHARS],
+        )
     for name, values in (("state", STATES), ("stage", STAGES)):
         if given.get(name, values[0]) not in values:
-            raise bad_request(f"{name} must be one of {', '.join(values)}, got {given[name][:60]!r}", name)
+            raise bad_request(f"{name} must be one of {', '.join(values)}, got {quoted(given[name])}", name)
     return FindRequests(
         state=given.get("state", ""),
         stage=given.get("stage", ""),
@@ -167,5 +170,5 @@ def _heard_s(found: FoundRequests) -> float | None:
 
 def _unknown(name: str, num_missing: int) -> RequestError:
     missing = f"; {num_missing} frontends did not answer" if num_missing else ""
-    message = f"No request {name[:128]!r} is open or among the latest 1000 that have ended{missing}"
+    message = f"No request {quoted(name)} is open or among the latest 1000 that have ended{missing}"
     return not_found(message, "request_not_found")

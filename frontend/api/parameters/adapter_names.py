@@ -2,6 +2,7 @@
 
 from frontend.errors import not_found
 from messages.config.server import ModelFacts
+from messages.errors import cut
 from messages.ring.adapters import Adapter
 from runtime.adapter_table import read_table
 
@@ -17,7 +18,7 @@ def find_adapter(facts: ModelFacts, name: str | None) -> Adapter | None:
         return None
     adapter = read_table(facts.adapter_table).get(name)
     if adapter is None:
-        raise not_found(f"The model `{name[:200]}` does not exist", "model_not_found", "model")
+        raise not_found(f"The model `{cut(name)}` does not exist", "model_not_found", "model")
     return adapter
 
 

@@ -14,7 +14,7 @@ from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
 from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Switch
 from frontend.api.responses.items import Input
 from frontend.api.responses.tools import CHOICE_TEXT, TOOLS_TEXT, ResponseChoice, ResponseTool, read_choice, tool_use
-from messages.errors import bad_request
+from messages.errors import bad_request, quoted
 
 REFUSED: dict[str, tuple[Any, ...]] = {"conversation": (), "prompt": ()}
 IGNORED = (
@@ -93,7 +93,7 @@ def make_conversation(
         body = msgspec.structs.replace(body, truncate_prompt_tokens=-1, truncation_side="left")
     for name in body.include or ():
         if name not in (*INCLUDABLE, *OTHER_INCLUDABLE):
-            raise bad_request(f"include may have {' and '.join(INCLUDABLE)}, got {name[:60]!r}", "include")
+            raise bad_request(f"include may have {' and '.join(INCLUDABLE)}, got {quoted(name)}", "include")
     allows_several = body.parallel_tool_calls is not False
     params = conversations.make_params(
         msgspec.structs.replace(

@@ -24,7 +24,7 @@ from frontend.http.responses import JsonReply
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
-from messages.errors import ErrorInfo, RequestError, bad_request
+from messages.errors import ErrorInfo, RequestError, bad_request, quoted
 from messages.ring.peers import UsedResponse, UseResponse
 
 MAX_LISTED = 100
@@ -139,7 +139,7 @@ class ResponsesApi:
         limit = read_count(query, "limit", DEFAULT_LISTED, MAX_LISTED)
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
-            raise bad_request(f"order must be asc or desc, got {order[:60]!r}", "order")
+            raise bad_request(f"order must be asc or desc, got {quoted(order)}", "order")
         items = _decode_items(await self._find(request.path_params["id"]))
         if order == "desc":
             items.reverse()
@@ -224,7 +224,7 @@ class ResponsesApi:
             if reply.response:
                 return reply
         missing = f"; {others.num_missing} frontends did not answer" if others.num_missing else ""
-        text = f"Response with id {response_id[:128]!r} not found{missing}"
+        text = f"Response with id {quoted(response_id)} not found{missing}"
         raise not_found(text, code, param)
 
     def _use(self, question: UseResponse) -> UsedResponse:

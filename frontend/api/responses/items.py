@@ -13,7 +13,7 @@ from msgspec import Meta
 from frontend.api.answers.chat_messages import MAX_MESSAGES
 from frontend.api.answers.turns import BETWEEN_TEXTS, UNREAD, Turns
 from frontend.api.responses.tools import ToolName
-from messages.errors import bad_request
+from messages.errors import bad_request, quoted
 
 ITEM_PREFIXES = {
     "message": "msg",
@@ -97,13 +97,13 @@ def _checked(item: Item, where: str) -> Item:
         raise bad_request(f"{where}: {kind} is a part of a message, so it belongs in the content of one", "input")
     if kind not in ITEM_PREFIXES:
         raise bad_request(
-            f"{where}: an item of type {kind[:60]!r} is not supported: {', '.join(ITEM_PREFIXES)} are",
+            f"{where}: an item of type {quoted(kind)} is not supported: {', '.join(ITEM_PREFIXES)} are",
             "input",
             "not_supported",
         )
     if kind == "message" and item.role is not None and item.role not in ROLES:
         hint = "; send a tool's result as an item of type function_call_output" if item.role == "tool" else ""
-        text = f"{where}.role must be one of {', '.join(ROLES)}, got {item.role[:60]!r}{hint}"
+        text = f"{where}.role must be one of {', '.join(ROLES)}, got {quoted(item.role)}{hint}"
         raise bad_request(text, "input")
     for name in NEEDED_FIELDS[kind]:
         if getattr(item, name) is None:
@@ -136,7 +136,7 @@ def _check_parts(parts: str | list[Part] | None, where: str) -> None:
             raise bad_request(f"{where}[{index}].refusal is required", "input")
         if not _is_text(part):
             raise bad_request(
-                f"{where}[{index}]: a part of type {part.type[:60]!r} is not supported, the model reads text only",
+                f"{where}[{index}]: a part of type {quoted(part.type)} is not supported, the model reads text only",
                 "input",
                 "not_supported",
             )

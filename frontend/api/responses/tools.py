@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.answers.tools import AllowedChoice, Choice, Name, NamedChoice, ToolFunction, ToolUse, list_tools
 from frontend.http.field_names import UnknownFields
-from messages.errors import bad_request
+from messages.errors import bad_request, quoted
 
 UNSENT_TOOLS = frozenset(
     {
@@ -104,7 +104,7 @@ def served_tools(given: Sequence[ResponseTool] | None, unknown: UnknownFields) -
 
 def _check(tool: ResponseTool, where: str, types: tuple[str, ...]) -> None:
     if tool.type not in types:
-        text = f"{where}: a tool of type {tool.type[:60]!r} is not supported, only {', '.join(types)}"
+        text = f"{where}: a tool of type {quoted(tool.type)} is not supported, only {', '.join(types)}"
         raise bad_request(f"{text}: tools that the client runs", "tools", "not_supported")
     if tool.name is None:
         hint = "; in this API it is next to the type, not in a function object" if tool.type == "function" else ""

@@ -118,19 +118,31 @@ def make_config(folder: Path) -> Config:
     foreign = folder / "foreign" / "config.json"
     foreign.write_text(foreign.read_text().replace("LlamaForCausalLM", "StableLmForCausalLM"))
     (folder / "broken" / "config.json").write_text('{"model_type": "llama"}')
+    write_tiny_llama(folder / "slow")
+    write_slow_tokenizer(folder / "slow")
     file = folder / "models.toml"
     file.write_text(
         "[models.a]\nmodel = 'a'\nnum-pages = 40\n[models.'org/b']\nmodel = 'b'\n[models.broken]\nmodel = 'broken'\n"
         "[models.foreign]\nmodel = 'foreign'\n[models.small]\nmodel = 'a'\nnum-pages = 1\n"
         "[models.hub]\nmodel = 'org/not-in-the-cache'\n"
+        "[models.slow]\nmodel = 'slow'\nnum-pages = 40\n"
     )
     return build_config(parse_flags(["--models", str(file), "--models-memory-gb", "0.001", *FLAGS]))
+
+
+def write_slow_tokenizer(model: Path) -> None:
+    """Leaves only files of which transformers makes the tokenizer."""
+    fields = json.loads((model / "tokenizer.json").read_text())["model"]
+    (model / "vocab.json").write_text(json.dumps(fields["vocab"]))
+    (model / "merges.txt").write_text("#version: 0.2\n")
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostClient]:
     folder = tmp_path_factory.mktemp("models")
-    for name in ("a", "b", "broken", "foreign"):
+    for name in ("a", "b", "broken", "foreign", "slow"):
         (folder / name).mkdir()
     with FakeLauncher(make_config(folder)) as launcher:
         client = HostClient(launcher)
@@ -224,6 +236,15 @@ def test_its_server_is_one_like_others(host: HostClient, loaded: ModelReport):
     assert {child.pid for child in launcher.children()} == set(run_dir.pids().values())
     shown = {" ".join(process.cmdline()).split()[2] for process in launcher.children()}
     assert shown == {"frontend", "tokenizer_proc", "scheduler_proc", "detokenizer_proc"}
+
+
+def test_a_tokenizer_that_transformers_makes_is_made_in_a_fork_too(host: HostClient):
+    report = host.start("slow")
+    assert complete(report)
+    pid = RunDir(Path(report.run_dir)).pids()["tokenizer"]
+    os.kill(pid, signal.SIGKILL)
+    assert complete(report)
+    host.stop("slow")
 
 
 def test_a_process_that_dies_is_forked_again(host: HostClient, loaded: ModelReport):
