@@ -3,6 +3,8 @@
 Shape legend: O outputs, I inputs, G groups of inputs, R rows, W words of a row.
 """
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ class Awq:
 
     endings = frozenset({"qweight", "qzeros", "scales"})
 
-    def __init__(self, config: HfConfig):
+    def __init__(self, config: HfConfig, modules: Collection[str]):
         self._bits = config.choice("bits", (4,))
         config.choice("version", ("gemm", "GEMM"), "gemm")
         self._group_size = read_group_size(config)

@@ -26,8 +26,8 @@ METHODS: dict[str, type[QuantizationMethod]] = {
 MODELOPT_FILE = "hf_quant_config.json"
 
 
-def find_method(model_dir: Path) -> tuple[str, QuantizationMethod] | None:
-    """Returns the method of a model directory and its name; `None` if its weights are not quantized.
+def find_method(model_dir: Path) -> tuple[str, type[QuantizationMethod], HfConfig] | None:
+    """Returns the method of a model directory, its name and configuration; `None` if weights are not quantized.
 
     Raises `BootError` for one that is not supported.
     """
@@ -45,4 +45,4 @@ def find_method(model_dir: Path) -> tuple[str, QuantizationMethod] | None:
         return None
     if name not in METHODS:
         raise config.refuse("quant_method", name, f"supported is {', '.join(METHODS)}")
-    return name, METHODS[name](config)
+    return name, METHODS[name], config

@@ -201,7 +201,9 @@ def test_random_weights_are_not_quantized(folders: tuple[Path, Path]) -> None:
         ("gptq", {"bits": 5}, "bits is 5: supported is 2, 3, 4, 8"),
         ("gptq", {"bits": 8}, r"model\.layers\.0\.mlp\.gate_proj\."),
         ("gptq", {"checkpoint_format": "marlin"}, 'checkpoint_format is "marlin": supported is gptq, gptq_v2'),
-        ("gptq", {"dynamic": {"+:(": {"bits": 8}}}, r'a pattern is "\(": it is not a regular expression'),
+        ("gptq", {"dynamic": {"+:(": {"bits": 8}}}, r"dynamic is \[\"\(\"\]: '\(': it is not a regular expression"),
+        ("gptq", {"dynamic": {"(.+)+!": {}}}, r"'\(\.\+\)\+!': .* needs more than 5 s of CPU time"),
+        ("gptq", {"dynamic": {"x{65000}{65000}{65000}": {}}}, r"it is not a regular expression|more than"),
         ("gptq", {"dynamic": None}, r"model\.layers\.0\.mlp\.down_proj\.scales: expected"),
         ("compressed-tensors", {"config_groups": None}, "config_groups is null"),
         ("compressed-tensors", {"format": "marlin-24"}, 'format is "marlin-24": supported is pack-quantized'),
@@ -209,8 +211,9 @@ def test_random_weights_are_not_quantized(folders: tuple[Path, Path]) -> None:
         (
             "compressed-tensors",
             {"config_groups": {"group_0": {"targets": ["re:("]}}},
-            r'a pattern is "\(": it is not a regular expression',
+            r"targets is \[\"\(\"\]: '\(': it is not a regular expression",
         ),
+        ("compressed-tensors", {"config_groups": {"0": {"targets": ["re:(.+)+!"]}}}, r"'\(\.\+\)\+!': .* 5 s of CPU"),
         (
             "compressed-tensors",
             {"sparsity_config": {"format": "sparse-24-bitmask"}},
