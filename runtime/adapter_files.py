@@ -28,7 +28,9 @@ LENGTH_BYTES = 8
 CHUNK_BYTES = 1 << 20
 DIGEST_BYTES = 16
 ITEM_BYTES = {
-    **{"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2},
+    **dict.fromkeys(("F64", "I64"), 8),
+    **dict.fromkeys(("F32", "I32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16"), 2),
     **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
 }
 """Number formats of safetensors."""
