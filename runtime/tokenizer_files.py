@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 from messages.errors import BootError
 from runtime.model_files import find_other_content
 from runtime.special_tokens import CONFIG_FILE, TOKENIZER_JSON, TokenizerJson, named_tokens
+from runtime.transformers_import import import_transformers
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ def load_tokenizer(
         if not _other_files(file.parent):
             raise FileNotFoundError(f"no {TOKENIZER_JSON}, nor any other file of a tokenizer")
         _keep_torch_out()
-        transformers: Any = import_module("transformers")  # takes 60 MB, which tokenizer.json saves
+        transformers = import_transformers()  # takes 60 MB, which tokenizer.json saves
         return from_transformers(
             transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         )

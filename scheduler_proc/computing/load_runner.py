@@ -15,6 +15,7 @@ from messages.config.server import Config, DraftFacts
 from messages.errors import BootError
 from runtime.model_files import refused_errors
 from runtime.numa import file_of_group
+from runtime.transformers_import import import_transformers
 from scheduler_proc.computing.backends.backend import Backend, ModelParts, Place, RunnerFactory
 from scheduler_proc.computing.backends.cpu.cores import find_share
 from scheduler_proc.computing.backends.cpu.weight_memory import WeightMemory
@@ -324,10 +325,9 @@ def _load_with_transformers(
         raise BootError("--lora, --max-loras: adapters need a model family of ours, not transformers' code")
     if config.scheduling.speculative == "mtp":
         raise no_mtp_head(config)
-    if config.model.num_lora_slots and not is_draft:
-        raise BootError("--lora, --max-loras: no adapters for a model that transformers' code computes")
     report("importing transformers", None)
     import_fake_tensors()
+    import_transformers()
     # Imported here: it takes seconds, and other models do not need it.
     from scheduler_proc.computing.transformers_model.loading import load_decoder
 
