@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -112,6 +113,13 @@ def _explain(file: Path, error: BaseException) -> str:
         return (
             f"no tokenizer: {file.parent} has no {TOKENIZER_JSON}, nor any of {', '.join(OTHER_FILES)}; specify "
             "another directory with --tokenizer"
+        )
+    needed = [name for name in present if name.endswith(".model")]
+    if needed and find_spec("sentencepiece") is None:
+        return (
+            f"no tokenizer: {file.parent} has no {TOKENIZER_JSON}, and {needed[0]} needs a package that is not "
+            "installed: pip install sentencepiece, or save the tokenizer as tokenizer.json (AutoTokenizer in "
+            "transformers, save_pretrained) into the directory"
         )
     return (
         f"no tokenizer: {file.parent} has no {TOKENIZER_JSON}, and transformers could not make one of "

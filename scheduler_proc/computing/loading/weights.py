@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 MAX_NAMES_SHOWN = 6
 DUMMY_STD = 0.02
+QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".SCB", "_blocks")
+"""Ends of the names of tensors that are read only as a part of a quantized weight."""
+
 VALUES_AT_ONCE = 1 << 18
 """The number of values that are read from blocks at a time: they stay in the caches until they are stored."""
 
@@ -305,8 +308,10 @@ def _find_sources(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Sou
     missing = [*dict.fromkeys(source.name for source in sources if source.name not in present)]
     if missing:
         there = _shorten(sorted(present - {source.name for source in sources})) or "no others"
+        is_quantized = any(name.endswith(QUANTIZED) for name in present)
+        why = " (quantized weights, but config.json has no quantization_config)" * is_quantized
         raise BootError(
-            f"the checkpoint lacks {len(missing)} of {len(sources)} tensors: {_shorten(missing)}; it has {there}"
+            f"the checkpoint lacks {len(missing)} of {len(sources)} tensors: {_shorten(missing)}; it has {there}{why}"
         )
     found: dict[str, list[Source]] = {}
     for source in sources:
